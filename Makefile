@@ -1,0 +1,57 @@
+# The commands a person types first. `make` alone lists them. What a command needs is installed on the way.
+
+.DEFAULT_GOAL := help
+BIN := .venv/bin
+
+.PHONY: help
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: train
+train: install ## train a language model on this machine: make train ARGS="--steps 200"
+	@$(BIN)/fab train --job flax_mlm $(if $(ARGS),--args "$$ARGS")
+
+.PHONY: test
+test: install ## run the tests that take seconds
+	@$(BIN)/pytest -m "not slow" --durations 10 --durations-min 1
+
+.PHONY: test-all
+test-all: install ## run every test
+	@$(BIN)/pytest --durations 20 --durations-min 1
+
+# All four run whatever the others find, so that one round of mending is enough.
+.PHONY: check
+check: install ## check format, lint, types and the import rules
+	@failed=; \
+	for tool in "ruff format --check" "ruff check" mypy lint-imports; do \
+	  echo "== $$tool"; $(BIN)/$$tool || failed="$$failed [$$tool]"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "make check: not clean:$$failed" >&2; exit 1; fi
+
+.PHONY: format
+format: install ## mend format and what lint can mend by itself
+	@$(BIN)/ruff check --fix-only --quiet; $(BIN)/ruff format
+
+# Any Python from 3.8 on can start the installer; it finds or asks for the one that the project needs. The candidate is
+# run, not looked for: a pyenv shim is on PATH for every version and fails for those not chosen in this folder.
+INSTALL = @for python in $(BIN)/python $(PYTHON) python3 /usr/bin/python3 python; do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 8))' >/dev/null 2>&1; then \
+	    exec "$$python" -E -s -m tools.install $(if $(PYTHON),--python "$(PYTHON)") $(1); \
+	  fi; \
+	done; \
+	echo "make: no Python on this machine; install Python 3.12 (apt-get install python3.12 python3.12-venv," \
+	     "pyenv install 3.12, or your system's own way) and make again" >&2; exit 2
+
+.PHONY: install
+install: ## make .venv from the lock (LOCK=gpu: for an NVIDIA GPU; PYTHON=path: with that one)
+	$(call INSTALL,$(if $(LOCK),--lock "$(LOCK)"))
+
+.PHONY: lock
+lock: ## make requirements/*.txt from *.in and say what moved (UPGRADE=1: the newest of all)
+	$(call INSTALL,--only-uv)
+	@UPGRADE="$(UPGRADE)" UV=$(BIN)/uv sh tools/lock.sh
+
+.PHONY: clean
+clean: ## remove what make made; runs stay
+	rm -rf .venv .install.lock build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,107 @@
+"""The tasks that start runs on a target and look after them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fabric import task
+
+from fabfile.terminal import reported
+
+RUN_HELP = 'a run: its id, the beginning or end of it, its --name, or "latest"'
+
+
+@task(
+    help={
+        "job": "what to train (see `fab jobs`)",
+        "args": 'the job\'s own options, in one string: "--steps 2000 --model small"',
+        "resume": "go on with " + RUN_HELP,
+        "hosts": "how many hosts (default on this machine: 2 processes)",
+        "platform": "cpu, gpu or tpu",
+        "target": "where to run: local is this machine",
+        "name": "a name of your own for the run",
+        "detach": "return when the run has started",
+    }
+)
+@reported
+def train(
+    c: Any,
+    job: str = "",
+    args: str = "",
+    resume: str = "",
+    hosts: int = 0,
+    platform: str = "",
+    target: str = "local",
+    name: str = "",
+    detach: bool = False,
+) -> int:
+    """Train a job on all hosts, and follow it."""
+    from launch import console
+
+    return console.train(
+        job=job or None,
+        arguments=args or None,
+        resume=resume or None,
+        hosts=hosts or None,
+        platform=platform or None,
+        target=target,
+        name=name or None,
+        detach=detach,
+    )
+
+
+@task(help={"run": RUN_HELP + " (default: all that are active, else the latest)"})
+@reported
+def status(c: Any, run: str = "") -> int:
+    """Show what a run is doing, host by host."""
+    from launch import console
+
+    return console.status(run or None)
+
+
+@task(
+    help={
+        "run": RUN_HELP,
+        "host": "one host's log, by index (default: all hosts)",
+        "follow": "go on printing until the run ends",
+        "lines": "how many of the last lines to begin with (0: all)",
+    }
+)
+@reported
+def logs(c: Any, run: str = "latest", host: int = -1, follow: bool = False, lines: int = 40) -> int:
+    """Print the logs of all hosts, or one."""
+    from launch import console
+
+    return console.logs(run, host=host if host >= 0 else None, keep_on=follow, lines=lines)
+
+
+@task(
+    help={
+        "run": RUN_HELP + " (default: the one that is active)",
+        "grace": "seconds to save a checkpoint in before the processes are killed",
+    }
+)
+@reported
+def stop(c: Any, run: str = "", grace: int = 120) -> int:
+    """Stop a run; it saves a checkpoint first."""
+    from launch import console
+
+    return console.stop(run or None, grace_s=float(grace))
+
+
+@task(help={"all": "every run (default: the latest 20)"})
+@reported
+def runs(c: Any, all: bool = False) -> int:
+    """List the runs: state, step, loss, age."""
+    from launch import console
+
+    return console.list_runs(limit=None if all else 20)
+
+
+@task(help={"job": "only this one, with all its options"}, positional=[])
+@reported
+def jobs(c: Any, job: str = "") -> int:
+    """List what can be trained, with each job's options."""
+    from launch import console
+
+    return console.list_jobs(job or None)

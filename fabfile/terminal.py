@@ -1,0 +1,35 @@
+"""How a task ends: a user's mistake is a message and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+
+
+def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
+    """The task as Fabric calls it: its return value becomes the exit code, its known errors become messages.
+
+    Exit codes: 0 done; 1 the job failed; 2 the request was wrong, nothing was started; 130 interrupted.
+    """
+
+    @functools.wraps(body)
+    def task(*args: P.args, **kwargs: P.kwargs) -> None:
+        from jobs.runtime.errors import RequestError
+        from launch.agents import HostError, HostsError
+
+        try:
+            code = body(*args, **kwargs)
+        except (RequestError, HostsError, HostError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = 2
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            code = 130
+        except BrokenPipeError:
+            sys.stderr.close()  # the reader of our output went away; nothing to tell it
+            code = 0
+        if code:
+            sys.exit(code)
+
+    return task

@@ -1,0 +1,141 @@
+"""Contract 1, the inventory: which hosts there are and how they are reached. Standard library only.
+
+`pulumi up` exports it, `launch` reads it; it can also be written by hand for machines that Pulumi did not make.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from typing import Any, Literal
+
+VERSION = 1
+
+Reach = Literal["local", "direct", "gateway", "iap"]
+Capacity = Literal["on-demand", "spot", "reserved"]
+
+
+class InventoryError(ValueError):
+    """The text is no inventory that this version can read; the message names the place and the rule."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Host:
+    """One worker. `index` is its place in worker order; `reach` how a launcher gets to it (local: no SSH at all)."""
+
+    index: int
+    name: str
+    internal_address: str
+    external_address: str | None
+    user: str | None
+    host_keys: tuple[str, ...]
+    reach: Reach
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slice:
+    """Hosts that train together, in worker order. `origin`: "queued-resource ID", "node ID" or "local"."""
+
+    name: str
+    accelerator_type: str
+    generation: str
+    topology: str
+    zone: str
+    capacity: Capacity
+    origin: str
+    devices_per_host: int
+    hosts: tuple[Host, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Storage:
+    """Where runs and data live: a bucket, an NFS mount, both or none."""
+
+    bucket_url: str | None
+    bucket_region: str | None
+    nfs_source: str | None
+    nfs_mount: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gateway:
+    """The bastion that hosts without an external address are reached through."""
+
+    address: str
+    host_key: str
+    user: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inventory:
+    """Everything a launcher needs to know of a stack."""
+
+    stack: str
+    project: str | None
+    storage: Storage
+    images: dict[str, str]
+    gateway: Gateway | None
+    slices: tuple[Slice, ...]
+    version: int = VERSION
+
+
+def to_json(inventory: Inventory) -> str:
+    return json.dumps(dataclasses.asdict(inventory), indent=2)
+
+
+def from_json(text: str) -> Inventory:
+    """The inventory that `text` holds.
+
+    Raises:
+        InventoryError: not JSON, another version, or a key that is missing, unknown or of another type.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InventoryError(f"inventory: not JSON: {error}") from None
+    version = value.get("version") if isinstance(value, dict) else None
+    if version != VERSION:
+        raise InventoryError(
+            f"inventory: version {version!r} cannot be read, this tpu-stack reads version {VERSION}; "
+            "run `pulumi up` and `fab` from the same checkout"
+        )
+    return typing.cast(Inventory, _decode(Inventory, value, "inventory"))
+
+
+def _decode(kind: Any, value: Any, path: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(typing.cast(type, kind), value, path)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        options = [option for option in arguments if option is not types.NoneType]
+        return None if value is None else _decode(options[0], value, path)
+    if origin is Literal:
+        if value not in arguments:
+            raise InventoryError(f"{path}: {value!r} is not one of {', '.join(arguments)}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise InventoryError(f"{path}: {value!r} is not a list")
+        return tuple(_decode(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise InventoryError(f"{path}: {value!r} is not an object")
+        return {key: _decode(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InventoryError(f"{path}: {value!r} is not of type {kind.__name__}")
+    return value
+
+
+def _decode_dataclass(kind: type, value: Any, path: str) -> Any:
+    if not isinstance(value, dict):
+        raise InventoryError(f"{path}: {value!r} is not an object")
+    hints = typing.get_type_hints(kind)
+    missing = [name for name in hints if name not in value]
+    unknown = [name for name in value if name not in hints]
+    if missing or unknown:
+        parts = [f"{path}.{name} is missing" for name in missing]
+        parts += [f"{path}.{name} is not known" for name in unknown]
+        raise InventoryError("; ".join(parts))
+    return kind(**{name: _decode(hint, value[name], f"{path}.{name}") for name, hint in hints.items()})

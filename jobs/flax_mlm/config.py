@@ -1,0 +1,157 @@
+"""The options of flax_mlm, and which combinations of them cannot work. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+SIZES = {
+    "tiny": {"layers": 2, "width": 128, "heads": 2, "ff_width": 512, "vocab_size": 2048},
+    "small": {"layers": 4, "width": 256, "heads": 4, "ff_width": 1024, "vocab_size": 8192},
+    "base": {"layers": 12, "width": 768, "heads": 12, "ff_width": 3072, "vocab_size": 50265},
+}
+"""`base` is RoBERTa-base (Liu et al. 2019, table 9); the vocabulary counts where a tokenizer is trained."""
+
+FREE_ON_RESUME = frozenset({"log_every", "checkpoint_every", "keep_checkpoints"})
+"""Options that a resumed run may change: they do not touch what is computed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Pre-train a RoBERTa masked language model on text."""
+
+    data: str = "stdlib"
+    """Text to learn from: "stdlib" (the docstrings of Python's standard library), a file, a folder, a glob,
+    .jsonl, any of these .gz, or the same in a bucket (gs://…)."""
+    text_field: str = "text"
+    """The field of a .jsonl line that holds the text."""
+    tokenizer: str | None = None
+    """An existing tokenizer.json; none: a byte-level BPE is trained on the data."""
+    eval_fraction: float = 0.1
+    """Share of the documents that is held out for evaluation."""
+
+    model: Literal["tiny", "small", "base"] = "tiny"
+    """The size that the options below start from."""
+    vocab_size: int | None = None
+    """Tokens of the vocabulary that is trained (default: the model's)."""
+    layers: int | None = None
+    """Layers (default: the model's)."""
+    width: int | None = None
+    """Width of a hidden state (default: the model's)."""
+    heads: int | None = None
+    """Attention heads (default: the model's)."""
+    ff_width: int | None = None
+    """Width inside the feed-forward (default: the model's)."""
+    max_positions: int = 512
+    """The longest sequence that the model can ever take."""
+    dropout: float = 0.0
+    """Share of activations dropped in training; 0.1 pays where a corpus is read many times."""
+
+    sequence_length: int = 64
+    """Tokens of a training sequence."""
+    batch_size: int = 32
+    """Sequences of a step, over all hosts together."""
+    steps: int = 3000
+    """Training steps."""
+    learning_rate: float = 2e-3
+    """Peak of the learning rate, reached after the warm-up and decayed linearly to 0."""
+    warmup_share: float = 0.1
+    """Share of the steps in which the learning rate rises."""
+    weight_decay: float = 0.01
+    """AdamW's weight decay; biases and norms have none."""
+    clip_norm: float = 1.0
+    """The gradient is scaled down to this norm where it is longer."""
+    mask_share: float = 0.15
+    """Share of the tokens that the model has to guess."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What activations are computed in (auto: bfloat16 on TPU and GPU, float32 on CPU); parameters are float32."""
+    seed: int = 0
+    """Decides the initial parameters, the order of the data, masks and dropout."""
+
+    log_every: int = 20
+    """Steps between two lines of metrics."""
+    eval_every: int = 500
+    """Steps between two evaluations."""
+    eval_sequences: int = 256
+    """Held-out sequences of an evaluation on the way; the last one takes them all."""
+    checkpoint_every: int = 500
+    """Steps between two checkpoints."""
+    keep_checkpoints: int = 2
+    """The latest checkpoints that are kept; the best one is kept besides."""
+
+    def size(self, name: Literal["vocab_size", "layers", "width", "heads", "ff_width"]) -> int:
+        """A dimension: the option where it is given, else the model's."""
+        given: int | None = getattr(self, name)
+        return SIZES[self.model][name] if given is None else given
+
+    @property
+    def warmup_steps(self) -> int:
+        return round(self.warmup_share * self.steps)
+
+
+def problems(config: Config, *, devices: int) -> list[str]:
+    """Everything that is wrong with `config` on `devices` devices in all; empty where it can run."""
+    found = [
+        f"--{name.replace('_', '-')} {getattr(config, name)}: must be at least {least}"
+        for name, least in _LEAST.items()
+        if getattr(config, name) is not None and getattr(config, name) < least
+    ]
+    found += [
+        f"--{name.replace('_', '-')} {getattr(config, name)}: must be between {low} and {high}"
+        for name, (low, high) in _SHARES.items()
+        if not low <= getattr(config, name) <= high
+    ]
+    if not config.learning_rate > 0:
+        found.append(f"--learning-rate {config.learning_rate}: must be above 0")
+    if not config.clip_norm > 0:
+        found.append(f"--clip-norm {config.clip_norm}: must be above 0")
+    if not config.weight_decay >= 0:
+        found.append(f"--weight-decay {config.weight_decay}: must not be negative")
+    if found:
+        return found
+    if config.sequence_length > config.max_positions:
+        found.append(
+            f"--sequence-length {config.sequence_length}: the model takes at most --max-positions "
+            f"{config.max_positions}; shorten the one or raise the other"
+        )
+    width, heads = config.size("width"), config.size("heads")
+    if width % heads:
+        fitting = [n for n in range(1, width + 1) if width % n == 0 and abs(n - heads) <= max(8, heads)]
+        found.append(f"--heads {heads}: does not divide --width {width}; choose one of {_listed(fitting)}")
+    if config.batch_size % devices:
+        below = config.batch_size // devices * devices
+        fitting = [size for size in (below, below + devices) if size]
+        found.append(
+            f"--batch-size {config.batch_size}: is shared out over {devices} devices, so it must be a multiple "
+            f"of {devices}; choose {' or '.join(map(str, fitting))}"
+        )
+    return found
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+_LEAST = {
+    "vocab_size": 300,  # 256 bytes, the special tokens, and a few merges
+    "layers": 1,
+    "width": 1,
+    "heads": 1,
+    "ff_width": 1,
+    "max_positions": 8,
+    "sequence_length": 8,
+    "batch_size": 1,
+    "steps": 1,
+    "seed": 0,
+    "log_every": 1,
+    "eval_every": 1,
+    "eval_sequences": 1,
+    "checkpoint_every": 1,
+    "keep_checkpoints": 1,
+}
+_SHARES = {
+    "eval_fraction": (0.001, 0.5),
+    "dropout": (0.0, 0.9),
+    "warmup_share": (0.0, 1.0),
+    "mask_share": (0.01, 0.9),
+}

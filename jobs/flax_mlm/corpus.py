@@ -1,0 +1,241 @@
+"""What `--data` names: the files to train on, found at once and read as a stream of documents.
+
+Light on purpose: the launching side opens a corpus to find mistakes before anything starts.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import logging
+import os
+import re
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from jobs.flax_mlm.documents import (
+    ENDINGS,
+    blocks,
+    docstrings,
+    ending,
+    is_jsonl,
+    is_readable,
+    is_url,
+    json_lines,
+    stdlib_modules,
+    stdlib_root,
+)
+from jobs.runtime.errors import RequestError
+
+STDLIB = "stdlib"
+
+_FORMAT = 1  # part of the fingerprint: raise it when the same files give other documents
+# Lone surrogates: what "surrogateescape" makes of bytes that are no UTF-8, and JSON's "\ud800" on its own.
+_UNDECODABLE = re.compile("[\ud800-\udfff]+")
+# What object stores and file systems say of a file's content, the surest first.
+_VERSION_KEYS = ("md5Hash", "crc32c", "ETag", "etag", "mtime", "LastModified", "updated", "created")
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusFile:
+    """One file: a local path or a URL; `version` is what a URL's file system says of its content, else ""."""
+
+    path: str
+    size_bytes: int
+    version: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """Files sorted by path, and the documents in them. Made by `open_corpus`."""
+
+    source: str
+    text_field: str
+    files: tuple[CorpusFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The files' size as stored: compressed where they are, whole modules for "stdlib"."""
+        return sum(file.size_bytes for file in self.files)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A sha256 that is the same wherever the same documents would be read in the same order.
+
+        Local files count by content and ending, not by path; URLs by what their file system says of the
+        content, without a download; "stdlib" by the Python version and its modules' names and sizes.
+        Computed on first use: local files are read once for it.
+        """
+        identity: list[Any] = [_FORMAT]
+        if self.source == STDLIB:
+            root = stdlib_root()
+            identity += ["{}.{}.{}".format(*sys.version_info)]
+            identity += [[os.path.relpath(file.path, root), file.size_bytes] for file in self.files]
+        else:
+            if any(is_jsonl(file.path) for file in self.files):
+                identity.append(self.text_field)
+            identity += [[ending(file.path), file.version or _sha256(file.path)] for file in self.files]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+    def documents(self, *, warn: Callable[[str], None] = _LOG.warning) -> Iterator[str]:
+        """The documents in a fixed order, as a stream: memory holds one document, not the corpus.
+
+        - A line of a .jsonl file is a document: its field `text_field`.
+        - Any other text file is cut where a blank line follows at least 2,000 characters, so that one large
+          file still has many documents to hold some out from; a text without blank lines is cut at the first
+          line end after 100,000 characters.
+        - "stdlib": the docstrings of one module.
+
+        Documents of nothing but white space are left out. Bytes that are no UTF-8 become U+FFFD and are
+        counted; `warn` is called once, at the end. Raises RequestError for a .jsonl line that is no JSON
+        object with such a field, for a damaged .gz file, and for a file that is not text.
+        """
+        replaced = 0
+        damaged: dict[str, None] = {}
+        for file in self.files:
+            for raw in self._read(file.path):
+                text, count = (raw, 0) if raw.isascii() else _UNDECODABLE.subn("\ufffd", raw)
+                if count:
+                    replaced += count
+                    damaged[file.path] = None
+                if text and not text.isspace():
+                    yield text
+        if replaced:
+            first, *others = damaged
+            warn(
+                f"{first}{f' and {len(others)} more' if others else ''}: {replaced} places are not UTF-8 and "
+                "were read as U+FFFD; convert the text to UTF-8 if they should be something else"
+            )
+
+    def _read(self, path: str) -> Iterator[str]:
+        if self.source == STDLIB:
+            return iter([docstrings(path)])
+        return json_lines(path, self.text_field) if is_jsonl(path) else blocks(path)
+
+
+def open_corpus(source: str, *, text_field: str = "text") -> Corpus:
+    """Find the files that `source` names.
+
+    `source` is "stdlib" (the docstrings of Python's own standard library; ./stdlib is a folder of that name),
+    a file, a folder (its .txt .md .rst .text .jsonl files and these with .gz, at any depth, without hidden
+    ones and without following links to folders), a glob (`**` for any depth), or one of these under a URL
+    (where `*`, `?` and `[` always make a glob).
+    Raises RequestError when there is nothing to read, or no permission or driver to read it.
+    """
+    if source == STDLIB:
+        files = [_local_file(str(path)) for path in stdlib_modules()]
+    elif is_url(source) and not source.startswith("file://"):
+        files = _remote_files(source)
+    else:
+        files = _local_files(source, os.path.expanduser(source.removeprefix("file://")))
+    if not any(file.size_bytes for file in files):
+        raise RequestError(
+            f"--data {source}: empty: {len(files)} files of 0 bytes; name data that holds text"
+        )
+    return Corpus(
+        source=source, text_field=text_field, files=tuple(sorted(files, key=lambda file: file.path))
+    )
+
+
+def _local_files(source: str, path: str) -> list[CorpusFile]:
+    try:
+        if os.path.isdir(path):
+            return _found(source, "folder", [_local_file(name) for name in _folder(path)])
+        if glob.has_magic(path) and not os.path.lexists(path):
+            names = [name for name in glob.glob(path, recursive=True) if not os.path.isdir(name)]
+            return _found(source, "glob", [_local_file(name) for name in names])
+        return [_local_file(path)]
+    except PermissionError as error:
+        raise RequestError(
+            f"--data {source}: no permission to read {error.filename}; change its mode, or run as its owner"
+        ) from None
+    except OSError as error:
+        raise RequestError(
+            f"--data {source}: {error.filename or 'it'}: {error.strerror}; give {STDLIB!r}, a file, a "
+            "folder, a glob or a URL"
+        ) from None
+
+
+def _folder(path: str) -> Iterator[str]:
+    def unreadable(error: OSError) -> None:
+        raise error
+
+    for folder, folders, names in os.walk(path, onerror=unreadable):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (
+            os.path.join(folder, name) for name in names if not name.startswith(".") and is_readable(name)
+        )
+
+
+def _local_file(path: str) -> CorpusFile:
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise RequestError(
+            f"--data {path}: not a regular file, and data is read more than once; save it in a file"
+        )
+    with open(path, "rb"):  # a permission is known for certain only by using it
+        return CorpusFile(path=path, size_bytes=status.st_size)
+
+
+def _remote_files(source: str) -> list[CorpusFile]:
+    import fsspec
+
+    try:
+        file_system, root = fsspec.core.url_to_fs(source)
+    except (ImportError, ValueError) as error:
+        raise RequestError(f"--data {source}: no driver for this kind of URL: {error}") from None
+    try:
+        if glob.has_magic(root):
+            kind, found = "glob", file_system.glob(root, detail=True)
+        elif (info := file_system.info(root))["type"] == "directory":
+            kind, found = "folder", file_system.find(root, detail=True)
+        else:
+            kind, found = "file", {root: info}
+    except FileNotFoundError:
+        raise RequestError(f"--data {source}: no such file or folder; check the address") from None
+    except (
+        Exception
+    ) as error:  # each driver has exceptions of its own: credentials, network, a refused bucket
+        raise RequestError(
+            f"--data {source}: can't be listed ({type(error).__name__}: {error}); check the address, the "
+            "network and your permission there"
+        ) from error
+    base = len(re.split(r"[*?\[]", root)[0])
+    files = [
+        CorpusFile(
+            path=file_system.unstrip_protocol(name), size_bytes=info["size"] or 0, version=_version(info)
+        )
+        for name, info in found.items()
+        if info["type"] == "file"
+        and (kind != "folder" or is_readable(name))
+        and not any(part.startswith(".") for part in name[base:].split("/"))
+    ]
+    return _found(source, kind, files)
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    said = next((f"{key}={info[key]}" for key in _VERSION_KEYS if info.get(key)), "")
+    return f"{info['size']} bytes {said}"
+
+
+def _found(source: str, kind: str, files: list[CorpusFile]) -> list[CorpusFile]:
+    if files:
+        return files
+    if kind == "glob":
+        raise RequestError(f"--data {source}: no file matches; check the pattern (** stands for any depth)")
+    raise RequestError(
+        f"--data {source}: no readable file in this folder or below; give one with files that end in "
+        f"{' '.join(ENDINGS)} (each also with .gz), or name a file of another ending itself"
+    )
+
+
+def _sha256(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,161 @@
+"""What one step computes: the state, the loss, the update; pure functions of (seed, step) and the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding
+
+from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.masking import Masked, MaskRule, mask, slots_for
+from jobs.flax_mlm.model import Dimensions, Mlm
+from jobs.flax_mlm.tokenizer import TokenizerFacts
+
+State = dict[str, Any]
+"""params (float32), opt_state, and step: how many steps have been taken, int32."""
+
+EVAL_MASK_SHARE = 0.15
+EVAL_SEED = 0x4D4C4D
+"""Evaluations hide the same tokens whatever the run's own seed and mask share, so that runs can be compared."""
+INIT_STREAM, MASK_STREAM, DROPOUT_STREAM = 0, 1, 2
+
+
+def dimensions(config: Config, tokenizer: TokenizerFacts) -> Dimensions:
+    return Dimensions(
+        vocab_size=tokenizer.vocab_size,
+        max_positions=config.max_positions,
+        position_offset=tokenizer.pad_id + 1,
+        layers=config.size("layers"),
+        width=config.size("width"),
+        heads=config.size("heads"),
+        ff_width=config.size("ff_width"),
+        dropout=config.dropout,
+    )
+
+
+def mask_rule(tokenizer: TokenizerFacts, share: float, length: int) -> MaskRule:
+    return MaskRule(
+        slots=slots_for(share, length),
+        mask_id=tokenizer.mask_id,
+        special_ids=tokenizer.special_ids,
+        vocab_size=tokenizer.vocab_size,
+    )
+
+
+def activations_dtype(config: Config) -> jnp.dtype:
+    name = config.dtype
+    if name == "auto":
+        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return jnp.dtype(name)
+
+
+def learning_rate(config: Config) -> optax.Schedule:
+    """Linear from 0 to the peak over the warm-up, then linear to 0 at the last step."""
+    rise = optax.linear_schedule(0.0, config.learning_rate, max(1, config.warmup_steps))
+    fall = optax.linear_schedule(config.learning_rate, 0.0, max(1, config.steps - config.warmup_steps))
+    return optax.join_schedules([rise, fall], [config.warmup_steps])
+
+
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """AdamW with RoBERTa's constants (Liu et al. 2019, table 9); matrices decay, biases and norms do not."""
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(
+            learning_rate(config),
+            b1=0.9,
+            b2=0.98,
+            eps=1e-6,
+            weight_decay=config.weight_decay,
+            mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params),
+        ),
+    )
+
+
+def create(
+    config: Config,
+    tokenizer: TokenizerFacts,
+    optimizer: optax.GradientTransformation,
+    sharding: NamedSharding,
+) -> tuple[nnx.GraphDef[Mlm], State]:
+    """The model's structure, and its state before the first step, drawn from the seed on the devices."""
+    dims, dtype = dimensions(config, tokenizer), activations_dtype(config)
+    graph = nnx.split(nnx.eval_shape(lambda: Mlm(dims, dtype, nnx.Rngs(0))))[0]
+
+    def draw() -> State:
+        key = jax.random.fold_in(jax.random.key(config.seed), INIT_STREAM)
+        params = nnx.to_pure_dict(nnx.state(Mlm(dims, dtype, nnx.Rngs(key)), nnx.Param))
+        return {"params": params, "opt_state": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
+
+    return graph, jax.jit(draw, out_shardings=sharding)()
+
+
+def cross_entropy(logits_BMV: jax.Array, masked: Masked) -> tuple[jax.Array, jax.Array]:
+    """Sums over the hidden tokens: of the cross-entropy in nats, and of the right guesses."""
+    of_target_BM = jnp.take_along_axis(logits_BMV, masked.targets_BM[..., None], axis=-1)[..., 0]
+    nats_BM = jax.nn.logsumexp(logits_BMV, axis=-1) - of_target_BM
+    hits_BM = logits_BMV.argmax(-1) == masked.targets_BM
+    return (nats_BM * masked.weights_BM).sum(), (hits_BM * masked.weights_BM).sum()
+
+
+def make_train_step(
+    graph: nnx.GraphDef[Mlm],
+    optimizer: optax.GradientTransformation,
+    rule: MaskRule,
+    config: Config,
+    sharding: NamedSharding,
+) -> Callable[[State, jax.Array], tuple[State, dict[str, jax.Array]]]:
+    """(state, tokens_BS) to (next state, {loss, grad_norm, learning_rate}); the state's memory is used again.
+
+    The loss is the mean over all hidden tokens of the global batch, whichever host holds them.
+    """
+    schedule = learning_rate(config)
+    use_dropout = config.dropout > 0
+
+    def step(state: State, tokens_BS: jax.Array) -> tuple[State, dict[str, jax.Array]]:
+        seed = jax.random.key(config.seed)
+        mask_key = jax.random.fold_in(jax.random.fold_in(seed, MASK_STREAM), state["step"])
+        dropout_key = jax.random.fold_in(jax.random.fold_in(seed, DROPOUT_STREAM), state["step"])
+        masked = mask(rule, mask_key, tokens_BS, jnp.arange(tokens_BS.shape[0]))
+
+        def mean_loss(params: Any) -> jax.Array:
+            model = nnx.merge(graph, params)
+            logits = model(masked.inputs_BS, masked.positions_BM, dropout_key if use_dropout else None)
+            return cross_entropy(logits, masked)[0] / masked.weights_BM.sum()
+
+        loss, gradient = jax.value_and_grad(mean_loss)(state["params"])
+        updates, opt_state = optimizer.update(gradient, state["opt_state"], state["params"])
+        next_state = {
+            "params": optax.apply_updates(state["params"], updates),
+            "opt_state": opt_state,
+            "step": state["step"] + 1,
+        }
+        results = {
+            "loss": loss,
+            "grad_norm": optax.global_norm(gradient),
+            "learning_rate": schedule(state["step"]),
+        }
+        return next_state, results
+
+    return jax.jit(step, donate_argnums=0, out_shardings=sharding)
+
+
+def make_eval_step(
+    graph: nnx.GraphDef[Mlm], rule: MaskRule, sharding: NamedSharding
+) -> Callable[[Any, jax.Array, jax.Array, jax.Array], jax.Array]:
+    """(params, tokens_BS, rows_B, counts_B) to (3,) sums: cross-entropy, right guesses, hidden tokens.
+
+    rows_B: the sequences' places in the held-out split; counts_B: 1.0, or 0.0 for a row that only fills the batch.
+    """
+
+    def step(params: Any, tokens_BS: jax.Array, rows_B: jax.Array, counts_B: jax.Array) -> jax.Array:
+        masked = mask(rule, jax.random.key(EVAL_SEED), tokens_BS, rows_B)
+        masked = masked._replace(weights_BM=masked.weights_BM * counts_B[:, None])
+        logits = nnx.merge(graph, params)(masked.inputs_BS, masked.positions_BM)
+        return jnp.stack([*cross_entropy(logits, masked), masked.weights_BM.sum()])
+
+    return jax.jit(step, out_shardings=sharding)

@@ -1,0 +1,192 @@
+"""The tokenizer: a byte-level BPE as RoBERTa's, trained or given, and exported as Hugging Face reads it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.runtime.errors import RequestError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+SMALLEST_VOCABULARY = 256 + 5
+"""Every byte and the special tokens: below this, some text could not be written."""
+
+_ROLES = {
+    "bos": ("<s>", "[CLS]"),
+    "pad": ("<pad>", "[PAD]"),
+    "eos": ("</s>", "[SEP]"),
+    "unk": ("<unk>", "[UNK]"),
+    "mask": ("<mask>", "[MASK]"),
+}
+_FIRST_TOKENS = (
+    "<s>",
+    "<pad>",
+    "</s>",
+    "<unk>",
+)  # ids 0 to 3, as in RoBERTa's vocabulary; <mask> is its last
+_MASK = "<mask>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFacts:
+    """What the job has to know of a tokenizer.json. `vocab_size` is the highest id + 1, gaps included."""
+
+    path: Path
+    vocab_size: int
+    bos_id: int
+    pad_id: int
+    eos_id: int
+    unk_id: int
+    mask_id: int
+    sha256: str
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        return (self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id)
+
+
+def train_tokenizer(documents: Iterable[str], vocab_size: int, path: Path) -> None:
+    """Train on `documents` (streamed) and write tokenizer.json to `path`; the same documents, the same bytes.
+
+    The vocabulary has exactly `vocab_size` tokens unless the documents run out of pairs that occur twice.
+    Raises RequestError for a vocabulary too small for all bytes, and OSError where the disk is full.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    if vocab_size < SMALLEST_VOCABULARY:
+        raise RequestError(
+            f"--vocab-size {vocab_size}: must be at least {SMALLEST_VOCABULARY}, so that every byte and the "
+            "special tokens have an id"
+        )
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = byte_level
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        min_frequency=2,
+        special_tokens=list(_FIRST_TOKENS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    learner.train_from_iterator(documents, trainer)
+
+    # The trainer numbers special tokens first, but RoBERTa's mask is last: it joins the finished vocabulary.
+    learned = json.loads(learner.to_str())["model"]
+    vocabulary = {**learned["vocab"], _MASK: len(learned["vocab"])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(pair) for pair in learned["merges"]]))
+    tokenizer.pre_tokenizer = byte_level
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.RobertaProcessing(
+        ("</s>", vocabulary["</s>"]), ("<s>", vocabulary["<s>"]), add_prefix_space=False
+    )
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in _FIRST_TOKENS]
+    )
+    tokenizer.add_special_tokens([AddedToken(_MASK, lstrip=True, special=True, normalized=False)])
+    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+
+
+def load_tokenizer(path: Path) -> TokenizerFacts:
+    """Read a tokenizer.json of ours or of Hugging Face's, with RoBERTa's or BERT's special tokens.
+
+    Raises RequestError when there is no such file, it is no tokenizer, or a special token is missing.
+    """
+    content, vocabulary = _read(path)
+    ids: dict[str, int] = {}
+    for role, names in _ROLES.items():
+        name = next((name for name in names if name in vocabulary), None)
+        if name is None:
+            raise RequestError(
+                f"--tokenizer {path}: has no token {' or '.join(names)}; masked-language-model training "
+                "needs it: give a tokenizer made for RoBERTa or BERT, or none, to train one on the data"
+            )
+        ids[f"{role}_id"] = vocabulary[name]
+    return TokenizerFacts(
+        path=path, vocab_size=max(vocabulary.values()) + 1, sha256=hashlib.sha256(content).hexdigest(), **ids
+    )
+
+
+def open_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    """The tokenizer ready to encode whole documents: nothing cut or padded, and "<mask>" in a text mere text.
+
+    Otherwise a document that speaks of `<s>` or `<mask>` would bring the special tokens into the data.
+    """
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def export_tokenizer(source_path: Path, out_dir: Path, max_length: int) -> None:
+    """Write into `out_dir` what Hugging Face's AutoTokenizer loads, for texts of up to `max_length` tokens.
+
+    tokenizer.json as it is, tokenizer_config.json, special_tokens_map.json, and for a BPE vocab.json and
+    merges.txt. A byte-level BPE with RoBERTa's names is a RobertaTokenizerFast; any other tokenizer gets the
+    general class, which adds nothing to what tokenizer.json says.
+    """
+    content, vocabulary = _read(source_path)
+    said = json.loads(content)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source_path, out_dir / "tokenizer.json")
+
+    names = {role: next(name for name in names if name in vocabulary) for role, names in _ROLES.items()}
+    special = {f"{role}_token": name for role, name in names.items()}
+    special |= {"sep_token": names["eos"], "cls_token": names["bos"]}
+    matched = {name: _matching(said, name) for name in names.values()}
+    _write_json(out_dir / "special_tokens_map.json", special | {"mask_token": matched[names["mask"]]})
+
+    config: dict[str, Any] = {
+        "model_max_length": max_length,
+        "clean_up_tokenization_spaces": False,
+        **special,
+    }
+    config["added_tokens_decoder"] = {str(vocabulary[name]): how for name, how in matched.items()}
+    pre_tokenizer = said["pre_tokenizer"] or {}
+    if said["model"]["type"] == "BPE" and pre_tokenizer.get("type") == "ByteLevel" and names["bos"] == "<s>":
+        config["tokenizer_class"] = "RobertaTokenizerFast"
+        config["add_prefix_space"] = pre_tokenizer["add_prefix_space"]
+        config["trim_offsets"] = True
+        config["errors"] = "replace"
+    else:
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    _write_json(out_dir / "tokenizer_config.json", config)
+    if said["model"]["type"] == "BPE":
+        open_tokenizer(source_path).model.save(str(out_dir))
+
+
+def _read(path: Path) -> tuple[bytes, dict[str, int]]:
+    from tokenizers import Tokenizer
+
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RequestError(
+            f"--tokenizer {path}: {error.strerror}; name a tokenizer.json file that is on every host"
+        ) from None
+    try:
+        return content, Tokenizer.from_buffer(content).get_vocab()
+    except Exception as error:  # the library raises nothing narrower
+        raise RequestError(
+            f"--tokenizer {path}: not a tokenizer.json as Hugging Face's tokenizers writes it ({error})"
+        ) from None
+
+
+def _matching(said: dict[str, Any], name: str) -> dict[str, Any]:
+    """How a special token is matched in text, in Hugging Face's words."""
+    known: dict[str, Any] = next((token for token in said["added_tokens"] if token["content"] == name), {})
+    flags = {flag: known.get(flag, False) for flag in ("lstrip", "rstrip", "single_word", "normalized")}
+    return {"content": name, "special": True, **flags}
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,152 @@
+"""The training loop, read from top to bottom: the data, the state, then step after step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jobs.flax_mlm import data
+from jobs.flax_mlm import step as steps
+from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.evaluate import Evaluation, evaluate
+from jobs.flax_mlm.export import export
+from jobs.flax_mlm.split import Split
+from jobs.flax_mlm.tokens import unigram_entropy
+from jobs.runtime import distributed, preemption
+from jobs.runtime.checkpoints import Checkpoints
+from jobs.runtime.metrics import Metrics
+from jobs.runtime.process import Run
+from jobs.runtime.rates import Rates
+
+IN_FLIGHT = 2
+"""Steps whose results the host does not wait for, so that the devices always have the next one at hand."""
+
+
+def train(run: Run, config: Config) -> Mapping[str, float | None]:
+    """Train to the end; returns the final metrics of result.json.
+
+    Raises:
+        RequestError: the data is missing or too small, or differs between hosts.
+        Preempted: a host got SIGTERM; the state is saved.
+    """
+    length, batch_size = config.sequence_length, config.batch_size
+    tokens = data.prepare(config, Path(run.environment.cache_dir), run.prepare)
+    distributed.agree(f"--data {config.data}", tokens.fingerprint)
+    sequences = {"train": tokens.sequences("train", length), "eval": tokens.sequences("eval", length)}
+    baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
+
+    mesh = Mesh(np.asarray(jax.devices()), ("data",))
+    by_row, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+
+    def place(values_B: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback(values_B.shape, by_row, lambda rows: values_B[rows])
+
+    def rows_of(split: Split, indices_B: np.ndarray) -> jax.Array:
+        """(B,) indices to (B, S) tokens over all devices; a host reads the rows of its own devices only."""
+
+        def read(where: tuple[slice, ...] | None) -> np.ndarray:
+            return tokens.rows(split, indices_B[where[0] if where else slice(None)], length)
+
+        return jax.make_array_from_callback((indices_B.size, length), by_row, read)
+
+    run.heartbeat.say("compiling the first step")
+    optimizer = steps.make_optimizer(config)
+    graph, state = steps.create(config, tokens.tokenizer, optimizer, everywhere)
+    train_rule = steps.mask_rule(tokens.tokenizer, config.mask_share, length)
+    eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, length)
+    train_step = steps.make_train_step(graph, optimizer, train_rule, config, everywhere)
+    eval_step = steps.make_eval_step(graph, eval_rule, everywhere)
+    run.say(
+        f"{sum(leaf.size for leaf in jax.tree.leaves(state['params'])):,} parameters on {jax.device_count()} devices "
+        f"of {jax.process_count()} processes; {sequences['train']:,} sequences of {length} tokens to learn from, "
+        f"{sequences['eval']:,} held out; their unigram entropy is {baseline:.3f} nats"
+    )
+
+    checkpoints = Checkpoints(run.directory, keep_last=config.keep_checkpoints)
+    restored = checkpoints.restore_latest(state)
+    first, state = restored if restored is not None else (0, state)
+    if first:
+        run.say(f"resumed after step {first}")
+    metrics = Metrics(run.directory, first) if run.environment.is_first else None
+    rates = Rates(tokens_per_step=batch_size * length)
+    in_flight: deque[tuple[int, dict[str, jax.Array]]] = deque()
+
+    def settle(in_flight_after: int) -> None:
+        """Wait for the steps that were begun, all but the last `in_flight_after`, and log those that are due."""
+        while len(in_flight) > in_flight_after:
+            step, results = in_flight.popleft()
+            values = {name: float(value) for name, value in results.items()}
+            rates.step_done()
+            run.heartbeat.step(step)
+            if metrics is not None and (step % config.log_every == 0 or step == config.steps):
+                metrics.write(step, {**values, **rates.take()})
+
+    def evaluated(step: int, limit: int) -> Evaluation:
+        result = evaluate(
+            eval_step,
+            state["params"],
+            lambda indices_B: rows_of("eval", indices_B),
+            place,
+            sequences=min(limit, sequences["eval"]),
+            batch_size=batch_size,
+        )
+        if metrics is not None:
+            metrics.write(step, {"eval_loss": result.loss, "eval_accuracy": result.accuracy})
+        run.say(f"step {step}: eval loss {result.loss:.4f}, accuracy {result.accuracy:.3f}")
+        return result
+
+    for step in range(first + 1, config.steps + 1):
+        with rates.input():
+            indices_B = data.step_indices(
+                step - 1, seed=config.seed, sequences=sequences["train"], batch_size=batch_size
+            )
+            tokens_BS = rows_of("train", indices_B)
+        state, results = train_step(state, tokens_BS)
+        in_flight.append((step, results))
+        if step == first + 1:
+            settle(0)
+            run.heartbeat.state("stepping")
+            rates.start()
+        settle(IN_FLIGHT)
+        if step == config.steps:
+            break
+
+        leaving = preemption.notified(step)
+        evaluating = step % config.eval_every == 0 and not leaving
+        saving = step % config.checkpoint_every == 0 or leaving
+        if evaluating or saving:
+            settle(0)
+            rates.pause()
+            evaluation = evaluated(step, config.eval_sequences) if evaluating else None
+            if saving:
+                run.heartbeat.state("saving")
+                checkpoints.save(step, state, eval_loss=evaluation.loss if evaluation else None)
+            if leaving:
+                checkpoints.wait()
+                if metrics is not None:
+                    metrics.close()
+                raise preemption.Preempted(step)
+            run.heartbeat.state("stepping")
+            rates.start()
+
+    settle(0)
+    run.heartbeat.state("saving")
+    final = evaluated(config.steps, sequences["eval"])
+    checkpoints.save(config.steps, state, eval_loss=final.loss)
+    checkpoints.close()
+    if run.environment.is_first:
+        export(run.directory, config, state["params"], tokens)
+    if metrics is not None:
+        metrics.close()
+    return {
+        "steps": config.steps,
+        "tokens_per_s": rates.overall(),
+        "eval_loss": final.loss,
+        "eval_accuracy": final.accuracy,
+        "unigram_entropy": baseline,
+    }

@@ -1,0 +1,113 @@
+"""Checkpoints of a run, by Orbax: written while training goes on, complete or absent."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
+from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
+
+from jobs.runtime.run_directory import CHECKPOINTS, RunDirectory
+
+STATE = "state"
+TORN = "checkpoints-torn"
+
+
+class Checkpoints:
+    """The checkpoints of one run: the last `keep_last` of them and the one with the lowest evaluation loss.
+
+    A state is a tree of jax.Array, the same on all processes; every process makes the same calls.
+    """
+
+    def __init__(self, directory: RunDirectory, *, keep_last: int) -> None:
+        policies = [
+            keep.LatestN(keep_last),
+            keep.BestN(
+                get_metric_fn=lambda metrics: float(metrics["eval_loss"]),
+                reverse=True,
+                n=1,
+                keep_checkpoints_without_metrics=False,
+            ),
+        ]
+        self._directory = directory
+        self._manager = ocp.CheckpointManager(
+            directory.path(CHECKPOINTS),
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=keep.AnyPreservationPolicy(policies),
+                # Orbax skips a step while another is being written; here every save that is asked for is made.
+                enable_should_save_is_saving_in_progress_check=False,
+                cleanup_tmp_directories=True,
+            ),
+        )
+
+    def steps(self) -> list[int]:
+        """Steps with a complete checkpoint, in order."""
+        self._manager.reload()
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: Any, *, eval_loss: float | None = None) -> None:
+        """Begin to write the state after `step`; a step that is already there is left as it is.
+
+        Raises:
+            OSError, ValueError: an earlier write failed (Orbax reports it at the next call).
+        """
+        if step in self._manager.all_steps():
+            return
+        known = eval_loss is not None and math.isfinite(eval_loss)
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(**{STATE: ocp.args.StandardSave(state)}),
+            metrics={"eval_loss": eval_loss} if known else None,
+            force=True,
+        )
+
+    def wait(self) -> None:
+        """Until everything that was begun is on the disk.
+
+        Raises:
+            OSError, ValueError: it could not be written.
+        """
+        self._manager.wait_until_finished()
+        self._manager.check_for_errors()
+
+    def restore_latest(self, like: Any) -> tuple[int, Any] | None:
+        """The newest state that can be read, with its step; None where there is none.
+
+        A checkpoint that cannot be read is said, put aside under checkpoints-torn/ and passed over for the
+        one before it, by all processes alike.
+
+        Args:
+            like: a tree of jax.Array (or ShapeDtypeStruct with shardings) of the state's structure.
+        """
+        abstract = jax.tree.map(ocp.tree.to_shape_dtype_struct, like)
+        for step in reversed(self.steps()):
+            try:
+                restored = self._manager.restore(
+                    step, args=ocp.args.Composite(**{STATE: ocp.args.StandardRestore(abstract)})
+                )[STATE]
+                reason = None
+            except (
+                Exception
+            ) as error:  # Orbax and TensorStore raise many kinds for a torn file; all are reported
+                restored, reason = None, f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+            read_by_all = multihost_utils.process_allgather(np.asarray(reason is None))
+            if np.asarray(read_by_all).all():
+                return step, restored
+            print(
+                f"checkpoint {step} cannot be read ({reason or 'another host could not'}); "
+                f"it is put aside in {TORN}/ and the one before it is used",
+                flush=True,
+            )
+            if jax.process_index() == 0:
+                self._directory.move(f"{CHECKPOINTS}/{step}", f"{TORN}/{step}-{time.time_ns()}")
+            multihost_utils.sync_global_devices(f"checkpoint {step} put aside")
+            self._manager.reload()
+        return None
+
+    def close(self) -> None:
+        self._manager.close()

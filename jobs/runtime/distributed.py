@@ -1,0 +1,99 @@
+"""Forming one JAX group out of the run's processes, on the platform that was asked for and no other."""
+
+from __future__ import annotations
+
+import glob
+import os
+from pathlib import Path
+
+import jax
+from jax.experimental import multihost_utils
+
+from jobs.runtime.environment import Platform, ProcessEnvironment
+from jobs.runtime.errors import RequestError
+
+JOIN_LIMIT_S = 300
+PEER_SILENCE_LIMIT_S = 60
+"""A peer whose machine vanished without closing its connections is given up after this long."""
+
+DEVICE_NODES: dict[Platform, tuple[str, ...]] = {
+    "cpu": (),
+    "gpu": ("/dev/nvidia[0-9]*",),
+    "tpu": ("/dev/accel*", "/dev/vfio/[0-9]*"),
+}
+JAX_PLATFORMS: dict[Platform, str] = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
+COMPILATION_CACHE = "jax-compilation"
+
+
+def start(environment: ProcessEnvironment) -> None:
+    """Join the group and make sure that the devices are what RUN_PLATFORM says.
+
+    Raises:
+        RequestError: this host has no such device, or JAX found none: a run never falls back to the CPU.
+        RuntimeError: the others did not come within JOIN_LIMIT_S.
+    """
+    _require_device(environment.platform)
+    jax.config.update("jax_platforms", JAX_PLATFORMS[environment.platform])
+    if environment.platform == "cpu" and environment.local_devices is not None:
+        jax.config.update("jax_num_cpu_devices", environment.local_devices)
+    if environment.platform != "cpu":
+        # On the CPU a cached program may have been compiled for another machine's instructions.
+        jax.config.update("jax_compilation_cache_dir", str(Path(environment.cache_dir) / COMPILATION_CACHE))
+    host, _, port = environment.coordinator.rpartition(":")
+    loopback = host in ("127.0.0.1", "localhost")
+    jax.distributed.initialize(
+        coordinator_address=environment.coordinator,
+        num_processes=environment.num_processes,
+        process_id=environment.process_id,
+        initialization_timeout=JOIN_LIMIT_S,
+        heartbeat_timeout_seconds=PEER_SILENCE_LIMIT_S,
+        coordinator_bind_address=f"127.0.0.1:{port}" if loopback and environment.is_first else None,
+    )
+    try:
+        found = jax.default_backend()
+    except RuntimeError as error:
+        raise RequestError(
+            f"RUN_PLATFORM is {environment.platform}, but JAX could not start it: {error}"
+        ) from None
+    if found != environment.platform:
+        raise RequestError(
+            f"RUN_PLATFORM is {environment.platform}, but JAX found {found} ({jax.devices()[0].device_kind}); "
+            "nothing is trained on another platform than the one asked for"
+        )
+
+
+def _require_device(platform: Platform) -> None:
+    patterns = DEVICE_NODES[platform]
+    if patterns and not any(glob.glob(pattern) for pattern in patterns):
+        raise RequestError(
+            f"RUN_PLATFORM is {platform}, but this host has none: no file like {' or '.join(patterns)}; "
+            f"run on a host with a {platform.upper()} or ask for `--platform cpu`"
+        )
+
+
+def agree(name: str, fingerprint: str) -> None:
+    """Make sure that every process holds the same `fingerprint` (64 hexadecimal digits) of `name`.
+
+    Raises:
+        RequestError: they differ, so training would silently mix different data or settings.
+    """
+    import numpy as np
+
+    mine = np.frombuffer(bytes.fromhex(fingerprint), dtype=np.uint8)
+    everyone = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, mine.size)
+    different = [index for index, theirs in enumerate(everyone) if not (theirs == everyone[0]).all()]
+    if different:
+        raise RequestError(
+            f"{name} is not the same on every host: hosts {different} differ from host 0; "
+            "give every host the same files and the same software"
+        )
+
+
+def leave() -> None:
+    """Leave the group in order; all processes do so together."""
+    jax.distributed.shutdown()
+
+
+def leave_at_once(code: int) -> None:
+    """End this process without waiting for the others, which may be gone."""
+    os._exit(code)

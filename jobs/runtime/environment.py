@@ -1,0 +1,91 @@
+"""Contract 2, the process environment: what a job's process is told, read once, here and nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal, cast, get_args
+
+from jobs.runtime.errors import RequestError
+
+Platform = Literal["cpu", "gpu", "tpu"]
+PLATFORMS: tuple[Platform, ...] = get_args(Platform)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProcessEnvironment:
+    """The RUN_* variables of one process.
+
+    run_dir: an absolute path or a URL such as gs://bucket/runs/ID.
+    coordinator: host:port of process 0, where the group forms.
+    local_devices: devices this process has, where the platform lets one choose (cpu); None elsewhere.
+    control_dir: a directory on this host that the agent shares with the process; None when run by hand.
+    """
+
+    run_id: str
+    run_dir: str
+    job: str
+    stack: str
+    attempt: int
+    num_processes: int
+    process_id: int
+    coordinator: str
+    platform: Platform
+    cache_dir: str
+    local_devices: int | None
+    control_dir: str | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, the one that writes what the run writes once."""
+        return self.process_id == 0
+
+
+def read(environ: Mapping[str, str]) -> ProcessEnvironment:
+    """The process environment out of `environ`.
+
+    Raises:
+        RequestError: listing every RUN_* variable that is missing or has a value it cannot have.
+    """
+    mistakes: list[str] = []
+
+    def text(name: str) -> str:
+        value = environ.get(name, "")
+        if not value:
+            mistakes.append(f"{name} is not set")
+        return value
+
+    def whole(name: str, least: int) -> int:
+        value = text(name)
+        if value and (not value.isascii() or not value.isdigit() or int(value) < least):
+            mistakes.append(f'{name}: "{value}" is not a whole number of at least {least}')
+        return int(value) if value.isascii() and value.isdigit() else least
+
+    platform = text("RUN_PLATFORM")
+    if platform and platform not in PLATFORMS:
+        mistakes.append(f'RUN_PLATFORM: "{platform}" is not a platform; choose one of {", ".join(PLATFORMS)}')
+    result = ProcessEnvironment(
+        run_id=text("RUN_ID"),
+        run_dir=text("RUN_DIR"),
+        job=text("RUN_JOB"),
+        stack=text("RUN_STACK"),
+        attempt=whole("RUN_ATTEMPT", 0),
+        num_processes=whole("RUN_NUM_PROCESSES", 1),
+        process_id=whole("RUN_PROCESS_ID", 0),
+        coordinator=text("RUN_COORDINATOR"),
+        platform=cast(Platform, platform),
+        cache_dir=text("RUN_CACHE_DIR"),
+        local_devices=whole("RUN_LOCAL_DEVICES", 1) if environ.get("RUN_LOCAL_DEVICES") else None,
+        control_dir=environ.get("RUN_CONTROL_DIR") or None,
+    )
+    if result.process_id >= result.num_processes:
+        mistakes.append(
+            f"RUN_PROCESS_ID: {result.process_id} must be below RUN_NUM_PROCESSES ({result.num_processes})"
+        )
+    if result.coordinator and not result.coordinator.rpartition(":")[2].isdigit():
+        mistakes.append(f'RUN_COORDINATOR: "{result.coordinator}" is not host:port')
+    if mistakes:
+        raise RequestError(
+            "the process environment is not complete (`fab train` sets it): " + "; ".join(mistakes)
+        )
+    return result

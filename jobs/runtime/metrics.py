@@ -1,0 +1,82 @@
+"""What a run measures: metrics.jsonl for programs, TensorBoard event files for people. Written by rank 0."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+
+from jobs.runtime.run_directory import METRICS, TENSORBOARD, RunDirectory
+
+BUCKET_PERIOD_S = 30.0
+"""An object in a bucket cannot be appended to, so there the file is put anew, at most this often."""
+
+
+class Metrics:
+    """The metrics of one attempt. Lines after `resumed_step`, of steps that will be taken again, are dropped.
+
+    Raises (on any call):
+        OSError: the disk is full, or the run directory cannot be written.
+    """
+
+    def __init__(self, directory: RunDirectory, resumed_step: int) -> None:
+        self._directory = directory
+        kept = [line for line in directory.read_metrics() if line.get("step", 0) <= resumed_step]
+        self._lines = [json.dumps(line) + "\n" for line in kept]
+        directory.write_text(METRICS, "".join(self._lines))
+        self._put_s = time.monotonic()
+        self._events = _EventFile(directory.path(TENSORBOARD), resumed_step)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """One line: `step`, `values` and the time. A value that is not finite is written as null."""
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        line = json.dumps({"step": step, **finite, "time": round(time.time(), 3)}) + "\n"
+        if self._directory.is_remote:
+            self._lines.append(line)
+            if time.monotonic() - self._put_s > BUCKET_PERIOD_S:
+                self.flush()
+        else:
+            with open(self._directory.path(METRICS), "a", encoding="utf-8") as file:
+                file.write(line)
+        self._events.write(step, values)
+
+    def flush(self) -> None:
+        if self._directory.is_remote:
+            self._directory.write_text(METRICS, "".join(self._lines))
+            self._put_s = time.monotonic()
+        self._events.flush()
+
+    def close(self) -> None:
+        self.flush()
+        self._events.close()
+
+
+class _EventFile:
+    """TensorBoard's own writer; a resumed attempt tells TensorBoard to forget the steps it will take again."""
+
+    def __init__(self, logdir: str, resumed_step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event_type = Event
+        if "://" not in logdir:
+            os.makedirs(logdir, exist_ok=True)
+        self._writer = EventFileWriter(logdir)
+        start = SessionLog(status=SessionLog.START)
+        self._writer.add_event(Event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.add_event(
+            self._event_type(wall_time=time.time(), step=step, summary=Summary(value=scalars))
+        )
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

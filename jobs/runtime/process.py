@@ -1,0 +1,197 @@
+"""One process of a job from start to exit code: the only part of a job that knows how a run ends.
+
+Exit codes: 0 done; 2 the request was wrong; 75 saved, resume me; 76 another host was lost; 1 anything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import faulthandler
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from jobs.runtime import environment as process_environment
+from jobs.runtime import run_directory
+from jobs.runtime.environment import ProcessEnvironment
+from jobs.runtime.errors import RequestError
+from jobs.runtime.heartbeat import Heartbeat
+from jobs.runtime.run_directory import RunDirectory
+
+DONE, FAILED, WRONG_REQUEST, RESUME_ME, PEER_LOST = 0, 1, 2, 75, 76
+"""75 is EX_TEMPFAIL of sysexits.h: the same request may succeed later."""
+
+STACKS = "stacks.txt"
+PEER_LOST_SIGNS = (
+    "Gloo",
+    "gloo",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "coordination service",
+    "CoordinationService",
+    "heartbeat timeout",
+    "Barrier timed out",
+)
+"""What XLA's errors say when another process of the group is gone (jaxlib 0.12: texts are all there is)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a job's training function is given."""
+
+    environment: ProcessEnvironment
+    directory: RunDirectory
+    heartbeat: Heartbeat
+
+    def say(self, text: str) -> None:
+        """A line in the log, from rank 0 only."""
+        if self.environment.is_first:
+            print(text, flush=True)
+
+    def prepare(self, text: str) -> None:
+        """What is done before the first step: a line in every host's log, and shown to whoever follows the run."""
+        print(text, flush=True)
+        self.heartbeat.say(text)
+
+
+def main[Config](
+    config_type: type[Config], train: Callable[[Run, Config], Mapping[str, float | None]]
+) -> None:
+    """Read the environment and the options, join the group, train, write the result, and exit.
+
+    `train` returns the run's final metrics, and may raise RequestError (exit 2) or Preempted (exit 75).
+    """
+    faulthandler.enable()
+    try:
+        environment = process_environment.read(os.environ)
+        config = _parse(config_type)
+    except RequestError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(WRONG_REQUEST)
+    stacks = _answer_sigusr1(environment.control_dir)
+    directory = RunDirectory(environment.run_dir)
+    run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
+    code = _carry_out(run, config, train)
+    if stacks is not None:
+        stacks.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: after a failure the group's own exit handlers would wait for processes that are gone.
+    os._exit(code)
+
+
+def _parse[Config](config_type: type[Config]) -> Config:
+    import tyro
+
+    return tyro.cli(config_type)
+
+
+def _answer_sigusr1(control_dir: str | None) -> TextIO | None:
+    """On SIGUSR1 write the stacks of all threads, even of a process that hangs in native code."""
+    if control_dir is None:
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        return None
+    file = open(os.path.join(control_dir, STACKS), "a", encoding="utf-8")  # noqa: SIM115 - open until exit
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+    return file
+
+
+def _carry_out[Config](
+    run: Run, config: Config, train: Callable[[Run, Config], Mapping[str, float | None]]
+) -> int:
+    started_s = time.monotonic()
+    try:
+        run.heartbeat.start()
+        # Imported here: a wrong option or variable is answered before JAX is loaded.
+        from jobs.runtime import distributed
+        from jobs.runtime.preemption import Preempted, was_requested
+
+        try:
+            distributed.start(run.environment)
+            run.heartbeat.state("joined")
+            final = train(run, config)
+            _finish(run, "done", final, started_s)
+            code = DONE
+        except Preempted as notice:
+            outcome = "stopped" if was_requested(run.environment.control_dir) else "preempted"
+            _finish(run, outcome, {"steps": notice.step}, started_s)
+            run.say(f"{outcome}: {notice}; resume with `fab train --resume {run.environment.run_id}`")
+            code = RESUME_ME
+        distributed.leave()
+        return code
+    except RequestError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        _end_as_failed(run, str(error))
+        return WRONG_REQUEST
+    except Exception as error:
+        code, message = explain(error, run.environment)
+        traceback.print_exc()
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        _end_as_failed(run, message)
+        return code
+
+
+def _finish(run: Run, outcome: str, final: Mapping[str, float | None], started_s: float) -> None:
+    """Rank 0 writes the result and the report; then every rank's last heartbeat says the outcome."""
+    if run.environment.is_first:
+        blank: dict[str, Any] = dict.fromkeys(
+            ("steps", "tokens_per_s", "eval_loss", "eval_accuracy", "unigram_entropy")
+        )
+        result = {
+            "outcome": outcome,
+            **blank,
+            **final,
+            "wall_s": round(time.monotonic() - started_s, 3),
+            "error": None,
+            "failed_host": None,
+            "attempt": run.environment.attempt,
+            "time": time.time(),
+        }
+        from jobs.runtime.report.render import render
+
+        described = run.directory.read_json(run_directory.RUN) or {"run_id": run.environment.run_id}
+        names = (run_directory.heartbeat(index) for index in range(run.environment.num_processes))
+        beats = [beat for beat in map(run.directory.read_json, names) if beat is not None]
+        page = render(described, run.directory.read_metrics(), result, beats)
+        run.directory.write_text(run_directory.REPORT, page)
+        run.directory.write_json(run_directory.RESULT, result)
+    run.heartbeat.end("done" if outcome == "done" else "stopped" if outcome == "stopped" else "preempted")
+
+
+def _end_as_failed(run: Run, message: str) -> None:
+    try:
+        run.heartbeat.end("failed", message)
+    except OSError as error:
+        print(f"heartbeat not written: {error}", file=sys.stderr, flush=True)
+
+
+def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str]:
+    """The exit code of a failure, and one sentence for a person who does not read the traceback."""
+    text = str(error)
+    if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left on device" in text:
+        return FAILED, (
+            f"the disk is full: {_free_space(environment)}. Checkpoints that were complete are still there: "
+            f"free some space, then `fab train --resume {environment.run_id}`"
+        )
+    if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and any(
+        sign in text for sign in PEER_LOST_SIGNS
+    ):
+        return PEER_LOST, f"another host of the run was lost: {text.splitlines()[0][:300]}"
+    return FAILED, f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}"
+
+
+def _free_space(environment: ProcessEnvironment) -> str:
+    parts = []
+    for place in (environment.run_dir, environment.cache_dir):
+        try:
+            usage = shutil.disk_usage(place)
+        except OSError:
+            continue
+        parts.append(f"{place} has {usage.free / 2**20:,.0f} MiB free of {usage.total / 2**20:,.0f} MiB")
+    return "; ".join(parts) or environment.run_dir

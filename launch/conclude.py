@@ -1,0 +1,38 @@
+"""The last word on a run whose own processes could not say it: stopped by force, or never joined."""
+
+from __future__ import annotations
+
+import time
+
+from jobs.runtime import run_directory
+from jobs.runtime.report.render import read_and_render
+from launch import runs
+from launch.runs import Run
+
+
+def conclude(run: Run, outcome: str, error: str | None) -> Run:
+    """Write result.json, where the attempt has none, and the report; the run as it is then.
+
+    A result that the job or an agent wrote is left as it is: they were there.
+    """
+    fresh = runs.read(run.directory) or run
+    if fresh.current_result() is None:
+        step, _ = runs.progress(fresh)
+        fresh.directory.write_json(
+            run_directory.RESULT,
+            {
+                "outcome": outcome,
+                "steps": step,
+                "wall_s": None,
+                "tokens_per_s": None,
+                "eval_loss": None,
+                "eval_accuracy": None,
+                "unigram_entropy": None,
+                "error": error,
+                "failed_host": None,
+                "attempt": fresh.attempt,
+                "time": time.time(),
+            },
+        )
+    fresh.directory.write_text(run_directory.REPORT, read_and_render(fresh.directory.url))
+    return runs.read(fresh.directory) or fresh

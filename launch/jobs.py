@@ -1,0 +1,99 @@
+"""What can be trained: the packages under jobs/, their options, and whether a request makes sense."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import importlib
+import io
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jobs.runtime.errors import RequestError
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """One job: its name, its docstring's first line, and the framework stack (image) that it runs on."""
+
+    name: str
+    summary: str
+    stack: str
+
+    def config_module(self) -> ModuleType:
+        return importlib.import_module(f"jobs.{self.name}.config")
+
+    def parse(self, arguments: Sequence[str]) -> Any:
+        """The job's Config out of command-line words.
+
+        Raises:
+            RequestError: an option that does not exist (with the near ones) or a value of another type.
+        """
+        import tyro
+
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                return tyro.cli(
+                    self.config_module().Config, args=list(arguments), prog=self.name, console_outputs=True
+                )
+        except SystemExit as stop:
+            text = said.getvalue().strip()
+            if stop.code == 0:  # --help was among the words
+                raise RequestError(f"options of {self.name}:\n{text}") from None
+            raise RequestError(f"--args: {self.name} does not take {shlex.join(arguments)}\n{text}") from None
+
+    def help(self) -> str:
+        """All options with their defaults, as the job's own --help prints them."""
+        import tyro
+
+        said = io.StringIO()
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(said):
+            tyro.cli(self.config_module().Config, args=["--help"], prog=f"fab train --job {self.name} --args")
+        return said.getvalue()
+
+    def problems(self, config: Any, *, devices: int) -> list[str]:
+        """What is wrong with the options on so many devices in all."""
+        return list(self.config_module().problems(config, devices=devices))
+
+    def data_problems(self, config: Any, cache_dir: Path) -> list[str]:
+        """What is wrong with the data, where this machine sees the data that the hosts will see."""
+        return list(importlib.import_module(f"jobs.{self.name}.data").problems(config, cache_dir))
+
+    def changes_on_resume(self, before: dict[str, Any], config: Any) -> list[str]:
+        """Options in which `config` differs from the run's own and which a resumed run must not change."""
+        free = self.config_module().FREE_ON_RESUME
+        now = dataclasses.asdict(config)
+        return [
+            f"--{name.replace('_', '-')}: the run has {before.get(name)!r}, asked for is {value!r}"
+            for name, value in now.items()
+            if name not in free and before.get(name) != value
+        ]
+
+
+def names() -> list[str]:
+    """The jobs of this checkout: packages under jobs/ that have a __main__."""
+    return sorted(path.parent.name for path in (CHECKOUT / "jobs").glob("*/__main__.py"))
+
+
+def find(name: str) -> Job:
+    """The job called `name`.
+
+    Raises:
+        RequestError: there is none; the message lists those there are.
+    """
+    known = names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f'; did you mean "{near[0]}"?' if near else ""
+        raise RequestError(f'--job: "{name}" is not a job; choose one of {", ".join(known)}{hint}')
+    package = importlib.import_module(f"jobs.{name}")
+    return Job(name=name, summary=(package.__doc__ or "").strip().splitlines()[0], stack=package.STACK)

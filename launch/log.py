@@ -1,0 +1,60 @@
+"""Reading the logs of a run's hosts through their agents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from launch import follow, runs
+from launch.agents import Agent
+from launch.runs import Run
+
+CHUNK_BYTES = 256 * 1024
+POLL_S = 0.5
+
+
+def tail(agent: Agent, run: Run, host: int, *, lines: int) -> tuple[list[str], int]:
+    """The last `lines` lines of one host's log (all where 0), and the offset from where to go on.
+
+    Raises:
+        HostError: the host did not answer, or has no such log.
+    """
+    if lines == 0:
+        text, offset = "", 0
+        while True:
+            answer = _ask(agent, run, host, offset)
+            text, offset = text + answer["text"], answer["next_offset"]
+            if not answer["text"]:
+                return text.splitlines(), offset
+    answer = _ask(agent, run, host, -CHUNK_BYTES)
+    return answer["text"].splitlines()[-lines:], answer["next_offset"]
+
+
+def follow_all(
+    agents: Sequence[Agent], run: Run, offsets: dict[int, int], show: Callable[[int, str], None]
+) -> None:
+    """Hand every new line of the hosts in `offsets` to `show` until the run has ended and all is read."""
+    while True:
+        ended = follow.state(agents, runs.read(run.directory) or run) not in runs.ACTIVE
+        for host, offset in list(offsets.items()):
+            answer = _ask(agents[host], run, host, offset)
+            offsets[host] = answer["next_offset"]
+            for line in answer["text"].splitlines():
+                show(host, line)
+        if ended:
+            return
+        time.sleep(POLL_S)
+
+
+def _ask(agent: Agent, run: Run, host: int, offset: int) -> dict[str, Any]:
+    return agent.ask(
+        "logs",
+        {
+            "run_id": run.run_id,
+            "attempt": run.attempt,
+            "process_id": host,
+            "offset": offset,
+            "limit_bytes": CHUNK_BYTES,
+        },
+    )

@@ -1,0 +1,105 @@
+"""All or nothing: preflight on every host, stage, start, joined; or everything that was started is stopped again."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from launch import plan as plans
+from launch.agents import Agent, HostError, HostsError, all_or_error, ask_all
+from launch.bundle import Bundle
+from launch.plan import Plan
+from launch.runs import Run
+
+POLL_S = 0.25
+JOIN_LIMIT_S = 180.0
+STOP_NOW_S = 2.0
+"""Grace for processes that have nothing to save: they have not joined, or have lost a sibling."""
+
+
+class NotJoined(Exception):
+    """Not every process entered the group."""
+
+
+def preflight(plan: Plan, agents: Sequence[Agent]) -> list[dict[str, Any]]:
+    """Ask every host whether the run can start there; the facts of each.
+
+    Raises:
+        HostsError: listing every failed check of every host; nothing has been started.
+    """
+    requests = [plans.preflight(plan, index, now_s=time.time()) for index in range(plan.processes)]
+    answers = ask_all(agents, "preflight", requests)
+    errors: list[HostError] = []
+    for agent, answer in zip(agents, answers, strict=True):
+        if isinstance(answer, HostError):
+            errors.append(answer)
+            continue
+        errors += [
+            HostError(host=agent.host, reason=check["message"], remedy=check["remedy"] or "")
+            for check in answer["checks"]
+            if not check["ok"]
+        ]
+    if errors:
+        raise HostsError("preflight failed, nothing was started:", errors)
+    return [answer["facts"] for answer in answers if not isinstance(answer, HostError)]
+
+
+def stage(plan: Plan, bundle: Bundle, agents: Sequence[Agent], facts: Sequence[dict[str, Any]]) -> int:
+    """Send the code to the hosts that do not have it yet; how many that were.
+
+    Raises:
+        HostsError: it could not be unpacked somewhere; nothing has been started.
+    """
+    missing = [agent for agent, known in zip(agents, facts, strict=True) if not known["bundle_present"]]
+    # Hosts that share one directory (the local target's) need it once.
+    missing = list({(agent.root, agent.transport): agent for agent in missing}.values())
+    archive = base64.b64encode(bundle.archive).decode()
+    request = {"sha256": plan.bundle_sha256, "archive_base64": archive}
+    all_or_error("the code could not be sent:", ask_all(missing, "stage", [request] * len(missing)))
+    return len(missing)
+
+
+def start(plan: Plan, agents: Sequence[Agent]) -> None:
+    """Start every process, all at once.
+
+    Raises:
+        HostsError: some could not be started; those that were have been stopped again.
+    """
+    answers = ask_all(agents, "start", [plans.start(plan, index) for index in range(plan.processes)])
+    if any(isinstance(answer, HostError) for answer in answers):
+        stop(agents, plan.run_id, plan.attempt, grace_s=STOP_NOW_S)
+        all_or_error("the run could not be started everywhere, so it was stopped again:", answers)
+
+
+def join(agents: Sequence[Agent], read: Callable[[], Run | None], *, limit_s: float = JOIN_LIMIT_S) -> None:
+    """Wait until every process has entered the group. Whoever started them stops them where this raises.
+
+    Raises:
+        NotJoined: one failed, or the time ran out: the message says who is missing.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        run = read()
+        beats = run.current() if run else []
+        states = [beat["state"] if beat else None for beat in beats]
+        if states and all(state not in (None, "starting", "failed") for state in states):
+            return
+        if "failed" in states:
+            raise NotJoined("a process failed before all had joined")
+        if time.monotonic() > deadline:
+            missing = [agents[i].host for i, state in enumerate(states) if state in (None, "starting")]
+            raise NotJoined(f"{', '.join(missing)} did not join within {limit_s:.0f} s")
+        time.sleep(POLL_S)
+
+
+def stop(
+    agents: Sequence[Agent], run_id: str, attempt: int, *, grace_s: float
+) -> list[dict[str, Any] | HostError]:
+    """Stop the attempt's process on every host, in worker order; the agents' answers, errors included."""
+    requests = [
+        {"run_id": run_id, "attempt": attempt, "process_id": index, "grace_s": grace_s}
+        for index in range(len(agents))
+    ]
+    return ask_all(agents, "stop", requests, timeout_s=grace_s + 30)

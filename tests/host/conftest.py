@@ -1,0 +1,226 @@
+"""The agent as the launching side meets it: a program of one interpreter, JSON in, JSON out, its own root."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+AGENT = Path(__file__).parents[2] / "host" / "agent.py"
+JOB = """
+import json, os, signal, sys, time
+run_dir = os.environ["RUN_DIR"]
+rank, attempt = int(os.environ["RUN_PROCESS_ID"]), int(os.environ["RUN_ATTEMPT"])
+def beat(state, step, **more):
+    os.makedirs(run_dir + "/heartbeats", exist_ok=True)
+    path = run_dir + "/heartbeats/host-%d.json" % rank
+    with open(path + ".new", "w") as file:
+        json.dump(dict(rank=rank, attempt=attempt, state=state, step=step, time=time.time(),
+                       step_time=time.time(), pid=os.getpid(), message=None, **more), file)
+    os.replace(path + ".new", path)
+def say(text):
+    print(text, flush=True)
+def live():
+    while True:
+        time.sleep(60)
+"""
+
+
+def interpreters() -> list[str]:
+    """The oldest Python from 3.8 on that is found here, the system's own, and the one that runs the tests."""
+    pyenv = sorted(Path.home().glob(".pyenv/versions/3.*/bin/python"))
+    found: dict[tuple[int, ...], str] = {}
+    for candidate in [*(shutil.which(f"python3.{minor}") for minor in range(8, 12)), *map(str, pyenv)]:
+        probe = [
+            candidate or "",
+            "-S",
+            "-E",
+            "-c",
+            "import sys; print(*sys.version_info[:2], sys.executable)",
+        ]
+        if candidate is None:
+            continue
+        said = subprocess.run(probe, capture_output=True, text=True, check=False).stdout.split()
+        if len(said) == 3 and (int(said[0]), int(said[1])) >= (3, 8):
+            found.setdefault((int(said[0]), int(said[1])), said[2])
+    oldest = [found[min(found)]] if found else []
+    system = ["/usr/bin/python3"] if os.path.exists("/usr/bin/python3") else []
+    return list(dict.fromkeys([*oldest, *system, sys.executable]))
+
+
+INTERPRETERS = interpreters()
+
+
+class Agent:
+    def __init__(self, python: str, root: Path) -> None:
+        self.python, self.root, self.run_dir = python, root / "agent", root / "run"
+        self.run_dir.mkdir(parents=True)
+        self.scripts = root
+        self.run_ids: set[str] = set()
+
+    def raw(self, verb: str, body: bytes) -> tuple[int, bytes, str]:
+        done = subprocess.run(
+            [self.python, "-S", "-E", str(AGENT), verb],
+            input=body,
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
+        return done.returncode, done.stdout, done.stderr.decode()
+
+    def ask(self, verb: str, **fields: Any) -> tuple[int, dict[str, Any]]:
+        """Exit status and response."""
+        request = {"version": 1, "root": str(self.root), **fields}
+        status, out, err = self.raw(verb, json.dumps(request).encode())
+        assert err == ""
+        return status, json.loads(out)
+
+    def __call__(self, verb: str, **fields: Any) -> dict[str, Any]:
+        status, response = self.ask(verb, **fields)
+        assert (status, response["ok"]) == (0, True), response
+        return response
+
+    def refusal(self, verb: str, **fields: Any) -> tuple[int, str]:
+        """Exit status and message of a request that must not succeed."""
+        status, response = self.ask(verb, **fields)
+        assert status and response["ok"] is False, response
+        assert response["error"]["remedy"]
+        return status, response["error"]["message"]
+
+    def start_request(self, script: str, process_id: int = 0, **fields: Any) -> dict[str, Any]:
+        attempt = fields.get("attempt", 0)
+        path = self.scripts / f"job-{attempt}-{process_id}.py"
+        path.write_text(JOB + script)
+        request: dict[str, Any] = {
+            "run_id": "run-1",
+            "attempt": attempt,
+            "process_id": process_id,
+            "argv": [sys.executable, "-S", "-E", str(path)],
+            "env": {
+                "RUN_DIR": str(self.run_dir),
+                "RUN_PROCESS_ID": str(process_id),
+                "RUN_ATTEMPT": str(attempt),
+            },
+            "cwd": str(self.scripts),
+            "log_path": str(self.run_dir / "logs" / str(attempt) / f"host-{process_id}.log"),
+            "run_dir": str(self.run_dir),
+            "num_processes": 2,
+            "cpus": None,
+            "settle_s": 0.3,
+            **fields,
+        }
+        self.run_ids.add(request["run_id"])
+        return request
+
+    def start(self, script: str, process_id: int = 0, **fields: Any) -> dict[str, Any]:
+        return self("start", **self.start_request(script, process_id, **fields))
+
+    def start_and_hear(self, script: str, process_id: int = 0, **fields: Any) -> dict[str, Any]:
+        """Start a job and wait until its first line is in the log: then its preparations are done."""
+        started = self.start(script, process_id, **fields)
+        log = Path(self.start_request(script, process_id, **fields)["log_path"])
+        until(lambda: log.exists() and log.stat().st_size > 0)
+        return started
+
+    def status(self, process_id: int = 0, **fields: Any) -> dict[str, Any]:
+        fields = {"run_id": "run-1", "attempt": 0, **fields}
+        (found,) = self("status", process_id=process_id, **fields)["processes"]
+        return dict(found)
+
+    def ended(self, process_id: int = 0, **fields: Any) -> dict[str, Any]:
+        """The status of a process once it and its supervisor have finished."""
+        until(lambda: self.status(process_id, **fields)["state"] in ("exited", "lost"))
+        until(lambda: not self.status(process_id, **fields)["supervised"])
+        return self.status(process_id, **fields)
+
+    def state_dir(self, process_id: int = 0, attempt: int = 0) -> Path:
+        return self.root / "runs" / "run-1" / f"{attempt}-{process_id}"
+
+    def record(self, process_id: int = 0) -> dict[str, Any]:
+        return dict(json.loads((self.state_dir(process_id) / "process.json").read_text()))
+
+    def heartbeat(self, process_id: int = 0) -> dict[str, Any]:
+        return dict(json.loads((self.run_dir / "heartbeats" / f"host-{process_id}.json").read_text()))
+
+    def result(self) -> dict[str, Any]:
+        return dict(json.loads((self.run_dir / "result.json").read_text()))
+
+    def end_all(self) -> None:
+        for run_id in self.run_ids:
+            self.ask("stop", run_id=run_id, grace_s=0)
+        for path in self.root.glob("runs/*/*/process.json"):
+            record = json.loads(path.read_text())
+            if f"{path.parent}".encode() in cmdline(record["supervisor_pid"]):
+                os.kill(record["supervisor_pid"], signal.SIGKILL)
+
+
+def cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come to hold"
+        time.sleep(0.02)
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[..., None]:
+    return until
+
+
+@pytest.fixture(name="is_running")
+def _is_running() -> Callable[[int], bool]:
+    return is_running
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    """The agent on the oldest interpreter there is."""
+    made = Agent(INTERPRETERS[0], tmp_path)
+    yield made
+    made.end_all()
+
+
+@pytest.fixture(params=INTERPRETERS)
+def any_agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agent]:
+    """The agent on each of the interpreters."""
+    made = Agent(request.param, tmp_path)
+    yield made
+    made.end_all()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of 512 KiB."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(mount)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no `mount` on this machine")
+    if done.returncode:
+        pytest.skip(f"this user may not mount a small disk: {done.stderr.strip()}")
+    yield mount
+    subprocess.run(["umount", "-l", str(mount)], check=True)

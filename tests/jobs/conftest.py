@@ -1,0 +1,69 @@
+"""What the tests of jobs share: two CPU devices for JAX, and the smallest model that has every part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.tokenizer import TokenizerFacts
+from jobs.runtime.environment import ProcessEnvironment
+
+
+@pytest.fixture(scope="session")
+def two_devices() -> None:
+    """Asked for by every test that uses JAX, before its backend starts: the number of devices is fixed then."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 2)
+    assert jax.device_count() == 2
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> TokenizerFacts:
+    """A vocabulary of 48 ids with RoBERTa's special tokens; there is no tokenizer behind it."""
+    return TokenizerFacts(
+        path=tmp_path / "tokenizer.json",
+        vocab_size=48,
+        bos_id=0,
+        pad_id=1,
+        eos_id=2,
+        unk_id=3,
+        mask_id=47,
+        sha256="",
+    )
+
+
+@pytest.fixture
+def config() -> Config:
+    return Config(
+        layers=2,
+        width=16,
+        heads=4,
+        ff_width=24,
+        max_positions=16,
+        sequence_length=12,
+        batch_size=4,
+        steps=10,
+        dtype="float32",
+    )
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> ProcessEnvironment:
+    return ProcessEnvironment(
+        run_id="flax_mlm-20261120-214500-abcd",
+        run_dir=str(tmp_path / "run"),
+        job="flax_mlm",
+        stack="jax",
+        attempt=3,
+        num_processes=2,
+        process_id=1,
+        coordinator="127.0.0.1:4000",
+        platform="cpu",
+        cache_dir=str(tmp_path / "cache"),
+        local_devices=1,
+        control_dir=None,
+    )

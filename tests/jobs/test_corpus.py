@@ -1,0 +1,315 @@
+"""What --data may name, what comes out of it, and what is said when it can't be read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry, known_implementations
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jobs
+from jobs.flax_mlm.corpus import open_corpus
+from jobs.flax_mlm.documents import DOCUMENT_CHARACTERS, DOCUMENT_LIMIT_CHARACTERS
+from jobs.runtime.errors import RequestError
+
+
+def read(source: str | Path, *, text_field: str = "text") -> list[str]:
+    """The documents of a corpus in which nothing has to be warned of."""
+    return list(open_corpus(str(source), text_field=text_field).documents(warn=pytest.fail))
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryFileSystem]:
+    file_system = fsspec.filesystem("memory")
+    yield file_system
+    file_system.store.clear()
+    file_system.pseudo_dirs[:] = [""]
+
+
+def test_looking_for_a_corpus_loads_neither_numpy_nor_tokenizers_nor_fsspec() -> None:
+    program = "import sys, jobs.flax_mlm.corpus; print(*sys.modules)"
+    env = {**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parents[1])}
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True, env=env).split()
+    assert not {"numpy", "tokenizers", "fsspec"} & set(loaded)
+
+
+def test_a_folder_gives_its_text_files_at_any_depth_sorted_and_without_hidden_ones(tmp_path: Path) -> None:
+    for name in ("b.md", "a.txt", "sub/c.RST", "sub/d.text", ".hidden.txt", ".git/e.txt", "f.png", "g.txt~"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    assert read(tmp_path) == ["a.txt", "b.md", "sub/c.RST", "sub/d.text"]
+
+
+def test_a_glob_gives_the_files_it_matches_whatever_their_ending(tmp_path: Path) -> None:
+    for name in ("a.log", "sub/b.log", "sub/c.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    assert read(tmp_path / "**" / "*.log") == ["a.log", "sub/b.log"]
+    assert read(tmp_path / "*.log") == ["a.log"]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
+    (tmp_path / "data[1].txt").write_text("this one")
+    (tmp_path / "data1.txt").write_text("not this one")
+    assert read(tmp_path / "data[1].txt") == ["this one"]
+
+
+def test_a_compressed_file_gives_what_the_plain_one_gives(tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"text": f"naïve {n}"}) + "\n" for n in range(3))
+    (tmp_path / "plain.jsonl").write_text(lines)
+    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    assert (
+        read(tmp_path / "packed.jsonl.gz")
+        == read(tmp_path / "plain.jsonl")
+        == [f"naïve {n}" for n in range(3)]
+    )
+
+
+def test_a_url_gives_what_the_same_local_files_give(tmp_path: Path, memory: MemoryFileSystem) -> None:
+    contents = {
+        "a.txt": b"plain",
+        "sub/b.txt.gz": gzip.compress(b"packed"),
+        "sub/c.jsonl": b'{"text": "line"}',
+        ".hidden.txt": b"hidden",
+        "d.bin": b"other",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+        memory.pipe(f"/bucket/{name}", content)
+    for pattern in ("", "/a.txt", "/*.txt", "/**/*.gz"):
+        assert read(f"memory://bucket{pattern}") == read(f"{tmp_path}{pattern}"), pattern
+    assert read("memory://bucket") == ["plain", "packed", "line"]
+
+
+def test_a_urls_fingerprint_follows_its_content_and_reads_none_of_it(
+    memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.pipe("/bucket/a.txt", b"one")
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "_open", lambda *_, **__: pytest.fail("downloaded"))
+        before = open_corpus("memory://bucket").fingerprint
+        assert open_corpus("memory://bucket").fingerprint == before
+    memory.rm("/bucket/a.txt")
+    memory.pipe("/bucket/a.txt", b"two")
+    assert open_corpus("memory://bucket").fingerprint != before
+
+
+def test_the_fingerprint_is_of_content_and_ending_and_not_of_the_place(tmp_path: Path) -> None:
+    def fingerprint(name: str, content: str, text_field: str = "text") -> str:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+        return open_corpus(str(path), text_field=text_field).fingerprint
+
+    first = fingerprint("here/a.txt", '{"text": "x"}')
+    assert fingerprint("there/b.txt", '{"text": "x"}') == first
+    assert fingerprint("there/b.txt", '{"text": "y"}') != first
+    lines = fingerprint("there/b.jsonl", '{"text": "x"}')
+    assert lines != first
+    assert fingerprint("there/b.jsonl", '{"text": "x"}', "title") != lines
+
+
+def test_a_text_file_is_cut_at_the_first_blank_line_after_2000_characters(tmp_path: Path) -> None:
+    paragraph = "x" * 999
+    (tmp_path / "a.txt").write_text("\n\n".join([paragraph] * 5) + "\n")
+    documents = read(tmp_path / "a.txt")
+    assert documents == [f"{paragraph}\n\n{paragraph}", f"{paragraph}\n\n{paragraph}", paragraph]
+
+
+@pytest.mark.parametrize("line", ["word " * 20 + "\n", "x"], ids=["no blank line", "no line end"])
+def test_a_text_without_blank_lines_still_comes_in_bounded_documents(tmp_path: Path, line: str) -> None:
+    text = line * (500_000 // len(line))
+    (tmp_path / "a.txt").write_text(text)
+    documents = read(tmp_path / "a.txt")
+    assert "".join("".join(documents).split()) == "".join(text.split())
+    assert len(documents) >= 4
+    assert max(map(len, documents)) < 2 * DOCUMENT_LIMIT_CHARACTERS
+
+
+PIECES = st.tuples(
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\ufeff"), max_size=20),
+    st.integers(1, 300),
+    st.sampled_from(["\n", "\n\n", "\r\n\r\n", " \n \n"]),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(PIECES, max_size=30))
+def test_cutting_a_text_loses_nothing_but_white_space(pieces: list[tuple[str, int, str]]) -> None:
+    text = "".join(words * times + end for words, times, end in pieces)
+    with tempfile.NamedTemporaryFile(suffix=".txt") as file:
+        file.write(b"." + text.encode())
+        file.flush()
+        documents = read(file.name)
+    assert "".join("".join(documents).split()) == "." + "".join(text.split())
+    assert all(len(document) > DOCUMENT_CHARACTERS - 10 for document in documents[:-1])
+
+
+def test_reading_takes_no_more_memory_for_more_text(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.txt.gz", "wb", compresslevel=1) as file:
+        for _ in range(200):
+            file.write(("word " * 19 + "\n\n").encode() * 1_000)  # 19 MB in all
+    corpus = open_corpus(str(tmp_path / "a.txt.gz"))
+    tracemalloc.start()
+    try:
+        assert sum(map(len, corpus.documents())) > 15_000_000
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_not_utf8_is_replaced_counted_and_said_once(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9 and caf\xe9 and a true \xef\xbf\xbd")
+    (tmp_path / "b.jsonl").write_bytes(
+        b'{"text": "caf\xe9"}\n{"text": "\\ud800 alone"}\n{"text": "\\ud83d\\ude00"}'
+    )
+    said: list[str] = []
+    documents = list(open_corpus(str(tmp_path)).documents(warn=said.append))
+    assert documents == ["caf� and caf� and a true �", "caf�", "� alone", "😀"]
+    assert len(said) == 1
+    assert said[0].startswith(f"{tmp_path / 'a.txt'} and 1 more: 4 places are not UTF-8")
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "x"}\r\n')
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfy\r\nz")
+    assert read(tmp_path) == ["x", "y\nz"]
+
+
+def test_documents_of_white_space_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": ""}\n\n{"text": " \\n"}\n{"text": "x"}\n')
+    (tmp_path / "b.txt").write_text("\n" * 5_000)
+    assert read(tmp_path) == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"text": x}', r"a\.jsonl:3: not JSON \(Expecting value at column 10\)"),
+        ('{"title": "x", "body": "y"}', r"a\.jsonl:3: no field 'text'; the fields there are 'body', 'title'"),
+        ("{}", r"a\.jsonl:3: no field 'text'; the fields there are none"),
+        ('["x"]', r"a\.jsonl:3: a JSON list, but each line .* is an object"),
+        ('{"text": null}', r"a\.jsonl:3: field 'text' is a NoneType, not a string"),
+        ("[" * 100_000, r"a\.jsonl:3: not JSON"),
+        ('{"n": ' + "9" * 5_000 + "}", r"a\.jsonl:3: not JSON"),
+    ],
+)
+def test_a_bad_jsonl_line_is_named_with_what_is_wrong_and_what_is_there(
+    tmp_path: Path, line: str, says: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "x"}}\n\n{line}\n')
+    with pytest.raises(RequestError, match=says):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("{}/none.txt", r"none\.txt: No such file or directory; give 'stdlib', a file"),
+        ("{}/none/*.txt", r"none/\*\.txt: no file matches"),
+        ("{}/pictures", r"no readable file in this folder .* \.txt \.md \.rst \.text \.jsonl"),
+        ("{}/empty", r"empty: 2 files of 0 bytes"),
+        ("{}/pipe", r"pipe: not a regular file"),
+        ("", r"No such file"),
+        ("nosuch://bucket/a.txt", r"no driver for this kind of URL: .*nosuch"),
+        ("undriven://bucket/a.txt", r"no driver for this kind of URL: install the package undriven-fs"),
+        ("memory://none", r"memory://none: no such file or folder"),
+        ("memory://none/*", r"memory://none/\*: no file matches"),
+        ("refusing://bucket", r"can't be listed \(RuntimeError: 401\); check the address, the network"),
+    ],
+)
+def test_data_that_cannot_be_read_is_refused_with_the_rule_and_the_remedy(
+    tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, source: str, says: str
+) -> None:
+    class Refusing(MemoryFileSystem):  # type: ignore[misc]
+        protocol = "refusing"
+
+        def info(self, path: str, **_: object) -> dict[str, object]:
+            raise RuntimeError("401")
+
+    driver = {"class": "no_such_package.Driver", "err": "install the package undriven-fs"}
+    monkeypatch.setitem(known_implementations, "undriven", driver)
+    monkeypatch.setitem(_registry, "refusing", Refusing)
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_text("x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "a.txt").touch()
+    (tmp_path / "empty" / "b.txt").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RequestError, match=says):
+        open_corpus(source.format(tmp_path))
+
+
+@pytest.mark.parametrize("locked", ["a.txt", "sub", "sub/b.txt"])
+def test_data_without_permission_is_refused_when_it_is_opened(locked: str) -> None:
+    # Not below tmp_path, which only its owner may enter.
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        root.chmod(0o755)
+        (root / "sub").mkdir()
+        (root / "a.txt").write_text("x")
+        (root / "sub" / "b.txt").write_text("x")
+        (root / locked).chmod(0)
+        user = os.geteuid()
+        if user == 0:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(RequestError, match=f"no permission to read .*{locked}; change its mode"):
+                open_corpus(folder)
+        finally:
+            os.seteuid(user)
+            (root / locked).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (gzip.compress(Random(0).randbytes(50_000).hex().encode())[:30_000], "damaged, or not gzip"),
+        (gzip.compress(b"x" * 100_000)[:-6], "damaged, or not gzip"),
+        (b"not compressed at all", "damaged, or not gzip"),
+        (gzip.compress("UTF-16".encode("utf-16")), "NUL bytes: a binary file, or UTF-16"),
+    ],
+    ids=["cut off", "cut off at the end", "not gzip", "not text"],
+)
+def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(content)
+    with pytest.raises(RequestError, match=rf"a\.txt\.gz: .*{says}"):
+        list(open_corpus(str(tmp_path)).documents(warn=lambda _: None))
+
+
+def test_stdlib_is_the_modules_docstrings_in_source_order_and_the_same_every_time() -> None:
+    corpus = open_corpus("stdlib")
+    documents = read("stdlib")
+    paths = [file.path for file in corpus.files]
+    assert paths == sorted(paths)
+    parts = {part for path in paths for part in Path(path).relative_to(Path(os.__file__).parent).parts}
+    assert not {"test", "tests", "idlelib", "lib2to3", "site-packages", "__pycache__"} & parts
+    assert len(documents) > 300
+    assert sum(map(len, documents)) > 1_000_000
+    assert corpus.fingerprint == open_corpus("stdlib").fingerprint
+    [queue] = [
+        document for document in documents if document.startswith("A multi-producer, multi-consumer queue.")
+    ]
+    inside = [
+        "Create a queue object with a given maximum size.",
+        "Indicate that a formerly",
+        "Variant of Queue that",
+    ]
+    places = [queue.index(text) for text in inside]
+    assert places == sorted(places)

@@ -1,0 +1,242 @@
+"""Rules of the whole repository: what may be imported, what a lock holds, what the first commands say."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+REQUIREMENTS = ROOT / "requirements"
+LOCKS = sorted(path.stem for path in REQUIREMENTS.glob("*.in"))
+ROOMS = ("fabfile", "launch", "infra", "host", "jobs")
+
+
+def pins(lock: str) -> dict[str, tuple[Version, list[str]]]:
+    """Of one lock: name → (version, hashes)."""
+    entries = re.split(r"\n(?=\S)", (REQUIREMENTS / f"{lock}.txt").read_text())
+    found = {}
+    for entry in entries:
+        if entry.startswith("#"):
+            continue
+        requirement = Requirement(entry.split("\\")[0].strip())
+        (exact,) = requirement.specifier
+        assert exact.operator == "==", entry
+        found[requirement.name] = (Version(exact.version), re.findall(r"--hash=sha256:[0-9a-f]{64}", entry))
+    return found
+
+
+def asked(name: str) -> Iterator[Requirement]:
+    """What an .in file asks for, its own includes followed."""
+    for line in (REQUIREMENTS / f"{name}.in").read_text().splitlines():
+        if line.startswith("-r "):
+            yield from asked(line.removeprefix("-r ").removesuffix(".in"))
+        elif line and not line.startswith("#"):
+            yield Requirement(line)
+
+
+def imported(path: Path) -> set[str]:
+    """The top-level names of everything that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or ".")
+    return {name.partition(".")[0] for name in names}
+
+
+# --- locks --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(REQUIREMENTS.iterdir()), ids=lambda path: path.name)
+def test_no_requirements_file_names_an_index(path: Path) -> None:
+    assert re.search(r"://|--(extra-)?index|--find-links|--trusted-host", path.read_text()) is None
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_pin_has_a_hash(lock: str) -> None:
+    assert pins(lock)
+    assert [name for name, (_, hashes) in pins(lock).items() if not hashes] == []
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_lock_answers_what_its_in_file_asks(lock: str) -> None:
+    pinned = pins(lock)
+    for requirement in asked(lock):
+        assert requirement.name in pinned, f"{requirement} is not in {lock}.txt: run `make lock`"
+        assert pinned[requirement.name][0] in requirement.specifier, f"{requirement}: run `make lock`"
+
+
+def test_a_package_has_one_version_in_all_locks() -> None:
+    versions: dict[str, set[Version]] = {}
+    for lock in LOCKS:
+        for name, (version, _) in pins(lock).items():
+            versions.setdefault(name, set()).add(version)
+    assert {name: found for name, found in versions.items() if len(found) > 1} == {}
+
+
+def test_what_builds_this_package_is_in_the_lock_so_that_an_install_fetches_nothing_more() -> None:
+    (build,) = map(Requirement, PROJECT["build-system"]["requires"])
+    assert build in list(asked("run"))
+
+
+# --- imports ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", ["host/agent.py", "infra/inventory.py", "tools/interpreter.py", "tools/install.py"]
+)
+def test_what_runs_on_a_bare_python_imports_the_standard_library_alone(path: str) -> None:
+    if not (ROOT / path).exists():
+        pytest.skip(f"{path} is not written")
+    ours = {"tools"} if path.startswith("tools/") else set()
+    assert imported(ROOT / path) - sys.stdlib_module_names - ours == set()
+
+
+JOBS = sorted(f"jobs/{path.parent.name}" for path in ROOT.glob("jobs/*/__init__.py"))
+
+
+@pytest.mark.parametrize("room", ["launch", "infra", "host", "jobs", *JOBS])
+def test_importing_a_package_loads_nothing(room: str) -> None:
+    assert imported(ROOT / room / "__init__.py") == set()
+
+
+@pytest.mark.parametrize("room", [*ROOMS, "tests", "tools", "requirements"])
+def test_every_folder_says_what_may_be_imported(room: str) -> None:
+    init, readme = ROOT / room / "__init__.py", ROOT / room / "README.md"
+    words = ast.get_docstring(ast.parse(init.read_text())) if init.exists() else None
+    words = (words or "") + (readme.read_text() if readme.exists() else "")
+    assert "import" in words
+
+
+def lint_imports(house: Path) -> str:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=house, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Path:
+    """A house of empty rooms under this project's import rules."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    empty = ["infra/inventory.py", "infra/policy.py", "host/agent.py", "launch/plan.py", "fabfile/train.py"]
+    empty += [f"jobs/runtime/{name}.py" for name in ("run_directory", "errors", "cache", "metrics")]
+    empty += [f"{job}/train.py" for job in JOBS]
+    for name in empty:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        for folder in path.relative_to(tmp_path).parents[:-1]:
+            (tmp_path / folder / "__init__.py").touch()
+    return tmp_path
+
+
+def test_what_the_design_allows_to_be_imported_passes_the_import_rules(house: Path) -> None:
+    (house / "fabfile/train.py").write_text(
+        "import launch.plan\nfrom jobs.runtime.errors import RequestError\n"
+    )
+    (house / "launch/plan.py").write_text(
+        "from infra import inventory\nimport jobs.runtime.run_directory\nfrom jobs.runtime import cache\n"
+    )
+    (house / "jobs/flax_mlm/train.py").write_text("import jax\nfrom jobs.runtime import metrics\n")
+    (house / "infra/policy.py").write_text("import pulumi\nfrom infra import inventory\n")
+    assert re.search(r"Contracts: \d+ kept, 0 broken", said := lint_imports(house)), said
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "rule"),
+    [
+        ("launch/plan.py", "import fabfile.train", "none upwards"),
+        ("launch/plan.py", "from infra import policy", "the inventory alone"),
+        ("fabfile/train.py", "import infra.policy", "the inventory alone"),
+        ("launch/plan.py", "from jobs.flax_mlm import train", "the rest by name"),
+        ("launch/plan.py", "import jobs.runtime.metrics", "the rest by name"),
+        ("launch/plan.py", "import jax", "loads no framework"),
+        ("jobs/runtime/errors.py", "import launch.plan", "jobs know nothing of clouds"),
+        ("jobs/flax_mlm/train.py", "from infra import inventory", "jobs know nothing of clouds"),
+        ("jobs/runtime/errors.py", "import jobs.flax_mlm.train", "jobs are siblings"),
+        ("infra/policy.py", "import launch.plan", "infra knows nothing"),
+        ("infra/inventory.py", "import host.agent", "infra knows nothing"),
+        ("host/agent.py", "from jobs.runtime import errors", "the agent imports nothing of ours"),
+    ],
+)  # fmt: skip
+def test_an_import_against_the_flow_breaks_its_rule(house: Path, path: str, line: str, rule: str) -> None:
+    (house / path).write_text(line + "\n")
+    broken = [said for said in lint_imports(house).splitlines() if said.endswith("BROKEN")]
+    assert any(rule in said for said in broken), broken
+
+
+def test_a_framework_that_reaches_the_launching_side_through_the_runtime_breaks_its_rule(
+    house: Path,
+) -> None:
+    (house / "launch/plan.py").write_text("import jobs.runtime.run_directory\n")
+    (house / "jobs/runtime/run_directory.py").write_text("import jobs.runtime.metrics\n")
+    (house / "jobs/runtime/metrics.py").write_text("import jax\n")
+    assert re.search(r"loads no framework BROKEN", lint_imports(house))
+
+
+def test_a_job_that_the_rules_do_not_know_is_noticed(house: Path) -> None:
+    (house / "jobs/torch_qa").mkdir()
+    (house / "jobs/torch_qa/__init__.py").touch()
+    assert "torch_qa" in lint_imports(house)
+
+
+# --- the first commands -------------------------------------------------------------------------------------
+
+
+def run_make(*args: str) -> str:
+    """What make says, as if a person typed it: these tests may themselves run under make."""
+    done = subprocess.run(
+        ["make", *args],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_make_alone_lists_every_command_in_one_line_each() -> None:
+    said = run_make()
+    listed = re.findall(r"^  make (\S+) +\S", said, flags=re.MULTILINE)
+    commands = re.findall(r"^\.PHONY: (\S+)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert listed == commands
+    assert max(map(len, said.splitlines())) <= 100
+    assert len(set(map(len, re.findall(r"^  make \S+ +", said, flags=re.MULTILINE)))) == 1
+
+
+def test_arguments_of_a_training_run_reach_it_as_one_argument() -> None:
+    said = run_make("--dry-run", "train", """ARGS=--steps 3 --data "a folder/it's.txt" """)
+    # The shell reads the variable itself, so quotes inside need no care; without ARGS the option is absent.
+    assert said.splitlines()[-1].endswith('fab train --job flax_mlm --args "$ARGS"')
+    assert run_make("--dry-run", "train").splitlines()[-1].rstrip().endswith("--job flax_mlm")
+
+
+def test_ci_runs_the_commands_of_the_readme_and_stops_at_the_first_error_of_its_own() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert "set -euo pipefail" in script
+    assert "make check" in script
+    assert "make test-all" in script
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_the_python_of_the_house_is_the_same_wherever_it_is_said() -> None:
+    chosen = (ROOT / ".python-version").read_text().strip()
+    assert PROJECT["project"]["requires-python"] == f">={chosen}"
+    assert PROJECT["tool"]["mypy"]["python_version"] == chosen
+    assert PROJECT["tool"]["ruff"]["target-version"] == "py" + chosen.replace(".", "")
+    assert f'PREFERRED = "{chosen}"' in (ROOT / "tools" / "interpreter.py").read_text()
