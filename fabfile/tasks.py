@@ -6,7 +6,7 @@ from typing import Any
 
 from fabric import task
 
-from fabfile.terminal import reported
+from fabfile.terminal import reported, whole
 
 RUN_HELP = 'a run: its id, the beginning or end of it, its --name, or "latest"'
 
@@ -29,7 +29,7 @@ def train(
     job: str = "",
     args: str = "",
     resume: str = "",
-    hosts: int = 0,
+    hosts: str = "",
     platform: str = "",
     target: str = "local",
     name: str = "",
@@ -42,7 +42,7 @@ def train(
         job=job or None,
         arguments=args or None,
         resume=resume or None,
-        hosts=hosts or None,
+        hosts=whole("--hosts", hosts, least=1),
         platform=platform or None,
         target=target,
         name=name or None,
@@ -68,11 +68,16 @@ def status(c: Any, run: str = "") -> int:
     }
 )
 @reported
-def logs(c: Any, run: str = "latest", host: int = -1, follow: bool = False, lines: int = 40) -> int:
+def logs(c: Any, run: str = "latest", host: str = "", follow: bool = False, lines: str = "40") -> int:
     """Print the logs of all hosts, or one."""
     from launch import console
 
-    return console.logs(run, host=host if host >= 0 else None, keep_on=follow, lines=lines)
+    return console.logs(
+        run,
+        host=whole("--host", host, least=0),
+        keep_on=follow,
+        lines=whole("--lines", lines, least=0) or 0,
+    )
 
 
 @task(
@@ -82,11 +87,11 @@ def logs(c: Any, run: str = "latest", host: int = -1, follow: bool = False, line
     }
 )
 @reported
-def stop(c: Any, run: str = "", grace: int = 120) -> int:
+def stop(c: Any, run: str = "", grace: str = "120") -> int:
     """Stop a run; it saves a checkpoint first."""
     from launch import console
 
-    return console.stop(run or None, grace_s=float(grace))
+    return console.stop(run or None, grace_s=float(whole("--grace", grace, least=0) or 0))
 
 
 @task(help={"all": "every run (default: the latest 20)"})

@@ -7,6 +7,23 @@ import sys
 from collections.abc import Callable
 
 
+def whole(option: str, text: str, *, least: int) -> int | None:
+    """The number in an option's text; None where the option was not given.
+
+    Invoke would read numbers itself, but answers what is none with a traceback, and takes 0 for "not given".
+
+    Raises:
+        RequestError: the text is no whole number of at least `least`.
+    """
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
+        from jobs.runtime.errors import RequestError
+
+        raise RequestError(f"{option} {text}: must be a whole number of at least {least}")
+    return int(text)
+
+
 def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
     """The task as Fabric calls it: its return value becomes the exit code, its known errors become messages.
 

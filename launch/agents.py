@@ -14,9 +14,9 @@ PROTOCOL_VERSION = 1
 MOST_AT_ONCE = 64
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class HostError(Exception):
-    """What went wrong on one host, and what to do about it."""
+    """What went wrong on one host, and what to do about it. Not frozen: raising sets an exception's traceback."""
 
     host: str
     reason: str
@@ -58,6 +58,8 @@ class Agent:
             raise HostError(host=self.host, reason=f"no answer to {verb} within {timeout_s:g} s")
         try:
             answer = json.loads(done.stdout)
+            if not isinstance(answer, dict):
+                raise ValueError(f"{answer!r} is no object")
         except ValueError:
             said = (done.stderr or done.stdout).strip().splitlines()
             reason = f"{verb} was not answered by an agent (exit code {done.exit_code}): {said[-1] if said else ''}"
@@ -67,7 +69,7 @@ class Agent:
             raise HostError(
                 host=self.host, reason=fault.get("message", "unknown error"), remedy=fault.get("remedy") or ""
             )
-        return dict(answer)
+        return answer
 
 
 def ask_all(

@@ -32,14 +32,14 @@ def train(
     """Start a run (or go on with one) and, unless `detach`, follow it to its end."""
     from launch import train as launching
 
-    console = Console()
+    console = _console()
     old = _resumed(resume, job) if resume else None
     if old is None and job is None:
         raise RequestError(f"--job: say what to train; choose one of {', '.join(job_index.names())}")
     described = old.described if old else {}
     chosen = targets.resolve(
         target,
-        hosts=hosts or (old.processes if old else None),
+        hosts=hosts if hosts is not None else (old.processes if old else None),
         platform=platform or described.get("platform", "cpu"),
     )
     request = launching.Request(
@@ -74,6 +74,11 @@ def _words(arguments: str) -> list[str]:
         raise RequestError(f"--args: {arguments!r} has a quote that is not closed ({error})") from None
 
 
+def _console() -> Console:
+    """A terminal that prints what runs and users say as it is: "[/tmp]" is no markup, ":x:" no emoji."""
+    return Console(markup=False, emoji=False)
+
+
 def _say(console: Console) -> Any:
     return lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
 
@@ -102,7 +107,7 @@ def _report(console: Console, run: Run, state: runs.State) -> int:
 
 def status(wanted: str | None) -> int:
     """A table of the hosts of each run that is active, or of the run asked for."""
-    console = Console()
+    console = _console()
     everything = runs.list_runs(targets.runs_dir())
     if not everything and wanted is None:
         _say(console)("no runs yet; `make train` or `fab train --job flax_mlm` starts one")
@@ -167,7 +172,7 @@ def logs(wanted: str, *, host: int | None, keep_on: bool, lines: int) -> int:
 
 def list_runs(*, limit: int | None) -> int:
     """A table of runs, the newest first."""
-    console = Console()
+    console = _console()
     everything = runs.list_runs(targets.runs_dir())
     if not everything:
         _say(console)("no runs yet; `make train` or `fab train --job flax_mlm` starts one")
@@ -195,7 +200,7 @@ def list_runs(*, limit: int | None) -> int:
 
 def stop(wanted: str | None, *, grace_s: float) -> int:
     """Stop a run on all its hosts; it saves a checkpoint first."""
-    console = Console()
+    console = _console()
     run = runs.find(targets.runs_dir(), wanted) if wanted else _only_active()
     agents = targets.agents_of(run.described)
     before = follow.state(agents, run)
@@ -232,7 +237,7 @@ def _only_active() -> Run:
 
 def list_jobs(wanted: str | None) -> int:
     """What can be trained; with a job's name, all its options."""
-    console = Console()
+    console = _console()
     for name in [wanted] if wanted else job_index.names():
         job = job_index.find(name)
         _say(console)(f"{job.name}  (stack {job.stack})\n  {job.summary}\n")

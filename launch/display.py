@@ -48,9 +48,9 @@ class Bar:
 
         self._console = console
         self._bar = progress.Progress(
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(bar_width=None),
-            progress.TextColumn("{task.fields[figures]}"),
+            progress.TextColumn("{task.fields[figures]}", markup=False),
             console=console,
             transient=True,
         )

@@ -79,8 +79,10 @@ def _show(run: Run, display: Display, noted: set[int]) -> None:
     for line in lines:
         if "eval_loss" in line and line["step"] not in noted:
             noted.add(line["step"])
+            loss, accuracy = line["eval_loss"], line["eval_accuracy"]
             display.note(
-                f"step {line['step']}: eval loss {line['eval_loss']:.3f}, accuracy {line['eval_accuracy']:.1%}"
+                f"step {line['step']}: eval loss "
+                + (f"{loss:.3f}, accuracy {accuracy:.1%}" if loss is not None else "is not a finite number")
             )
     beats = [beat for beat in run.current() if beat]
     if not beats or any(beat["state"] in ("starting", "joined") for beat in beats):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from launch import follow, runs
@@ -20,15 +20,10 @@ def tail(agent: Agent, run: Run, host: int, *, lines: int) -> tuple[list[str], i
     Raises:
         HostError: the host did not answer, or has no such log.
     """
-    if lines == 0:
-        text, offset = "", 0
-        while True:
-            answer = _ask(agent, run, host, offset)
-            text, offset = text + answer["text"], answer["next_offset"]
-            if not answer["text"]:
-                return text.splitlines(), offset
-    answer = _ask(agent, run, host, -CHUNK_BYTES)
-    return answer["text"].splitlines()[-lines:], answer["next_offset"]
+    text, offset = "", 0 if lines == 0 else -CHUNK_BYTES
+    for piece, offset in _pieces(agent, run, host, offset):
+        text += piece
+    return text.splitlines()[-lines:], offset
 
 
 def follow_all(
@@ -38,13 +33,24 @@ def follow_all(
     while True:
         ended = follow.state(agents, runs.read(run.directory) or run) not in runs.ACTIVE
         for host, offset in list(offsets.items()):
-            answer = _ask(agents[host], run, host, offset)
-            offsets[host] = answer["next_offset"]
-            for line in answer["text"].splitlines():
-                show(host, line)
+            for text, offsets[host] in _pieces(agents[host], run, host, offset):
+                for line in text.splitlines():
+                    show(host, line)
         if ended:
             return
         time.sleep(POLL_S)
+
+
+def _pieces(agent: Agent, run: Run, host: int, offset: int) -> Iterator[tuple[str, int]]:
+    """What the log holds now from `offset` on, in pieces of whole lines, each with the offset after it."""
+    end: int | None = None
+    while True:
+        answer = _ask(agent, run, host, offset)
+        offset = answer["next_offset"]
+        end = answer["size"] if end is None else end  # a log that grows faster than it is read ends all the same
+        yield answer["text"], offset
+        if not answer["text"] or offset >= end:
+            return
 
 
 def _ask(agent: Agent, run: Run, host: int, offset: int) -> dict[str, Any]:

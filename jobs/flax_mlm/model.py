@@ -52,16 +52,20 @@ def _layer_norm(width: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.LayerNorm:
     return nnx.LayerNorm(width, epsilon=LAYER_NORM_EPSILON, dtype=dtype, rngs=rngs)
 
 
-def _dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Dropout from an explicit key, so that what a step drops depends on (seed, step) alone; no key, no dropout."""
-    if key is None or rate == 0.0:
-        return x
-    kept = jax.random.bernoulli(key, 1.0 - rate, x.shape)
-    return jnp.where(kept, x / (1.0 - rate), jnp.zeros_like(x))
+def _dropout(x_BSD: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
+    """Dropout from a key for each row: what is dropped does not depend on which device holds the row.
+
+    No keys, no dropout.
+    """
+    if keys_B is None or rate == 0.0:
+        return x_BSD
+    kept_BSD = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, x_BSD.shape[1:]))(keys_B)
+    return jnp.where(kept_BSD, x_BSD / (1.0 - rate), jnp.zeros_like(x_BSD))
 
 
-def _fold(key: jax.Array | None, index: int) -> jax.Array | None:
-    return None if key is None else jax.random.fold_in(key, index)
+def _fold(keys_B: jax.Array | None, place: int) -> jax.Array | None:
+    """Keys for another place of the network."""
+    return None if keys_B is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys_B, place)
 
 
 class Embeddings(nnx.Module):
@@ -75,10 +79,10 @@ class Embeddings(nnx.Module):
         self.norm = _layer_norm(dims.width, dtype, rngs)
         self.dropout, self.position_offset = dims.dropout, dims.position_offset
 
-    def __call__(self, tokens_BS: jax.Array, key: jax.Array | None) -> jax.Array:
+    def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
         positions_S = jnp.arange(tokens_BS.shape[1]) + self.position_offset
         x_BSD = self.tokens(tokens_BS) + self.positions(positions_S)
-        return _dropout(self.norm(x_BSD), self.dropout, key)
+        return _dropout(self.norm(x_BSD), self.dropout, keys_B)
 
 
 class Layer(nnx.Module):
@@ -93,15 +97,15 @@ class Layer(nnx.Module):
         self.ff_out = _linear(dims.ff_width, dims.width, dtype, rngs)
         self.ff_norm = _layer_norm(dims.width, dtype, rngs)
 
-    def __call__(self, x_BSD: jax.Array, key: jax.Array | None) -> jax.Array:
+    def __call__(self, x_BSD: jax.Array, keys_B: jax.Array | None) -> jax.Array:
         b, s, d = x_BSD.shape
         qkv_BS3HK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)
         q_BSHK, k_BSHK, v_BSHK = (qkv_BS3HK[:, :, i] for i in range(3))
         mixed_BSD = jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK).reshape(b, s, d)
-        attended_BSD = _dropout(self.attention_out(mixed_BSD), self.dropout, _fold(key, 0))
+        attended_BSD = _dropout(self.attention_out(mixed_BSD), self.dropout, _fold(keys_B, 0))
         x_BSD = self.attention_norm(x_BSD + attended_BSD)
         inner_BSF = jax.nn.gelu(self.ff_in(x_BSD), approximate=False)
-        fed_BSD = _dropout(self.ff_out(inner_BSF), self.dropout, _fold(key, 1))
+        fed_BSD = _dropout(self.ff_out(inner_BSF), self.dropout, _fold(keys_B, 1))
         return cast(jax.Array, self.ff_norm(x_BSD + fed_BSD))
 
 
@@ -118,11 +122,11 @@ class Mlm(nnx.Module):
         self.head_norm = _layer_norm(dims.width, dtype, rngs)
         self.head_bias = nnx.Param(jnp.zeros(dims.vocab_size))
 
-    def encode(self, tokens_BS: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """(B, S) token ids to (B, S, D) hidden states; dropout only where a key is given."""
-        x_BSD = self.embeddings(tokens_BS, _fold(key, 0))
+    def encode(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
+        """(B, S) token ids to (B, S, D) hidden states; dropout only where (B,) keys are given."""
+        x_BSD = self.embeddings(tokens_BS, _fold(keys_B, 0))
         for index, layer in enumerate(self.layers):
-            x_BSD = layer(x_BSD, _fold(key, index + 1))
+            x_BSD = layer(x_BSD, _fold(keys_B, index + 1))
         return x_BSD
 
     def logits(self, x_BMD: jax.Array) -> jax.Array:
@@ -132,8 +136,8 @@ class Mlm(nnx.Module):
         return logits_BMV.astype(jnp.float32) + self.head_bias[...]
 
     def __call__(
-        self, tokens_BS: jax.Array, positions_BM: jax.Array, key: jax.Array | None = None
+        self, tokens_BS: jax.Array, positions_BM: jax.Array, keys_B: jax.Array | None = None
     ) -> jax.Array:
         """Logits (B, M, V) at `positions_BM` only: the other positions' logits are never asked for."""
-        x_BSD = self.encode(tokens_BS, key)
+        x_BSD = self.encode(tokens_BS, keys_B)
         return self.logits(jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1))

@@ -40,8 +40,8 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
     sequences = {"train": tokens.sequences("train", length), "eval": tokens.sequences("eval", length)}
     baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
 
-    mesh = Mesh(np.asarray(jax.devices()), ("data",))
-    by_row, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+    mesh = Mesh(np.asarray(jax.devices()), (steps.DATA,))
+    by_row = NamedSharding(mesh, PartitionSpec(steps.DATA))
 
     def place(values_B: np.ndarray) -> jax.Array:
         return jax.make_array_from_callback(values_B.shape, by_row, lambda rows: values_B[rows])
@@ -56,11 +56,11 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
 
     run.heartbeat.say("compiling the first step")
     optimizer = steps.make_optimizer(config)
-    graph, state = steps.create(config, tokens.tokenizer, optimizer, everywhere)
+    graph, state = steps.create(config, tokens.tokenizer, optimizer, mesh)
     train_rule = steps.mask_rule(tokens.tokenizer, config.mask_share, length)
     eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, length)
-    train_step = steps.make_train_step(graph, optimizer, train_rule, config, everywhere)
-    eval_step = steps.make_eval_step(graph, eval_rule, everywhere)
+    train_step = steps.make_train_step(graph, optimizer, train_rule, config, mesh)
+    eval_step = steps.make_eval_step(graph, eval_rule, mesh)
     run.say(
         f"{sum(leaf.size for leaf in jax.tree.leaves(state['params'])):,} parameters on {jax.device_count()} devices "
         f"of {jax.process_count()} processes; {sequences['train']:,} sequences of {length} tokens to learn from, "
@@ -73,6 +73,7 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
     if first:
         run.say(f"resumed after step {first}")
     metrics = Metrics(run.directory, first) if run.environment.is_first else None
+    rows_B = place(np.arange(batch_size, dtype=np.int32))
     rates = Rates(tokens_per_step=batch_size * length)
     in_flight: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
@@ -106,7 +107,7 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
                 step - 1, seed=config.seed, sequences=sequences["train"], batch_size=batch_size
             )
             tokens_BS = rows_of("train", indices_B)
-        state, results = train_step(state, tokens_BS)
+        state, results = train_step(state, tokens_BS, rows_B)
         in_flight.append((step, results))
         if step == first + 1:
             settle(0)

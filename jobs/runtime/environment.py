@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
@@ -10,6 +11,8 @@ from jobs.runtime.errors import RequestError
 
 Platform = Literal["cpu", "gpu", "tpu"]
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)
+PORT = re.compile(r"[1-9][0-9]{0,4}")
+LAST_PORT = 65535
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,8 @@ def read(environ: Mapping[str, str]) -> ProcessEnvironment:
         mistakes.append(
             f"RUN_PROCESS_ID: {result.process_id} must be below RUN_NUM_PROCESSES ({result.num_processes})"
         )
-    if result.coordinator and not result.coordinator.rpartition(":")[2].isdigit():
+    host, _, port = result.coordinator.rpartition(":")
+    if result.coordinator and not (host and PORT.fullmatch(port) and int(port) <= LAST_PORT):
         mistakes.append(f'RUN_COORDINATOR: "{result.coordinator}" is not host:port')
     if mistakes:
         raise RequestError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import faulthandler
+import math
 import os
 import shutil
 import signal
@@ -146,7 +147,11 @@ def _finish(run: Run, outcome: str, final: Mapping[str, float | None], started_s
         result = {
             "outcome": outcome,
             **blank,
-            **final,
+            # JSON knows no nan: a loss that is not finite is null, as in metrics.jsonl.
+            **{
+                name: value if value is None or math.isfinite(value) else None
+                for name, value in final.items()
+            },
             "wall_s": round(time.monotonic() - started_s, 3),
             "error": None,
             "failed_host": None,

@@ -55,7 +55,7 @@ class RunDirectory:
                 return bytes(_bucket(self.url).cat_file(self.path(name))).decode()
             with open(self.path(name), encoding="utf-8", errors="replace") as file:
                 return file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write_text(self, name: str, text: str) -> None:
@@ -109,7 +109,7 @@ class RunDirectory:
                 entries = _bucket(self.url).ls(self.path(name), detail=False)
                 return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in entries)
             return sorted(os.listdir(self.path(name)))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def move(self, name: str, to: str) -> None:
@@ -123,7 +123,10 @@ class RunDirectory:
     def put_folder(self, folder: str, name: str) -> None:
         """Copy a folder of this host to `name`; what was there before is replaced."""
         if self.is_remote:
-            _bucket(self.url).put(f"{folder}/", f"{self.path(name)}/", recursive=True)
+            bucket = _bucket(self.url)
+            with contextlib.suppress(FileNotFoundError):
+                bucket.rm(self.path(name), recursive=True)
+            bucket.put(f"{folder}/", f"{self.path(name)}/", recursive=True)
             return
         beside = self.path(f".{name}.part")
         shutil.rmtree(beside, ignore_errors=True)
