@@ -1258,6 +1258,9 @@ def conclude(process: Process, request: Json, ended: Json, stopped_because: str 
         with contextlib.suppress(OSError):
             os.mkdir(directory)  # the run directory itself is not made anew: who removed it meant it
         path = os.path.join(directory, f"host-{process.process_id}.json")
+        # What the job kept free for its last words; one that was killed could not give it back itself.
+        reserve = os.path.join(directory, f".host-{process.process_id}.reserve")
+        tried("removing the job's reserve", lambda: remove(reserve))
         tried("writing the heartbeat", lambda: write_json(path, beat))
         if not was_asked:  # who asked knows why, and what the outcome is to be called
             # A sibling that died a moment earlier may not have said so yet.

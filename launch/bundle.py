@@ -43,7 +43,7 @@ def build(checkout: Path) -> Bundle:
         path
         for folder in FOLDERS
         for path in (checkout / folder).rglob("*")
-        if path.is_file() and not LEFT_OUT.intersection(path.parts)
+        if path.is_file() and not LEFT_OUT.intersection(path.relative_to(checkout).parts)
     )
     sizes = {path: path.stat().st_size for path in files}
     if sum(sizes.values()) > LARGEST_BYTES:

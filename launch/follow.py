@@ -48,11 +48,10 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
     A host that failed takes the others down: they are stopped if they do not end by themselves.
     """
     asked_s, known = float("-inf"), processes(agents, run)
-    noted: set[int] = set()
+    watch = _Watch(display)
     while True:
-        fresh = runs.read(run.directory)
-        run = fresh or run
-        _show(run, display, noted)
+        run = runs.read(run.directory) or run
+        watch.show(run)
         looks_ended = run.current_result() is not None or any(
             beat is not None and beat["state"] in ("failed", "done", "stopped", "preempted")
             for beat in run.current()
@@ -74,31 +73,43 @@ def _recently_ended(known: Sequence[dict[str, Any]]) -> bool:
     return bool(ended) and time.time() - max(ended) < runs.FINISHING_LIMIT_S
 
 
-def _show(run: Run, display: Display, noted: set[int]) -> None:
-    lines = run.directory.read_metrics()
-    for line in lines:
-        if "eval_loss" in line and line["step"] not in noted:
-            noted.add(line["step"])
-            loss, accuracy = line["eval_loss"], line["eval_accuracy"]
-            display.note(
-                f"step {line['step']}: eval loss "
-                + (f"{loss:.3f}, accuracy {accuracy:.1%}" if loss is not None else "is not a finite number")
+class _Watch:
+    """What has been shown of a run's metrics so far; each look reads only what is new."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._offset = -runs.METRICS_TAIL_BYTES
+        self._last: dict[str, Any] = {}
+
+    def show(self, run: Run) -> None:
+        began_s = runs.parse_time(run.described["attempts"][-1]["started"])
+        lines, self._offset = run.directory.read_new_metrics(self._offset)
+        for line in lines:
+            if line.get("time", 0) < began_s:
+                continue  # an earlier attempt's
+            if "eval_loss" in line:
+                self._display.note(_evaluation(line))
+            elif "loss" in line:
+                self._last = line
+        beats = [beat for beat in run.current() if beat]
+        if not beats or any(beat["state"] in ("starting", "joined") for beat in beats):
+            messages = [beat["message"] for beat in beats if beat.get("message")]
+            self._display.waiting(messages[0] if messages else "starting")
+            return
+        step = max([*(beat["step"] for beat in beats), self._last.get("step", 0)])
+        total, step_s = run.total_steps, self._last.get("step_s")
+        self._display.progress(
+            Progress(
+                step=step,
+                total=total,
+                loss=self._last.get("loss"),
+                tokens_per_s=self._last.get("tokens_per_s"),
+                left_s=(total - step) * step_s if total and step_s else None,
             )
-    beats = [beat for beat in run.current() if beat]
-    if not beats or any(beat["state"] in ("starting", "joined") for beat in beats):
-        messages = [beat["message"] for beat in beats if beat.get("message")]
-        display.waiting(messages[0] if messages else "starting")
-        return
-    trained = [line for line in lines if "loss" in line]
-    last = trained[-1] if trained else {}
-    step = max([*(beat["step"] for beat in beats), last.get("step", 0)])
-    total, step_s = run.total_steps, last.get("step_s")
-    display.progress(
-        Progress(
-            step=step,
-            total=total,
-            loss=last.get("loss"),
-            tokens_per_s=last.get("tokens_per_s"),
-            left_s=(total - step) * step_s if total and step_s else None,
         )
-    )
+
+
+def _evaluation(line: dict[str, Any]) -> str:
+    loss, accuracy = line["eval_loss"], line["eval_accuracy"]
+    figures = f"{loss:.3f}, accuracy {accuracy:.1%}" if loss is not None else "is not a finite number"
+    return f"step {line['step']}: eval loss {figures}"

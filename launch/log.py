@@ -20,10 +20,9 @@ def tail(agent: Agent, run: Run, host: int, *, lines: int) -> tuple[list[str], i
     Raises:
         HostError: the host did not answer, or has no such log.
     """
-    text, offset = "", 0 if lines == 0 else -CHUNK_BYTES
-    for piece, offset in _pieces(agent, run, host, offset):
-        text += piece
-    return text.splitlines()[-lines:], offset
+    pieces = list(_pieces(agent, run, host, 0 if lines == 0 else -CHUNK_BYTES))
+    text = "".join(piece for piece, _ in pieces)
+    return text.splitlines()[-lines:], pieces[-1][1]
 
 
 def follow_all(
@@ -33,7 +32,8 @@ def follow_all(
     while True:
         ended = follow.state(agents, runs.read(run.directory) or run) not in runs.ACTIVE
         for host, offset in list(offsets.items()):
-            for text, offsets[host] in _pieces(agents[host], run, host, offset):
+            for text, next_offset in _pieces(agents[host], run, host, offset):
+                offsets[host] = next_offset
                 for line in text.splitlines():
                     show(host, line)
         if ended:
@@ -47,7 +47,8 @@ def _pieces(agent: Agent, run: Run, host: int, offset: int) -> Iterator[tuple[st
     while True:
         answer = _ask(agent, run, host, offset)
         offset = answer["next_offset"]
-        end = answer["size"] if end is None else end  # a log that grows faster than it is read ends all the same
+        # Only what was there when the reading began: a log that grows faster than it is read ends all the same.
+        end = answer["size"] if end is None else end
         yield answer["text"], offset
         if not answer["text"] or offset >= end:
             return

@@ -25,6 +25,10 @@ FINISHING_LIMIT_S = 10.0
 """Seconds after its processes ended in which a run's result may still be on its way."""
 
 
+METRICS_TAIL_BYTES = 16 * 1024
+"""Enough of the end of metrics.jsonl to hold a training line among the lines of evaluations."""
+
+
 def new_run_id(job: str, now: datetime.datetime, rng: random.Random) -> str:
     """Job, UTC time and four letters: unique in practice, and sorted by time within a job."""
     letters = "".join(rng.choices(string.ascii_lowercase, k=4))
@@ -141,7 +145,7 @@ def state(run: Run, processes: Sequence[Mapping[str, Any]], *, now_s: float) -> 
     if "stopped" in states:
         return "stopped"
     ended = [p["ended"] for p in processes if p.get("ended")]
-    started_s = _parse_time(run.described["attempts"][-1]["started"])
+    started_s = parse_time(run.described["attempts"][-1]["started"])
     since_s = max([started_s, *ended])
     return "saving" if now_s - since_s < FINISHING_LIMIT_S else "lost"
 
@@ -155,7 +159,8 @@ def _outcome(result: Mapping[str, Any]) -> State:
 def progress(run: Run) -> tuple[int, float | None]:
     """The latest step that some process reached, and the latest training loss."""
     steps = [beat["step"] for beat in run.current() if beat]
-    losses = [line for line in run.directory.read_metrics() if "loss" in line]
+    lines, _ = run.directory.read_new_metrics(-METRICS_TAIL_BYTES)
+    losses = [line for line in lines if "loss" in line]
     step = max([*steps, *(int(line["step"]) for line in losses[-1:]), 0])
     return step, losses[-1]["loss"] if losses else None
 
@@ -164,13 +169,14 @@ def utc_text(moment_s: float) -> str:
     return datetime.datetime.fromtimestamp(moment_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _parse_time(text: str) -> float:
+def parse_time(text: str) -> float:
+    """Seconds since 1970 of a moment in run.json."""
     return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC).timestamp()
 
 
 def age(run: Run, now_s: float | None = None) -> str:
     """How long ago the run was created, for people: "42 s", "7 min", "3 h", "12 d"."""
-    seconds = (time.time() if now_s is None else now_s) - _parse_time(run.described["created"])
+    seconds = (time.time() if now_s is None else now_s) - parse_time(run.described["created"])
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"

@@ -68,8 +68,13 @@ def launch(request: Request, target: Target, say: Say) -> Run:
         before = directory.read_json(run_directory.RUN)
         plan = _plan(request, job, target, run_id, attempt, directory, code.sha256)
         began_s = time.monotonic()
-        facts = rollout.preflight(plan, target.agents)
-        sent = rollout.stage(plan, code, target.agents, facts)
+        try:
+            facts = rollout.preflight(plan, target.agents)
+            sent = rollout.stage(plan, code, target.agents, facts)
+        except BaseException:
+            with contextlib.suppress(OSError):  # what a preflight made to see whether it can be made
+                os.rmdir(directory.url)
+            raise
         say(
             f"preflight passed on {plan.processes} host{'s' * (plan.processes > 1)} "
             f"({', '.join(agent.host for agent in target.agents)})"
@@ -94,7 +99,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
 def _check(request: Request, job: jobs.Job, config: Any, target: Target) -> None:
     problems = job.problems(config, devices=target.devices)
     if not problems and target.sees_files:
-        problems = job.data_problems(config, target.cache_dir)
+        problems = _data_problems(request, job, config, target)
     if request.resume is not None:
         changes = job.changes_on_resume(request.resume.described["config"], config)
         if changes:
@@ -105,6 +110,19 @@ def _check(request: Request, job: jobs.Job, config: Any, target: Target) -> None
             )
     if problems:
         raise RequestError("\n".join(problems))
+
+
+def _data_problems(request: Request, job: jobs.Job, config: Any, target: Target) -> list[str]:
+    """Looked for from where the run is carried out: a resumed run's own directory, not where one stands now."""
+    try:
+        with contextlib.chdir(_cwd(request)):
+            return job.data_problems(config, target.cache_dir)
+    except FileNotFoundError:
+        return [f"{_cwd(request)}: the directory that the run was started in is gone; make it again"]
+
+
+def _cwd(request: Request) -> str:
+    return str(request.resume.described["cwd"]) if request.resume else os.getcwd()
 
 
 def _settled(directory: RunDirectory) -> Run:
@@ -166,7 +184,7 @@ def _plan(
         platform=target.platform,
         run_dir=directory.url,
         cache_dir=str(target.cache_dir),
-        cwd=request.resume.described["cwd"] if request.resume else os.getcwd(),
+        cwd=_cwd(request),
         python=target.python,
         agent_root=target.agents[0].root,
         bundle_sha256=bundle_sha256,

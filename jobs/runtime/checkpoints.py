@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from typing import Any
 
@@ -42,6 +43,7 @@ class Checkpoints:
                 # Orbax skips a step while another is being written; here every save that is asked for is made.
                 enable_should_save_is_saving_in_progress_check=False,
                 cleanup_tmp_directories=True,
+                async_options=ocp.AsyncOptions(barrier_sync_fn=_meet),
             ),
         )
 
@@ -111,3 +113,15 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+
+
+def _meet(*, key: str, timeout_ms: int) -> None:
+    """Wait for the other processes at one of Orbax's barriers, unless this process's own write has failed.
+
+    Orbax comes here from a `finally` too. A process whose disk is full would then wait for the others, which
+    wait for it at another barrier, until the limit of 20 minutes: it has to say at once what went wrong.
+    """
+    failure = sys.exception()
+    if failure is not None:
+        raise failure
+    ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)

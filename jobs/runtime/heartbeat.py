@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from typing import Literal
 
 from jobs.runtime.environment import ProcessEnvironment
-from jobs.runtime.run_directory import RunDirectory, heartbeat
+from jobs.runtime.run_directory import RunDirectory, heartbeat, reserve
 
 State = Literal["starting", "joined", "stepping", "saving", "done", "failed", "stopped", "preempted"]
 
 DISK_PERIOD_S = 1.0
 BUCKET_PERIOD_S = 10.0
 """Seconds between two writes; a bucket takes one write a second to an object and bills each."""
+RESERVE_BYTES = 64 * 1024
+"""Room that is kept for the last words of a process whose disk is full: its log, its heartbeat and the result."""
 
 
 class Heartbeat:
@@ -40,6 +43,8 @@ class Heartbeat:
             OSError: the run directory cannot be written.
         """
         self._write()
+        if not self._directory.is_remote:
+            self._directory.write_text(self._reserve, "\0" * RESERVE_BYTES)
         self._thread.start()
 
     def step(self, step: int) -> None:
@@ -60,7 +65,17 @@ class Heartbeat:
         """The last heartbeat: nothing is written after it."""
         self._ended.set()
         self._state, self._message = state, message
+        self.make_room()
         self._write()
+
+    def make_room(self) -> None:
+        """Give back the room that was kept, so that what went wrong can be said on a disk that is full."""
+        if not self._directory.is_remote:
+            self._directory.remove(self._reserve)
+
+    @property
+    def _reserve(self) -> str:
+        return reserve(self._environment.process_id)
 
     def _renew(self) -> None:
         period_s = BUCKET_PERIOD_S if self._directory.is_remote else DISK_PERIOD_S
@@ -68,7 +83,8 @@ class Heartbeat:
             try:
                 self._write(unless_ended=True)
             except OSError as error:
-                print(f"heartbeat not written: {error}", flush=True)
+                with contextlib.suppress(OSError):  # the log may be on the same full disk
+                    print(f"heartbeat not written: {error}", flush=True)
 
     def _write(self, *, unless_ended: bool = False) -> None:
         with self._writing:

@@ -132,6 +132,7 @@ def _carry_out[Config](
         return WRONG_REQUEST
     except Exception as error:
         code, message = explain(error, run.environment)
+        run.heartbeat.make_room()
         traceback.print_exc()
         print(f"error: {message}", file=sys.stderr, flush=True)
         _end_as_failed(run, message)
@@ -184,9 +185,8 @@ def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str
             f"the disk is full: {_free_space(environment)}. Checkpoints that were complete are still there: "
             f"free some space, then `fab train --resume {environment.run_id}`"
         )
-    if type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and any(
-        sign in text for sign in PEER_LOST_SIGNS
-    ):
+    # JAX's own kind of RuntimeError mostly, but XLA's UNKNOWN can come as a plain ValueError.
+    if isinstance(error, RuntimeError | ValueError) and any(sign in text for sign in PEER_LOST_SIGNS):
         return PEER_LOST, f"another host of the run was lost: {text.splitlines()[0][:300]}"
     return FAILED, f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}"
 

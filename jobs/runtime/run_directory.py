@@ -30,6 +30,11 @@ def heartbeat(process_id: int) -> str:
     return f"{HEARTBEATS}/host-{process_id}.json"
 
 
+def reserve(process_id: int) -> str:
+    """Room on the disk that one process keeps for its last words; the agent knows the name too."""
+    return f"{HEARTBEATS}/.host-{process_id}.reserve"
+
+
 def log(attempt: int, process_id: int) -> str:
     """The log file of one process of one attempt, relative to the run directory."""
     return f"{LOGS}/{attempt}/host-{process_id}.log"
@@ -137,6 +142,30 @@ class RunDirectory:
     def read_metrics(self) -> builtins.list[dict[str, Any]]:
         """The lines of metrics.jsonl in order; a torn line (its writer was killed) is left out."""
         return list(_objects(self.read_text(METRICS) or ""))
+
+    def read_new_metrics(self, offset: int) -> tuple[builtins.list[dict[str, Any]], int]:
+        """The whole lines of metrics.jsonl from byte `offset` on (negative: from so far before its end), and the
+        offset after them. A file that has become shorter is read from its beginning.
+        """
+        try:
+            if self.is_remote:
+                bucket = _bucket(self.url)
+                size = int(bucket.size(self.path(METRICS)))
+                start = _start(offset, size)
+                data = bytes(bucket.cat_file(self.path(METRICS), start=start)) if start < size else b""
+            else:
+                with open(self.path(METRICS), "rb") as file:
+                    start = _start(offset, os.fstat(file.fileno()).st_size)
+                    file.seek(start)
+                    data = file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return [], 0
+        whole = data[: data.rfind(b"\n") + 1]
+        return list(_objects(whole.decode("utf-8", errors="replace"))), start + len(whole)
+
+
+def _start(offset: int, size: int) -> int:
+    return max(0, size + offset) if offset < 0 else 0 if offset > size else offset
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:

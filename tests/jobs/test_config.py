@@ -1,0 +1,91 @@
+"""What is wrong with flax_mlm's options is said before anything starts, all at once and with a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from jobs.flax_mlm import config as configs
+from jobs.flax_mlm.config import Config, problems
+
+
+def test_the_defaults_can_run() -> None:
+    assert problems(Config(), devices=2) == []
+
+
+@pytest.mark.parametrize("model", ["tiny", "small", "base"])
+def test_every_named_model_can_run(model: Any) -> None:
+    assert problems(Config(model=model), devices=8) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"steps": 0}, "--steps 0: must be at least 1"),
+        ({"vocab_size": 299}, "--vocab-size 299: must be at least 300"),
+        ({"seed": -1}, "--seed -1: must be between 0 and 4294967295"),
+        ({"seed": 2**63}, f"--seed {2**63}: must be between 0 and 4294967295"),
+        ({"heads": 0}, "--heads 0: must be at least 1"),
+        ({"mask_share": 0.0}, "--mask-share 0.0: must be between 0.01 and 0.9"),
+        ({"dropout": 1.0}, "--dropout 1.0: must be between 0.0 and 0.9"),
+        ({"eval_fraction": float("nan")}, "--eval-fraction nan: must be between 0.001 and 0.5"),
+        ({"learning_rate": 0.0}, "--learning-rate 0.0: must be above 0"),
+        ({"learning_rate": float("nan")}, "--learning-rate nan: must be above 0"),
+        ({"learning_rate": float("inf")}, "--learning-rate inf: must be above 0 and finite"),
+        ({"clip_norm": 0.0}, "--clip-norm 0.0: must be above 0"),
+        ({"weight_decay": -0.1}, "--weight-decay -0.1: must not be negative"),
+        ({"weight_decay": float("inf")}, "--weight-decay inf: must not be negative and finite"),
+        (
+            {"sequence_length": 513},
+            "--sequence-length 513: the model takes at most --max-positions 512; shorten the one or raise the other",
+        ),
+        ({"heads": 3}, "--heads 3: does not divide --width 128; choose one of 1, 2, 4, 8"),
+        (
+            {"batch_size": 10},
+            "--batch-size 10: is shared out over 4 devices, so it must be a multiple of 4; choose 8 or 12",
+        ),
+        (
+            {"batch_size": 3},
+            "--batch-size 3: is shared out over 4 devices, so it must be a multiple of 4; choose 4",
+        ),
+    ],
+)
+def test_each_mistake_is_named_with_its_value_and_its_rule(changed: dict[str, Any], said: str) -> None:
+    (found,) = problems(dataclasses.replace(Config(), **changed), devices=4)
+    assert found.startswith(said.split(" and finite")[0])
+
+
+def test_all_mistakes_are_found_at_once() -> None:
+    wrong = dataclasses.replace(Config(), steps=0, batch_size=0, dropout=-1.0, learning_rate=-1.0)
+    assert [text.split(":")[0] for text in problems(wrong, devices=2)] == [
+        "--batch-size 0",
+        "--steps 0",
+        "--dropout -1.0",
+        "--learning-rate -1.0",
+    ]
+    wrong = dataclasses.replace(Config(), sequence_length=600, heads=5, batch_size=5)
+    assert [text.split(" ")[0] for text in problems(wrong, devices=2)] == [
+        "--sequence-length",
+        "--heads",
+        "--batch-size",
+    ]
+
+
+def test_a_dimension_is_the_option_where_it_is_given_and_else_the_models() -> None:
+    config = Config(model="small", layers=7)
+    assert (config.size("layers"), config.size("width")) == (7, 256)
+
+
+def test_every_number_among_the_options_has_a_rule() -> None:
+    """An option added without one would take 0, -1 or nan and fail on every host instead."""
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(Config)}
+    numbers = {name for name, kind in kinds.items() if kind.split(" | ")[0] in ("int", "float")}
+    ruled = {*configs._LEAST, *configs._BETWEEN, "learning_rate", "clip_norm", "weight_decay"}
+    assert numbers == ruled
+
+
+def test_options_that_a_resumed_run_may_change_exist_and_do_not_touch_the_computation() -> None:
+    assert {"log_every", "checkpoint_every", "keep_checkpoints"} == configs.FREE_ON_RESUME
+    assert {field.name for field in dataclasses.fields(Config)} >= configs.FREE_ON_RESUME

@@ -1,0 +1,145 @@
+"""The model is RoBERTa: its size, its gradients, its dropout, and logits only where they are asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jobs.flax_mlm import model as modelling
+from jobs.flax_mlm.model import Dimensions, Mlm
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+ROBERTA_BASE_PARAMETERS = 124_697_433
+"""RobertaForMaskedLM of roberta-base: 50,265 tokens, 514 positions, one token type, the output tied."""
+
+
+def dimensions(**changed: Any) -> Dimensions:
+    small = {"vocab_size": 40, "max_positions": 12, "position_offset": 2, "layers": 2, "width": 8}
+    return Dimensions(**{**small, "heads": 2, "ff_width": 12, **changed})
+
+
+def model_of(dims: Dimensions, seed: int = 0) -> Mlm:
+    return Mlm(dims, jnp.dtype("float32"), nnx.Rngs(seed))
+
+
+def some_tokens(batch: int = 3, length: int = 10) -> jax.Array:
+    return jax.random.randint(jax.random.key(7), (batch, length), 0, 40)
+
+
+def keys(seed: int, batch: int = 3) -> jax.Array:
+    return jax.random.split(jax.random.key(seed), batch)
+
+
+def test_base_has_as_many_parameters_as_roberta_base_less_the_one_token_type_vector() -> None:
+    dims = dimensions(vocab_size=50265, max_positions=512, layers=12, width=768, heads=12, ff_width=3072)
+    shapes = nnx.state(nnx.eval_shape(lambda: model_of(dims)), nnx.Param)
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == ROBERTA_BASE_PARAMETERS - 768
+
+
+def test_parameters_are_float32_whatever_the_activations_are() -> None:
+    def parts() -> tuple[Any, jax.Array, jax.Array]:
+        model = Mlm(dimensions(), jnp.dtype("bfloat16"), nnx.Rngs(0))
+        hidden_BSD = model.encode(some_tokens())
+        return nnx.state(model, nnx.Param), hidden_BSD, model.logits(hidden_BSD)
+
+    params, hidden_BSD, logits_BSV = nnx.eval_shape(parts)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    assert [str(array.dtype) for array in (hidden_BSD, logits_BSV)] == ["bfloat16", "float32"]
+
+
+def test_gradients_are_the_slopes_that_finite_differences_find() -> None:
+    """One slope for each parameter, along its own gradient: one that is too long, short or askew differs."""
+    dims = dimensions(layers=1)
+    tokens_BS, positions_BM = some_tokens(2, 6), jnp.array([[1, 4], [0, 5]])
+    targets_BM1 = np.array([[[3], [9]], [[0], [39]]])
+    # Wider than at the start of training, so that attention and normalisation are far from linear.
+    start, structure = jax.tree.flatten(nnx.to_pure_dict(nnx.state(model_of(dims), nnx.Param)))
+    leaves = [np.asarray(leaf, np.float64) * 4 + 0.02 for leaf in start]
+    step = 2e-4
+    with jax.enable_x64(True):
+        graph = nnx.split(nnx.eval_shape(lambda: Mlm(dims, jnp.dtype("float64"), nnx.Rngs(0))))[0]
+
+        @jax.jit
+        def loss_and_gradient(leaves: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+            def loss(leaves: list[jax.Array]) -> jax.Array:
+                logits_BMV = nnx.merge(graph, jax.tree.unflatten(structure, leaves))(tokens_BS, positions_BM)
+                return -jnp.take_along_axis(jax.nn.log_softmax(logits_BMV), targets_BM1, axis=-1).mean()
+
+            return jax.value_and_grad(loss)(leaves)
+
+        gradients = [np.asarray(gradient) for gradient in loss_and_gradient(leaves)[1]]
+        assert len(gradients) == 21
+        for index, gradient in enumerate(gradients):
+            slope = float(np.linalg.norm(gradient))
+
+            def moved(by: float, index: int = index, unit: Any = gradient / slope) -> float:
+                changed = [leaf + by * unit if i == index else leaf for i, leaf in enumerate(leaves)]
+                return float(loss_and_gradient(changed)[0])
+
+            assert slope == pytest.approx((moved(step) - moved(-step)) / (2 * step), rel=5e-3, abs=2e-3)
+
+
+def test_without_a_key_nothing_is_dropped() -> None:
+    dropping, plain = model_of(dimensions(dropout=0.5)), model_of(dimensions())
+    np.testing.assert_array_equal(dropping.encode(some_tokens()), plain.encode(some_tokens()))
+
+
+def test_the_same_keys_drop_the_same_and_other_keys_drop_other_activations() -> None:
+    model, tokens_BS = model_of(dimensions(dropout=0.5)), some_tokens()
+    first = model.encode(tokens_BS, keys(1))
+    np.testing.assert_array_equal(first, model.encode(tokens_BS, keys(1)))
+    assert not np.allclose(first, model.encode(tokens_BS, keys(2)))
+    assert not np.allclose(first, model.encode(tokens_BS))
+
+
+def test_what_a_row_drops_depends_on_its_own_key_alone() -> None:
+    model, tokens_BS = model_of(dimensions(dropout=0.5)), some_tokens()
+    whole, part = model.encode(tokens_BS, keys(1)), model.encode(tokens_BS[2:], keys(1)[2:])
+    np.testing.assert_allclose(whole[2:], part, atol=1e-6)
+
+
+def test_dropout_keeps_the_mean_of_what_it_thins() -> None:
+    thinned = np.asarray(modelling._dropout(jnp.ones((3, 100, 100)), 0.25, keys(0)))
+    assert set(np.unique(thinned)) == {np.float32(0.0), np.float32(1 / 0.75)}
+    assert (thinned == 0).mean() == pytest.approx(0.25, abs=0.01)
+    assert thinned.mean() == pytest.approx(1.0, abs=0.01)
+
+
+def test_every_place_of_dropout_has_keys_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers that shared a key would drop the same units throughout the model."""
+    seen: list[tuple[int, ...]] = []
+
+    def spy(x_BSD: jax.Array, rate: float, keys_B: jax.Array) -> jax.Array:
+        seen.extend(map(tuple, jax.random.key_data(keys_B).tolist()))
+        return x_BSD
+
+    monkeypatch.setattr(modelling, "_dropout", spy)
+    model_of(dimensions(dropout=0.5, layers=3)).encode(some_tokens(), keys(0))
+    assert len(seen) == len(set(seen)) == 3 * (1 + 2 * 3)
+
+
+def test_logits_at_masked_positions_are_the_full_logits_gathered() -> None:
+    model, tokens_BS = model_of(dimensions()), some_tokens()
+    positions_BM = jnp.array([[9, 0, 3], [1, 2, 3], [8, 8, 7]])
+    full_BSV = model.logits(model.encode(tokens_BS))
+    gathered = np.stack([np.asarray(full_BSV[row])[np.asarray(positions_BM[row])] for row in range(3)])
+    np.testing.assert_allclose(model(tokens_BS, positions_BM), gathered, atol=1e-6)
+
+
+def test_a_sequence_knows_nothing_of_the_others_in_its_batch() -> None:
+    model, tokens_BS = model_of(dimensions()), some_tokens()
+    np.testing.assert_allclose(model.encode(tokens_BS)[1:2], model.encode(tokens_BS[1:2]), atol=1e-6)
+
+
+def test_every_position_sees_every_other() -> None:
+    """It is an encoder: a causal mask would leave early positions blind to later ones."""
+    model, tokens_BS = model_of(dimensions()), some_tokens(1)
+    changed = tokens_BS.at[0, 9].set((tokens_BS[0, 9] + 1) % 40)
+    moved_S = np.abs(np.asarray(model.encode(changed) - model.encode(tokens_BS))).max(axis=(0, 2))
+    assert (moved_S > 1e-6).all()

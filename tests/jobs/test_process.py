@@ -1,0 +1,180 @@
+"""A process ends with an exit code and one sentence that say what a person or a supervisor can do."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.runtime import process
+from jobs.runtime.environment import ProcessEnvironment
+from jobs.runtime.heartbeat import Heartbeat
+from jobs.runtime.process import FAILED, PEER_LOST, Run, explain
+from jobs.runtime.run_directory import RunDirectory
+
+
+class JaxRuntimeError(RuntimeError):
+    """As JAX's own, which is not loaded for this."""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), FAILED, "the disk is full: "),
+        (
+            ValueError("RESOURCE: write failed: No space left on device [state/0]"),
+            FAILED,
+            "the disk is full: ",
+        ),
+        (
+            OSError(errno.EACCES, "Permission denied", "/x"),
+            FAILED,
+            "PermissionError: [Errno 13] Permission denied: '/x'",
+        ),
+        (
+            JaxRuntimeError("Gloo all-reduce failed: Connection closed by peer\nmore"),
+            PEER_LOST,
+            "another host",
+        ),
+        (
+            JaxRuntimeError("Barrier timed out. Id: step"),
+            PEER_LOST,
+            "another host of the run was lost: Barrier",
+        ),
+        (
+            JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory\nmore"),
+            FAILED,
+            "JaxRuntimeError: RESOURCE_EXHAUSTED",
+        ),
+        (
+            ValueError("UNKNOWN: Gloo context: Connection reset by peer"),
+            PEER_LOST,
+            "another host of the run was lost",
+        ),
+        # The sign counts in an error of the runtime's kinds alone: a bucket's connection may be reset too.
+        (ConnectionResetError(104, "Connection reset by peer"), FAILED, "ConnectionResetError: [Errno 104] "),
+        (KeyError("x"), FAILED, "KeyError: 'x'"),
+        (ValueError(), FAILED, "ValueError: "),
+        (ValueError("\n\nsecond"), FAILED, "ValueError: "),
+    ],
+)
+def test_a_failure_has_a_code_and_a_sentence(
+    environment: ProcessEnvironment, error: Exception, code: int, said: str
+) -> None:
+    found, message = explain(error, environment)
+    assert found == code
+    assert message.startswith(said)
+    assert "\n" not in message
+
+
+def test_a_full_disk_is_told_with_what_is_free_and_how_to_go_on(
+    environment: ProcessEnvironment, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "cache").mkdir()
+    _, message = explain(OSError(errno.ENOSPC, "full"), environment)
+    assert f"{tmp_path}/run has " in message
+    assert f"{tmp_path}/cache has " in message
+    assert f"`fab train --resume {environment.run_id}`" in message
+
+
+@pytest.mark.parametrize("outcome", ["done", "stopped", "preempted"])
+def test_the_result_says_the_outcome_and_holds_nothing_but_json(
+    environment: ProcessEnvironment, outcome: str
+) -> None:
+    directory = RunDirectory(environment.run_dir)
+    first = ProcessEnvironment(**{**vars(environment), "process_id": 0})
+    run = Run(environment=first, directory=directory, heartbeat=Heartbeat(directory, first))
+    process._finish(run, outcome, {"steps": 7, "eval_loss": math.nan, "eval_accuracy": 0.5}, 0.0)
+    text = directory.read_text("result.json")
+    assert text is not None
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    result = json.loads(text, parse_constant=refuse)
+    assert (result["outcome"], result["steps"], result["attempt"], result["error"]) == (outcome, 7, 3, None)
+    assert (result["eval_loss"], result["eval_accuracy"], result["unigram_entropy"]) == (None, 0.5, None)
+    beat = directory.read_json("heartbeats/host-0.json")
+    assert beat is not None
+    assert beat["state"] == outcome
+    assert directory.read_text("report.html")
+
+
+def test_only_rank_0_writes_the_result(environment: ProcessEnvironment) -> None:
+    directory = RunDirectory(environment.run_dir)
+    run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
+    process._finish(run, "done", {"steps": 7}, 0.0)
+    assert directory.list(".") == ["heartbeats"]
+
+
+def started(environ: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The job's own command, in a process that tells on its way out whether it has loaded JAX."""
+    program = (
+        "import atexit, runpy, sys\n"
+        "atexit.register(lambda: print('loaded:', sorted({'jax', 'flax', 'numpy'} & set(sys.modules))))\n"
+        f"sys.argv[1:] = {list(arguments)!r}\n"
+        "runpy.run_module('jobs.flax_mlm', run_name='__main__', alter_sys=False)\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd(), **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def whole_environment(tmp_path: Path) -> dict[str, str]:
+    return {
+        "RUN_ID": "flax_mlm-20261120-214500-abcd",
+        "RUN_DIR": str(tmp_path / "run"),
+        "RUN_JOB": "flax_mlm",
+        "RUN_STACK": "jax",
+        "RUN_ATTEMPT": "0",
+        "RUN_NUM_PROCESSES": "1",
+        "RUN_PROCESS_ID": "0",
+        "RUN_COORDINATOR": "127.0.0.1:4000",
+        "RUN_PLATFORM": "cpu",
+        "RUN_CACHE_DIR": str(tmp_path / "cache"),
+    }
+
+
+def test_a_missing_environment_is_one_line_and_exit_code_2_before_jax_is_loaded(tmp_path: Path) -> None:
+    done = started({})
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "error: the process environment is not complete (`fab train` sets it): RUN_PLATFORM is not"
+    )
+    assert done.stdout == "loaded: []\n"
+
+
+def test_a_wrong_option_is_named_with_exit_code_2_before_jax_is_loaded_or_anything_written(
+    tmp_path: Path,
+) -> None:
+    done = started(whole_environment(tmp_path), "--stepz", "3")
+    assert done.returncode == 2
+    assert "--stepz" in done.stderr + done.stdout
+    assert "--steps" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    assert done.stdout.endswith("loaded: []\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_this_host_does_not_have_is_a_wrong_request_and_trains_nothing(tmp_path: Path) -> None:
+    done = started({**whole_environment(tmp_path), "RUN_PLATFORM": "tpu"})
+    assert done.returncode == 2
+    assert "RUN_PLATFORM is tpu, but this host has none" in done.stderr
+    assert "Traceback" not in done.stderr
+    beat = RunDirectory(str(tmp_path / "run")).read_json("heartbeats/host-0.json")
+    assert beat is not None
+    assert beat["state"] == "failed"
+    assert RunDirectory(str(tmp_path / "run")).list(".") == ["heartbeats"]

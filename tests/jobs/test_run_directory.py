@@ -1,0 +1,161 @@
+"""Files of a run are seen whole or not at all, on a disk and in a bucket alike."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+
+from jobs.runtime import run_directory
+from jobs.runtime.run_directory import RunDirectory
+
+
+@pytest.fixture(params=["disk", "bucket"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
+    if request.param == "disk":
+        return RunDirectory(f"{tmp_path}/runs/one/")
+    return RunDirectory(f"memory://bucket-{uuid.uuid4().hex}/runs/one")
+
+
+def test_what_is_written_is_read_back(directory: RunDirectory) -> None:
+    directory.write_text("notes/a.txt", "é\n")
+    directory.write_json(run_directory.RUN, {"steps": [1, None]})
+    assert directory.read_text("notes/a.txt") == "é\n"
+    assert directory.read_json(run_directory.RUN) == {"steps": [1, None]}
+    directory.write_text("notes/a.txt", "short")
+    assert directory.read_text("notes/a.txt") == "short"
+
+
+def test_what_is_not_there_is_none_and_no_names(directory: RunDirectory) -> None:
+    assert directory.read_text("nothing") is None
+    assert directory.read_json("nothing") is None
+    assert directory.list("nothing") == []
+    assert directory.read_metrics() == []
+    directory.remove("nothing")
+
+
+def test_a_file_where_the_run_directory_should_be_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "flax_mlm-20261120-214500-abcd").write_text("not a directory")
+    directory = RunDirectory(str(tmp_path / "flax_mlm-20261120-214500-abcd"))
+    assert directory.read_json(run_directory.RUN) is None
+    assert directory.list(run_directory.CHECKPOINTS) == []
+
+
+@pytest.mark.parametrize("text", ["", '{"a": 1', "[1]", "null"])
+def test_a_file_that_holds_no_json_object_is_none(directory: RunDirectory, text: str) -> None:
+    directory.write_text(run_directory.RESULT, text)
+    assert directory.read_json(run_directory.RESULT) is None
+
+
+def test_a_torn_line_of_metrics_is_left_out_and_the_others_kept_in_order(directory: RunDirectory) -> None:
+    directory.write_text(run_directory.METRICS, '{"step": 1}\n{"step": 2, "lo\n\n7\n{"step": 3}\n{"step":')
+    assert directory.read_metrics() == [{"step": 1}, {"step": 3}]
+
+
+def test_a_follower_reads_each_line_once_and_a_torn_one_when_it_is_whole(directory: RunDirectory) -> None:
+    assert directory.read_new_metrics(0) == ([], 0)
+    first, second = '{"step": 1}\n', '{"step": 2}\n'
+    directory.write_text(run_directory.METRICS, first + second[:5])
+    lines, offset = directory.read_new_metrics(0)
+    assert lines == [{"step": 1}]
+    directory.write_text(run_directory.METRICS, first + second)
+    lines, offset = directory.read_new_metrics(offset)
+    assert lines == [{"step": 2}]
+    assert directory.read_new_metrics(offset) == ([], offset)
+
+
+def test_metrics_that_a_resumed_attempt_made_shorter_are_read_from_their_beginning(
+    directory: RunDirectory,
+) -> None:
+    directory.write_text(run_directory.METRICS, '{"step": 1}\n{"step": 2}\n')
+    _, offset = directory.read_new_metrics(0)
+    directory.write_text(run_directory.METRICS, '{"step": 1}\n')
+    assert directory.read_new_metrics(offset)[0] == [{"step": 1}]
+
+
+def test_the_end_of_the_metrics_is_read_without_the_line_it_begins_in(directory: RunDirectory) -> None:
+    text = "".join(f'{{"step": {step}}}\n' for step in range(100))
+    directory.write_text(run_directory.METRICS, text)
+    assert directory.read_new_metrics(-30) == ([{"step": 98}, {"step": 99}], len(text))
+
+
+def test_a_removed_file_is_gone(directory: RunDirectory) -> None:
+    directory.write_text("a", "1")
+    directory.remove("a")
+    assert directory.read_text("a") is None
+
+
+def test_names_are_listed_in_order(directory: RunDirectory) -> None:
+    for name in ("10", "9", "2"):
+        directory.write_text(f"checkpoints/{name}/state", "x")
+    assert directory.list("checkpoints") == ["10", "2", "9"]
+
+
+def test_a_folder_that_is_moved_is_there_and_no_longer_here(directory: RunDirectory) -> None:
+    directory.write_text("checkpoints/7/state", "x")
+    directory.move("checkpoints/7", "torn/7-1")
+    assert directory.read_text("torn/7-1/state") == "x"
+    assert directory.read_text("checkpoints/7/state") is None
+
+
+def test_a_folder_that_is_put_replaces_the_one_that_was_there(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
+    for attempt, names in enumerate((("a", "b"), ("b", "c"))):
+        folder = tmp_path / f"export-{attempt}"
+        (folder / "inner").mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text(f"{name}{attempt}")
+            (folder / "inner" / name).write_text(f"{name}{attempt}")
+        directory.put_folder(str(folder), "export")
+    assert directory.list("export") == ["b", "c", "inner"]
+    assert directory.list("export/inner") == ["b", "c"]
+    assert directory.read_text("export/b") == "b1"
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(str(tmp_path))
+    directory.write_json(run_directory.RESULT, {"outcome": "done"})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        directory.write_json(run_directory.RESULT, {"outcome": "failed"})
+    assert directory.read_json(run_directory.RESULT) == {"outcome": "done"}
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+    directory, ended, seen = RunDirectory(str(tmp_path)), threading.Event(), []
+    directory.write_json("beat", {"text": ""})
+
+    def read() -> None:
+        while not ended.is_set():
+            seen.append(directory.read_json("beat"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(200):
+        directory.write_json("beat", {"text": str(number) * 20_000})
+    ended.set()
+    reader.join()
+    assert seen
+    assert None not in seen
+
+
+def test_others_may_read_what_a_run_wrote(tmp_path: Path) -> None:
+    RunDirectory(str(tmp_path)).write_text("result.json", "{}")
+    assert (tmp_path / "result.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_files_of_a_process_are_named_by_attempt_and_rank() -> None:
+    assert run_directory.heartbeat(3) == "heartbeats/host-3.json"
+    assert run_directory.log(1, 3) == "logs/1/host-3.log"

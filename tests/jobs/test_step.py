@@ -1,0 +1,173 @@
+"""A step is a function of the seed, the step and the parameters: on one device or two, with dropout or without."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jobs.flax_mlm import step as steps
+from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.masking import Masked
+from jobs.flax_mlm.tokenizer import TokenizerFacts
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+BATCHES = [np.random.default_rng(i).integers(4, 47, (4, 12)).astype(np.int32) for i in range(2)]
+CONFIG = Config(
+    layers=1,
+    width=8,
+    heads=2,
+    ff_width=12,
+    max_positions=16,
+    sequence_length=12,
+    batch_size=4,
+    steps=10,
+    dropout=0.3,
+    dtype="float32",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Taken:
+    """Two steps on so many devices: the state before and after them, and what each reported."""
+
+    before: steps.State
+    after: steps.State
+    reported: list[dict[str, float]]
+
+
+def take(config: Config, facts: TokenizerFacts, devices: int) -> Taken:
+    mesh = Mesh(np.asarray(jax.devices()[:devices]), (steps.DATA,))
+    by_row = NamedSharding(mesh, PartitionSpec(steps.DATA))
+    optimizer = steps.make_optimizer(config)
+    graph, state = steps.create(config, facts, optimizer, mesh)
+    before = jax.tree.map(np.asarray, state)
+    rule = steps.mask_rule(facts, config.mask_share, config.sequence_length)
+    train_step = steps.make_train_step(graph, optimizer, rule, config, mesh)
+    reported = []
+    for batch in BATCHES:
+        tokens_BS, rows_B = jax.device_put((batch, np.arange(4, dtype=np.int32)), by_row)
+        assert len(tokens_BS.sharding.device_set) == devices
+        state, results = train_step(state, tokens_BS, rows_B)
+        reported.append({name: float(value) for name, value in results.items()})
+    return Taken(before=before, after=jax.tree.map(np.asarray, state), reported=reported)
+
+
+@pytest.fixture(scope="module")
+def facts() -> TokenizerFacts:
+    ids = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3, "mask_id": 47}
+    return TokenizerFacts(path=Path("tokenizer.json"), vocab_size=48, sha256="", **ids)
+
+
+@pytest.fixture(scope="module")
+def on_one(two_devices: None, facts: TokenizerFacts) -> Taken:
+    return take(CONFIG, facts, 1)
+
+
+def test_two_steps_on_two_devices_equal_two_steps_on_one(on_one: Taken, facts: TokenizerFacts) -> None:
+    on_two = take(CONFIG, facts, 2)
+    for mine, other in zip(on_one.reported, on_two.reported, strict=True):
+        assert mine == pytest.approx(other, abs=1e-5)
+    for which in ("before", "after"):
+        ours, theirs = (jax.tree.leaves(getattr(taken, which)["params"]) for taken in (on_one, on_two))
+        assert len(ours) == len(theirs) > 0
+        for one, two in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one, two, atol=1e-5)
+    assert int(on_one.after["step"]) == int(on_two.after["step"]) == 2
+
+
+def test_a_step_reports_the_loss_of_the_parameters_that_it_began_with(on_one: Taken) -> None:
+    first, second = on_one.reported
+    assert first["learning_rate"] == 0.0
+    assert first["loss"] == pytest.approx(np.log(48), abs=0.3)
+    assert first["loss"] != pytest.approx(second["loss"], abs=1e-5)
+    assert first["grad_norm"] > 0
+
+
+def test_a_step_changes_every_parameter(on_one: Taken) -> None:
+    """One that has no gradient, or is left out of the sum over devices, stays as it was."""
+    before, after = (
+        jax.tree_util.tree_leaves_with_path(state["params"]) for state in (on_one.before, on_one.after)
+    )
+    same = [
+        jax.tree_util.keystr(path)
+        for (path, old), (_, new) in zip(before, after, strict=True)
+        if (old == new).all()
+    ]
+    assert same == []
+
+
+def test_another_seed_draws_other_parameters(on_one: Taken, facts: TokenizerFacts) -> None:
+    mesh = Mesh(np.asarray(jax.devices()[:1]), (steps.DATA,))
+    other = dataclasses.replace(CONFIG, seed=1)
+    params = steps.create(other, facts, steps.make_optimizer(other), mesh)[1]["params"]
+    table = params["embeddings"]["tokens"]["embedding"]
+    assert not np.allclose(table, on_one.before["params"]["embeddings"]["tokens"]["embedding"])
+
+
+@pytest.mark.parametrize(
+    ("warmup_share", "points"),
+    [
+        (0.1, {0: 0.0, 50: 1e-3, 100: 2e-3, 550: 1e-3, 1000: 0.0}),
+        (0.0, {0: 2e-3, 500: 1e-3, 1000: 0.0}),
+        (1.0, {0: 0.0, 500: 1e-3, 999: 2e-3 * 0.999}),
+    ],
+)
+def test_the_learning_rate_rises_to_its_peak_and_falls_to_nothing_at_the_last_step(
+    warmup_share: float, points: dict[int, float]
+) -> None:
+    schedule = steps.learning_rate(Config(steps=1000, learning_rate=2e-3, warmup_share=warmup_share))
+    assert {step: float(schedule(step)) for step in points} == pytest.approx(points, abs=1e-9)
+
+
+def test_matrices_decay_and_biases_and_norms_do_not() -> None:
+    config = Config(steps=10, learning_rate=0.5, warmup_share=0.0, weight_decay=0.1)
+    params = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2), "scale": jnp.ones(2)}
+    optimizer = steps.make_optimizer(config)
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    changed = {
+        name: float(np.asarray(leaf).mean()) for name, leaf in optax.apply_updates(params, updates).items()
+    }
+    assert changed == pytest.approx({"kernel": 1 - 0.5 * 0.1, "bias": 1.0, "scale": 1.0})
+
+
+def test_a_gradient_longer_than_the_limit_is_shortened_and_a_shorter_one_is_not() -> None:
+    config = Config(steps=10, learning_rate=1.0, warmup_share=0.0, weight_decay=0.0, clip_norm=1e-6)
+    params = {"kernel": jnp.zeros((1, 2))}
+    optimizer = steps.make_optimizer(config)
+
+    def moved(gradient: list[float]) -> Any:
+        updates, _ = optimizer.update({"kernel": jnp.array([gradient])}, optimizer.init(params), params)
+        return np.asarray(updates["kernel"])[0]
+
+    # At AdamW's epsilon of 1e-6 the size of a first update tells how long the gradient was.
+    np.testing.assert_allclose(moved([1e-6, 0.0]), moved([5.0, 0.0]), rtol=1e-4)
+    assert abs(moved([1e-7, 0.0])[0]) < 0.5 * abs(moved([1e-6, 0.0])[0])
+
+
+def test_the_loss_counts_slots_by_their_weight_only() -> None:
+    logits_BMV = jnp.log(
+        jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8]], [[0.2, 0.2, 0.6], [1 / 3, 1 / 3, 1 / 3]]])
+    )
+    masked = Masked(
+        inputs_BS=jnp.zeros((2, 4), jnp.int32),
+        positions_BM=jnp.zeros((2, 2), jnp.int32),
+        targets_BM=jnp.array([[0, 2], [1, 0]]),
+        weights_BM=jnp.array([[1.0, 1.0], [1.0, 0.0]]),
+    )
+    nats, hits = steps.cross_entropy(logits_BMV, masked)
+    assert float(nats) == pytest.approx(-np.log(0.5) - np.log(0.8) - np.log(0.2), abs=1e-6)
+    assert float(hits) == 2.0
+
+
+def test_activations_are_float32_on_a_cpu_unless_asked_for_otherwise() -> None:
+    kinds = [steps.activations_dtype(Config(dtype=dtype)) for dtype in ("auto", "float32", "bfloat16")]
+    assert kinds == [jnp.float32, jnp.float32, jnp.bfloat16]

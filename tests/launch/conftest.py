@@ -1,0 +1,114 @@
+"""A run that never ran, written as its directory tells it, and agents that answer what a test says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.runtime.run_directory import RunDirectory
+from launch import runs
+from launch.agents import Agent
+from launch.runs import Run
+from launch.transport import Completed
+
+STARTED = "2020-11-20T21:45:00Z"
+RUN_ID = "flax_mlm-20261120-214500-abcd"
+
+
+@dataclass(frozen=True, eq=False)
+class Answering:
+    """A host whose agent answers with what `answer` makes of a verb and its request; what was asked is kept."""
+
+    answer: Callable[[str, dict[str, Any]], Mapping[str, Any] | Completed]
+    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def run(self, argv: Sequence[str], stdin: str, *, timeout_s: float) -> Completed:
+        request = json.loads(stdin)
+        self.asked.append((argv[-1], request))
+        answer = self.answer(argv[-1], request)
+        if isinstance(answer, Completed):
+            return answer
+        return Completed(exit_code=0, stdout=json.dumps({"ok": True, **answer}), stderr="")
+
+    def put(self, source: Path, target: str) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def make_agent() -> Callable[..., Agent]:
+    def make(answer: Callable[[str, dict[str, Any]], Any], host: str = "h", root: str = "/agent") -> Agent:
+        return Agent(host=host, transport=Answering(answer), command=("agent",), root=root)
+
+    return make
+
+
+@pytest.fixture
+def beat() -> Callable[..., dict[str, Any]]:
+    """One heartbeat."""
+
+    def make(state: str, *, rank: int = 0, attempt: int = 0, step: int = 0, **more: Any) -> dict[str, Any]:
+        fresh = {"rank": rank, "attempt": attempt, "state": state, "step": step, "time": 0.0}
+        return {**fresh, "step_time": 0.0, "pid": 1, "message": None, **more}
+
+    return make
+
+
+@pytest.fixture
+def runs_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's runs lie; its cache lies beside it."""
+    monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def write_run(runs_dir: Path) -> Callable[..., Run]:
+    """Writes the directory of a run of two processes, and reads it as the launching side does."""
+
+    def write(
+        run_id: str = RUN_ID,
+        *,
+        result: Mapping[str, Any] | None = None,
+        beats: Sequence[Mapping[str, Any] | None] = (),
+        metrics: Sequence[Mapping[str, Any]] = (),
+        **changed: Any,
+    ) -> Run:
+        directory = RunDirectory(str(runs_dir / run_id))
+        attempt = {
+            "attempt": 0,
+            "started": STARTED,
+            "processes": 2,
+            "coordinator": "127.0.0.1:1",
+            "outcome": None,
+        }
+        described = {
+            "version": 1,
+            "run_id": run_id,
+            "name": None,
+            "job": "flax_mlm",
+            "platform": "cpu",
+            "args": [],
+            "config": {"steps": 100},
+            "hosts": [{"index": index, "name": f"h/{index}", "address": "127.0.0.1"} for index in range(2)],
+            "created": STARTED,
+            "cwd": "/",
+            "attempts": [attempt],
+        }
+        directory.write_json("run.json", {**described, **changed})
+        if result is not None:
+            directory.write_json("result.json", {"attempt": 0, **result})
+        for rank, beat in enumerate(beats):
+            if beat is not None:
+                directory.write_json(f"heartbeats/host-{rank}.json", beat)
+        if metrics:
+            directory.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in metrics))
+        run = runs.read(directory)
+        assert run is not None
+        return run
+
+    return write

@@ -1,0 +1,160 @@
+"""Following a run shows where it is and ends when the run has, whatever became of its processes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launch import follow, runs
+from launch.agents import Agent
+from launch.display import Progress
+from launch.runs import Run
+
+MakeAgent = Callable[..., Agent]
+Beat = Callable[..., dict[str, Any]]
+WriteRun = Callable[..., Run]
+STARTED_S = 1605908700.0
+
+
+class Recorded:
+    """A display that keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.waited: list[str] = []
+        self.steps: list[Progress] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def waiting(self, text: str) -> None:
+        self.waited.append(text)
+
+    def progress(self, progress: Progress) -> None:
+        self.steps.append(progress)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "POLL_S", 0)
+
+
+def status(run: Run, *states: str, ended_s: float | None = None) -> dict[str, Any]:
+    common = {"run_id": run.run_id, "attempt": run.attempt, "ended": ended_s}
+    return {"processes": [{**common, "process_id": i, "state": state} for i, state in enumerate(states)]}
+
+
+def followed(
+    run: Run, make_agent: MakeAgent, give: Callable[[str, dict[str, Any]], Any]
+) -> tuple[Recorded, str]:
+    shown = Recorded()
+    return shown, follow.follow(run, [make_agent(give)], shown)
+
+
+def test_a_run_that_is_done_is_shown_once_and_left(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    metrics = [
+        {"step": 80, "eval_loss": 9.0, "eval_accuracy": 0.0, "time": STARTED_S - 1},  # an earlier attempt's
+        {"step": 90, "loss": 2.5, "tokens_per_s": 100.0, "step_s": 0.5, "time": STARTED_S},
+        {"step": 95, "eval_loss": 2.25, "eval_accuracy": 0.125, "time": STARTED_S + 1},
+    ]
+    run = write_run(beats=[beat("done", step=94)] * 2, metrics=metrics, result={"outcome": "done"})
+    shown, state = followed(run, make_agent, lambda verb, _: status(run, "exited", "exited", ended_s=1.0))
+    assert state == "done"
+    assert shown.notes == ["step 95: eval loss 2.250, accuracy 12.5%"]
+    assert shown.steps == [Progress(step=94, total=100, loss=2.5, tokens_per_s=100.0, left_s=3.0)]
+
+
+def test_losses_that_are_not_finite_are_told_and_do_not_end_the_following(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    lines: list[dict[str, Any]] = [{"loss": None}, {"eval_loss": None, "eval_accuracy": None}]
+    metrics = [{"step": 5, "time": STARTED_S, **line} for line in lines]
+    run = write_run(beats=[beat("done", step=5)] * 2, metrics=metrics, result={"outcome": "done"})
+    shown, _ = followed(run, make_agent, lambda verb, _: status(run, "exited", "exited", ended_s=1.0))
+    assert shown.notes == ["step 5: eval loss is not a finite number"]
+    assert shown.steps[-1].loss is None
+
+
+def test_before_the_first_step_the_first_message_is_what_is_waited_for(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    run = write_run(
+        beats=[beat("stepping"), beat("joined", message="tokenising")], result={"outcome": "stopped"}
+    )
+    shown, _ = followed(run, make_agent, lambda verb, _: status(run))
+    assert shown.waited == ["tokenising"]
+    assert shown.steps == []
+
+
+def test_a_host_that_failed_takes_the_others_down(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    run, asked = write_run(beats=[beat("failed"), beat("stepping")]), []
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(verb)
+        if verb == "stop":
+            run.directory.write_json("result.json", {"attempt": 0, "outcome": "failed", "failed_host": 0})
+            return {"stopped": []}
+        return status(run, "exited", "exited" if "stop" in asked else "running", ended_s=time.time())
+
+    assert followed(run, make_agent, give)[1] == "failed"
+    assert "stop" in asked
+
+
+def test_the_reason_of_a_failure_is_waited_for_but_not_for_ever(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    run, polls = write_run(beats=[beat("failed"), beat("failed")]), itertools.count()
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        ended_s = time.time() if next(polls) < 3 else time.time() - runs.FINISHING_LIMIT_S - 1
+        return status(run, "exited", "exited", ended_s=ended_s)
+
+    assert followed(run, make_agent, give)[1] == "failed"
+    assert next(polls) > 3
+
+
+def test_a_run_whose_processes_have_vanished_is_lost(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    run = write_run(beats=[beat("stepping"), beat("stepping")])
+    assert followed(run, make_agent, lambda verb, _: status(run))[1] == "lost"
+
+
+def test_hosts_that_share_one_agent_are_asked_once(write_run: WriteRun, make_agent: MakeAgent) -> None:
+    asked: list[str] = []
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(verb)
+        return {"processes": []}
+
+    one = make_agent(give)
+    follow.processes([one, one], write_run())
+    assert asked == ["status"]
+
+
+def test_of_several_runs_each_state_is_of_its_own_processes(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    running, ended = (
+        write_run(f"flax_mlm-20261120-214500-{letters}", beats=[beat("stepping")] * 2)
+        for letters in ("aaaa", "bbbb")
+    )
+    agent = make_agent(lambda verb, _: status(running, "running", "running"))
+    found = follow.states([agent], [running, ended])
+    assert found[running.run_id] == "running"
+    assert found[ended.run_id] != "running"
+
+
+def test_a_host_that_does_not_answer_is_left_out(write_run: WriteRun, make_agent: MakeAgent) -> None:
+    assert follow.processes([make_agent(lambda verb, _: {"ok": False})], write_run()) == []

@@ -1,0 +1,92 @@
+"""A job is found by its name and its options are read by its own config; what does not fit is told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from jobs.flax_mlm.config import Config
+from jobs.runtime.errors import RequestError
+from launch import jobs
+
+
+def said(*arguments: str) -> str:
+    with pytest.raises(RequestError) as error:
+        jobs.find("flax_mlm").parse(arguments)
+    return str(error.value)
+
+
+def test_the_jobs_are_the_packages_that_can_be_started() -> None:
+    assert jobs.names() == ["flax_mlm"]
+    job = jobs.find("flax_mlm")
+    assert (job.name, job.stack) == ("flax_mlm", "jax")
+    assert job.summary
+
+
+@pytest.mark.parametrize("name", ["flax_mln", "FLAX_MLM", "flax-mlm"])
+def test_an_unknown_job_is_answered_with_those_there_are(name: str) -> None:
+    with pytest.raises(RequestError) as error:
+        jobs.find(name)
+    assert str(error.value).startswith(f'--job: "{name}" is not a job; choose one of flax_mlm')
+
+
+@pytest.mark.parametrize("name", ["runtime", "", "../jobs/flax_mlm", "flax_mlm.config"])
+def test_what_is_no_job_is_never_imported_as_one(name: str) -> None:
+    with pytest.raises(RequestError, match="is not a job"):
+        jobs.find(name)
+
+
+def test_options_become_the_jobs_config() -> None:
+    parsed = jobs.find("flax_mlm").parse(["--steps", "5", "--model", "small", "--data", "my text.txt"])
+    assert parsed == Config(steps=5, model="small", data="my text.txt")
+
+
+def test_an_unknown_option_is_answered_with_the_near_ones() -> None:
+    text = said("--stepz", "3")
+    assert text.startswith("--args: flax_mlm does not take --stepz 3\n")
+    assert "--steps" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--steps", "many"], ["--steps", "many"]),
+        (["--model", "huge"], ["--model", "huge", "tiny", "base"]),
+        (["--steps"], ["--steps"]),
+        (["text.txt"], ["text.txt"]),
+        (["--seed", "1.5"], ["--seed", "1.5"]),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_with_its_option(arguments: list[str], parts: list[str]) -> None:
+    text = said(*arguments)
+    assert all(part in text for part in parts)
+    assert "\x1b" not in text, "a message goes into logs too"
+
+
+def test_asking_for_help_among_the_options_shows_them_all() -> None:
+    text = said("--help")
+    assert all(f"--{field.name.replace('_', '-')}" in text for field in dataclasses.fields(Config))
+
+
+def test_a_jobs_help_names_every_option() -> None:
+    text = jobs.find("flax_mlm").help()
+    assert all(f"--{field.name.replace('_', '-')}" in text for field in dataclasses.fields(Config))
+
+
+def test_a_resumed_run_may_change_what_does_not_touch_the_computation_and_nothing_else() -> None:
+    job, before = jobs.find("flax_mlm"), dataclasses.asdict(Config())
+    assert job.changes_on_resume(before, Config()) == []
+    assert job.changes_on_resume(before, Config(log_every=1, checkpoint_every=7, keep_checkpoints=9)) == []
+    assert job.changes_on_resume(before, Config(steps=7, seed=1, log_every=1)) == [
+        "--steps: the run has 3000, asked for is 7",
+        "--seed: the run has 0, asked for is 1",
+    ]
+
+
+def test_an_option_that_the_run_did_not_know_yet_counts_as_changed() -> None:
+    before = dataclasses.asdict(Config())
+    del before["clip_norm"]
+    assert jobs.find("flax_mlm").changes_on_resume(before, Config()) == [
+        "--clip-norm: the run has None, asked for is 1.0"
+    ]

@@ -1,0 +1,124 @@
+"""How a run ended, in a person's words and as an exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launch import outcome
+from launch.conclude import conclude
+from launch.runs import Run, State
+
+WriteRun = Callable[..., Run]
+RUN_ID = "flax_mlm-20261120-214500-abcd"
+
+
+@pytest.mark.parametrize(
+    ("state", "result", "code"),
+    [
+        ("done", {"outcome": "done"}, 0),
+        ("failed", {"outcome": "failed"}, 1),
+        ("failed", {"outcome": "failed", "request": True}, 2),
+        ("failed", None, 1),
+        ("stopped", {"outcome": "stopped"}, 130),
+        ("preempted", {"outcome": "preempted"}, 130),
+        ("hung", {"outcome": "hung"}, 1),
+        ("lost", None, 1),
+    ],
+)
+def test_the_exit_code_follows_the_state(
+    write_run: WriteRun, state: State, result: dict[str, Any] | None, code: int
+) -> None:
+    assert outcome.exit_code(write_run(result=result), state) == code
+
+
+def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: WriteRun) -> None:
+    run = write_run(
+        result={
+            "outcome": "done",
+            "steps": 100,
+            "wall_s": 75.4,
+            "tokens_per_s": 51234.5,
+            "eval_loss": 2.5,
+            "eval_accuracy": 0.4321,
+            "unigram_entropy": 5.75,
+        }
+    )
+    for step in (50, 100):
+        run.directory.write_text(f"checkpoints/{step}/state", "x")
+    place = run.directory.url
+    assert outcome.summary(run, "done") == [
+        f"{RUN_ID} is done",
+        "  eval loss    2.500 nats, 3.250 below the unigram baseline of 5.750",
+        "  accuracy     43.2% of the masked tokens",
+        "  speed        51,234 tokens/s",
+        "  wall time    1:15 for 100 steps",
+        f"  checkpoint   {place}/checkpoints/100",
+        f"  export       {place}/export",
+        f"  report       {place}/report.html",
+    ]
+
+
+def test_a_loss_worse_than_the_baseline_is_told_as_that(write_run: WriteRun) -> None:
+    run = write_run(result={"outcome": "done", "eval_loss": 6.0, "unigram_entropy": 5.75})
+    assert "  eval loss    6.000 nats, 0.250 above the unigram baseline of 5.750" in outcome.summary(
+        run, "done"
+    )
+
+
+def test_a_done_run_without_finite_figures_is_told_without_them(write_run: WriteRun) -> None:
+    run = write_run(
+        result={"outcome": "done", "steps": 3, "wall_s": 1.0, "eval_loss": None, "unigram_entropy": 5.0}
+    )
+    assert [line.split()[0] for line in outcome.summary(run, "done")[1:]] == ["wall", "export", "report"]
+
+
+def test_a_failure_says_why_where_the_log_is_and_where_to_go_on_from(write_run: WriteRun) -> None:
+    run = write_run(result={"outcome": "failed", "error": "host 1 was killed\nlast line", "failed_host": 1})
+    assert outcome.summary(run, "failed") == [
+        f"{RUN_ID} failed",
+        "  host 1 was killed",
+        "  last line",
+        f"  log: {run.directory.url}/logs/0/host-1.log",
+        f"  resume with `fab train --resume {RUN_ID}` (no checkpoint yet: from the start)",
+    ]
+
+
+@pytest.mark.parametrize("state", ["failed", "lost", "hung"])
+def test_resuming_goes_on_from_the_latest_complete_checkpoint(write_run: WriteRun, state: State) -> None:
+    run = write_run()
+    for name in ("9", "10", "11.orbax-checkpoint-tmp", "notes"):
+        run.directory.write_text(f"checkpoints/{name}/state", "x")
+    assert outcome.checkpoint_steps(run) == [9, 10]
+    assert outcome.summary(run, state)[-1] == f"  resume with `fab train --resume {RUN_ID}` (from step 10)"
+
+
+@pytest.mark.parametrize("state", ["stopped", "preempted"])
+def test_a_run_that_was_stopped_says_how_to_go_on(write_run: WriteRun, state: State) -> None:
+    text = " ".join(outcome.summary(write_run(result={"outcome": state, "steps": 42}), state))
+    assert state in text
+    assert f"`fab train --resume {RUN_ID}`" in text
+
+
+def test_a_wrong_request_found_on_a_host_is_told_without_a_way_to_resume(write_run: WriteRun) -> None:
+    run = write_run(result={"outcome": "failed", "request": True, "error": "--data x: too small"})
+    assert outcome.summary(run, "failed") == [f"{RUN_ID}: --data x: too small"]
+
+
+def test_what_a_job_or_an_agent_wrote_is_not_overwritten_by_the_launchers_last_word(
+    write_run: WriteRun,
+) -> None:
+    run = conclude(write_run(result={"outcome": "preempted", "steps": 7}), "failed", "the launcher's view")
+    assert run.current_result() == {"attempt": 0, "outcome": "preempted", "steps": 7}
+
+
+def test_a_run_that_nobody_concluded_gets_its_result_and_its_report(
+    write_run: WriteRun, beat: Callable[..., Any]
+) -> None:
+    run = conclude(write_run(beats=[beat("stepping", step=8), None]), "failed", "w-1 did not join")
+    result = run.current_result()
+    assert result is not None
+    assert (result["outcome"], result["steps"], result["error"]) == ("failed", 8, "w-1 did not join")
+    assert run.directory.read_text("report.html")

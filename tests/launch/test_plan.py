@@ -1,0 +1,123 @@
+"""What each host is told, compared whole: a key more or less is a change of what runs there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from launch import plan
+from launch.plan import Plan
+
+PLAN = Plan(
+    run_id="flax_mlm-20261120-214500-abcd",
+    attempt=1,
+    job="flax_mlm",
+    stack="jax",
+    arguments=("--data", "my text.txt", "--steps", "5"),
+    platform="cpu",
+    run_dir="/runs/one",
+    cache_dir="/cache",
+    cwd="/home/me",
+    python="/venv/bin/python",
+    agent_root="/cache/agent",
+    bundle_sha256="ab" * 32,
+    coordinator_host="127.0.0.1",
+    coordinator_port=4000,
+    local_devices=1,
+    cpus=((0, 1), None),
+)
+ENVIRONMENT = {
+    "RUN_ID": "flax_mlm-20261120-214500-abcd",
+    "RUN_DIR": "/runs/one",
+    "RUN_JOB": "flax_mlm",
+    "RUN_STACK": "jax",
+    "RUN_ATTEMPT": "1",
+    "RUN_NUM_PROCESSES": "2",
+    "RUN_PROCESS_ID": "0",
+    "RUN_COORDINATOR": "127.0.0.1:4000",
+    "RUN_PLATFORM": "cpu",
+    "RUN_CACHE_DIR": "/cache",
+    "RUN_LOCAL_DEVICES": "1",
+    "PYTHONPATH": "/cache/agent/bundles/" + "ab" * 32,
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+
+
+def test_the_start_request_of_a_process_is_this() -> None:
+    assert plan.start(PLAN, 0) == {
+        "run_id": "flax_mlm-20261120-214500-abcd",
+        "attempt": 1,
+        "process_id": 0,
+        "argv": [
+            "/venv/bin/python",
+            "-P",
+            "-u",
+            "-m",
+            "jobs.flax_mlm",
+            "--data",
+            "my text.txt",
+            "--steps",
+            "5",
+        ],
+        "env": ENVIRONMENT,
+        "cwd": "/home/me",
+        "log_path": "/runs/one/logs/1/host-0.log",
+        "run_dir": "/runs/one",
+        "num_processes": 2,
+        "cpus": [0, 1],
+    }
+
+
+def test_processes_differ_in_their_rank_their_log_and_their_processors_alone() -> None:
+    first, second = plan.start(PLAN, 0), plan.start(PLAN, 1)
+    assert second == {
+        **first,
+        "process_id": 1,
+        "env": {**ENVIRONMENT, "RUN_PROCESS_ID": "1"},
+        "log_path": "/runs/one/logs/1/host-1.log",
+        "cpus": None,
+    }
+
+
+def test_a_run_in_a_bucket_keeps_its_logs_with_the_agent() -> None:
+    there = dataclasses.replace(PLAN, run_dir="gs://bucket/runs/one")
+    request = plan.start(there, 1)
+    assert request["run_dir"] is None
+    assert request["log_path"] == f"/cache/agent/runs/{PLAN.run_id}/logs/1/host-1.log"
+    assert request["env"]["RUN_DIR"] == "gs://bucket/runs/one"
+    assert plan.preflight(there, 0, now_s=1.0)["run_dir"] is None
+
+
+def test_the_preflight_request_of_the_coordinators_host_is_this() -> None:
+    assert plan.preflight(PLAN, 0, now_s=12.5) == {
+        "python": "/venv/bin/python",
+        "modules": [
+            "jax",
+            "flax",
+            "optax",
+            "orbax.checkpoint",
+            "tokenizers",
+            "safetensors",
+            "tyro",
+            "tensorboard",
+        ],
+        "platform": "cpu",
+        "run_dir": "/runs/one",
+        "cache_dir": "/cache",
+        "min_free_bytes": 512 * 2**20,
+        "port": 4000,
+        "time": 12.5,
+        "max_clock_offset_s": 5.0,
+        "bundle": "ab" * 32,
+    }
+
+
+def test_only_the_coordinators_host_needs_the_port() -> None:
+    assert plan.preflight(PLAN, 1, now_s=12.5) == {**plan.preflight(PLAN, 0, now_s=12.5), "port": None}
+
+
+@pytest.mark.parametrize("devices", [None, 3])
+def test_the_number_of_devices_is_told_only_where_it_is_chosen(devices: int | None) -> None:
+    told = plan.environment(dataclasses.replace(PLAN, local_devices=devices), 0).get("RUN_LOCAL_DEVICES")
+    assert told == (None if devices is None else "3")

@@ -1,0 +1,188 @@
+"""All or nothing: a host that cannot leaves nothing started, and whoever does not join is named."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from launch import rollout
+from launch.agents import Agent, HostsError
+from launch.bundle import Bundle
+from launch.plan import Plan
+from launch.rollout import NotJoined
+from launch.runs import Run
+
+MakeAgent = Callable[..., Agent]
+PLAN = Plan(
+    run_id="flax_mlm-20261120-214500-abcd",
+    attempt=0,
+    job="flax_mlm",
+    stack="jax",
+    arguments=(),
+    platform="cpu",
+    run_dir="/runs/one",
+    cache_dir="/cache",
+    cwd="/",
+    python="/python",
+    agent_root="/agent",
+    bundle_sha256="ab" * 32,
+    coordinator_host="127.0.0.1",
+    coordinator_port=4000,
+    local_devices=1,
+    cpus=(None, None, None),
+)
+BUNDLE = Bundle(sha256=PLAN.bundle_sha256, archive=b"archive")
+
+
+def check(ok: bool, message: str = "", remedy: str | None = None) -> dict[str, Any]:
+    return {"name": "n", "ok": ok, "message": message, "remedy": remedy}
+
+
+class Hosts:
+    """Three hosts that answer by verb and number; what was asked of them, in the order it came."""
+
+    def __init__(self, make_agent: MakeAgent, answers: Mapping[str, Callable[[int], Any]]) -> None:
+        self.asked: list[tuple[str, int]] = []
+        lock = threading.Lock()
+
+        def agent(number: int) -> Agent:
+            def give(verb: str, request: dict[str, Any]) -> Any:
+                with lock:
+                    self.asked.append((verb, number))
+                return answers[verb](number)
+
+            return make_agent(give, host=f"w-{number}")
+
+        self.agents = [agent(number) for number in range(3)]
+
+    def verbs(self) -> list[str]:
+        return [verb for verb, _ in self.asked]
+
+
+def test_a_preflight_lists_every_failed_check_of_every_host(make_agent: MakeAgent) -> None:
+    def answer(number: int) -> dict[str, Any]:
+        if number == 2:
+            return {"ok": False, "error": {"message": "Python 3.7 is too old", "remedy": "bring 3.8"}}
+        checks = [
+            check(True, "fine"),
+            check(False, "disk is full", "make room"),
+            check(False, "port is taken"),
+        ]
+        return {"checks": checks if number == 0 else [check(True)], "facts": {}}
+
+    with pytest.raises(HostsError) as error:
+        rollout.preflight(PLAN, Hosts(make_agent, {"preflight": answer}).agents)
+    assert str(error.value).splitlines() == [
+        "preflight failed, nothing was started:",
+        "  w-0: disk is full → make room",
+        "  w-0: port is taken",
+        "  w-2: Python 3.7 is too old → bring 3.8",
+    ]
+
+
+def test_a_preflight_that_passes_gives_each_hosts_facts_in_order(make_agent: MakeAgent) -> None:
+    hosts = Hosts(
+        make_agent, {"preflight": lambda number: {"checks": [check(True)], "facts": {"number": number}}}
+    )
+    assert rollout.preflight(PLAN, hosts.agents) == [{"number": 0}, {"number": 1}, {"number": 2}]
+
+
+def test_code_is_sent_only_where_it_is_missing(make_agent: MakeAgent) -> None:
+    hosts = Hosts(make_agent, {"stage": lambda number: {}})
+    facts = [{"bundle_present": number == 1} for number in range(3)]
+    assert rollout.stage(PLAN, BUNDLE, hosts.agents, facts) == 2
+    assert sorted(hosts.asked) == [("stage", 0), ("stage", 2)]
+    assert rollout.stage(PLAN, BUNDLE, hosts.agents, [{"bundle_present": True}] * 3) == 0
+
+
+def test_hosts_that_share_one_directory_are_sent_the_code_once(make_agent: MakeAgent) -> None:
+    received: list[dict[str, Any]] = []
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        received.append(request)
+        return {}
+
+    shared = make_agent(give)
+    agents = [dataclasses.replace(shared, host=f"h/{number}") for number in range(3)]
+    assert rollout.stage(PLAN, BUNDLE, agents, [{"bundle_present": False}] * 3) == 1
+    (request,) = received
+    assert base64.b64decode(request["archive_base64"]) == b"archive"
+    assert request["sha256"] == PLAN.bundle_sha256
+
+
+def test_a_start_that_fails_on_one_host_stops_all_of_them_again(make_agent: MakeAgent) -> None:
+    def start(number: int) -> dict[str, Any]:
+        return {"ok": False, "error": {"message": "no fork", "remedy": None}} if number == 1 else {}
+
+    hosts = Hosts(make_agent, {"start": start, "stop": lambda number: {"stopped": []}})
+    with pytest.raises(HostsError, match="so it was stopped again:\n  w-1: no fork"):
+        rollout.start(PLAN, hosts.agents)
+    assert hosts.verbs() == ["start"] * 3 + ["stop"] * 3
+
+
+def test_a_start_that_succeeds_stops_nothing(make_agent: MakeAgent) -> None:
+    hosts = Hosts(make_agent, {"start": lambda number: {}})
+    rollout.start(PLAN, hosts.agents)
+    assert sorted(hosts.asked) == [("start", 0), ("start", 1), ("start", 2)]
+
+
+def test_every_process_is_stopped_on_its_own_host_and_an_error_hides_no_answer(make_agent: MakeAgent) -> None:
+    def stop(number: int) -> dict[str, Any]:
+        return {"ok": False, "error": {"message": "gone"}} if number == 0 else {"stopped": [number]}
+
+    answers = rollout.stop(Hosts(make_agent, {"stop": stop}).agents, PLAN.run_id, 0, grace_s=1)
+    assert str(answers[0]) == "w-0: gone"
+    assert [answer["stopped"] for answer in answers[1:] if isinstance(answer, dict)] == [[1], [2]]
+
+
+@pytest.fixture
+def agents(make_agent: MakeAgent) -> list[Agent]:
+    return Hosts(make_agent, {}).agents[:2]
+
+
+def test_a_run_has_joined_when_every_process_has(
+    write_run: Callable[..., Run], beat: Callable[..., Any], agents: list[Agent]
+) -> None:
+    stages = [
+        [None, None],
+        [beat("joined"), None],
+        [beat("joined"), beat("starting")],
+        [beat("stepping"), beat("joined")],
+    ]
+    reads = iter([None, *(write_run(beats=beats) for beats in stages)])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(rollout, "POLL_S", 0)
+        rollout.join(agents, lambda: next(reads))
+    assert next(reads, "all were read") == "all were read"
+
+
+def test_a_process_that_fails_ends_the_wait_at_once(
+    write_run: Callable[..., Run], beat: Callable[..., Any], agents: list[Agent]
+) -> None:
+    run = write_run(beats=[beat("starting"), beat("failed")])
+    with pytest.raises(NotJoined, match="a process failed before all had joined"):
+        rollout.join(agents, lambda: run)
+
+
+def test_who_does_not_join_in_time_is_named(
+    write_run: Callable[..., Run], beat: Callable[..., Any], agents: list[Agent]
+) -> None:
+    run = write_run(beats=[beat("joined"), None])
+    with pytest.raises(NotJoined, match="^w-1 did not join within 0 s$"):
+        rollout.join(agents, lambda: run, limit_s=0)
+
+
+def test_heartbeats_of_an_earlier_attempt_are_no_sign_of_having_joined(
+    write_run: Callable[..., Run], beat: Callable[..., Any], agents: list[Agent]
+) -> None:
+    attempts = [
+        {"attempt": n, "started": "2020-11-20T21:45:00Z", "processes": 2, "outcome": None} for n in (0, 1)
+    ]
+    run = write_run(attempts=attempts, beats=[beat("stepping"), beat("failed")])
+    with pytest.raises(NotJoined, match="w-0, w-1 did not join"):
+        rollout.join(agents, lambda: run, limit_s=0)

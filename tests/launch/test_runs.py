@@ -1,0 +1,176 @@
+"""What state a run is in, which run a word means, and what a run is called: from its directory alone."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.runtime.errors import RequestError
+from launch import runs
+from launch.runs import Run
+
+STARTED_S = 1605908700.0
+LONG_AFTER_S = STARTED_S + 3600
+WriteRun = Callable[..., Run]
+Beat = Callable[..., dict[str, Any]]
+
+
+def process(state: str, ended_s: float | None = None) -> dict[str, Any]:
+    return {"state": state, "ended": ended_s}
+
+
+RUNNING, STARTING = process("running"), process("starting")
+EXITED = process("exited", LONG_AFTER_S - 100)
+
+
+@pytest.mark.parametrize(
+    ("beats", "processes", "result", "state"),
+    [
+        # A result says how it ended, but only when nothing is left alive.
+        (["done", "done"], [EXITED, EXITED], "done", "done"),
+        (["done", "done"], [RUNNING, EXITED], "done", "running"),
+        (["failed", "stepping"], [EXITED, EXITED], "failed", "failed"),
+        (["preempted", "preempted"], [EXITED, EXITED], "preempted", "preempted"),
+        (["stopped", "stopped"], [EXITED, EXITED], "stopped", "stopped"),
+        (["stepping", "stepping"], [EXITED, EXITED], "hung", "hung"),
+        (["stepping", "stepping"], [EXITED, EXITED], "something else", "failed"),
+        (["done", "done"], [], "done", "done"),
+        # One that failed is a failure of all, whatever the others still do.
+        (["failed", "stepping"], [EXITED, RUNNING], None, "failed"),
+        (["failed", None], [EXITED, STARTING], None, "failed"),
+        # Alive: as far as the last of them has come.
+        ([None, None], [STARTING, STARTING], None, "starting"),
+        (["stepping", None], [RUNNING, STARTING], None, "starting"),
+        (["joined", "stepping"], [RUNNING, RUNNING], None, "starting"),
+        (["stepping", "stepping"], [RUNNING, RUNNING], None, "running"),
+        (["saving", "stepping"], [RUNNING, RUNNING], None, "saving"),
+        (["saving", "joined"], [RUNNING, RUNNING], None, "saving"),
+        (["done", "stepping"], [EXITED, RUNNING], None, "running"),
+        # Nothing alive and no result: the machine was restarted, or everything was killed at once.
+        (["stepping", "stepping"], [EXITED, EXITED], None, "lost"),
+        (["stepping", "stepping"], [], None, "lost"),
+        ([None, None], [], None, "lost"),
+        (["stopped", "stopped"], [EXITED, EXITED], None, "stopped"),
+    ],
+)
+def test_the_state_of_a_run_follows_from_its_directory_and_its_processes(
+    write_run: WriteRun,
+    beat: Beat,
+    beats: list[str | None],
+    processes: list[dict[str, Any]],
+    result: str | None,
+    state: str,
+) -> None:
+    run = write_run(
+        beats=[beat(text) if text else None for text in beats], result={"outcome": result} if result else None
+    )
+    assert runs.state(run, processes, now_s=LONG_AFTER_S) == state
+
+
+def test_a_result_may_still_be_on_its_way_for_a_moment_after_the_processes_ended(
+    write_run: WriteRun, beat: Beat
+) -> None:
+    run = write_run(beats=[beat("stepping"), beat("stepping")])
+    states = [
+        runs.state(run, [EXITED], now_s=EXITED["ended"] + after_s)
+        for after_s in (0, runs.FINISHING_LIMIT_S - 0.1, runs.FINISHING_LIMIT_S)
+    ]
+    assert states == ["saving", "saving", "lost"]
+
+
+def test_results_and_heartbeats_of_an_earlier_attempt_say_nothing_of_this_one(
+    write_run: WriteRun, beat: Beat
+) -> None:
+    attempts = [
+        {"attempt": number, "started": "2020-11-20T21:45:00Z", "processes": 2, "outcome": None}
+        for number in (0, 1)
+    ]
+    run = write_run(attempts=attempts, beats=[beat("failed"), beat("failed")], result={"outcome": "failed"})
+    assert (run.attempt, run.current(), run.current_result()) == (1, [None, None], None)
+    assert runs.state(run, [STARTING, STARTING], now_s=LONG_AFTER_S) == "starting"
+
+
+@given(st.integers(0, 2**32), st.integers())
+def test_a_run_id_sorts_by_utc_time_and_is_known_as_one(moment_s: int, seed: int) -> None:
+    rng = random.Random(seed)
+    east = datetime.datetime.fromtimestamp(moment_s, datetime.timezone(datetime.timedelta(hours=9)))
+    later = east + datetime.timedelta(seconds=1)
+    ids = [runs.new_run_id("flax_mlm", when, rng) for when in (east, later)]
+    assert ids == sorted(ids)
+    assert all(runs.RUN_ID.match(run_id) for run_id in ids)
+    assert f"{east.astimezone(datetime.UTC):%Y%m%d-%H%M%S}" in ids[0]
+
+
+@pytest.fixture
+def three(write_run: WriteRun, runs_dir: Path) -> Path:
+    for number, (letters, name) in enumerate((("aaaa", "first"), ("abab", None), ("cccc", "same"))):
+        write_run(
+            f"flax_mlm-2026112{number}-214500-{letters}", created=f"2026-11-2{number}T21:45:00Z", name=name
+        )
+    (runs_dir / "notes").mkdir()
+    (runs_dir / "flax_mlm-20261123-214500-dddd").mkdir()  # a preflight made it and nothing was started
+    (runs_dir / "flax_mlm-20261124-214500-eeee").write_text("a file")
+    return runs_dir
+
+
+def test_runs_are_listed_newest_first_and_what_is_no_run_is_not(three: Path) -> None:
+    assert [run.run_id[-4:] for run in runs.list_runs(three)] == ["cccc", "abab", "aaaa"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "letters"),
+    [
+        ("latest", "cccc"),
+        ("flax_mlm-20261120-214500-aaaa", "aaaa"),
+        ("first", "aaaa"),
+        ("abab", "abab"),
+        ("flax_mlm-20261122", "cccc"),
+    ],
+)
+def test_a_run_is_found_by_its_id_a_part_of_it_its_name_or_as_the_latest(
+    three: Path, wanted: str, letters: str
+) -> None:
+    assert runs.find(three, wanted).run_id.endswith(letters)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("zzzz", '"zzzz" is not a run in .*; the newest are flax_mlm-20261122-214500-cccc, '),
+        ("flax_mlm", '"flax_mlm" fits 3 runs: flax_mlm-20261122-214500-cccc, '),
+        ("", '"" is not a run in '),
+    ],
+)
+def test_a_word_that_means_no_run_or_several_is_refused_with_those_there_are(
+    three: Path, wanted: str, said: str
+) -> None:
+    with pytest.raises(RequestError, match=said):
+        runs.find(three, wanted)
+
+
+def test_where_there_are_no_runs_the_message_says_how_to_start_one(runs_dir: Path) -> None:
+    with pytest.raises(
+        RequestError, match="there is no run in .*; start one with `fab train --job flax_mlm`"
+    ):
+        runs.find(runs_dir, "latest")
+
+
+def test_progress_is_the_furthest_step_and_the_latest_training_loss(write_run: WriteRun, beat: Beat) -> None:
+    metrics = [{"step": 40, "loss": 2.0}, {"step": 60, "loss": None}, {"step": 60, "eval_loss": 1.0}]
+    run = write_run(beats=[beat("stepping", step=55), None], metrics=metrics)
+    assert runs.progress(run) == (60, None)
+    assert runs.progress(write_run("flax_mlm-20261120-214500-bbbb")) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-5, "0 s"), (42, "42 s"), (60, "1 min"), (7200, "2 h"), (12 * 86400, "12 d")]
+)
+def test_an_age_is_told_in_one_unit(write_run: WriteRun, seconds: float, text: str) -> None:
+    assert runs.age(write_run(), STARTED_S + seconds) == text
