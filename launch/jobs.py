@@ -16,8 +16,9 @@ from typing import Any
 
 from jobs.runtime.errors import RequestError
 
+TYROS_HINT = re.compile(r"For full helptext, (see|run) .* --help")
+"""Names a command that does not exist here."""
 CHECKOUT = Path(__file__).resolve().parent.parent
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class Job:
                     self.config_module().Config, args=list(arguments), prog=self.name, console_outputs=True
                 )
         except SystemExit as stop:
-            text = said.getvalue().strip()
+            text = TYROS_HINT.sub(f"all options: fab jobs --job {self.name}", said.getvalue().strip())
             if stop.code == 0:  # --help was among the words
                 raise RequestError(f"options of {self.name}:\n{text}") from None
             raise RequestError(f"--args: {self.name} does not take {shlex.join(arguments)}\n{text}") from None

@@ -93,7 +93,9 @@ def list_runs(runs_dir: Path) -> list[Run]:
         return []
     found = (read(RunDirectory(str(path))) for path in runs_dir.iterdir() if RUN_ID.match(path.name))
     return sorted(
-        (run for run in found if run is not None), key=lambda run: run.described["created"], reverse=True
+        (run for run in found if run is not None),
+        key=lambda run: (run.described["created"], run.run_id),
+        reverse=True,
     )
 
 
@@ -145,9 +147,10 @@ def state(run: Run, processes: Sequence[Mapping[str, Any]], *, now_s: float) -> 
     if "stopped" in states:
         return "stopped"
     ended = [p["ended"] for p in processes if p.get("ended")]
-    started_s = parse_time(run.described["attempts"][-1]["started"])
-    since_s = max([started_s, *ended])
-    return "saving" if now_s - since_s < FINISHING_LIMIT_S else "lost"
+    since_s = max([parse_time(run.described["attempts"][-1]["started"]), *ended])
+    if now_s - since_s >= FINISHING_LIMIT_S:
+        return "lost"
+    return "saving" if any(beats) else "starting"
 
 
 def _outcome(result: Mapping[str, Any]) -> State:

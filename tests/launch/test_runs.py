@@ -174,3 +174,10 @@ def test_progress_is_the_furthest_step_and_the_latest_training_loss(write_run: W
 )
 def test_an_age_is_told_in_one_unit(write_run: WriteRun, seconds: float, text: str) -> None:
     assert runs.age(write_run(), STARTED_S + seconds) == text
+
+
+def test_a_run_whose_processes_are_not_on_record_yet_is_starting(write_run: WriteRun) -> None:
+    run = write_run(beats=[None, None])
+    assert (
+        runs.state(run, [], now_s=runs.parse_time(run.described["attempts"][-1]["started"]) + 1) == "starting"
+    )
