@@ -1,0 +1,63 @@
+"""Processes that are killed: what the run says of it, and that it goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from launch.runs import Run
+from tests.runs.lab import Lab, Losses, losses, result, saved_steps
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_run_that_lost_its_power_is_called_lost(shared_lab: Lab, lost_run: Run) -> None:
+    assert lost_run.result is None
+    assert shared_lab.state(lost_run) == "lost"
+
+
+def test_a_run_that_lost_its_power_resumes_with_the_very_same_losses(
+    lab: Lab, lost_run: Run, right_losses: Losses
+) -> None:
+    before = losses(lost_run)
+    assert before == {step: right_losses[step] for step in before}
+    newest = saved_steps(lost_run)[-1]
+    resumed = lab.resume(lab.copy_of(lost_run))
+    assert lab.state(resumed) == "done"
+    assert f"resumed after step {newest}\n" in lab.log(resumed)
+    assert losses(resumed) == right_losses
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_a_run_resumes_on_another_number_of_processes_with_the_same_losses_to_rounding(
+    lab: Lab, lost_run: Run, right_losses: Losses, hosts: int
+) -> None:
+    resumed = lab.resume(lab.copy_of(lost_run), hosts=hosts)
+    assert (lab.state(resumed), resumed.processes) == ("done", hosts)
+    assert losses(resumed) == pytest.approx(right_losses, abs=1e-4)
+
+
+@pytest.mark.parametrize("killed", [1, 0], ids=["host-1", "host-0-the-coordinator"])
+def test_a_killed_process_takes_its_sibling_down_is_named_and_the_run_resumes(
+    lab: Lab, right_losses: Losses, killed: int
+) -> None:
+    command = lab.fab_train()
+    run = lab.joined(command)
+    lab.reach(run, 12)
+    lab.signal(run, signal.SIGKILL, killed)
+
+    ended = command.ended()
+    assert ended.code == 1, ended.said
+    assert "failed" in ended.said
+    assert f"fab train --resume {run.run_id}" in ended.said
+    exits = lab.exits(run)
+    assert exits[killed]["signal_name"] == "SIGKILL"
+    assert exits[1 - killed]["time"] - exits[killed]["time"] < 5
+    failed = lab.read(run)
+    assert (result(failed)["outcome"], result(failed)["failed_host"]) == ("failed", killed)
+    assert "SIGKILL" in result(failed)["error"]
+    last_line = lab.log(run, killed).splitlines()[-1]
+    assert last_line in result(failed)["error"]
+
+    assert losses(lab.resume(run)) == right_losses
