@@ -44,7 +44,7 @@ def train(
     )
     request = launching.Request(
         job=job or described["job"],
-        arguments=tuple(_words(arguments) if arguments is not None else described.get("args", [])),
+        arguments=tuple(_words(arguments or "")),
         name=name,
         resume=old,
     )

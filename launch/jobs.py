@@ -9,7 +9,7 @@ import importlib
 import io
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,8 +32,8 @@ class Job:
     def config_module(self) -> ModuleType:
         return importlib.import_module(f"jobs.{self.name}.config")
 
-    def parse(self, arguments: Sequence[str]) -> Any:
-        """The job's Config out of command-line words.
+    def parse(self, arguments: Sequence[str], *, base: Any = None) -> Any:
+        """The job's Config out of command-line words; what they do not name is as in `base`, else the default.
 
         Raises:
             RequestError: an option that does not exist (with the near ones) or a value of another type.
@@ -41,16 +41,40 @@ class Job:
         import tyro
 
         said = io.StringIO()
+        kind = self.config_module().Config
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                return tyro.cli(
-                    self.config_module().Config, args=list(arguments), prog=self.name, console_outputs=True
-                )
+                return tyro.cli(kind, args=list(arguments), prog=self.name, default=base or kind())
         except SystemExit as stop:
             text = TYROS_HINT.sub(f"all options: fab jobs --job {self.name}", said.getvalue().strip())
             if stop.code == 0:  # --help was among the words
                 raise RequestError(f"options of {self.name}:\n{text}") from None
             raise RequestError(f"--args: {self.name} does not take {shlex.join(arguments)}\n{text}") from None
+
+    def config_of(self, run_id: str, stored: Mapping[str, Any]) -> Any:
+        """The Config that run.json holds. An option that has come since has its default.
+
+        Raises:
+            RequestError: the run has options that this code no longer knows.
+        """
+        kind = self.config_module().Config
+        unknown = sorted(stored.keys() - {field.name for field in dataclasses.fields(kind)})
+        if unknown:
+            raise RequestError(
+                f"--resume {run_id}: the run has options that {self.name} no longer knows: {', '.join(unknown)}; "
+                "resume it with the code that started it (run.json has the commit)"
+            )
+        return kind(**stored)
+
+    def words(self, config: Any) -> list[str]:
+        """Command-line words that make this Config, whatever the defaults were when it was made."""
+        defaults = self.config_module().Config()
+        return [
+            word
+            for field in dataclasses.fields(config)
+            if (value := getattr(config, field.name)) != getattr(defaults, field.name)
+            for word in (f"--{field.name.replace('_', '-')}", str(value))
+        ]
 
     def help(self) -> str:
         """All options with their defaults, as the job's own --help prints them."""
@@ -69,14 +93,14 @@ class Job:
         """What is wrong with the data, where this machine sees the data that the hosts will see."""
         return list(importlib.import_module(f"jobs.{self.name}.data").problems(config, cache_dir))
 
-    def changes_on_resume(self, before: dict[str, Any], config: Any) -> list[str]:
+    def changes_on_resume(self, before: Mapping[str, Any], config: Any) -> list[str]:
         """Options in which `config` differs from the run's own and which a resumed run must not change."""
         free = self.config_module().FREE_ON_RESUME
         now = dataclasses.asdict(config)
         return [
-            f"--{name.replace('_', '-')}: the run has {before.get(name)!r}, asked for is {value!r}"
+            f"--{name.replace('_', '-')}: the run has {before[name]!r}, asked for is {value!r}"
             for name, value in now.items()
-            if name not in free and before.get(name) != value
+            if name not in free and name in before and before[name] != value
         ]
 
 

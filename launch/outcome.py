@@ -24,9 +24,10 @@ def summary(run: Run, state: State) -> list[str]:
     if state == "done":
         return _done(run)
     resume = f"resume with `fab train --resume {run.run_id}`"
+    saved = checkpoint_steps(run)
+    resume += f" (from step {saved[-1]})" if saved else " (no checkpoint yet: from the start)"
     if state in ("stopped", "preempted"):
-        steps = (run.current_result() or {}).get("steps")
-        return [f"{run.run_id} was {state} and is saved after step {steps}; {resume}"]
+        return [f"{run.run_id} was {state}; {resume}"]
     result = run.current_result() or {}
     if result.get("request"):
         return [f"{run.run_id}: {result.get('error')}"]
@@ -38,11 +39,7 @@ def summary(run: Run, state: State) -> list[str]:
     host = result.get("failed_host")
     if host is not None:
         lines.append(f"  log: {run.directory.path(run_directory.log(run.attempt, host))}")
-    saved = checkpoint_steps(run)
-    lines.append(
-        f"  {resume} (from step {saved[-1]})" if saved else f"  {resume} (no checkpoint yet: from the start)"
-    )
-    return lines
+    return [*lines, f"  {resume}"]
 
 
 def checkpoint_steps(run: Run) -> list[int]:

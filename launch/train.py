@@ -55,7 +55,10 @@ def launch(request: Request, target: Target, say: Say) -> Run:
         LaunchFailed: the processes did not form a group; all was stopped again.
     """
     job = jobs.find(request.job)
-    config = job.parse(request.arguments)
+    base = (
+        job.config_of(request.resume.run_id, request.resume.described["config"]) if request.resume else None
+    )
+    config = job.parse(request.arguments, base=base)
     _check(request, job, config, target)
     code = bundles.build(jobs.CHECKOUT)
     now = datetime.datetime.now(datetime.UTC)
@@ -66,7 +69,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     with _only_resume_of(run_id, target) if request.resume else contextlib.nullcontext():
         attempt = _next_attempt(request.resume, target)
         before = directory.read_json(run_directory.RUN)
-        plan = _plan(request, job, target, run_id, attempt, directory, code.sha256)
+        plan = _plan(request, job, config, target, run_id, attempt, directory, code.sha256)
         began_s = time.monotonic()
         try:
             facts = rollout.preflight(plan, target.agents)
@@ -91,6 +94,8 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)
             if isinstance(error, rollout.NotJoined):
                 raise LaunchFailed(conclude(_settled(directory), "failed", str(error))) from None
+            if isinstance(error, KeyboardInterrupt):
+                raise LaunchFailed(conclude(_read(directory), "stopped", "interrupted")) from None
             raise
         say(f"all joined after {time.monotonic() - began_s:.1f} s")
     return _read(directory)
@@ -169,6 +174,7 @@ def _record_outcome(directory: RunDirectory, outcome: str) -> None:
 def _plan(
     request: Request,
     job: jobs.Job,
+    config: Any,
     target: Target,
     run_id: str,
     attempt: int,
@@ -180,7 +186,7 @@ def _plan(
         attempt=attempt,
         job=job.name,
         stack=job.stack,
-        arguments=request.arguments,
+        arguments=tuple(job.words(config)),
         platform=target.platform,
         run_dir=directory.url,
         cache_dir=str(target.cache_dir),

@@ -80,7 +80,7 @@ class Config:
     eval_sequences: int = 256
     """Held-out sequences of an evaluation on the way; the last one takes them all."""
     checkpoint_every: int = 500
-    """Steps between two checkpoints."""
+    """Steps between two checkpoints; an evaluation that is the best so far writes one too."""
     keep_checkpoints: int = 2
     """The latest checkpoints that are kept; the best one is kept besides."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,6 +75,7 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
         run.say(f"resumed after step {first}")
     metrics = Metrics(run.directory, first) if run.environment.is_first else None
     rows_B = place(np.arange(batch_size, dtype=np.int32))
+    best_loss = math.inf
     rates = Rates(tokens_per_step=batch_size * length)
     in_flight: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
@@ -123,10 +125,11 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
         if evaluating or saving:
             settle(0)
             rates.pause()
-            evaluation = evaluated(step, config.eval_sequences) if evaluating else None
-            if saving:
+            loss = evaluated(step, config.eval_sequences).loss if evaluating else math.inf
+            if saving or loss < best_loss:
                 run.heartbeat.state("saving")
-                checkpoints.save(step, state, eval_loss=evaluation.loss if evaluation else None)
+                checkpoints.save(step, state, eval_loss=loss)
+            best_loss = min(best_loss, loss)
             if leaving:
                 checkpoints.wait()
                 if metrics is not None:

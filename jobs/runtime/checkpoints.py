@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
+from jobs.runtime.errors import RequestError
 from jobs.runtime.run_directory import CHECKPOINTS, RunDirectory
 
 STATE = "state"
@@ -78,38 +80,54 @@ class Checkpoints:
         self._manager.check_for_errors()
 
     def restore_latest(self, like: Any) -> tuple[int, Any] | None:
-        """The newest state that can be read, with its step; None where there is none.
+        """The newest state that can be read, with its step; None where there is no checkpoint at all.
 
-        A checkpoint that cannot be read is said, put aside under checkpoints-torn/ and passed over for the
-        one before it, by all processes alike.
+        Checkpoints that cannot be read are said, put aside under checkpoints-torn/ and passed over for the one
+        before them, by all processes alike.
 
         Args:
             like: a tree of jax.Array (or ShapeDtypeStruct with shardings) of the state's structure.
+
+        Raises:
+            RequestError: there are checkpoints and none can be read; they are left where they are.
         """
         abstract = jax.tree.map(ocp.tree.to_shape_dtype_struct, like)
+        torn: dict[int, str] = {}
         for step in reversed(self.steps()):
-            try:
-                restored = self._manager.restore(
-                    step, args=ocp.args.Composite(**{STATE: ocp.args.StandardRestore(abstract)})
-                )[STATE]
-                reason = None
-            except (
-                Exception
-            ) as error:  # Orbax and TensorStore raise many kinds for a torn file; all are reported
-                restored, reason = None, f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"
+            restored, reason = self._restore(step, abstract)
             read_by_all = multihost_utils.process_allgather(np.asarray(reason is None))
             if np.asarray(read_by_all).all():
+                self._put_aside(torn, step)
                 return step, restored
+            torn[step] = reason or "another host could not read it"
+        if torn:
+            said = "; ".join(f"{step}: {reason}" for step, reason in torn.items())
+            raise RequestError(
+                f"none of the run's {len(torn)} checkpoints can be read by this code, and nothing was changed: {said}; "
+                "resume with the code that wrote them (run.json has the commit), or start a new run"
+            )
+        return None
+
+    def _restore(self, step: int, abstract: Any) -> tuple[Any, str | None]:
+        """The state of `step`, or why it cannot be read."""
+        wanted = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(abstract)})
+        try:
+            return self._manager.restore(step, args=wanted)[STATE], None
+        except Exception as error:  # Orbax and TensorStore raise many kinds for a torn file; all are reported
+            return None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+
+    def _put_aside(self, torn: Mapping[int, str], used: int) -> None:
+        if not torn:
+            return
+        for step, reason in torn.items():
             print(
-                f"checkpoint {step} cannot be read ({reason or 'another host could not'}); "
-                f"it is put aside in {TORN}/ and the one before it is used",
+                f"checkpoint {step} cannot be read ({reason}); it is put aside in {TORN}/ and {used} is used",
                 flush=True,
             )
             if jax.process_index() == 0:
                 self._directory.move(f"{CHECKPOINTS}/{step}", f"{TORN}/{step}-{time.time_ns()}")
-            multihost_utils.sync_global_devices(f"checkpoint {step} put aside")
-            self._manager.reload()
-        return None
+        multihost_utils.sync_global_devices("torn checkpoints put aside")
+        self._manager.reload()
 
     def close(self) -> None:
         self._manager.close()

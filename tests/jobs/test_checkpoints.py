@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jobs.runtime.checkpoints import TORN, Checkpoints
+from jobs.runtime.errors import RequestError
 from jobs.runtime.run_directory import RunDirectory
 
 pytestmark = [
@@ -104,7 +105,7 @@ def test_a_torn_checkpoint_is_put_aside_and_the_one_before_it_used(
     assert (restored[0], int(restored[1]["step"])) == (5, 5)
     said = capsys.readouterr().out
     assert "checkpoint 10 cannot be read (" in said
-    assert f"it is put aside in {TORN}/ and the one before it is used" in said
+    assert f"it is put aside in {TORN}/ and 5 is used" in said
     assert [name.partition("-")[0] for name in directory.list(TORN)] == ["10"]
     assert directory.list("checkpoints") == ["5"]
 
@@ -117,3 +118,16 @@ def test_a_write_that_was_cut_off_is_no_checkpoint(directory: RunDirectory, chec
     assert restored is not None
     assert restored[0] == 5
     assert directory.list("checkpoints") == ["5"]
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
+def test_where_no_checkpoint_can_be_read_the_run_is_refused_and_nothing_is_moved(
+    directory: RunDirectory, checkpoints: Checkpoints
+) -> None:
+    saved(checkpoints, {5: None, 10: None})
+    again = Checkpoints(directory, keep_last=2)
+    with pytest.raises(RequestError, match="none of the run's 2 checkpoints can be read by this code"):
+        again.restore_latest({**state(0), "came_with_new_code": jnp.zeros(2)})
+    again.close()
+    assert directory.list("checkpoints") == ["10", "5"]
+    assert directory.list(TORN) == []

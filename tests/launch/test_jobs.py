@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jobs.flax_mlm.config import Config
 from jobs.runtime.errors import RequestError
@@ -84,9 +87,50 @@ def test_a_resumed_run_may_change_what_does_not_touch_the_computation_and_nothin
     ]
 
 
-def test_an_option_that_the_run_did_not_know_yet_counts_as_changed() -> None:
-    before = dataclasses.asdict(Config())
-    del before["clip_norm"]
-    assert jobs.find("flax_mlm").changes_on_resume(before, Config()) == [
-        "--clip-norm: the run has None, asked for is 1.0"
+def test_a_run_that_is_resumed_has_its_own_options_whatever_the_defaults_are_today() -> None:
+    job = jobs.find("flax_mlm")
+    stored = {
+        **dataclasses.asdict(Config()),
+        "mask_share": 0.15,
+        "learning_rate": 1e-3,
+        "tokenizer": "my.json",
+    }
+    resumed = job.parse([], base=job.config_of("r", stored))
+    assert dataclasses.asdict(resumed) == stored
+    assert job.parse(job.words(resumed)) == resumed
+    assert job.words(resumed) == [
+        *("--tokenizer", "my.json"),
+        *("--learning-rate", "0.001"),
+        *("--mask-share", "0.15"),
     ]
+
+
+def test_an_option_that_has_come_since_a_run_was_started_has_its_default() -> None:
+    job = jobs.find("flax_mlm")
+    stored = dataclasses.asdict(Config())
+    del stored["clip_norm"]
+    assert job.changes_on_resume(stored, job.config_of("r", stored)) == []
+
+
+def test_a_run_with_an_option_that_is_gone_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="no longer knows: momentum"):
+        jobs.find("flax_mlm").config_of("r", {**dataclasses.asdict(Config()), "momentum": 0.9})
+
+
+@given(
+    st.fixed_dictionaries(
+        {
+            "learning_rate": st.none() | st.floats(1e-9, 1e9),
+            "data": st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(
+                lambda text: not text.startswith("-") and text != "None"
+            ),
+            "seed": st.integers(0, 2**32 - 1),
+            "vocab_size": st.none() | st.integers(300, 10**6),
+            "model": st.sampled_from(["tiny", "small", "base"]),
+        }
+    )
+)
+def test_every_config_survives_the_way_through_words(options: dict[str, Any]) -> None:
+    job = jobs.find("flax_mlm")
+    config = Config(**options)
+    assert job.parse(job.words(config)) == config

@@ -64,8 +64,6 @@ class Lab:
     def agent_root(self) -> Path:
         return self.cache_home / "tpu-stack" / "agent"
 
-    # --- starting and ending
-
     def launch(self, *more: str, hosts: int = 2, resume: Run | None = None) -> Run:
         """A run that has just joined, or `resume` gone on with; `more`: options besides the usual ones."""
         arguments = resume.described["args"] if resume else self.options()
@@ -151,8 +149,6 @@ class Lab:
         assert copied is not None
         return copied
 
-    # --- looking
-
     def _agents(self, run: Run) -> tuple[Agent, ...]:
         with mock.patch.dict(os.environ, self.environ):
             return targets.agents_of(run.described)
@@ -196,8 +192,6 @@ class Lab:
     def log(self, run: Run, host: int = 0) -> str:
         run = self.read(run)
         return run.directory.read_text(f"logs/{run.attempt}/host-{host}.log") or ""
-
-    # --- disturbing
 
     def until(
         self, condition: Callable[[], bool], what: str, limit_s: float = WAIT_LIMIT_S, pause_s: float = 0.01

@@ -39,7 +39,7 @@ def test_a_run_resumes_on_another_number_of_processes_with_the_same_losses_to_ro
 
 
 @pytest.mark.parametrize("killed", [1, 0], ids=["host-1", "host-0-the-coordinator"])
-def test_a_killed_process_takes_its_sibling_down_is_named_and_the_run_resumes(
+def test_a_killed_process_is_named_by_fab_train_which_exits_with_1_and_the_run_resumes(
     lab: Lab, right_losses: Losses, killed: int
 ) -> None:
     command = lab.fab_train()
@@ -49,15 +49,32 @@ def test_a_killed_process_takes_its_sibling_down_is_named_and_the_run_resumes(
 
     ended = command.ended()
     assert ended.code == 1, ended.said
-    assert "failed" in ended.said
+    assert f"{run.run_id} failed" in ended.said
     assert f"fab train --resume {run.run_id}" in ended.said
+    check_that_the_run_names(lab, run, killed)
+
+    assert losses(lab.resume(run)) == right_losses
+
+
+def test_a_killed_process_takes_even_a_sibling_that_hangs_down_within_5_s_without_any_launcher(
+    lab: Lab,
+) -> None:
+    run = lab.launch()
+    lab.reach(run, 1)
+    lab.signal(run, signal.SIGSTOP, 0)
+    lab.signal(run, signal.SIGKILL, 1)
+
+    # Looking is left to the agents: to follow the run would be to help.
+    lab.exits(run)
+    lab.finish(run)
+    check_that_the_run_names(lab, run, 1)
+
+
+def check_that_the_run_names(lab: Lab, run: Run, killed: int) -> None:
     exits = lab.exits(run)
     assert exits[killed]["signal_name"] == "SIGKILL"
     assert exits[1 - killed]["time"] - exits[killed]["time"] < 5
-    failed = lab.read(run)
-    assert (result(failed)["outcome"], result(failed)["failed_host"]) == ("failed", killed)
-    assert "SIGKILL" in result(failed)["error"]
-    last_line = lab.log(run, killed).splitlines()[-1]
-    assert last_line in result(failed)["error"]
-
-    assert losses(lab.resume(run)) == right_losses
+    failed = result(lab.read(run))
+    assert (failed["outcome"], failed["failed_host"]) == ("failed", killed)
+    assert "SIGKILL" in failed["error"]
+    assert lab.log(run, killed).splitlines()[-1] in failed["error"]
