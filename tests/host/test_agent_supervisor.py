@@ -60,7 +60,8 @@ sys.exit("lost host 0")
 """
     agent.start_and_hear(lost_peer, 1)
     os.kill(agent.record(0)["pid"], signal.SIGKILL)
-    assert agent.ended(1)["code"] == 1
+    # By itself as a rule; on a machine that is busy for a whole second its supervisor is faster, and that is right too.
+    assert agent.ended(1)["code"] in (1, None)
     agent.ended(0)
     assert agent.result()["failed_host"] == 0
 
