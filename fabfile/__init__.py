@@ -4,6 +4,6 @@ It may import launch (inside the tasks, so that `fab --list` answers at once); n
 """
 
 from fabfile.order import in_order
-from fabfile.tasks import jobs, logs, runs, status, stop, train
+from fabfile.tasks import accelerators, jobs, logs, runs, status, stop, train
 
-namespace = in_order(train, status, logs, stop, runs, jobs)
+namespace = in_order(train, status, logs, stop, runs, jobs, accelerators)

@@ -1,4 +1,4 @@
-"""The tasks that start runs on a target and look after them."""
+"""The tasks that start runs on a target and look after them, and those that say what there is to choose from."""
 
 from __future__ import annotations
 
@@ -110,3 +110,23 @@ def jobs(c: Any, job: str = "") -> int:
     from launch import console
 
     return console.list_jobs(job or None)
+
+
+@task(
+    help={
+        "zone": "only what is listed there, at its prices",
+        "generation": "v2, v3, v4, v5e, v5p or v6e",
+        "max_chips": "up to this size (default: 64 chips)",
+    },
+    positional=[],
+)
+@reported
+def accelerators(c: Any, zone: str = "", generation: str = "", max_chips: str = "") -> int:
+    """List the TPU types: hosts, chips, memory, zones, prices."""
+    from launch.accelerators import list_accelerators
+
+    return list_accelerators(
+        zone=zone or None,
+        generation=generation or None,
+        max_chips=whole("--max-chips", max_chips, least=1),
+    )

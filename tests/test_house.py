@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 REQUIREMENTS = ROOT / "requirements"
 LOCKS = sorted(path.stem for path in REQUIREMENTS.glob("*.in"))
-ROOMS = ("fabfile", "launch", "infra", "host", "jobs")
+ROOMS = ("fabfile", "launch", "infra", "host", "jobs", "rehearsal")
 
 
 def pins(lock: str) -> dict[str, tuple[Version, list[str]]]:
@@ -106,7 +106,7 @@ def test_what_runs_on_a_bare_python_imports_the_standard_library_alone(path: str
 JOBS = sorted(f"jobs/{path.parent.name}" for path in ROOT.glob("jobs/*/__init__.py"))
 
 
-@pytest.mark.parametrize("room", ["launch", "infra", "host", "jobs", *JOBS])
+@pytest.mark.parametrize("room", ["launch", "infra", "host", "jobs", "rehearsal", *JOBS])
 def test_importing_a_package_loads_nothing(room: str) -> None:
     assert imported(ROOT / room / "__init__.py") == set()
 
@@ -131,7 +131,15 @@ def lint_imports(house: Path) -> str:
 def house(tmp_path: Path) -> Path:
     """A house of empty rooms under this project's import rules."""
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    empty = ["infra/inventory.py", "infra/policy.py", "host/agent.py", "launch/plan.py", "fabfile/train.py"]
+    empty = [
+        "infra/inventory.py",
+        "infra/catalogue.py",
+        "infra/policy.py",
+        "host/agent.py",
+        "launch/plan.py",
+        "fabfile/train.py",
+        "rehearsal/tpu_api.py",
+    ]
     empty += [f"jobs/runtime/{name}.py" for name in ("run_directory", "errors", "cache", "metrics")]
     empty += [f"{job}/train.py" for job in JOBS]
     for name in empty:
@@ -145,13 +153,15 @@ def house(tmp_path: Path) -> Path:
 
 def test_what_the_design_allows_to_be_imported_passes_the_import_rules(house: Path) -> None:
     (house / "fabfile/train.py").write_text(
-        "import launch.plan\nfrom jobs.runtime.errors import RequestError\n"
+        "import launch.plan\nfrom infra import catalogue\nfrom jobs.runtime.errors import RequestError\n"
     )
     (house / "launch/plan.py").write_text(
-        "from infra import inventory\nimport jobs.runtime.run_directory\nfrom jobs.runtime import cache\n"
+        "from infra import catalogue, inventory\nimport jobs.runtime.run_directory\nfrom jobs.runtime import cache\n"
     )
     (house / "jobs/flax_mlm/train.py").write_text("import jax\nfrom jobs.runtime import metrics\n")
     (house / "infra/policy.py").write_text("import pulumi\nfrom infra import inventory\n")
+    (house / "infra/catalogue.py").write_text("from infra import inventory\n")
+    (house / "rehearsal/tpu_api.py").write_text("import googleapiclient\nfrom infra import catalogue\n")
     assert re.search(r"Contracts: \d+ kept, 0 broken", said := lint_imports(house)), said
 
 
@@ -159,8 +169,8 @@ def test_what_the_design_allows_to_be_imported_passes_the_import_rules(house: Pa
     ("path", "line", "rule"),
     [
         ("launch/plan.py", "import fabfile.train", "none upwards"),
-        ("launch/plan.py", "from infra import policy", "the inventory alone"),
-        ("fabfile/train.py", "import infra.policy", "the inventory alone"),
+        ("launch/plan.py", "from infra import policy", "the inventory and the catalogue alone"),
+        ("fabfile/train.py", "import infra.policy", "the inventory and the catalogue alone"),
         ("launch/plan.py", "from jobs.flax_mlm import train", "the rest by name"),
         ("launch/plan.py", "import jobs.runtime.metrics", "the rest by name"),
         ("launch/plan.py", "import jax", "loads no framework"),
@@ -170,6 +180,9 @@ def test_what_the_design_allows_to_be_imported_passes_the_import_rules(house: Pa
         ("infra/policy.py", "import launch.plan", "infra knows nothing"),
         ("infra/inventory.py", "import host.agent", "infra knows nothing"),
         ("host/agent.py", "from jobs.runtime import errors", "the agent imports nothing of ours"),
+        ("rehearsal/tpu_api.py", "import launch.plan", "knows nothing of what runs on it"),
+        ("rehearsal/tpu_api.py", "from infra import inventory", "the catalogue alone"),
+        ("infra/policy.py", "import rehearsal.tpu_api", "never imports the rehearsal"),
     ],
 )  # fmt: skip
 def test_an_import_against_the_flow_breaks_its_rule(house: Path, path: str, line: str, rule: str) -> None:

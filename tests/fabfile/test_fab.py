@@ -19,7 +19,7 @@ from fabric.main import program
 atexit.register(lambda: print("loaded:", *(name for name in {HEAVY!r} if name in sys.modules)))
 program.run(["fab", *sys.argv[1:]])
 """
-TASKS = ["train", "status", "logs", "stop", "runs", "jobs"]
+TASKS = ["train", "status", "logs", "stop", "runs", "jobs", "accelerators"]
 
 Fab = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -50,7 +50,7 @@ def test_the_tasks_are_listed_in_the_order_a_user_meets_them_each_in_one_line(fa
     assert all(len(words) == 2 and words[1].endswith(".") for words in listed)
 
 
-@pytest.mark.parametrize("words", [["--list"], ["status"], ["runs"]])
+@pytest.mark.parametrize("words", [["--list"], ["status"], ["runs"], ["accelerators"]])
 def test_what_only_looks_loads_nothing_heavy_and_changes_nothing(
     fab: Fab, tmp_path: Path, words: list[str]
 ) -> None:
@@ -80,6 +80,11 @@ def test_status_of_nothing_says_how_to_start_something(fab: Fab) -> None:
             "error: --hosts two: must be a whole number of at least 1",
         ),
         (["logs", "--lines", "-5"], "error: --lines -5: must be a whole number of at least 0"),
+        (
+            ["accelerators", "--generation", "tpu7x"],
+            "error: --generation: tpu7x is not offered by the Cloud TPU API, only by Compute Engine and GKE",
+        ),
+        (["accelerators", "--max-chips", "0"], "error: --max-chips 0: must be a whole number of at least 1"),
         (["stop"], "error: --run: no run is active; `fab runs` lists them all"),
     ],
 )

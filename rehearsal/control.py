@@ -1,0 +1,172 @@
+"""The other side of the simulator, for tests and for a person: what befalls the cloud without a request of the API."""
+
+import dataclasses
+from typing import Any
+
+from rehearsal import node_life, queue_life
+from rehearsal.cloud import Cloud, Entry
+from rehearsal.errors import ApiError
+from rehearsal.faults import Fault, Faults, Kind
+from rehearsal.nodes import Node
+from rehearsal.pools import Pool, sums
+from rehearsal.queued_resources import QueuedResource
+
+Json = dict[str, Any]
+
+
+class Control:
+    """Names are full ones (projects/…/locations/…/nodes/…), or last parts that are nobody else's.
+
+    A thing that is not there, or whose state does not allow it, raises ApiError; a value without sense ValueError.
+    """
+
+    def __init__(self, cloud: Cloud, faults: Faults) -> None:
+        self._cloud = cloud
+        self._faults = faults
+
+    # --- capacity and quota -------------------------------------------------------------------------------------
+
+    def set_capacity(self, pool: str, chips: int) -> None:
+        """Chips of ZONE:PREFIX:TIER from now on. Fewer than are held take nothing from anybody: `preempt` does."""
+        with self._cloud.lock:
+            self._cloud.settle()
+            self._cloud.capacity.set(Pool.parse(pool), chips)
+            self._cloud.capacity_may_have_changed()
+
+    def set_quota(self, pool: str, chips: int) -> None:
+        """Chips of ZONE:PREFIX:TIER that a project may ask for from now on."""
+        with self._cloud.lock:
+            self._cloud.settle()
+            self._cloud.quota.set(Pool.parse(pool), chips)
+
+    # --- what happens to nodes and queued resources ---------------------------------------------------------------
+
+    def preempt(self, name: str, leave_nodes: bool = False) -> None:
+        """A spot node, or a spot queued resource with all its nodes, is PREEMPTED; the queued resource is suspended.
+
+        `leave_nodes`: when it is SUSPENDED, the preempted nodes are still there. Others than spot raise ValueError.
+        """
+        with self._cloud.lock:
+            self._cloud.settle()
+            for node in (found := self._nodes(name)):
+                if node.pool.tier != "spot":
+                    raise ValueError(
+                        f"{node.name} is {node.pool.tier}: only spot is preempted; terminate it instead"
+                    )
+            node_life.lose(self._cloud, found[0], "PREEMPTED", leave_nodes=leave_nodes)
+
+    def terminate(self, name: str, leave_nodes: bool = False) -> None:
+        """The same for any tier, with the state TERMINATED, as at the end of a life cycle."""
+        with self._cloud.lock:
+            self._cloud.settle()
+            node_life.lose(self._cloud, self._nodes(name)[0], "TERMINATED", leave_nodes=leave_nodes)
+
+    def maintain(self, name: str, seconds: float | None = None) -> None:
+        """A node, or those of a queued resource, are REPAIRING for a while and then READY."""
+        with self._cloud.lock:
+            self._cloud.settle()
+            for node in self._nodes(name):
+                node_life.repair(
+                    self._cloud, node, self._cloud.delays.repair_s if seconds is None else seconds
+                )
+
+    def fail(self, name: str, message: str = "the request could not be completed") -> None:
+        """A queued resource that is not ACTIVE yet is FAILED."""
+        with self._cloud.lock:
+            self._cloud.settle()
+            thing = self._thing(name)
+            if isinstance(thing, Node):
+                raise ValueError(f"{name} is a node: only a queued resource fails")
+            queue_life.fail(self._cloud, thing, ApiError("INTERNAL", message))
+
+    def vanish(self, name: str) -> None:
+        """A node, or a queued resource with its nodes, is gone at once, as if someone else had deleted it."""
+        with self._cloud.lock:
+            self._cloud.settle()
+            thing = self._thing(name)
+            if isinstance(thing, Node):
+                node_life.vanish(self._cloud, thing)
+            else:
+                self._cloud.drop_queued_resource(thing)
+
+    def set_guest_attribute(self, name: str, worker: int, namespace: str, key: str, value: str) -> None:
+        """What a worker's guest agent publishes, such as the host key of a container that stands for it."""
+        with self._cloud.lock:
+            self._cloud.settle()
+            thing = self._thing(name)
+            if not isinstance(thing, Node) or not 0 <= worker < thing.accelerator.hosts:
+                raise ValueError(f"{name} has no worker {worker}")
+            thing.attributes[worker, namespace, key] = value
+
+    # --- errors ---------------------------------------------------------------------------------------------------
+
+    def inject(self, kind: Kind, methods: str = "*", times: int = 1, seconds: float = 0.0) -> None:
+        """The next requests of these methods go wrong (see Fault)."""
+        with self._cloud.lock:
+            self._faults.add(Fault(kind=kind, methods=methods, seconds=seconds), times)
+
+    def clear_faults(self) -> None:
+        """Nothing goes wrong any more."""
+        with self._cloud.lock:
+            self._faults.clear()
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> None:
+        """The cloud's clock stands still."""
+        with self._cloud.lock:
+            self._cloud.timeline.clock.freeze()
+
+    def thaw(self) -> None:
+        """The cloud's clock goes on."""
+        with self._cloud.lock:
+            self._cloud.timeline.clock.thaw()
+
+    def advance(self, seconds: float) -> None:
+        """The cloud's clock jumps forward, and what comes due in between happens, each at its own moment."""
+        with self._cloud.lock:
+            self._cloud.timeline.clock.advance(seconds)
+            self._cloud.settle()
+
+    # --- look -----------------------------------------------------------------------------------------------------
+
+    def alive(self) -> Json:
+        """Everything that is there, and the chips that are held: what a clean-up has to leave empty."""
+        with self._cloud.lock:
+            self._cloud.settle()
+            pools = {*self._cloud.capacity.pools(), *(held := sums(self._cloud.held()))}
+            return {
+                "moment": self._cloud.timeline.moment,
+                "nodes": [node.render() for node in self._cloud.nodes.values()],
+                "queuedResources": [qr.render() for qr in self._cloud.queued_resources.values()],
+                "operations": [each.render() for each in self._cloud.operations.values() if not each.done],
+                "capacity": {
+                    str(pool): {"chips": self._cloud.capacity.of(pool), "held": held.get(pool, 0)}
+                    for pool in sorted(pools, key=str)
+                },
+                "faults": [dataclasses.asdict(fault) for fault in self._faults.waiting()],
+            }
+
+    def journal(self) -> list[Entry]:
+        """Every state that a node or queued resource has come into, and "gone", in order."""
+        with self._cloud.lock:
+            self._cloud.settle()
+            return list(self._cloud.journal)
+
+    def _thing(self, name: str) -> Node | QueuedResource:
+        things: dict[str, Node | QueuedResource] = {**self._cloud.nodes, **self._cloud.queued_resources}
+        found = [thing for full, thing in things.items() if name in (full, full.rpartition("/")[2])]
+        if len(found) > 1:
+            raise ValueError(
+                f"name={name!r}: there are {', '.join(thing.name for thing in found)}; give the full name"
+            )
+        if not found:
+            raise ApiError("NOT_FOUND", f"name={name!r}: there is no such node or queued resource")
+        return found[0]
+
+    def _nodes(self, name: str) -> list[Node]:
+        thing = self._thing(name)
+        found = [thing] if isinstance(thing, Node) else self._cloud.nodes_of(thing)
+        if not found:
+            raise ApiError("FAILED_PRECONDITION", f"{thing.name} is in state {thing.state} and has no nodes")
+        return found

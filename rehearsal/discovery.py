@@ -1,0 +1,209 @@
+"""Google's discovery document of tpu.v2: which method a request calls, and whether a message is as the document says.
+
+Pure: a document in, findings out. The document is the one that google-api-python-client ships. What is required it
+says only in words: a field whose description begins with "Required.". Fields marked output-only are dropped from
+requests, as https://google.aip.dev/203 asks of every API of Google. Stricter than Google: names of fields in camelCase
+only, values of enums by name only.
+"""
+
+import dataclasses
+import functools
+import importlib.resources
+import json
+import re
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+from rehearsal import scalars
+from rehearsal.errors import ApiError
+
+Json = dict[str, Any]
+Violation = tuple[str, str]  # where, what is wrong there
+
+# What every method may be asked with (`parameters` of the document), less what this stand-in can't do.
+COMMON = {"$.xgafv", "access_token", "alt", "key", "oauth_token", "prettyPrint", "quotaUser"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """One method of the document: its id, how it is called and the schemas of request and answer."""
+
+    id: str
+    http_method: str
+    path: re.Pattern[str]
+    parameters: Json
+    request: str | None
+    response: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call:
+    """A request that the document allows: the resource named in its path, its query typed, its body cleaned."""
+
+    method: Method
+    resource: str
+    query: Json
+    body: Json
+
+
+class Document:
+    """A discovery document that can be asked."""
+
+    def __init__(self, document: Json) -> None:
+        self.schemas: Json = document["schemas"]
+        self.methods = list(_methods(document))
+
+    def call(self, http_method: str, target: str, body: bytes) -> Call:
+        """What a request asks for; `target` is the path with its query. Raises ApiError with every violation."""
+        path, _, query_text = target.partition("?")
+        found = [
+            (method, match) for method in self.methods if (match := method.path.fullmatch(path.lstrip("/")))
+        ]
+        for method, match in found:
+            if method.http_method == http_method:
+                query, violations = _query(method, query_text)
+                cleaned, more = self._body(method, body)
+                if violations or more:
+                    raise _refusal(violations + more)
+                resource = urllib.parse.unquote(match["resource"])
+                return Call(method=method, resource=resource, query=query, body=cleaned)
+        allowed = ", ".join(sorted(method.http_method for method, _ in found))
+        said = f"has {allowed} only" if allowed else "is no path of the Cloud TPU API v2"
+        raise ApiError("INVALID_ARGUMENT", f"{http_method} {path}: the path {said}")
+
+    def _body(self, method: Method, body: bytes) -> tuple[Json, list[Violation]]:
+        try:
+            message = json.loads(body) if body.strip() else {}
+        except ValueError as error:
+            return {}, [("body", f"is no JSON: {error}")]
+        if not isinstance(message, dict):
+            return {}, [("body", "is no JSON object")]
+        if method.request is None:
+            return {}, [("body", f"{method.id} takes none")] if message else []
+        # A patch sends the fields of its mask alone, so nothing is required of the rest.
+        return self.checked(method.request, message, required="updateMask" not in method.parameters)
+
+    def checked(self, schema: str, message: Json, *, required: bool) -> tuple[Json, list[Violation]]:
+        """A request's message without its output-only fields, and what is wrong with it."""
+        violations: list[Violation] = []
+        cleaned = self._message(schema, message, schema, violations, inbound=True, required=required)
+        return cleaned, violations
+
+    def wrong(self, schema: str, message: Json) -> list[Violation]:
+        """What is wrong with an answer. The payload of an operation is checked by the schema that its @type names."""
+        violations: list[Violation] = []
+        self._message(schema, message, schema, violations, inbound=False, required=False)
+        for name in ("response", "metadata") if schema == "Operation" else ():
+            payload = dict(message.get(name, {}))
+            kind = str(payload.pop("@type", "")).rpartition(".")[2]
+            if kind in self.schemas:
+                self._message(kind, payload, f"{schema}.{name}", violations, inbound=False, required=False)
+        return violations
+
+    def _message(
+        self,
+        schema: str,
+        message: Any,
+        at: str,
+        violations: list[Violation],
+        *,
+        inbound: bool,
+        required: bool,
+    ) -> Json:
+        if not isinstance(message, dict):
+            violations.append((at, f"{message!r} is no {schema} object"))
+            return {}
+        properties: Json = self.schemas[schema].get("properties", {})
+        cleaned: Json = {}
+        for name, value in message.items():
+            spec = properties.get(name)
+            if spec is None:
+                violations.append(
+                    (
+                        f"{at}.{name}",
+                        f"unknown name; {schema} has {', '.join(sorted(properties)) or 'no fields'}",
+                    )
+                )
+            elif value is not None and not (inbound and spec.get("readOnly")):
+                cleaned[name] = self._value(
+                    spec, value, f"{at}.{name}", violations, inbound=inbound, required=required
+                )
+        for name, spec in properties.items() if required else ():
+            if spec.get("description", "").startswith("Required.") and cleaned.get(name) in (None, "", 0, {}):
+                violations.append((f"{at}.{name}", "is required"))
+        return cleaned
+
+    def _value(
+        self, spec: Json, value: Any, at: str, violations: list[Violation], *, inbound: bool, required: bool
+    ) -> Any:
+        each = functools.partial(self._value, violations=violations, inbound=inbound, required=required)
+        if "$ref" in spec:
+            return self._message(spec["$ref"], value, at, violations, inbound=inbound, required=required)
+        if spec["type"] == "array" and isinstance(value, list):
+            return [each(spec["items"], item, f"{at}[{index}]") for index, item in enumerate(value)]
+        if spec["type"] == "object" and isinstance(value, dict):
+            return {
+                key: each(spec["additionalProperties"], item, f"{at}.{key}") for key, item in value.items()
+            }
+        if said := scalars.fault(spec, value):
+            violations.append((at, said))
+        return value
+
+
+def _query(method: Method, text: str) -> tuple[Json, list[Violation]]:
+    query: Json = {}
+    violations: list[Violation] = []
+    specs = {name: spec for name, spec in method.parameters.items() if spec["location"] == "query"}
+    for name, value in urllib.parse.parse_qsl(text, keep_blank_values=True):
+        spec = specs.get(name)
+        if name in COMMON:
+            if name == "alt" and value != "json":
+                violations.append((name, f"{value!r} is not what this stand-in speaks; it speaks json"))
+        elif spec is None:
+            violations.append(
+                (name, f"unknown query parameter; {method.id} has {', '.join(sorted(specs)) or 'none'}")
+            )
+        elif spec.get("repeated"):
+            query.setdefault(name, []).append(value)
+        elif name in query:
+            violations.append((name, "is given twice"))
+        else:
+            query[name] = scalars.typed(spec["type"], value)
+            if said := scalars.fault(spec, query[name]):
+                violations.append((name, said))
+    for name, spec in specs.items():
+        if spec.get("description", "").startswith("Required.") and not query.get(name):
+            violations.append((name, "is required"))
+    return query, violations
+
+
+def _refusal(violations: list[Violation]) -> ApiError:
+    said = "; ".join(f"{at}: {words}" for at, words in violations)
+    return ApiError("INVALID_ARGUMENT", f"Invalid request: {said}", violations)
+
+
+def _methods(resource: Json) -> Iterator[Method]:
+    for method in resource.get("methods", {}).values():
+        # Of flatPath, v2/projects/{projectsId}/…/nodes/{nodesId}:start, path, v2/{+name}:start, tells what the name is.
+        name, _, tail = method["path"].removeprefix("v2/{+").partition("}")
+        flat = re.sub(
+            r"\\\{\w+\\\}", "[^/:?]+", re.escape(method["flatPath"].removeprefix("v2/").removesuffix(tail))
+        )
+        yield Method(
+            id=method["id"],
+            http_method=method["httpMethod"],
+            path=re.compile(f"v2/(?P<resource>{flat}){re.escape(tail)}"),
+            parameters={key: spec for key, spec in method["parameters"].items() if key != name},
+            request=method.get("request", {}).get("$ref"),
+            response=method["response"]["$ref"],
+        )
+    for child in resource.get("resources", {}).values():
+        yield from _methods(child)
+
+
+@functools.cache
+def shipped() -> Document:
+    """The document of tpu.v2 inside the installed google-api-python-client."""
+    folder = importlib.resources.files("googleapiclient") / "discovery_cache" / "documents"
+    return Document(json.loads((folder / "tpu.v2.json").read_text()))

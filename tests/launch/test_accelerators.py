@@ -1,0 +1,78 @@
+"""The table of accelerators: what is chosen, at which prices, and what is said of the rest."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from jobs.runtime.errors import RequestError
+from launch.accelerators import WIDTH, choose, list_accelerators, notes, table
+
+
+def drawn(zone: str | None, generation: str | None) -> list[str]:
+    """The whole table as text, in the narrowest terminal there is."""
+    console = Console(file=io.StringIO(), width=WIDTH)
+    console.print(table(choose(zone=zone, generation=generation), zone))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_all_types_together_are_drawn_whole_and_within_the_width() -> None:
+    lines = drawn(None, None)
+    assert len(lines) == 1 + len(choose(zone=None, generation=None))
+    assert not [line for line in lines if "…" in line]
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_a_price_is_the_lowest_of_the_zones_or_that_of_the_zone_asked_for() -> None:
+    (anywhere,) = [line.split() for line in drawn(None, "v6e") if line.startswith("v6e-8 ")]
+    (there,) = [line.split() for line in drawn("us-east5-a", "v6e") if line.startswith("v6e-8 ")]
+    assert anywhere[-3:] == ["21.60", "2.90", "10"]
+    assert there[-2:] == ["21.60", "9.72"]
+
+
+def test_where_no_price_is_known_a_dash_stands() -> None:
+    (line,) = [line for line in drawn("southamerica-west1-a", None) if line.startswith("v6e-1 ")]
+    assert line.split()[-2:] == ["2.70", "–"]
+
+
+def test_what_is_left_out_is_counted_with_the_option_that_shows_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert list_accelerators(zone=None, generation="v5p", max_chips=None) == 0
+    said = capsys.readouterr().out
+    assert "89 larger ones: --max-chips 6144" in said
+    assert list_accelerators(zone=None, generation="v5p", max_chips=6144) == 0
+    said = capsys.readouterr().out
+    assert "larger ones" not in said
+    assert "v5p-12288" in said
+
+
+def test_zones_of_slices_are_told_apart_from_those_of_one_host() -> None:
+    v3 = choose(zone=None, generation="v3")
+    assert notes(v3, v3, None)[0] == (
+        "v3: one host us-central1-a, us-central1-b, europe-west4-a; more europe-west4-a"
+    )
+
+
+@pytest.mark.parametrize(
+    ("zone", "generation", "said"),
+    [
+        (None, "v9", '--generation: "v9" is not a TPU generation; choose one of v2, v3, v4, v5e, v5p, v6e'),
+        (
+            None,
+            "tpu7x",
+            "--generation: tpu7x is not offered by the Cloud TPU API, only by Compute Engine and GKE",
+        ),
+        ("mars-1-a", None, '--zone: no TPU is listed in "mars-1-a"; choose one of asia-east1-c, '),
+        ("us-central2-b", "v5p", "--zone: no v5p is listed in us-central2-b; it is in us-central1-a, "),
+    ],
+)
+def test_a_zone_or_generation_with_nothing_in_it_is_answered_with_those_there_are(
+    zone: str | None, generation: str | None, said: str
+) -> None:
+    with pytest.raises(RequestError) as error:
+        choose(zone=zone, generation=generation)
+    assert str(error.value).startswith(said)
