@@ -52,7 +52,7 @@ def build_once(
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        say(f"waiting for another process that builds {directory} (at most {wait_limit_s:.0f} s)")
+        say(f"another process is making {directory.parent.name}/{directory.name[:8]}, waiting for it")
         _wait(lock, wait_limit_s)
     try:
         if directory.is_dir():
