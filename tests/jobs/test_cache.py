@@ -118,7 +118,9 @@ def test_a_wait_for_another_builder_ends_with_what_to_do(tmp_path: Path) -> None
         tell(process)
         assert hear(process) == "True"
     assert len(said) == 1
-    assert said[0].startswith(f"waiting for another process that builds {directory}")
+    assert (
+        said[0] == f"another process is making {directory.parent.name}/{directory.name[:8]}, waiting for it"
+    )
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, the disk that is always full")
