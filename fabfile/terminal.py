@@ -40,12 +40,16 @@ def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
         except (RequestError, HostsError, HostError) as error:
             print(f"error: {error}", file=sys.stderr)
             code = 2
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            code = 130
         except BrokenPipeError:
             sys.stderr.close()  # the reader of our output went away; nothing to tell it
             code = 0
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
+            code = 1
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            code = 130
         if code:
             sys.exit(code)
 

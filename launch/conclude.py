@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from jobs.runtime import run_directory
@@ -34,5 +35,6 @@ def conclude(run: Run, outcome: str, error: str | None) -> Run:
                 "time": time.time(),
             },
         )
-    fresh.directory.write_text(run_directory.REPORT, read_and_render(fresh.directory.url))
+    with contextlib.suppress(OSError):  # a report is worth having, but not worth hiding how the run ended
+        fresh.directory.write_text(run_directory.REPORT, read_and_render(fresh.directory.url))
     return runs.read(fresh.directory) or fresh

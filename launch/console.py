@@ -39,7 +39,9 @@ def train(
     described = old.described if old else {}
     chosen = targets.resolve(
         target,
-        hosts=hosts if hosts is not None else (old.processes if old else None),
+        hosts=hosts
+        if hosts is not None
+        else (old.processes if old and platform in (None, described["platform"]) else None),
         platform=platform or described.get("platform", "cpu"),
     )
     request = launching.Request(
@@ -84,13 +86,13 @@ def _say(console: Console) -> Any:
 
 
 def _follow(console: Console, run: Run, target: Target) -> int:
-    """Follow to the end. Ctrl-C stops a run on this machine gracefully; a second one leaves it as it is."""
+    """Follow to the end. Ctrl-C stops a run on this machine gracefully; a second one does not wait for that."""
     shown = display.make(console)
     try:
         state = follow.follow(run, target.agents, shown)
     except KeyboardInterrupt:
         shown.close()
-        console.print("stopping, so that the run can be resumed (Ctrl-C again to leave it running)")
+        console.print("stopping, so that the run can be resumed (Ctrl-C again: do not wait for it)")
         rollout.stop(target.agents, run.run_id, run.attempt, grace_s=120)
         state = follow.follow(run, target.agents, display.Plain(console))
     finally:
@@ -112,7 +114,7 @@ def status(wanted: str | None) -> int:
     if not everything and wanted is None:
         _say(console)("no runs yet; `make train` or `fab train --job flax_mlm` starts one")
         return 0
-    chosen = [runs.find(targets.runs_dir(), wanted)] if wanted else everything[:20]
+    chosen = [runs.find(targets.runs_dir(), wanted)] if wanted else everything
     states = follow.states(targets.agents_of_all(chosen), chosen)
     if wanted is None:
         chosen = [run for run in chosen if states[run.run_id] in runs.ACTIVE] or chosen[:1]
@@ -215,7 +217,11 @@ def stop(wanted: str | None, *, grace_s: float) -> int:
             continue
         for entry in answer["stopped"]:
             _say(console)(f"  {agent.host}: process {entry['pid']} {entry['how']}")
-    after = follow.state(agents, runs.read(run.directory) or run)
+    deadline = time.monotonic() + runs.FINISHING_LIMIT_S
+    while (after := follow.state(agents, runs.read(run.directory) or run)) in runs.ACTIVE:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(follow.POLL_S)
     run = conclude(run, after, None) if after not in runs.ACTIVE else run
     for line in outcome.summary(run, after):
         _say(console)(line)

@@ -49,6 +49,7 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
     """
     asked_s, known = float("-inf"), processes(agents, run)
     watch = _Watch(display)
+    failed_s: float | None = None
     while True:
         run = runs.read(run.directory) or run
         watch.show(run)
@@ -59,8 +60,11 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
         if looks_ended or time.monotonic() - asked_s > AGENTS_PERIOD_S:
             asked_s, known = time.monotonic(), processes(agents, run)
         now = runs.state(run, known, now_s=time.time())
+        if now == "failed" and failed_s is None:
+            failed_s = time.monotonic()
         if now == "failed" and any(p["state"] == "running" for p in known):
-            rollout.stop(agents, run.run_id, run.attempt, grace_s=rollout.STOP_NOW_S)
+            if failed_s is not None and time.monotonic() - failed_s > rollout.AGENTS_LIMIT_S:
+                rollout.stop(agents, run.run_id, run.attempt, grace_s=rollout.STOP_NOW_S)
         elif now == "failed" and run.current_result() is None and _recently_ended(known):
             pass  # the agent is finding out which host failed first
         elif now not in runs.ACTIVE:

@@ -19,6 +19,11 @@ STOP_NOW_S = 2.0
 """Grace for processes that have nothing to save: they have not joined, or have lost a sibling."""
 
 
+AGENTS_LIMIT_S = 4.0
+"""How long the agents of a run in which a process failed have to end the others and to say what happened; they need
+about two seconds. After that the launcher stops what is left."""
+
+
 class NotJoined(Exception):
     """Not every process entered the group."""
 

@@ -88,13 +88,13 @@ def read(directory: RunDirectory) -> Run | None:
 
 
 def list_runs(runs_dir: Path) -> list[Run]:
-    """All runs under `runs_dir`, the newest first."""
+    """All runs under `runs_dir`, the one that was started or resumed last first."""
     if not runs_dir.is_dir():
         return []
     found = (read(RunDirectory(str(path))) for path in runs_dir.iterdir() if RUN_ID.match(path.name))
     return sorted(
         (run for run in found if run is not None),
-        key=lambda run: (run.described["created"], run.run_id),
+        key=lambda run: (run.described["attempts"][-1]["started"], run.run_id),
         reverse=True,
     )
 
@@ -166,10 +166,6 @@ def progress(run: Run) -> tuple[int, float | None]:
     losses = [line for line in lines if "loss" in line]
     step = max([*steps, *(int(line["step"]) for line in losses[-1:]), 0])
     return step, losses[-1]["loss"] if losses else None
-
-
-def utc_text(moment_s: float) -> str:
-    return datetime.datetime.fromtimestamp(moment_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def parse_time(text: str) -> float:

@@ -131,7 +131,7 @@ def runs_dir() -> Path:
 
 def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
     """The agents of the hosts that run.json names, in worker order."""
-    return local_agents([host["name"] for host in described["hosts"]], user_cache_dir(os.environ))
+    return local_agents([host["name"] for host in described["hosts"]], Path(described["cache_dir"]))
 
 
 def agents_of_all(several: Sequence[Run]) -> tuple[Agent, ...]:

@@ -18,7 +18,8 @@ from jobs.runtime import run_directory
 from jobs.runtime.errors import RequestError
 from jobs.runtime.run_directory import RunDirectory
 from launch import bundle as bundles
-from launch import follow, jobs, rollout, runs
+from launch import follow, jobs, rollout, runs, targets
+from launch.agents import HostsError
 from launch.conclude import conclude
 from launch.describe import describe
 from launch.plan import Plan
@@ -67,7 +68,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
         request.resume.directory.url if request.resume else str(target.runs_dir / run_id)
     )
     with _only_resume_of(run_id, target) if request.resume else contextlib.nullcontext():
-        attempt = _next_attempt(request.resume, target)
+        attempt = _next_attempt(request.resume)
         before = directory.read_json(run_directory.RUN)
         plan = _plan(request, job, config, target, run_id, attempt, directory, code.sha256)
         began_s = time.monotonic()
@@ -91,9 +92,13 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             say(f"started {run_id}" + (f", attempt {attempt}" if attempt else "") + f" in {directory.url}")
             rollout.join(target.agents, lambda: runs.read(directory))
         except BaseException as error:  # an interrupt too: nothing that was started is left behind
+            if isinstance(error, rollout.NotJoined):
+                _settle(directory)
             rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)
             if isinstance(error, rollout.NotJoined):
-                raise LaunchFailed(conclude(_settled(directory), "failed", str(error))) from None
+                raise LaunchFailed(conclude(_read(directory), "failed", str(error))) from None
+            if isinstance(error, HostsError):
+                conclude(_read(directory), "failed", str(error))
             if isinstance(error, KeyboardInterrupt):
                 raise LaunchFailed(conclude(_read(directory), "stopped", "interrupted")) from None
             raise
@@ -122,22 +127,24 @@ def _data_problems(request: Request, job: jobs.Job, config: Any, target: Target)
     try:
         with contextlib.chdir(_cwd(request)):
             return job.data_problems(config, target.cache_dir)
-    except FileNotFoundError:
-        return [f"{_cwd(request)}: the directory that the run was started in is gone; make it again"]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return [
+            f"{_cwd(request)}: the directory that the run was started in cannot be entered; make it again"
+        ]
 
 
 def _cwd(request: Request) -> str:
     return str(request.resume.described["cwd"]) if request.resume else os.getcwd()
 
 
-def _settled(directory: RunDirectory) -> Run:
-    """The run, once the agents of its stopped processes have found out why it failed, or the time for it is over."""
-    deadline = time.monotonic() + runs.FINISHING_LIMIT_S
-    while True:
+def _settle(directory: RunDirectory) -> None:
+    """Where a process failed, let the agents find out which was the first and why: a stop would cut them short."""
+    deadline = time.monotonic() + rollout.AGENTS_LIMIT_S
+    while time.monotonic() < deadline:
         run = _read(directory)
         failing = any(beat is not None and beat["state"] == "failed" for beat in run.current())
-        if run.current_result() is not None or not failing or time.monotonic() > deadline:
-            return run
+        if run.current_result() is not None or not failing:
+            return
         time.sleep(rollout.POLL_S)
 
 
@@ -148,17 +155,26 @@ def _read(directory: RunDirectory) -> Run:
     return run
 
 
-def _next_attempt(resume: Run | None, target: Target) -> int:
+def _next_attempt(resume: Run | None) -> int:
     if resume is None:
         return 0
     fresh = runs.read(resume.directory) or resume
-    now = follow.state(target.agents, fresh)
+    agents = targets.agents_of(fresh.described)
+    now = follow.state(agents, fresh)
     if now in runs.ACTIVE:
         raise RequestError(
             f"--resume {fresh.run_id}: the run is {now}; `fab stop --run {fresh.run_id}` stops it"
         )
     if now == "done":
         raise RequestError(f"--resume {fresh.run_id}: the run is done, there is nothing left to resume")
+    # A failed attempt's agents still end its processes and write its result, which must not meet the next one's.
+    deadline = time.monotonic() + runs.FINISHING_LIMIT_S
+    while any(entry["supervised"] for entry in follow.processes(agents, fresh)):
+        if time.monotonic() > deadline:
+            raise RequestError(
+                f"--resume {fresh.run_id}: its processes are still ending; try again in a moment"
+            )
+        time.sleep(rollout.POLL_S)
     _record_outcome(fresh.directory, now)
     return fresh.attempt + 1
 

@@ -13,13 +13,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jobs.flax_mlm import data
 from jobs.flax_mlm import step as steps
-from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.config import Config, problems
 from jobs.flax_mlm.evaluate import Evaluation, evaluate
 from jobs.flax_mlm.export import export
 from jobs.flax_mlm.split import Split
 from jobs.flax_mlm.tokens import unigram_entropy
 from jobs.runtime import distributed, preemption
 from jobs.runtime.checkpoints import Checkpoints
+from jobs.runtime.errors import RequestError
 from jobs.runtime.metrics import Metrics
 from jobs.runtime.process import Run
 from jobs.runtime.rates import Rates
@@ -32,9 +33,12 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
     """Train to the end; returns the final metrics of result.json.
 
     Raises:
-        RequestError: the data is missing or too small, or differs between hosts.
+        RequestError: the options cannot work here, or the data is missing, too small or not the same on all hosts.
         Preempted: a host got SIGTERM; the state is saved.
     """
+    wrong = problems(config, devices=jax.device_count())
+    if wrong:
+        raise RequestError("; ".join(wrong))
     length, batch_size = config.sequence_length, config.batch_size
     tokens = data.prepare(config, Path(run.environment.cache_dir), run.prepare)
     distributed.agree(f"--data {config.data}", tokens.fingerprint)

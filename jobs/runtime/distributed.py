@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import os
 from pathlib import Path
 
 import jax
@@ -92,8 +91,3 @@ def agree(name: str, fingerprint: str) -> None:
 def leave() -> None:
     """Leave the group in order; all processes do so together."""
     jax.distributed.shutdown()
-
-
-def leave_at_once(code: int) -> None:
-    """End this process without waiting for the others, which may be gone."""
-    os._exit(code)

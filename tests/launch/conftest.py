@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.run_directory import RunDirectory
 from launch import runs
 from launch.agents import Agent
@@ -97,6 +99,7 @@ def write_run(runs_dir: Path) -> Callable[..., Run]:
             "hosts": [{"index": index, "name": f"h/{index}", "address": "127.0.0.1"} for index in range(2)],
             "created": STARTED,
             "cwd": "/",
+            "cache_dir": str(user_cache_dir(os.environ)),
             "attempts": [attempt],
         }
         directory.write_json("run.json", {**described, **changed})

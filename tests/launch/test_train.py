@@ -191,7 +191,9 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
 def test_a_run_whose_directory_of_old_is_gone_says_so(runs_dir: Path, earlier: Callable[..., Run]) -> None:
     earlier(cwd="/no/such/folder")
     text = refused(runs_dir, job=None, resume="abcd")
-    assert text == "/no/such/folder: the directory that the run was started in is gone; make it again"
+    assert (
+        text == "/no/such/folder: the directory that the run was started in cannot be entered; make it again"
+    )
 
 
 def test_two_that_resume_one_run_at_once_do_not_both_start_it(

@@ -30,6 +30,8 @@ class Command:
         handle, path = tempfile.mkstemp(dir=folder, prefix="said-")
         self._output = Path(path)
         with os.fdopen(handle, "wb") as output:
+            # Tests that run in the background of a shell have inherited that SIGINT is ignored; a command must not.
+            before = signal.signal(signal.SIGINT, signal.default_int_handler)
             self._process = subprocess.Popen(
                 [Path(sys.executable).parent / "fab", *arguments],
                 cwd=CHECKOUT,
@@ -38,9 +40,8 @@ class Command:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                # Tests that run in the background of a shell have inherited that SIGINT is ignored.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
+            signal.signal(signal.SIGINT, before)
 
     def said(self) -> str:
         return self._output.read_text()

@@ -12,7 +12,7 @@ import pytest
 
 from launch.runs import Run
 from tests.runs.command import CHECKOUT
-from tests.runs.lab import CHECKPOINT_EVERY, STEPS, Lab, Losses, losses
+from tests.runs.lab import CHECKPOINT_EVERY, STEPS, Lab, Losses, losses, saved_steps
 
 DOCUMENTS = 60
 
@@ -109,5 +109,6 @@ def lost_run(shared_lab: Lab) -> Run:
     print(f"seed {seed}: the power goes at step {step}")
     run = shared_lab.launch()
     shared_lab.reach(run, step)
+    shared_lab.until(lambda: len(saved_steps(run)) >= 2, "two checkpoints are complete")
     shared_lab.cut_power(run)
     return shared_lab.finish(run)
