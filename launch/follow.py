@@ -60,10 +60,9 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
         if looks_ended or time.monotonic() - asked_s > AGENTS_PERIOD_S:
             asked_s, known = time.monotonic(), processes(agents, run)
         now = runs.state(run, known, now_s=time.time())
-        if now == "failed" and failed_s is None:
-            failed_s = time.monotonic()
         if now == "failed" and any(p["state"] == "running" for p in known):
-            if failed_s is not None and time.monotonic() - failed_s > rollout.AGENTS_LIMIT_S:
+            failed_s = failed_s or time.monotonic()
+            if time.monotonic() - failed_s > rollout.AGENTS_LIMIT_S:
                 rollout.stop(agents, run.run_id, run.attempt, grace_s=rollout.STOP_NOW_S)
         elif now == "failed" and run.current_result() is None and _recently_ended(known):
             pass  # the agent is finding out which host failed first

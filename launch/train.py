@@ -91,16 +91,18 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             rollout.start(plan, target.agents)
             say(f"started {run_id}" + (f", attempt {attempt}" if attempt else "") + f" in {directory.url}")
             rollout.join(target.agents, lambda: runs.read(directory))
-        except BaseException as error:  # an interrupt too: nothing that was started is left behind
-            if isinstance(error, rollout.NotJoined):
-                _settle(directory)
+        except HostsError as error:  # what had been started has been stopped again
+            conclude(_read(directory), "failed", str(error))
+            raise
+        except rollout.NotJoined as error:
+            _settle(directory)
             rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)
-            if isinstance(error, rollout.NotJoined):
-                raise LaunchFailed(conclude(_read(directory), "failed", str(error))) from None
-            if isinstance(error, HostsError):
-                conclude(_read(directory), "failed", str(error))
-            if isinstance(error, KeyboardInterrupt):
-                raise LaunchFailed(conclude(_read(directory), "stopped", "interrupted")) from None
+            raise LaunchFailed(conclude(_read(directory), "failed", str(error))) from None
+        except KeyboardInterrupt:
+            rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)
+            raise LaunchFailed(conclude(_read(directory), "stopped", "interrupted")) from None
+        except BaseException:
+            rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)
             raise
         say(f"all joined after {time.monotonic() - began_s:.1f} s")
     return _read(directory)
