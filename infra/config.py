@@ -36,7 +36,7 @@ class SliceConfig:
 
     valid_until_s: the queue gives up when the request has waited so long; None: never.
     guaranteed_s: asks for capacity that is there for at least so long; None: no such demand.
-    wait_s: how long one `pulumi up` waits for the slice before it stops waiting (the request stays in the queue).
+    wait_s: how long one `pulumi up` waits for the slice; a request still queued then stays so, and the next waits on.
     reservation: full name, projects/P/locations/Z/reservations/R; there exactly when capacity is reserved.
     """
 

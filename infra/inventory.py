@@ -36,7 +36,11 @@ class Host:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Hosts that train together, in worker order. `origin`: "queued-resource ID", "node ID" or "local"."""
+    """Hosts that train together, in worker order. `origin`: "queued-resource ID", "node ID" or "local".
+
+    count: 1, or of how many equal slices it is made (multislice): `accelerator_type` and `topology` are those of each,
+    and the hosts of the first come before those of the second.
+    """
 
     name: str
     accelerator_type: str
@@ -45,6 +49,7 @@ class Slice:
     zone: str
     capacity: Capacity
     origin: str
+    count: int
     devices_per_host: int
     hosts: tuple[Host, ...]
 
@@ -61,11 +66,13 @@ class Storage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gateway:
-    """The bastion that hosts without an external address are reached through."""
+    """The small VM that serves NFS. It has an internal address only: SSH to it goes through IAP, by name and zone."""
 
+    name: str
+    zone: str
     address: str
-    host_key: str
-    user: str
+    host_keys: tuple[str, ...]
+    user: str | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

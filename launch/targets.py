@@ -104,6 +104,7 @@ def local(count: int, platform: str, processors: Sequence[int]) -> Target:
         zone=LOCAL,
         capacity="on-demand",
         origin=LOCAL,
+        count=1,
         devices_per_host=1,
         hosts=hosts,
     )

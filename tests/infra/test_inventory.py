@@ -45,6 +45,7 @@ slices = st.builds(
     zone=st.text(),
     capacity=st.sampled_from(get_args(Capacity)),
     origin=st.text(),
+    count=st.integers(1),
     devices_per_host=st.integers(1),
     hosts=st.lists(hosts, max_size=3).map(tuple),
 )
@@ -54,7 +55,15 @@ inventories = st.builds(
     project=maybe,
     storage=st.builds(Storage, bucket_url=maybe, bucket_region=maybe, nfs_source=maybe, nfs_mount=maybe),
     images=st.dictionaries(st.text(), st.text(), max_size=3),
-    gateway=st.none() | st.builds(Gateway, address=st.text(), host_key=st.text(), user=st.text()),
+    gateway=st.none()
+    | st.builds(
+        Gateway,
+        name=st.text(),
+        zone=st.text(),
+        address=st.text(),
+        host_keys=st.lists(st.text()).map(tuple),
+        user=maybe,
+    ),
     slices=st.lists(slices, max_size=2).map(tuple),
     version=st.just(1),
 )
@@ -76,6 +85,7 @@ SLICE = Slice(
     zone="europe-west4-b",
     capacity="spot",
     origin="queued-resource main",
+    count=1,
     devices_per_host=4,
     hosts=(HOST,),
 )
@@ -84,7 +94,9 @@ WHOLE = Inventory(
     project="project",
     storage=Storage(bucket_url="gs://b", bucket_region="europe-west4", nfs_source=None, nfs_mount=None),
     images={"jax": "registry/jax@sha256:0"},
-    gateway=Gateway(address="1.2.3.4", host_key="ssh-ed25519 BBBB", user="tpu"),
+    gateway=Gateway(
+        name="gateway", zone="europe-west4-b", address="10.0.0.9", host_keys=("ssh-ed25519 BBBB",), user="tpu"
+    ),
     slices=(SLICE,),
 )
 
