@@ -37,8 +37,8 @@ NAMES_CHIP = re.compile(r"tpuv([0-9]+[ep]?)-?(lite)?")
 def read(root: Section, home: Home) -> tuple[SliceConfig, ...]:
     """Every slice; of no use where a mistake is recorded, which is then the whole configuration's."""
     sections = root.sections("slices", missing="write a list of at least one slice, see Pulumi.example.yaml")
-    if root.has("slices") and root.fine("slices") and not sections:
-        root.say("slices", "is empty; write at least one slice, or end the stack with `pulumi destroy`")
+    if root.has("slices") and root.fine("slices") and not sections and home.zone is None:
+        root.say("slices", "is empty; write a slice, or tpu-stack:zone, where the storage without slices is")
     made = [_slice(section, home) for section in sections]
     _refuse_twins(list(zip(sections, made, strict=True)))
     return tuple(made)
