@@ -133,7 +133,7 @@ def house(tmp_path: Path) -> Path:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     empty = [
         "infra/inventory.py",
-        "infra/catalogue.py",
+        "infra/catalogue/__init__.py",
         "infra/policy.py",
         "host/agent.py",
         "launch/plan.py",
@@ -160,7 +160,7 @@ def test_what_the_design_allows_to_be_imported_passes_the_import_rules(house: Pa
     )
     (house / "jobs/flax_mlm/train.py").write_text("import jax\nfrom jobs.runtime import metrics\n")
     (house / "infra/policy.py").write_text("import pulumi\nfrom infra import inventory\n")
-    (house / "infra/catalogue.py").write_text("from infra import inventory\n")
+    (house / "infra/catalogue/__init__.py").write_text("from infra import inventory\n")
     (house / "rehearsal/tpu_api.py").write_text("import googleapiclient\nfrom infra import catalogue\n")
     assert re.search(r"Contracts: \d+ kept, 0 broken", said := lint_imports(house)), said
 

@@ -1,0 +1,235 @@
+"""The TPUs that can be had: generations, types, topologies, hosts, zones, runtimes and prices. Look-ups, no I/O.
+
+Availability moves, so what a zone or price here says is worth a warning, never a refusal that cannot be overridden: the
+Cloud TPU API's own lists of accelerator types and runtime versions are the truth where there are credentials to ask it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from infra.catalogue import prices, topology
+from infra.catalogue.generations import GENERATIONS, OFFERED, Generation
+from infra.inventory import Capacity
+
+__all__ = [
+    "ACCELERATORS",
+    "GENERATIONS",
+    "PRICES_READ_IN",
+    "Accelerator",
+    "CatalogueError",
+    "Generation",
+    "accelerator",
+    "by_topology",
+    "generation",
+    "generations_in",
+    "price_usd_per_hour",
+    "region_of",
+    "zones_of",
+]
+
+PRICES_READ_IN = prices.READ_IN
+
+ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z0-9]+")
+
+
+class CatalogueError(ValueError):
+    """Not in the catalogue; the message names the value, the rule and what there is instead."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One slice: the type that is asked for by name, and what is behind the name."""
+
+    type_name: str
+    generation: Generation
+    topology: str
+    chips: int
+
+    @property
+    def hosts(self) -> int:
+        """Worker VMs: one up to the generation's limit (8 chips for v5e and v6e), beyond it one for every 4 chips."""
+        on_one = self.generation.most_chips_on_one_host
+        return 1 if self.chips <= on_one else self.chips // self.generation.chips_per_slice_host
+
+    @property
+    def chips_per_host(self) -> int:
+        return self.chips // self.hosts
+
+    @property
+    def devices_per_host(self) -> int:
+        """JAX devices that a host's process sees: two a chip for v2 and v3, one for all later ones."""
+        return self.chips_per_host * self.generation.devices_per_chip
+
+    @property
+    def devices(self) -> int:
+        return self.chips * self.generation.devices_per_chip
+
+    @property
+    def cores(self) -> int:
+        return self.chips * self.generation.cores_per_chip
+
+    @property
+    def hbm_gib(self) -> int:
+        """Memory of all chips together."""
+        return self.chips * self.generation.hbm_gib_per_chip
+
+    @property
+    def peak_bf16_flops_per_s(self) -> float:
+        """Of all chips together."""
+        return self.chips * self.generation.peak_bf16_flops_per_s_per_chip
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """Where this type is listed; a slice may have fewer zones than one host of the same generation."""
+        return self.generation.one_host_zones if self.hosts == 1 else self.generation.slice_zones
+
+    @property
+    def has_default_topology(self) -> bool:
+        """Whether the type's name is enough to ask for it; otherwise the API wants generation and topology."""
+        return self.topology == self.generation.topology_of(self.chips)
+
+
+def _accelerator(which: Generation, chips: int, shape: str) -> Accelerator:
+    number = chips * which.cores_per_chip if which.number_counts == "cores" else chips
+    return Accelerator(
+        type_name=f"{which.type_prefix}-{number}", generation=which, topology=shape, chips=chips
+    )
+
+
+ACCELERATORS: dict[str, Accelerator] = {
+    made.type_name: made
+    for which in OFFERED
+    for made in (_accelerator(which, chips, which.topology_of(chips)) for chips in which.sizes_chips)
+}
+"""Type name → accelerator, in order of generation and size: all that the Cloud TPU API offers."""
+
+
+def accelerator(type_name: str) -> Accelerator:
+    """The accelerator called `type_name`, such as v6e-16, in the topology that the name alone stands for.
+
+    Raises:
+        CatalogueError: no such generation or size, or one that the Cloud TPU API does not offer.
+    """
+    if type_name in ACCELERATORS:
+        return ACCELERATORS[type_name]
+    plain = type_name.strip().lower().removeprefix("tpu-")
+    if plain in ACCELERATORS:
+        raise CatalogueError(f'"{type_name}" is not an accelerator type; did you mean {plain}?')
+    prefix, _, number = plain.partition("-")
+    which = _find(prefix)
+    if which is None:
+        raise CatalogueError(
+            f'"{type_name}" is not an accelerator type; write one such as v4-8 or v6e-16, of {NAMES}'
+        )
+    if not which.offered:
+        raise _elsewhere(type_name)
+    renamed = f"{which.type_prefix}-{number}"
+    if renamed in ACCELERATORS:
+        raise CatalogueError(
+            f'"{type_name}" is not an accelerator type: those of {which.name} are called {which.type_prefix}; '
+            f"did you mean {renamed}?"
+        )
+    names = [made.type_name for made in ACCELERATORS.values() if made.generation is which]
+    counted = f"; the number counts TensorCores, {which.cores_per_chip} a chip"
+    raise CatalogueError(
+        f'"{type_name}" is not a {which.name} size; choose one of {_few(names)}'
+        + (counted if which.number_counts == "cores" else "")
+    )
+
+
+def by_topology(generation_name: str, shape: str) -> Accelerator:
+    """The accelerator of a generation in a topology.
+
+    v4 and v5p come in other shapes of whole cubes too (4x4x16 beside the 4x8x8 that v4-512 stands for): such a one has
+    the same type name and `has_default_topology` False.
+
+    Raises:
+        CatalogueError: no such generation, none that the Cloud TPU API offers, or no such topology.
+    """
+    which = generation(generation_name)
+    if not which.offered:
+        raise _elsewhere(generation_name)
+    shapes = {made.topology: made for made in ACCELERATORS.values() if made.generation is which}
+    if shape in shapes:
+        return shapes[shape]
+    try:
+        chips = topology.chips_in(shape)
+        if which.dimensions == 3 and topology.is_made_of_cubes(shape) and chips in which.sizes_chips:
+            return _accelerator(which, chips, shape)
+    except ValueError as error:
+        raise CatalogueError(f"{error}; topologies of {which.name}: {_few(list(shapes))}") from None
+    others = ", or another AxBxC of multiples of 4, A ≤ B ≤ C" if which.dimensions == 3 else ""
+    raise CatalogueError(
+        f'"{shape}" is not a {which.name} topology; choose one of {_few(list(shapes))}{others}'
+    )
+
+
+def generation(name: str) -> Generation:
+    """The generation called `name`, or whose types begin with it (v5litepod is v5e); offered or not.
+
+    Raises:
+        CatalogueError: there is none.
+    """
+    which = _find(name)
+    if which is None:
+        raise CatalogueError(f'"{name}" is not a TPU generation; choose one of {NAMES}')
+    return which
+
+
+def zones_of(generation_name: str) -> tuple[str, ...]:
+    """Every zone in which some type of the generation is listed.
+
+    Raises:
+        CatalogueError: no such generation.
+    """
+    return generation(generation_name).zones
+
+
+def generations_in(zone: str) -> tuple[Generation, ...]:
+    """The generations that the Cloud TPU API offers in a zone, the oldest first; none where none is listed."""
+    return tuple(which for which in OFFERED if zone in which.zones)
+
+
+def region_of(zone: str) -> str:
+    """us-central1-b → us-central1, and the same for AI zones (us-central1-ai1a).
+
+    Raises:
+        CatalogueError: not the name of a zone.
+    """
+    match = ZONE.fullmatch(zone)
+    if match is None:
+        raise CatalogueError(f'"{zone}" is not a zone; write it as us-central1-b')
+    return match[1]
+
+
+def price_usd_per_hour(asked: Accelerator, zone: str, capacity: Capacity) -> float | None:
+    """The list price of a whole slice in a zone; None where none is known, as for every reservation.
+
+    A zone that is not listed for the type has the price of its region.
+
+    Raises:
+        CatalogueError: not the name of a zone.
+    """
+    price = prices.list_price(asked.generation.name, region_of(zone), hosts=asked.hosts)
+    per_chip = price.usd_per_chip_hour(capacity) if price else None
+    return None if per_chip is None else per_chip * asked.chips
+
+
+NAMES = ", ".join(which.name for which in OFFERED)
+
+
+def _find(name: str) -> Generation | None:
+    return next((which for which in GENERATIONS if name in (which.name, which.type_prefix)), None)
+
+
+def _elsewhere(asked: str) -> CatalogueError:
+    return CatalogueError(
+        f'"{asked}" is not offered by the Cloud TPU API, only by Compute Engine and GKE; choose one of {NAMES}'
+    )
+
+
+def _few(names: list[str]) -> str:
+    """All of them where they are few, otherwise the first six and the last."""
+    return ", ".join(names) if len(names) <= 10 else f"{', '.join(names[:6])} … {names[-1]}"

@@ -1,0 +1,205 @@
+"""The generations of TPU: what a chip is, what a type's number counts, which sizes there are and where. Data, no I/O.
+
+Cores, memory and peak of a chip, sizes and hosts: Google's page of each generation (https://cloud.google.com/tpu/docs/v2
+and v3, v4, v5e, v5p, v6e, tpu7x). Devices per chip: JAX takes the two cores of a v4 or v5p chip as one device
+("megacore"), those of v2, v3 and TPU7x one by one (https://docs.jax.dev, jax.experimental.pallas.tpu.ChipVersion).
+Runtime versions: https://cloud.google.com/tpu/docs/runtimes. Zones: https://cloud.google.com/tpu/docs/regions-zones for
+North America and Europe, elsewhere SkyPilot's price catalogue v8, which is made from Google's SKUs; zones that only
+single tenants get are left out. Which v4 and v5p sizes there are: the same catalogue. All read in November 2026.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from infra.catalogue import topology
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One generation. A type is called `type_prefix`-number, the number counting TensorCores or chips.
+
+    A slice of up to `most_chips_on_one_host` chips is one VM; a larger one has `chips_per_slice_host` on each.
+    """
+
+    name: str
+    type_prefix: str
+    number_counts: Literal["cores", "chips"]
+    dimensions: Literal[2, 3]
+    cores_per_chip: int
+    devices_per_chip: int
+    hbm_gib_per_chip: int
+    peak_bf16_tflops_per_chip: int
+    most_chips_on_one_host: int
+    chips_per_slice_host: int = 4
+    sizes_chips: tuple[int, ...]
+    runtime_version: str | None
+    one_host_zones: tuple[str, ...]
+    slice_zones: tuple[str, ...]
+
+    @property
+    def offered(self) -> bool:
+        """Whether the Cloud TPU API makes it; Compute Engine and GKE have others."""
+        return bool(self.sizes_chips)
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """Every zone in which some type of it is listed."""
+        return tuple(dict.fromkeys((*self.one_host_zones, *self.slice_zones)))
+
+    @property
+    def peak_bf16_flops_per_s_per_chip(self) -> float:
+        return self.peak_bf16_tflops_per_chip * 1e12
+
+    def topology_of(self, chips: int) -> str:
+        """The shape that a type of so many chips has.
+
+        Raises:
+            KeyError: no type has so many chips.
+        """
+        shape = topology.PLANES.get(chips) if self.dimensions == 2 else topology.cuboid(chips)
+        if shape is None or chips not in self.sizes_chips:
+            raise KeyError(f"{self.name} has no type of {chips} chips")
+        return shape
+
+
+def _cubes(*, most_chips: int) -> tuple[int, ...]:
+    """Parts of a cube, and every number of whole cubes that a type has."""
+    sizes = (*topology.PARTS_OF_A_CUBE, *range(topology.CUBE_CHIPS, most_chips + 1, topology.CUBE_CHIPS))
+    return tuple(chips for chips in sizes if topology.cuboid(chips))
+
+
+_V5E_ZONES = (
+    "us-central1-a",
+    "us-south1-a",
+    "us-west1-c",
+    "us-west4-a",
+    "europe-west4-a",
+    "europe-west4-b",
+)
+_V5P_ZONES = ("us-central1-a", "us-east5-a", "europe-west4-b")
+_V6E_ZONES = (
+    "us-central1-b",
+    "us-east1-d",
+    "us-east5-a",
+    "us-east5-b",
+    "europe-west4-a",
+    "asia-northeast1-b",
+    "asia-south1-b",
+    "asia-south1-c",
+    "asia-southeast1-b",
+    "southamerica-west1-a",
+)
+
+V2 = Generation(
+    name="v2",
+    type_prefix="v2",
+    number_counts="cores",
+    dimensions=2,
+    cores_per_chip=2,
+    devices_per_chip=2,
+    hbm_gib_per_chip=16,
+    peak_bf16_tflops_per_chip=45,
+    most_chips_on_one_host=4,
+    sizes_chips=(4, 16, 64, 128, 256),
+    runtime_version="tpu-ubuntu2204-base",
+    one_host_zones=("us-central1-b", "us-central1-c", "europe-west4-a", "asia-east1-c"),
+    slice_zones=("us-central1-a", "europe-west4-a"),
+)
+V3 = Generation(
+    name="v3",
+    type_prefix="v3",
+    number_counts="cores",
+    dimensions=2,
+    cores_per_chip=2,
+    devices_per_chip=2,
+    hbm_gib_per_chip=32,
+    peak_bf16_tflops_per_chip=123,
+    most_chips_on_one_host=4,
+    sizes_chips=(4, 16, 32, 64, 128, 256, 512, 1024),
+    runtime_version="tpu-ubuntu2204-base",
+    one_host_zones=("us-central1-a", "us-central1-b", "europe-west4-a"),
+    slice_zones=("europe-west4-a",),
+)
+V4 = Generation(
+    name="v4",
+    type_prefix="v4",
+    number_counts="cores",
+    dimensions=3,
+    cores_per_chip=2,
+    devices_per_chip=1,
+    hbm_gib_per_chip=32,
+    peak_bf16_tflops_per_chip=275,
+    most_chips_on_one_host=4,
+    sizes_chips=_cubes(most_chips=2048),
+    runtime_version="tpu-ubuntu2204-base",
+    one_host_zones=("us-central2-b",),
+    slice_zones=("us-central2-b",),
+)
+V5E = Generation(
+    name="v5e",
+    type_prefix="v5litepod",
+    number_counts="chips",
+    dimensions=2,
+    cores_per_chip=1,
+    devices_per_chip=1,
+    hbm_gib_per_chip=16,
+    peak_bf16_tflops_per_chip=197,
+    most_chips_on_one_host=8,
+    sizes_chips=(1, 4, 8, 16, 32, 64, 128, 256),
+    runtime_version="v2-alpha-tpuv5-lite",
+    one_host_zones=_V5E_ZONES,
+    slice_zones=_V5E_ZONES,
+)
+V5P = Generation(
+    name="v5p",
+    type_prefix="v5p",
+    number_counts="cores",
+    dimensions=3,
+    cores_per_chip=2,
+    devices_per_chip=1,
+    hbm_gib_per_chip=95,
+    peak_bf16_tflops_per_chip=459,
+    most_chips_on_one_host=4,
+    sizes_chips=_cubes(most_chips=6144),
+    runtime_version="v2-alpha-tpuv5",
+    one_host_zones=_V5P_ZONES,
+    slice_zones=_V5P_ZONES,
+)
+V6E = Generation(
+    name="v6e",
+    type_prefix="v6e",
+    number_counts="chips",
+    dimensions=2,
+    cores_per_chip=1,
+    devices_per_chip=1,
+    hbm_gib_per_chip=32,
+    peak_bf16_tflops_per_chip=918,
+    most_chips_on_one_host=8,
+    sizes_chips=(1, 4, 8, 16, 32, 64, 128, 256),
+    runtime_version="v2-alpha-tpuv6e",
+    one_host_zones=_V6E_ZONES,
+    slice_zones=_V6E_ZONES,
+)
+TPU7X = Generation(
+    name="tpu7x",
+    type_prefix="tpu7x",
+    number_counts="cores",
+    dimensions=3,
+    cores_per_chip=2,
+    devices_per_chip=2,
+    hbm_gib_per_chip=192,
+    peak_bf16_tflops_per_chip=2307,
+    most_chips_on_one_host=4,
+    sizes_chips=(),
+    runtime_version=None,
+    one_host_zones=("us-central1-c",),
+    slice_zones=("us-central1-c",),
+)
+
+GENERATIONS = (V2, V3, V4, V5E, V5P, V6E, TPU7X)
+"""All that are known, the oldest first."""
+
+OFFERED = tuple(which for which in GENERATIONS if which.offered)
+"""Those that the Cloud TPU API makes."""

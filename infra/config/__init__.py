@@ -1,0 +1,180 @@
+"""What a stack's configuration says, once read: frozen values that every rule and component takes. No I/O.
+
+`Pulumi.example.yaml` explains every key as a user writes it; `infra.config.reader` makes these values of the keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Mapping
+from typing import Literal
+
+from infra import catalogue
+from infra.catalogue import Accelerator
+from infra.inventory import Capacity
+
+Provisioning = Literal["queued", "direct"]
+DiskMode = Literal["read-write", "read-only"]
+NfsKind = Literal["gateway", "filestore"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataDisk:
+    """A disk beside the boot disk: made with the slice (`size_gib`), or one that exists (`source`); never both."""
+
+    name: str
+    disk_type: str
+    size_gib: int | None
+    source: str | None
+    mode: DiskMode
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SliceConfig:
+    """One slice, or `count` equal ones that train together (multislice).
+
+    valid_until_s: the queue gives up when the request has waited so long; None: never.
+    guaranteed_s: asks for capacity that is there for at least so long; None: no such demand.
+    wait_s: how long one `pulumi up` waits for the slice; a request still queued then stays so, and the next waits on.
+    reservation: full name, projects/P/locations/Z/reservations/R; there exactly when capacity is reserved.
+    """
+
+    name: str
+    accelerator: Accelerator
+    zone: str
+    capacity: Capacity
+    reservation: str | None
+    provisioning: Provisioning
+    count: int
+    runtime_version: str
+    valid_until_s: int | None
+    guaranteed_s: int | None
+    wait_s: int
+    labels: Mapping[str, str]
+    boot_disk_kms_key: str | None
+    data_disks: tuple[DataDisk, ...]
+
+    @property
+    def region(self) -> str:
+        return catalogue.region_of(self.zone)
+
+    @property
+    def hosts(self) -> int:
+        """VMs of all `count` slices together."""
+        return self.accelerator.hosts * self.count
+
+    @property
+    def chips(self) -> int:
+        """Chips of all `count` slices together."""
+        return self.accelerator.chips * self.count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BucketConfig:
+    """Where runs and data live. What is under `tmp/` is deleted after `temporary_days`."""
+
+    name: str
+    region: str
+    soft_delete_days: int
+    temporary_days: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NfsConfig:
+    """A file system that all hosts mount at `mount`: served by a small VM (gateway), or by Filestore."""
+
+    kind: NfsKind
+    zone: str
+    size_gib: int
+    machine_type: str
+    mount: str
+
+    @property
+    def region(self) -> str:
+        return catalogue.region_of(self.zone)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """existing: the name of a network that is there already; None: one is made, with a subnet and NAT in each region.
+
+    subnetwork: of the existing network, the same name in every region; None: that of the network (auto mode).
+    """
+
+    existing: str | None
+    subnetwork: str | None
+    external_addresses: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AccessConfig:
+    """Who may open an SSH tunnel through IAP, as IAM principals (user:…, group:…, serviceAccount:…).
+
+    Administrators are those that become root on the hosts; members log in as themselves.
+    """
+
+    members: tuple[str, ...]
+    administrators: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImagesConfig:
+    """The repository of the training images, and their references by digest, by stack name, for the inventory."""
+
+    repository: str
+    region: str
+    keep: int
+    references: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GrantLine:
+    """One line of a TPU Research Cloud grant. until: its last day; None: unknown."""
+
+    generation: str
+    zone: str
+    chips: int
+    capacity: Capacity
+    until: datetime.date | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Allowances:
+    """What is refused unless the user says that it is meant."""
+
+    unlisted: bool
+    billable: bool
+    cross_region: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole stack. `grant` empty: everything is billed. `protect`: data is not deleted by `pulumi destroy`."""
+
+    project: str
+    stack: str
+    slices: tuple[SliceConfig, ...]
+    bucket: BucketConfig | None
+    nfs: NfsConfig | None
+    network: NetworkConfig
+    access: AccessConfig
+    images: ImagesConfig
+    grant: tuple[GrantLine, ...]
+    allow: Allowances
+    budget_usd_per_hour: float | None
+    protect: bool
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Every region that has a VM, in the order of the configuration."""
+        of_slices = [each.region for each in self.slices]
+        return tuple(dict.fromkeys([*of_slices, *([self.nfs.region] if self.nfs else [])]))
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong. `problems`: every mistake, each with its path, value, rule and remedy."""
+
+    def __init__(self, problems: tuple[str, ...]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems

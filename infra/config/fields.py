@@ -1,0 +1,250 @@
+"""Typed reading of nested configuration that collects every mistake instead of stopping at the first. Pure.
+
+A method of `Section` answers with the value, or, where it is absent or wrong, with the default it was given: reading
+goes on, and whoever began it raises once all is read. `fine` tells a rule over several keys whether it may trust them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import difflib
+import re
+from collections.abc import Mapping
+
+from infra.config import durations
+from infra.config.shown import Rule, key_shown, parsed, shown, wrong_text
+
+LARGEST_NUMBER = 1_000_000
+DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+MIDNIGHT = " 00:00:00 +0000 UTC"
+"""Pulumi takes a date without quotes for a moment, and hands it over (and writes it back) with this behind it."""
+
+
+class Section:
+    """One mapping of the configuration. `prefix` is what stands before a key in its path: `tpu-stack:network.`
+
+    as_text: values may be texts that stand for others ("true", "40", JSON), as Pulumi hands over the top level.
+    hidden: keys that are there, but whose values are not ours to see; somebody else has said so.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[object, object],
+        *,
+        prefix: str,
+        problems: list[str],
+        as_text: bool = False,
+        hidden: frozenset[str] = frozenset(),
+    ) -> None:
+        self._values = values
+        self._prefix = prefix
+        self._problems = problems
+        self._as_text = as_text
+        self._hidden = hidden
+        self._asked: dict[str, None] = {}
+        self._wrong: set[str] = set(hidden)
+
+    def has(self, key: str) -> bool:
+        self._asked[key] = None
+        return key in self._values
+
+    def fine(self, *keys: str) -> bool:
+        """Whether nothing was wrong with any of these."""
+        return self._wrong.isdisjoint(keys)
+
+    def path(self, key: str) -> str:
+        return self._prefix + key
+
+    def say(self, key: str, wrong: str) -> None:
+        """Records a mistake at a key."""
+        self._asked[key] = None
+        self._wrong.add(key)
+        self._problems.append(f"{self.path(key)}: {wrong}")
+
+    def refuse(self, key: str, wrong: str) -> None:
+        """Records a mistake at a key, its value in front."""
+        self.say(key, f"{shown(self._values.get(key))} {wrong}")
+
+    def close(self) -> None:
+        """Says of every key that nothing asked for that it is unknown."""
+        for key in self._values:
+            if key not in self._asked:
+                near = difflib.get_close_matches(key_shown(key), self._asked, n=1)
+                instead = (
+                    f"did you mean {near[0]}?" if near else f"the keys here are {', '.join(self._asked)}"
+                )
+                self._problems.append(f"{self.path(key_shown(key))}: unknown key; {instead}")
+
+    def text[D](
+        self, key: str, default: D, *, rule: Rule | None = None, missing: str | None = None
+    ) -> str | D:
+        """missing: what to write, for a key that must be there."""
+        if (value := self._value(key, missing)) is None:
+            return default
+        wrong = wrong_text(value, rule)
+        if wrong is None and isinstance(value, str):
+            return value
+        self.refuse(key, wrong or "is not text")
+        return default
+
+    def choice[C: str](
+        self,
+        key: str,
+        default: C,
+        choices: tuple[C, ...],
+        *,
+        wrong: str = "is not known",
+        missing: str | None = None,
+    ) -> C:
+        value = self._value(key, missing)
+        if value is None:
+            return default
+        for choice in choices:
+            if value == choice:
+                return choice
+        self.refuse(key, f"{wrong}; choose one of {', '.join(choices)}")
+        return default
+
+    def integer[D](
+        self, key: str, default: D, *, least: int, most: int, unit: str = "", missing: str | None = None
+    ) -> int | D:
+        value = self._value_parsed(key, missing)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int):
+            quoted = isinstance(value, str) and value.isascii() and value.isdigit()
+            self.refuse(key, "is not a whole number" + ("; write it without quotes" if quoted else ""))
+        elif not least <= value <= most:
+            self.refuse(key, f"is not from {least} to {most}{unit}")
+        else:
+            return value
+        return default
+
+    def number_above_zero(self, key: str) -> float | None:
+        value = self._value_parsed(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.refuse(key, "is not a number; write one above 0")
+        elif not 0 < value <= LARGEST_NUMBER:
+            self.refuse(key, f"is not above 0 and up to {LARGEST_NUMBER}")
+        else:
+            return float(value)
+        return None
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self._value_parsed(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            self.refuse(key, "is not true or false")
+            return default
+        return value
+
+    def is_false(self, key: str) -> bool:
+        """Whether a key that takes a mapping has `false` instead, to do without what it describes."""
+        return self.has(key) and self._values[key] is False
+
+    def duration[D](self, key: str, default: D, *, least_s: int, most_s: int) -> int | D:
+        """In seconds."""
+        value = self._value(key)
+        if value is None:
+            return default
+        # Of a number too the duration is what is wrong: quotes around it would not help.
+        text = value if isinstance(value, str) else ""
+        if (wrong := durations.wrong(text)) is not None:
+            self.refuse(key, wrong)
+            return default
+        length_s = durations.seconds(text)
+        if not least_s <= length_s <= most_s:
+            limits = f"{durations.spelled(least_s)} to {durations.spelled(most_s)}"
+            self.refuse(key, f"is not from {limits}")
+            return default
+        return length_s
+
+    def date(self, key: str) -> datetime.date | None:
+        value = self._value(key)
+        if value is None:
+            return None
+        text = str(value).removesuffix(MIDNIGHT) if isinstance(value, str | datetime.date) else ""
+        if DATE.fullmatch(text):
+            with contextlib.suppress(ValueError):
+                return datetime.date.fromisoformat(text)
+        self.refuse(key, "is not a date; write it as 2026-12-31")
+        return None
+
+    def section(self, key: str) -> Section:
+        """The mapping at a key; an empty one where it is absent or wrong."""
+        value = self._value_parsed(key)
+        if value is not None and not isinstance(value, Mapping):
+            self.refuse(key, "is not a mapping; write keys and values below it")
+        found = value if isinstance(value, Mapping) else {}
+        return Section(found, prefix=f"{self.path(key)}.", problems=self._problems)
+
+    def sections(self, key: str, *, missing: str | None = None) -> list[Section]:
+        """Each mapping of the list at a key, with its place in the path."""
+        found = []
+        for index, value in enumerate(self._list(key, missing)):
+            path = f"{self.path(key)}[{index}]"
+            if isinstance(value, Mapping):
+                found.append(Section(value, prefix=f"{path}.", problems=self._problems))
+            else:
+                self._wrong.add(key)
+                self._problems.append(
+                    f"{path}: {shown(value)} is not a mapping; write keys and values below it"
+                )
+        return found
+
+    def texts(self, key: str, *, rule: Rule) -> tuple[str, ...]:
+        """The texts of a list, each there once."""
+        found: dict[str, None] = {}
+        for index, value in enumerate(self._list(key, None)):
+            wrong = wrong_text(value, rule)
+            if wrong is None and value in found:
+                wrong = "is there twice; remove one"
+            if wrong is not None:
+                self._wrong.add(key)
+                self._problems.append(f"{self.path(key)}[{index}]: {shown(value)} {wrong}")
+            elif isinstance(value, str):
+                found[value] = None
+        return tuple(found)
+
+    def mapping(self, key: str, *, key_rule: Rule, value_rule: Rule) -> dict[str, str]:
+        """Texts by name, the names being the user's own."""
+        inner = self.section(key)
+        found: dict[str, str] = {}
+        for name in inner._values:
+            wrong_name = wrong_text(name, key_rule)
+            if wrong_name is not None:
+                self._wrong.add(key)
+                self._problems.append(f"{self.path(key)}: {shown(name)} {wrong_name}")
+                continue
+            text = inner.text(str(name), None, rule=value_rule)
+            if text is not None:
+                found[str(name)] = text
+        if inner._wrong:
+            self._wrong.add(key)
+        return found
+
+    def _value(self, key: str, missing: str | None = None) -> object:
+        """None where there is none to use; then said so where that is a mistake."""
+        if not self.has(key):
+            if missing is not None and key not in self._hidden:
+                self.say(key, f"missing; {missing}")
+            return None
+        value = self._values[key]
+        if value is None or value == "":
+            self.say(key, "has no value; write one, or remove the key")
+            return None
+        return value
+
+    def _value_parsed(self, key: str, missing: str | None = None) -> object:
+        value = self._value(key, missing)
+        return parsed(value) if self._as_text else value
+
+    def _list(self, key: str, missing: str | None) -> list[object]:
+        value = self._value_parsed(key, missing)
+        if value is not None and not isinstance(value, list):
+            self.refuse(key, "is not a list; write each entry on a line of its own after a hyphen")
+        return value if isinstance(value, list) else []

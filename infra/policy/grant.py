@@ -1,0 +1,167 @@
+"""What a TPU Research Cloud grant covers of a configuration, and what it does not. Pure.
+
+A grant is a list of lines: so many chips of a generation in a zone, on-demand or spot. Every other chip is billed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Sequence
+
+from infra import catalogue
+from infra.config import Config, GrantLine, SliceConfig
+from infra.policy.estimate import chips_usd_per_hour
+from infra.policy.findings import Finding, refused, slice_path, warning
+
+ENDS_SOON_DAYS = 14
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GrantUse:
+    """How many chips of one line the slices use; of a line that has ended, none."""
+
+    line: GrantLine
+    used_chips: int
+    ended: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """covered_chips: of each slice, in the order of the configuration. `use`: of each line of the grant."""
+
+    covered_chips: tuple[int, ...]
+    use: tuple[GrantUse, ...]
+
+
+def cover(config: Config, today: datetime.date) -> Coverage:
+    """Gives the grant's chips to the slices, those first whose names sort first, from lines that last longest."""
+    left = [0 if _ended(line, today) else line.chips for line in config.grant]
+    longest = sorted(
+        range(len(left)), key=lambda index: config.grant[index].until or datetime.date.max, reverse=True
+    )
+    covered = [0] * len(config.slices)
+    for place, each in sorted(enumerate(config.slices), key=lambda item: item[1].name):
+        for index in longest:
+            if _matches(config.grant[index], each):
+                taken = min(each.chips - covered[place], left[index])
+                covered[place] += taken
+                left[index] -= taken
+    use = tuple(
+        GrantUse(
+            line=line,
+            used_chips=0 if _ended(line, today) else line.chips - rest,
+            ended=_ended(line, today),
+        )
+        for line, rest in zip(config.grant, left, strict=True)
+    )
+    return Coverage(covered_chips=tuple(covered), use=use)
+
+
+def findings(config: Config, coverage: Coverage, today: datetime.date) -> tuple[Finding, ...]:
+    """Nothing where there is no grant."""
+    if not config.grant:
+        return ()
+    live = [line for line in config.grant if not _ended(line, today)]
+    made = [found for index, line in enumerate(config.grant) for found in _of_line(index, line, today)]
+    for index, (each, covered) in enumerate(zip(config.slices, coverage.covered_chips, strict=True)):
+        if covered < each.chips:
+            made.append(_uncovered(config, index, covered, live))
+        if each.provisioning == "direct":
+            made.append(
+                warning(
+                    slice_path(index, "provisioning"),
+                    "direct: a grant's quota is meant for queued resources, and may not be enough for a direct node; "
+                    "write queued",
+                )
+            )
+    return tuple(made)
+
+
+def table(use: Sequence[GrantUse]) -> str:
+    """One line of text for each line of the grant: the chips used of those granted."""
+    return "\n".join(
+        f"grant: {each.used_chips} of {_line(each.line)} in {each.line.zone} used"
+        + (f", until {each.line.until}" if each.line.until and not each.ended else "")
+        + (f", ended {each.line.until}" if each.ended else "")
+        for each in use
+    )
+
+
+def _of_line(index: int, line: GrantLine, today: datetime.date) -> list[Finding]:
+    path = f"tpu-stack:grant[{index}].until"
+    if line.until is None:
+        return []
+    days = (line.until - today).days
+    if days < 0:
+        return [
+            warning(
+                path, f"the grant for {_line(line)} in {line.zone} ended on {line.until}: it covers nothing"
+            )
+        ]
+    if days <= ENDS_SOON_DAYS:
+        when = "today" if days == 0 else "tomorrow" if days == 1 else f"in {days} days"
+        return [
+            warning(
+                path,
+                f"the grant for {_line(line)} in {line.zone} ends {when}, on {line.until}; what runs longer is billed",
+            )
+        ]
+    return []
+
+
+def _uncovered(config: Config, index: int, covered: int, live: list[GrantLine]) -> Finding:
+    each = config.slices[index]
+    key, reason = _reason(config, each, covered, live)
+    billed = each.chips - covered
+    chips = f"{billed} of the {each.chips} chips" if covered else f"all {each.chips} chips"
+    price = chips_usd_per_hour(each, billed)
+    at = "at a price that is not known" if price is None else f"at list price, {price:,.2f} USD an hour"
+    return refused(
+        slice_path(index, key),
+        f'{reason}; {chips} of "{each.name}" are billed {at}',
+        unless="tpu-stack:allow-billable",
+        allowed=config.allow.billable,
+    )
+
+
+def _reason(config: Config, each: SliceConfig, covered: int, live: list[GrantLine]) -> tuple[str, str]:
+    """The key that is to blame, and why the grant does not cover it all."""
+    generation = each.accelerator.generation.name
+    asked = f"{generation} {each.capacity}"
+    of_generation = [line for line in live if _generation(line) == generation]
+    there = [line for line in of_generation if line.zone == each.zone]
+    granted = sum(line.chips for line in there if line.capacity == each.capacity)
+    if granted:
+        others = f", of which other slices use {granted - covered}" if granted > covered else ""
+        return "", f"the grant has {granted} {asked} chips in {each.zone}{others}"
+    ends = [line.until for line in config.grant if _matches(line, each) and line.until]
+    if ends:
+        return "", f"the grant for {asked} in {each.zone} ended on {max(ends)}"
+    if there:
+        has = " and ".join(f"{line.capacity} ({line.chips} chips)" for line in there)
+        return "capacity", f"the grant has {generation} in {each.zone} as {has}, not as {each.capacity}"
+    if of_generation:
+        zones = ", ".join(f"{line.zone} ({line.chips} {line.capacity})" for line in of_generation)
+        return "zone", f"{each.zone} is not of the grant for {generation}, which has {zones}"
+    if live:
+        names = ", ".join(dict.fromkeys(_generation(line) for line in live))
+        return "accelerator", f"the grant has no {generation}, only {names}"
+    return "", "the whole grant has ended"
+
+
+def _matches(line: GrantLine, each: SliceConfig) -> bool:
+    asked = (each.accelerator.generation.name, each.zone, each.capacity)
+    return asked == (_generation(line), line.zone, line.capacity)
+
+
+def _generation(line: GrantLine) -> str:
+    return catalogue.generation(line.generation).name
+
+
+def _ended(line: GrantLine, today: datetime.date) -> bool:
+    return line.until is not None and line.until < today
+
+
+def _line(line: GrantLine) -> str:
+    return f"{line.chips} {_generation(line)} {line.capacity} chips"

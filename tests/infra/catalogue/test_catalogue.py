@@ -1,0 +1,224 @@
+"""The catalogue agrees with itself and with Google's pages, and answers a mistake with what there is instead."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.catalogue import (
+    ACCELERATORS,
+    GENERATIONS,
+    CatalogueError,
+    Generation,
+    accelerator,
+    by_topology,
+    generations_in,
+    price_usd_per_hour,
+    region_of,
+    topology,
+    zones_of,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs" / "accelerators.md"
+
+
+# --- every type ---------------------------------------------------------------------------------------------
+
+
+def test_topology_hosts_chips_cores_and_devices_agree() -> None:
+    for made in ACCELERATORS.values():
+        which = made.generation
+        sides = topology.sides(made.topology)
+        assert math.prod(sides) == made.chips == made.hosts * made.chips_per_host, made
+        assert len(sides) == which.dimensions, made
+        prefix, number = made.type_name.split("-")
+        assert prefix == which.type_prefix, made
+        assert int(number) == (made.cores if which.name in ("v2", "v3", "v4", "v5p") else made.chips), made
+        assert made.devices == made.devices_per_host * made.hosts, made
+        assert made.devices == (made.cores if which.name in ("v2", "v3") else made.chips), made
+
+
+def test_a_host_has_4_chips_unless_it_is_the_only_one_of_a_v5e_or_v6e() -> None:
+    for made in ACCELERATORS.values():
+        alone = made.generation.name in ("v5e", "v6e") and made.chips <= 8
+        assert made.chips_per_host == (made.chips if alone else 4), made
+
+
+def test_a_name_and_a_topology_lead_back_to_the_type() -> None:
+    for made in ACCELERATORS.values():
+        assert accelerator(made.type_name) is made
+        assert by_topology(made.generation.name, made.topology) is made
+        assert by_topology(made.generation.type_prefix, made.topology) is made
+        assert made.has_default_topology, made
+
+
+def test_every_type_has_a_price_in_each_of_its_zones_and_spot_is_less() -> None:
+    for made in ACCELERATORS.values():
+        assert made.zones, made
+        for zone in made.zones:
+            on_demand = price_usd_per_hour(made, zone, "on-demand")
+            spot = price_usd_per_hour(made, zone, "spot")
+            assert on_demand is not None and on_demand > 0, (made, zone)
+            assert spot is None or 0 < spot < on_demand, (made, zone)
+            assert price_usd_per_hour(made, zone, "reserved") is None
+
+
+# --- what Google documents ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "hosts", "chips", "devices_per_host", "hbm_gib", "tflops"),
+    [
+        ("v2-8", "2x2", 1, 4, 8, 64, 180),
+        ("v2-512", "16x16", 64, 256, 8, 4096, 11_520),
+        ("v3-8", "2x2", 1, 4, 8, 128, 492),
+        ("v3-2048", "32x32", 256, 1024, 8, 32_768, 125_952),
+        ("v4-8", "2x2x1", 1, 4, 4, 128, 1100),
+        ("v4-32", "2x2x4", 4, 16, 4, 512, 4400),
+        ("v4-4096", "8x16x16", 512, 2048, 4, 65_536, 563_200),
+        ("v5litepod-1", "1x1", 1, 1, 1, 16, 197),
+        ("v5litepod-8", "2x4", 1, 8, 8, 128, 1576),
+        ("v5litepod-16", "4x4", 4, 16, 4, 256, 3152),
+        ("v5p-64", "2x4x4", 8, 32, 4, 3040, 14_688),
+        ("v5p-12288", "16x16x24", 1536, 6144, 4, 583_680, 2_820_096),
+        ("v6e-4", "2x2", 1, 4, 4, 128, 3672),
+        ("v6e-256", "16x16", 64, 256, 4, 8192, 235_008),
+    ],
+)
+def test_a_type_is_what_its_page_says(
+    name: str, shape: str, hosts: int, chips: int, devices_per_host: int, hbm_gib: int, tflops: int
+) -> None:
+    made = accelerator(name)
+    assert (made.topology, made.hosts, made.chips) == (shape, hosts, chips)
+    assert (made.devices_per_host, made.hbm_gib) == (devices_per_host, hbm_gib)
+    assert made.peak_bf16_flops_per_s == pytest.approx(tflops * 1e12)
+
+
+@pytest.mark.parametrize(
+    ("number", "shape"),
+    # Of Google's page for v5p and of the list that axlearn compiles for: compact, oblong, a line, a prime.
+    [
+        (128, "4x4x4"),
+        (384, "4x4x12"),
+        (512, "4x8x8"),
+        (1152, "4x12x12"),
+        (1536, "8x8x12"),
+        (2944, "4x4x92"),
+        (4608, "12x12x16"),
+        (6272, "4x28x28"),
+        (7808, "4x4x244"),
+        (9216, "12x16x24"),
+        (10368, "12x12x36"),
+        (12160, "4x20x76"),
+    ],
+)
+def test_a_v5p_type_has_the_shape_most_like_a_cube(number: int, shape: str) -> None:
+    assert accelerator(f"v5p-{number}").topology == shape
+
+
+def test_the_v5p_sizes_are_all_whole_cubes_but_six_that_only_make_a_long_line() -> None:
+    numbers = {int(name.removeprefix("v5p-")) for name in ACCELERATORS if name.startswith("v5p-")}
+    cubes = set(range(128, 12288 + 1, 128))
+    assert numbers - cubes == {8, 16, 32, 64}
+    assert cubes - numbers == {8576, 9088, 9344, 10112, 10624, 11392}
+
+
+def test_no_two_shapes_of_as_many_cubes_are_equally_like_a_cube() -> None:
+    for cubes in range(1, 97):
+        boxes = [
+            (a, b, cubes // a // b)
+            for a in range(1, cubes + 1)
+            for b in range(a, cubes + 1)
+            if cubes % (a * b) == 0 and cubes // a // b >= b
+        ]
+        sums = sorted(map(sum, boxes))
+        assert sums[:1] != sums[1:2], cubes
+
+
+def test_a_v4_in_another_shape_keeps_its_name_and_says_that_the_name_is_not_enough() -> None:
+    line = by_topology("v4", "4x4x16")
+    assert (line.type_name, line.chips, line.hosts, line.has_default_topology) == ("v4-512", 256, 64, False)
+    assert accelerator("v4-512").topology == "4x8x8"
+
+
+# --- zones and prices ---------------------------------------------------------------------------------------
+
+
+def test_zones_and_generations_name_each_other() -> None:
+    for zone in {zone for which in GENERATIONS for zone in which.zones}:
+        listed = {which.name for which in generations_in(zone)}
+        assert listed == {w.name for w in GENERATIONS if w.offered and zone in zones_of(w.name)}
+        assert zone.startswith(region_of(zone) + "-")
+
+
+def test_slices_of_v2_and_v3_are_in_fewer_zones_and_at_other_prices_than_one_host() -> None:
+    assert "us-central1-b" in accelerator("v3-8").zones
+    assert accelerator("v3-32").zones == ("europe-west4-a",)
+    assert price_usd_per_hour(accelerator("v2-8"), "us-central1-b", "on-demand") == pytest.approx(4.50)
+    assert price_usd_per_hour(accelerator("v2-32"), "us-central1-a", "on-demand") == pytest.approx(24.00)
+
+
+@pytest.mark.parametrize(
+    ("name", "zone", "on_demand", "spot"),
+    [
+        ("v3-8", "europe-west4-a", 8.80, 2.244),
+        ("v4-8", "us-central2-b", 12.88, 3.686),
+        ("v5litepod-16", "us-west4-a", 19.20, 7.68),
+        ("v5p-8", "us-east5-a", 16.80, 6.72),
+        ("v6e-8", "europe-west4-a", 23.76, 8.29984),
+        ("v6e-8", "us-central1-ai1a", 21.60, 4.35368),
+        ("v6e-8", "southamerica-west1-a", 21.60, None),
+        ("v4-8", "europe-west4-a", None, None),
+    ],
+)
+def test_a_price_is_the_regions_times_the_chips_and_none_where_none_is_listed(
+    name: str, zone: str, on_demand: float | None, spot: float | None
+) -> None:
+    made = accelerator(name)
+    assert price_usd_per_hour(made, zone, "on-demand") == pytest.approx(on_demand)
+    assert price_usd_per_hour(made, zone, "spot") == pytest.approx(spot)
+
+
+@pytest.mark.parametrize(
+    "text", ["us-central1", "", "us-central1-b ", "b", "US-CENTRAL1-B", "us-central1-b\n"]
+)
+def test_what_is_no_zone_has_no_region(text: str) -> None:
+    with pytest.raises(CatalogueError, match=r"is not a zone; write it as us-central1-b"):
+        region_of(text)
+
+
+# --- the house ----------------------------------------------------------------------------------------------
+
+
+def test_the_catalogue_needs_the_standard_library_alone() -> None:
+    bare = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        "import sys; sys.path.insert(0, sys.argv[1]); import infra.catalogue",
+    ]
+    done = subprocess.run([*bare, str(ROOT)], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_generations_in_the_docs_are_those_of_the_catalogue() -> None:
+    expected = [_row(which) for which in GENERATIONS]
+    lines = DOCS.read_text().splitlines()
+    start = lines.index(next(line for line in lines if line.startswith("| generation |"))) + 2
+    assert lines[start : start + len(expected) + 1] == [*expected, ""]
+
+
+def _row(which: Generation) -> str:
+    """A generation's line in the docs."""
+    alone, per = which.most_chips_on_one_host, which.chips_per_slice_host
+    hosts = f"chips / {per}" if alone == per else f"1 up to {alone} chips, then chips / {per}"
+    naming = [f"`{which.type_prefix}-N`", which.number_counts, hosts] if which.offered else ["–"] * 3
+    chip = [which.devices_per_chip, which.hbm_gib_per_chip, which.peak_bf16_tflops_per_chip]
+    runtime = f"`{which.runtime_version}`" if which.runtime_version else "–"
+    return f"| {' | '.join(map(str, [which.name, *naming, *chip, runtime]))} |"

@@ -1,0 +1,320 @@
+"""The example, Pulumi.yaml and the page of documentation say of the keys what the reader does with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.config import Config, ConfigError, reader
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = (ROOT / "Pulumi.example.yaml").read_text()
+PROJECT = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
+DOCS = (ROOT / "docs" / "configuration.md").read_text()
+OURS = "tpu-stack:"
+
+BASE = {"slices": [{"name": "main", "accelerator": "v5litepod-8", "zone": "us-central1-a"}]}
+
+
+def read(text: str) -> Config:
+    written: dict[str, object] = yaml.safe_load(text)["config"]
+    return reader.read(
+        {key.removeprefix(OURS): written[key] for key in written if key.startswith(OURS)},
+        project=str(written["gcp:project"]),
+        stack="dev",
+    )
+
+
+# --- which keys there are -----------------------------------------------------------------------------------
+
+SECTIONS = {
+    "": "The stack",
+    "slices[0]": "Slices",
+    "slices[0].boot-disk": "Slices",
+    "slices[0].data-disks[0]": "Slices",
+    "storage": "Storage",
+    "storage.bucket": "Storage",
+    "storage.nfs": "Storage",
+    "network": "Network",
+    "access": "Access",
+    "images": "Images",
+    "grant[0]": "Grant",
+}
+"""Every mapping of the configuration, and the chapter that has its keys."""
+
+NO_KEY = "qqqqqqqq"
+ONLY_REFUSED = {"boot-disk.size-gib"}
+"""What is asked for only to explain why it cannot be had."""
+
+
+def inside(values: Any, section: str) -> Any:
+    """The mapping at a path, made where it is not there."""
+    for name, is_list in re.findall(r"([a-z-]+)(\[0\])?", section):
+        values = values.setdefault(name, [{}] if is_list else {})
+        values = values[0] if is_list else values
+    return values
+
+
+def answers(section: str, key: str, value: object) -> tuple[str, ...]:
+    """What the reader says of a value at a key."""
+    values: Any = {"slices": [dict(BASE["slices"][0])]}
+    inside(values, section)[key] = value
+    try:
+        reader.read(values, project="my-project", stack="dev")
+    except ConfigError as error:
+        return error.problems
+    return ()
+
+
+def keys_of(section: str) -> list[str]:
+    """The keys that the reader asks for, as it lists them itself when it meets one that is none."""
+    at = f"{OURS}{section}{'.' if section else ''}{NO_KEY}: unknown key; the keys here are "
+    (said,) = [each for each in answers(section, NO_KEY, 1) if each.startswith(at)]
+    return said.removeprefix(at).split(", ")
+
+
+def in_its_chapter(section: str, key: str) -> str:
+    """How a chapter calls a key: without the part that its title says."""
+    inside = re.sub(r"^(slices\[0\]|storage|network|access|images|grant\[0\])\.?", "", section)
+    inside = inside.removeprefix("data-disks[0]")
+    return f"{inside}.{key}" if inside else key
+
+
+ALL_KEYS = [
+    (section, key)
+    for section in SECTIONS
+    for key in keys_of(section)
+    if in_its_chapter(section, key) not in ONLY_REFUSED
+]
+
+
+FREE = {("slices[0]", "labels"), ("images", "references")}
+"""Mappings whose keys are the user's own."""
+
+
+def test_no_mapping_is_forgotten_here() -> None:
+    for section, key in ALL_KEYS:
+        path = f"{section}.{key}" if section else key
+        if any(f"{OURS}{path}: 1 is not a mapping" in each for each in answers(section, key, 1)):
+            assert path in SECTIONS or (section, key) in FREE
+        if any(f"{OURS}{path}: 1 is not a list" in each for each in answers(section, key, 1)):
+            of_mappings = any(f"{path}[0]: 1 is not a mapping" in each for each in answers(section, key, [1]))
+            assert (f"{path}[0]" in SECTIONS) == of_mappings
+
+
+# --- the example --------------------------------------------------------------------------------------------
+
+
+SAME = ("generation", "topology", "region")
+"""Other ways to say what the example says already."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """Commented-out lines that belong together. first: the number of the first; above: the comment that explains it."""
+
+    first: int
+    lines: tuple[str, ...]
+    above: str
+
+    @property
+    def key(self) -> str:
+        return self.lines[0].split("#: ")[1].partition(": ")[0].removesuffix(":").removeprefix(OURS)
+
+    @property
+    def is_default(self) -> bool:
+        return "(e.g.)" not in self.above
+
+
+def blocks() -> Iterator[Block]:
+    lines = EXAMPLE.splitlines()
+    first = 0
+    while first < len(lines):
+        if not lines[first].lstrip().startswith("#:"):
+            first += 1
+            continue
+        last = first
+        while last < len(lines) and lines[last].lstrip().startswith("#:"):
+            last += 1
+        above = first
+        while lines[above - 1].lstrip().startswith("# "):
+            above -= 1
+        # Flags stand below each other, each a block; everything else in a block is deeper than its first line.
+        for start in range(first, last):
+            if not lines[start].split("#: ")[1].startswith(" "):
+                end = next(
+                    (n for n in range(start + 1, last) if not lines[n].split("#: ")[1].startswith(" ")), last
+                )
+                yield Block(first=start, lines=tuple(lines[start:end]), above="\n".join(lines[above:first]))
+        first = last
+
+
+BLOCKS = list(blocks())
+
+TOGETHER = {
+    "region": (r"^  tpu-stack:zone: .*$", ""),
+    "generation": (r"^      accelerator: .*$", "      topology: 4x4"),
+    "topology": (r"^      accelerator: .*$", "      generation: v5e"),
+    "reservation": (r"capacity: spot$", "capacity: reserved"),
+    "guaranteed-for": (r"capacity: spot$", "capacity: on-demand"),
+}
+"""What has to change with an example of what excludes something else, or needs it."""
+
+
+def used(block: Block, *, examples: bool = True) -> str:
+    """The example with a block in use; without `examples` only the defaults in it."""
+    lines = EXAMPLE.splitlines()
+    kept: list[str] = []
+    skip: int | None = None
+    for line in block.lines:
+        depth = len(line.split("#:")[1]) - len(line.split("#:")[1].lstrip())
+        skip = None if skip is not None and depth <= skip else skip
+        if skip is None and not examples and "(e.g.)" in line:
+            skip = depth
+        if skip is None:
+            kept.append(line.replace("#: ", "", 1))
+    lines[block.first : block.first + len(block.lines)] = kept
+    text = "\n".join(lines)
+    inside_slice = block.lines[0].startswith("      ")
+    if block.key == "region" and inside_slice:
+        return text
+    if "size-gib" in "".join(block.lines) and block.key == "data-disks":
+        return text.replace("v5litepod-16", "v5litepod-8", 1)
+    if block.key in TOGETHER:
+        pattern, other = TOGETHER[block.key]
+        text, changed = re.subn(pattern, other, text, count=1, flags=re.MULTILINE)
+        assert changed == 1
+    return text
+
+
+def test_the_example_is_a_configuration_as_it_is() -> None:
+    config = read(EXAMPLE)
+    (main,) = config.slices
+    (line, _) = config.grant
+    assert (main.accelerator.generation.name, main.zone, main.capacity) == (
+        line.generation,
+        line.zone,
+        line.capacity,
+    )
+    assert main.chips <= line.chips
+    assert main.zone in main.accelerator.zones
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.key}:{block.first}")
+def test_what_is_commented_out_is_read_when_it_is_used(block: Block) -> None:
+    assert isinstance(read(used(block)), Config)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for block in BLOCKS if block.is_default],
+    ids=lambda block: f"{block.key}:{block.first}",
+)
+def test_what_is_shown_as_a_default_changes_nothing_when_it_is_used(block: Block) -> None:
+    assert read(used(block, examples=False)) == read(EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for block in BLOCKS if not block.is_default and block.key not in SAME],
+    ids=lambda block: f"{block.key}:{block.first}",
+)
+def test_what_is_shown_as_an_example_changes_something_when_it_is_used(block: Block) -> None:
+    assert read(used(block)) != read(EXAMPLE)
+
+
+@pytest.mark.parametrize(("section", "key"), ALL_KEYS)
+def test_every_key_is_explained_in_the_example(section: str, key: str) -> None:
+    assert (f"{section}.{key}" if section else key) in shown()
+
+
+@functools.cache
+def shown() -> frozenset[str]:
+    """The path of every key in the example, in use or commented out."""
+    texts = [EXAMPLE, *(used(block) for block in BLOCKS)]
+    return frozenset(path for text in texts for path in paths(yaml.safe_load(text)["config"]))
+
+
+def paths(value: object, at: str = "") -> Iterator[str]:
+    """Every key in a configuration, the first of every list standing for all."""
+    if isinstance(value, list):
+        for each in value:
+            yield from paths(each, f"{at}[0]")
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            inner = f"{at}.{key}" if at else str(key).removeprefix(OURS)
+            yield inner
+            yield from paths(each, inner)
+
+
+def test_a_line_to_be_uncommented_keeps_its_place_when_pulumi_writes_the_file_anew() -> None:
+    # Pulumi keeps a comment's indentation only where a key of the same depth follows.
+    lines = EXAMPLE.splitlines()
+    for number, line in enumerate(lines):
+        if line.lstrip().startswith("#:"):
+            following = next(each for each in lines[number:] if each and not each.lstrip().startswith("#"))
+            assert len(following) - len(following.lstrip()) == len(line) - len(line.lstrip()), line
+
+
+# --- Pulumi.yaml --------------------------------------------------------------------------------------------
+
+
+def test_pulumi_runs_the_program_of_this_folder_in_this_environment() -> None:
+    assert PROJECT["name"] == reader.NAMESPACE
+    assert PROJECT["description"]
+    assert PROJECT["main"] == "infra/"
+    assert PROJECT["runtime"] == {"name": "python", "options": {"virtualenv": ".venv"}}
+
+
+def test_every_key_is_declared_that_can_be() -> None:
+    # A key that is declared without a default is required, so what is optional and has none cannot be declared.
+    assert set(keys_of("")) - set(PROJECT["config"]) == {"zone", "region", "budget-usd-per-hour"}
+    assert set(PROJECT["config"]) <= set(keys_of(""))
+    assert [key for key, declared in PROJECT["config"].items() if "default" not in declared] == ["slices"]
+    assert all(declared["description"].endswith(".") for declared in PROJECT["config"].values())
+
+
+@pytest.mark.parametrize("key", [key for key in PROJECT["config"] if key != "slices"])
+def test_a_default_that_pulumi_fills_in_is_the_readers_own(key: str) -> None:
+    filled_in = {**BASE, key: PROJECT["config"][key]["default"]}
+    assert reader.read(filled_in, project="my-project", stack="dev") == reader.read(
+        BASE, project="my-project", stack="dev"
+    )
+
+
+# --- the documentation --------------------------------------------------------------------------------------
+
+
+def chapter(title: str) -> str:
+    found = re.search(rf"^## {title}$(.*?)(?=^## |\Z)", DOCS, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None, title
+    return found[1]
+
+
+def documented(title: str) -> list[str]:
+    return re.findall(r"^\| `([^`]+)` \|", chapter(title), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize(("section", "key"), ALL_KEYS)
+def test_every_key_is_in_a_table_of_its_chapter(section: str, key: str) -> None:
+    name = in_its_chapter(section, key)
+    assert name in documented(SECTIONS[section])
+
+
+@pytest.mark.parametrize("title", sorted(set(SECTIONS.values())))
+def test_no_key_is_documented_that_nobody_reads(title: str) -> None:
+    read_there = {in_its_chapter(section, key) for section, key in ALL_KEYS if SECTIONS[section] == title}
+    assert set(documented(title)) - read_there - {"gcp:project"} == set()
+
+
+@pytest.mark.parametrize("text", re.findall(r"^```yaml$(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL))
+def test_every_example_of_the_documentation_is_a_configuration(text: str) -> None:
+    config = read(text)
+    assert all(each.zone in each.accelerator.zones for each in config.slices)

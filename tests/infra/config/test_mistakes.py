@@ -1,0 +1,207 @@
+"""Every mistake in a configuration has its own message, which names the place, the value, the rule and the remedy.
+
+`mistakes.txt` has what a user wrote and what is answered, to be read as a table of the rules.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from infra.config import ConfigError, reader
+
+TABLE = Path(__file__).with_name("mistakes.txt")
+SLICE = {"name": "main", "accelerator": "v5litepod-8", "zone": "us-central1-a"}
+
+
+def cases() -> list[tuple[str, str, tuple[str, ...]]]:
+    """Where it is written, what, and what is answered."""
+    found: list[tuple[str, str, tuple[str, ...]]] = []
+    for line in TABLE.read_text().splitlines():
+        if line.startswith(("slice  ", "stack  ")):
+            where, _, written = line.partition("  ")
+            found.append((where, written, ()))
+        elif line.startswith("    "):
+            where, written, said = found[-1]
+            found[-1] = (where, written, (*said, line.strip()))
+    return found
+
+
+def problems(
+    values: dict[str, object], *, project: str | None = "my-project", stack: str = "dev"
+) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as error:
+        reader.read(values, project=project, stack=stack)
+    assert str(error.value) == "\n".join(error.value.problems)
+    return error.value.problems
+
+
+def written_over(right: dict[str, object], written: str) -> dict[str, object]:
+    changed = dict(right)
+    for key, value in yaml.safe_load(written).items():
+        if str(key).startswith("-"):
+            del changed[key.removeprefix("-")]
+        else:
+            changed[key] = value
+    return changed
+
+
+@pytest.mark.parametrize(("where", "written", "said"), [pytest.param(*case, id=case[1]) for case in cases()])
+def test_a_mistake_is_answered_with_place_value_rule_and_remedy(
+    where: str, written: str, said: tuple[str, ...]
+) -> None:
+    if where == "slice":
+        values: dict[str, object] = {"slices": [written_over(dict(SLICE), written)]}
+    else:
+        values = written_over({"slices": [SLICE]}, written)
+    assert problems(values) == said
+
+
+def test_the_table_has_every_mistake_once_and_each_message_is_one_short_line() -> None:
+    table = cases()
+    assert len(table) >= 160
+    assert len({(where, written) for where, written, _ in table}) == len(table)
+    messages = [message for _, _, said in table for message in said]
+    assert [
+        each for each in messages if not re.fullmatch(r"tpu-stack:\S+: .{5,}", each) or len(each) > 250
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("project", "said"),
+    [
+        (None, "gcp:project: missing; name your project: `pulumi config set gcp:project PROJECT-ID`"),
+        (
+            "123456789012",
+            (
+                'gcp:project: "123456789012" is a project number; '
+                "write the project id, as `gcloud projects list` shows it"
+            ),
+        ),
+        (
+            "My Project",
+            (
+                'gcp:project: "My Project" is not a project id; '
+                "write 6 to 30 of lower-case letters, digits and hyphens, a letter first"
+            ),
+        ),
+    ],
+)
+def test_a_project_is_named_by_its_id(project: str | None, said: str) -> None:
+    assert problems({"slices": [SLICE]}, project=project) == (said,)
+
+
+def test_a_stack_is_named_by_what_names_can_be_made_of() -> None:
+    assert problems({"slices": [SLICE]}, stack="._.") == (
+        (
+            'stack: "._." is no name for a stack; write letters, digits, hyphens, underscores and dots; '
+            "`pulumi stack rename NAME` changes it"
+        ),
+    )
+
+
+def test_a_default_bucket_that_google_would_refuse_is_refused_with_what_to_write() -> None:
+    assert problems({"slices": [SLICE]}, stack="google") == (
+        (
+            'tpu-stack:storage.bucket.name: missing, and the default "my-project-google-tpu-stack" is no name for a '
+            'bucket: none may begin with "goog" or contain "google"'
+        ),
+    )
+
+
+def test_a_zone_that_is_set_for_the_provider_alone_is_said_to_be_no_zone_of_slices() -> None:
+    with pytest.raises(ConfigError) as error:
+        reader.read(
+            {"slices": [{"name": "main", "accelerator": "v6e-8"}]},
+            project="my-project",
+            stack="dev",
+            ignored=["gcp:zone", "gcp:region"],
+        )
+    assert error.value.problems == (
+        (
+            "tpu-stack:slices[0].zone: missing; write it here, or tpu-stack:zone for all slices "
+            "(gcp:zone and gcp:region are the provider's own and not read for this)"
+        ),
+    )
+
+
+def test_a_slice_has_no_more_labels_than_a_resource_takes_beside_ours() -> None:
+    labels = {f"l{number}": "x" for number in range(61)}
+    assert problems({"slices": [{**SLICE, "labels": labels}]}) == (
+        "tpu-stack:slices[0].labels: 61 labels; Google takes 64, and 60 beside ours; remove some",
+    )
+    del labels["l0"]
+    assert reader.read(
+        {"slices": [{**SLICE, "labels": labels}]}, project="my-project", stack="dev"
+    ).slices[0].labels == labels  # fmt: skip
+
+
+def test_a_vm_has_no_more_disks_than_its_generation_takes() -> None:
+    disks = [{"name": f"d{number}", "size-gib": 10} for number in range(32)]
+    slice_with: dict[str, object] = {**SLICE, "accelerator": "v6e-8", "data-disks": disks[1:]}
+    assert reader.read({"slices": [slice_with]}, project="my-project", stack="dev")
+    assert problems({"slices": [{**slice_with, "data-disks": disks}]}) == (
+        "tpu-stack:slices[0].data-disks: 32 disks; a v6e VM takes 31; remove some",
+    )
+
+
+def test_a_secret_is_refused_and_its_value_shown_nowhere() -> None:
+    with pytest.raises(ConfigError) as error:
+        reader.read(
+            {"slices": [SLICE], "budget-usd-per-hour": "hunter2", "zone": "hunter2"},
+            project="my-project",
+            stack="dev",
+            secrets=["zone", "budget-usd-per-hour"],
+        )
+    assert error.value.problems == (
+        "tpu-stack:budget-usd-per-hour: is kept as a secret, nothing here is one; set it anew without --secret",
+        "tpu-stack:zone: is kept as a secret, nothing here is one; set it anew without --secret",
+    )
+
+
+def test_slices_kept_as_a_secret_are_not_said_to_be_missing_too() -> None:
+    with pytest.raises(ConfigError) as error:
+        reader.read({"slices": "[]"}, project="my-project", stack="dev", secrets=["slices"])
+    assert len(error.value.problems) == 1
+
+
+def test_all_mistakes_are_said_at_once_in_the_order_of_reading() -> None:
+    wrong: dict[str, object] = {
+        "zone": "here",
+        "slices": [
+            {"nam": "main", "accelerator": "v6e-12", "count": 0, "labels": {"Team": 1}},
+            {"name": "two", "accelerator": "v6e-8", "zone": "us-central1-b", "data-disks": [{"name": "d"}]},
+        ],
+        "storage": {"bucket": {"region": "EU"}, "nfs": {"mount": "/"}},
+        "network": {"subnetwork": "mine"},
+        "access": {"members": ["allUsers", "ada@example.com"]},
+        "images": {"references": {"jax": "jax"}},
+        "grant": [{"type": "v5e"}],
+        "protect": "no",
+        "allow_billable": True,
+    }
+    assert [each.split(": ")[0] for each in problems(wrong, project=None, stack="a/b")] == [
+        "gcp:project",
+        "stack",
+        "tpu-stack:zone",
+        "tpu-stack:slices[0].name",
+        "tpu-stack:slices[0].accelerator",
+        "tpu-stack:slices[0].count",
+        "tpu-stack:slices[0].labels",
+        "tpu-stack:slices[0].nam",
+        "tpu-stack:slices[1].data-disks[0].size-gib",
+        "tpu-stack:storage.bucket.region",
+        "tpu-stack:storage.nfs.mount",
+        "tpu-stack:network.subnetwork",
+        "tpu-stack:access.members[0]",
+        "tpu-stack:access.members[1]",
+        "tpu-stack:images.references.jax",
+        "tpu-stack:grant[0].zone",
+        "tpu-stack:grant[0].chips",
+        "tpu-stack:grant[0].capacity",
+        "tpu-stack:protect",
+        "tpu-stack:allow_billable",
+    ]

@@ -1,0 +1,333 @@
+"""What a configuration comes to: defaults, what is derived of what, and the two forms in which values arrive."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra import catalogue
+from infra.config import Config, ConfigError, DataDisk, GrantLine, reader
+from infra.config import storage as config_storage
+
+MAIN = {"name": "main", "accelerator": "v5litepod-8"}
+LEAST: dict[str, object] = {"zone": "us-central1-a", "slices": [MAIN]}
+
+FULL: dict[str, object] = yaml.safe_load(Path(__file__).with_name("full.yaml").read_text())
+
+
+def read(values: Mapping[str, object], *, project: str = "my-project", stack: str = "dev") -> Config:
+    return reader.read(values, project=project, stack=stack)
+
+
+def as_pulumi_has_it(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | dict):
+        return json.dumps(value, default=lambda date: f"{date} 00:00:00 +0000 UTC")
+    return json.dumps(value)
+
+
+# --- defaults -----------------------------------------------------------------------------------------------
+
+
+def test_a_zone_and_a_type_are_enough() -> None:
+    config = read(LEAST)
+    (main,) = config.slices
+    assert (main.accelerator, main.zone) == (catalogue.accelerator("v5litepod-8"), "us-central1-a")
+    assert (main.capacity, main.provisioning, main.count) == ("on-demand", "queued", 1)
+    assert (main.runtime_version, main.wait_s) == ("v2-alpha-tpuv5-lite", 12 * 3600)
+    assert (main.valid_until_s, main.guaranteed_s, main.reservation) == (None, None, None)
+    assert config.bucket is not None
+    assert (config.bucket.name, config.bucket.region) == ("my-project-dev-tpu-stack", "us-central1")
+    assert (config.bucket.soft_delete_days, config.bucket.temporary_days) == (7, 7)
+    assert config.nfs is not None
+    assert (config.nfs.kind, config.nfs.zone, config.nfs.size_gib) == ("gateway", "us-central1-a", 200)
+    assert (config.nfs.machine_type, config.nfs.mount) == ("e2-small", "/mnt/share")
+    assert (config.images.repository, config.images.region) == ("tpu-stack-dev", "us-central1")
+    assert (config.images.keep, config.images.references) == (10, {})
+    assert (config.grant, config.budget_usd_per_hour, config.protect) == ((), None, True)
+
+
+def test_nothing_is_open_or_allowed_that_was_not_asked_for() -> None:
+    config = read(LEAST)
+    assert dataclasses.astuple(config.network) == (None, None, False)
+    assert dataclasses.astuple(config.access) == ((), ())
+    assert dataclasses.astuple(config.allow) == (False, False, False)
+
+
+def test_bucket_images_and_nfs_are_by_default_where_the_first_slice_is() -> None:
+    slices = [{**MAIN, "zone": "europe-west4-b"}, {**MAIN, "name": "two", "zone": "us-central1-a"}]
+    config = read({"zone": "us-west4-a", "slices": slices})
+    assert config.bucket and config.nfs
+    assert (config.bucket.region, config.images.region) == ("europe-west4", "europe-west4")
+    assert config.nfs.zone == "europe-west4-b"
+
+
+def test_a_slices_own_place_goes_before_that_of_the_stack() -> None:
+    own = [{**MAIN, "zone": "us-west4-a"}, {**MAIN, "name": "two", "region": "us-south1"}]
+    assert [each.zone for each in read({"zone": "us-central1-a", "slices": own}).slices] == [
+        "us-west4-a",
+        "us-south1-a",
+    ]
+
+
+def test_a_region_stands_for_its_only_zone_that_lists_the_type() -> None:
+    two = [{"name": "a", "accelerator": "v5litepod-8"}, {"name": "b", "accelerator": "v6e-8"}]
+    assert [each.zone for each in read({"region": "us-central1", "slices": two}).slices] == [
+        "us-central1-a",
+        "us-central1-b",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "wait_s"),
+    [({}, 12 * 3600), ({"valid-until": "6h"}, 6 * 3600), ({"provisioning": "direct"}, 900), ({"wait": "2d"}, 172800)],
+)  # fmt: skip
+def test_an_up_waits_as_long_as_the_queue_may_take(written: dict[str, object], wait_s: int) -> None:
+    assert read({**LEAST, "slices": [{**MAIN, **written}]}).slices[0].wait_s == wait_s
+
+
+@pytest.mark.parametrize(
+    "version", ["v2-alpha-tpuv5-lite", "v2-alpha-tpuv5-litepod-next", "tpu-vm-tf-2.17.0-pjrt"]
+)
+def test_a_runtime_version_is_taken_as_written_unless_it_names_another_chip(version: str) -> None:
+    assert (
+        read({**LEAST, "slices": [{**MAIN, "runtime-version": version}]}).slices[0].runtime_version == version
+    )
+
+
+def test_a_slice_may_be_called_like_the_first_part_of_one_that_has_no_parts() -> None:
+    two = [MAIN, {**MAIN, "name": "main-0"}, {**MAIN, "name": "main-2", "count": 2}]
+    assert [each.name for each in read({**LEAST, "slices": two}).slices] == ["main", "main-0", "main-2"]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *({"count": count} for count in (1, 256)),
+        *(
+            {key: length}
+            for key in ("wait", "valid-until", "guaranteed-for")
+            for length in ("1m", "60s", "30d")
+        ),
+        {"valid-until": "6h", "wait": "6h"},
+        *({"data-disks": [{"name": "d", "size-gib": size}]} for size in (10, 65536)),
+        {"accelerator": "v6e-8", "zone": "us-central1-b", "data-disks": [{"name": "d", "size-gib": 4}]},
+        {"name": "a" * 30},
+    ],
+)
+def test_the_limits_themselves_are_taken(written: dict[str, object]) -> None:
+    assert read({**LEAST, "slices": [{**MAIN, **written}]}).slices
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *({"storage": {"bucket": {"soft-delete-days": days}}} for days in (0, 7, 90)),
+        *({"storage": {"bucket": {"temporary-days": days}}} for days in (1, 365)),
+        *({"storage": {"bucket": {"name": name}}} for name in ("abc", "a" * 63, "1_a")),
+        *({"storage": {"nfs": {"size-gib": size}}} for size in (10, 65536)),
+        *({"storage": {"nfs": {"kind": "filestore", "size-gib": size}}} for size in (1024, 65433)),
+        *({"storage": {"nfs": {"mount": mount}}} for mount in ("/data", "/home/shared", "/mnt/a.b_c-D/e")),
+        *({"images": {"keep": keep}} for keep in (1, 1000)),
+        *({"budget-usd-per-hour": usd} for usd in (0.01, 1, 1_000_000)),
+        {"access": {"members": ["domain:example.com", "serviceAccount:a@p.iam.gserviceaccount.com"]}},
+        {
+            "access": {
+                "members": [
+                    "principal://iam.googleapis.com/locations/global/workforcePools/p/subject/ada",
+                    "principalSet://iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/*",
+                ]
+            }
+        },
+    ],
+)
+def test_what_google_takes_at_its_limits_is_taken(written: dict[str, object]) -> None:
+    assert read({**LEAST, **written})
+
+
+def test_short_names_of_reservations_and_disks_become_full_ones() -> None:
+    config = read(FULL)
+    assert config.slices[0].reservation == "projects/my-project/locations/us-central2-b/reservations/mine"
+    assert config.slices[0].data_disks[0].source == "projects/my-project/zones/us-central2-b/disks/mine"
+
+
+def test_full_names_of_reservations_and_disks_stay_as_they_are() -> None:
+    reservation = "projects/my-project/locations/us-central1-a/reservations/mine"
+    source = "projects/my-project/zones/us-central1-a/disks/mine"
+    written = {
+        "capacity": "reserved",
+        "reservation": reservation,
+        "data-disks": [{"name": "d", "source": source}],
+    }
+    (main,) = read({**LEAST, "slices": [{**MAIN, **written}]}).slices
+    assert (main.reservation, main.data_disks[0].source) == (reservation, source)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "disk_type"),
+    [("v3-8", "pd-balanced"), ("v5litepod-8", "pd-balanced"), ("v6e-8", "hyperdisk-balanced")],
+)
+def test_a_new_disk_is_of_a_type_that_the_generation_takes(accelerator: str, disk_type: str) -> None:
+    disks = [{"name": "scratch", "size-gib": 100}]
+    written = {"name": "main", "accelerator": accelerator, "data-disks": disks}
+    (disk,) = read({**LEAST, "slices": [written]}).slices[0].data_disks
+    assert disk == DataDisk(name="scratch", disk_type=disk_type, size_gib=100, source=None, mode="read-write")
+
+
+def test_a_disk_that_exists_is_read_only_unless_asked_otherwise() -> None:
+    disks = [{"name": "a", "source": "a"}, {"name": "b", "source": "b", "mode": "read-write"}]
+    (main,) = read({**LEAST, "slices": [{**MAIN, "data-disks": disks}]}).slices
+    assert [disk.mode for disk in main.data_disks] == ["read-only", "read-write"]
+
+
+def test_two_slices_may_read_one_disk() -> None:
+    disks = [{"name": "corpus", "source": "mine"}]
+    two = [{**MAIN, "data-disks": disks}, {**MAIN, "name": "two", "data-disks": disks}]
+    assert len(read({**LEAST, "slices": two}).slices) == 2
+
+
+def test_a_stack_can_do_without_a_bucket_and_without_nfs() -> None:
+    config = read({**LEAST, "storage": {"bucket": False, "nfs": {"kind": "none"}}})
+    assert (config.bucket, config.nfs) == (None, None)
+
+
+def test_filestore_begins_with_the_least_that_google_makes() -> None:
+    nfs = read({**LEAST, "storage": {"nfs": {"kind": "filestore"}}}).nfs
+    assert nfs is not None
+    assert (nfs.kind, nfs.size_gib) == ("filestore", 1024)
+
+
+@pytest.mark.parametrize("name", ["v5e", "v5litepod"])
+def test_a_grant_names_a_generation_as_google_or_as_its_types_do(name: str) -> None:
+    line = {"type": name, "zone": "us-central1-a", "chips": 64, "capacity": "on-demand"}
+    assert read({**LEAST, "grant": [line]}).grant == (
+        GrantLine(generation="v5e", zone="us-central1-a", chips=64, capacity="on-demand", until=None),
+    )
+
+
+@pytest.mark.parametrize(
+    "written", [datetime.date(2026, 12, 31), "2026-12-31", "2026-12-31 00:00:00 +0000 UTC"]
+)
+def test_the_end_of_a_grant_is_read_as_yaml_and_as_pulumi_write_it(written: object) -> None:
+    line = {"type": "v5e", "zone": "us-central1-a", "chips": 64, "capacity": "spot", "until": written}
+    assert read({**LEAST, "grant": [line]}).grant[0].until == datetime.date(2026, 12, 31)
+
+
+@given(
+    st.from_regex(r"[a-z][-a-z0-9]{4,28}[a-z0-9]", fullmatch=True), st.from_regex(r"[-._a-zA-Z0-9]{1,100}")
+)
+def test_the_default_bucket_has_a_name_that_google_takes_or_is_refused(project: str, stack: str) -> None:
+    try:
+        bucket = read(LEAST, project=project, stack=stack).bucket
+    except ConfigError as error:
+        assert all(re.match(r"stack: |tpu-stack:storage\.bucket\.name: ", each) for each in error.problems)
+        return
+    assert bucket is not None
+    assert re.fullmatch(r"[a-z0-9][-a-z0-9]{1,61}[a-z0-9]", bucket.name)
+    assert not re.search(r"^goog|google", bucket.name)
+
+
+def test_what_nfs_takes_by_default_is_what_it_takes_at_all() -> None:
+    for kind, size_gib in config_storage.DEFAULT_GIB.items():
+        assert config_storage.LEAST_GIB[kind] <= size_gib <= config_storage.MOST_GIB[kind]
+
+
+# --- every field --------------------------------------------------------------------------------------------
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, object]]:
+    """Every field with what it holds; of an accelerator the type and topology only."""
+    if isinstance(value, catalogue.Accelerator):
+        yield path, (value.type_name, value.topology)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), f"{path}.{field.name}")
+    elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
+        for each in value:
+            yield from leaves(each, path)
+    else:
+        yield path, value
+
+
+def test_every_field_of_a_configuration_can_be_set() -> None:
+    line = {"type": "v6e", "zone": "us-east1-d", "chips": 8, "capacity": "on-demand"}
+    disk = {"name": "d", "size-gib": 10}
+    plain = {**LEAST, "slices": [{**MAIN, "data-disks": [disk]}], "grant": [line]}
+    other_nfs = {**FULL, "storage": {"nfs": {"kind": "filestore"}}}
+    before: dict[str, list[object]] = {}
+    for path, value in leaves(read(plain)):
+        before.setdefault(path, []).append(value)
+    changed = set()
+    for config in (read(FULL, project="other-project", stack="prod"), read(other_nfs)):
+        changed |= {path for path, value in leaves(config) if value not in before[path]}
+    assert set(before) - changed == set()
+
+
+# --- how values arrive --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("values", [LEAST, FULL])
+def test_texts_as_pulumi_hands_them_over_are_read_like_the_yaml_they_are_made_of(
+    values: dict[str, object],
+) -> None:
+    assert read({key: as_pulumi_has_it(value) for key, value in values.items()}) == read(values)
+
+
+def test_a_text_that_only_looks_like_another_type_stays_a_text() -> None:
+    config = read({**LEAST, "slices": [{**MAIN, "labels": {"year": "2026", "on": "true"}}]})
+    assert config.slices[0].labels == {"year": "2026", "on": "true"}
+
+
+@pytest.fixture
+def of_pulumi(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(pulumi, "get_stack", lambda: "dev")
+    monkeypatch.delenv("PULUMI_CONFIG", raising=False)
+    yield
+    pulumi.runtime.set_all_config({}, [])
+
+
+def test_a_running_stack_is_read_from_what_pulumi_has(of_pulumi: None) -> None:
+    written = {f"tpu-stack:{key}": as_pulumi_has_it(value) for key, value in FULL.items()}
+    pulumi.runtime.set_all_config({**written, "gcp:project": "my-project", "other:key": "1"}, [])
+    assert reader.from_pulumi() == read(FULL)
+
+
+def test_a_running_stack_finds_keys_that_nobody_asked_for_secrets_and_the_providers_zone(
+    of_pulumi: None,
+) -> None:
+    slices = json.dumps([{"name": "main", "accelerator": "v6e-8"}])
+    pulumi.runtime.set_all_config(
+        {
+            "tpu-stack:slices": slices,
+            "tpu-stack:zoen": "x",
+            "tpu-stack:protect": "true",
+            "gcp:zone": "us-west1-b",
+        },
+        ["tpu-stack:protect"],
+    )
+    with pytest.raises(ConfigError) as error:
+        reader.from_pulumi()
+    assert [each.partition(": ")[::2] for each in error.value.problems] == [
+        ("tpu-stack:protect", "is kept as a secret, nothing here is one; set it anew without --secret"),
+        ("gcp:project", "missing; name your project: `pulumi config set gcp:project PROJECT-ID`"),
+        (
+            "tpu-stack:slices[0].zone",
+            (
+                "missing; write it here, or tpu-stack:zone for all slices "
+                "(gcp:zone is the provider's own and not read for this)"
+            ),
+        ),
+        ("tpu-stack:zoen", "unknown key; did you mean zone?"),
+    ]

@@ -1,0 +1,216 @@
+"""All rules together: the budget, what an allowance changes, and that a review is a function of the configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra import policy
+from infra.config import Allowances, Config, NetworkConfig
+from infra.policy import Review, costs
+from infra.policy.findings import Finding
+from tests.infra.policy.stacks import NOTHING_ALLOWED, TODAY, a_disk, a_grant, a_slice, a_stack, an_nfs, only
+
+ROOT = Path(__file__).resolve().parents[3]
+EXPOSED = NetworkConfig(existing=None, subnetwork=None, external_addresses=True)
+ALLOWANCES = {
+    "unlisted": "tpu-stack:allow-unlisted",
+    "billable": "tpu-stack:allow-billable",
+    "cross_region": "tpu-stack:allow-cross-region",
+}
+
+
+def review(config: Config) -> Review:
+    return policy.review(config, today=TODAY)
+
+
+zones = st.sampled_from(("us-central1-a", "us-west4-a", "europe-west4-b", "us-central2-b"))
+slices = st.builds(
+    a_slice,
+    st.sampled_from(("a", "b", "c", "d")),
+    st.sampled_from(("v2-8", "v2-32", "v5litepod-16", "v5litepod-64", "v6e-8", "v4-8")),
+    zone=zones,
+    capacity=st.sampled_from(("spot", "on-demand", "reserved")),
+    provisioning=st.sampled_from(("queued", "direct")),
+    count=st.integers(1, 3),
+    data_disks=st.sampled_from(((), (a_disk(),), (a_disk(disk_type="hyperdisk-ml"),))),
+)
+grants = st.builds(
+    a_grant,
+    st.integers(1, 64),
+    st.sampled_from(("v2", "v4", "v5e")),
+    zones,
+    capacity=st.sampled_from(("spot", "on-demand")),
+)
+stacks = st.builds(
+    lambda made, **changes: a_stack(*made, **changes),
+    st.lists(slices, min_size=1, max_size=4, unique_by=lambda each: each.name),
+    region=st.sampled_from(("us-central1", "europe-west4")),
+    grant=st.lists(grants, max_size=3).map(tuple),
+    nfs=st.none() | st.builds(an_nfs, zones, machine_type=st.sampled_from(("e2-small", "n2-standard-2"))),
+    network=st.sampled_from((a_stack().network, EXPOSED)),
+    budget_usd_per_hour=st.none() | st.floats(0.01, 100),
+    protect=st.booleans(),
+)
+
+
+# --- the budget ---------------------------------------------------------------------------------------------
+
+
+def budget(config: Config, usd_per_hour: float | None) -> tuple[Finding, ...]:
+    reviewed = review(dataclasses.replace(config, budget_usd_per_hour=usd_per_hour))
+    return tuple(each for each in reviewed.findings if each.path == policy.BUDGET)
+
+
+def test_more_than_the_budget_is_an_error_that_names_both_and_what_costs_most() -> None:
+    finding = only(budget(a_stack(), 2))
+    assert (finding.severity, finding.message) == (
+        "error",
+        (
+            "2.00 USD an hour is less than the 3.98 that is billed, most of it for slice main: v5litepod-16, "
+            "us-central1-a (3.92); raise the budget or ask for less"
+        ),
+    )
+
+
+def test_just_the_budget_is_enough_and_no_budget_is_no_limit() -> None:
+    total = review(a_stack()).cost.usd_per_hour
+    assert budget(a_stack(), total) == ()
+    assert only(budget(a_stack(), total - 1e-6)).severity == "error"
+    assert budget(a_stack(), None) == ()
+
+
+def test_what_a_grant_covers_does_not_count_against_the_budget() -> None:
+    assert budget(a_stack(grant=(a_grant(16),)), 0.10) == ()
+
+
+def test_what_costs_most_is_something_that_is_billed() -> None:
+    finding = only(budget(a_stack(grant=(a_grant(16),)), 0.01))
+    assert "most of it for gateway: data disk (0.03)" in finding.message
+
+
+def test_a_price_that_is_not_known_leaves_the_budget_unproven() -> None:
+    finding = only(budget(a_stack(a_slice(capacity="reserved")), 2))
+    assert finding.severity == "warning"
+    assert "cannot be proven: no price is known for slice main" in finding.message
+
+
+def test_an_unknown_price_does_not_hide_that_the_known_ones_are_too_high() -> None:
+    config = a_stack(a_slice("a"), a_slice("b", capacity="reserved"))
+    assert only(budget(config, 2)).severity == "error"
+
+
+# --- a whole review -----------------------------------------------------------------------------------------
+
+
+def test_a_paid_stack_in_one_place_has_nothing_to_find() -> None:
+    assert review(a_stack()).findings == ()
+
+
+def test_each_kind_of_mistake_is_found_in_one_review() -> None:
+    config = a_stack(
+        a_slice(zone="us-west4-b", provisioning="direct"),
+        grant=(a_grant(8),),
+        budget_usd_per_hour=0.01,
+        network=EXPOSED,
+        protect=False,
+    )
+    assert {each.path for each in review(config).findings} == {
+        "tpu-stack:slices[0].zone",
+        "tpu-stack:slices[0].provisioning",
+        "tpu-stack:storage.bucket.region",
+        "tpu-stack:storage.nfs.zone",
+        "tpu-stack:images.region",
+        "tpu-stack:budget-usd-per-hour",
+        "tpu-stack:network.external-addresses",
+        "tpu-stack:protect",
+    }
+
+
+def test_errors_are_those_findings_that_stop() -> None:
+    reviewed = review(a_stack(a_slice(zone="us-central1-b"), protect=False))
+    assert [each.path for each in reviewed.errors] == ["tpu-stack:slices[0].zone"]
+
+
+def test_the_table_shows_costs_and_what_is_used_of_the_grant() -> None:
+    shown = review(a_stack(grant=(a_grant(64),))).table
+    assert "slice main: v5litepod-16, us-central1-a  16 chips, spot" in shown
+    assert shown.splitlines()[-1].startswith("grant: 16 of 64 v5e spot chips")
+    assert "grant:" not in review(a_stack()).table
+
+
+def test_the_table_in_the_docs_is_the_one_that_is_shown() -> None:
+    granted = a_slice(accelerator="v5litepod-64", zone="europe-west4-b")
+    grant = (a_grant(64, zone="europe-west4-b"),)
+    cost = review(a_stack(granted, region="europe-west4", grant=grant)).cost
+    shown = [line for line in costs.table(cost).splitlines() if line not in cost.assumptions]
+    assert "\n".join(f"    {line}" for line in shown) in (ROOT / "docs" / "costs.md").read_text()
+
+
+@pytest.mark.parametrize("name", ALLOWANCES)
+@given(config=stacks)
+def test_an_allowance_turns_its_errors_into_warnings_and_changes_nothing_else(
+    name: str, config: Config
+) -> None:
+    advice = f"; if that is meant, set {ALLOWANCES[name]}: true"
+    before = review(config)
+    after = review(dataclasses.replace(config, allow=dataclasses.replace(NOTHING_ALLOWED, **{name: True})))
+    expected = [
+        dataclasses.replace(each, severity="warning", message=each.message.removesuffix(advice))
+        if each.message.endswith(advice)
+        else each
+        for each in before.findings
+    ]
+    assert list(after.findings) == expected
+    assert (after.cost, after.grant_use) == (before.cost, before.grant_use)
+
+
+@given(config=stacks)
+def test_with_everything_allowed_only_the_budget_stops(config: Config) -> None:
+    allow = Allowances(unlisted=True, billable=True, cross_region=True)
+    reviewed = review(dataclasses.replace(config, allow=allow))
+    assert {each.path for each in reviewed.errors} <= {policy.BUDGET}
+
+
+@given(config=stacks, order=st.randoms(use_true_random=False))
+def test_cost_and_use_of_the_grant_do_not_depend_on_the_order_of_the_slices(
+    config: Config, order: Any
+) -> None:
+    shuffled = list(config.slices)
+    order.shuffle(shuffled)
+    one, other = review(config), review(dataclasses.replace(config, slices=tuple(shuffled)))
+    assert one.cost.usd_per_hour == other.cost.usd_per_hour
+    assert one.cost.covered_usd_per_hour == other.cost.covered_usd_per_hour
+    assert sorted(one.cost.lines, key=repr) == sorted(other.cost.lines, key=repr)
+    assert one.grant_use == other.grant_use
+
+
+@given(config=stacks)
+def test_a_review_is_the_same_each_time_and_every_chip_is_either_billed_or_covered(config: Config) -> None:
+    reviewed = review(config)
+    assert reviewed == review(config)
+    chips = [each.quantity.split()[0] for each in reviewed.cost.lines if " chip" in each.quantity]
+    assert sum(map(int, chips)) == sum(each.chips for each in config.slices)
+
+
+@given(config=stacks)
+def test_a_finding_is_one_line_and_names_a_key(config: Config) -> None:
+    for each in review(config).findings:
+        assert each.path.startswith("tpu-stack:")
+        assert "\n" not in each.message
+        assert len(each.message) < 400
+
+
+def test_no_rule_needs_pulumi() -> None:
+    script = "import sys, infra.policy; print([name for name in sys.modules if name.startswith('pulumi')])"
+    found = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
