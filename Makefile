@@ -11,6 +11,10 @@ help: ## list the commands
 train: install ## train a language model on this machine: make train ARGS="--steps 200"
 	@$(BIN)/fab train --job flax_mlm $(if $(ARGS),--args "$$ARGS")
 
+.PHONY: preview
+preview: install ## show what `pulumi up` would make; needs no account (CONFIG=Pulumi.dev.yaml)
+	@$(BIN)/python -m rehearsal.preview $(if $(CONFIG),"$(CONFIG)")
+
 .PHONY: test
 test: install ## run the tests that take seconds
 	@$(BIN)/pytest -m "not slow" --durations 10 --durations-min 1

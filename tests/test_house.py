@@ -111,7 +111,7 @@ def test_importing_a_package_loads_nothing(room: str) -> None:
     assert imported(ROOT / room / "__init__.py") == set()
 
 
-@pytest.mark.parametrize("room", [*ROOMS, "tests", "tools", "requirements"])
+@pytest.mark.parametrize("room", [*ROOMS, "bench", "tests", "tools", "requirements"])
 def test_every_folder_says_what_may_be_imported(room: str) -> None:
     init, readme = ROOT / room / "__init__.py", ROOT / room / "README.md"
     words = ast.get_docstring(ast.parse(init.read_text())) if init.exists() else None

@@ -1,0 +1,5 @@
+"""What `pulumi preview` and `pulumi up` run."""
+
+from infra.program import declare
+
+declare()

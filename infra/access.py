@@ -1,0 +1,70 @@
+"""Who may log in: a tunnel through IAP to port 22, an OS Login account, and leave to use the hosts' service account."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pulumi
+from pulumi_gcp import projects, serviceaccount
+
+from infra.config import Config
+
+TUNNEL = "roles/iap.tunnelResourceAccessor"
+LOG_IN = "roles/compute.osLogin"
+LOG_IN_AS_ROOT = "roles/compute.osAdminLogin"
+SEE_INSTANCES = "roles/compute.viewer"
+"""`gcloud compute start-iap-tunnel` looks the instance up before it opens the tunnel."""
+USE_ACCOUNT = "roles/iam.serviceAccountUser"
+"""OS Login refuses a VM that runs as a service account to those who may not use that account
+(https://cloud.google.com/compute/docs/oslogin/set-up-oslogin)."""
+
+
+LOG_IN_METADATA = {
+    "enable-oslogin": "TRUE",
+    "block-project-ssh-keys": "TRUE",
+    "serial-port-enable": "FALSE",
+    # A machine publishes its SSH host keys there, and whether its start-up script is through.
+    "enable-guest-attributes": "TRUE",
+}
+"""Of every machine: people come in by OS Login and in no other way."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AccessArgs:
+    """account: the full name of the hosts' service account."""
+
+    config: Config
+    account: pulumi.Input[str]
+
+
+class Access(pulumi.ComponentResource):
+    def __init__(self, name: str, args: AccessArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("tpu-stack:access:Access", name, {}, opts)
+        access = args.config.access
+        child = pulumi.ResourceOptions(parent=self)
+        roots = dict.fromkeys(access.administrators)
+        people = [(member, LOG_IN_AS_ROOT) for member in roots]
+        people += [(member, LOG_IN) for member in dict.fromkeys(access.members) if member not in roots]
+        for member, log_in in people:
+            projects.IAMMember(
+                f"tunnel {member}",
+                project=args.config.project,
+                role=TUNNEL,
+                member=member,
+                condition=projects.IAMMemberConditionArgs(
+                    title="SSH only", expression="destination.port == 22"
+                ),
+                opts=child,
+            )
+            for what, role in (("log in", log_in), ("see instances", SEE_INSTANCES)):
+                projects.IAMMember(
+                    f"{what} {member}", project=args.config.project, role=role, member=member, opts=child
+                )
+            serviceaccount.IAMMember(
+                f"use account {member}",
+                service_account_id=args.account,
+                role=USE_ACCOUNT,
+                member=member,
+                opts=child,
+            )
+        self.register_outputs({})

@@ -1,0 +1,211 @@
+"""The Cloud TPU API v2 through Google's client: the few calls that we make, each tried again as long as that can help.
+
+httplib2 is not safe for threads and Pulumi calls a provider from several, so each thread has its own connection. By
+itself httplib2 sends a request a second time when the connection ends without an answer, a POST too: creations and
+deletions carry a requestId, by which Google knows the second from another one.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import threading
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import google.auth.credentials
+import google.auth.exceptions
+import google_auth_httplib2  # type: ignore[import-untyped]
+import googleapiclient.http
+import httplib2  # type: ignore[import-untyped]
+from googleapiclient import discovery
+from googleapiclient.errors import HttpError
+
+from infra.cloud_tpu import settings as settings_
+from infra.cloud_tpu.errors import CloudTpuError, Refusal
+from infra.cloud_tpu.pace import Pace, words
+
+Json = dict[str, Any]
+
+ANSWER_LIMIT_S = 60
+PATIENCE_S = 300.0
+# What a network that is down, a proxy or an answer that was cut short looks like.
+UNREACHABLE = (
+    OSError,
+    http.client.HTTPException,
+    httplib2.HttpLib2Error,
+    google.auth.exceptions.TransportError,
+)
+
+
+class Client:
+    """Every method raises CloudTpuError; its `status` is Google's: NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION …
+
+    patience_s: for how long a request that may get better is tried again, each time with a line that says why.
+    """
+
+    def __init__(self, settings: settings_.Settings, pace: Pace) -> None:
+        self._settings = settings
+        self._pace = pace
+        self._credentials: google.auth.credentials.Credentials | None = None
+        self._service: Any = None
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._connections: list[Any] = []
+
+    def close(self) -> None:
+        """End the connections of all threads; the client is of no use any more."""
+        with self._lock:
+            for each in self._connections:
+                each.close()
+
+    # --- queued resources ---------------------------------------------------------------------------------------
+
+    def queued_resource(self, name: str, *, patience_s: float = PATIENCE_S) -> Json | None:
+        """None: there is no such thing."""
+        return self._found(
+            f"reading {name}", lambda at: at.queuedResources().get(name=name), name, patience_s
+        )
+
+    def queued_resources(self, parent: str) -> list[Json]:
+        """All of a project in one zone, or in every one where the zone is "-"."""
+        found: list[Json] = []
+        token: str | None = ""
+        while token is not None:
+            page = self._page(parent, token)
+            found += page.get("queuedResources", [])
+            token = page.get("nextPageToken") or None
+        return found
+
+    def _page(self, parent: str, token: str) -> Json:
+        more = {"pageToken": token} if token else {}
+        return self._call(
+            f"listing {parent}/queuedResources",
+            lambda at: at.queuedResources().list(parent=parent, **more),
+            parent,
+        )
+
+    def create_queued_resource(self, parent: str, own_id: str, body: Json) -> Json:
+        """The operation, which is over when the request is accepted, long before it is served."""
+        request_id = str(uuid.uuid4())
+        return self._call(
+            f"asking for {parent}/queuedResources/{own_id}",
+            lambda at: at.queuedResources().create(
+                parent=parent, queuedResourceId=own_id, requestId=request_id, body=body
+            ),
+            parent,
+        )
+
+    def delete_queued_resource(self, name: str) -> None:
+        """With its nodes."""
+        request_id = str(uuid.uuid4())
+        self._call(
+            f"deleting {name}",
+            lambda at: at.queuedResources().delete(name=name, force=True, requestId=request_id),
+            name,
+        )
+
+    # --- nodes --------------------------------------------------------------------------------------------------
+
+    def node(self, name: str, *, patience_s: float = PATIENCE_S) -> Json | None:
+        """None: there is no such thing."""
+        return self._found(f"reading {name}", lambda at: at.nodes().get(name=name), name, patience_s)
+
+    def patch_node(self, name: str, mask: str, body: Json) -> Json:
+        """The operation."""
+        return self._call(
+            f"changing {mask} of {name}",
+            lambda at: at.nodes().patch(name=name, updateMask=mask, body=body),
+            name,
+        )
+
+    def delete_node(self, name: str) -> None:
+        self._call(f"deleting {name}", lambda at: at.nodes().delete(name=name), name)
+
+    def guest_attributes(self, name: str) -> list[Json]:
+        """What each worker has published, in worker order."""
+        answer = self._call(
+            f"reading the guest attributes of {name}",
+            lambda at: at.nodes().getGuestAttributes(name=name, body={}),
+            name,
+        )
+        return list(answer.get("guestAttributes", []))
+
+    def operation(self, name: str) -> Json | None:
+        """None: there is no such thing (any more)."""
+        return self._found(f"reading {name}", lambda at: at.operations().get(name=name), name, PATIENCE_S)
+
+    # --- how ----------------------------------------------------------------------------------------------------
+
+    def _found(self, what: str, build: Callable[[Any], Any], name: str, patience_s: float) -> Json | None:
+        try:
+            return self._call(what, build, name, patience_s)
+        except CloudTpuError as error:
+            if error.status == "NOT_FOUND":
+                return None
+            raise
+
+    def _call(
+        self, what: str, build: Callable[[Any], Any], name: str, patience_s: float = PATIENCE_S
+    ) -> Json:
+        project = name.split("/")[1]
+        since, failures = self._pace.now(), 0
+        while True:
+            try:
+                answer: Json = build(self._locations()).execute(http=self._http())
+                return answer
+            except HttpError as error:
+                refusal = Refusal.parse(int(error.resp.status), error.content)
+                trouble = refusal.explained(what, project)
+                why, may_get_better = f"HTTP {refusal.http_code}", refusal.may_get_better
+            except google.auth.exceptions.TransportError:
+                trouble, why, may_get_better = _unreachable(what), "Google's log-in cannot be reached", True
+            except google.auth.exceptions.GoogleAuthError:
+                # Its text can hold what the token server has said, so it stays out of ours.
+                raise CloudTpuError(
+                    f"{what}: Google does not take the credentials (any more): {settings_.REMEDY}",
+                    "UNAUTHENTICATED",
+                ) from None
+            except ssl.SSLCertVerificationError as error:
+                raise CloudTpuError(f"{what}: {self._settings.endpoint}: {error.verify_message}") from None
+            except UNREACHABLE as error:
+                trouble, why, may_get_better = _unreachable(what), type(error).__name__, True
+            pause_s = self._pace.retry_pause_s(failures)
+            failures += 1
+            if not may_get_better:
+                raise trouble from None
+            if self._pace.now() + pause_s - since > patience_s:
+                tried = f" (tried {failures} times in {words(self._pace.now() - since)})"
+                raise CloudTpuError(f"{trouble}{tried}", trouble.status) from None
+            if failures <= 3 or failures % 10 == 0:  # a network may be down for hours
+                self._pace.say(f"{what}: {why}; try {failures + 1} in {pause_s:.0f} s")
+            self._pace.pause(pause_s)
+
+    def _locations(self) -> Any:
+        """The part of the API that we use. Reading its document takes a moment, so it is done once."""
+        with self._lock:
+            if self._service is None:
+                self._credentials = settings_.credentials(self._settings)
+                self._service = discovery.build(
+                    "tpu",
+                    "v2",
+                    http=httplib2.Http(timeout=ANSWER_LIMIT_S),
+                    static_discovery=True,
+                    client_options={"api_endpoint": self._settings.endpoint},
+                )
+            return self._service.projects().locations()
+
+    def _http(self) -> Any:
+        if not hasattr(self._local, "http"):
+            plain = googleapiclient.http.set_user_agent(httplib2.Http(timeout=ANSWER_LIMIT_S), "tpu-stack")
+            self._local.http = google_auth_httplib2.AuthorizedHttp(self._credentials, http=plain)
+            with self._lock:
+                self._connections.append(self._local.http)
+        return self._local.http
+
+
+def _unreachable(what: str) -> CloudTpuError:
+    return CloudTpuError(
+        f"{what}: Google cannot be reached; check the network and HTTPS_PROXY", "UNAVAILABLE"
+    )

@@ -1,0 +1,104 @@
+"""What goes wrong with Google's API, in words for the person who typed `pulumi up`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import Any
+
+Json = dict[str, Any]
+
+# "… limit 'Requests per minute' …" passes by itself; "Quota limit 'TPUV5s…PerZone…' has been exceeded" does not.
+_PER_TIME = re.compile(
+    r"per (second|minute|\d+ seconds)|PerMinute|PerSecond|rate.?limit|too many requests", re.IGNORECASE
+)
+_ALLOCATION = re.compile(r"quota limit|quota.* exceeded|exceeded.* quota", re.IGNORECASE)
+
+
+class CloudTpuError(Exception):
+    """A refusal or failure, its message ready to be read. `status`: the API's name of it, or "" where it has none.
+
+    It never holds a request's headers or body: a token or a start-up script must not get into a log.
+    """
+
+    __module__ = "builtins"  # Pulumi prints the class with its module; a user has no use for the path
+
+    def __init__(self, message: str, status: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class AbandonedError(CloudTpuError):
+    """Whoever asked is not there any more: nothing is to be done, and above all nothing deleted."""
+
+    __module__ = "builtins"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """An answer of the API that is an error."""
+
+    http_code: int
+    status: str
+    message: str
+    reason: str
+
+    @classmethod
+    def parse(cls, http_code: int, content: bytes) -> Refusal:
+        """From the answer's body, whatever it is: a proxy in between answers in HTML."""
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            answer = {}
+        found = answer.get("error") if isinstance(answer, dict) else None
+        error: Json = found if isinstance(found, dict) else {}
+        details = [each for each in error.get("details", []) if isinstance(each, dict)]
+        reasons = [str(each["reason"]) for each in details if "reason" in each]
+        return cls(
+            http_code=http_code,
+            status=str(error.get("status", "")),
+            message=str(error.get("message", "")) or f"HTTP {http_code} without an explanation",
+            reason=reasons[0] if reasons else "",
+        )
+
+    @property
+    def is_quota(self) -> bool:
+        """More was asked for than the project may have: waiting does not help, unlike with a rate limit.
+
+        Both are 429 RESOURCE_EXHAUSTED. The words tell, or the reason of google.rpc.ErrorInfo where there is one
+        (https://cloud.google.com/apis/design/errors#error_info).
+        """
+        if self.http_code != 429 or self.reason == "RATE_LIMIT_EXCEEDED" or _PER_TIME.search(self.message):
+            return False
+        return self.reason == "QUOTA_EXCEEDED" or _ALLOCATION.search(self.message) is not None
+
+    @property
+    def may_get_better(self) -> bool:
+        """Whether the same request can succeed a little later."""
+        return self.http_code in (408, 500, 502, 503, 504) or (self.http_code == 429 and not self.is_quota)
+
+    def explained(self, what: str, project: str) -> CloudTpuError:
+        """With what was tried and what to do about it."""
+        return CloudTpuError(f"{what}: {self.message.strip()}{self._remedy(project)}", self.status)
+
+    def _remedy(self, project: str) -> str:
+        if self.is_quota:
+            return (
+                "\nThe project may not have so many chips of this type, zone and capacity. A grant counts each apart:"
+                " check that zone and capacity (spot or on-demand) are those of the grant, and that nothing old counts"
+                f" (`gcloud compute tpus queued-resources list --project={project} --zone=ZONE`)."
+                f"\nMore is asked for at https://console.cloud.google.com/iam-admin/quotas?project={project}"
+            )
+        if self.reason == "SERVICE_DISABLED" or "has not been used in project" in self.message:
+            return f"\nTurn it on: gcloud services enable tpu.googleapis.com --project={project}"
+        if self.http_code == 401:
+            return "\nLog in again: gcloud auth application-default login"
+        if self.http_code == 403:
+            return (
+                f"\nWho runs Pulumi needs roles/tpu.admin in {project} and roles/iam.serviceAccountUser on the slices'"
+                " service account, and the zone must be one that the project may use."
+                "\nWho that is: `gcloud auth application-default login` sets it; a user without a quota project also"
+                f" needs `gcloud auth application-default set-quota-project {project}`"
+            )
+        return ""

@@ -1,0 +1,56 @@
+"""Time as the provider sees it, so that a test can go through a day in a second; and how often things are tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+
+from infra.cloud_tpu.errors import AbandonedError
+
+LONGEST_RETRY_S = 30.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pace:
+    """now, sleep: seconds. jitter: 0 to 1. wanted: whether whoever asked is still there. say: a line for the user."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = random.random
+    wanted: Callable[[], bool] = lambda: True
+    say: Callable[[str], None] = print
+
+    def pause(self, seconds: float) -> None:
+        """Sleep. Raises AbandonedError when nobody waits for the result any more."""
+        self.require_wanted()
+        self.sleep(seconds)
+        self.require_wanted()
+
+    def require_wanted(self) -> None:
+        """Before anything is changed at Google: a killed `pulumi up` must not delete what the next one adopts."""
+        if not self.wanted():
+            raise AbandonedError("nobody waits for this any more: Pulumi has ended")
+
+    def retry_pause_s(self, failures: int) -> float:
+        """Before the next try: doubling from 1 s, half of it by chance so that many slices do not come back at once."""
+        return float(min(LONGEST_RETRY_S, 2.0 ** min(failures, 10)) * (0.5 + 0.5 * self.jitter()))
+
+
+def poll_pause_s(waited_s: float) -> float:
+    """Between two looks: 5 s at first, then a tenth of the time waited, at most half a minute.
+
+    Twenty slices in a queue then ask 40 times a minute; the API allows hundreds.
+    """
+    return min(30.0, max(5.0, waited_s / 10))
+
+
+def words(seconds: float) -> str:
+    """45 s, 12 min, 3 h 5 min."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"

@@ -1,0 +1,212 @@
+"""From what is wanted to bodies of the API, and back: whose a thing is, and whether it asks for the same. Pure."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from infra import naming
+from infra.cloud_tpu.wanted import Wanted
+
+Json = dict[str, Any]
+
+SCOPES = (
+    "https://www.googleapis.com/auth/cloud-platform",
+)  # what a host may do is up to its account's roles
+MODES = {"read-write": "READ_WRITE", "read-only": "READ_ONLY"}
+TIMING_SLACK_S = 120.0
+# nodes.patch documents these alone: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/patch
+EXTERNAL_ADDRESSES = "networkConfig.enableExternalIps"
+
+
+def queued_resource(wanted: Wanted) -> Json:
+    """The body of queuedResources.create. https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources
+
+    Tier: spot, or a reservation, or neither (on-demand); `guaranteed` asks for a minimum of time and is not said
+    without one.
+    """
+    spec: Json = {"parent": wanted.parent, "node": _node(wanted)}
+    if wanted.node_count == 1:
+        spec["nodeId"] = wanted.queued_resource_id
+    else:
+        spec["multisliceParams"] = {
+            "nodeCount": wanted.node_count,
+            "nodeIdPrefix": wanted.queued_resource_id,
+        }
+    body: Json = {"tpu": {"nodeSpec": [spec]}}
+    if wanted.capacity == "spot":
+        body["spot"] = {}
+    if wanted.capacity == "reserved":
+        body["reservationName"] = wanted.reservation_name
+    if wanted.guaranteed_s:
+        body["guaranteed"] = {"minDuration": f"{wanted.guaranteed_s}s"}
+    if wanted.valid_until_s:
+        body["queueingPolicy"] = {"validUntilDuration": f"{wanted.valid_until_s}s"}
+    return body
+
+
+def _node(wanted: Wanted) -> Json:
+    network: Json = {"enableExternalIps": wanted.external_addresses}
+    if wanted.network:
+        network["network"] = wanted.network
+    if wanted.subnetwork:
+        network["subnetwork"] = wanted.subnetwork
+    node: Json = {
+        "runtimeVersion": wanted.runtime_version,
+        "networkConfig": network,
+        "labels": dict(wanted.labels),
+    }
+    if wanted.accelerator_type:
+        node["acceleratorType"] = wanted.accelerator_type
+    else:
+        node["acceleratorConfig"] = {"type": wanted.accelerator_generation, "topology": wanted.topology}
+    if wanted.service_account_email:
+        node["serviceAccount"] = {"email": wanted.service_account_email, "scope": list(SCOPES)}
+    if wanted.metadata:
+        node["metadata"] = dict(wanted.metadata)
+    if wanted.tags:
+        node["tags"] = list(wanted.tags)
+    if wanted.data_disks:
+        node["dataDisks"] = [
+            {"sourceDisk": disk.source_disk, "mode": MODES[disk.mode]} for disk in wanted.data_disks
+        ]
+    if wanted.boot_disk_kms_key:
+        node["bootDiskConfig"] = {"customerEncryptionKey": {"kmsKeyName": wanted.boot_disk_kms_key}}
+    if wanted.description:
+        node["description"] = wanted.description
+    return node
+
+
+def node_of(queued_resource: Json) -> Json:
+    """The node that a queued resource asks for."""
+    specs = queued_resource.get("tpu", {}).get("nodeSpec") or [{}]
+    node: Json = specs[0].get("node", {})
+    return node
+
+
+def node_ids(queued_resource: Json) -> tuple[str, ...]:
+    """Of the nodes that it asks for, which need not be those that we would ask for now."""
+    own_id = str(queued_resource.get("name", "")).rpartition("/")[2]
+    found: list[str] = []
+    for spec in queued_resource.get("tpu", {}).get("nodeSpec", []):
+        many = spec.get("multisliceParams")
+        if many is None:
+            found.append(spec.get("nodeId") or own_id)
+        else:
+            prefix = many.get("nodeIdPrefix") or own_id
+            found += [f"{prefix}-{number}" for number in range(int(many.get("nodeCount", 0)))]
+    return tuple(found)
+
+
+def is_owned(node: Json, owner: str) -> bool:
+    """Whether a node, or what asks for one, is this stack's. A queued resource has no labels of its own."""
+    return bool(owner) and node.get("labels", {}).get(naming.OWNER_LABEL) == owner
+
+
+def belongs_to(node: Json, wanted: Wanted) -> bool:
+    """Whether a node was made by the queued resource. Google may write the project as a number: ends are compared."""
+    tail = f"/locations/{wanted.zone}/queuedResources/{wanted.queued_resource_id}"
+    return str(node.get("queuedResource", "")).endswith(tail)
+
+
+def differences(wanted: Wanted, found: Json, *, waiting: bool) -> tuple[str, ...]:
+    """Properties in which a queued resource is other than wanted, less those that can be changed in place.
+
+    Only names are compared where Google may write a full path. What we leave to Google (no network, no account) is not
+    compared. Timing matters as long as it waits.
+    """
+    spec = (found.get("tpu", {}).get("nodeSpec") or [{}])[0]
+    node = node_of(found)
+    network = node.get("networkConfig", {})
+    hardware = node.get("acceleratorConfig", {})
+    pairs: list[tuple[str, object, object]] = [
+        ("runtime_version", wanted.runtime_version, node.get("runtimeVersion")),
+        ("capacity", wanted.capacity, _capacity(found)),
+        ("reservation_name", _last(wanted.reservation_name), _last(found.get("reservationName"))),
+        ("node_count", wanted.node_count, spec.get("multisliceParams", {}).get("nodeCount", 1)),
+        (
+            "guaranteed_s",
+            float(wanted.guaranteed_s),
+            _seconds(found.get("guaranteed", {}).get("minDuration")),
+        ),
+        ("data_disks", _wanted_disks(wanted), _disks(node.get("dataDisks", []))),
+        (
+            "boot_disk_kms_key",
+            wanted.boot_disk_kms_key,
+            node.get("bootDiskConfig", {}).get("customerEncryptionKey", {}).get("kmsKeyName", ""),
+        ),
+    ]
+    if wanted.accelerator_type and "acceleratorType" in node:
+        pairs.append(("accelerator_type", wanted.accelerator_type, node["acceleratorType"]))
+    if wanted.accelerator_generation and hardware:
+        pairs.append(("accelerator_generation", wanted.accelerator_generation, hardware.get("type")))
+        pairs.append(("topology", wanted.topology, hardware.get("topology")))
+    if wanted.network:
+        pairs.append(("network", _last(wanted.network), _last(network.get("network"))))
+    if wanted.subnetwork:
+        pairs.append(("subnetwork", _last(wanted.subnetwork), _last(network.get("subnetwork"))))
+    if wanted.service_account_email:
+        email = node.get("serviceAccount", {}).get("email")
+        pairs.append(("service_account_email", wanted.service_account_email, email))
+    found_names = [name for name, ours, theirs in pairs if ours != theirs]
+    if waiting and abs(wanted.valid_until_s - _valid_until_s(found)) > TIMING_SLACK_S:
+        found_names.append("valid_until_s")
+    return tuple(found_names)
+
+
+def patch(wanted: Wanted, node: Json, before: Sequence[Mapping[str, Any]]) -> tuple[str, Json]:
+    """(updateMask, body) of the nodes.patch that makes a node as wanted; ("", {}) where it is.
+
+    `before`: labels and metadata that were ours, as {"labels": …, "metadata": …}; what is among them and not wanted any
+    more is taken away. Keys of others (gcloud writes ssh-keys, Google its own labels) stay.
+    """
+    body: Json = {}
+    for field, ours in (("labels", wanted.labels), ("metadata", wanted.metadata)):
+        has: Mapping[str, str] = node.get(field, {})
+        dropped = {key for each in before for key in (each.get(field) or {})} - set(ours)
+        merged = {key: value for key, value in has.items() if key not in dropped} | dict(ours)
+        if merged != dict(has):
+            body[field] = merged
+    if sorted(node.get("tags", [])) != sorted(wanted.tags):
+        body["tags"] = list(wanted.tags)
+    if node.get("description", "") != wanted.description:
+        body["description"] = wanted.description
+    mask = list(body)
+    external = bool(node.get("networkConfig", {}).get("enableExternalIps", False))
+    if external != wanted.external_addresses:
+        body["networkConfig"] = {"enableExternalIps": wanted.external_addresses}
+        mask.append(EXTERNAL_ADDRESSES)
+    return ",".join(mask), body
+
+
+def _capacity(found: Json) -> str:
+    if "spot" in found:
+        return "spot"
+    return "reserved" if found.get("reservationName") else "on-demand"
+
+
+def _last(path: str | None) -> str:
+    return (path or "").rpartition("/")[2]
+
+
+def _seconds(duration: str | None) -> float:
+    return float(duration.removesuffix("s")) if duration else 0.0
+
+
+def _valid_until_s(found: Json) -> float:
+    policy = found.get("queueingPolicy", {})
+    if "validUntilTime" in policy and "createTime" in found:
+        until, since = (
+            datetime.datetime.fromisoformat(text) for text in (policy["validUntilTime"], found["createTime"])
+        )
+        return (until - since).total_seconds()
+    return _seconds(policy.get("validUntilDuration"))
+
+
+def _wanted_disks(wanted: Wanted) -> list[tuple[str, str]]:
+    return sorted((_last(disk.source_disk), MODES[disk.mode]) for disk in wanted.data_disks)
+
+
+def _disks(disks: Sequence[Json]) -> list[tuple[str, str]]:
+    return sorted((_last(disk.get("sourceDisk")), disk.get("mode", "READ_WRITE")) for disk in disks)

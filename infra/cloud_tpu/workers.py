@@ -1,0 +1,93 @@
+"""The workers of a node, in worker order, as an inventory needs them: addresses, instance name, host keys.
+
+A worker's guest agent publishes its instance name (key `hostname`) and its SSH host keys (namespace `hostkeys`) as
+guest attributes, some time after the node is READY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from infra.cloud_tpu.client import Client
+from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
+from infra.cloud_tpu.pace import Pace
+
+Json = dict[str, Any]
+
+HOST_KEYS = "hostkeys"
+LOOK_AGAIN_S = 5.0
+
+
+def described(node: Json, attributes: Sequence[Json]) -> list[Json]:
+    """Of each worker: index, name, internal_address, external_address ("" for none), host_keys ("TYPE KEY"). Pure.
+
+    attributes: of each worker, in worker order; short where not all have published.
+    """
+    workers = []
+    for index, endpoint in enumerate(node.get("networkEndpoints", [])):
+        items = attributes[index].get("queryValue", {}).get("items", []) if index < len(attributes) else []
+        names = [item["value"] for item in items if item.get("key") == "hostname" and item.get("value")]
+        keys = {
+            item["key"]: item["value"]
+            for item in items
+            if item.get("namespace") == HOST_KEYS and item.get("value")
+        }
+        workers.append(
+            {
+                "index": index,
+                "name": str(names[0]).strip() if names else "",
+                "internal_address": endpoint.get("ipAddress", ""),
+                "external_address": endpoint.get("accessConfig", {}).get("externalIp", ""),
+                "host_keys": [f"{kind} {keys[kind].strip()}" for kind in sorted(keys)],
+            }
+        )
+    return workers
+
+
+def are_complete(workers: Sequence[Json]) -> bool:
+    """Whether every worker is there with its name and a host key."""
+    return bool(workers) and all(worker["name"] and worker["host_keys"] for worker in workers)
+
+
+def read(client: Client, node: Json) -> list[Json]:
+    """As they are now. Guest attributes that cannot be read are like such that are not published yet."""
+    try:
+        attributes = client.guest_attributes(node["name"])
+    except AbandonedError:
+        raise
+    except CloudTpuError:
+        attributes = []
+    return described(node, attributes)
+
+
+def awaited(client: Client, pace: Pace, nodes: Sequence[Json], limit_s: float) -> list[list[Json]]:
+    """The workers of each node, once all have published, or as they are after `limit_s`, with a line that says so."""
+    until = pace.now() + limit_s
+    found = [read(client, node) for node in nodes]
+    while not all(are_complete(workers) for workers in found) and pace.now() + LOOK_AGAIN_S <= until:
+        pace.pause(LOOK_AGAIN_S)
+        found = [
+            workers if are_complete(workers) else read(client, node)
+            for node, workers in zip(nodes, found, strict=True)
+        ]
+    for node, workers in zip(nodes, found, strict=True):
+        if not are_complete(workers):
+            late = [
+                str(worker["index"]) for worker in workers if not (worker["name"] and worker["host_keys"])
+            ]
+            pace.say(
+                f"warning: {node['name'].rpartition('/')[2]}: worker {', '.join(late) or 'list'} has published no name"
+                " or host key yet; it cannot be reached until `pulumi up --refresh` has found them"
+            )
+    return found
+
+
+def output(node: Json, workers: list[Json]) -> Json:
+    """A node as a resource's output has it."""
+    return {
+        "id": node["name"].rpartition("/")[2],
+        "name": node["name"],
+        "state": node.get("state", ""),
+        "workers": workers,
+    }

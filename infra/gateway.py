@@ -1,0 +1,113 @@
+"""NFS from a small VM: its data is on a disk of its own, so the VM can be replaced, its address stays the same."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pulumi
+from pulumi_gcp import compute
+
+from infra import inventory, naming, startup
+from infra.access import LOG_IN_METADATA
+from infra.config import Config, NfsConfig
+from infra.network import client_ranges
+
+EXPORT = "/srv/share"
+OWNER_ID = 1000
+"""User and group of every file of the share, whoever writes it: OS Login gives each person an id of their own."""
+
+DEVICE_NAME = "share"
+IMAGE = "debian-cloud/debian-12"
+BOOT_DISK_GIB = 20
+DATA_DISK_TYPE = "pd-balanced"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GatewayArgs:
+    """subnetwork: full name. tag: what the firewall knows the VM by."""
+
+    config: Config
+    nfs: NfsConfig
+    subnetwork: pulumi.Input[str]
+    tag: str
+
+
+class Gateway(pulumi.ComponentResource):
+    """`share` is what a host mounts, `entry` what the inventory says of the VM."""
+
+    def __init__(self, name: str, args: GatewayArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("tpu-stack:gateway:Gateway", name, {}, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        labels = naming.labels(args.config.stack)
+        full_name = naming.resource_name(args.config.stack, "gateway")
+        address = compute.Address(
+            "address",
+            name=full_name,
+            project=args.config.project,
+            region=args.nfs.region,
+            address_type="INTERNAL",
+            subnetwork=args.subnetwork,
+            labels=labels,
+            opts=child,
+        )
+        data = compute.Disk(
+            "data",
+            name=naming.resource_name(args.config.stack, "share"),
+            project=args.config.project,
+            zone=args.nfs.zone,
+            type=DATA_DISK_TYPE,
+            size=args.nfs.size_gib,
+            labels=labels,
+            opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
+        )
+        machine = compute.Instance(
+            "machine",
+            name=full_name,
+            project=args.config.project,
+            zone=args.nfs.zone,
+            machine_type=args.nfs.machine_type,
+            description=f"NFS server of {args.config.stack}",
+            boot_disk=compute.InstanceBootDiskArgs(
+                initialize_params=compute.InstanceBootDiskInitializeParamsArgs(
+                    image=IMAGE, size=BOOT_DISK_GIB, type=DATA_DISK_TYPE, labels=labels
+                )
+            ),
+            attached_disks=[compute.InstanceAttachedDiskArgs(source=data.self_link, device_name=DEVICE_NAME)],
+            network_interfaces=[
+                compute.InstanceNetworkInterfaceArgs(subnetwork=args.subnetwork, network_ip=address.address)
+            ],
+            metadata={
+                **LOG_IN_METADATA,
+                "startup-script": startup.gateway_script(
+                    startup.Gateway(
+                        export=EXPORT,
+                        clients=client_ranges(args.config),
+                        uid=OWNER_ID,
+                        gid=OWNER_ID,
+                        disk=DEVICE_NAME,
+                    )
+                ),
+            },
+            shielded_instance_config=compute.InstanceShieldedInstanceConfigArgs(
+                enable_secure_boot=True, enable_vtpm=True, enable_integrity_monitoring=True
+            ),
+            allow_stopping_for_update=True,
+            labels=labels,
+            tags=[args.tag],
+            # It has no service account: a server of files asks nothing of Google.
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                delete_before_replace=True,
+                # The image family moves on with every release of Debian's images; the VM updates itself.
+                ignore_changes=["bootDisk.initializeParams.image"],
+            ),
+        )
+        self.share = address.address.apply(
+            lambda found: startup.TpuHost(server=found, export=EXPORT, mount=args.nfs.mount)
+        )
+        self.entry = pulumi.Output.all(machine.name, address.address).apply(
+            lambda found: inventory.Gateway(
+                name=found[0], zone=args.nfs.zone, address=found[1], host_keys=(), user=None
+            )
+        )
+        self.register_outputs({"address": address.address})

@@ -1,0 +1,174 @@
+"""The network of a stack: a subnet and a way out in each region, and three firewall rules. Nothing comes in but IAP.
+
+Where a network is there already, only the firewall rules are made: they name our tags, so they touch nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import pulumi
+from pulumi_gcp import compute
+
+from infra import naming
+from infra.config import Config
+
+IAP_RANGE = "35.235.240.0/20"
+"""Where all of IAP's TCP tunnels come from (https://cloud.google.com/iap/docs/using-tcp-forwarding)."""
+
+PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+"""Of RFC 1918: all that a subnet that somebody else made can be in."""
+
+NFS_PORT = 2049
+JUMBO_MTU = 8896
+"""The most that a VPC takes, and what Google's multislice guide asks for: slices talk to each other in large messages
+(https://cloud.google.com/tpu/docs/multislice-introduction)."""
+
+
+class Network(pulumi.ComponentResource):
+    """`network` and `subnetworks` (by region) are full names; `host_tag` and `gateway_tag` go on the VMs."""
+
+    network: pulumi.Output[str]
+    subnetworks: dict[str, pulumi.Output[str]]
+
+    def __init__(self, name: str, config: Config, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("tpu-stack:network:Network", name, {}, opts)
+        self.host_tag = naming.resource_name(config.stack, "host")
+        self.gateway_tag = naming.resource_name(config.stack, "gateway")
+        if config.network.existing is None:
+            self._make(config)
+        else:
+            self._use(config, config.network.existing)
+        self._firewall(config)
+        self.register_outputs({"network": self.network, "subnetworks": self.subnetworks})
+
+    def _use(self, config: Config, existing: str) -> None:
+        subnetwork = config.network.subnetwork or existing
+        project = f"projects/{config.project}"
+        self.network = pulumi.Output.from_input(f"{project}/global/networks/{existing}")
+        self.subnetworks = {
+            region: pulumi.Output.from_input(f"{project}/regions/{region}/subnetworks/{subnetwork}")
+            for region in config.regions
+        }
+
+    def _make(self, config: Config) -> None:
+        child = pulumi.ResourceOptions(parent=self)
+        network = compute.Network(
+            "network",
+            name=naming.resource_name(config.stack),
+            project=config.project,
+            description=f"tpu-stack {config.stack}",
+            auto_create_subnetworks=False,
+            mtu=JUMBO_MTU,
+            opts=child,
+        )
+        self.network = network.id
+        self.subnetworks = {}
+        for region in config.regions:
+            subnetwork = compute.Subnetwork(
+                region,
+                name=naming.resource_name(config.stack, region),
+                project=config.project,
+                network=network.id,
+                region=region,
+                ip_cidr_range=address_range(region),
+                private_ip_google_access=True,
+                opts=child,
+            )
+            router = compute.Router(
+                region,
+                name=naming.resource_name(config.stack, region),
+                project=config.project,
+                network=network.id,
+                region=region,
+                opts=child,
+            )
+            compute.RouterNat(
+                region,
+                name=naming.resource_name(config.stack, region),
+                project=config.project,
+                router=router.name,
+                region=region,
+                nat_ip_allocate_option="AUTO_ONLY",
+                source_subnetwork_ip_ranges_to_nat="ALL_SUBNETWORKS_ALL_IP_RANGES",
+                # A download in many streams runs out of the 64 ports that a VM has otherwise.
+                enable_dynamic_port_allocation=True,
+                enable_endpoint_independent_mapping=False,
+                min_ports_per_vm=64,
+                max_ports_per_vm=4096,
+                log_config=compute.RouterNatLogConfigArgs(enable=True, filter="ERRORS_ONLY"),
+                opts=child,
+            )
+            self.subnetworks[region] = subnetwork.id
+
+    def _firewall(self, config: Config) -> None:
+        gateway = config.nfs is not None and config.nfs.kind == "gateway"
+        reachable = [self.host_tag, *([self.gateway_tag] if gateway else [])]
+        self._allow(
+            "iap-ssh",
+            config,
+            "SSH from IAP's tunnels, and from nowhere else",
+            [compute.FirewallAllowArgs(protocol="tcp", ports=["22"])],
+            source_ranges=[IAP_RANGE],
+            target_tags=reachable,
+        )
+        # JAX, libtpu and multislice talk on many ports, and those move with their versions.
+        self._allow(
+            "host-to-host",
+            config,
+            "TPU hosts of this stack to each other",
+            [compute.FirewallAllowArgs(protocol=protocol) for protocol in ("tcp", "udp", "icmp")],
+            source_tags=[self.host_tag],
+            target_tags=[self.host_tag],
+        )
+        if gateway:
+            self._allow(
+                "host-to-nfs",
+                config,
+                "NFS from the TPU hosts of this stack",
+                [compute.FirewallAllowArgs(protocol="tcp", ports=[str(NFS_PORT)])],
+                source_tags=[self.host_tag],
+                target_tags=[self.gateway_tag],
+            )
+
+    def _allow(
+        self,
+        rule: str,
+        config: Config,
+        description: str,
+        allows: list[compute.FirewallAllowArgs],
+        *,
+        target_tags: list[str],
+        source_ranges: list[str] | None = None,
+        source_tags: list[str] | None = None,
+    ) -> None:
+        compute.Firewall(
+            rule,
+            name=naming.resource_name(config.stack, rule),
+            project=config.project,
+            network=self.network,
+            description=description,
+            direction="INGRESS",
+            allows=allows,
+            source_ranges=source_ranges,
+            source_tags=source_tags,
+            target_tags=target_tags,
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+
+
+def client_ranges(config: Config) -> tuple[str, ...]:
+    """The address ranges that hosts can be in."""
+    if config.network.existing is not None:
+        return PRIVATE_RANGES
+    return tuple(address_range(region) for region in config.regions)
+
+
+def address_range(region: str) -> str:
+    """The /20 (4092 hosts) of a region's subnet, within 10.0.0.0/8.
+
+    It follows from the region's name alone: a region that joins or leaves the configuration moves no other's subnet,
+    which would replace it and every slice in it.
+    """
+    block = int.from_bytes(hashlib.sha256(region.encode()).digest()[:2]) % 4096
+    return f"10.{block >> 4}.{(block & 15) << 4}.0/20"

@@ -1,0 +1,114 @@
+"""The workers of a TPU node that gcp.tpu.V2Vm has made: instance names and SSH host keys, which that does not give."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pulumi
+from pulumi.dynamic import (
+    ConfigureRequest,
+    CreateResult,
+    DiffResult,
+    ReadResult,
+    Resource,
+    ResourceProvider,
+    UpdateResult,
+)
+
+from infra.cloud_tpu import plugin
+from infra.cloud_tpu.errors import CloudTpuError
+from infra.cloud_tpu.session import Session
+
+Props = dict[str, Any]
+
+INPUTS = ("project", "zone", "node_id", "incarnation", "wait_s")
+OUTPUTS = ("state", "workers")
+WAIT_S = 300
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeWorkersArgs:
+    """incarnation: something that is another when the node is another one, such as its addresses.
+
+    wait_s: for how long to wait until all workers have published; without some, a refresh finds them later.
+    """
+
+    project: pulumi.Input[str]
+    zone: pulumi.Input[str]
+    node_id: pulumi.Input[str]
+    incarnation: pulumi.Input[str]
+    wait_s: pulumi.Input[int] = WAIT_S
+
+
+class NodeWorkersProvider(ResourceProvider):
+    """Only reads. Deleting it deletes nothing."""
+
+    serialize_as_secret_always = False
+    _session: Session | None = None
+
+    def configure(self, req: ConfigureRequest) -> None:
+        plugin.allow_threads()
+        self._session = Session(req.config.get)
+
+    def create(self, props: Props) -> CreateResult:
+        with plugin.plain_errors():
+            return CreateResult(_name_of(props), self._awaited(props))
+
+    def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
+        with plugin.plain_errors():
+            return UpdateResult(self._awaited(_news))
+
+    def read(self, id_: str, props: Props) -> ReadResult:
+        from infra.cloud_tpu import workers
+
+        with plugin.plain_errors():
+            client = self._require_session().client()
+            node = client.node(_name_of(props))
+            if node is None:
+                return ReadResult("", {})
+            return ReadResult(id_, {**props, **_outputs(node, workers.read(client, node))})
+
+    def diff(self, _id: str, _olds: Props, _news: Props) -> DiffResult:
+        changed = [name for name in INPUTS if _olds.get(name) != _news.get(name)]
+        return DiffResult(
+            changes=bool(changed),
+            replaces=[name for name in changed if name in ("project", "zone", "node_id")],
+        )
+
+    def _awaited(self, props: Props) -> Props:
+        from infra.cloud_tpu import workers
+
+        session = self._require_session()
+        client = session.client()
+        node = client.node(_name_of(props))
+        if node is None:
+            raise CloudTpuError(
+                f"{_name_of(props)}: there is no such node; `pulumi up --refresh` makes it again"
+            )
+        (found,) = workers.awaited(client, session.pace, [node], float(props.get("wait_s", WAIT_S)))
+        return {**props, **_outputs(node, found)}
+
+    def _require_session(self) -> Session:
+        if self._session is None:
+            raise RuntimeError("the provider was not configured")
+        return self._session
+
+
+class NodeWorkers(Resource, module="tpu_stack", name="NodeWorkers"):
+    """workers: [{index, name, internal_address, external_address, host_keys}], see `infra.cloud_tpu.workers`."""
+
+    state: pulumi.Output[str]
+    workers: pulumi.Output[list[dict[str, Any]]]
+
+    def __init__(self, name: str, args: NodeWorkersArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        given = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
+        super().__init__(NodeWorkersProvider(), name, given | dict.fromkeys(OUTPUTS), opts)
+
+
+def _name_of(props: Props) -> str:
+    return f"projects/{props['project']}/locations/{props['zone']}/nodes/{props['node_id']}"
+
+
+def _outputs(node: Props, found: list[Props]) -> Props:
+    return {"state": node.get("state", ""), "workers": found}

@@ -1,0 +1,49 @@
+"""The program: read the configuration, say what it costs and what is wrong with it, declare everything, export.
+
+`infra/__main__.py` calls `declare` under Pulumi's language host; tests and the offline preview hand the same function
+to the engine themselves.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+import pulumi
+
+from infra import inventory, policy
+from infra.config import Config, ConfigError, reader
+from infra.stack import declare_stack
+
+LOGS = {"error": pulumi.log.error, "warning": pulumi.log.warn, "note": pulumi.log.info}
+
+
+def declare() -> None:
+    """Declare the stack of the current configuration.
+
+    Raises:
+        pulumi.RunError: the configuration is wrong or a policy refuses it; nothing was declared. Every reason has been
+            logged, so that the engine shows them all, and no traceback.
+    """
+    try:
+        config = reader.from_pulumi()
+    except ConfigError as error:
+        raise pulumi.RunError(str(error)) from None
+    review(config)
+    stack = declare_stack(config)
+    pulumi.export("inventory", stack.inventory.apply(inventory.to_json))
+    pulumi.export("image_repository", stack.image_repository)
+
+
+def review(config: Config) -> None:
+    """Log what the policies find, and what the stack costs.
+
+    Raises:
+        pulumi.RunError: a finding is an error.
+    """
+    reviewed = policy.review(config, today=datetime.datetime.now(datetime.UTC).date())
+    for finding in reviewed.findings:
+        LOGS[finding.severity](f"{finding.path}: {finding.message}")
+    pulumi.log.info(reviewed.table)
+    refused = sum(finding.severity == "error" for finding in reviewed.findings)
+    if refused:
+        raise pulumi.RunError(f"nothing was made: {refused} of the findings above are errors")

@@ -1,0 +1,154 @@
+"""A Cloud TPU queued resource as a Pulumi resource: a request for slices that waits until there is capacity.
+
+A dynamic provider of our own because pulumi-gcp's V2QueuedResource knows neither spot nor reservations, does not wait,
+and cannot delete an active one. It is pickled by reference, so the state holds a name and not code; what it does is
+`infra.cloud_tpu.lifecycle`.
+
+Lost slices: `pulumi refresh` finds one SUSPENDED, FAILED or PREEMPTED and writes that into `state`, and the next `up`
+replaces it, remains first. Only one that is not there any more leaves Pulumi's state by a refresh.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pulumi
+from pulumi.dynamic import (
+    CheckFailure,
+    CheckResult,
+    ConfigureRequest,
+    CreateResult,
+    DiffResult,
+    ReadResult,
+    Resource,
+    ResourceProvider,
+    UpdateResult,
+)
+
+from infra.cloud_tpu import changes, mistakes, plugin
+from infra.cloud_tpu.session import Session
+
+Props = dict[str, Any]
+
+OUTPUTS = ("state", "nodes", "create_time")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataDiskArgs:
+    """A disk that exists, by its full name; read-write for a single node only."""
+
+    source_disk: pulumi.Input[str]
+    mode: Literal["read-write", "read-only"] = "read-write"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QueuedResourceArgs:
+    """What is asked for.
+
+    owner: the stack's, from `infra.stack_identity`; what does not carry it is never touched.
+    accelerator_type, such as v6e-16; or accelerator_generation as the API writes it (V5LITE_POD) and topology.
+    node_count: more than 1 is multislice, its nodes ID-0, ID-1, …
+    guaranteed_s, valid_until_s, wait_s: see `infra.config.SliceConfig`. wait_s is no deadline of the request.
+    """
+
+    project: pulumi.Input[str]
+    zone: pulumi.Input[str]
+    queued_resource_id: pulumi.Input[str]
+    owner: pulumi.Input[str]
+    runtime_version: pulumi.Input[str]
+    capacity: pulumi.Input[str]
+    wait_s: pulumi.Input[int]
+    accelerator_type: pulumi.Input[str] | None = None
+    accelerator_generation: pulumi.Input[str] | None = None
+    topology: pulumi.Input[str] | None = None
+    reservation_name: pulumi.Input[str] | None = None
+    node_count: pulumi.Input[int] = 1
+    guaranteed_s: pulumi.Input[int] | None = None
+    valid_until_s: pulumi.Input[int] | None = None
+    network: pulumi.Input[str] | None = None
+    subnetwork: pulumi.Input[str] | None = None
+    external_addresses: pulumi.Input[bool] = False
+    service_account_email: pulumi.Input[str] | None = None
+    metadata: pulumi.Input[Mapping[str, pulumi.Input[str]]] = dataclasses.field(default_factory=dict)
+    labels: pulumi.Input[Mapping[str, pulumi.Input[str]]] = dataclasses.field(default_factory=dict)
+    tags: pulumi.Input[Sequence[pulumi.Input[str]]] = ()
+    data_disks: Sequence[DataDiskArgs] = ()
+    boot_disk_kms_key: pulumi.Input[str] | None = None
+    description: pulumi.Input[str] | None = None
+
+
+class QueuedResourceProvider(ResourceProvider):
+    """What the engine calls. It is made anew from its name in the plugin's process, and configured once there."""
+
+    serialize_as_secret_always = False
+    _session: Session | None = None
+
+    def configure(self, req: ConfigureRequest) -> None:
+        plugin.allow_threads()
+        self._session = Session(req.config.get)
+
+    def check(self, _olds: Props, news: Props) -> CheckResult:
+        found = mistakes.found_in(news)
+        return CheckResult(news, [CheckFailure(name, wrong) for name, wrong in found])
+
+    def diff(self, _id: str, _olds: Props, _news: Props) -> DiffResult:
+        found = changes.between(_olds, _news)
+        return DiffResult(changes=found.any, replaces=list(found.replaces), delete_before_replace=True)
+
+    def create(self, props: Props) -> CreateResult:
+        with plugin.plain_errors():
+            return CreateResult(_id_of(props), self._require_session().lifecycle().create(props))
+
+    def read(self, id_: str, props: Props) -> ReadResult:
+        with plugin.plain_errors():
+            outputs = self._require_session().lifecycle().read(props)
+            return ReadResult("", {}) if outputs is None else ReadResult(id_, outputs)
+
+    def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
+        with plugin.plain_errors():
+            return UpdateResult(self._require_session().lifecycle().update(_olds, _news))
+
+    def delete(self, _id: str, _props: Props) -> None:
+        with plugin.plain_errors():
+            self._require_session().lifecycle().delete(_props)
+
+    def _require_session(self) -> Session:
+        if self._session is None:
+            raise RuntimeError("the provider was not configured")
+        return self._session
+
+
+class QueuedResource(Resource, module="tpu_stack", name="QueuedResource"):
+    """state: the queued resource's, or of an ACTIVE one with lost nodes theirs, or MISSING.
+
+    nodes: by number, [{id, name, state, workers: [{index, name, internal_address, external_address, host_keys}]}], as
+    `infra.cloud_tpu.workers` has them; empty unless state is ACTIVE. Name and keys are empty until a worker has
+    published them, external_address where it has none.
+    """
+
+    state: pulumi.Output[str]
+    nodes: pulumi.Output[list[dict[str, Any]]]
+    create_time: pulumi.Output[str]
+
+    def __init__(
+        self, name: str, args: QueuedResourceArgs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__(QueuedResourceProvider(), name, _props_of(args), opts)
+
+
+def _props_of(args: QueuedResourceArgs) -> Props:
+    """Inputs by name, less what is not given; outputs, which Pulumi wants named, as None."""
+    given = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
+    given["data_disks"] = [
+        {"source_disk": disk.source_disk, "mode": disk.mode} for disk in args.data_disks
+    ] or None
+    given["tags"] = list(args.tags) if isinstance(args.tags, tuple) else args.tags
+    return {name: value for name, value in given.items() if value is not None} | dict.fromkeys(OUTPUTS)
+
+
+def _id_of(props: Props) -> str:
+    return (
+        f"projects/{props['project']}/locations/{props['zone']}/queuedResources/{props['queued_resource_id']}"
+    )

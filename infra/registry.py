@@ -1,0 +1,71 @@
+"""The repository of the training images; hosts may read it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pulumi
+from pulumi_gcp import artifactregistry
+
+from infra import naming
+from infra.config import Config
+
+READ = "roles/artifactregistry.reader"
+UNTAGGED_AFTER = "604800s"  # a week: a build that is being pushed has layers without a tag
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RegistryArgs:
+    """member: who pulls, as an IAM principal."""
+
+    config: Config
+    member: pulumi.Input[str]
+
+
+class Registry(pulumi.ComponentResource):
+    """`url` is what an image's name begins with."""
+
+    def __init__(self, name: str, args: RegistryArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("tpu-stack:registry:Registry", name, {}, opts)
+        images = args.config.images
+        child = pulumi.ResourceOptions(parent=self)
+        repository = artifactregistry.Repository(
+            "repository",
+            repository_id=images.repository,
+            project=args.config.project,
+            location=images.region,
+            format="DOCKER",
+            description=f"Training images of {args.config.stack}",
+            cleanup_policy_dry_run=False,
+            cleanup_policies=[
+                artifactregistry.RepositoryCleanupPolicyArgs(
+                    id="delete-untagged",
+                    action="DELETE",
+                    condition=artifactregistry.RepositoryCleanupPolicyConditionArgs(
+                        tag_state="UNTAGGED", older_than=UNTAGGED_AFTER
+                    ),
+                ),
+                # What is kept wins over what is deleted (https://cloud.google.com/artifact-registry/docs/repositories/
+                # cleanup-policy): the newest versions stay, tagged or not, since runs name images by digest.
+                artifactregistry.RepositoryCleanupPolicyArgs(
+                    id="keep-newest",
+                    action="KEEP",
+                    most_recent_versions=artifactregistry.RepositoryCleanupPolicyMostRecentVersionsArgs(
+                        keep_count=images.keep
+                    ),
+                ),
+            ],
+            labels=naming.labels(args.config.stack),
+            opts=child,
+        )
+        artifactregistry.RepositoryIamMember(
+            "hosts",
+            project=args.config.project,
+            location=images.region,
+            repository=repository.repository_id,
+            role=READ,
+            member=args.member,
+            opts=child,
+        )
+        self.url = f"{images.region}-docker.pkg.dev/{args.config.project}/{images.repository}"
+        self.register_outputs({"url": self.url})

@@ -1,0 +1,213 @@
+"""One slice: its disks, the queued resource or the node that it is, and what the inventory says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pulumi
+from pulumi_gcp import compute, tpu
+
+from infra import direct_watch, inventory, naming, startup
+from infra.access import LOG_IN_METADATA
+from infra.config import Config, DataDisk, SliceConfig
+from infra.node_workers import NodeWorkers, NodeWorkersArgs
+from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs
+
+API_MODE = {"read-only": "READ_ONLY", "read-write": "READ_WRITE"}
+SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]  # what a host may do is up to its account's roles
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuSliceArgs:
+    """asked: the slice's own part of `config`. owner: the id that tells this stack's queued resources from others'.
+
+    network, subnetwork: full names. tag: what the firewall knows the hosts by. share: what they mount; None: nothing.
+    """
+
+    config: Config
+    asked: SliceConfig
+    owner: pulumi.Input[str]
+    network: pulumi.Input[str]
+    subnetwork: pulumi.Input[str]
+    tag: str
+    service_account: pulumi.Input[str]
+    share: pulumi.Input[startup.TpuHost] | None
+
+
+class TpuSlice(pulumi.ComponentResource):
+    """`entry` is what the inventory says of it."""
+
+    entry: pulumi.Output[inventory.Slice]
+
+    def __init__(self, name: str, args: TpuSliceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("tpu-stack:slices:TpuSlice", name, {}, opts)
+        declare = _queued if args.asked.provisioning == "queued" else _direct
+        self.entry = declare(name, args, self)
+        self.register_outputs({})
+
+
+def _queued(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[inventory.Slice]:
+    asked = args.asked
+    node_id = naming.resource_name(args.config.stack, asked.name)
+    by_name = asked.accelerator.has_default_topology
+    queued = QueuedResource(
+        name,
+        QueuedResourceArgs(
+            project=args.config.project,
+            zone=asked.zone,
+            queued_resource_id=node_id,
+            owner=args.owner,
+            accelerator_type=asked.accelerator.type_name if by_name else None,
+            accelerator_generation=None if by_name else asked.accelerator.generation.name.upper(),
+            topology=None if by_name else asked.accelerator.topology,
+            runtime_version=asked.runtime_version,
+            capacity=asked.capacity,
+            reservation_name=asked.reservation,
+            node_count=asked.count,
+            guaranteed_s=asked.guaranteed_s,
+            valid_until_s=asked.valid_until_s,
+            wait_s=asked.wait_s,
+            network=args.network,
+            subnetwork=args.subnetwork,
+            external_addresses=args.config.network.external_addresses,
+            service_account_email=args.service_account,
+            metadata=_metadata(args),
+            labels=_labels(args),
+            tags=[args.tag],
+            data_disks=[
+                DataDiskArgs(source_disk=_source(args, disk, parent), mode=disk.mode)
+                for disk in asked.data_disks
+            ],
+            boot_disk_kms_key=asked.boot_disk_kms_key,
+            description=_description(args),
+        ),
+        pulumi.ResourceOptions(parent=parent),
+    )
+    return queued.nodes.apply(lambda nodes: entry(asked, f"queued-resource {node_id}", nodes))
+
+
+def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[inventory.Slice]:
+    asked = args.asked
+    node_id = naming.resource_name(args.config.stack, asked.name)
+    by_name = asked.accelerator.has_default_topology
+    node = tpu.V2Vm(
+        name,
+        name=node_id,
+        project=args.config.project,
+        zone=asked.zone,
+        accelerator_type=asked.accelerator.type_name if by_name else None,
+        accelerator_config=None
+        if by_name
+        else tpu.V2VmAcceleratorConfigArgs(
+            type=asked.accelerator.generation.name.upper(), topology=asked.accelerator.topology
+        ),
+        runtime_version=asked.runtime_version,
+        description=_description(args),
+        scheduling_config=tpu.V2VmSchedulingConfigArgs(
+            spot=asked.capacity == "spot", reserved=asked.capacity == "reserved"
+        ),
+        network_config=tpu.V2VmNetworkConfigArgs(
+            network=args.network,
+            subnetwork=args.subnetwork,
+            enable_external_ips=args.config.network.external_addresses,
+        ),
+        service_account=tpu.V2VmServiceAccountArgs(email=args.service_account, scopes=SCOPES),
+        metadata=_metadata(args),
+        labels=_labels(args),
+        tags=[args.tag],
+        data_disks=[
+            tpu.V2VmDataDiskArgs(source_disk=_source(args, disk, parent), mode=API_MODE[disk.mode])
+            for disk in asked.data_disks
+        ],
+        opts=pulumi.ResourceOptions(
+            parent=parent,
+            # The name is fixed, so that a create that failed is not made again beside its remains.
+            delete_before_replace=True,
+            custom_timeouts=pulumi.CustomTimeouts(create=f"{asked.wait_s}s"),
+        ),
+    )
+    full_name = f"projects/{args.config.project}/locations/{asked.zone}/nodes/{node_id}"
+    direct_watch.watch(node, full_name, functools.partial(pulumi.log.warn, resource=parent))
+    workers = NodeWorkers(
+        name,
+        NodeWorkersArgs(
+            project=args.config.project,
+            zone=asked.zone,
+            node_id=node.name,
+            incarnation=node.network_endpoints.apply(_addresses),
+        ),
+        # A node that was made again has the same name, and may have the same addresses, but other workers.
+        pulumi.ResourceOptions(parent=parent, replace_with=[node]),
+    )
+    return workers.workers.apply(lambda found: entry(asked, f"node {node_id}", [{"workers": found}]))
+
+
+def _addresses(endpoints: Sequence[tpu.outputs.V2VmNetworkEndpoint] | None) -> str:
+    return " ".join(each.ip_address or "" for each in endpoints or ())
+
+
+def _source(args: TpuSliceArgs, disk: DataDisk, parent: TpuSlice) -> pulumi.Input[str]:
+    """The full name of a disk that is there, or of one that is made."""
+    if disk.source is not None:
+        return disk.source
+    made = compute.Disk(
+        f"{args.asked.name}-{disk.name}",
+        name=naming.resource_name(args.config.stack, args.asked.name, disk.name),
+        project=args.config.project,
+        zone=args.asked.zone,
+        type=disk.disk_type,
+        size=disk.size_gib,
+        labels=_labels(args),
+        opts=pulumi.ResourceOptions(parent=parent, protect=args.config.protect),
+    )
+    return made.id
+
+
+def _metadata(args: TpuSliceArgs) -> dict[str, pulumi.Input[str]]:
+    metadata: dict[str, pulumi.Input[str]] = dict(LOG_IN_METADATA)
+    if args.share is not None:
+        share = pulumi.Output.from_input(args.share)
+        metadata["startup-script"] = share.apply(startup.tpu_host_script)
+    return metadata
+
+
+def _labels(args: TpuSliceArgs) -> dict[str, str]:
+    return {**args.asked.labels, **naming.labels(args.config.stack, slice_name=args.asked.name)}
+
+
+def _description(args: TpuSliceArgs) -> str:
+    return f"Slice {args.asked.name} of tpu-stack {args.config.stack}"
+
+
+def entry(asked: SliceConfig, origin: str, nodes: Sequence[Mapping[str, Any]]) -> inventory.Slice:
+    """The slice as the inventory has it, its hosts numbered through all nodes.
+
+    nodes: each with its `workers` in worker order, as `infra.node_workers` describes them; none while it is queued.
+    """
+    workers = [worker for node in nodes for worker in node["workers"]]
+    return inventory.Slice(
+        name=asked.name,
+        accelerator_type=asked.accelerator.type_name,
+        generation=asked.accelerator.generation.name,
+        topology=asked.accelerator.topology,
+        zone=asked.zone,
+        capacity=asked.capacity,
+        origin=origin,
+        count=asked.count,
+        devices_per_host=asked.accelerator.devices_per_host,
+        hosts=tuple(
+            inventory.Host(
+                index=index,
+                name=worker["name"],
+                internal_address=worker["internal_address"],
+                external_address=worker["external_address"] or None,
+                user=None,
+                host_keys=tuple(worker["host_keys"]),
+                reach="iap",
+            )
+            for index, worker in enumerate(workers)
+        ),
+    )

@@ -1,0 +1,113 @@
+"""All components of a stack, and what depends on what."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pulumi
+
+from infra import inventory, startup
+from infra.access import Access, AccessArgs
+from infra.buckets import StorageBucket, StorageBucketArgs
+from infra.config import Config, NfsConfig
+from infra.filestore import Filestore, FilestoreArgs
+from infra.gateway import Gateway, GatewayArgs
+from infra.identity import Identity
+from infra.network import Network
+from infra.registry import Registry, RegistryArgs
+from infra.services import Services
+from infra.slices import TpuSlice, TpuSliceArgs
+from infra.stack_identity import StackIdentity
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stack:
+    """inventory: contract 1. image_repository: what the name of a pushed image begins with."""
+
+    inventory: pulumi.Output[inventory.Inventory]
+    image_repository: str
+
+
+def declare_stack(config: Config) -> Stack:
+    """Declare everything that `config` asks for."""
+    services = Services("services", config)
+    after_services = pulumi.ResourceOptions(depends_on=[services])
+    network = Network("network", config, after_services)
+    identity = Identity("identity", config, after_services)
+    Access("access", AccessArgs(config=config, account=identity.account), after_services)
+    registry = Registry("registry", RegistryArgs(config=config, member=identity.member), after_services)
+    bucket = (
+        StorageBucket(
+            "storage",
+            StorageBucketArgs(config=config, bucket=config.bucket, member=identity.member),
+            after_services,
+        )
+        if config.bucket
+        else None
+    )
+    # A server installs its packages through the network's way out, so that has to be there first.
+    server = _file_server(config, config.nfs, network) if config.nfs else None
+    owner = StackIdentity("owner", config.project).owner
+    ready = [part for part in (network, identity, registry, bucket) if part is not None]
+    slices = [
+        TpuSlice(
+            each.name,
+            TpuSliceArgs(
+                config=config,
+                asked=each,
+                owner=owner,
+                network=network.network,
+                subnetwork=network.subnetworks[each.region],
+                tag=network.host_tag,
+                service_account=identity.email,
+                share=server.share if server else None,
+            ),
+            pulumi.ResourceOptions(depends_on=ready),
+        )
+        for each in config.slices
+    ]
+    whole = pulumi.Output.all(
+        slices=[each.entry for each in slices],
+        gateway=server.entry if isinstance(server, Gateway) else None,
+        share=server.share if server else None,
+    )
+    return Stack(
+        inventory=whole.apply(
+            lambda parts: inventory.Inventory(
+                stack=config.stack,
+                project=config.project,
+                storage=_storage(config, parts["share"]),
+                images=dict(config.images.references),
+                gateway=parts["gateway"],
+                slices=tuple(parts["slices"]),
+            )
+        ),
+        image_repository=registry.url,
+    )
+
+
+def _file_server(config: Config, nfs: NfsConfig, network: Network) -> Gateway | Filestore:
+    after_network = pulumi.ResourceOptions(depends_on=[network])
+    if nfs.kind == "filestore":
+        return Filestore(
+            "filestore", FilestoreArgs(config=config, nfs=nfs, network=network.network), after_network
+        )
+    return Gateway(
+        "gateway",
+        GatewayArgs(
+            config=config,
+            nfs=nfs,
+            subnetwork=network.subnetworks[nfs.region],
+            tag=network.gateway_tag,
+        ),
+        after_network,
+    )
+
+
+def _storage(config: Config, share: startup.TpuHost | None) -> inventory.Storage:
+    return inventory.Storage(
+        bucket_url=f"gs://{config.bucket.name}" if config.bucket else None,
+        bucket_region=config.bucket.region if config.bucket else None,
+        nfs_source=f"{share.server}:{share.export}" if share else None,
+        nfs_mount=share.mount if share else None,
+    )

@@ -1,0 +1,164 @@
+"""What each resource of pulumi_gcp may be declared with, read from the SDK's own source.
+
+The source is read and not imported: importing `pulumi_gcp.compute` alone takes seconds, and the engine waits for it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+# What stands for a value that a preview cannot know yet, sdk/go/common/resource/plugin/rpc.go.
+UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
+
+SCALARS: Mapping[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float), "bool": bool}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Of a value: a scalar (`str`, `int`, `float`, `bool`), a list or map of `item`, an object of a class, or any."""
+
+    kind: Literal["str", "int", "float", "bool", "list", "map", "object", "any"]
+    item: Shape | None = None
+    class_name: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Argument:
+    """One property, by the name that the engine knows it under."""
+
+    name: str
+    shape: Shape
+    required: bool
+
+
+Arguments = Mapping[str, Argument]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """A property that the SDK would not take; `path` such as allows[0].ports."""
+
+    path: str
+    reason: str
+
+
+def of_type(type_token: str) -> Arguments:
+    """The inputs of a resource of a type, such as gcp:compute/network:Network. Raises KeyError for no such type."""
+    module, _, class_name = type_token.removeprefix("gcp:").partition(":")
+    folder = module.partition("/")[0]
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()
+    return _arguments(folder, f"{words}.py", f"{class_name}Args")
+
+
+def mistakes(type_token: str, values: Mapping[str, object]) -> list[Mistake]:
+    """Everything in a resource's inputs that pulumi_gcp does not know, misses or has another type for."""
+    folder = type_token.removeprefix("gcp:").partition("/")[0]
+    return list(_of_object(folder, of_type(type_token), values, ""))
+
+
+def _of_object(folder: str, known: Arguments, values: Mapping[str, object], at: str) -> Iterator[Mistake]:
+    for name, value in values.items():
+        if name not in known:
+            choices = ", ".join(sorted(known))
+            yield Mistake(path=at + name, reason=f"pulumi_gcp knows no such property; it knows {choices}")
+        else:
+            yield from _of_value(folder, known[name].shape, value, at + name)
+    for name, argument in known.items():
+        if argument.required and values.get(name) is None:
+            yield Mistake(path=at + name, reason="required, and not given")
+
+
+def _of_value(folder: str, shape: Shape, value: object, at: str) -> Iterator[Mistake]:
+    if value is None or value == UNKNOWN or shape.kind == "any":
+        return
+    if shape.kind in ("map", "object"):
+        if not isinstance(value, Mapping):
+            yield Mistake(path=at, reason=f"{_words(value)} where {shape.kind} is wanted")
+        elif shape.item is not None:
+            for name, each in value.items():
+                yield from _of_value(folder, shape.item, each, f"{at}.{name}")
+        else:
+            yield from _of_object(folder, _arguments(folder, "_inputs.py", shape.class_name), value, f"{at}.")
+    elif shape.kind == "list":
+        if not isinstance(value, list):
+            yield Mistake(path=at, reason=f"{_words(value)} where a list is wanted")
+        elif shape.item is not None:
+            for index, each in enumerate(value):
+                yield from _of_value(folder, shape.item, each, f"{at}[{index}]")
+    elif not _is_scalar(shape.kind, value):
+        yield Mistake(path=at, reason=f"{_words(value)} where {shape.kind} is wanted")
+
+
+def _is_scalar(kind: str, value: object) -> bool:
+    # Numbers come over the wire as floating point, whole ones too.
+    if kind == "int" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, SCALARS[kind]) and (kind == "bool" or not isinstance(value, bool))
+
+
+def _words(value: object) -> str:
+    return type(value).__name__
+
+
+@functools.cache
+def _arguments(folder: str, file: str, class_name: str) -> Arguments:
+    """The arguments of one generated class. Raises KeyError where the SDK has no such class."""
+    match = re.search(rf"^class {class_name}:\n(?:[ ].*\n|\n)*", _source(folder, file), flags=re.MULTILINE)
+    if match is None:
+        raise KeyError(f"pulumi_gcp.{folder} has no {class_name}")
+    (found,) = ast.parse(match[0]).body
+    assert isinstance(found, ast.ClassDef)
+    methods = [each for each in found.body if isinstance(each, ast.FunctionDef)]
+    names = {each.name: name for each in methods if (name := _wire_name(each)) is not None}
+    init = next(each for each in methods if each.name == "__init__")
+    arguments = {}
+    for parameter, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True):
+        assert parameter.annotation is not None
+        name = names[parameter.arg]
+        shape = _shape(parameter.annotation)
+        arguments[name] = Argument(name=name, shape=shape, required=default is None)
+    return arguments
+
+
+def _wire_name(method: ast.FunctionDef) -> str | None:
+    """runtimeVersion of what is decorated @pulumi.getter(name="runtimeVersion"); None of what is no property."""
+    for decorator in method.decorator_list:
+        call = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if isinstance(call, ast.Attribute) and call.attr == "getter":
+            given = decorator.keywords if isinstance(decorator, ast.Call) else []
+            said = [each.value.value for each in given if isinstance(each.value, ast.Constant)]
+            return str(said[0]) if said else method.name
+    return None
+
+
+def _shape(annotation: ast.expr) -> Shape:
+    """Of pulumi.Input[Optional[Sequence[pulumi.Input['V2VmDataDiskArgs']]]]: a list of objects."""
+    match annotation:
+        case ast.Subscript(value=ast.Attribute(attr="Input") | ast.Name(id="Optional"), slice=inner):
+            return _shape(inner)
+        case ast.Subscript(value=ast.Name(id="Sequence"), slice=inner):
+            return Shape(kind="list", item=_shape(inner))
+        case ast.Subscript(value=ast.Name(id="Mapping"), slice=ast.Tuple(elts=[_, inner])):
+            return Shape(kind="map", item=_shape(inner))
+        case ast.Attribute(value=ast.Name(id="_builtins"), attr="str" | "int" | "float" | "bool" as scalar):
+            return Shape(kind=scalar)
+        case ast.Constant(value=str(name)) if name.endswith("Args"):
+            return Shape(kind="object", class_name=name)
+    return Shape(kind="any")
+
+
+@functools.cache
+def _source(folder: str, file: str) -> str:
+    spec = importlib.util.find_spec("pulumi_gcp")
+    if spec is None or not spec.submodule_search_locations:
+        raise KeyError("pulumi_gcp is not installed: run `make install`")
+    path = Path(spec.submodule_search_locations[0]) / folder / file
+    if not path.is_file():
+        raise KeyError(f"pulumi_gcp has no {folder}/{file}")
+    return path.read_text(encoding="utf-8")

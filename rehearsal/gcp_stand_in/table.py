@@ -1,0 +1,252 @@
+"""The types that the stand-in can make. Data.
+
+From the provider's public reference (registry pages of gcp) as far as infra uses it; what may change in place is
+there what is not marked "Changing this forces a new resource". A type that is not here is refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rehearsal.gcp_stand_in.kinds import Kind
+
+Json = dict[str, Any]
+
+
+def _disk(inputs: Json, number: int) -> Json:
+    return {"diskId": str(number), "users": [], "size": inputs.get("size", 10)}
+
+
+def _instance(inputs: Json, number: int) -> Json:
+    interfaces = [
+        {
+            "networkIp": f"10.127.{number // 250}.{number % 250 + 2}",
+            "name": f"nic{index}",
+            "stackType": "IPV4_ONLY",
+        }
+        | interface
+        | {
+            "accessConfigs": [
+                {"natIp": f"198.51.100.{number % 250 + 2}", "networkTier": "PREMIUM"} | access
+                for access in interface.get("accessConfigs") or []
+            ]
+        }
+        for index, interface in enumerate(inputs["networkInterfaces"])
+    ]
+    return {"instanceId": str(number), "currentStatus": "RUNNING", "networkInterfaces": interfaces}
+
+
+def _account(inputs: Json, number: int) -> Json:
+    email = f"{inputs['accountId']}@{inputs['project']}.iam.gserviceaccount.com"
+    name = f"projects/{inputs['project']}/serviceAccounts/{email}"
+    return {"email": email, "member": f"serviceAccount:{email}", "name": name, "uniqueId": f"1{number:020d}"}
+
+
+def _bucket(inputs: Json, _number: int) -> Json:
+    link = f"https://www.googleapis.com/storage/v1/b/{inputs['name']}"
+    location = str(inputs["location"]).upper()
+    return {"url": f"gs://{inputs['name']}", "selfLink": link, "location": location, "projectNumber": 1}
+
+
+def _repository(inputs: Json, _number: int) -> Json:
+    path = f"{inputs['project']}/{inputs['repositoryId']}"
+    return {"name": inputs["repositoryId"], "registryUri": f"{inputs['location']}-docker.pkg.dev/{path}"}
+
+
+def _filestore(inputs: Json, number: int) -> Json:
+    address = f"10.126.{number % 250}.2"
+    networks = [
+        {"connectMode": "DIRECT_PEERING"} | each | {"ipAddresses": [address]} for each in inputs["networks"]
+    ]
+    return {"networks": networks, "createTime": "2026-01-01T00:00:00Z"}
+
+
+def _etag(_inputs: Json, number: int) -> Json:
+    return {"etag": f"BwY{number:09d}="}
+
+
+def _member(of: str) -> Kind:
+    return Kind(id=f"{of}/{{role}}/{{member}}", fill=_etag)
+
+
+_REGION = "projects/{project}/regions/{region}"
+_ZONE = "projects/{project}/zones/{zone}"
+_PLACE = "projects/{project}/locations/{location}"
+
+KINDS: Mapping[str, Kind] = {
+    "gcp:compute/network:Network": Kind(
+        id="projects/{project}/global/networks/{name}",
+        names_itself=True,
+        in_place=frozenset({"routingMode", "networkFirewallPolicyEnforcementOrder"}),
+        defaults={"autoCreateSubnetworks": True, "routingMode": "REGIONAL"},
+        fill=lambda _inputs, number: {"networkId": str(number), "gatewayIpv4": ""},
+    ),
+    "gcp:compute/subnetwork:Subnetwork": Kind(
+        id=f"{_REGION}/subnetworks/{{name}}",
+        names_itself=True,
+        in_place=frozenset(
+            {
+                "privateIpGoogleAccess",
+                "privateIpv6GoogleAccess",
+                "logConfig",
+                "secondaryIpRanges",
+                "stackType",
+            }
+        ),
+        fill=lambda inputs, number: {"subnetworkId": number, "gatewayAddress": _first(inputs["ipCidrRange"])},
+    ),
+    "gcp:compute/router:Router": Kind(
+        id=f"{_REGION}/routers/{{name}}", names_itself=True, in_place=frozenset({"bgp", "description"})
+    ),
+    "gcp:compute/routerNat:RouterNat": Kind(
+        id="{project}/{region}/{router}/{name}",
+        names_itself=True,
+        in_place=frozenset(
+            {
+                *("natIpAllocateOption", "natIps", "drainNatIps", "rules", "logConfig", "minPortsPerVm"),
+                *("sourceSubnetworkIpRangesToNat", "subnetworks", "maxPortsPerVm", "icmpIdleTimeoutSec"),
+                *("enableDynamicPortAllocation", "enableEndpointIndependentMapping", "udpIdleTimeoutSec"),
+                *("tcpEstablishedIdleTimeoutSec", "tcpTransitoryIdleTimeoutSec", "tcpTimeWaitTimeoutSec"),
+            }
+        ),
+    ),
+    "gcp:compute/firewall:Firewall": Kind(
+        id="projects/{project}/global/firewalls/{name}",
+        names_itself=True,
+        in_place=frozenset(
+            {
+                *(
+                    "allows",
+                    "denies",
+                    "description",
+                    "destinationRanges",
+                    "disabled",
+                    "logConfig",
+                    "priority",
+                ),
+                *(
+                    "sourceRanges",
+                    "sourceServiceAccounts",
+                    "sourceTags",
+                    "targetServiceAccounts",
+                    "targetTags",
+                ),
+            }
+        ),
+        defaults={"direction": "INGRESS", "priority": 1000},
+    ),
+    "gcp:compute/address:Address": Kind(
+        id=f"{_REGION}/addresses/{{name}}",
+        names_itself=True,
+        in_place=frozenset({"labels"}),
+        fill=lambda _inputs, number: {"address": f"198.51.100.{number % 250 + 2}"},
+    ),
+    "gcp:compute/disk:Disk": Kind(
+        id=f"{_ZONE}/disks/{{name}}",
+        names_itself=True,
+        in_place=frozenset({"labels", "size", "provisionedIops", "provisionedThroughput", "accessMode"}),
+        grows=frozenset({"size"}),
+        defaults={"type": "pd-standard", "physicalBlockSizeBytes": 4096},
+        fill=_disk,
+    ),
+    "gcp:compute/instance:Instance": Kind(
+        id=f"{_ZONE}/instances/{{name}}",
+        names_itself=True,
+        in_place=frozenset(
+            {
+                *(
+                    "labels",
+                    "metadata",
+                    "tags",
+                    "machineType",
+                    "serviceAccount",
+                    "attachedDisks",
+                    "scheduling",
+                ),
+                *("deletionProtection", "shieldedInstanceConfig", "resourcePolicies", "desiredStatus"),
+                *("allowStoppingForUpdate", "canIpForward", "minCpuPlatform"),
+            }
+        ),
+        fill=_instance,
+        guard="deletionProtection",
+    ),
+    "gcp:compute/resourcePolicy:ResourcePolicy": Kind(
+        id=f"{_REGION}/resourcePolicies/{{name}}", names_itself=True
+    ),
+    "gcp:compute/instanceIAMMember:InstanceIAMMember": _member(f"{_ZONE}/instances/{{instanceName}}"),
+    "gcp:storage/bucket:Bucket": Kind(
+        id="{name}",
+        names_itself=True,
+        in_place=frozenset(
+            {
+                *("autoclass", "cors", "defaultEventBasedHold", "encryption", "forceDestroy", "labels"),
+                *("lifecycleRules", "logging", "publicAccessPrevention", "requesterPays", "retentionPolicy"),
+                *(
+                    "rpo",
+                    "softDeletePolicy",
+                    "storageClass",
+                    "uniformBucketLevelAccess",
+                    "versioning",
+                    "website",
+                ),
+            }
+        ),
+        defaults={"storageClass": "STANDARD", "publicAccessPrevention": "inherited"},
+        fill=_bucket,
+    ),
+    "gcp:storage/bucketIAMMember:BucketIAMMember": _member("b/{bucket}"),
+    "gcp:serviceaccount/account:Account": Kind(
+        id="projects/{project}/serviceAccounts/{accountId}@{project}.iam.gserviceaccount.com",
+        in_place=frozenset({"displayName", "description", "disabled"}),
+        fill=_account,
+    ),
+    "gcp:serviceaccount/iAMMember:IAMMember": _member("serviceAccounts/{serviceAccountId}"),
+    "gcp:projects/service:Service": Kind(
+        id="{project}/{service}",
+        in_place=frozenset(
+            {"disableOnDestroy", "disableDependentServices", "checkIfServiceHasUsageOnDestroy"}
+        ),
+    ),
+    "gcp:projects/iAMMember:IAMMember": _member("{project}"),
+    "gcp:iap/tunnelIamMember:TunnelIamMember": _member("projects/{project}/iap_tunnel"),
+    "gcp:iap/tunnelInstanceIAMMember:TunnelInstanceIAMMember": _member(
+        "projects/{project}/iap_tunnel/zones/{zone}/instances/{instance}"
+    ),
+    "gcp:artifactregistry/repository:Repository": Kind(
+        id=f"{_PLACE}/repositories/{{repositoryId}}",
+        in_place=frozenset(
+            {
+                *("description", "labels", "cleanupPolicies", "cleanupPolicyDryRun", "dockerConfig"),
+                *("virtualRepositoryConfig", "vulnerabilityScanningConfig"),
+            }
+        ),
+        fill=_repository,
+    ),
+    "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember": _member(
+        f"{_PLACE}/repositories/{{repository}}"
+    ),
+    "gcp:filestore/instance:Instance": Kind(
+        id=f"{_PLACE}/instances/{{name}}",
+        names_itself=True,
+        in_place=frozenset(
+            {
+                *("description", "labels", "fileShares", "performanceConfig"),
+                *("deletionProtectionEnabled", "deletionProtectionReason"),
+            }
+        ),
+        fill=_filestore,
+        guard="deletionProtectionEnabled",
+    ),
+    # Made through the Cloud TPU API, not in the world file: tpu_vm.py.
+    "gcp:tpu/v2Vm:V2Vm": Kind(
+        id="projects/{project}/locations/{zone}/nodes/{name}",
+        names_itself=True,
+        in_place=frozenset({"description", "dataDisks", "metadata", "tags", "labels"}),
+    ),
+}
+
+
+def _first(ip_range: str) -> str:
+    """10.1.0.0/24 to 10.1.0.1, which Google gives the gateway."""
+    return re.sub(r"\d+/\d+$", "1", ip_range)

@@ -1,0 +1,139 @@
+"""What the stand-in has made, in a JSON file that outlives it: what is in no state but in the file is a zombie.
+
+    {"things": {"gcp:compute/network:Network projects/p/global/networks/n": {"type", "id", "inputs", "outputs"}},
+     "faults": {"compute:Network": "quota"}, "objects": {"my-bucket": 3}, "count": 1}
+
+A test reads it, takes things away (`vanish`), and asks for faults. Several processes may do so at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+import filelock
+
+Json = dict[str, Any]
+
+# quota, denied, disabled: refused, nothing made. hang-before: no answer, nothing made. hang-after: made, and no answer.
+# Both hang until the fault is taken out of the file.
+Fault = Literal["quota", "denied", "disabled", "hang-before", "hang-after"]
+
+LOCK_LIMIT_S = 30.0
+
+
+class WorldError(Exception):
+    """What Google would have answered, or what the stand-in cannot do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Thing:
+    """One resource that there is."""
+
+    type: str
+    id: str
+    inputs: Json
+    outputs: Json
+
+    @property
+    def key(self) -> str:
+        return key_of(self.type, self.id)
+
+
+def key_of(type_token: str, own_id: str) -> str:
+    return f"{type_token} {own_id}"
+
+
+def short(type_token: str) -> str:
+    """compute:Network of gcp:compute/network:Network: how faults name a type."""
+    module, _, class_name = type_token.removeprefix("gcp:").partition(":")
+    return f"{module.partition('/')[0]}:{class_name}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class World:
+    """The file; one that is not there yet is an empty world."""
+
+    path: Path
+
+    def things(self) -> dict[str, Thing]:
+        """Everything that there is, by type and id."""
+        return {key: Thing(**thing) for key, thing in self._read()["things"].items()}
+
+    def of_type(self, name: str) -> list[Thing]:
+        """Everything of a type given as compute:Network."""
+        return [thing for thing in self.things().values() if short(thing.type) == name]
+
+    def find(self, type_token: str, own_id: str) -> Thing | None:
+        return self.things().get(key_of(type_token, own_id))
+
+    def number(self) -> int:
+        """One that nothing else has had."""
+        with self._change() as world:
+            world["count"] += 1
+            return int(world["count"])
+
+    def add(self, thing: Thing) -> None:
+        """Raises WorldError where there is one of that name."""
+        with self._change() as world:
+            if thing.key in world["things"]:
+                raise WorldError(
+                    f"googleapi: Error 409: The resource '{thing.id}' already exists, alreadyExists"
+                )
+            world["things"][thing.key] = dataclasses.asdict(thing)
+
+    def put(self, thing: Thing) -> None:
+        """Other inputs and outputs of what there is. Raises WorldError where it is gone."""
+        with self._change() as world:
+            if thing.key not in world["things"]:
+                raise WorldError(f"googleapi: Error 404: The resource '{thing.id}' was not found, notFound")
+            world["things"][thing.key] = dataclasses.asdict(thing)
+
+    def remove(self, type_token: str, own_id: str) -> None:
+        """Nothing happens where it is gone already."""
+        with self._change() as world:
+            world["things"].pop(key_of(type_token, own_id), None)
+
+    def objects_in(self, bucket: str) -> int:
+        return int(self._read()["objects"].get(bucket, 0))
+
+    def fill(self, bucket: str, objects: int) -> None:
+        """So many objects are in a bucket from now on."""
+        with self._change() as world:
+            world["objects"][bucket] = objects
+
+    def fault(self, type_token: str) -> Fault | None:
+        """What goes wrong with the next creations of a type. Raises WorldError for a fault that there is not."""
+        said = self._read()["faults"].get(short(type_token))
+        for fault in get_args(Fault):
+            if said == fault:
+                return cast(Fault, fault)
+        if said is not None:
+            raise WorldError(f"faults: {said!r} is none; choose one of {', '.join(get_args(Fault))}")
+        return None
+
+    def inject(self, faults: Mapping[str, Fault]) -> None:
+        """These faults and no others from now on, by compute:Network."""
+        with self._change() as world:
+            world["faults"] = dict(faults)
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[Json]:
+        with filelock.FileLock(f"{self.path}.lock", timeout=LOCK_LIMIT_S):
+            world = self._read()
+            yield world
+            beside = self.path.with_name(f"{self.path.name}.new")
+            beside.write_text(json.dumps(world, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            os.replace(beside, self.path)
+
+    def _read(self) -> Json:
+        try:
+            found: Json = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            found = {}
+        return {"things": {}, "faults": {}, "objects": {}, "count": 0} | found

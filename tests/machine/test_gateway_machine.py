@@ -1,0 +1,222 @@
+"""The start-up scripts of gateway and TPU host, run on a real Debian 12 machine: systemd, apt, the kernel's NFS.
+
+The gateway is its own TPU host, through its own address. Any test may run alone or in any order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+
+import pytest
+
+from infra import startup
+from tests.machine.gateway import ADDRESS, EXPORT, GID, MOUNT, UID, Gateway
+
+# A run of one test alone boots the machine, and may build its disk first.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+READY = "tpu-stack: ready: /srv/share is exported to 10.0.2.0/24 10.9.0.0/16"
+NOTHING_TO_DO = [f"{READY}; nothing had to be done"]
+ANYBODY = ("setpriv", "--reuid=123456", "--regid=654321", "--clear-groups")
+NFS_PROGRAM = 100003
+PROGRAM_MISMATCH = 2
+
+
+def test_the_first_run_makes_a_file_system_on_the_empty_disk_and_says_what_it_did(gateway: Gateway) -> None:
+    lines = gateway.first.output.splitlines()
+    assert [each for each in lines if not each.startswith("tpu-stack: ")] == []
+    assert "tpu-stack: made an ext4 file system on the empty disk /dev/disk/by-id/google-share" in lines
+    assert lines[-1] == READY
+
+
+def test_who_waits_for_the_gateway_learns_when_it_is_ready(gateway: Gateway) -> None:
+    before = len(gateway.told)
+    gateway.start_up()
+    told = gateway.told[before:]
+    assert [each.value for each in told] == ["starting", "yes"]
+    assert {each.path for each in told} == {"/computeMetadata/v1/instance/guest-attributes/tpu-stack/ready"}
+    assert {each.flavor for each in told} == {"Google"}
+
+
+def test_a_tpu_host_mounts_with_v4_1_hard_and_over_several_connections(gateway: Gateway) -> None:
+    assert gateway.host_first.status == 0
+    source, options = gateway.guest.read(
+        "findmnt", "--noheadings", "--output", "SOURCE,OPTIONS", MOUNT
+    ).split()
+    assert source == f"{ADDRESS}:{EXPORT}"
+    assert {"vers=4.1", "hard", "nconnect=4", "nosuid", "nodev", "proto=tcp"} <= set(options.split(","))
+
+
+def test_a_file_belongs_to_the_job_user_whoever_writes_it(gateway: Gateway) -> None:
+    gateway.guest.read(*ANYBODY, "sh", "-c", f"umask 077; mkdir -p {MOUNT}/run; echo 1 >{MOUNT}/run/one")
+    gateway.guest.read("sh", "-c", f"echo 2 >>{MOUNT}/run/one")
+    assert gateway.guest.read("stat", "--format", "%u:%g", f"{EXPORT}/run/one") == f"{UID}:{GID}"
+    assert gateway.guest.read(*ANYBODY, "cat", f"{MOUNT}/run/one") == "1\n2"
+
+
+def test_nothing_listens_but_nfs(gateway: Gateway) -> None:
+    listening = gateway.guest.read("ss", "--no-header", "--numeric", "--listening", "--tcp", "--udp")
+    assert {(line.split()[0], line.split()[4].rpartition(":")[2]) for line in listening.splitlines()} == {
+        ("tcp", "2049")
+    }
+
+
+def test_nfs_v3_is_refused(gateway: Gateway) -> None:
+    assert null_call(gateway, version=4) == 0
+    assert null_call(gateway, version=3) == PROGRAM_MISMATCH
+
+
+def test_nfs_v4_0_is_refused(gateway: Gateway) -> None:
+    ended = gateway.guest.run("mount", "-t", "nfs", "-o", "vers=4.0,retry=0", f"{ADDRESS}:{EXPORT}", "/media")
+    assert ended.status != 0
+    assert "Protocol not supported" in ended.output
+
+
+def test_an_address_outside_of_the_ranges_mounts_nothing(gateway: Gateway) -> None:
+    gateway.guest.read("ip", "address", "replace", "192.0.2.7/32", "dev", "lo")
+    gateway.guest.read("ip", "address", "replace", "10.9.0.7/32", "dev", "lo")
+    mount = ("mount", "-t", "nfs", "-o", "vers=4.1,retry=0")
+    assert gateway.guest.run(*mount, f"192.0.2.7:{EXPORT}", "/media").status != 0
+    gateway.guest.read(*mount, f"10.9.0.7:{EXPORT}", "/media")
+    gateway.guest.read("umount", "/media")
+
+
+def test_a_run_that_finds_everything_in_place_changes_nothing_and_says_so(gateway: Gateway) -> None:
+    gateway.guest.read("sh", "-c", f"echo kept >{MOUNT}/before")
+    before = gateway.state()
+    again, host_again = gateway.start_up(), gateway.start_up("/opt/startup/tpu-host")
+    assert again.output.splitlines() == NOTHING_TO_DO
+    assert host_again.output.splitlines() == [
+        f"tpu-stack: ready: {ADDRESS}:{EXPORT} is mounted at {MOUNT}; nothing had to be done"
+    ]
+    assert gateway.state() == before
+    assert gateway.guest.read("cat", f"{MOUNT}/before") == "kept"
+
+
+def test_two_runs_at_once_do_one_work(gateway: Gateway) -> None:
+    gateway.guest.read("rm", "-f", "/etc/exports.d/tpu-stack.exports")
+    at_once = (
+        "/opt/startup/gateway & first=$!; /opt/startup/gateway; second=$?; wait $first; exit $(($? + second))"
+    )
+    ended = gateway.guest.run("sh", "-c", at_once, GCE_METADATA_HOST=gateway.metadata)
+    assert ended.status == 0
+    wrote = "tpu-stack: wrote /etc/exports.d/tpu-stack.exports"
+    assert ended.output.splitlines() == [wrote, READY, *NOTHING_TO_DO]
+
+
+def test_a_disk_that_was_enlarged_is_used_whole(gateway: Gateway) -> None:
+    gateway.guest.read("sh", "-c", f"echo kept >{MOUNT}/small")
+    now_mib = gateway.share.file.stat().st_size >> 20
+    gateway.guest.enlarge(gateway.share, now_mib + 128)
+    ended = gateway.start_up()
+    assert "tpu-stack: the disk was enlarged" in ended.output
+    blocks = gateway.guest.read("dumpe2fs", "-h", "/dev/disk/by-id/google-share")
+    count, size = (
+        int(re.findall(rf"^Block {each}: +(\d+)$", blocks, re.MULTILINE)[0]) for each in ("count", "size")
+    )
+    assert count * size == (now_mib + 128) << 20
+    assert gateway.guest.read("cat", f"{MOUNT}/small") == "kept"
+    assert gateway.start_up().output.splitlines() == NOTHING_TO_DO
+
+
+@pytest.mark.parametrize(("name", "reason"), [("swap", "TYPE=swap"), ("scribbled", "is not empty")])
+def test_a_disk_with_somebody_else_s_data_is_left_alone(gateway: Gateway, name: str, reason: str) -> None:
+    disk = {each.name: each for each in (gateway.swap, gateway.scribbled)}[name]
+    before = hashlib.sha256(disk.file.read_bytes()).hexdigest()
+    ended = gateway.with_disk(name)
+    assert ended.status != 0
+    (line,) = ended.output.splitlines()
+    assert line.startswith(f"tpu-stack: FAILED: the disk /dev/disk/by-id/google-{name} ")
+    assert reason in line
+    assert hashlib.sha256(disk.file.read_bytes()).hexdigest() == before
+    assert gateway.told[-1].value.startswith("no: the disk ")
+
+
+def test_a_missing_disk_fails_after_the_wait_with_its_name(gateway: Gateway) -> None:
+    ended = gateway.with_disk("absent")
+    assert ended.status != 0
+    assert "no disk /dev/disk/by-id/google-absent after 2 s" in ended.output
+    assert gateway.guest.run("test", "-e", "/srv/other").status != 0
+
+
+def test_a_full_share_still_starts_and_warns(gateway: Gateway) -> None:
+    free = "$(($(stat --file-system --format '%a * %S' /srv/share)))"
+    gateway.guest.read(
+        "sh", "-c", f"fallocate --length {free} {EXPORT}/fills; dd if=/dev/zero of={EXPORT}/rest || :"
+    )
+    try:
+        ended = gateway.start_up()
+    finally:
+        gateway.guest.read("rm", "-f", f"{EXPORT}/fills", f"{EXPORT}/rest")
+    assert ended.status == 0
+    assert "tpu-stack: WARNING: the share is 100 % full" in ended.output
+
+
+def test_a_host_that_boots_before_its_gateway_mounts_as_soon_as_it_serves(gateway: Gateway) -> None:
+    gateway.guest.read("umount", MOUNT)
+    gateway.guest.read("systemctl", "stop", "nfs-server")
+    try:
+        ended = gateway.start_up("/opt/startup/tpu-host")
+        assert ended.status == 0
+        assert gateway.told[-1].value == "mounting"
+        gateway.guest.until(
+            "sh", "-c", "journalctl --boot --unit tpu-stack-share | grep -q refused", limit_s=60
+        )
+    finally:
+        gateway.guest.read("systemctl", "start", "nfs-server")
+    gateway.guest.until("findmnt", MOUNT, limit_s=60)
+
+
+def test_without_the_share_only_root_may_write_where_it_would_be(gateway: Gateway) -> None:
+    gateway.guest.read("umount", MOUNT)
+    try:
+        assert gateway.guest.run(*ANYBODY, "touch", f"{MOUNT}/astray").status != 0
+    finally:
+        gateway.start_up("/opt/startup/tpu-host")
+        gateway.guest.until("findmnt", MOUNT, limit_s=60)
+
+
+def test_another_share_takes_the_place_of_the_first_and_is_opened_where_its_root_is_kept(
+    gateway: Gateway,
+) -> None:
+    """As Filestore's is, the folder is root's at first, and root of a host is root there."""
+    gateway.guest.read("install", "--directory", "--mode=0755", "/srv/kept")
+    line = "/srv/kept 10.0.2.0/24(rw,no_root_squash,no_subtree_check,fsid=7)"
+    gateway.guest.read("sh", "-c", f"echo '{line}' >/etc/exports.d/kept.exports && exportfs -ra")
+    kept = startup.TpuHost(server=ADDRESS, export="/srv/kept", mount="/mnt/kept", root="kept")
+    gateway.guest.put("/root/kept", startup.tpu_host_script(kept))
+    try:
+        assert gateway.start_up("/root/kept").status == 0
+        gateway.guest.until("sh", "-c", "systemctl is-active tpu-stack-share", limit_s=60)
+        gateway.guest.read(*ANYBODY, "touch", "/mnt/kept/mine")
+        assert gateway.guest.read("stat", "--format", "%u:%g", "/srv/kept/mine") == "123456:654321"
+        assert gateway.guest.run("findmnt", MOUNT).status != 0
+    finally:
+        gateway.start_up("/opt/startup/tpu-host")
+        gateway.guest.read("sh", "-c", "rm /etc/exports.d/kept.exports && exportfs -ra")
+        gateway.guest.until("findmnt", MOUNT, limit_s=60)
+
+
+def test_after_a_reboot_the_share_is_served_and_mounted_with_its_data(gateway: Gateway) -> None:
+    gateway.guest.read(*ANYBODY, "sh", "-c", f"echo kept >{MOUNT}/across")
+    gateway.guest.reboot()
+    gateway.guest.until("findmnt", MOUNT, limit_s=60)
+    assert gateway.guest.read("cat", f"{MOUNT}/across") == "kept"
+    gateway.guest.read(*ANYBODY, "sh", "-c", f"echo more >>{MOUNT}/across")
+    journal = gateway.guest.read(
+        "journalctl", "--boot", "--unit", "google-startup-scripts", "--output", "cat"
+    )
+    assert NOTHING_TO_DO[0] in journal.splitlines()
+    assert gateway.guest.read("systemctl", "--failed", "--no-legend") == ""
+
+
+def null_call(gateway: Gateway, *, version: int) -> int:
+    """What the server answers to NFS's procedure 0 of a version (RFC 5531: accept_stat)."""
+    call = struct.pack(">11I", 0x80000000 + 40, 1, 0, 2, NFS_PROGRAM, version, 0, 0, 0, 0, 0)
+    escaped = "".join(f"\\x{each:02x}" for each in call)
+    ask = f"exec 3<>/dev/tcp/{ADDRESS}/2049; printf '{escaped}' >&3; head --bytes 28 <&3 | od -An -tx1"
+    answer = bytes.fromhex(gateway.guest.read("timeout", "20", "bash", "-c", ask))
+    status: int = struct.unpack(">7I", answer)[-1]
+    return status

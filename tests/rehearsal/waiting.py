@@ -1,0 +1,12 @@
+"""Waiting for something that comes soon, with a limit."""
+
+import time
+from collections.abc import Callable
+
+
+def until(holds: Callable[[], bool], limit_s: float = 10.0) -> None:
+    """Returns when it holds. An AssertionError where it never does."""
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline, f"it has not come to be within {limit_s} s"
+        time.sleep(0.01)

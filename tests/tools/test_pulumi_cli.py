@@ -1,0 +1,220 @@
+"""Which Pulumi command line is taken, and how one is built: with a Go of the tests' own that compiles nothing."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import pulumi_cli
+from tools.pulumi_cli import PulumiCliError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+WANTED = pulumi_cli.wanted_version()
+
+GO = r"""#!/bin/sh
+case "$1" in
+  env) echo go1.26.8 ;;
+  list) echo "$SDK" ;;
+  build)
+    echo build >> "$BUILDS"
+    if [ -n "$GO_FAILS" ]; then
+      for n in $(seq 1 30); do echo "line $n" >&2; done
+      exit 1
+    fi
+    while [ "$1" != "-o" ]; do shift; done
+    printf '#!/bin/sh\necho v%s\n' "$BUILT_VERSION" > "$2"
+    chmod +x "$2" ;;
+esac
+"""
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def pulumi(folder: Path, version: str) -> Path:
+    return script(folder / "pulumi", f"#!/bin/sh\necho {version}\n")
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    """A machine with Go and without Pulumi."""
+    script(tmp_path / "go" / "go", GO)
+    (tmp_path / "sdk" / "python" / "dist").mkdir(parents=True)
+    (tmp_path / "sdk" / "python" / "dist" / pulumi_cli.DYNAMIC).write_text("#!/bin/sh\n")
+    return {
+        "PATH": f"{tmp_path / 'go'}:/usr/bin:/bin",
+        "HOME": str(tmp_path / "home"),
+        "SDK": str(tmp_path / "sdk"),
+        "BUILDS": str(tmp_path / "builds"),
+        "BUILT_VERSION": WANTED,
+    }
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def builds(tmp_path: Path) -> int:
+    path = tmp_path / "builds"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_a_new_enough_pulumi_on_path_is_taken_and_nothing_is_built(
+    tmp_path: Path, environ: dict[str, str], said: list[str]
+) -> None:
+    pulumi(tmp_path / "bin", "v99.0.0")
+    script(tmp_path / "bin" / pulumi_cli.DYNAMIC, "")
+    environ["PATH"] = f"{tmp_path / 'bin'}:{environ['PATH']}"
+    found = pulumi_cli.find_or_build(environ, said.append)
+    assert (found.command, found.version) == (tmp_path / "bin" / "pulumi", "99.0.0")
+    assert (builds(tmp_path), said) == (0, [])
+
+
+def test_behind_a_link_the_script_for_dynamic_providers_is_found_beside_the_real_one(
+    tmp_path: Path, environ: dict[str, str], said: list[str]
+) -> None:
+    real = pulumi(tmp_path / "opt", f"v{WANTED}")
+    script(tmp_path / "opt" / pulumi_cli.DYNAMIC, "")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pulumi").symlink_to(real)
+    environ["PATH"] = f"{tmp_path / 'bin'}:{environ['PATH']}"
+    assert pulumi_cli.find_or_build(environ, said.append).dynamic_folder == tmp_path / "opt"
+
+
+@pytest.mark.parametrize(
+    ("answer", "dynamic", "reason"),
+    [
+        ("v3.100.0", True, "is pulumi 3.100.0, and"),
+        ("nonsense", True, "is no pulumi that answers"),
+        (f"v{WANTED}", False, "beside it or on PATH"),
+    ],
+)
+def test_a_pulumi_that_will_not_do_is_left_aside_with_the_reason(
+    tmp_path: Path, environ: dict[str, str], said: list[str], answer: str, dynamic: bool, reason: str
+) -> None:
+    pulumi(tmp_path / "bin", answer)
+    if dynamic:
+        script(tmp_path / "bin" / pulumi_cli.DYNAMIC, "")
+    environ["PATH"] = f"{tmp_path / 'bin'}:{environ['PATH']}"
+    found = pulumi_cli.find_or_build(environ, said.append)
+    assert found.folder == pulumi_cli.home_of(environ)
+    assert reason in said[0]
+
+
+def test_it_is_built_once_into_the_cache(tmp_path: Path, environ: dict[str, str], said: list[str]) -> None:
+    first = pulumi_cli.find_or_build(environ, said.append)
+    assert first.folder.parent == tmp_path / "home" / ".cache" / "tpu-stack" / "pulumi"
+    assert os.access(first.command, os.X_OK)
+    assert os.access(first.dynamic_folder / pulumi_cli.DYNAMIC, os.X_OK)
+    assert pulumi_cli.find_or_build(environ, said.append) == first
+    assert builds(tmp_path) == 1
+
+
+def test_the_users_cache_folder_is_respected(tmp_path: Path, environ: dict[str, str]) -> None:
+    environ["XDG_CACHE_HOME"] = str(tmp_path / "elsewhere")
+    assert pulumi_cli.home_of(environ).is_relative_to(tmp_path / "elsewhere")
+    environ["XDG_CACHE_HOME"] = "relative"  # which the specification wants ignored
+    assert pulumi_cli.home_of(environ).is_relative_to(tmp_path / "home")
+
+
+def test_another_recipe_is_another_folder(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = pulumi_cli.home_of(environ)
+    for name in ("go.mod", "go.sum"):
+        (tmp_path / name).write_bytes((pulumi_cli.RECIPE / name).read_bytes() + b"\n")
+    monkeypatch.setattr(pulumi_cli, "RECIPE", tmp_path)
+    assert pulumi_cli.home_of(environ) != before
+
+
+def test_a_build_that_fails_shows_its_last_lines_and_leaves_nothing(
+    tmp_path: Path, environ: dict[str, str], said: list[str]
+) -> None:
+    environ["GO_FAILS"] = "yes"
+    with pytest.raises(PulumiCliError, match="(?s)line 11\n.*line 30\n.*GOPROXY") as caught:
+        pulumi_cli.find_or_build(environ, said.append)
+    assert "line 10\n" not in str(caught.value)
+    assert pulumi_cli.built(environ) is None
+    assert [path.suffix for path in pulumi_cli.home_of(environ).parent.iterdir()] == [".lock"]
+
+
+def test_what_answers_another_version_than_the_recipe_names_is_not_kept(
+    environ: dict[str, str], said: list[str]
+) -> None:
+    environ["BUILT_VERSION"] = "1.2.3"
+    with pytest.raises(PulumiCliError, match=r"answers '1\.2\.3'"):
+        pulumi_cli.find_or_build(environ, said.append)
+    assert pulumi_cli.built(environ) is None
+
+
+def test_the_remains_of_a_killed_build_are_no_hindrance(environ: dict[str, str], said: list[str]) -> None:
+    home = pulumi_cli.home_of(environ)
+    (home.with_name(f"{home.name}.new")).mkdir(parents=True)
+    assert pulumi_cli.find_or_build(environ, said.append).folder == home
+
+
+def test_two_that_come_at_once_build_one(tmp_path: Path, environ: dict[str, str]) -> None:
+    line = (
+        "import os; from tools import pulumi_cli; print(pulumi_cli.find_or_build(os.environ, print).folder)"
+    )
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", line], cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    folders = {process.communicate(timeout=60)[0].splitlines()[-1] for process in both}
+    assert folders == {str(pulumi_cli.home_of(environ))}
+    assert builds(tmp_path) == 1
+
+
+@pytest.fixture
+def without_go(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.setattr(pulumi_cli, "OTHER_GO_PLACES", ())
+    return {**environ, "PATH": "/nonexistent"}
+
+
+def test_without_pulumi_and_go_the_error_says_what_to_install(
+    without_go: dict[str, str], said: list[str]
+) -> None:
+    with pytest.raises(PulumiCliError, match=f"{WANTED} or newer, or Go 1.21 or newer.*too old"):
+        pulumi_cli.find_or_build(without_go, said.append)
+
+
+def test_a_go_that_is_too_old_is_named(tmp_path: Path, without_go: dict[str, str], said: list[str]) -> None:
+    script(tmp_path / "old" / "go", "#!/bin/sh\necho go1.19.8\n")
+    with pytest.raises(PulumiCliError, match=r"old/go \(go1\.19\.8\)"):
+        pulumi_cli.find_or_build({**without_go, "PATH": str(tmp_path / "old")}, said.append)
+
+
+def test_a_go_that_is_not_on_path_is_found_in_its_usual_place(
+    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulumi_cli, "OTHER_GO_PLACES", (str(tmp_path / "go" / "go"),))
+    assert pulumi_cli.go_of({**environ, "PATH": "/nonexistent"}) == str(tmp_path / "go" / "go")
+
+
+def test_the_recipe_names_no_registry() -> None:
+    for name in ("go.mod", "go.sum"):
+        assert "://" not in (pulumi_cli.RECIPE / name).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        ("3.9.0 3.250.0", (3, 9, 0)),
+        ("go1.26.8", (1, 26, 8)),
+        ("v3.250.0-alpha.1", (3, 250, 0)),
+        ("devel", ()),
+    ],
+)
+def test_versions_are_compared_as_numbers(arguments: str, names: tuple[int, ...]) -> None:
+    assert pulumi_cli._numbers(arguments.partition(" ")[0]) == names
