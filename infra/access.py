@@ -7,13 +7,12 @@ import dataclasses
 import pulumi
 from pulumi_gcp import projects, serviceaccount
 
+from infra import naming
 from infra.config import Config
 
 TUNNEL = "roles/iap.tunnelResourceAccessor"
 LOG_IN = "roles/compute.osLogin"
 LOG_IN_AS_ROOT = "roles/compute.osAdminLogin"
-SEE_INSTANCES = "roles/compute.viewer"
-"""`gcloud compute start-iap-tunnel` looks the instance up before it opens the tunnel."""
 USE_ACCOUNT = "roles/iam.serviceAccountUser"
 """OS Login refuses a VM that runs as a service account to those who may not use that account
 (https://cloud.google.com/compute/docs/oslogin/set-up-oslogin)."""
@@ -51,15 +50,16 @@ class Access(pulumi.ComponentResource):
                 project=args.config.project,
                 role=TUNNEL,
                 member=member,
+                # The title is part of the binding, so that each stack has its own.
                 condition=projects.IAMMemberConditionArgs(
-                    title="SSH only", expression="destination.port == 22"
+                    title=f"SSH to {naming.resource_name(args.config.stack)}",
+                    expression="destination.port == 22",
                 ),
                 opts=child,
             )
-            for what, role in (("log in", log_in), ("see instances", SEE_INSTANCES)):
-                projects.IAMMember(
-                    f"{what} {member}", project=args.config.project, role=role, member=member, opts=child
-                )
+            projects.IAMMember(
+                f"log in {member}", project=args.config.project, role=log_in, member=member, opts=child
+            )
             serviceaccount.IAMMember(
                 f"use account {member}",
                 service_account_id=args.account,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pulumi
 from pulumi_gcp import filestore
@@ -53,14 +54,20 @@ class Filestore(pulumi.ComponentResource):
                 )
             ],
             labels=naming.labels(args.config.stack),
-            deletion_protection_enabled=args.config.protect,
-            deletion_protection_reason="It holds the data of runs; set tpu-stack:protect to false first.",
             opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
         )
-        address = instance.networks.apply(lambda networks: (networks[0].ip_addresses or ())[0])
+        address = instance.networks.apply(_address)
         self.share = address.apply(
             lambda found: startup.TpuHost(
                 server=found, export=f"/{SHARE}", mount=args.nfs.mount, version="3", root="kept"
             )
         )
         self.register_outputs({"address": address})
+
+
+def _address(networks: Sequence[filestore.outputs.InstanceNetwork]) -> str:
+    """The first; a preview of an instance that is still to be made may know its network and no address."""
+    addresses = networks[0].ip_addresses or ()
+    if not addresses and pulumi.runtime.is_dry_run():
+        return "not-known-yet"
+    return addresses[0]

@@ -19,6 +19,9 @@ IAP_RANGE = "35.235.240.0/20"
 PRIVATE_RANGES = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 """Of RFC 1918: all that a subnet that somebody else made can be in."""
 
+OWN_RANGE = "10.0.0.0/8"
+"""Of a network that we make: `address_range` stays within it."""
+
 NFS_PORT = 2049
 JUMBO_MTU = 8896
 """The most that a VPC takes, and what Google's multislice guide asks for: slices talk to each other in large messages
@@ -158,10 +161,12 @@ class Network(pulumi.ComponentResource):
 
 
 def client_ranges(config: Config) -> tuple[str, ...]:
-    """The address ranges that hosts can be in."""
-    if config.network.existing is not None:
-        return PRIVATE_RANGES
-    return tuple(address_range(region) for region in config.regions)
+    """The address ranges that hosts can be in, those of regions that join later included.
+
+    A server's exports are made when it boots, so that a narrower range would shut out a new region until then. Who may
+    come is said by the firewall, which knows hosts by their tag.
+    """
+    return PRIVATE_RANGES if config.network.existing is not None else (OWN_RANGE,)
 
 
 def address_range(region: str) -> str:

@@ -11,7 +11,9 @@ from infra import naming
 from infra.config import Config
 
 READ = "roles/artifactregistry.reader"
-UNTAGGED_AFTER = "604800s"  # a week: a build that is being pushed has layers without a tag
+DAY_S = 24 * 60 * 60
+UNTAGGED_DAYS = 7  # a build that is being pushed has layers without a tag
+OLD_DAYS = 30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,14 @@ class Registry(pulumi.ComponentResource):
                     id="delete-untagged",
                     action="DELETE",
                     condition=artifactregistry.RepositoryCleanupPolicyConditionArgs(
-                        tag_state="UNTAGGED", older_than=UNTAGGED_AFTER
+                        tag_state="UNTAGGED", older_than=f"{UNTAGGED_DAYS * DAY_S}s"
+                    ),
+                ),
+                artifactregistry.RepositoryCleanupPolicyArgs(
+                    id="delete-old",
+                    action="DELETE",
+                    condition=artifactregistry.RepositoryCleanupPolicyConditionArgs(
+                        tag_state="ANY", older_than=f"{OLD_DAYS * DAY_S}s"
                     ),
                 ),
                 # What is kept wins over what is deleted (https://cloud.google.com/artifact-registry/docs/repositories/
@@ -56,7 +65,8 @@ class Registry(pulumi.ComponentResource):
                 ),
             ],
             labels=naming.labels(args.config.stack),
-            opts=child,
+            # An image can be built again, but not the same: runs name theirs by digest.
+            opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
         )
         artifactregistry.RepositoryIamMember(
             "hosts",

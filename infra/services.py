@@ -7,7 +7,9 @@ from pulumi_gcp import projects
 
 from infra.config import Config
 
-ALWAYS = ("compute", "iam", "iap", "oslogin", "storage", "artifactregistry", "tpu")
+ALWAYS = (
+    "cloudresourcemanager", "compute", "iam", "iap", "oslogin", "storage", "artifactregistry", "tpu",
+)  # fmt: skip
 FILESTORE = "file"
 
 

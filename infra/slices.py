@@ -51,7 +51,10 @@ class TpuSlice(pulumi.ComponentResource):
 
 def _queued(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[inventory.Slice]:
     asked = args.asked
-    node_id = naming.resource_name(args.config.stack, asked.name)
+    # The nodes of a multislice have their numbers, up to -255, behind it.
+    node_id = naming.resource_name(
+        args.config.stack, asked.name, longest=naming.LONGEST - (4 if asked.count > 1 else 0)
+    )
     by_name = asked.accelerator.has_default_topology
     queued = QueuedResource(
         name,
@@ -106,9 +109,8 @@ def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[in
         ),
         runtime_version=asked.runtime_version,
         description=_description(args),
-        scheduling_config=tpu.V2VmSchedulingConfigArgs(
-            spot=asked.capacity == "spot", reserved=asked.capacity == "reserved"
-        ),
+        # Google shows nothing of an on-demand node; a block that is sent empty would replace it at every `up`.
+        scheduling_config=tpu.V2VmSchedulingConfigArgs(spot=True) if asked.capacity == "spot" else None,
         network_config=tpu.V2VmNetworkConfigArgs(
             network=args.network,
             subnetwork=args.subnetwork,

@@ -30,6 +30,7 @@ Json = dict[str, Any]
 
 ANSWER_LIMIT_S = 60
 PATIENCE_S = 300.0
+EARLY_S = 120.0  # what was just made is known everywhere by then; a lack of rights looks the same
 # What a network that is down, a proxy or an answer that was cut short looks like.
 UNREACHABLE = (
     OSError,
@@ -150,7 +151,7 @@ class Client:
         self, what: str, build: Callable[[Any], Any], name: str, patience_s: float = PATIENCE_S
     ) -> Json:
         project = name.split("/")[1]
-        since, failures = self._pace.now(), 0
+        since, failures, limit_s = self._pace.now(), 0, patience_s
         while True:
             try:
                 answer: Json = build(self._locations()).execute(http=self._http())
@@ -159,6 +160,8 @@ class Client:
                 refusal = Refusal.parse(int(error.resp.status), error.content)
                 trouble = refusal.explained(what, project)
                 why, may_get_better = f"HTTP {refusal.http_code}", refusal.may_get_better
+                if refusal.is_early:
+                    limit_s = min(patience_s, EARLY_S)
             except google.auth.exceptions.TransportError:
                 trouble, why, may_get_better = _unreachable(what), "Google's log-in cannot be reached", True
             except google.auth.exceptions.GoogleAuthError:
@@ -175,7 +178,7 @@ class Client:
             failures += 1
             if not may_get_better:
                 raise trouble from None
-            if self._pace.now() + pause_s - since > patience_s:
+            if self._pace.now() + pause_s - since > limit_s:
                 tried = f" (tried {failures} times in {words(self._pace.now() - since)})"
                 raise CloudTpuError(f"{trouble}{tried}", trouble.status) from None
             if failures <= 3 or failures % 10 == 0:  # a network may be down for hours

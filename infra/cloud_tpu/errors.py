@@ -13,6 +13,7 @@ Json = dict[str, Any]
 _PER_TIME = re.compile(
     r"per (second|minute|\d+ seconds)|PerMinute|PerSecond|rate.?limit|too many requests", re.IGNORECASE
 )
+_ACCOUNT = re.compile(r"service ?account", re.IGNORECASE)
 _ALLOCATION = re.compile(r"quota limit|quota.* exceeded|exceeded.* quota", re.IGNORECASE)
 
 
@@ -74,9 +75,25 @@ class Refusal:
         return self.reason == "QUOTA_EXCEEDED" or _ALLOCATION.search(self.message) is not None
 
     @property
+    def is_early(self) -> bool:
+        """What this very `pulumi up` has just made is not known everywhere yet: a service, the hosts' account.
+
+        Google's own sample for TPU VMs sleeps a minute after it has made the account.
+        """
+        if self.http_code not in (400, 403, 404):
+            return False
+        account = _ACCOUNT.search(self.message) is not None and "delete" not in self.message
+        return account or self.is_disabled
+
+    @property
+    def is_disabled(self) -> bool:
+        return self.reason == "SERVICE_DISABLED" or "has not been used in project" in self.message
+
+    @property
     def may_get_better(self) -> bool:
         """Whether the same request can succeed a little later."""
-        return self.http_code in (408, 500, 502, 503, 504) or (self.http_code == 429 and not self.is_quota)
+        passing = self.http_code in (408, 500, 502, 503, 504) or (self.http_code == 429 and not self.is_quota)
+        return passing or self.is_early
 
     def explained(self, what: str, project: str) -> CloudTpuError:
         """With what was tried and what to do about it."""
@@ -90,8 +107,11 @@ class Refusal:
                 f" (`gcloud compute tpus queued-resources list --project={project} --zone=ZONE`)."
                 f"\nMore is asked for at https://console.cloud.google.com/iam-admin/quotas?project={project}"
             )
-        if self.reason == "SERVICE_DISABLED" or "has not been used in project" in self.message:
-            return f"\nTurn it on: gcloud services enable tpu.googleapis.com --project={project}"
+        if self.is_disabled:
+            return (
+                "\nA service that was just turned on takes minutes to be known everywhere: `pulumi up` again, or"
+                f" turn it on: gcloud services enable tpu.googleapis.com --project={project}"
+            )
         if self.http_code == 401:
             return "\nLog in again: gcloud auth application-default login"
         if self.http_code == 403:

@@ -174,9 +174,10 @@ class Lifecycle:
                 continue
             raise CloudTpuError(
                 f"{wanted.parent}/nodes/{node_id}: there is a node of this name already ({node.get('state')}), not made"
-                f" by the queued resource {wanted.queued_resource_id}; it is left alone.\nGive the slice another name,"
-                f" or, if nobody needs the node, delete it: gcloud compute tpus tpu-vm delete {node_id}"
-                f" --project={wanted.project} --zone={wanted.zone}"
+                f" by the queued resource {wanted.queued_resource_id}; it is left alone.\nIf it is this slice's own,"
+                " which was direct before: remove the slice, `pulumi up`, add it again, `pulumi up`."
+                "\nOtherwise give the slice another name, or, if nobody needs the node, delete it:"
+                f" gcloud compute tpus tpu-vm delete {node_id} --project={wanted.project} --zone={wanted.zone}"
             )
 
     # --- to have it -------------------------------------------------------------------------------------------------

@@ -165,11 +165,18 @@ def image_stack(text: str) -> str | None:
     return "is no name of an image's stack; write lower-case letters, digits, hyphens and underscores"
 
 
+FAMILIES = ("e2", "n1", "n2", "n2d", "t2d")
+"""x86 with Persistent Disk: https://cloud.google.com/compute/docs/machine-resource; newer ones take Hyperdisk alone."""
+
+
 def machine_type(text: str) -> str | None:
     if MACHINE.fullmatch(text) is None:
         return "is not a machine type; write one such as e2-small"
-    if text.partition("-")[0] in ARM_FAMILIES:
+    family = text.partition("-")[0]
+    if family in ARM_FAMILIES:
         return "is an Arm machine, the gateway's image is for x86; write one such as e2-small"
+    if family not in FAMILIES:
+        return f"is not of a family that takes the gateway's pd-balanced disks; write one of {', '.join(FAMILIES)}"
     return None
 
 

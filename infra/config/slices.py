@@ -71,6 +71,8 @@ def _slice(section: Section, home: Home) -> SliceConfig:
         )
     if capacity == "spot" and section.has("guaranteed-for"):
         section.say("guaranteed-for", "nothing is guaranteed for capacity spot; remove it, or take on-demand")
+    if provisioning == "direct" and capacity == "reserved":
+        section.say("provisioning", "direct cannot name a reservation; write queued")
     if provisioning == "direct":
         for key in ("valid-until", "guaranteed-for", *(["count"] if count > 1 else [])):
             if section.has(key):
@@ -190,6 +192,15 @@ def _refuse_twins(slices: Sequence[tuple[Section, SliceConfig]]) -> None:
                 whose = first.path("name").removesuffix(".name")
                 section.say("name", f'"{name}" is the name of {whose} or a part of it too; take another')
                 break
+    made: dict[str, Section] = {}
+    for section, each in slices:
+        for disk in each.data_disks:
+            full_name = f"{each.name}-{disk.name}"
+            if not disk.source and (first := made.setdefault(full_name, section)) is not section:
+                section.say(
+                    "data-disks",
+                    f'one would be called "{full_name}", as one in {first.path("data-disks")} is; rename it',
+                )
     held: dict[str, tuple[Section, DataDisk]] = {}
     for section, disk in _existing_disks(slices):
         holder, other = held.setdefault(disk.source or "", (section, disk))

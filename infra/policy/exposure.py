@@ -32,7 +32,7 @@ def _existing_network(config: Config) -> list[Finding]:
     if name is None:
         return []
     rules = (
-        "default-allow-ssh admits all of the internet to port 22"
+        "default-allow-ssh admits all of the internet to port 22, default-allow-internal all its VMs to every port"
         if name == "default"
         else "see what they admit"
     )
@@ -60,6 +60,8 @@ def _protection(config: Config) -> list[Finding]:
     if config.protect:
         return []
     lost = ["the image repository"]
+    if any(not disk.source for each in config.slices for disk in each.data_disks):
+        lost.insert(0, "data disks that were made with slices")
     if config.nfs is not None:
         lost.insert(0, "all data of the NFS server")
     if config.bucket is not None:

@@ -9,7 +9,9 @@
 # nconnect: one TCP connection is not all that the network gives. The short times of the attribute cache and no cache
 # of what is not there: hosts of one run look for each other's files. nosuid,nodev: data only.
 share_unit() {
-  local after_mount=
+  local after_mount='' locks=''
+  # v3 locks by a protocol of its own that calls back from the server, which no firewall rule of ours admits.
+  [[ $SHARE_VERSION != 3 ]] || locks=,nolock
   if [[ $SHARE_ROOT == kept ]]; then
     # A new Filestore share is a folder that only root may write to.
     after_mount="ExecStartPost=/bin/chmod 1777 $SHARE_MOUNT"
@@ -27,7 +29,7 @@ StartLimitBurst=120
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStart=/bin/mount -t nfs -o vers=$SHARE_VERSION,proto=tcp,hard,nconnect=4,noatime,nosuid,nodev,lookupcache=positive,acdirmin=1,acdirmax=5,retry=0,_netdev $SHARE_SOURCE $SHARE_MOUNT
+ExecStart=/bin/mount -t nfs -o vers=$SHARE_VERSION,proto=tcp,hard,nconnect=4$locks,noatime,nosuid,nodev,lookupcache=positive,acdirmin=1,acdirmax=5,retry=0,_netdev $SHARE_SOURCE $SHARE_MOUNT
 $after_mount
 ExecStop=/bin/umount $SHARE_MOUNT
 TimeoutStartSec=60

@@ -130,6 +130,19 @@ def test_a_whole_stack_is_destroyed_once_its_data_may_go(engine: Engine, api: Tp
     assert alive(api) == ([], []) and engine.world.things() == {} and engine.resources() == []
 
 
+def test_filestore_in_an_existing_network_is_previewed_made_and_mounted(engine: Engine, api: TpuApi) -> None:
+    """In a preview its network is known, and its address is not."""
+    engine.configure(configuration(storage={"bucket": False, "nfs": {"kind": "filestore"}}, protect=False))
+    preview = engine.preview()
+    assert preview.ok, preview.text
+    made = engine.up()
+    assert made.ok, made.text
+    source = inventory.from_json(made.outputs["inventory"]).storage.nfs_source
+    assert source is not None and source.endswith(":/share") and "not-known" not in source
+    (node,) = api.control.alive()["nodes"]
+    assert f"SHARE_SOURCE={source}" in node["metadata"]["startup-script"]
+
+
 def test_without_slices_the_storage_stays(engine: Engine, api: TpuApi) -> None:
     storage = {"bucket": {"name": "our-runs"}, "nfs": {"kind": "none"}}
     engine.configure(configuration(storage=storage))

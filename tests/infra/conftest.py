@@ -35,9 +35,9 @@ Configure = Callable[..., Config]
 def configure() -> Configure:
     """The configuration of one spot slice with all defaults, or with other top-level keys (`_` for `-`)."""
 
-    def configure(**changes: Any) -> Config:
+    def configure(*, stack: str = STACK, **changes: Any) -> Config:
         values = copy.deepcopy(VALUES) | {key.replace("_", "-"): value for key, value in changes.items()}
-        return reader.read(values, project=PROJECT, stack=STACK)
+        return reader.read(values, project=PROJECT, stack=stack)
 
     return configure
 

@@ -51,6 +51,19 @@ def test_a_quota_does_not_get_better_and_the_error_says_where_to_ask_for_more() 
     )
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        refusal(400, "Service account hosts@p.iam.gserviceaccount.com does not exist.", "INVALID_ARGUMENT"),
+        refusal(403, "The caller may not act as service account hosts@p.", "PERMISSION_DENIED"),
+        refusal(403, "it is disabled", "PERMISSION_DENIED", "SERVICE_DISABLED"),
+        refusal(403, "Cloud TPU API has not been used in project 1 before or it is disabled."),
+    ],
+)
+def test_what_this_up_has_just_made_may_not_be_known_everywhere_yet(found: Refusal) -> None:
+    assert found.is_early and found.may_get_better
+
+
 @pytest.mark.parametrize("code", [400, 401, 403, 404, 409])
 def test_a_refusal_does_not_get_better(code: int) -> None:
     assert not refusal(code, "no").may_get_better

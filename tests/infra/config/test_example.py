@@ -270,7 +270,7 @@ def test_pulumi_runs_the_program_of_this_folder_in_this_environment() -> None:
     assert PROJECT["name"] == reader.NAMESPACE
     assert PROJECT["description"]
     assert PROJECT["main"] == "infra/"
-    assert PROJECT["runtime"] == {"name": "python", "options": {"virtualenv": ".venv"}}
+    assert PROJECT["runtime"] == {"name": "python", "options": {"virtualenv": ".venv", "toolchain": "pip"}}
 
 
 def test_every_key_is_declared_that_can_be() -> None:
