@@ -7,18 +7,16 @@ from typing import Any
 
 import pulumi
 from pulumi.dynamic import (
-    ConfigureRequest,
     CreateResult,
     DiffResult,
     ReadResult,
     Resource,
-    ResourceProvider,
     UpdateResult,
 )
 
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.errors import CloudTpuError
-from infra.cloud_tpu.session import Session
+from infra.cloud_tpu.provider import Provider
 
 Props = dict[str, Any]
 
@@ -41,15 +39,8 @@ class NodeWorkersArgs:
     wait_s: pulumi.Input[int] = WAIT_S
 
 
-class NodeWorkersProvider(ResourceProvider):
+class NodeWorkersProvider(Provider):
     """Only reads. Deleting it deletes nothing."""
-
-    serialize_as_secret_always = False
-    _session: Session | None = None
-
-    def configure(self, req: ConfigureRequest) -> None:
-        plugin.allow_threads()
-        self._session = Session(req.config.get)
 
     def create(self, props: Props) -> CreateResult:
         with plugin.plain_errors():
@@ -63,7 +54,7 @@ class NodeWorkersProvider(ResourceProvider):
         from infra.cloud_tpu import workers
 
         with plugin.plain_errors():
-            client = self._require_session().client()
+            client = self.require_session().client()
             node = client.node(_name_of(props))
             if node is None:
                 return ReadResult("", {})
@@ -79,7 +70,7 @@ class NodeWorkersProvider(ResourceProvider):
     def _awaited(self, props: Props) -> Props:
         from infra.cloud_tpu import workers
 
-        session = self._require_session()
+        session = self.require_session()
         client = session.client()
         node = client.node(_name_of(props))
         if node is None:
@@ -88,11 +79,6 @@ class NodeWorkersProvider(ResourceProvider):
             )
         (found,) = workers.awaited(client, session.pace, [node], float(props.get("wait_s", WAIT_S)))
         return {**props, **_outputs(node, found)}
-
-    def _require_session(self) -> Session:
-        if self._session is None:
-            raise RuntimeError("the provider was not configured")
-        return self._session
 
 
 class NodeWorkers(Resource, module="tpu_stack", name="NodeWorkers"):

@@ -18,17 +18,15 @@ import pulumi
 from pulumi.dynamic import (
     CheckFailure,
     CheckResult,
-    ConfigureRequest,
     CreateResult,
     DiffResult,
     ReadResult,
     Resource,
-    ResourceProvider,
     UpdateResult,
 )
 
 from infra.cloud_tpu import changes, mistakes, plugin
-from infra.cloud_tpu.session import Session
+from infra.cloud_tpu.provider import Provider
 
 Props = dict[str, Any]
 
@@ -79,15 +77,8 @@ class QueuedResourceArgs:
     description: pulumi.Input[str] | None = None
 
 
-class QueuedResourceProvider(ResourceProvider):
+class QueuedResourceProvider(Provider):
     """What the engine calls. It is made anew from its name in the plugin's process, and configured once there."""
-
-    serialize_as_secret_always = False
-    _session: Session | None = None
-
-    def configure(self, req: ConfigureRequest) -> None:
-        plugin.allow_threads()
-        self._session = Session(req.config.get)
 
     def check(self, _olds: Props, news: Props) -> CheckResult:
         found = mistakes.found_in(news)
@@ -99,25 +90,20 @@ class QueuedResourceProvider(ResourceProvider):
 
     def create(self, props: Props) -> CreateResult:
         with plugin.plain_errors():
-            return CreateResult(_id_of(props), self._require_session().lifecycle().create(props))
+            return CreateResult(_id_of(props), self.require_session().lifecycle().create(props))
 
     def read(self, id_: str, props: Props) -> ReadResult:
         with plugin.plain_errors():
-            outputs = self._require_session().lifecycle().read(props)
+            outputs = self.require_session().lifecycle().read(props)
             return ReadResult("", {}) if outputs is None else ReadResult(id_, outputs)
 
     def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
         with plugin.plain_errors():
-            return UpdateResult(self._require_session().lifecycle().update(_olds, _news))
+            return UpdateResult(self.require_session().lifecycle().update(_olds, _news))
 
     def delete(self, _id: str, _props: Props) -> None:
         with plugin.plain_errors():
-            self._require_session().lifecycle().delete(_props)
-
-    def _require_session(self) -> Session:
-        if self._session is None:
-            raise RuntimeError("the provider was not configured")
-        return self._session
+            self.require_session().lifecycle().delete(_props)
 
 
 class QueuedResource(Resource, module="tpu_stack", name="QueuedResource"):

@@ -13,30 +13,21 @@ from typing import Any
 
 import pulumi
 from pulumi.dynamic import (
-    ConfigureRequest,
     CreateResult,
     DiffResult,
     Resource,
-    ResourceProvider,
     UpdateResult,
 )
 
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
-from infra.cloud_tpu.session import Session
+from infra.cloud_tpu.provider import Provider
 
 Props = dict[str, Any]
 
 
-class StackIdentityProvider(ResourceProvider):
+class StackIdentityProvider(Provider):
     """Made once; nothing changes the id."""
-
-    serialize_as_secret_always = False
-    _session: Session | None = None
-
-    def configure(self, req: ConfigureRequest) -> None:
-        plugin.allow_threads()
-        self._session = Session(req.config.get)
 
     def create(self, props: Props) -> CreateResult:
         owner = uuid.uuid4().hex[:20]
@@ -50,15 +41,14 @@ class StackIdentityProvider(ResourceProvider):
 
     def delete(self, _id: str, _props: Props) -> None:
         """A project that does not answer any more must not keep a stack from being destroyed: that is a warning."""
-        if self._session is None:
-            raise RuntimeError("the provider was not configured")
+        session = self.require_session()
         with plugin.plain_errors():
             try:
-                self._session.remover().remove_all(_props["project"], _props["owner"])
+                session.remover().remove_all(_props["project"], _props["owner"])
             except AbandonedError:
                 raise
             except CloudTpuError as error:
-                self._session.pace.say(
+                session.pace.say(
                     f"warning: what an interrupted `pulumi up` may have left could not be looked for: {error}\nSee"
                     f" `gcloud compute tpus queued-resources list --zone=- --project={_props['project']}`"
                 )

@@ -71,7 +71,7 @@ def test_the_whole_life_of_one_with_no_secret_in_what_pulumi_keeps(
 ) -> None:
     with TpuApi(clock=Clock(frozen_at=1_800_000_000.0)) as api:
         provider = configured({"gcp:tpuV2CustomEndpoint": f"{api.url}/v2/", "gcp:accessToken": "a-secret"})
-        session = provider._require_session()
+        session = provider.require_session()
         session.pace = type(session.pace)(
             now=lambda: api.control.alive()["moment"], sleep=api.control.advance, say=session.pace.say
         )
