@@ -26,8 +26,12 @@ from tools.install import duration
 
 RECIPE = Path(__file__).resolve().parent / "pulumi"
 MODULE = "github.com/pulumi/pulumi"
-# For dynamic providers: a script that comes with Pulumi, and in its modules lies beside the Python SDK.
+# Scripts that come with Pulumi, and where they lie in its module sdk/v3: one for dynamic providers, and the one that
+# runs a Python program, which is the language host's.
 DYNAMIC = "pulumi-resource-pulumi-python"
+PROGRAM = "pulumi-language-python-exec"
+SCRIPTS = {DYNAMIC: Path("python/dist"), PROGRAM: Path("python/cmd")}
+LANGUAGE_HOST = "pulumi-language-python"
 
 OLDEST_GO = (1, 21)  # from there on Go fetches the newer Go that a go.mod asks for
 OTHER_GO_PLACES = ("/usr/local/go/bin/go", "/opt/homebrew/bin/go", "/snap/bin/go")
@@ -44,15 +48,23 @@ class PulumiCliError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PulumiCli:
-    """folder: holds `pulumi`; dynamic_folder: holds the script for dynamic providers. Both belong on PATH."""
+    """folder: holds `pulumi`; dynamic_folder: holds the script for dynamic providers. Both belong on PATH.
+
+    language_host: runs a program for `pulumi up` typed in a shell; the built one has none, only that host's script."""
 
     folder: Path
     dynamic_folder: Path
     version: str
+    language_host: Path | None = None
 
     @property
     def command(self) -> Path:
         return self.folder / "pulumi"
+
+    @property
+    def program_script(self) -> Path:
+        """What a language host hands to Python; it is there where `pulumi` was built."""
+        return self.folder / PROGRAM
 
 
 def find_or_build(environ: Mapping[str, str], say: Say) -> PulumiCli:
@@ -89,7 +101,7 @@ def home_of(environ: Mapping[str, str]) -> Path:
     given = environ.get("XDG_CACHE_HOME", "")
     cache = Path(given) if os.path.isabs(given) else Path(environ.get("HOME") or Path.home()) / ".cache"
     recipe = hashlib.sha256(b"".join((RECIPE / name).read_bytes() for name in ("go.mod", "go.sum")))
-    recipe.update(" ".join(_build_command("go", "")).encode())
+    recipe.update(" ".join([*_build_command("go", ""), *SCRIPTS]).encode())
     return cache / "tpu-stack" / "pulumi" / f"{wanted_version()}-{recipe.hexdigest()[:10]}"
 
 
@@ -109,7 +121,17 @@ def on_path(environ: Mapping[str, str], say: Say) -> PulumiCli | None:
     if dynamic is None:
         say(f"{command} has no {DYNAMIC} beside it or on PATH: leaving it aside")
         return None
-    return PulumiCli(folder=Path(command).parent, dynamic_folder=Path(dynamic).parent, version=version)
+    host = (
+        folder / LANGUAGE_HOST
+        if (folder / LANGUAGE_HOST).is_file()
+        else shutil.which(LANGUAGE_HOST, path=path)
+    )
+    return PulumiCli(
+        folder=Path(command).parent,
+        dynamic_folder=Path(dynamic).parent,
+        version=version,
+        language_host=None if host is None else Path(host),
+    )
 
 
 def built(environ: Mapping[str, str]) -> PulumiCli | None:
@@ -157,8 +179,9 @@ def _build(environ: Mapping[str, str], say: Say) -> PulumiCli:
         sdk = _ask([go, "list", "-m", "-f", "{{.Dir}}", f"{MODULE}/sdk/v3"], go_environ)
         if sdk is None:
             raise PulumiCliError(f"`go list -m {MODULE}/sdk/v3` fails in {RECIPE}")
-        shutil.copyfile(Path(sdk) / "python" / "dist" / DYNAMIC, new / DYNAMIC)
-        (new / DYNAMIC).chmod(0o755)
+        for script, folder in SCRIPTS.items():
+            shutil.copyfile(Path(sdk) / folder / script, new / script)
+            (new / script).chmod(0o755)
         version = _version_of(str(new / "pulumi"), environ)
         if version != wanted_version():
             raise PulumiCliError(f"what was built answers {version!r} and not {wanted_version()!r}")

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SPOT = "us-central1-a:v5litepod:spot"
 NAME = "tpu-stack-dev-main"
 FULL_NAME = f"projects/my-project/locations/us-central1-a/queuedResources/{NAME}"
-QUEUED = "pulumi-python:tpu_stack:QueuedResource"
+QUEUED = "pulumi-python:dynamic/tpu_stack:QueuedResource"
 
 
 def configuration(*, slices: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
@@ -81,6 +81,7 @@ def test_a_slice_is_made_kept_relabelled_replaced_and_destroyed(engine: Engine, 
     first = engine.up()
     assert first.ok, first.text
     assert alive(api) == ([NAME], [NAME])
+    assert QUEUED in {each["type"] for each in engine.resources()}
     assert len(hosts(first.outputs)) == 4
 
     again = engine.up()

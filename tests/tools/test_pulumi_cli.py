@@ -46,8 +46,9 @@ def pulumi(folder: Path, version: str) -> Path:
 def environ(tmp_path: Path) -> dict[str, str]:
     """A machine with Go and without Pulumi."""
     script(tmp_path / "go" / "go", GO)
-    (tmp_path / "sdk" / "python" / "dist").mkdir(parents=True)
-    (tmp_path / "sdk" / "python" / "dist" / pulumi_cli.DYNAMIC).write_text("#!/bin/sh\n")
+    for name, folder in pulumi_cli.SCRIPTS.items():
+        (tmp_path / "sdk" / folder).mkdir(parents=True)
+        (tmp_path / "sdk" / folder / name).write_text("#!/bin/sh\n")
     return {
         "PATH": f"{tmp_path / 'go'}:/usr/bin:/bin",
         "HOME": str(tmp_path / "home"),
@@ -87,6 +88,18 @@ def test_behind_a_link_the_script_for_dynamic_providers_is_found_beside_the_real
     (tmp_path / "bin" / "pulumi").symlink_to(real)
     environ["PATH"] = f"{tmp_path / 'bin'}:{environ['PATH']}"
     assert pulumi_cli.find_or_build(environ, said.append).dynamic_folder == tmp_path / "opt"
+
+
+def test_the_language_host_of_an_installed_pulumi_is_found_and_one_from_modules_has_its_script_alone(
+    tmp_path: Path, environ: dict[str, str], said: list[str]
+) -> None:
+    built = pulumi_cli.find_or_build(environ, said.append)
+    assert built.language_host is None and os.access(built.program_script, os.X_OK)
+    pulumi(tmp_path / "bin", f"v{WANTED}")
+    script(tmp_path / "bin" / pulumi_cli.DYNAMIC, "")
+    host = script(tmp_path / "bin" / pulumi_cli.LANGUAGE_HOST, "")
+    environ["PATH"] = f"{tmp_path / 'bin'}:{environ['PATH']}"
+    assert pulumi_cli.find_or_build(environ, said.append).language_host == host
 
 
 @pytest.mark.parametrize(

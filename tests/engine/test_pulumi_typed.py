@@ -1,0 +1,211 @@
+"""`pulumi` as a user types it in the project's root: Pulumi.yaml as it is, `main: infra/`, the plugins as processes.
+
+The other tests here hand the program to the engine themselves, and would not see it when the language host, or the
+plugin of dynamic providers, starts in another folder or with another Python than they do. Where Pulumi is installed its
+own host runs the program, and where it was built tests/engine/language_stand_in.py."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra import inventory
+from rehearsal.engine import ACCESS_TOKEN, MARK, NOWHERE
+from rehearsal.engine_processes import end_marked
+from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE
+from rehearsal.gcp_stand_in.world import World
+from rehearsal.tpu_api import TpuApi
+from tests.engine.shell import ROOT, Shell, copy_checkout, launcher, make_environment, short
+from tools.pulumi_cli import PulumiCli
+
+# Made by dynamic providers.
+IDENTITY = ("pulumi-python:dynamic:StackIdentity", "owner")
+QUEUED = ("pulumi-python:dynamic:QueuedResource", "main")
+
+
+@pytest.fixture
+def shell(cli: PulumiCli, api: TpuApi, tmp_path: Path) -> Iterator[Shell]:
+    """A checkout with a new environment .venv, a stack `dev` of Pulumi.example.yaml, and simulated clouds."""
+    root, bin_folder = tmp_path / "checkout", tmp_path / "bin"
+    home, backend = tmp_path / "home", tmp_path / "backend"
+    copy_checkout(root)
+    make_environment(root)
+    for folder in (bin_folder, home, backend):
+        folder.mkdir()
+    launcher(bin_folder / "pulumi-resource-gcp", "rehearsal.gcp_stand_in")
+    if cli.language_host is None:
+        launcher(bin_folder / "pulumi-language-python", "tests.engine.language_stand_in", cli.program_script)
+    path = [
+        cli.folder,
+        bin_folder,
+        cli.dynamic_folder,
+        Path("/usr/local/bin"),
+        Path("/usr/bin"),
+        Path("/bin"),
+    ]
+    environ = {
+        **dict.fromkeys(("HTTPS_PROXY", "HTTP_PROXY"), NOWHERE),
+        "NO_PROXY": "127.0.0.1,localhost",
+        "HOME": str(home),
+        "PATH": os.pathsep.join(map(str, path)),
+        "PULUMI_BACKEND_URL": backend.as_uri(),
+        "PULUMI_CONFIG_PASSPHRASE": "rehearsal",
+        "PULUMI_SKIP_UPDATE_CHECK": "true",
+        "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+        MARK: str(tmp_path),
+        WORLD_VARIABLE: str(tmp_path / "world.json"),
+    }
+    made = Shell(root=root, environ=environ, world=World(path=tmp_path / "world.json"))
+    shutil.copy(root / "Pulumi.example.yaml", root / "Pulumi.dev.yaml")
+    for line in (
+        "pulumi stack init dev",
+        f"pulumi config set gcp:tpuV2CustomEndpoint {api.url}/v2/",
+        f"pulumi config set --secret gcp:accessToken {ACCESS_TOKEN}",
+    ):
+        answer = made.type(line)
+        assert answer.code == 0, answer.text
+    try:
+        yield made
+    finally:
+        end_marked(MARK, str(tmp_path))
+
+
+def names(api: TpuApi) -> list[str]:
+    """Of the queued resources and nodes that are there, each once."""
+    there = api.control.alive()
+    return sorted(
+        {each["name"].rpartition("/")[2] for kind in ("queuedResources", "nodes") for each in there[kind]}
+    )
+
+
+def files(root: Path) -> set[str]:
+    """What git would see in a checkout."""
+    skipped = {".venv", "__pycache__"}
+    found = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    return {str(path) for path in found if skipped.isdisjoint(path.parts)}
+
+
+# --- an ordinary life ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(400)  # eight commands, each with a limit of its own
+def test_a_stack_is_previewed_made_kept_refreshed_changed_and_destroyed(shell: Shell, api: TpuApi) -> None:
+    preview = shell.type("pulumi preview")
+    assert preview.code == 0, preview.text
+    assert "slice main: v5litepod-16" in preview.text  # the table of costs
+    previewed = preview.resources("create")
+    assert {IDENTITY, QUEUED, ("gcp:storage:Bucket", "bucket")} <= previewed
+    assert shell.world.things() == {} and shell.state() == []
+
+    up = shell.type("pulumi up --yes")
+    assert up.code == 0, up.text
+    made = {(short(each["type"]), each["urn"].rpartition("::")[2]) for each in shell.state()}
+    assert made == previewed
+    assert names(api) == ["tpu-stack-dev-main"]
+
+    again = shell.type("pulumi up --yes")
+    assert again.code == 0 and again.summary == [f"{len(made)} unchanged"] * 2, again.text
+
+    output = shell.type("pulumi stack output inventory")
+    (one,) = inventory.from_json(output.text).slices
+    assert [host.index for host in one.hosts] == [0, 1, 2, 3]
+
+    refresh = shell.type("pulumi refresh --yes")
+    assert refresh.code == 0 and refresh.summary == [f"{len(made)} unchanged"] * 2, refresh.text
+
+    for line in ("--path 'tpu-stack:slices[0].labels.team' nlp", "tpu-stack:protect false"):
+        assert shell.type(f"pulumi config set {line}").code == 0
+    changed = shell.type("pulumi up --yes")
+    assert changed.code == 0, changed.text
+    assert changed.resources("updated") == {QUEUED}
+    assert api.control.alive()["nodes"][0]["labels"]["team"] == "nlp"
+
+    destroy = shell.type("pulumi destroy --yes")
+    assert destroy.code == 0, destroy.text
+    assert shell.state() == [] and shell.world.things() == {} and names(api) == []
+
+
+def test_every_command_works_from_a_folder_below_and_leaves_the_checkout_as_git_has_it(shell: Shell) -> None:
+    before = files(shell.root)
+    for below in ("infra", "docs"):
+        preview = shell.type("pulumi preview", below=below)
+        assert preview.code == 0 and IDENTITY in preview.resources("create"), preview.text
+    assert files(shell.root) == before
+
+
+# --- what must be where -------------------------------------------------------------------------------------------
+
+
+def test_no_python_of_the_shell_is_needed(shell: Shell) -> None:
+    """Neither an activated environment nor any Python on PATH that knows Pulumi: the fixture gives none."""
+    folders = shell.environ["PATH"].split(os.pathsep)
+    assert not any(Path(folder).is_relative_to(shell.root / ".venv") for folder in folders)
+    assert {"VIRTUAL_ENV", "PYTHONPATH", "PULUMI_PYTHON_CMD"}.isdisjoint(shell.environ)
+    python = shutil.which("python3", path=shell.environ["PATH"])
+    if python is not None:
+        asked = subprocess.run([python, "-c", "import pulumi"], env=shell.environ, stderr=subprocess.DEVNULL)
+        assert asked.returncode != 0
+    preview = shell.type("pulumi preview")
+    assert preview.code == 0, preview.text
+
+
+def test_the_link_infra_venv_is_what_dynamic_providers_need(shell: Shell) -> None:
+    (shell.root / "infra" / ".venv").unlink()
+    answer = shell.type("pulumi up --yes")
+    assert answer.code != 0
+    assert "infra/.venv" in answer.text and "doesn't exist" in answer.text, answer.text
+    assert "could not read plugin" in answer.text and "pulumi-resource-pulumi-python" in answer.text
+
+
+def test_the_python_that_is_taken_is_the_one_of_the_checkout(shell: Shell) -> None:
+    """Of the program and of dynamic providers: both say what this environment alone holds."""
+    (packages,) = (shell.root / ".venv").glob("lib/python*/site-packages")
+    trace = shell.root.parent / "trace"
+    (packages / "trace_of_start.pth").write_text(
+        f"import sys; open({str(trace)!r}, 'a').write(' '.join(sys.orig_argv) + '\\n')\n"
+    )
+    assert shell.type("pulumi preview").code == 0
+    lines = trace.read_text().splitlines()
+    for module in ("pulumi-language-python-exec", "-m pulumi.dynamic"):
+        assert any(module in line and line.startswith(str(shell.root)) for line in lines), lines
+
+
+def test_no_module_of_infra_is_called_like_one_that_anything_imports() -> None:
+    """The program and the plugin have infra/ first on their path."""
+    ours = {path.stem for path in (ROOT / "infra").iterdir() if path.name[0] not in "._"}
+    assert {"program", "config"} <= ours
+    assert ours.isdisjoint(sys.stdlib_module_names)
+    assert ours.isdisjoint(importlib.metadata.packages_distributions())
+
+
+# --- what a user gets wrong ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "--path 'tpu-stack:slices[0].accelerator' v6e-12",
+            'slices[0].accelerator: "v6e-12" is not a v6e size',
+        ),
+        ("--path 'tpu-stack:slices[0].acelerator' v6e-8", "slices[0].acelerator"),
+        ("tpu-stack:protect perhaps", "'protect' must be of type 'boolean'"),
+        ("tpu-stack:slices oops", "'slices' must be of type 'array<object>'"),
+        ("tpu-stack:protetc false", "tpu-stack:protetc"),
+    ],
+)
+def test_a_mistake_is_told_without_a_traceback_and_nothing_is_made(
+    shell: Shell, api: TpuApi, line: str, said: str
+) -> None:
+    assert shell.type(f"pulumi config set {line}").code == 0
+    for command in ("pulumi preview", "pulumi up --yes"):
+        answer = shell.type(command)
+        assert answer.code != 0 and said in answer.text and "Traceback" not in answer.text, answer.text
+    assert shell.world.things() == {} and names(api) == []
