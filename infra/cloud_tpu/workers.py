@@ -65,6 +65,9 @@ def awaited(client: Client, pace: Pace, nodes: Sequence[Json], limit_s: float) -
     """The workers of each node, once all have published, or as they are after `limit_s`, with a line that says so."""
     until = pace.now() + limit_s
     found = [read(client, node) for node in nodes]
+    if refused := _refusal(client, nodes, found):
+        pace.say(f"warning: {refused}")
+        until = pace.now()
     while not all(are_complete(workers) for workers in found) and pace.now() + LOOK_AGAIN_S <= until:
         pace.pause(LOOK_AGAIN_S)
         found = [
@@ -81,6 +84,20 @@ def awaited(client: Client, pace: Pace, nodes: Sequence[Json], limit_s: float) -
                 " or host key yet; it cannot be reached until `pulumi up --refresh` has found them"
             )
     return found
+
+
+def _refusal(client: Client, nodes: Sequence[Json], found: Sequence[Sequence[Json]]) -> str:
+    """Why guest attributes will not come however long we wait; "" where they may: not published yet is NOT_FOUND."""
+    missing = [node for node, workers in zip(nodes, found, strict=True) if not are_complete(workers)]
+    if not missing:
+        return ""
+    try:
+        client.guest_attributes(missing[0]["name"])
+    except AbandonedError:
+        raise
+    except CloudTpuError as error:
+        return "" if error.status in ("NOT_FOUND", "UNAVAILABLE", "RESOURCE_EXHAUSTED") else str(error)
+    return ""
 
 
 def output(node: Json, workers: list[Json]) -> Json:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from infra.cloud_tpu import workers
+from infra.cloud_tpu.errors import CloudTpuError
 from tests.infra.cloud_tpu.lab import PARENT, Cloud
 
 NODE = f"{PARENT}/nodes/main"
@@ -95,3 +98,20 @@ def test_guest_attributes_that_cannot_be_read_do_not_fail_a_refresh(cloud: Cloud
     cloud.control.inject("unavailable", "nodes.getGuestAttributes", 1000)
     read = cloud.read(outputs)
     assert read is not None and read["state"] == "ACTIVE"
+
+
+def test_guest_attributes_that_are_refused_are_not_waited_for(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five minutes of silence would teach nobody anything; the refusal does."""
+    outputs = cloud.create()
+
+    def refused(name: str) -> list[Any]:
+        raise CloudTpuError(f"{name}: may not be read", "PERMISSION_DENIED")
+
+    monkeypatch.setattr(cloud.client, "guest_attributes", refused)
+    since = cloud.clock.now()
+    again = cloud.update(outputs)
+    assert again["state"] == "ACTIVE"
+    assert "may not be read" in cloud.said
+    assert cloud.clock.now() - since < 60
