@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fabric import task
@@ -117,14 +118,18 @@ def jobs(c: Any, job: str = "") -> int:
         "zone": "only what is listed there, at its prices",
         "generation": "v2, v3, v4, v5e, v5p or v6e",
         "max_chips": "up to this size (default: 64 chips)",
+        "grant": "only what the grant in this configuration covers, such as Pulumi.dev.yaml",
     },
     positional=[],
 )
 @reported
-def accelerators(c: Any, zone: str = "", generation: str = "", max_chips: str = "") -> int:
+def accelerators(c: Any, zone: str = "", generation: str = "", max_chips: str = "", grant: str = "") -> int:
     """List the TPU types: hosts, chips, memory, zones, prices."""
     from launch.accelerators import list_accelerators
+    from launch.grants import list_granted
 
+    if grant:
+        return list_granted(Path(grant), zone=zone or None, generation=generation or None)
     return list_accelerators(
         zone=zone or None,
         generation=generation or None,

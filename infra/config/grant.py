@@ -6,7 +6,7 @@ import typing
 
 from infra import catalogue
 from infra.catalogue import CatalogueError
-from infra.config import GrantLine, formats
+from infra.config import ConfigError, GrantLine, formats
 from infra.config.fields import Section
 from infra.inventory import Capacity
 
@@ -16,6 +16,20 @@ MOST_CHIPS = 1_000_000
 
 def read(root: Section) -> tuple[GrantLine, ...]:
     return tuple(_line(section) for section in root.sections("grant"))
+
+
+def read_alone(value: object) -> tuple[GrantLine, ...]:
+    """The lines of a value of `tpu-stack:grant`, whatever else the configuration says.
+
+    Raises:
+        ConfigError: with every mistake in them.
+    """
+    problems: list[str] = []
+    root = Section({"grant": value}, prefix="tpu-stack:", problems=problems)
+    lines = read(root)
+    if problems:
+        raise ConfigError(tuple(problems))
+    return lines
 
 
 def _line(section: Section) -> GrantLine:
