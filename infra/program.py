@@ -27,7 +27,11 @@ def declare() -> None:
     try:
         config = reader.from_pulumi()
     except ConfigError as error:
-        raise pulumi.RunError(str(error)) from None
+        # One by one: what is raised the engine says twice.
+        for problem in error.problems:
+            pulumi.log.error(problem)
+        many = "a mistake" if len(error.problems) == 1 else f"{len(error.problems)} mistakes"
+        raise pulumi.RunError(f"nothing was made: the configuration has {many}") from None
     review(config)
     stack = declare_stack(config)
     pulumi.export("inventory", stack.inventory.apply(inventory.to_json))
