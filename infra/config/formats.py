@@ -137,7 +137,8 @@ def principal(text: str) -> str | None:
         return "is the whole internet; name people, groups or service accounts"
     kind, _, who = text.partition(":")
     if kind in ("user", "group", "serviceAccount") and MAIL.fullmatch(who):
-        return None
+        # To Google they are one, and two bindings of one person take each other away.
+        return None if who == who.lower() else f"has capital letters; write {kind}:{who.lower()}"
     if kind == "domain" and DOMAIN.fullmatch(who):
         return None
     if FEDERATED.fullmatch(text):

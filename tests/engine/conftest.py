@@ -29,6 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(300))  # a busy machine is three times slower at this
             for ignored in LEFT_BY_A_KILL:
                 item.add_marker(pytest.mark.filterwarnings(ignored))
 
