@@ -24,12 +24,13 @@ QUEUED = "pulumi-python:dynamic/tpu_stack:QueuedResource"
 
 
 def configuration(*, slices: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
-    """Of one spot slice on an existing network without storage, so that an operation takes a second."""
+    """Of one spot slice on an existing network without storage, which is quick, and with nothing protected."""
     keys: dict[str, Any] = {
         "zone": "us-central1-a",
         "slices": slices if slices is not None else [a_slice()],
         "network": {"existing": "default"},
         "storage": {"bucket": False, "nfs": {"kind": "none"}},
+        "protect": False,
         **{key.replace("_", "-"): value for key, value in more.items()},
     }
     return {"gcp:project": "my-project", **{f"tpu-stack:{key}": value for key, value in keys.items()}}
@@ -110,7 +111,7 @@ def test_a_slice_is_made_kept_relabelled_replaced_and_destroyed(engine: Engine, 
 
 def test_a_whole_stack_is_destroyed_once_its_data_may_go(engine: Engine, api: TpuApi) -> None:
     storage = {"bucket": {"name": "our-runs"}, "nfs": {"kind": "gateway"}}
-    engine.configure(configuration(network={}, storage=storage))
+    engine.configure(configuration(network={}, storage=storage, protect=True))
     made = engine.up()
     assert made.ok, made.text
     mount = inventory.from_json(made.outputs["inventory"]).storage
@@ -124,7 +125,7 @@ def test_a_whole_stack_is_destroyed_once_its_data_may_go(engine: Engine, api: Tp
         ("gcp:compute/disk:Disk", "tpu-stack-dev-share"),
     } <= kept
 
-    engine.configure(configuration(network={}, storage=storage, protect=False))
+    engine.configure(configuration(network={}, storage=storage))
     assert engine.up().ok
     destroyed = engine.destroy()
     assert destroyed.ok, destroyed.text
@@ -133,7 +134,7 @@ def test_a_whole_stack_is_destroyed_once_its_data_may_go(engine: Engine, api: Tp
 
 def test_filestore_in_an_existing_network_is_previewed_made_and_mounted(engine: Engine, api: TpuApi) -> None:
     """In a preview its network is known, and its address is not."""
-    engine.configure(configuration(storage={"bucket": False, "nfs": {"kind": "filestore"}}, protect=False))
+    engine.configure(configuration(storage={"bucket": False, "nfs": {"kind": "filestore"}}))
     preview = engine.preview()
     assert preview.ok, preview.text
     made = engine.up()
