@@ -41,9 +41,8 @@ class Access(pulumi.ComponentResource):
         super().__init__("tpu-stack:access:Access", name, {}, opts)
         access = args.config.access
         child = pulumi.ResourceOptions(parent=self)
-        roots = dict.fromkeys(access.administrators)
-        people = [(member, LOG_IN_AS_ROOT) for member in roots]
-        people += [(member, LOG_IN) for member in dict.fromkeys(access.members) if member not in roots]
+        people = [(member, LOG_IN_AS_ROOT) for member in access.administrators]
+        people += [(member, LOG_IN) for member in access.members if member not in access.administrators]
         for member, log_in in people:
             projects.IAMMember(
                 f"tunnel {member}",

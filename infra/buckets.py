@@ -30,8 +30,6 @@ class StorageBucketArgs:
 
 
 class StorageBucket(pulumi.ComponentResource):
-    """`url` is gs://NAME."""
-
     def __init__(
         self, name: str, args: StorageBucketArgs, opts: pulumi.ResourceOptions | None = None
     ) -> None:
@@ -71,5 +69,4 @@ class StorageBucket(pulumi.ComponentResource):
                 member=args.member,
                 opts=pulumi.ResourceOptions(parent=self),
             )
-        self.url = bucket.name.apply(lambda bucket_name: f"gs://{bucket_name}")
-        self.register_outputs({"url": self.url})
+        self.register_outputs({})

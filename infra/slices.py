@@ -12,12 +12,10 @@ from pulumi_gcp import compute, tpu
 
 from infra import direct_watch, inventory, naming, startup
 from infra.access import LOG_IN_METADATA
+from infra.cloud_tpu.request import MODES, SCOPES
 from infra.config import Config, DataDisk, SliceConfig
 from infra.node_workers import NodeWorkers, NodeWorkersArgs
 from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs
-
-API_MODE = {"read-only": "READ_ONLY", "read-write": "READ_WRITE"}
-SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]  # what a host may do is up to its account's roles
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,10 +49,7 @@ class TpuSlice(pulumi.ComponentResource):
 
 def _queued(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[inventory.Slice]:
     asked = args.asked
-    # The nodes of a multislice have their numbers, up to -255, behind it.
-    node_id = naming.resource_name(
-        args.config.stack, asked.name, longest=naming.LONGEST - (4 if asked.count > 1 else 0)
-    )
+    node_id = _node_id(args)
     by_name = asked.accelerator.has_default_topology
     queued = QueuedResource(
         name,
@@ -94,7 +89,7 @@ def _queued(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[in
 
 def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[inventory.Slice]:
     asked = args.asked
-    node_id = naming.resource_name(args.config.stack, asked.name)
+    node_id = _node_id(args)
     by_name = asked.accelerator.has_default_topology
     node = tpu.V2Vm(
         name,
@@ -116,12 +111,12 @@ def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[in
             subnetwork=args.subnetwork,
             enable_external_ips=args.config.network.external_addresses,
         ),
-        service_account=tpu.V2VmServiceAccountArgs(email=args.service_account, scopes=SCOPES),
+        service_account=tpu.V2VmServiceAccountArgs(email=args.service_account, scopes=list(SCOPES)),
         metadata=_metadata(args),
         labels=_labels(args),
         tags=[args.tag],
         data_disks=[
-            tpu.V2VmDataDiskArgs(source_disk=_source(args, disk, parent), mode=API_MODE[disk.mode])
+            tpu.V2VmDataDiskArgs(source_disk=_source(args, disk, parent), mode=MODES[disk.mode])
             for disk in asked.data_disks
         ],
         opts=pulumi.ResourceOptions(
@@ -145,6 +140,12 @@ def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[in
         pulumi.ResourceOptions(parent=parent, replace_with=[node]),
     )
     return workers.workers.apply(lambda found: entry(asked, f"node {node_id}", [{"workers": found}]))
+
+
+def _node_id(args: TpuSliceArgs) -> str:
+    # The nodes of a multislice have their numbers, up to -255, behind it.
+    longest = naming.LONGEST - (4 if args.asked.count > 1 else 0)
+    return naming.resource_name(args.config.stack, args.asked.name, longest=longest)
 
 
 def _addresses(endpoints: Sequence[tpu.outputs.V2VmNetworkEndpoint] | None) -> str:

@@ -17,18 +17,8 @@ MOST_CHIPS = 64
 WIDTH = 110
 """Columns, however narrow the terminal or whatever the pipe: a figure that is cut short is a wrong figure."""
 
-COLUMNS = (
-    "type",
-    "topology",
-    "hosts",
-    "chips",
-    "devices",
-    "HBM GiB",
-    "TFLOP/s",
-    "on-demand",
-    "spot",
-    "zones",
-)
+HARDWARE = ("type", "topology", "hosts", "chips", "devices", "HBM GiB", "TFLOP/s")
+COLUMNS = (*HARDWARE, "on-demand", "spot", "zones")
 
 
 def list_accelerators(*, zone: str | None, generation: str | None, max_chips: int | None) -> int:
@@ -80,18 +70,25 @@ def table(shown: Sequence[Accelerator], zone: str | None) -> Table:
     for each in shown:
         zones = [zone] if zone else list(each.zones)
         row = [
-            each.type_name,
-            each.topology,
-            f"{each.hosts:,}",
-            f"{each.chips:,}",
-            f"{each.devices:,}",
-            f"{each.hbm_gib:,}",
-            f"{each.peak_bf16_flops_per_s / 1e12:,.0f}",
+            *hardware(each),
             _dollars([catalogue.price_usd_per_hour(each, place, "on-demand") for place in zones]),
             _dollars([catalogue.price_usd_per_hour(each, place, "spot") for place in zones]),
         ]
         made.add_row(*row, *([] if zone else [str(len(zones))]))
     return made
+
+
+def hardware(each: Accelerator) -> list[str]:
+    """The cells of HARDWARE."""
+    return [
+        each.type_name,
+        each.topology,
+        f"{each.hosts:,}",
+        f"{each.chips:,}",
+        f"{each.devices:,}",
+        f"{each.hbm_gib:,}",
+        f"{each.peak_bf16_flops_per_s / 1e12:,.0f}",
+    ]
 
 
 def _dollars(prices: Sequence[float | None]) -> str:

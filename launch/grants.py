@@ -13,10 +13,10 @@ from infra import catalogue
 from infra.catalogue import Accelerator
 from infra.config import ConfigError, GrantLine, grant
 from jobs.runtime.errors import RequestError
-from launch.accelerators import WIDTH
+from launch.accelerators import HARDWARE, WIDTH, hardware
 
 KEY = "tpu-stack:grant"
-COLUMNS = ("type", "topology", "hosts", "chips", "devices", "HBM GiB", "TFLOP/s", "at once")
+COLUMNS = (*HARDWARE, "at once")
 
 
 def list_granted(path: Path, *, zone: str | None, generation: str | None) -> int:
@@ -74,14 +74,5 @@ def table(line: GrantLine) -> Table:
     for heading in COLUMNS:
         made.add_column(heading, justify="left" if heading in COLUMNS[:2] else "right", no_wrap=True)
     for each in covered(line):
-        made.add_row(
-            each.type_name,
-            each.topology,
-            f"{each.hosts:,}",
-            f"{each.chips:,}",
-            f"{each.devices:,}",
-            f"{each.hbm_gib:,}",
-            f"{each.peak_bf16_flops_per_s / 1e12:,.0f}",
-            f"{line.chips // each.chips:,}",
-        )
+        made.add_row(*hardware(each), f"{line.chips // each.chips:,}")
     return made

@@ -17,6 +17,8 @@ Json = dict[str, Any]
 
 HOST_KEYS = "hostkeys"
 LOOK_AGAIN_S = 5.0
+# Not published yet, or no answer just now; after any other refusal there is nothing to wait for.
+MAY_COME = ("NOT_FOUND", "UNAVAILABLE", "RESOURCE_EXHAUSTED")
 
 
 def described(node: Json, attributes: Sequence[Json]) -> list[Json]:
@@ -52,21 +54,26 @@ def are_complete(workers: Sequence[Json]) -> bool:
 
 def read(client: Client, node: Json) -> list[Json]:
     """As they are now. Guest attributes that cannot be read are like such that are not published yet."""
+    return _read(client, node)[0]
+
+
+def _read(client: Client, node: Json) -> tuple[list[Json], CloudTpuError | None]:
+    """And why the guest attributes could not be read, where that is so."""
     try:
-        attributes = client.guest_attributes(node["name"])
+        return described(node, client.guest_attributes(node["name"])), None
     except AbandonedError:
         raise
-    except CloudTpuError:
-        attributes = []
-    return described(node, attributes)
+    except CloudTpuError as error:
+        return described(node, []), error
 
 
 def awaited(client: Client, pace: Pace, nodes: Sequence[Json], limit_s: float) -> list[list[Json]]:
     """The workers of each node, once all have published, or as they are after `limit_s`, with a line that says so."""
     until = pace.now() + limit_s
-    found = [read(client, node) for node in nodes]
-    if refused := _refusal(client, nodes, found):
-        pace.say(f"warning: {refused}")
+    first = [_read(client, node) for node in nodes]
+    found = [workers for workers, _ in first]
+    if refused := [error for _, error in first if error and error.status not in MAY_COME]:
+        pace.say(f"warning: {refused[0]}")
         until = pace.now()
     while not all(are_complete(workers) for workers in found) and pace.now() + LOOK_AGAIN_S <= until:
         pace.pause(LOOK_AGAIN_S)
@@ -84,20 +91,6 @@ def awaited(client: Client, pace: Pace, nodes: Sequence[Json], limit_s: float) -
                 " or host key yet; it cannot be reached until `pulumi up --refresh` has found them"
             )
     return found
-
-
-def _refusal(client: Client, nodes: Sequence[Json], found: Sequence[Sequence[Json]]) -> str:
-    """Why guest attributes will not come however long we wait; "" where they may: not published yet is NOT_FOUND."""
-    missing = [node for node, workers in zip(nodes, found, strict=True) if not are_complete(workers)]
-    if not missing:
-        return ""
-    try:
-        client.guest_attributes(missing[0]["name"])
-    except AbandonedError:
-        raise
-    except CloudTpuError as error:
-        return "" if error.status in ("NOT_FOUND", "UNAVAILABLE", "RESOURCE_EXHAUSTED") else str(error)
-    return ""
 
 
 def output(node: Json, workers: list[Json]) -> Json:
