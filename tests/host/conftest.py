@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-AGENT = Path(__file__).parents[2] / "host" / "agent.py"
+AGENT = Path(__file__).parents[2] / "host" / "__main__.py"
 JOB = """
 import json, os, signal, sys, time
 run_dir = os.environ["RUN_DIR"]
@@ -40,15 +40,9 @@ def interpreters() -> list[str]:
     pyenv = sorted(Path.home().glob(".pyenv/versions/3.*/bin/python"))
     found: dict[tuple[int, ...], str] = {}
     for candidate in [*(shutil.which(f"python3.{minor}") for minor in range(8, 12)), *map(str, pyenv)]:
-        probe = [
-            candidate or "",
-            "-S",
-            "-E",
-            "-c",
-            "import sys; print(*sys.version_info[:2], sys.executable)",
-        ]
         if candidate is None:
             continue
+        probe = [candidate, "-S", "-E", "-c", "import sys; print(*sys.version_info[:2], sys.executable)"]
         said = subprocess.run(probe, capture_output=True, text=True, check=False).stdout.split()
         if len(said) == 3 and (int(said[0]), int(said[1])) >= (3, 8):
             found.setdefault((int(said[0]), int(said[1])), said[2])
@@ -126,8 +120,9 @@ class Agent:
 
     def start_and_hear(self, script: str, process_id: int = 0, **fields: Any) -> dict[str, Any]:
         """Start a job and wait until its first line is in the log: then its preparations are done."""
-        started = self.start(script, process_id, **fields)
-        log = Path(self.start_request(script, process_id, **fields)["log_path"])
+        request = self.start_request(script, process_id, **fields)
+        started = self("start", **request)
+        log = Path(request["log_path"])
         until(lambda: log.exists() and log.stat().st_size > 0)
         return started
 
@@ -161,6 +156,36 @@ class Agent:
             record = json.loads(path.read_text())
             if f"{path.parent}".encode() in cmdline(record["supervisor_pid"]):
                 os.kill(record["supervisor_pid"], signal.SIGKILL)
+
+
+class Host:
+    """Preflights of one agent, with everything in order unless a test says otherwise."""
+
+    def __init__(self, agent: Any) -> None:
+        self.agent = agent
+
+    def response(self, **fields: Any) -> dict[str, Any]:
+        request = {
+            "python": sys.executable,
+            "modules": ["json"],
+            "platform": "cpu",
+            "run_dir": str(self.agent.run_dir),
+            "cache_dir": str(self.agent.root / "cache"),
+            "min_free_bytes": 1,
+            "port": None,
+            "time": time.time(),
+            "max_clock_offset_s": 10,
+            "bundle": None,
+            "lockfiles": [],
+            **fields,
+        }
+        return dict(self.agent("preflight", **request))
+
+    def finding(self, name: str, **fields: Any) -> tuple[bool, str]:
+        checks = [check for check in self.response(**fields)["checks"] if check["name"] == name]
+        assert len(checks) == 1, checks
+        assert checks[0]["ok"] or checks[0]["remedy"]
+        return checks[0]["ok"], checks[0]["message"]
 
 
 def cmdline(pid: int) -> bytes:
@@ -208,6 +233,11 @@ def any_agent(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Agent]
     made = Agent(request.param, tmp_path)
     yield made
     made.end_all()
+
+
+@pytest.fixture
+def host(agent: Any) -> Host:
+    return Host(agent)
 
 
 @pytest.fixture

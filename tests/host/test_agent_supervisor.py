@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host import agent as module
+from host.agent import files, verdict
 
 
 def test_a_killed_process_is_reported_with_its_signal_and_its_last_step(agent: Any) -> None:
@@ -153,7 +153,7 @@ def test_a_run_directory_that_vanished_does_not_end_the_supervision(agent: Any) 
     ended = agent.ended()
     assert (ended["state"], ended["signal"]) == ("exited", 9)
     assert not agent.run_dir.exists()
-    assert "writing the heartbeat" in (agent.state_dir() / "supervisor.log").read_text()
+    assert "writing heartbeats/host-0.json" in (agent.state_dir() / "supervisor.log").read_text()
 
 
 def test_the_end_is_on_record_even_when_the_job_has_filled_the_disk(agent: Any, small_disk: Path) -> None:
@@ -231,7 +231,7 @@ BEATS = st.lists(
 
 @given(BEATS)
 def test_the_culprit_is_the_first_to_fail_by_itself(beats: list[dict[str, Any]]) -> None:
-    blamed = module.culprit(beats)
+    blamed = verdict.culprit(beats)
     failed = [beat for beat in beats if beat["state"] == "failed"]
     assert (blamed is None) == (not failed)
     if blamed is not None:
@@ -241,7 +241,7 @@ def test_the_culprit_is_the_first_to_fail_by_itself(beats: list[dict[str, Any]])
 
 
 def test_a_tail_has_the_last_lines_and_no_endless_one() -> None:
-    lines = module.tail(b"a\n" * 50 + b"x" * 9999 + b"\n\xff\n")
+    lines = files.tail(b"a\n" * 50 + b"x" * 9999 + b"\n\xff\n")
     assert len(lines) == 20
     assert lines[-1] == "\N{REPLACEMENT CHARACTER}"
     assert len(lines[-2]) == 2000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from host import agent as module
+from host.agent import proc
+
+AGENT = Path(proc.__file__).parents[1] / "__main__.py"
 
 
 def test_two_starts_at_once_start_one_process(agent: Any) -> None:
@@ -100,7 +103,7 @@ def test_a_job_is_in_a_session_of_its_own_with_no_descriptor_but_the_log(agent: 
 def test_a_caller_that_waits_for_the_end_of_the_output_is_not_kept(agent: Any) -> None:
     request = agent.start_request('say("up"); live()')
     body = json.dumps({"version": 1, "root": str(agent.root), **request})
-    command = f"{sys.executable} -S -E {module.__file__} start | cat"
+    command = f"{sys.executable} -S -E {AGENT} start | cat"
     done = subprocess.run(
         ["bash", "-c", command], input=body, capture_output=True, text=True, timeout=10, check=True
     )
@@ -143,21 +146,21 @@ def test_status_tells_all_runs_or_the_one_asked_for(agent: Any) -> None:
 
 def test_a_stat_line_is_read_whatever_the_program_is_called() -> None:
     text = "12 (a) R 1 (b) c) S 1 12 12 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 777 0"
-    assert module.parse_stat(text) == ("S", 777)
+    assert proc.parse_stat(text) == ("S", 777)
 
 
 def test_a_handler_is_seen_in_the_mask_of_caught_signals() -> None:
-    assert module.catches("Name:\tx\nSigCgt:\t0000000000000200\n", signal.SIGUSR1)
-    assert not module.catches("Name:\tx\nSigCgt:\t0000000000000100\n", signal.SIGUSR1)
-    assert not module.catches("", signal.SIGUSR1)
+    assert proc.catches("Name:\tx\nSigCgt:\t0000000000000200\n", signal.SIGUSR1)
+    assert not proc.catches("Name:\tx\nSigCgt:\t0000000000000100\n", signal.SIGUSR1)
+    assert not proc.catches("", signal.SIGUSR1)
 
 
-def test_the_agent_is_one_file_that_a_host_can_run_from_anywhere(tmp_path: Path) -> None:
-    copy = tmp_path / "elsewhere.py"
-    copy.write_bytes(Path(module.__file__).read_bytes())
+def test_the_agent_is_a_package_that_a_host_can_run_from_anywhere(tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(AGENT.parent / "agent", copy / "agent")
     body = json.dumps({"version": 1, "root": "~/agent"})
     done = subprocess.run(
-        [sys.executable, "-S", "-E", str(copy), "status"],
+        [sys.executable, "-S", "-E", str(copy / "agent" / "__main__.py"), "status"],
         input=body,
         capture_output=True,
         text=True,

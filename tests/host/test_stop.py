@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +108,24 @@ def test_what_is_left_of_a_lost_process_is_cleared_away(
     assert is_running(grandchild)
     agent("stop", run_id="run-1", grace_s=0)
     assert not is_running(grandchild)
+
+
+def test_a_full_disk_keeps_no_job_from_being_stopped(agent: Any, small_disk: Path) -> None:
+    agent.root = small_disk / "agent"
+    agent.start_and_hear(SAVES)
+    room = os.statvfs(small_disk)
+    (small_disk / "rest").write_bytes(bytes(room.f_bfree * room.f_frsize))
+    assert agent.status()["state"] == "running"
+    (stopped,) = agent("stop", run_id="run-1", grace_s=20)["stopped"]
+    assert (stopped["how"], stopped["code"]) == ("exited by itself", 75)
+    assert log_of(agent).count("saving") == 1
+
+
+def test_a_stop_that_cannot_be_written_down_is_sent_all_the_same(agent: Any) -> None:
+    agent.start_and_hear(SAVES)
+    (agent.state_dir() / "stop-requested").mkdir()  # stands for a disk on which nothing can be made any more
+    (stopped,) = agent("stop", run_id="run-1", grace_s=20)["stopped"]
+    assert stopped["code"] == 75
 
 
 def test_a_frozen_process_can_be_stopped(agent: Any, is_running: Any) -> None:

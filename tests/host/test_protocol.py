@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host import agent as module
+from host.agent import verbs as module
 
 ONE: dict[str, Any] = {"run_id": "run-1", "attempt": 0, "process_id": 0}
 JUNK = st.recursive(
@@ -153,7 +153,7 @@ def test_a_bug_is_told_without_a_traceback_on_stdout(
     def broken(request: object) -> dict[str, object]:
         raise KeyError("oh")
 
-    monkeypatch.setitem(module.VERBS, "status", (broken, ""))
+    monkeypatch.setattr("host.agent.status.status", broken)
     response, status = module.respond("status", json.dumps({"version": 1, "root": str(tmp_path)}).encode())
     assert (response["ok"], status) == (False, 1)
     assert "KeyError" in response["error"]["message"]
@@ -192,7 +192,11 @@ live()
 
 
 def test_the_agent_imports_the_standard_library_alone() -> None:
-    tree = ast.parse(Path(module.__file__).read_text())
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    names = set()
+    for path in Path(module.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                names.add(node.module or "")
     assert {name.partition(".")[0] for name in names} <= sys.stdlib_module_names

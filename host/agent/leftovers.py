@@ -1,0 +1,45 @@
+"""What earlier runs have left alive on this host."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+from .checks import check
+from .proc import controlled, described, start_ticks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .protocol import Json
+
+
+def check_leftovers(root: str) -> list[Json]:
+    """A finding for each run of this agent's that still has processes here, or one that there is none."""
+    runs: dict[str, list[int]] = {}
+    for pid, directory in controlled():
+        own = re.fullmatch(re.escape(os.path.join(root, "runs")) + r"/([^/]+)/\d+-\d+", directory)
+        if own:
+            runs.setdefault(own.group(1), []).append(pid)
+    found = [
+        check("leftovers", message_of(run_id, alive), f"`fab stop --run {run_id}`")
+        for run_id, alive in sorted(runs.items())
+    ]
+    return found or [check("leftovers", "no earlier run has left a process")]
+
+
+def message_of(run_id: str, alive: list[int]) -> str:
+    first = min(alive)
+    ticks = start_ticks(first)
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    age = "just ended" if ticks is None else f"for {spoken(now_s - ticks / os.sysconf('SC_CLK_TCK'))}"
+    more = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
+    return f"{run_id} is still alive here: {described([first], '/proc')}, {age}{more}"
+
+
+def spoken(age_s: float) -> str:
+    """An age in the unit that a person would choose."""
+    for unit, length_s in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if age_s >= 2 * length_s:
+            return f"{age_s / length_s:.0f} {unit}"
+    return f"{age_s:.0f} seconds"

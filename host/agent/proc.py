@@ -1,0 +1,94 @@
+"""/proc: which processes there are, what they are, and what they hold open."""
+
+from __future__ import annotations
+
+import os
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def parse_stat(text: str) -> tuple[str, int]:
+    """State letter and start time (ticks since boot) of a /proc/<pid>/stat; its name may hold anything."""
+    fields = text[text.rindex(")") + 1 :].split()
+    return fields[0], int(fields[19])
+
+
+def start_ticks(pid: int) -> int | None:
+    """When `pid` began, which tells it from a later process of the same number; None when it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, ticks = parse_stat(file.read())
+    except (OSError, ValueError, IndexError):
+        return None
+    return None if state in "ZX" else ticks
+
+
+def catches(status_text: str, signum: int) -> bool:
+    """Whether a process of this /proc/<pid>/status has a handler for the signal."""
+    mask = re.search(r"^SigCgt:\s*([0-9a-f]+)", status_text, re.MULTILINE)
+    return mask is not None and bool(int(mask.group(1), 16) >> (signum - 1) & 1)
+
+
+def pids(proc_root: str) -> Iterator[int]:
+    return (int(name) for name in os.listdir(proc_root) if name.isdigit())
+
+
+def controlled() -> Iterator[tuple[int, str]]:
+    """Every live process with a control directory in its environment, in whatever session it is, and that."""
+    mark = b"RUN_CONTROL_DIR="
+    for pid in pids("/proc"):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environment = file.read()
+        except OSError:  # it ended, or it is another user's and so not ours
+            continue
+        if mark not in environment or pid == os.getpid() or start_ticks(pid) is None:
+            continue
+        for item in environment.split(b"\0"):
+            if item.startswith(mark):
+                yield pid, os.fsdecode(item[len(mark) :])
+
+
+def members(control_dir: str) -> list[int]:
+    """The live processes of one control directory."""
+    return [pid for pid, directory in controlled() if directory == control_dir]
+
+
+def holders(targets: Iterable[str], proc_root: str) -> dict[str, list[int]]:
+    """Who has each target open: a path, or socket:[inode]. Other users' processes show to root alone."""
+    found: dict[str, list[int]] = {target: [] for target in targets}
+    for pid in pids(proc_root):
+        if pid == os.getpid():
+            continue
+        descriptors = f"{proc_root}/{pid}/fd"
+        try:
+            opened = {os.readlink(f"{descriptors}/{name}") for name in os.listdir(descriptors)}
+        except OSError:
+            continue
+        for target in opened & set(found):
+            found[target].append(pid)
+    return found
+
+
+def described(held_by: list[int], proc_root: str) -> str:
+    """The processes for a message: pid and command line."""
+    parts = []
+    for pid in held_by:
+        try:
+            with open(f"{proc_root}/{pid}/cmdline", "rb") as file:
+                line = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            line = "ended meanwhile"
+        parts.append(f"pid {pid} ({line[:120]})")
+    return ", ".join(parts) or "a process that this user may not see"
+
+
+def parse_listeners(text: str, port: int) -> list[str]:
+    """socket:[inode] of everything that listens on `port` in a /proc/net/tcp or tcp6."""
+    rows = (line.split() for line in text.splitlines()[1:])
+    return [
+        f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
+    ]

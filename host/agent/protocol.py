@@ -1,0 +1,180 @@
+"""Requests and refusals: what a request must hold, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeAlias
+
+    Json: TypeAlias = dict[str, Any]
+    Kind: TypeAlias = tuple[Callable[[Any], bool], str]
+
+VERSION = 1
+
+
+class Refused(Exception):
+    """The request is wrong: whoever sent it has to change it."""
+
+    status = 2
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.message, self.remedy = message, remedy
+
+
+class Failed(Refused):
+    """The request is right and this host could not carry it out."""
+
+    status = 1
+
+
+def is_text(value: object) -> bool:
+    """Whether the kernel can take `value` as an argument or a path: no NUL, nothing that UTF-8 cannot say."""
+    return isinstance(value, str) and "\0" not in value and not re.search("[\ud800-\udfff]", value)
+
+
+def is_whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_number(value: object, low: float, high: float) -> bool:
+    numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return numeric and low <= value <= high  # type: ignore[operator]
+
+
+def matches(pattern: str) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
+
+
+def is_path(value: object) -> bool:
+    return isinstance(value, str) and is_text(value) and value[:1] in ("/", "~")
+
+
+def is_peer(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and all(is_text(value.get(name)) and value[name] for name in ("name", "host"))
+        and is_whole(value.get("port"), 1, 65535)
+    )
+
+
+def is_list_of(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_item, value))
+
+
+def is_environment(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        is_text(name) and name != "" and "=" not in name and is_text(text) for name, text in value.items()
+    )
+
+
+LARGEST_READ = 16 << 20
+KINDS: dict[str, Kind] = {
+    "text": (lambda value: is_text(value) and value != "", "a string that is not empty"),
+    "name": (matches(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"), "letters, digits, '.', '_' and '-', 128 at most"),
+    "sha256": (matches("[0-9a-f]{64}"), "64 hexadecimal digits"),
+    "path": (is_path, "a path starting with / or ~"),
+    "paths": (is_list_of(is_path), "a list of paths starting with / or ~"),
+    "content": (lambda value: isinstance(value, str) and is_text(value.replace("\0", "")), "a string"),
+    "flag": (lambda value: isinstance(value, bool), "true or false"),
+    "peers": (is_list_of(is_peer), "a list of objects with name, host and port"),
+    "platform": (matches("cpu|gpu|tpu"), "cpu, gpu or tpu"),
+    "count": (lambda value: is_whole(value, 0, 1 << 31), "a whole number from 0"),
+    "positive": (lambda value: is_whole(value, 1, 1 << 31), "a whole number from 1"),
+    "port": (lambda value: is_whole(value, 1, 65535), "a whole number from 1 to 65535"),
+    "bytes": (lambda value: is_whole(value, 0, 1 << 62), "a whole number from 0"),
+    "offset": (lambda value: is_whole(value, -(1 << 62), 1 << 62), "a whole number"),
+    "limit": (lambda value: is_whole(value, 4, LARGEST_READ), f"a whole number from 4 to {LARGEST_READ}"),
+    "seconds": (lambda value: is_number(value, 0, 86400 * 30), "a number of seconds from 0 to 30 days"),
+    "time": (lambda value: is_number(value, 0, 1e12), "seconds since 1970"),
+    "offsets": (is_list_of(lambda item: is_whole(item, -(1 << 62), 1 << 62)), "a list of whole numbers"),
+    "texts": (is_list_of(is_text), "a list of strings"),
+    "argv": (
+        lambda value: is_list_of(is_text)(value) and value[:1] not in ([], [""]),
+        "a list of strings, the program first",
+    ),
+    "env": (is_environment, "an object of names and strings"),
+    "cpus": (
+        lambda value: value != [] and is_list_of(lambda item: is_whole(item, 0, 1 << 16))(value),
+        "a list of CPU numbers that is not empty",
+    ),
+}
+
+
+def decoded(body: bytes) -> Json:
+    """The object that a request's text holds.
+
+    Raises:
+        Refused: it is not one JSON object.
+    """
+    try:
+        request = json.loads(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"the request is not JSON: {error}", "send one JSON object") from None
+    if not isinstance(request, dict):
+        raise Refused("the request is not a JSON object", "send one JSON object")
+    return request
+
+
+def checked(verb: str, fields: str, request: Json) -> Json:
+    """The request with every field of it checked; a field that may be absent is there, as None.
+
+    `fields` are names and kinds, as in `verbs.VERBS`.
+
+    Raises:
+        Refused: another version, or any field missing or of another kind; it names all of them.
+    """
+    version = request.get("version")
+    if not is_whole(version, VERSION, VERSION):
+        raise Refused(
+            f"the request has version {shown(version)}, this agent speaks version {VERSION}",
+            "use the launcher and the agent of one checkout",
+        )
+    found: Json = {}
+    mistakes = []
+    for field in fields.split():
+        name, _, kind = field.rstrip("?").partition(":")
+        is_right, rule = KINDS[kind]
+        value = found[name] = request.get(name)
+        if value is None:
+            mistakes += [] if field.endswith("?") else [f"{name} is missing; it is {rule}"]
+        elif not is_right(value):
+            mistakes.append(f"{name} is {shown(value)}; it must be {rule}")
+        elif kind in ("path", "paths"):
+            paths = [os.path.expanduser(path) for path in ([value] if kind == "path" else value)]
+            mistakes += [
+                f"{name} is {shown(path)}; this host knows no such home directory"
+                for path in paths
+                if not os.path.isabs(path)
+            ]
+            found[name] = paths[0] if kind == "path" else paths
+    if mistakes:
+        raise Refused(f"{verb}: " + "; ".join(mistakes), "correct the request")
+    return found
+
+
+def shown(value: object) -> str:
+    """`value` for a message: short, and the kind alone of what may hold secrets, as an environment does."""
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "a list"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def reason_of(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
+
+
+def remedy_for(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space on that disk"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "use a directory that this user may write, or change its owner"
+    return "see to that file on this host"

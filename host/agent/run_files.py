@@ -1,0 +1,123 @@
+"""Where a supervisor puts what it says of a run: on a disk, or in a bucket, by the hands of the job's own Python."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import threading
+
+from .files import remove
+from .notes import note, tried
+from .process import plain_environment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .protocol import Json
+
+DELIVERY_LIMIT_S = 120.0
+LOG_PERIOD_S = 60.0
+LOG_LIMIT_BYTES = 8 << 20
+
+
+class RunFiles:
+    """The run directory of one process, as its start request names it. Nothing is raised: what fails is noted.
+
+    dir: where it is a path on this host; None where it is in a bucket, or nowhere.
+    """
+
+    def __init__(self, request: Json) -> None:
+        self.dir: str | None = request["run_dir"]
+        self.url: str = self.dir or request["env"].get("RUN_DIR", "")
+        self._request = request
+        self.is_remote = self.dir is None and "://" in self.url
+        self._log_bytes = 0
+        self._ended = threading.Event()
+        self._delivering = threading.Lock()
+
+    def put(self, texts: dict[str, str], once: dict[str, str] | None = None) -> None:
+        """Write files, by their names below the run directory; those of `once` unless they are there.
+
+        To a bucket the log goes with them: all in one go, as every one means the start of a Python.
+        """
+        once = once or {}
+        if self.is_remote:
+            self._deliver({**texts, **once}, list(once))
+        elif self.dir is not None:
+            for name, text in texts.items():
+                self._write(name, text, os.replace)
+            for name, text in once.items():
+                self._write(name, text, os.link)
+
+    def remove(self, name: str) -> None:
+        directory = self.dir
+        if directory is not None:
+            tried(f"removing {name}", lambda: remove(os.path.join(directory, name)))
+
+    def keep_log(self) -> None:
+        """Deliver the log to a bucket every now and then, as long as it grows."""
+        if self.is_remote:
+            threading.Thread(target=self._renew_log, name="log", daemon=True).start()
+
+    def end_log(self) -> None:
+        self._ended.set()
+
+    def _renew_log(self) -> None:
+        while not self._ended.wait(LOG_PERIOD_S):
+            size = 0
+            with contextlib.suppress(OSError):
+                size = os.path.getsize(self._request["log_path"])
+            if size != self._log_bytes:
+                self._log_bytes = size
+                self._deliver({}, [])
+
+    def _write(self, name: str, text: str, put: Callable[[str, str], None]) -> None:
+        path = os.path.join(self.dir or "", name)
+        beside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
+
+        def write() -> None:
+            self._make_parents(os.path.dirname(name))
+            try:
+                with open(beside, "w", encoding="utf-8", errors="replace") as file:
+                    file.write(text)
+                with contextlib.suppress(FileExistsError):
+                    put(beside, path)
+            finally:
+                remove(beside)
+
+        tried(f"writing {name}", write)
+
+    def _make_parents(self, folder: str) -> None:
+        """The run directory itself is not made anew: who removed it meant it."""
+        made = self.dir or ""
+        for part in folder.split("/") if folder else ():
+            made = os.path.join(made, part)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(made)
+
+    def _deliver(self, texts: dict[str, str], unless_there: list[str]) -> None:
+        # Not with RUN_CONTROL_DIR, by which a process is known as one of the job's, and is ended with it.
+        files: list[Json] = [{"name": name, "text": text} for name, text in texts.items()]
+        if os.path.exists(self._request["log_path"]):
+            name = "logs/{attempt}/host-{process_id}.log".format(**self._request)
+            files.append({"name": name, "path": self._request["log_path"], "limit_bytes": LOG_LIMIT_BYTES})
+        try:
+            with self._delivering:
+                done = subprocess.run(
+                    [self._request["argv"][0], "-P", "-m", "jobs.runtime.deliver", self.url],
+                    input=json.dumps({"files": files, "unless_there": unless_there}).encode(),
+                    cwd=self._request["cwd"],
+                    env={**plain_environment(), **self._request["env"]},
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    timeout=DELIVERY_LIMIT_S,
+                    check=False,
+                )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            note(f"delivering to {self.url}: {error}")
+            return
+        if done.returncode:
+            note(f"delivering to {self.url}: {done.stderr.decode(errors='replace')[-2000:].strip()}")

@@ -1,0 +1,71 @@
+"""How a run failed: who was the first, and in whose words it is told."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+
+from .files import read_json
+from .protocol import is_number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .protocol import Json
+
+DONE, SAVED, WRONG_REQUEST, LOST_A_PEER = 0, 75, 2, 76
+UNKNOWN = ("wall_s", "tokens_per_s", "eval_loss", "eval_accuracy", "unigram_entropy")
+
+
+def heartbeats(run_dir: str | None, attempt: int) -> list[Json]:
+    """The heartbeats of an attempt that can be read now, each with the rank that its name gives."""
+    directory = os.path.join(run_dir or "", "heartbeats")
+    found: list[Json] = []
+    try:
+        names = os.listdir(directory) if run_dir else []
+    except OSError:
+        return found
+    for name in names:
+        rank = re.fullmatch(r"host-(\d+)\.json", name)
+        beat = read_json(os.path.join(directory, name)) if rank else {}
+        if rank and beat.get("attempt") == attempt and is_number(beat.get("time"), 0, math.inf):
+            found.append({**beat, "rank": int(rank.group(1))})
+    return found
+
+
+def culprit(beats: list[Json]) -> Json | None:
+    """The first failure of those in the heartbeats; who only lost a peer is left out, unless all did."""
+    failed = [beat for beat in beats if beat.get("state") == "failed"]
+    return min(
+        by_itself(failed) or failed, key=lambda beat: (float(beat["time"]), int(beat["rank"])), default=None
+    )
+
+
+def by_itself(beats: list[Json]) -> list[Json]:
+    """The failures that are not another's."""
+    return [beat for beat in beats if beat.get("state") == "failed" and beat.get("exit_code") != LOST_A_PEER]
+
+
+def step_of(beat: Json) -> int:
+    step = beat.get("step")
+    return step if isinstance(step, int) else 0
+
+
+def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
+    """result.json of a run that failed, in the words of the host that was first to fail.
+
+    blamed: rank, message, exit_code, attempt and time, as in a heartbeat, and outcome where it is not `failed`.
+    """
+    outcome = blamed.get("outcome", "failed")
+    # A hang is told of all hosts that hang; their logs have nothing to add.
+    message = blamed["message"] if outcome == "hung" else f"host {blamed['rank']}: {blamed.get('message')}"
+    result = {
+        "outcome": outcome,
+        "steps": steps,
+        "error": "\n".join([str(message), *lines]),
+        "failed_host": blamed["rank"],
+        "attempt": blamed["attempt"],
+        "time": blamed["time"],
+        **dict.fromkeys(UNKNOWN),
+    }
+    return {**result, "request": True} if blamed.get("exit_code") == WRONG_REQUEST else result
