@@ -26,6 +26,7 @@ def evaluate(
     *,
     sequences: int,
     batch_size: int,
+    tick: Callable[[], None],
 ) -> Evaluation:
     """Evaluate the first `sequences` held-out sequences, a batch at a time; the last batch is filled up.
 
@@ -33,12 +34,17 @@ def evaluate(
         eval_step: see step.make_eval_step.
         rows_of: (B,) indices of held-out sequences to (B, S) tokens over all devices.
         place: (B,) values to an array over all devices.
+        tick: called at every sign of progress.
     """
-    sums = []
+    sums, totals = [], []
     for first in range(0, sequences, batch_size):
         places_B = np.arange(first, first + batch_size)
         rows_B = np.minimum(places_B, sequences - 1).astype(np.int32)
         counts_B = (places_B < sequences).astype(np.float32)
         sums.append(eval_step(params, rows_of(rows_B), place(rows_B), place(counts_B)))
-    nats, hits, hidden = np.sum([np.asarray(batch, dtype=np.float64) for batch in sums], axis=0)
+        tick()
+    for batch in sums:
+        totals.append(np.asarray(batch, dtype=np.float64))
+        tick()
+    nats, hits, hidden = np.sum(totals, axis=0)
     return Evaluation(loss=float(nats / hidden), accuracy=float(hits / hidden))

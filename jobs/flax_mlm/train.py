@@ -94,6 +94,7 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
                 metrics.write(step, {**values, **rates.take()})
 
     def evaluated(step: int, limit: int) -> Evaluation:
+        run.heartbeat.say("evaluating")
         result = evaluate(
             eval_step,
             state["params"],
@@ -101,6 +102,7 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
             place,
             sequences=min(limit, sequences["eval"]),
             batch_size=batch_size,
+            tick=run.heartbeat.tick,
         )
         if metrics is not None:
             metrics.write(step, {"eval_loss": result.loss, "eval_accuracy": result.accuracy})
@@ -133,6 +135,7 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
             if saving or loss < best_loss:
                 run.heartbeat.state("saving")
                 checkpoints.save(step, state, eval_loss=loss)
+                run.heartbeat.tick()
             best_loss = min(best_loss, loss)
             if leaving:
                 checkpoints.wait()
@@ -147,6 +150,7 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
     final = evaluated(config.steps, sequences["eval"])
     checkpoints.save(config.steps, state, eval_loss=final.loss)
     checkpoints.close()
+    run.heartbeat.tick()
     if run.environment.is_first:
         export(run.directory, config, state["params"], tokens)
     if metrics is not None:

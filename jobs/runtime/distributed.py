@@ -14,6 +14,9 @@ from jobs.runtime.errors import RequestError
 JOIN_LIMIT_S = 300
 PEER_SILENCE_LIMIT_S = 60
 """A peer whose machine vanished without closing its connections is given up after this long."""
+SUPERVISED_PEER_SILENCE_LIMIT_S = 3600
+"""The same under an agent, whose supervisors miss a lost host within seconds. A process that hangs is theirs to judge
+too: JAX would end the others before their stacks are saved, and with them what they know of the hang."""
 
 DEVICE_NODES: dict[Platform, tuple[str, ...]] = {
     "cpu": (),
@@ -45,7 +48,9 @@ def start(environment: ProcessEnvironment) -> None:
         num_processes=environment.num_processes,
         process_id=environment.process_id,
         initialization_timeout=JOIN_LIMIT_S,
-        heartbeat_timeout_seconds=PEER_SILENCE_LIMIT_S,
+        heartbeat_timeout_seconds=(
+            PEER_SILENCE_LIMIT_S if environment.control_dir is None else SUPERVISED_PEER_SILENCE_LIMIT_S
+        ),
         coordinator_bind_address=f"127.0.0.1:{port}" if loopback and environment.is_first else None,
     )
     try:

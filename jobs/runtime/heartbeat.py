@@ -1,14 +1,22 @@
-"""What a process says of itself while it lives: `heartbeats/host-<i>.json`, renewed by a thread of its own."""
+"""What a process says of itself while it lives: `heartbeats/host-<i>.json`, renewed by a thread of its own.
+
+Under an agent the same goes to `heartbeat.json` in the control directory, on this host's own disk, whatever the run
+directory is and however it fares: there the agent reads it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from jobs.runtime.environment import ProcessEnvironment
+from jobs.runtime.files import DiskFiles
+from jobs.runtime.patience import patiently
 from jobs.runtime.run_directory import RunDirectory, heartbeat, reserve
 
 State = Literal["starting", "joined", "stepping", "saving", "done", "failed", "stopped", "preempted"]
@@ -18,6 +26,7 @@ BUCKET_PERIOD_S = 10.0
 """Seconds between two writes; a bucket takes one write a second to an object and bills each."""
 RESERVE_BYTES = 64 * 1024
 """Room that is kept for the last words of a process whose disk is full: its log, its heartbeat and the result."""
+LOCAL = "heartbeat.json"
 
 
 class Heartbeat:
@@ -32,29 +41,47 @@ class Heartbeat:
         self._step = 0
         self._step_time = time.time()
         self._message: str | None = None
-        self._ended = threading.Event()
-        self._writing = threading.Lock()
-        self._thread = threading.Thread(target=self._renew, name="heartbeat", daemon=True)
+        self._changed, self._ended = threading.Event(), threading.Event()
+        self._writing, self._writing_here = threading.Lock(), threading.Lock()
 
     def start(self) -> None:
         """Write the first heartbeat and keep it fresh from now on.
 
         Raises:
-            OSError: the run directory cannot be written.
+            OSError: the run directory cannot be written; a bucket's library has kinds of its own too.
         """
-        self._write()
-        if not self._directory.is_remote:
+        self._write_here()
+        if self._directory.is_remote:
+            patiently(self._write, what="heartbeat not written")
+        else:
+            self._write()
             self._directory.write_text(self._reserve, "\0" * RESERVE_BYTES)
-        self._thread.start()
+        threading.Thread(target=self._renew, name="heartbeat", daemon=True).start()
+        if self._environment.control_dir is not None:
+            # Apart from the other: a bucket or a share that hangs must not make the process look dead.
+            threading.Thread(target=self._renew_here, name="heartbeat here", daemon=True).start()
 
     def step(self, step: int) -> None:
         """The step that has been computed; costs nothing, the thread writes it."""
         self._step, self._step_time = step, time.time()
 
+    def tick(self) -> None:
+        """Progress that is no step: a batch of an evaluation, a file that was written. Costs nothing either."""
+        self._step_time = time.time()
+
     def state(self, state: State, message: str | None = None) -> None:
-        """Enter `state`, written at once."""
-        if (state, message) != (self._state, self._message):
-            self._state, self._message = state, message
+        """Enter `state`, written at once; to a bucket by the thread, so that nothing here waits for it.
+
+        Raises:
+            OSError: the run directory, on a disk, cannot be written.
+        """
+        if (state, message) == (self._state, self._message):
+            return
+        self._state, self._message = state, message
+        self._write_here()
+        if self._directory.is_remote:
+            self._changed.set()
+        else:
             self._write()
 
     def say(self, message: str) -> None:
@@ -62,11 +89,23 @@ class Heartbeat:
         self.state(self._state, message)
 
     def end(self, state: State, message: str | None = None) -> None:
-        """The last heartbeat: nothing is written after it."""
+        """The last heartbeat: nothing is written after it.
+
+        Raises:
+            OSError: the run directory, on a disk, cannot be written. What a bucket refuses is said in the log.
+        """
         self._ended.set()
+        self._changed.set()
         self._state, self._message = state, message
         self.make_room()
-        self._write()
+        self._write_here()
+        if not self._directory.is_remote:
+            self._write()
+            return
+        try:
+            patiently(self._write, what="heartbeat not written")
+        except Exception as error:  # a bucket's library raises kinds of its own
+            _complain(error)
 
     def make_room(self) -> None:
         """Give back the room that was kept, so that what went wrong can be said on a disk that is full."""
@@ -79,27 +118,64 @@ class Heartbeat:
 
     def _renew(self) -> None:
         period_s = BUCKET_PERIOD_S if self._directory.is_remote else DISK_PERIOD_S
-        while not self._ended.wait(period_s):
-            try:
-                self._write(unless_ended=True)
-            except OSError as error:
-                with contextlib.suppress(OSError):  # the log may be on the same full disk
-                    print(f"heartbeat not written: {error}", flush=True)
+        while not self._ended.is_set():
+            self._changed.wait(period_s)
+            self._changed.clear()
+            _try(lambda: self._write(unless_ended=True))
+            if self._directory.is_remote:
+                self._ended.wait(DISK_PERIOD_S)
+
+    def _renew_here(self) -> None:
+        while not self._ended.wait(DISK_PERIOD_S):
+            self._write_here(unless_ended=True)
 
     def _write(self, *, unless_ended: bool = False) -> None:
         with self._writing:
+            if not (unless_ended and self._ended.is_set()):
+                self._directory.write_json(heartbeat(self._environment.process_id), self._beat())
+
+    def _write_here(self, *, unless_ended: bool = False) -> None:
+        """The copy for the agent; the run goes on without it."""
+        control_dir = self._environment.control_dir
+        if control_dir is None:
+            return
+        path = os.path.join(control_dir, LOCAL)
+        with self._writing_here:
             if unless_ended and self._ended.is_set():
                 return
-            self._directory.write_json(
-                heartbeat(self._environment.process_id),
-                {
-                    "rank": self._environment.process_id,
-                    "attempt": self._environment.attempt,
-                    "state": self._state,
-                    "step": self._step,
-                    "time": time.time(),
-                    "step_time": self._step_time,
-                    "pid": os.getpid(),
-                    "message": self._message,
-                },
-            )
+            data = json.dumps(self._beat()).encode()
+            try:
+                DiskFiles().write(path, data)
+            except OSError:
+                _try(lambda: _overwrite(path, data))
+
+    def _beat(self) -> dict[str, Any]:
+        return {
+            "rank": self._environment.process_id,
+            "attempt": self._environment.attempt,
+            "state": self._state,
+            "step": self._step,
+            "time": time.time(),
+            "step_time": self._step_time,
+            "pid": os.getpid(),
+            "message": self._message,
+        }
+
+
+def _overwrite(path: str, data: bytes) -> None:
+    """In place: on a full disk there is no room beside, and a process that falls silent is taken to hang."""
+    with open(path, "r+b") as file:
+        file.write(data)
+        file.truncate()
+
+
+def _try(write: Callable[[], None]) -> None:
+    try:
+        write()
+    except Exception as error:  # a bucket's library raises kinds of its own, and the thread has to go on
+        _complain(error)
+
+
+def _complain(error: Exception) -> None:
+    with contextlib.suppress(OSError):  # the log may be on the same full disk
+        print(f"heartbeat not written: {error}", flush=True)

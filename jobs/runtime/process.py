@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import errno
 import faulthandler
+import functools
+import json
 import math
 import os
 import shutil
@@ -23,6 +25,7 @@ from jobs.runtime import run_directory
 from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.errors import RequestError
 from jobs.runtime.heartbeat import Heartbeat
+from jobs.runtime.patience import PAUSES_S, patiently
 from jobs.runtime.run_directory import RunDirectory
 
 DONE, FAILED, WRONG_REQUEST, RESUME_ME, PEER_LOST = 0, 1, 2, 75, 76
@@ -165,9 +168,15 @@ def _finish(run: Run, outcome: str, final: Mapping[str, float | None], started_s
         names = (run_directory.heartbeat(index) for index in range(run.environment.num_processes))
         beats = [beat for beat in map(run.directory.read_json, names) if beat is not None]
         page = render(described, run.directory.read_metrics(), result, beats)
-        run.directory.write_text(run_directory.REPORT, page)
-        run.directory.write_json(run_directory.RESULT, result)
+        _put(run.directory, run_directory.REPORT, page)
+        _put(run.directory, run_directory.RESULT, json.dumps(result, indent=2) + "\n")
     run.heartbeat.end("done" if outcome == "done" else "stopped" if outcome == "stopped" else "preempted")
+
+
+def _put(directory: RunDirectory, name: str, text: str) -> None:
+    """A bucket may refuse for a moment; a disk that is full stays full."""
+    write = functools.partial(directory.write_text, name, text)
+    patiently(write, what=name, pauses_s=PAUSES_S if directory.is_remote else ())
 
 
 def _end_as_failed(run: Run, message: str) -> None:

@@ -32,6 +32,7 @@ def evaluations(config: Config, facts: TokenizerFacts, batches: dict[int, int]) 
             jax.numpy.asarray,
             sequences=sequences,
             batch_size=batch_size,
+            tick=lambda: None,
         )
         for batch_size, sequences in batches.items()
     ]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.runtime import heartbeat as heartbeats
 from jobs.runtime.environment import ProcessEnvironment
+from jobs.runtime.files import DiskFiles
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.run_directory import RunDirectory
 
@@ -131,3 +134,163 @@ def test_a_run_directory_that_cannot_be_written_is_told_at_the_start(
     place = f"{tmp_path}/file/run"
     with pytest.raises(OSError, match="Not a directory"):
         Heartbeat(RunDirectory(place), dataclasses.replace(environment, run_dir=place)).start()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """The control directory of a process under an agent."""
+    (tmp_path / "control").mkdir()
+    return tmp_path / "control"
+
+
+@pytest.fixture
+def supervised(environment: ProcessEnvironment, here: Path) -> ProcessEnvironment:
+    return dataclasses.replace(environment, control_dir=str(here))
+
+
+@pytest.fixture
+def remote(environment: ProcessEnvironment, tmp_path: Path) -> RunDirectory:
+    """A run directory behind a URL, as a bucket is."""
+    (tmp_path / "run" / "heartbeats").mkdir(parents=True)
+    return RunDirectory(f"file://{environment.run_dir}")
+
+
+def test_the_agent_finds_the_same_in_the_control_directory_wherever_the_run_directory_is(
+    directory: RunDirectory, supervised: ProcessEnvironment, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.01)
+    beats = Heartbeat(directory, supervised)
+    beats.start()
+    assert json.loads((here / "heartbeat.json").read_text())["state"] == "starting"
+    beats.state("stepping")
+    assert json.loads((here / "heartbeat.json").read_text())["state"] == "stepping"
+    beats.step(7)
+    until(lambda: json.loads((here / "heartbeat.json").read_text())["step"] == 7)
+    beats.end("done")
+    assert json.loads((here / "heartbeat.json").read_text())["state"] == "done"
+    assert sorted(path.name for path in here.iterdir()) == ["heartbeat.json"]
+
+
+def test_a_tick_is_progress_without_a_step(
+    directory: RunDirectory, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.01)
+    heartbeat.start()
+    heartbeat.step(7)
+    until(lambda: read(directory)["step"] == 7)
+    moved_s = read(directory)["step_time"]
+    heartbeat.tick()
+    until(lambda: read(directory)["step_time"] > moved_s)
+    assert read(directory)["step"] == 7
+    heartbeat.end("done")
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+def test_a_run_directory_that_cannot_be_written_does_not_keep_the_local_heartbeat_from_being_fresh(
+    directory: RunDirectory,
+    supervised: ProcessEnvironment,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+) -> None:
+    monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.01)
+    beats = Heartbeat(directory, supervised)
+    beats.start()
+    goes_on, entered = threading.Event(), threading.Event()
+
+    def fail(*_: Any) -> None:
+        entered.set()
+        if how == "hangs":
+            goes_on.wait(30)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunDirectory, "write_json", fail)
+        assert entered.wait(30)
+        beats.step(9)
+        until(lambda: json.loads((here / "heartbeat.json").read_text())["step"] == 9)
+        goes_on.set()
+    beats.end("done")
+
+
+def test_on_a_full_disk_the_local_heartbeat_is_renewed_in_place(
+    directory: RunDirectory, supervised: ProcessEnvironment, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats = Heartbeat(directory, supervised)
+    beats.start()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(DiskFiles, "write", full)
+    beats.step(123456)
+    beats._write_here()
+    assert json.loads((here / "heartbeat.json").read_text())["step"] == 123456
+    beats.step(1)
+    beats._write_here()
+    assert json.loads((here / "heartbeat.json").read_text())["step"] == 1
+    monkeypatch.undo()
+    beats.end("done")
+
+
+class Refused(Exception):
+    """As a bucket's library raises: no OSError."""
+
+
+def refusing(times: int, write: Callable[..., None]) -> Callable[..., None]:
+    left = [times]
+
+    def refuse(*arguments: Any) -> None:
+        if left[0] > 0:
+            left[0] -= 1
+            raise Refused("503")
+        write(*arguments)
+
+    return refuse
+
+
+def test_a_bucket_that_refuses_for_a_moment_does_not_end_the_run(
+    remote: RunDirectory, environment: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(heartbeats, "BUCKET_PERIOD_S", 0.01)
+    monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.01)
+    monkeypatch.setattr("jobs.runtime.patience.time.sleep", lambda _: None)
+    write = RunDirectory.write_json
+    beats = Heartbeat(remote, environment)
+    monkeypatch.setattr(RunDirectory, "write_json", refusing(2, write))
+    beats.start()
+    assert read(remote)["state"] == "starting"
+    monkeypatch.setattr(RunDirectory, "write_json", refusing(3, write))
+    beats.state("stepping")
+    # A file behind a URL on a disk is not written whole, as an object in a bucket is.
+    until(lambda: (remote.read_json("heartbeats/host-1.json") or {}).get("state") == "stepping")
+    monkeypatch.setattr(RunDirectory, "write_json", refusing(2, write))
+    beats.end("done")
+    assert read(remote)["state"] == "done"
+    assert "503" in capsys.readouterr().out
+
+
+def test_a_bucket_that_refuses_altogether_is_told_at_the_start_and_does_not_spoil_the_end(
+    remote: RunDirectory, environment: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.runtime.patience.time.sleep", lambda _: None)
+    monkeypatch.setattr(RunDirectory, "write_json", refusing(1000, RunDirectory.write_json))
+    beats = Heartbeat(remote, environment)
+    with pytest.raises(Refused):
+        beats.start()
+    beats.end("failed")
+
+
+def test_a_change_of_state_does_not_wait_for_a_bucket(
+    remote: RunDirectory, environment: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats = Heartbeat(remote, environment)
+    beats.start()
+    writers: list[str] = []
+    monkeypatch.setattr(
+        RunDirectory, "write_json", lambda *_: writers.append(threading.current_thread().name)
+    )
+    beats.state("stepping")
+    until(lambda: writers != [], limit_s=5)  # long before the period of ten seconds is over
+    assert writers == ["heartbeat"]
+    beats.end("done")

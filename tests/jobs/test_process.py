@@ -107,6 +107,23 @@ def test_the_result_says_the_outcome_and_holds_nothing_but_json(
     assert directory.read_text("report.html")
 
 
+@pytest.mark.parametrize(("url", "tries"), [("{}", 1), ("file://{}", 3)])
+def test_a_result_that_a_bucket_refuses_is_tried_again_and_one_that_a_disk_refuses_is_not(
+    environment: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch, url: str, tries: int
+) -> None:
+    tried: list[str] = []
+
+    def refuse(_: RunDirectory, name: str, _text: str) -> None:
+        tried.append(name)
+        raise OSError(errno.EIO, "refused")
+
+    monkeypatch.setattr("jobs.runtime.patience.time.sleep", lambda _: None)
+    monkeypatch.setattr(RunDirectory, "write_text", refuse)
+    with pytest.raises(OSError, match="refused"):
+        process._put(RunDirectory(url.format(environment.run_dir)), "result.json", "{}")
+    assert tried == ["result.json"] * tries
+
+
 def test_only_rank_0_writes_the_result(environment: ProcessEnvironment) -> None:
     directory = RunDirectory(environment.run_dir)
     run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))

@@ -1,0 +1,98 @@
+"""Files of one host to a run directory that the host's agent cannot write: `python -m jobs.runtime.deliver URL`.
+
+The request is JSON on stdin: {"files": [{"name", "text"} or {"name", "path", "limit_bytes"}], "unless_there": [names]}.
+Of a file that is longer than its limit the last part is delivered; a name in `unless_there` is left as it is where it
+is there already. Exit code 1 and a line on stderr for each file that could not be delivered. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from jobs.runtime.patience import patiently
+from jobs.runtime.run_directory import RunDirectory
+
+LIMIT_S = 110
+"""For everything: who asked does not wait for longer, and nobody else would end this process."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class File:
+    """One file to deliver: the text itself, or what lies at a path of this host, `limit_bytes` of it at most."""
+
+    name: str
+    text: str | None = None
+    path: str | None = None
+    limit_bytes: int | None = None
+
+    def content(self) -> str:
+        """
+        Raises:
+            OSError: the file at the path cannot be read.
+        """
+        if self.path is None:
+            return self.text or ""
+        with open(self.path, "rb") as file:
+            if self.limit_bytes is None:
+                return file.read().decode(errors="replace")
+            size = file.seek(0, 2)
+            file.seek(max(0, size - self.limit_bytes))
+            data = file.read(self.limit_bytes)
+        if size > self.limit_bytes:
+            data = data[data.find(b"\n") + 1 :]
+        return data.decode(errors="replace")
+
+
+def read_request(text: str) -> tuple[list[File], list[str]]:
+    """The files, and the names that are not to be replaced.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is not such a request.
+    """
+    request: dict[str, Any] = json.loads(text)
+    return [File(**fields) for fields in request["files"]], list(request.get("unless_there") or [])
+
+
+def deliver(directory: RunDirectory, files: Sequence[File], unless_there: Collection[str] = ()) -> list[str]:
+    """Write the files; one line for each that could not be written. One that fails does not keep back the others."""
+    problems = []
+
+    def put(file: File) -> None:
+        if file.name not in unless_there or directory.read_text(file.name) is None:
+            directory.write_text(file.name, file.content())
+
+    for file in files:
+        try:
+            patiently(lambda file=file: put(file), what=file.name, say=_complain)  # type: ignore[misc]
+        except Exception as error:  # a bucket's library raises kinds of its own
+            problems.append(f"{directory.path(file.name)} not delivered: {type(error).__name__}: {error}")
+    return problems
+
+
+def _complain(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _give_up(_signum: int, _frame: object) -> None:
+    _complain(f"not delivered within {LIMIT_S} s")
+    sys.exit(1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    signal.signal(signal.SIGALRM, _give_up)
+    signal.alarm(LIMIT_S)
+    (url,) = arguments
+    files, unless_there = read_request(sys.stdin.read())
+    problems = deliver(RunDirectory(url), files, unless_there)
+    for problem in problems:
+        _complain(problem)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
