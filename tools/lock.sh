@@ -12,7 +12,7 @@ trap 'rm -f "$before" "$after"' EXIT
 pins() { grep -HE '^[A-Za-z0-9].*==' requirements/*.txt | sed -e 's|^requirements/||' -e 's| *\\$||' || true; }
 
 pins >"$before"
-compile() { # compile NAME [--constraint FILE …]
+compile() { # compile NAME [--constraint FILE | another.in …]
   name=$1
   shift
   "$uv" pip compile --quiet --universal --generate-hashes --python-version 3.12 --only-binary :all: \
@@ -20,9 +20,11 @@ compile() { # compile NAME [--constraint FILE …]
     ${UPGRADE:+--upgrade} "$@" "requirements/$name.in" --output-file "requirements/$name.txt"
 }
 compile uv
-compile run
+compile run requirements/jobs.in
+compile jobs --constraint requirements/run.txt
 compile dev --constraint requirements/uv.txt --constraint requirements/run.txt
 compile gpu --constraint requirements/dev.txt
+compile tpu --constraint requirements/run.txt
 pins >"$after"
 
 if cmp -s "$before" "$after"; then
