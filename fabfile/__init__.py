@@ -3,7 +3,14 @@
 It may import launch (inside the tasks, so that `fab --list` answers at once); nothing imports it.
 """
 
+from fabfile.care import deploy, doctor, verify
 from fabfile.order import in_order
-from fabfile.tasks import accelerators, jobs, logs, runs, status, stop, train
+from fabfile.reaching import get, jupyter, put, run, ssh, ssh_config
+from fabfile.rehearsing import rehearsal
+from fabfile.tasks import accelerators, jobs, logs, recover, runs, status, stop, train
 
-namespace = in_order(train, status, logs, stop, runs, jobs, accelerators)
+namespace = in_order(
+    *(train, status, logs, stop, recover, runs, jobs),
+    *(deploy, verify, doctor, run, put, get, ssh, ssh_config, jupyter),
+    *(rehearsal, accelerators),
+)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fabric import task
 
+from fabfile import options
+from fabfile.options import WHERE
 from fabfile.terminal import reported, whole
 
+if TYPE_CHECKING:
+    from launch.runs import Run
+    from launch.target import Target
+
 RUN_HELP = 'a run: its id, the beginning or end of it, its --name, or "latest"'
+
+RUNS = "where runs are kept, if not where `fab train` keeps them"
 
 
 @task(
@@ -17,10 +25,13 @@ RUN_HELP = 'a run: its id, the beginning or end of it, its --name, or "latest"'
         "job": "what to train (see `fab jobs`)",
         "args": 'the job\'s own options, in one string: "--steps 2000 --model small"',
         "resume": "go on with " + RUN_HELP,
-        "hosts": "how many hosts (default on this machine: 2 processes)",
+        **WHERE,
         "platform": "cpu, gpu or tpu",
-        "target": "where to run: local is this machine",
+        "python": "the interpreter on the hosts",
+        "runs": "where runs are kept: a path that every host sees, or a URL such as gs://…",
         "name": "a name of your own for the run",
+        "max_restarts": "how often the run is started again when it was lost, failed or hung",
+        "hang_limit": "least seconds without progress after which it is taken to hang",
         "detach": "return when the run has started",
     }
 )
@@ -30,34 +41,62 @@ def train(
     job: str = "",
     args: str = "",
     resume: str = "",
+    stack: str = "",
+    slice: str = "",
     hosts: str = "",
     platform: str = "",
-    target: str = "local",
+    python: str = "",
+    runs: str = "",
     name: str = "",
+    max_restarts: str = "0",
+    hang_limit: str = "120",
     detach: bool = False,
 ) -> int:
     """Train a job on all hosts, and follow it."""
-    from launch import console
+    from launch import training
 
-    return console.train(
+    def open_target(like: Run | None) -> Target:
+        return options.target(stack, slice, hosts, platform=platform, python=python, runs=runs, like=like)
+
+    return training.train(
+        open_target,
         job=job or None,
         arguments=args or None,
         resume=resume or None,
-        hosts=whole("--hosts", hosts, least=1),
-        platform=platform or None,
-        target=target,
         name=name or None,
         detach=detach,
+        hang_floor_s=float(whole("--hang-limit", hang_limit, least=1) or 0),
+        restarts=whole("--max-restarts", max_restarts, least=0) or 0,
     )
 
 
-@task(help={"run": RUN_HELP + " (default: all that are active, else the latest)"})
+@task(help={"run": RUN_HELP, **WHERE, "runs": RUNS, "detach": "return when the run has started"})
 @reported
-def status(c: Any, run: str = "") -> int:
+def recover(
+    c: Any,
+    run: str = "latest",
+    stack: str = "",
+    slice: str = "",
+    hosts: str = "",
+    runs: str = "",
+    detach: bool = False,
+) -> int:
+    """Mend a run and its slice, and go on from where it was."""
+    from launch import training
+
+    def open_target(like: Run | None) -> Target:
+        return options.target(stack, slice, hosts, runs=runs, like=like)
+
+    return training.go_on(open_target, run, detach=detach)
+
+
+@task(help={"run": RUN_HELP + " (default: all that are active, else the latest)", **WHERE, "runs": RUNS})
+@reported
+def status(c: Any, run: str = "", stack: str = "", slice: str = "", hosts: str = "", runs: str = "") -> int:
     """Show what a run is doing, host by host."""
     from launch import console
 
-    return console.status(run or None)
+    return console.status(options.target(stack, slice, hosts, runs=runs), run or None)
 
 
 @task(
@@ -66,14 +105,27 @@ def status(c: Any, run: str = "") -> int:
         "host": "one host's log, by index (default: all hosts)",
         "follow": "go on printing until the run ends",
         "lines": "how many of the last lines to begin with (0: all)",
+        "stack": options.STACK,
+        "slice": options.SLICE,
+        "runs": RUNS,
     }
 )
 @reported
-def logs(c: Any, run: str = "latest", host: str = "", follow: bool = False, lines: str = "40") -> int:
+def logs(
+    c: Any,
+    run: str = "latest",
+    host: str = "",
+    follow: bool = False,
+    lines: str = "40",
+    stack: str = "",
+    slice: str = "",
+    runs: str = "",
+) -> int:
     """Print the logs of all hosts, or one."""
     from launch import console
 
     return console.logs(
+        options.target(stack, slice, runs=runs),
         run,
         host=whole("--host", host, least=0),
         keep_on=follow,
@@ -85,23 +137,34 @@ def logs(c: Any, run: str = "latest", host: str = "", follow: bool = False, line
     help={
         "run": RUN_HELP + " (default: the one that is active)",
         "grace": "seconds to save a checkpoint in before the processes are killed",
+        "stack": options.STACK,
+        "slice": options.SLICE,
+        "runs": RUNS,
     }
 )
 @reported
-def stop(c: Any, run: str = "", grace: str = "120") -> int:
+def stop(c: Any, run: str = "", grace: str = "120", stack: str = "", slice: str = "", runs: str = "") -> int:
     """Stop a run; it saves a checkpoint first."""
     from launch import console
 
-    return console.stop(run or None, grace_s=float(whole("--grace", grace, least=0) or 0))
+    target = options.target(stack, slice, runs=runs)
+    return console.stop(target, run or None, grace_s=float(whole("--grace", grace, least=0) or 0))
 
 
-@task(help={"all": "every run (default: the latest 20)"})
+@task(
+    help={
+        "all": "every run (default: the latest 20)",
+        "stack": options.STACK,
+        "slice": options.SLICE,
+        "runs": RUNS,
+    }
+)
 @reported
-def runs(c: Any, all: bool = False) -> int:
+def runs(c: Any, all: bool = False, stack: str = "", slice: str = "", runs: str = "") -> int:
     """List the runs: state, step, loss, age."""
     from launch import console
 
-    return console.list_runs(limit=None if all else 20)
+    return console.list_runs(options.target(stack, slice, runs=runs), limit=None if all else 20)
 
 
 @task(help={"job": "only this one, with all its options"}, positional=[])

@@ -33,7 +33,7 @@ def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
     @functools.wraps(body)
     def task(*args: P.args, **kwargs: P.kwargs) -> None:
         from jobs.runtime.errors import RequestError
-        from launch.agents import HostError, HostsError
+        from launch.errors import HostError, HostsError
 
         try:
             code = body(*args, **kwargs)

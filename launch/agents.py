@@ -5,86 +5,144 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Protocol
 
-from launch.transport import Transport
+from launch.errors import HostError, HostsError
+from launch.printable import printable
+from launch.transport import Completed, Transport
 
 PROTOCOL_VERSION = 1
-MOST_AT_ONCE = 64
+ANSWER_LIMIT_S = 60.0
 
 
-@dataclasses.dataclass(kw_only=True, eq=False)
-class HostError(Exception):
-    """What went wrong on one host, and what to do about it. Not frozen: raising sets an exception's traceback."""
+class Link(Protocol):
+    """How one host's agent is asked."""
 
-    host: str
+    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
+        """Begin to ask. The answer is one line of JSON in `stdout`; `exit_code` is None where none came in time.
+
+        The Future may hold OSError or HostError: the host cannot be reached, or cannot run an agent.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessLink:
+    """An agent that is started anew for every verb. command: how it is started."""
+
+    transport: Transport
+    command: tuple[str, ...]
+
+    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
+        return self.transport.begin([*self.command, verb], request, timeout_s=timeout_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class GoneLink:
+    """A host that a run had and the slice no longer has. reason: what is known of it."""
+
     reason: str
-    remedy: str = ""
+    remedy: str
 
-    def __str__(self) -> str:
-        return f"{self.host}: {self.reason}" + (f" → {self.remedy}" if self.remedy else "")
-
-
-class HostsError(Exception):
-    """One or more hosts could not do what was asked; every one is listed."""
-
-    def __init__(self, what: str, errors: Sequence[HostError]) -> None:
-        super().__init__("\n  ".join([what, *map(str, errors)]))
-        self.errors = tuple(errors)
+    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:  # noqa: ARG002 - it is a Link
+        answer: Future[Completed] = Future()
+        answer.set_exception(HostError(host="", reason=self.reason, remedy=self.remedy))
+        return answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Agent:
-    """The agent of one host. command: how it is started there; root: its own directory there."""
+    """The agent of one host. root: its own directory there."""
 
     host: str
-    transport: Transport
-    command: tuple[str, ...]
+    link: Link
     root: str
 
-    def ask(self, verb: str, request: Mapping[str, Any], *, timeout_s: float = 60) -> dict[str, Any]:
+    def ask(
+        self, verb: str, request: Mapping[str, Any], *, timeout_s: float = ANSWER_LIMIT_S
+    ) -> dict[str, Any]:
         """Carry out one verb.
 
         Raises:
             HostError: the host did not answer, or its agent says that it could not.
         """
+        return self.begin(verb, request, timeout_s=timeout_s).result()
+
+    def begin(
+        self, verb: str, request: Mapping[str, Any], *, timeout_s: float = ANSWER_LIMIT_S
+    ) -> PendingAnswer:
+        """Begin to ask, to wait for the answer later."""
         text = json.dumps({"version": PROTOCOL_VERSION, "root": self.root, **request})
         try:
-            done = self.transport.run([*self.command, verb], text, timeout_s=timeout_s)
+            future = self.link.ask(verb, text, timeout_s=timeout_s)
+        except (OSError, HostError) as error:
+            future = Future()
+            future.set_exception(error)
+        return PendingAnswer(agent=self, verb=verb, timeout_s=timeout_s, future=future)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PendingAnswer:
+    """A question that is under way."""
+
+    agent: Agent
+    verb: str
+    timeout_s: float
+    future: Future[Completed]
+
+    def result(self) -> dict[str, Any]:
+        """The answer; waits for it.
+
+        Raises:
+            HostError: as `Agent.ask`.
+        """
+        try:
+            done = self.future.result()
+        except HostError as error:
+            raise self._error(error.reason, error.remedy) from None
         except OSError as error:
-            raise HostError(host=self.host, reason=f"cannot run the agent: {error}") from None
+            raise self._error(f"cannot run the agent: {error}") from None
         if done.exit_code is None:
-            raise HostError(host=self.host, reason=f"no answer to {verb} within {timeout_s:g} s")
+            raise self._error(f"no answer to {self.verb} within {self.timeout_s:g} s")
         try:
             answer = json.loads(done.stdout)
             if not isinstance(answer, dict):
                 raise ValueError(f"{answer!r} is no object")
         except ValueError:
             said = (done.stderr or done.stdout).strip().splitlines()
-            reason = f"{verb} was not answered by an agent (exit code {done.exit_code}): {said[-1] if said else ''}"
-            raise HostError(host=self.host, reason=reason) from None
+            raise self._error(
+                f"{self.verb} was not answered by an agent (exit code {done.exit_code}): {said[-1] if said else ''}"
+            ) from None
         if not answer.get("ok"):
             fault = answer.get("error", {})
-            raise HostError(
-                host=self.host, reason=fault.get("message", "unknown error"), remedy=fault.get("remedy") or ""
-            )
+            raise self._error(fault.get("message", "unknown error"), fault.get("remedy") or "")
         return answer
+
+    def _error(self, reason: str, remedy: str = "") -> HostError:
+        return HostError(host=self.agent.host, reason=printable(reason), remedy=printable(remedy))
 
 
 def ask_all(
-    agents: Sequence[Agent], verb: str, requests: Sequence[Mapping[str, Any]], *, timeout_s: float = 60
+    agents: Sequence[Agent],
+    verb: str,
+    requests: Sequence[Mapping[str, Any]],
+    *,
+    timeout_s: float = ANSWER_LIMIT_S,
 ) -> list[dict[str, Any] | HostError]:
     """Carry out `verb` on all hosts at once; the answer or the error of each, in order."""
+    pending = [
+        agent.begin(verb, request, timeout_s=timeout_s)
+        for agent, request in zip(agents, requests, strict=True)
+    ]
 
-    def one(agent: Agent, request: Mapping[str, Any]) -> dict[str, Any] | HostError:
+    def answer(question: PendingAnswer) -> dict[str, Any] | HostError:
         try:
-            return agent.ask(verb, request, timeout_s=timeout_s)
+            return question.result()
         except HostError as error:
             return error
 
-    with ThreadPoolExecutor(max_workers=min(MOST_AT_ONCE, max(1, len(agents)))) as pool:
-        return list(pool.map(one, agents, requests))
+    return [answer(question) for question in pending]
 
 
 def all_or_error(what: str, answers: Sequence[dict[str, Any] | HostError]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from launch import bundle, jobs, runs
 from launch.plan import Plan
-from launch.targets import Target
+from launch.target import Target
 
 
 def describe(
@@ -52,7 +52,7 @@ def describe(
             "git_dirty": commit.is_dirty if commit else None,
         },
         "image": target.inventory.images.get(plan.stack),
-        "versions": versions() if target.sees_files else {},
+        "versions": versions() if target.is_local else {},
         "slice": dataclasses.asdict(target.slice),
         "hosts": [
             {"index": host.index, "name": host.name, "address": host.internal_address}

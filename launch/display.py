@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from rich.console import Console
@@ -20,6 +21,16 @@ class Progress:
     loss: float | None
     tokens_per_s: float | None
     left_s: float | None
+
+
+def terminal() -> Console:
+    """A terminal that prints what runs and users say as it is: "[/tmp]" is no markup, ":x:" no emoji."""
+    return Console(markup=False, emoji=False)
+
+
+def say(console: Console) -> Callable[[str], None]:
+    """Prints a line as it is, however long."""
+    return lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 class Display(Protocol):

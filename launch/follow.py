@@ -2,44 +2,77 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from launch import rollout, runs
-from launch.agents import Agent, HostError, ask_all
+from launch.agents import Agent, ask_all
 from launch.display import Display, Progress
+from launch.errors import HostError
+from launch.printable import printable
 from launch.runs import Run, State
 
 POLL_S = 0.5
+BUCKET_POLL_S = 5.0
+"""Each look at a run in a bucket is billed, and its heartbeats are written every 10 s only."""
 AGENTS_PERIOD_S = 5.0
+UNANSWERED_LIMIT_S = 10.0
 
 
-def processes(agents: Sequence[Agent], run: Run) -> list[dict[str, Any]]:
-    """What the agents say of the processes of the latest attempt; hosts that do not answer are left out."""
-    return _of(run, _ask(agents, {"run_id": run.run_id, "attempt": run.attempt}))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    """What the agents say of processes, and the hosts that said nothing."""
+
+    processes: tuple[dict[str, Any], ...]
+    errors: tuple[HostError, ...]
+
+    def of(self, run: Run) -> Look:
+        """What is about the latest attempt of one run."""
+        return dataclasses.replace(
+            self,
+            processes=tuple(
+                entry
+                for entry in self.processes
+                if (entry["run_id"], entry["attempt"]) == (run.run_id, run.attempt)
+            ),
+        )
 
 
-def state(agents: Sequence[Agent], run: Run) -> State:
+def look(agents: Sequence[Agent], run: Run) -> Look:
+    """What the agents say of the processes of the latest attempt."""
+    return _ask(agents, {"run_id": run.run_id, "attempt": run.attempt}).of(run)
+
+
+def look_at_all(agents: Sequence[Agent]) -> Look:
+    """What the agents say of every process of every run that they know; the hosts are asked once."""
+    return _ask(agents, {"run_id": None, "attempt": None})
+
+
+def state(run: Run, known: Look) -> State:
     """What the run is doing now."""
-    return runs.state(run, processes(agents, run), now_s=time.time())
+    return runs.state(run, known.of(run).processes, unanswered=len(known.errors), now_s=time.time())
 
 
-def states(agents: Sequence[Agent], several: Sequence[Run]) -> dict[str, State]:
-    """What each of several runs on the same hosts is doing, by run id; the hosts are asked once for all of them."""
-    known = _ask(agents, {"run_id": None, "attempt": None})
-    return {run.run_id: runs.state(run, _of(run, known), now_s=time.time()) for run in several}
+def state_now(agents: Sequence[Agent], run: Run) -> State:
+    """The same, after asking the agents."""
+    return state(run, look(agents, run))
 
 
-def _ask(agents: Sequence[Agent], request: dict[str, Any]) -> list[dict[str, Any]]:
+def _ask(agents: Sequence[Agent], request: dict[str, Any]) -> Look:
     # Hosts that are this machine share one agent directory; it is asked once.
-    asked = list({(agent.root, agent.transport): agent for agent in agents}.values())
-    answers = ask_all(asked, "status", [{**request, "process_id": None}] * len(asked))
-    return [entry for answer in answers if not isinstance(answer, HostError) for entry in answer["processes"]]
-
-
-def _of(run: Run, known: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [entry for entry in known if (entry["run_id"], entry["attempt"]) == (run.run_id, run.attempt)]
+    asked = list({(agent.root, agent.link): agent for agent in agents}.values())
+    answers = ask_all(
+        asked, "status", [{**request, "process_id": None}] * len(asked), timeout_s=UNANSWERED_LIMIT_S
+    )
+    return Look(
+        processes=tuple(
+            entry for answer in answers if not isinstance(answer, HostError) for entry in answer["processes"]
+        ),
+        errors=tuple(answer for answer in answers if isinstance(answer, HostError)),
+    )
 
 
 def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
@@ -47,20 +80,23 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
 
     A host that failed takes the others down: they are stopped if they do not end by themselves.
     """
-    asked_s, known = float("-inf"), processes(agents, run)
+    asked_s, known = float("-inf"), look(agents, run)
     watch = _Watch(display)
     failed_s: float | None = None
+    unheard: set[str] = set()
     while True:
-        run = runs.read(run.directory) or run
-        watch.show(run)
+        run = with_agents_beats(_read(run), known)
+        with contextlib.suppress(HostError):
+            watch.show(run)
         looks_ended = run.current_result() is not None or any(
             beat is not None and beat["state"] in ("failed", "done", "stopped", "preempted")
             for beat in run.current()
         )
         if looks_ended or time.monotonic() - asked_s > AGENTS_PERIOD_S:
-            asked_s, known = time.monotonic(), processes(agents, run)
-        now = runs.state(run, known, now_s=time.time())
-        if now == "failed" and any(p["state"] == "running" for p in known):
+            asked_s, known = time.monotonic(), look(agents, run)
+            unheard = _tell_unheard(display, known, unheard)
+        now = state(run, known)
+        if now == "failed" and any(p["state"] == "running" for p in known.processes):
             failed_s = failed_s or time.monotonic()
             if time.monotonic() - failed_s > rollout.AGENTS_LIMIT_S:
                 rollout.stop(agents, run.run_id, run.attempt, grace_s=rollout.STOP_NOW_S)
@@ -68,11 +104,40 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
             pass  # the agent is finding out which host failed first
         elif now not in runs.ACTIVE:
             return now
-        time.sleep(POLL_S)
+        time.sleep(BUCKET_POLL_S if run.directory.is_remote and not looks_ended else POLL_S)
 
 
-def _recently_ended(known: Sequence[dict[str, Any]]) -> bool:
-    ended = [p["ended"] for p in known if p.get("ended")]
+def _read(run: Run) -> Run:
+    """The run as it is now, or as it was where its hosts cannot be asked just now: that is told elsewhere."""
+    try:
+        return runs.read(run.directory) or run
+    except HostError:
+        return run
+
+
+def with_agents_beats(run: Run, known: Look) -> Run:
+    """The run with the hosts' own copies of the heartbeats, where those are newer than what its directory has."""
+    beats = list(run.heartbeats)
+    for entry in known.of(run).processes:
+        beat, rank = entry.get("beat"), entry["process_id"]
+        if beat and rank < len(beats) and beat["time"] > ((beats[rank] or {}).get("time") or 0):
+            beats[rank] = beat
+    return dataclasses.replace(run, heartbeats=tuple(beats))
+
+
+def _tell_unheard(display: Display, known: Look, before: set[str]) -> set[str]:
+    """Say once of each host that it does not answer, and once that it does again."""
+    for error in known.errors:
+        if error.host not in before:
+            display.note(f"{error}; it is asked again")
+    now = {error.host for error in known.errors}
+    for host in sorted(before - now):
+        display.note(f"{host} answers again")
+    return now
+
+
+def _recently_ended(known: Look) -> bool:
+    ended = [p["ended"] for p in known.processes if p.get("ended")]
     return bool(ended) and time.time() - max(ended) < runs.FINISHING_LIMIT_S
 
 
@@ -97,7 +162,7 @@ class _Watch:
         beats = [beat for beat in run.current() if beat]
         if not beats or any(beat["state"] in ("starting", "joined") for beat in beats):
             messages = [beat["message"] for beat in beats if beat.get("message")]
-            self._display.waiting(messages[0] if messages else "starting")
+            self._display.waiting(printable(messages[0]) if messages else "starting")
             return
         step = max([*(beat["step"] for beat in beats), self._last.get("step", 0)])
         total, step_s = run.total_steps, self._last.get("step_s")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.runtime import run_directory
+from launch.target import Target
 
 MIN_FREE_BYTES = 512 * 2**20
 """Least free space on a host's disks before a run is started: room for checkpoints, logs and the data cache."""
 MAX_CLOCK_OFFSET_S = 5.0
+LOCK_FILE = "/tmp/libtpu_lockfile"
 
 MODULES_OF_STACK = {
     "jax": ("jax", "flax", "optax", "orbax.checkpoint", "tokenizers", "safetensors", "tyro", "tensorboard"),
@@ -17,9 +20,19 @@ MODULES_OF_STACK = {
 """What the job's interpreter must be able to import, by stack; looked for, not loaded."""
 
 
+HANG_FLOOR_S = 120.0
+"""Least time without progress after which a run is taken to hang, however quick its steps are."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One attempt of a run on the hosts of a slice, one process on each."""
+    """One attempt of a run on the hosts of a slice, one process on each.
+
+    Paths are those on the hosts; "~/" is the home directory there, known of each host after the preflight (`homes`).
+    hosts: of each its name, its internal address and the port of its SSH server, in worker order. alone: whether they
+    are this run's only. mount: where the share has to be mounted. coordinator_port, hub_port: chosen by the preflight
+    (`settled`).
+    """
 
     run_id: str
     attempt: int
@@ -34,9 +47,18 @@ class Plan:
     agent_root: str
     bundle_sha256: str
     coordinator_host: str
-    coordinator_port: int
     local_devices: int | None
     cpus: tuple[tuple[int, ...] | None, ...]
+    hosts: tuple[tuple[str, str, int], ...]
+    alone: bool = False
+    mount: str | None = None
+    python_remedy: str | None = None
+    stand_in_devices: tuple[str, ...] | None = None
+    hang_floor_s: float = HANG_FLOOR_S
+    coordinator_port: int = 0
+    hub_port: int = 0
+    hub_token: str = ""
+    homes: tuple[str, ...] = ()
 
     @property
     def processes(self) -> int:
@@ -46,25 +68,91 @@ class Plan:
     def coordinator(self) -> str:
         return f"{self.coordinator_host}:{self.coordinator_port}"
 
+    def at_home(self, process_id: int, path: str) -> str:
+        """A path on one host, written out."""
+        return f"{self.homes[process_id]}/{path[2:]}" if path.startswith("~/") else path
+
     def process(self, process_id: int) -> dict[str, Any]:
         """The keys that name one process of this attempt to its agent."""
         return {"run_id": self.run_id, "attempt": self.attempt, "process_id": process_id}
 
 
+def on(
+    target: Target,
+    *,
+    run_id: str,
+    job: str,
+    stack: str,
+    run_dir: str,
+    cwd: str,
+    bundle_sha256: str,
+    attempt: int = 0,
+    arguments: Sequence[str] = (),
+    hang_floor_s: float = HANG_FLOOR_S,
+) -> Plan:
+    """The plan of an attempt on the hosts of a target, before the preflight."""
+    return Plan(
+        run_id=run_id,
+        attempt=attempt,
+        job=job,
+        stack=stack,
+        arguments=tuple(arguments),
+        platform=target.platform,
+        run_dir=run_dir,
+        cache_dir=target.cache_dir,
+        cwd=cwd,
+        python=target.python,
+        agent_root=target.agent_root,
+        bundle_sha256=bundle_sha256,
+        coordinator_host=target.coordinator_host,
+        local_devices=target.cpu_devices if target.platform == "cpu" else None,
+        cpus=target.cpus,
+        hosts=target.addresses,
+        alone=not target.is_local,
+        mount=target.mount,
+        python_remedy="`make install`"
+        if target.is_local
+        else f"`fab deploy --stack {target.name}` installs it",
+        stand_in_devices=target.stand_in_devices,
+        hang_floor_s=hang_floor_s,
+    )
+
+
 def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
-    """The agent's preflight request for one host; only the coordinator's host needs the port."""
+    """The agent's preflight request for one host. Every host has to reach the first one, where the group forms."""
+    name, host, port = plan.hosts[0]
     return {
         "python": plan.python,
+        "python_remedy": plan.python_remedy,
         "modules": list(MODULES_OF_STACK[plan.stack]),
         "platform": plan.platform,
         "run_dir": _local_path(plan.run_dir),
         "cache_dir": plan.cache_dir,
+        "mount": plan.mount,
         "min_free_bytes": MIN_FREE_BYTES,
-        "port": plan.coordinator_port if process_id == 0 else None,
+        "peers": [{"name": name, "host": host, "port": port}] if plan.alone and process_id else [],
+        "alone": plan.alone,
         "time": now_s,
         "max_clock_offset_s": MAX_CLOCK_OFFSET_S,
         "bundle": plan.bundle_sha256,
+        **(
+            {"device_globs": list(plan.stand_in_devices), "lockfiles": [LOCK_FILE]}
+            if plan.stand_in_devices is not None
+            else {}
+        ),
     }
+
+
+def settled(plan: Plan, facts: Sequence[Mapping[str, Any]], *, token: str) -> Plan:
+    """The plan with what the preflight has found: free ports of the first host, and every host's home directory."""
+    coordinator_port, hub_port = facts[0]["free_ports"]
+    return dataclasses.replace(
+        plan,
+        coordinator_port=coordinator_port,
+        hub_port=hub_port,
+        hub_token=token,
+        homes=tuple(fact["home"] for fact in facts),
+    )
 
 
 def start(plan: Plan, process_id: int) -> dict[str, Any]:
@@ -74,13 +162,24 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
     return {
         **plan.process(process_id),
         # -P: the code is the bundle's, not whatever lies in the working directory.
-        "argv": [plan.python, "-P", "-u", "-m", f"jobs.{plan.job}", *plan.arguments],
+        "argv": [
+            plan.at_home(process_id, plan.python),
+            "-P",
+            "-u",
+            "-m",
+            f"jobs.{plan.job}",
+            *plan.arguments,
+        ],
         "env": environment(plan, process_id),
         "cwd": plan.cwd,
         "log_path": f"{here}/{log}" if here else f"{plan.agent_root}/runs/{plan.run_id}/{log}",
         "run_dir": here,
         "num_processes": plan.processes,
         "cpus": list(cpus) if (cpus := plan.cpus[process_id]) is not None else None,
+        "hub_host": plan.coordinator_host,
+        "hub_port": plan.hub_port,
+        "hub_token": plan.hub_token,
+        "hang_floor_s": plan.hang_floor_s,
     }
 
 
@@ -96,9 +195,9 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
         "RUN_PROCESS_ID": str(process_id),
         "RUN_COORDINATOR": plan.coordinator,
         "RUN_PLATFORM": plan.platform,
-        "RUN_CACHE_DIR": plan.cache_dir,
+        "RUN_CACHE_DIR": plan.at_home(process_id, plan.cache_dir),
         **({"RUN_LOCAL_DEVICES": str(plan.local_devices)} if plan.local_devices is not None else {}),
-        "PYTHONPATH": f"{plan.agent_root}/bundles/{plan.bundle_sha256}",
+        "PYTHONPATH": plan.at_home(process_id, f"{plan.agent_root}/bundles/{plan.bundle_sha256}"),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
 

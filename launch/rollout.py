@@ -1,19 +1,21 @@
-"""All or nothing: preflight on every host, stage, start, joined; or everything that was started is stopped again."""
+"""All or nothing: preflight on every host, stage, start, joined; or everything that was started is stopped again.
+
+Each phase is one question to every host, asked of all at once.
+"""
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch import plan as plans
-from launch.agents import Agent, HostError, HostsError, all_or_error, ask_all
+from launch.agents import Agent, all_or_error, ask_all
 from launch.bundle import Bundle
+from launch.errors import HostError, HostsError
 from launch.plan import Plan
-from launch.runs import Run
 
-POLL_S = 0.25
 JOIN_LIMIT_S = 180.0
 STOP_NOW_S = 2.0
 """Grace for processes that have nothing to save: they have not joined, or have lost a sibling."""
@@ -59,7 +61,7 @@ def stage(plan: Plan, bundle: Bundle, agents: Sequence[Agent], facts: Sequence[d
     """
     missing = [agent for agent, known in zip(agents, facts, strict=True) if not known["bundle_present"]]
     # Hosts that share one directory (the local target's) need it once.
-    missing = list({(agent.root, agent.transport): agent for agent in missing}.values())
+    missing = list({(agent.root, agent.link): agent for agent in missing}.values())
     archive = base64.b64encode(bundle.archive).decode()
     request = {"sha256": plan.bundle_sha256, "archive_base64": archive}
     all_or_error("the code could not be sent:", ask_all(missing, "stage", [request] * len(missing)))
@@ -78,25 +80,32 @@ def start(plan: Plan, agents: Sequence[Agent]) -> None:
         all_or_error("the run could not be started everywhere, so it was stopped again:", answers)
 
 
-def join(agents: Sequence[Agent], read: Callable[[], Run | None], *, limit_s: float = JOIN_LIMIT_S) -> None:
+def join(plan: Plan, agents: Sequence[Agent], *, limit_s: float = JOIN_LIMIT_S) -> None:
     """Wait until every process has entered the group. Whoever started them stops them where this raises.
+
+    Each host waits for its own process and answers once: watching them costs one journey, however long it takes.
 
     Raises:
         NotJoined: one failed, or the time ran out: the message says who is missing.
     """
-    deadline = time.monotonic() + limit_s
-    while True:
-        run = read()
-        beats = run.current() if run else []
-        states = [beat["state"] if beat else None for beat in beats]
-        if states and all(state not in (None, "starting", "failed") for state in states):
-            return
-        if "failed" in states:
-            raise NotJoined("a process failed before all had joined")
-        if time.monotonic() > deadline:
-            missing = [agents[i].host for i, state in enumerate(states) if state in (None, "starting")]
-            raise NotJoined(f"{', '.join(missing)} did not join within {limit_s:.0f} s")
-        time.sleep(POLL_S)
+    requests = [{**plan.process(index), "limit_s": limit_s} for index in range(plan.processes)]
+    answers = ask_all(agents, "join", requests, timeout_s=limit_s + AGENTS_LIMIT_S + 30)
+    silent = [str(answer) for answer in answers if isinstance(answer, HostError)]
+    if silent:
+        raise NotJoined("; ".join(silent))
+    answered = [answer for answer in answers if not isinstance(answer, HostError)]
+    if any(_has_failed(answer) for answer in answered):
+        raise NotJoined("a process failed before all had joined")
+    missing = [
+        agent.host for agent, answer in zip(agents, answered, strict=True) if answer["state"] == "starting"
+    ]
+    if missing:
+        raise NotJoined(f"{', '.join(missing)} did not join within {limit_s:.0f} s")
+
+
+def _has_failed(answer: Mapping[str, Any]) -> bool:
+    ended = answer["process"]["state"] not in ("starting", "running")
+    return answer["state"] == "failed" or (ended and answer["state"] != "done")
 
 
 def stop(

@@ -9,11 +9,11 @@ import re
 import string
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from jobs.runtime import run_directory
 from jobs.runtime.errors import RequestError
+from jobs.runtime.files import Files
 from jobs.runtime.run_directory import RunDirectory
 
 RUN_VERSION = 1
@@ -23,7 +23,9 @@ State = Literal["starting", "running", "saving", "done", "failed", "stopped", "p
 ACTIVE: tuple[State, ...] = ("starting", "running", "saving")
 FINISHING_LIMIT_S = 10.0
 """Seconds after its processes ended in which a run's result may still be on its way."""
-
+SILENCE_LIMIT_S = 60.0
+"""Seconds without a heartbeat after which a process on a host that does not answer is taken to be gone. The hosts'
+own lifeline has by then stopped whatever was left of the run."""
 
 METRICS_TAIL_BYTES = 16 * 1024
 """Enough of the end of metrics.jsonl to hold a training line among the lines of evaluations."""
@@ -73,53 +75,90 @@ class Run:
         return self.result if self.result is not None and self.result.get("attempt") == self.attempt else None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunsFolder:
+    """The folder that runs lie in, one folder each: a path or a URL, and how its files are reached."""
+
+    url: str
+    files: Files
+
+    def directory(self, run_id: str) -> RunDirectory:
+        return RunDirectory(f"{self.url}/{run_id}", self.files)
+
+
 def read(directory: RunDirectory) -> Run | None:
-    """The run in `directory`; None where there is none."""
+    """The run in `directory`; None where there is none.
+
+    Raises:
+        RequestError: its run.json is of a version that this code cannot read.
+    """
     described = directory.read_json(run_directory.RUN)
     if described is None or not described.get("attempts"):
         return None
-    processes = int(described["attempts"][-1]["processes"])
-    return Run(
-        directory=directory,
-        described=described,
-        result=directory.read_json(run_directory.RESULT),
-        heartbeats=tuple(directory.read_json(run_directory.heartbeat(index)) for index in range(processes)),
+    if described.get("version") != RUN_VERSION:
+        raise RequestError(
+            f"{directory.path(run_directory.RUN)}: it has version {described.get('version')}, and this tpu-stack reads "
+            f"version {RUN_VERSION}; use the checkout that the run was started from (code.git_commit in that file)"
+        )
+    result, *beats = directory.read_jsons([run_directory.RESULT, *_heartbeats(described)])
+    return Run(directory=directory, described=described, result=result, heartbeats=tuple(beats))
+
+
+def _heartbeats(described: Mapping[str, Any]) -> list[str]:
+    return [run_directory.heartbeat(index) for index in range(int(described["attempts"][-1]["processes"]))]
+
+
+def list_runs(folder: RunsFolder) -> list[Run]:
+    """All runs in `folder` that this version can read, the one that was started or resumed last first."""
+    names = [name for name in folder.files.list(folder.url) if RUN_ID.match(name)]
+    everything = RunDirectory(folder.url, folder.files)
+    # Two journeys for all of them, not two for each.
+    described = {
+        name: known
+        for name, known in zip(
+            names, everything.read_jsons([f"{name}/{run_directory.RUN}" for name in names]), strict=True
+        )
+        if known is not None and known.get("attempts") and known.get("version") == RUN_VERSION
+    }
+    wanted = {name: [run_directory.RESULT, *_heartbeats(known)] for name, known in described.items()}
+    found = iter(
+        everything.read_jsons([f"{name}/{file}" for name, files in wanted.items() for file in files])
     )
+    read = [
+        Run(
+            directory=folder.directory(name),
+            described=described[name],
+            result=next(found),
+            heartbeats=tuple(next(found) for _ in files[1:]),
+        )
+        for name, files in wanted.items()
+    ]
+    return sorted(read, key=lambda run: (run.described["attempts"][-1]["started"], run.run_id), reverse=True)
 
 
-def list_runs(runs_dir: Path) -> list[Run]:
-    """All runs under `runs_dir`, the one that was started or resumed last first."""
-    if not runs_dir.is_dir():
-        return []
-    found = (read(RunDirectory(str(path))) for path in runs_dir.iterdir() if RUN_ID.match(path.name))
-    return sorted(
-        (run for run in found if run is not None),
-        key=lambda run: (run.described["attempts"][-1]["started"], run.run_id),
-        reverse=True,
-    )
-
-
-def find(runs_dir: Path, wanted: str) -> Run:
+def find(folder: RunsFolder, wanted: str) -> Run:
     """The run that `wanted` means: an id, the beginning or end of one, a name given with --name, or "latest".
 
     Raises:
         RequestError: no run fits, or more than one does.
     """
-    runs = list_runs(runs_dir)
+    exact = read(folder.directory(wanted)) if RUN_ID.match(wanted) else None
+    if exact is not None:
+        return exact
+    runs = list_runs(folder)
     if not runs:
         raise RequestError(
-            f'"{wanted}": there is no run in {runs_dir}; start one with `fab train --job flax_mlm`'
+            f'"{wanted}": there is no run in {folder.url}; start one with `fab train --job flax_mlm`'
         )
     if wanted == "latest":
         return runs[0]
-    fitting = [run for run in runs if run.run_id == wanted]
-    fitting = fitting or [run for run in runs if run.described.get("name") == wanted]
+    fitting = [run for run in runs if run.described.get("name") == wanted]
     fitting = fitting or [
         run for run in runs if wanted and (run.run_id.startswith(wanted) or run.run_id.endswith(wanted))
     ]
     if not fitting:
         newest = ", ".join(run.run_id for run in runs[:5])
-        raise RequestError(f'"{wanted}" is not a run in {runs_dir}; the newest are {newest}')
+        raise RequestError(f'"{wanted}" is not a run in {folder.url}; the newest are {newest}')
     if len(fitting) > 1:
         raise RequestError(
             f'"{wanted}" fits {len(fitting)} runs: {", ".join(run.run_id for run in fitting[:5])}'
@@ -127,10 +166,11 @@ def find(runs_dir: Path, wanted: str) -> Run:
     return fitting[0]
 
 
-def state(run: Run, processes: Sequence[Mapping[str, Any]], *, now_s: float) -> State:
+def state(run: Run, processes: Sequence[Mapping[str, Any]], *, unanswered: int = 0, now_s: float) -> State:
     """What a run is doing, from its directory and from what the agents say of its latest attempt's processes.
 
-    processes: the agents' status entries of the latest attempt.
+    processes: the agents' status entries of the latest attempt. unanswered: hosts that could not be asked; what they
+    do is told by heartbeats alone, as long as those are fresh.
     """
     alive = [p for p in processes if p["state"] in ("starting", "running")]
     result = run.current_result()
@@ -140,7 +180,7 @@ def state(run: Run, processes: Sequence[Mapping[str, Any]], *, now_s: float) -> 
     states = [beat["state"] if beat else "starting" for beat in beats]
     if "failed" in states:
         return "failed"
-    if alive:
+    if alive or (unanswered and _is_fresh(beats, now_s)):
         if "saving" in states:
             return "saving"
         return "running" if all(s not in ("starting", "joined") for s in states) else "starting"
@@ -151,6 +191,13 @@ def state(run: Run, processes: Sequence[Mapping[str, Any]], *, now_s: float) -> 
     if now_s - since_s >= FINISHING_LIMIT_S:
         return "lost"
     return "saving" if any(beats) else "starting"
+
+
+def _is_fresh(beats: Sequence[Mapping[str, Any] | None], now_s: float) -> bool:
+    """Whether some process said within SILENCE_LIMIT_S that it lives, and none that it has ended."""
+    last_words = ("done", "failed", "stopped", "preempted")
+    heard_s = [beat["time"] for beat in beats if beat is not None and beat["state"] not in last_words]
+    return bool(heard_s) and now_s - max(heard_s) < SILENCE_LIMIT_S
 
 
 def _outcome(result: Mapping[str, Any]) -> State:

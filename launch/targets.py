@@ -1,157 +1,126 @@
-"""Where a run's hosts come from: today this machine; an inventory, and how each of its hosts is reached."""
+"""What --stack, --slice and --hosts mean: this machine, a Pulumi stack, or a file with an inventory."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import socket
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import functools
 
-from infra.inventory import Host, Inventory, Slice, Storage
-from jobs.runtime.cache import user_cache_dir
+from infra.inventory import Inventory, Slice
 from jobs.runtime.errors import RequestError
+from jobs.runtime.files import BucketFiles, Files
+from launch import local, stack_output
 from launch.agents import Agent
-from launch.jobs import CHECKOUT
+from launch.host_files import HostFiles
 from launch.runs import Run
-from launch.transport import LocalTransport
+from launch.ssh.access import address_and_port
+from launch.ssh.connections import Ssh
+from launch.ssh.session import SessionLink
+from launch.target import LOCAL, Target, choose_hosts, choose_slice, known_or_gone
 
-LOCAL = "local"
-TARGETS = (LOCAL,)
 PLATFORMS = ("cpu", "gpu", "tpu")
-DEFAULT_LOCAL_HOSTS = {"cpu": 2, "gpu": 1, "tpu": 1}
-MOST_LOCAL_HOSTS = 64
-AGENT = CHECKOUT / "host" / "agent.py"
+AGENT_ROOT = "~/.cache/tpu-stack/agent"
+CACHE_DIR = "~/.cache/tpu-stack"
+PYTHON = "~/.local/share/tpu-stack/venv/bin/python"
+"""Where `fab deploy` puts the interpreter that has what the jobs need."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Target:
-    """An inventory, and where things lie on its hosts.
+class Given:
+    """An inventory that is at hand already, and what it cannot say of its hosts: a rehearsal's."""
 
-    cpus: for each host the processor numbers that its process may use; None: all of them.
-    sees_files: whether the launching side sees the same files as the hosts (run directories, data).
-    """
-
-    name: str
     inventory: Inventory
     platform: str
-    agents: tuple[Agent, ...]
     python: str
-    runs_dir: Path
-    cache_dir: Path
-    cpus: tuple[tuple[int, ...] | None, ...]
-    coordinator_host: str
-    sees_files: bool
-
-    @property
-    def slice(self) -> Slice:
-        return self.inventory.slices[0]
-
-    @property
-    def hosts(self) -> tuple[Host, ...]:
-        return self.slice.hosts
-
-    @property
-    def devices(self) -> int:
-        return self.slice.devices_per_host * len(self.hosts)
+    stand_in_devices: tuple[str, ...]
 
 
-def resolve(name: str, *, hosts: int | None, platform: str) -> Target:
-    """The target called `name`.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A target as a user asks for it; None: the default.
+
+    hosts: on this machine how many, else which ("0-3,5"). runs: a folder on the hosts or a URL, for runs.
+    """
+
+    stack: str = LOCAL
+    slice: str | None = None
+    hosts: str | None = None
+    platform: str | None = None
+    python: str | None = None
+    runs: str | None = None
+    given: Given | None = None
+
+
+def resolve(wanted: Wanted, like: Run | None = None) -> Target:
+    """The target that is asked for. like: a run that is to go on; on this machine with its hosts and its platform.
 
     Raises:
-        RequestError: there is no such target or platform, or it cannot have so many hosts.
+        RequestError: there is no such stack, slice, host or platform, or it has no place for runs.
     """
-    if name not in TARGETS:
-        raise RequestError(f'--target: "{name}" is not a target; choose one of {", ".join(TARGETS)}')
-    if platform not in PLATFORMS:
+    if wanted.platform is not None and wanted.platform not in PLATFORMS:
         raise RequestError(
-            f'--platform: "{platform}" is not a platform; choose one of {", ".join(PLATFORMS)}'
+            f'--platform: "{wanted.platform}" is not a platform; choose one of {", ".join(PLATFORMS)}'
         )
-    count = DEFAULT_LOCAL_HOSTS[platform] if hosts is None else hosts
-    if not 1 <= count <= MOST_LOCAL_HOSTS:
-        raise RequestError(f"--hosts {count}: must be between 1 and {MOST_LOCAL_HOSTS} on this machine")
-    if platform != "cpu" and count > 1:
-        raise RequestError(
-            f"--hosts {count}: on this machine one process drives all its {platform.upper()}s; leave --hosts out"
+    if wanted.stack == LOCAL:
+        if wanted.slice not in (None, LOCAL):
+            raise RequestError(f"--slice {wanted.slice}: this machine has no slices; say --stack as well")
+        before = like.described["platform"] if like else None
+        same = like is not None and wanted.platform in (None, before)
+        return local.resolve(
+            hosts=wanted.hosts or (str(like.processes) if like and same else None),
+            platform=wanted.platform or before or "cpu",
+            python=wanted.python,
         )
-    return local(count, platform, sorted(os.sched_getaffinity(0)))
+    inventory = wanted.given.inventory if wanted.given else stack_output.read(wanted.stack)
+    return of_inventory(inventory, wanted)
 
 
-def local(count: int, platform: str, processors: Sequence[int]) -> Target:
-    """This machine as `count` hosts: processes on 127.0.0.1, each with its own share of the processors."""
-    cache_dir = user_cache_dir(os.environ)
-    machine = socket.gethostname()
-    hosts = tuple(
-        Host(
-            index=index,
-            name=f"{machine}/{index}" if count > 1 else machine,
-            internal_address="127.0.0.1",
-            external_address=None,
-            user=None,
-            host_keys=(),
-            reach="local",
-        )
-        for index in range(count)
+def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
+    """The hosts of a slice, reached over SSH; nothing is connected to yet."""
+    one_slice = choose_slice(inventory, wanted.slice)
+    hosts = choose_hosts(one_slice.hosts, wanted.hosts)
+    given = wanted.given
+    transports = Ssh().transports(inventory, one_slice, [host.index for host in hosts])
+    agents = tuple(
+        Agent(host=host.name, link=SessionLink(transport), root=AGENT_ROOT)
+        for host, transport in zip(hosts, transports, strict=True)
     )
-    one_slice = Slice(
-        name=LOCAL,
-        accelerator_type=platform,
-        generation=platform,
-        topology=str(count),
-        zone=LOCAL,
-        capacity="on-demand",
-        origin=LOCAL,
-        count=1,
-        devices_per_host=1,
-        hosts=hosts,
-    )
-    storage = Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)
+    runs_url = _runs_url(inventory, one_slice, wanted.runs)
     return Target(
-        name=LOCAL,
-        inventory=Inventory(
-            stack=LOCAL, project=None, storage=storage, images={}, gateway=None, slices=(one_slice,)
-        ),
-        platform=platform,
-        agents=local_agents([host.name for host in hosts], cache_dir),
-        python=sys.executable,
-        runs_dir=runs_dir(),
-        cache_dir=cache_dir,
-        cpus=shares(processors, count) if platform == "cpu" else (None,) * count,
-        coordinator_host="127.0.0.1",
-        sees_files=True,
+        name=wanted.stack,
+        pulumi_stack=None if stack_output.is_file(wanted.stack) else inventory.stack,
+        inventory=inventory,
+        slice=one_slice,
+        hosts=hosts,
+        platform=wanted.platform or (given.platform if given else "tpu"),
+        transports=transports,
+        agents=agents,
+        find_agents=functools.partial(known_or_gone, agents, one_slice.name),
+        python=wanted.python or (given.python if given else PYTHON),
+        runs_url=runs_url,
+        files=_files(runs_url, agents),
+        agent_root=AGENT_ROOT,
+        cache_dir=CACHE_DIR,
+        cpus=(None,) * len(hosts),
+        coordinator_host=address_and_port(hosts[0].internal_address)[0],
+        stand_in_devices=given.stand_in_devices if given else None,
     )
 
 
-def runs_dir() -> Path:
-    """Where runs are kept: $TPU_STACK_RUNS where it is set, else this checkout's runs/."""
-    return Path(os.environ.get("TPU_STACK_RUNS") or CHECKOUT / "runs").absolute()
+def _runs_url(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
+    if asked is not None:
+        if "://" not in asked and not asked.startswith("/"):
+            raise RequestError(
+                f"--runs {asked}: must be an absolute path on the hosts, or a URL such as gs://…"
+            )
+        return asked.rstrip("/")
+    place = inventory.storage.nfs_mount or inventory.storage.bucket_url
+    if place is None:
+        raise RequestError(
+            f"the stack {inventory.stack} has neither NFS nor a bucket, and the hosts of {one_slice.name} need one "
+            "place for their runs; set tpu-stack:storage, or say where with --runs"
+        )
+    return f"{place}/runs"
 
 
-def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
-    """The agents of the hosts that run.json names, in worker order."""
-    return local_agents([host["name"] for host in described["hosts"]], Path(described["cache_dir"]))
-
-
-def agents_of_all(several: Sequence[Run]) -> tuple[Agent, ...]:
-    """The agents of all hosts that any of these runs has."""
-    return tuple(agent for run in several for agent in agents_of(run.described))
-
-
-def local_agents(hosts: Sequence[str], cache_dir: Path) -> tuple[Agent, ...]:
-    """The agents of hosts that are this machine: they share its one agent directory."""
-    command = (sys.executable, "-S", "-E", str(AGENT))
-    return tuple(
-        Agent(host=host, transport=LocalTransport(), command=command, root=str(cache_dir / "agent"))
-        for host in hosts
-    )
-
-
-def shares(processors: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """Share out processors to `count` hosts: all are used, and none twice while there are enough."""
-    if count >= len(processors):
-        return tuple((processors[index % len(processors)],) for index in range(count))
-    bounds = [len(processors) * index // count for index in range(count + 1)]
-    return tuple(tuple(processors[bounds[index] : bounds[index + 1]]) for index in range(count))
+def _files(runs_url: str, agents: tuple[Agent, ...]) -> Files:
+    return BucketFiles() if "://" in runs_url else HostFiles(agents)

@@ -7,26 +7,32 @@ import dataclasses
 import datetime
 import os
 import random
-import socket
+import secrets
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from jobs.runtime import run_directory
+from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.errors import RequestError
 from jobs.runtime.run_directory import RunDirectory
 from launch import bundle as bundles
-from launch import follow, jobs, rollout, runs, targets
-from launch.agents import HostsError
+from launch import follow, jobs, rollout, runs
+from launch import plan as plans
+from launch.agents import ask_all
 from launch.conclude import conclude
 from launch.describe import describe
+from launch.errors import HostsError
 from launch.plan import Plan
 from launch.runs import Run
-from launch.targets import Target
+from launch.target import Target
 
 Say = Callable[[str], None]
+POLL_S = 0.25
+HOME = "~"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +43,7 @@ class Request:
     arguments: tuple[str, ...]
     name: str | None
     resume: Run | None
+    hang_floor_s: float = plans.HANG_FLOOR_S
 
 
 class LaunchFailed(Exception):
@@ -64,24 +71,32 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     code = bundles.build(jobs.CHECKOUT)
     now = datetime.datetime.now(datetime.UTC)
     run_id = request.resume.run_id if request.resume else runs.new_run_id(job.name, now, random.Random())
-    directory = RunDirectory(
-        request.resume.directory.url if request.resume else str(target.runs_dir / run_id)
-    )
-    with _only_resume_of(run_id, target) if request.resume else contextlib.nullcontext():
-        attempt = _next_attempt(request.resume)
-        before = directory.read_json(run_directory.RUN)
-        plan = _plan(request, job, config, target, run_id, attempt, directory, code.sha256)
+    directory = request.resume.directory if request.resume else target.runs.directory(run_id)
+    with _only_resume_of(run_id) if request.resume else contextlib.nullcontext():
+        attempt = _next_attempt(request.resume, target)
+        before = directory.read_json(run_directory.RUN) if request.resume else None
+        plan = plans.on(
+            target,
+            run_id=run_id,
+            attempt=attempt,
+            job=job.name,
+            stack=job.stack,
+            arguments=job.words(config),
+            run_dir=directory.url,
+            cwd=_cwd(request, target),
+            bundle_sha256=code.sha256,
+            hang_floor_s=request.hang_floor_s,
+        )
         began_s = time.monotonic()
         try:
             facts = rollout.preflight(plan, target.agents)
             sent = rollout.stage(plan, code, target.agents, facts)
         except BaseException:
-            with contextlib.suppress(OSError):  # what a preflight made to see whether it can be made
-                os.rmdir(directory.url)
+            _remove_if_empty(plan, target)
             raise
+        plan = plans.settled(plan, facts, token=secrets.token_hex(16))
         say(
-            f"preflight passed on {plan.processes} host{'s' * (plan.processes > 1)} "
-            f"({', '.join(agent.host for agent in target.agents)})"
+            f"preflight passed on {_hosts(target)}"
             + (f", code {code.sha256[:12]} sent" if sent else f", code {code.sha256[:12]} is there")
         )
         described = describe(plan, target, config, name=request.name, now=now, before=before)
@@ -90,7 +105,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
         try:
             rollout.start(plan, target.agents)
             say(f"started {run_id}" + (f", attempt {attempt}" if attempt else "") + f" in {directory.url}")
-            rollout.join(target.agents, lambda: runs.read(directory))
+            rollout.join(plan, target.agents)
         except HostsError as error:  # what had been started has been stopped again
             conclude(_read(directory), "failed", str(error))
             raise
@@ -108,9 +123,27 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     return _read(directory)
 
 
+MOST_NAMED = 4
+REMOVE_LIMIT_S = 10.0
+
+
+def _hosts(target: Target) -> str:
+    names = [host.name for host in target.hosts]
+    shown = ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
+    return f"{len(names)} host{'s' * (len(names) > 1)} ({shown})"
+
+
+def _remove_if_empty(plan: Plan, target: Target) -> None:
+    """The run directory that a preflight made to see whether it can be made, and that nobody needs now."""
+    if target.runs_on_share:
+        # Of all hosts: any of them may be the one that does not answer, and what went wrong is being told already.
+        requests = [{"path": plan.run_dir}] * len(target.agents)
+        ask_all(target.agents, "remove", requests, timeout_s=REMOVE_LIMIT_S)
+
+
 def _check(request: Request, job: jobs.Job, config: Any, target: Target) -> None:
     problems = job.problems(config, devices=target.devices)
-    if not problems and target.sees_files:
+    if not problems and target.is_local:
         problems = _data_problems(request, job, config, target)
     if request.resume is not None:
         changes = job.changes_on_resume(request.resume.described["config"], config)
@@ -127,16 +160,18 @@ def _check(request: Request, job: jobs.Job, config: Any, target: Target) -> None
 def _data_problems(request: Request, job: jobs.Job, config: Any, target: Target) -> list[str]:
     """Looked for from where the run is carried out: a resumed run's own directory, not where one stands now."""
     try:
-        with contextlib.chdir(_cwd(request)):
-            return job.data_problems(config, target.cache_dir)
+        with contextlib.chdir(_cwd(request, target)):
+            return job.data_problems(config, Path(target.cache_dir))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return [
-            f"{_cwd(request)}: the directory that the run was started in cannot be entered; make it again"
+            f"{_cwd(request, target)}: the directory that the run was started in cannot be entered; make it again"
         ]
 
 
-def _cwd(request: Request) -> str:
-    return str(request.resume.described["cwd"]) if request.resume else os.getcwd()
+def _cwd(request: Request, target: Target) -> str:
+    if request.resume:
+        return str(request.resume.described["cwd"])
+    return os.getcwd() if target.is_local else HOME
 
 
 def _settle(directory: RunDirectory) -> None:
@@ -147,7 +182,7 @@ def _settle(directory: RunDirectory) -> None:
         failing = any(beat is not None and beat["state"] == "failed" for beat in run.current())
         if run.current_result() is not None or not failing:
             return
-        time.sleep(rollout.POLL_S)
+        time.sleep(POLL_S)
 
 
 def _read(directory: RunDirectory) -> Run:
@@ -157,12 +192,12 @@ def _read(directory: RunDirectory) -> Run:
     return run
 
 
-def _next_attempt(resume: Run | None) -> int:
+def _next_attempt(resume: Run | None, target: Target) -> int:
     if resume is None:
         return 0
     fresh = runs.read(resume.directory) or resume
-    agents = targets.agents_of(fresh.described)
-    now = follow.state(agents, fresh)
+    agents = target.find_agents(fresh.described)
+    now = follow.state_now(agents, fresh)
     if now in runs.ACTIVE:
         raise RequestError(
             f"--resume {fresh.run_id}: the run is {now}; `fab stop --run {fresh.run_id}` stops it"
@@ -171,12 +206,12 @@ def _next_attempt(resume: Run | None) -> int:
         raise RequestError(f"--resume {fresh.run_id}: the run is done, there is nothing left to resume")
     # A failed attempt's agents still end its processes and write its result, which must not meet the next one's.
     deadline = time.monotonic() + runs.FINISHING_LIMIT_S
-    while any(entry["supervised"] for entry in follow.processes(agents, fresh)):
+    while any(entry["supervised"] for entry in follow.look(agents, fresh).processes):
         if time.monotonic() > deadline:
             raise RequestError(
                 f"--resume {fresh.run_id}: its processes are still ending; try again in a moment"
             )
-        time.sleep(rollout.POLL_S)
+        time.sleep(POLL_S)
     _record_outcome(fresh.directory, now)
     return fresh.attempt + 1
 
@@ -189,40 +224,10 @@ def _record_outcome(directory: RunDirectory, outcome: str) -> None:
         directory.write_json(run_directory.RUN, described)
 
 
-def _plan(
-    request: Request,
-    job: jobs.Job,
-    config: Any,
-    target: Target,
-    run_id: str,
-    attempt: int,
-    directory: RunDirectory,
-    bundle_sha256: str,
-) -> Plan:
-    return Plan(
-        run_id=run_id,
-        attempt=attempt,
-        job=job.name,
-        stack=job.stack,
-        arguments=tuple(job.words(config)),
-        platform=target.platform,
-        run_dir=directory.url,
-        cache_dir=str(target.cache_dir),
-        cwd=_cwd(request),
-        python=target.python,
-        agent_root=target.agents[0].root,
-        bundle_sha256=bundle_sha256,
-        coordinator_host=target.coordinator_host,
-        coordinator_port=free_port(target.coordinator_host),
-        local_devices=target.slice.devices_per_host if target.platform == "cpu" else None,
-        cpus=target.cpus,
-    )
-
-
 @contextlib.contextmanager
-def _only_resume_of(run_id: str, target: Target) -> Iterator[None]:
+def _only_resume_of(run_id: str) -> Iterator[None]:
     """Two that resume one run at once would start it twice; the second is refused."""
-    locks = target.cache_dir / "launch"
+    locks = user_cache_dir(os.environ) / "launch"
     locks.mkdir(parents=True, exist_ok=True)
     lock = FileLock(locks / f"{run_id}.lock", timeout=0)
     try:
@@ -233,10 +238,3 @@ def _only_resume_of(run_id: str, target: Target) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def free_port(host: str) -> int:
-    """A TCP port that nothing listens on now, chosen by the system from its ephemeral range."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

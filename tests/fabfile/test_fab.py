@@ -19,7 +19,11 @@ from fabric.main import program
 atexit.register(lambda: print("loaded:", *(name for name in {HEAVY!r} if name in sys.modules)))
 program.run(["fab", *sys.argv[1:]])
 """
-TASKS = ["train", "status", "logs", "stop", "runs", "jobs", "accelerators"]
+TASKS = [
+    *("train", "status", "logs", "stop", "recover", "runs", "jobs"),
+    *("deploy", "verify", "doctor", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
+    *("rehearsal", "accelerators"),
+]
 
 Fab = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -73,11 +77,11 @@ def test_status_of_nothing_says_how_to_start_something(fab: Fab) -> None:
         (["train"], "error: --job: say what to train; choose one of flax_mlm"),
         (
             ["train", "--job", "flax_mlm", "--hosts", "0"],
-            "error: --hosts 0: must be a whole number of at least 1",
+            "error: --hosts 0: must be a whole number from 1 to 64 on this machine",
         ),
         (
             ["train", "--job", "flax_mlm", "--hosts", "two"],
-            "error: --hosts two: must be a whole number of at least 1",
+            "error: --hosts two: must be a whole number from 1 to 64 on this machine",
         ),
         (["logs", "--lines", "-5"], "error: --lines -5: must be a whole number of at least 0"),
         (

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fabfile.terminal import reported, whole
 from jobs.runtime.errors import RequestError
-from launch.agents import HostError, HostsError
+from launch.errors import HostError, HostsError
 
 WRONG = HostError(host="w-0", reason="gone", remedy="start it")
 

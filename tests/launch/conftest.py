@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,23 +29,23 @@ class Answering:
 
     answer: Callable[[str, dict[str, Any]], Mapping[str, Any] | Completed]
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4))
 
-    def run(self, argv: Sequence[str], stdin: str, *, timeout_s: float) -> Completed:
-        request = json.loads(stdin)
-        self.asked.append((argv[-1], request))
-        answer = self.answer(argv[-1], request)
+    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
+        return self.pool.submit(self._answered, verb, json.loads(request))
+
+    def _answered(self, verb: str, request: dict[str, Any]) -> Completed:
+        self.asked.append((verb, request))
+        answer = self.answer(verb, request)
         if isinstance(answer, Completed):
             return answer
         return Completed(exit_code=0, stdout=json.dumps({"ok": True, **answer}), stderr="")
-
-    def put(self, source: Path, target: str) -> None:
-        raise NotImplementedError
 
 
 @pytest.fixture
 def make_agent() -> Callable[..., Agent]:
     def make(answer: Callable[[str, dict[str, Any]], Any], host: str = "h", root: str = "/agent") -> Agent:
-        return Agent(host=host, transport=Answering(answer), command=("agent",), root=root)
+        return Agent(host=host, link=Answering(answer), root=root)
 
     return make
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from launch.agents import Agent, HostError, HostsError, all_or_error, ask_all
+from launch.agents import Agent, all_or_error, ask_all
+from launch.errors import HostError, HostsError
 from launch.transport import Completed
 
 MakeAgent = Callable[..., Agent]

@@ -139,7 +139,7 @@ def test_hosts_that_share_one_agent_are_asked_once(write_run: WriteRun, make_age
         return {"processes": []}
 
     one = make_agent(give)
-    follow.processes([one, one], write_run())
+    follow.look([one, one], write_run())
     assert asked == ["status"]
 
 
@@ -151,10 +151,48 @@ def test_of_several_runs_each_state_is_of_its_own_processes(
         for letters in ("aaaa", "bbbb")
     )
     agent = make_agent(lambda verb, _: status(running, "running", "running"))
-    found = follow.states([agent], [running, ended])
-    assert found[running.run_id] == "running"
-    assert found[ended.run_id] != "running"
+    known = follow.look_at_all([agent])
+    assert follow.state(running, known) == "running"
+    assert follow.state(ended, known) != "running"
 
 
-def test_a_host_that_does_not_answer_is_left_out(write_run: WriteRun, make_agent: MakeAgent) -> None:
-    assert follow.processes([make_agent(lambda verb, _: {"ok": False})], write_run()) == []
+def test_a_host_that_does_not_answer_is_named_beside_what_the_others_say(
+    write_run: WriteRun, make_agent: MakeAgent
+) -> None:
+    run = write_run()
+    silent = make_agent(lambda verb, _: {"ok": False, "error": {"message": "no route"}}, host="w-1")
+    known = follow.look([make_agent(lambda verb, _: status(run, "running")), silent], run)
+    assert [entry["state"] for entry in known.processes] == ["running"]
+    assert [str(error) for error in known.errors] == ["w-1: no route"]
+
+
+def test_a_host_that_falls_silent_is_told_once_and_again_when_it_answers(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "AGENTS_PERIOD_S", -1.0)
+    run, polls = write_run(beats=[beat("stepping", time=time.time())] * 2), itertools.count()
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        number = next(polls)
+        if 1 <= number <= 3:
+            return {"ok": False, "error": {"message": "no route"}}
+        if number >= 5:
+            run.directory.write_json("result.json", {"attempt": 0, "outcome": "done"})
+            return status(run, "exited", "exited", ended_s=time.time())
+        return status(run, "running", "running")
+
+    shown, state = followed(run, make_agent, give)
+    assert state == "done"
+    assert shown.notes == ["h: no route; it is asked again", "h answers again"]
+
+
+def test_a_hosts_own_heartbeat_counts_where_the_run_directory_has_an_older_one(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    run = write_run(beats=[beat("joined", time=5.0), beat("stepping", step=9, time=50.0)])
+    fresh, stale = beat("stepping", step=3, time=6.0), beat("joined", rank=1, time=4.0)
+    answer = status(run, "running", "running")
+    for entry, own in zip(answer["processes"], (fresh, stale), strict=True):
+        entry["beat"] = own
+    known = follow.look([make_agent(lambda verb, _: answer)], run)
+    assert [each["step"] for each in follow.with_agents_beats(run, known).heartbeats if each] == [3, 9]

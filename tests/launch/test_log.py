@@ -1,8 +1,10 @@
-"""Logs are read whole: the last lines are the last ones, and what is followed is followed to its very end."""
+"""Logs are read whole, from all hosts at once: no line is lost, none shown twice, and no silent host is left out."""
 
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,29 +12,57 @@ import pytest
 
 from launch import log
 from launch.agents import Agent
+from launch.errors import HostError
 from launch.runs import Run
+from launch.transport import Completed
 
 LINES = [f"line {number} " + "x" * (number % 90) for number in range(20_000)]
 TEXT = "".join(line + "\n" for line in LINES)
 assert len(TEXT) > 3 * log.CHUNK_BYTES
 
 
-def logs_of(text: str, request: dict[str, Any]) -> dict[str, Any]:
+def logs_of(text: str, request: dict[str, Any], *, ended: bool = True) -> dict[str, Any]:
     """As the agent answers: from the beginning of a line, whole lines, at most so many bytes."""
     begin = request["offset"] if request["offset"] >= 0 else max(0, len(text) + request["offset"])
     if request["offset"] < 0:
         begin = text.rfind("\n", 0, begin) + 1
     piece = text[begin : begin + request["limit_bytes"]]
     piece = piece[: piece.rfind("\n") + 1]
-    return {"text": piece, "next_offset": begin + len(piece), "size": len(text)}
+    return {
+        "text": piece,
+        "offset": begin,
+        "next_offset": begin + len(piece),
+        "size": len(text),
+        "ended": ended,
+    }
+
+
+def silent() -> Completed:
+    return Completed(exit_code=None, stdout="", stderr="")
+
+
+class Shown:
+    """What was shown of each host, and what was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[int, str]] = []
+        self.told: list[str] = []
+
+    def show(self, host: int, line: str) -> None:
+        self.lines.append((host, line))
+
+    def of(self, host: int) -> list[str]:
+        return [line for index, line in self.lines if index == host]
+
+
+@pytest.fixture
+def shown() -> Shown:
+    return Shown()
 
 
 @pytest.fixture
 def agent(make_agent: Callable[..., Agent]) -> Agent:
-    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        return logs_of(TEXT, request) if verb == "logs" else {"processes": []}
-
-    return make_agent(give)
+    return make_agent(lambda verb, request: logs_of(TEXT, request))
 
 
 @pytest.fixture
@@ -40,56 +70,164 @@ def run(write_run: Callable[..., Run]) -> Run:
     return write_run(result={"outcome": "done"})
 
 
-@pytest.mark.parametrize("count", [1, 40, 3000, 0])
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "POLL_S", 0.001)
+    monkeypatch.setattr(log, "ASK_AGAIN_S", 0.001)
+
+
+@pytest.mark.parametrize("count", [1, 40, 3000, 15_000, 30_000])
 def test_the_last_lines_are_the_logs_last_however_long_it_is(agent: Agent, run: Run, count: int) -> None:
     lines, offset = log.tail(agent, run, 0, lines=count)
     assert lines == LINES[-count:]
     assert offset == len(TEXT)
 
 
-def test_a_log_that_grows_faster_than_it_is_read_ends_all_the_same(
-    make_agent: Callable[..., Agent], run: Run
+@pytest.mark.parametrize("keep_on", [False, True])
+@pytest.mark.parametrize("lines", [0, 40])
+def test_each_host_is_shown_its_own_lines_in_order(
+    agent: Agent, run: Run, shown: Shown, lines: int, keep_on: bool
 ) -> None:
+    assert log.show_all(
+        [agent, agent], run, [0, 1], lines=lines, keep_on=keep_on, show=shown.show, tell=shown.told.append
+    )
+    assert (shown.of(0), shown.of(1), shown.told) == (LINES[-lines:], LINES[-lines:], [])
+
+
+@pytest.mark.parametrize("lines", [0, 40])
+def test_a_log_that_grows_faster_than_it_is_read_ends_all_the_same(
+    make_agent: Callable[..., Agent], run: Run, shown: Shown, lines: int
+) -> None:
+    more = "more\n" * (log.CHUNK_BYTES // 5 + 1)
     growing = itertools.count(1)
 
     def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        return logs_of(TEXT + "more\n" * next(growing), request)
+        return logs_of(TEXT + more * next(growing), request, ended=False)
 
-    lines, _ = log.tail(make_agent(give), run, 0, lines=0)
-    assert lines[: len(LINES)] == LINES
-    assert set(lines[len(LINES) :]) <= {"more"}
-
-
-def test_what_is_followed_is_shown_to_the_end_of_a_run_that_has_ended(agent: Agent, run: Run) -> None:
-    shown: list[tuple[int, str]] = []
-    log.follow_all([agent, agent], run, {0: 0, 1: len(TEXT)}, lambda host, line: shown.append((host, line)))
-    assert shown == [(0, line) for line in LINES]
+    assert log.show_all(
+        [make_agent(give)], run, [0], lines=lines, keep_on=False, show=shown.show, tell=shown.told.append
+    )
+    assert len(shown.lines) == lines or shown.of(0)[: len(LINES)] == LINES
 
 
 def test_lines_are_shown_as_they_come_and_none_twice(
-    make_agent: Callable[..., Agent], write_run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    make_agent: Callable[..., Agent], run: Run, shown: Shown, hasty: None
 ) -> None:
     texts = ["a\nb\n", "a\nb\n", "a\nb\nc\n", "a\nb\nc\nd\n"]
-    polls = itertools.count()
-    write_run()
+    reads = itertools.count()
 
     def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        if verb == "status":
-            poll = next(polls)
-            if poll == 3:
-                return {"processes": []}
-            entry = {
-                "run_id": request["run_id"],
-                "attempt": 0,
-                "process_id": 0,
-                "state": "running",
-                "ended": None,
-            }
-            return {"processes": [entry]}
-        return logs_of(texts[min(next(reads), 3)], request)
+        read = next(reads)
+        return logs_of(texts[min(read, 3)], request, ended=read > 3)
 
-    reads = itertools.count()
-    monkeypatch.setattr(log, "POLL_S", 0)
-    shown: list[str] = []
-    log.follow_all([make_agent(give)], write_run(), {0: 0}, lambda _, line: shown.append(line))
-    assert shown == ["a", "b", "c", "d"]
+    assert log.follow_all([make_agent(give)], run, {0: 0}, shown.show, shown.told.append)
+    assert shown.of(0) == ["a", "b", "c", "d"]
+
+
+def test_what_a_host_says_does_not_reach_the_terminal_as_it_is(
+    make_agent: Callable[..., Agent], run: Run, shown: Shown
+) -> None:
+    agent = make_agent(lambda verb, request: logs_of("1%\r2%\n\x1b]0;x\x07\n", request))
+    log.follow_all([agent], run, {0: 0}, shown.show, shown.told.append)
+    assert shown.of(0) == log.tail(agent, run, 0, lines=2)[0] == ["2%", "␛]0;x\\x07"]
+
+
+def test_hosts_are_asked_at_once(make_agent: Callable[..., Agent], run: Run, shown: Shown) -> None:
+    together = threading.Barrier(3, timeout=20)
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        together.wait()
+        return logs_of("a\n", request)
+
+    agents = [make_agent(give) for _ in range(3)]
+    for lines in (0, 1):
+        assert log.show_all(
+            agents, run, [0, 1, 2], lines=lines, keep_on=False, show=shown.show, tell=shown.told.append
+        )
+    assert sorted(shown.lines) == [(0, "a"), (0, "a"), (1, "a"), (1, "a"), (2, "a"), (2, "a")]
+
+
+def test_a_host_that_is_slow_to_answer_holds_up_no_other(
+    make_agent: Callable[..., Agent], run: Run, shown: Shown, hasty: None
+) -> None:
+    other_is_read = threading.Event()
+
+    def slow(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        assert other_is_read.wait(20)
+        return logs_of("slow\n", request)
+
+    def show(host: int, line: str) -> None:
+        shown.show(host, line)
+        if line == LINES[-1]:
+            other_is_read.set()
+
+    quick = make_agent(lambda verb, request: logs_of(TEXT, request))
+    assert log.follow_all([make_agent(slow), quick], run, {0: 0, 1: 0}, show, shown.told.append)
+    assert shown.lines[-1] == (0, "slow")
+
+
+def test_a_host_that_does_not_answer_is_told_of_once_and_asked_again(
+    make_agent: Callable[..., Agent], run: Run, shown: Shown, hasty: None
+) -> None:
+    asked = itertools.count()
+
+    def give(verb: str, request: dict[str, Any]) -> Any:
+        return silent() if 0 < next(asked) < 5 else logs_of("a\nb\n", request, ended=next(asked) > 5)
+
+    assert log.follow_all([make_agent(give, "h/0")], run, {0: 0}, shown.show, shown.told.append)
+    assert shown.of(0) == ["a", "b"]
+    assert shown.told == ["h/0: no answer to logs within 10 s; it is asked again", "h/0 answers again"]
+
+
+def test_a_host_that_is_lost_is_waited_for_until_its_run_must_have_ended_and_no_longer(
+    make_agent: Callable[..., Agent],
+    run: Run,
+    shown: Shown,
+    hasty: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(log, "SILENCE_LIMIT_S", 0.3)
+    began_s = time.monotonic()
+    agents = [make_agent(lambda verb, request: silent(), "lost"), make_agent(lambda v, r: logs_of(TEXT, r))]
+    assert not log.show_all(
+        agents, run, [0, 1], lines=40, keep_on=True, show=shown.show, tell=shown.told.append
+    )
+    assert time.monotonic() - began_s > 0.3
+    assert shown.of(1) == LINES[-40:]
+    assert shown.told == [
+        "lost: no answer to logs within 10 s; it is asked again",
+        "lost: has not answered for 0 s; its log ends here",
+    ]
+
+
+@pytest.mark.parametrize("lines", [0, 40])
+def test_without_following_a_host_that_does_not_answer_is_named_and_the_others_are_shown(
+    make_agent: Callable[..., Agent], run: Run, shown: Shown, lines: int
+) -> None:
+    agents = [make_agent(lambda verb, request: silent(), "h/0"), make_agent(lambda v, r: logs_of("a\n", r))]
+    assert not log.show_all(
+        agents, run, [0, 1], lines=lines, keep_on=False, show=shown.show, tell=shown.told.append
+    )
+    assert (shown.lines, shown.told) == ([(1, "a")], ["h/0: no answer to logs within 10 s"])
+
+
+def test_a_log_that_cannot_be_read_is_an_error_for_the_one_who_asked_for_it_alone(
+    make_agent: Callable[..., Agent], run: Run
+) -> None:
+    with pytest.raises(HostError, match="no answer to logs"):
+        log.tail(make_agent(lambda verb, request: silent()), run, 0, lines=3)
+
+
+def test_waiting_for_lines_costs_no_questions_without_pause(
+    make_agent: Callable[..., Agent], run: Run, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "POLL_S", 0.05)
+    asked = itertools.count()
+    began_s = time.monotonic()
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        next(asked)
+        return logs_of("a\n", request, ended=time.monotonic() - began_s > 0.5)
+
+    log.follow_all([make_agent(give)], run, {0: 0}, shown.show)
+    assert next(asked) < 14

@@ -23,9 +23,13 @@ PLAN = Plan(
     agent_root="/cache/agent",
     bundle_sha256="ab" * 32,
     coordinator_host="127.0.0.1",
-    coordinator_port=4000,
     local_devices=1,
     cpus=((0, 1), None),
+    hosts=(("w-0", "10.0.0.1", 22), ("w-1", "10.0.0.2", 22)),
+    coordinator_port=4000,
+    hub_port=4001,
+    hub_token="0123",
+    homes=("/home/me", "/home/you"),
 )
 ENVIRONMENT = {
     "RUN_ID": "flax_mlm-20261120-214500-abcd",
@@ -66,6 +70,10 @@ def test_the_start_request_of_a_process_is_this() -> None:
         "run_dir": "/runs/one",
         "num_processes": 2,
         "cpus": [0, 1],
+        "hub_host": "127.0.0.1",
+        "hub_port": 4001,
+        "hub_token": "0123",
+        "hang_floor_s": 120.0,
     }
 
 
@@ -89,9 +97,10 @@ def test_a_run_in_a_bucket_keeps_its_logs_with_the_agent() -> None:
     assert plan.preflight(there, 0, now_s=1.0)["run_dir"] is None
 
 
-def test_the_preflight_request_of_the_coordinators_host_is_this() -> None:
-    assert plan.preflight(PLAN, 0, now_s=12.5) == {
+def test_the_preflight_request_of_a_host_that_several_runs_share_is_this() -> None:
+    assert plan.preflight(PLAN, 1, now_s=12.5) == {
         "python": "/venv/bin/python",
+        "python_remedy": None,
         "modules": [
             "jax",
             "flax",
@@ -105,16 +114,49 @@ def test_the_preflight_request_of_the_coordinators_host_is_this() -> None:
         "platform": "cpu",
         "run_dir": "/runs/one",
         "cache_dir": "/cache",
+        "mount": None,
         "min_free_bytes": 512 * 2**20,
-        "port": 4000,
+        "peers": [],
+        "alone": False,
         "time": 12.5,
         "max_clock_offset_s": 5.0,
         "bundle": "ab" * 32,
     }
 
 
-def test_only_the_coordinators_host_needs_the_port() -> None:
-    assert plan.preflight(PLAN, 1, now_s=12.5) == {**plan.preflight(PLAN, 0, now_s=12.5), "port": None}
+def test_every_other_host_of_a_slice_has_to_reach_the_first() -> None:
+    alone = dataclasses.replace(PLAN, alone=True, mount="/mnt/share")
+    requests = [plan.preflight(alone, rank, now_s=0.0) for rank in range(2)]
+    assert [request["peers"] for request in requests] == [
+        [],
+        [{"name": "w-0", "host": "10.0.0.1", "port": 22}],
+    ]
+    assert [request["alone"] for request in requests] == [True, True]
+    assert [request["mount"] for request in requests] == ["/mnt/share"] * 2
+
+
+def test_files_that_stand_in_for_devices_are_looked_at_with_the_lock_file() -> None:
+    rehearsed = dataclasses.replace(PLAN, stand_in_devices=("/run/accel0",))
+    request = plan.preflight(rehearsed, 0, now_s=0.0)
+    assert (request["device_globs"], request["lockfiles"]) == (["/run/accel0"], ["/tmp/libtpu_lockfile"])
+
+
+def test_the_ports_and_home_directories_are_those_that_the_preflight_found() -> None:
+    facts = [{"free_ports": [5000, 5001], "home": "/home/a"}, {"free_ports": [6000, 6001], "home": "/home/b"}]
+    found = plan.settled(PLAN, facts, token="secret")
+    assert (found.coordinator, found.hub_port, found.hub_token) == ("127.0.0.1:5000", 5001, "secret")
+    assert found.homes == ("/home/a", "/home/b")
+
+
+def test_a_path_below_the_home_directory_is_written_out_for_each_host() -> None:
+    homely = dataclasses.replace(
+        PLAN, python="~/venv/bin/python", cache_dir="~/.cache/x", agent_root="~/agent"
+    )
+    for rank, home in enumerate(PLAN.homes):
+        request = plan.start(homely, rank)
+        assert request["argv"][0] == f"{home}/venv/bin/python"
+        assert request["env"]["RUN_CACHE_DIR"] == f"{home}/.cache/x"
+        assert request["env"]["PYTHONPATH"] == f"{home}/agent/bundles/{'ab' * 32}"
 
 
 @pytest.mark.parametrize("devices", [None, 3])

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from launch import rollout
-from launch.agents import Agent, HostsError
+from launch.agents import Agent
 from launch.bundle import Bundle
+from launch.errors import HostsError
 from launch.plan import Plan
 from launch.rollout import NotJoined
-from launch.runs import Run
 
 MakeAgent = Callable[..., Agent]
 PLAN = Plan(
@@ -32,9 +32,10 @@ PLAN = Plan(
     agent_root="/agent",
     bundle_sha256="ab" * 32,
     coordinator_host="127.0.0.1",
-    coordinator_port=4000,
     local_devices=1,
     cpus=(None, None, None),
+    hosts=(("w-0", "10.0.0.1", 22), ("w-1", "10.0.0.2", 22), ("w-2", "10.0.0.3", 22)),
+    coordinator_port=4000,
 )
 BUNDLE = Bundle(sha256=PLAN.bundle_sha256, archive=b"archive")
 
@@ -140,49 +141,49 @@ def test_every_process_is_stopped_on_its_own_host_and_an_error_hides_no_answer(m
     assert [answer["stopped"] for answer in answers[1:] if isinstance(answer, dict)] == [[1], [2]]
 
 
-@pytest.fixture
-def agents(make_agent: MakeAgent) -> list[Agent]:
-    return Hosts(make_agent, {}).agents[:2]
+def joined(state: str, process: str = "running") -> dict[str, Any]:
+    return {"state": state, "beat": None, "process": {"state": process}}
 
 
-def test_a_run_has_joined_when_every_process_has(
-    write_run: Callable[..., Run], beat: Callable[..., Any], agents: list[Agent]
+def join(make_agent: MakeAgent, *answers: Any, limit_s: float = 9) -> list[dict[str, Any]]:
+    """Join with hosts that give these answers; what they were asked."""
+    asked: list[dict[str, Any]] = []
+    everyone = threading.Barrier(3)
+
+    def agent(number: int) -> Agent:
+        def give(verb: str, request: dict[str, Any]) -> Any:
+            everyone.wait(timeout=30)  # would break if one were asked after another
+            asked.append({"verb": verb, **request})
+            return answers[number]
+
+        return make_agent(give, host=f"w-{number}")
+
+    rollout.join(PLAN, [agent(number) for number in range(3)], limit_s=limit_s)
+    return sorted(asked, key=lambda request: int(request["process_id"]))
+
+
+def test_a_run_has_joined_when_every_process_has(make_agent: MakeAgent) -> None:
+    done = joined("done", "exited")  # a run of no steps may be over already
+    asked = join(make_agent, joined("joined"), joined("stepping"), done)
+    assert [(each["verb"], each["process_id"], each["limit_s"]) for each in asked] == [
+        ("join", 0, 9), ("join", 1, 9), ("join", 2, 9),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", [joined("failed"), joined("starting", "exited"), joined("joined", "lost")])
+def test_a_process_that_fails_or_ends_before_all_have_joined_is_a_failure(
+    make_agent: MakeAgent, answer: dict[str, Any]
 ) -> None:
-    stages = [
-        [None, None],
-        [beat("joined"), None],
-        [beat("joined"), beat("starting")],
-        [beat("stepping"), beat("joined")],
-    ]
-    reads = iter([None, *(write_run(beats=beats) for beats in stages)])
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(rollout, "POLL_S", 0)
-        rollout.join(agents, lambda: next(reads))
-    assert next(reads, "all were read") == "all were read"
-
-
-def test_a_process_that_fails_ends_the_wait_at_once(
-    write_run: Callable[..., Run], beat: Callable[..., Any], agents: list[Agent]
-) -> None:
-    run = write_run(beats=[beat("starting"), beat("failed")])
     with pytest.raises(NotJoined, match="a process failed before all had joined"):
-        rollout.join(agents, lambda: run)
+        join(make_agent, joined("joined"), joined("starting"), answer)
 
 
-def test_who_does_not_join_in_time_is_named(
-    write_run: Callable[..., Run], beat: Callable[..., Any], agents: list[Agent]
-) -> None:
-    run = write_run(beats=[beat("joined"), None])
-    with pytest.raises(NotJoined, match="^w-1 did not join within 0 s$"):
-        rollout.join(agents, lambda: run, limit_s=0)
+def test_who_does_not_join_in_time_is_named(make_agent: MakeAgent) -> None:
+    with pytest.raises(NotJoined, match="^w-1, w-2 did not join within 9 s$"):
+        join(make_agent, joined("joined"), joined("starting"), joined("starting"))
 
 
-def test_heartbeats_of_an_earlier_attempt_are_no_sign_of_having_joined(
-    write_run: Callable[..., Run], beat: Callable[..., Any], agents: list[Agent]
-) -> None:
-    attempts = [
-        {"attempt": n, "started": "2020-11-20T21:45:00Z", "processes": 2, "outcome": None} for n in (0, 1)
-    ]
-    run = write_run(attempts=attempts, beats=[beat("stepping"), beat("failed")])
-    with pytest.raises(NotJoined, match="w-0, w-1 did not join"):
-        rollout.join(agents, lambda: run, limit_s=0)
+def test_who_cannot_be_asked_whether_it_has_joined_is_named_with_the_reason(make_agent: MakeAgent) -> None:
+    gone = {"ok": False, "error": {"message": "cut off", "remedy": "see the network"}}
+    with pytest.raises(NotJoined, match="^w-2: cut off → see the network$"):
+        join(make_agent, joined("joined"), joined("joined"), gone)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.runtime.errors import RequestError
+from jobs.runtime.files import DiskFiles
 from launch import runs
 from launch.runs import Run
 
@@ -20,6 +21,10 @@ STARTED_S = 1605908700.0
 LONG_AFTER_S = STARTED_S + 3600
 WriteRun = Callable[..., Run]
 Beat = Callable[..., dict[str, Any]]
+
+
+def folder(path: Path) -> runs.RunsFolder:
+    return runs.RunsFolder(url=str(path), files=DiskFiles())
 
 
 def process(state: str, ended_s: float | None = None) -> dict[str, Any]:
@@ -121,7 +126,7 @@ def three(write_run: WriteRun, runs_dir: Path) -> Path:
 
 
 def test_runs_are_listed_newest_first_and_what_is_no_run_is_not(three: Path) -> None:
-    assert [run.run_id[-4:] for run in runs.list_runs(three)] == ["cccc", "abab", "aaaa"]
+    assert [run.run_id[-4:] for run in runs.list_runs(folder(three))] == ["cccc", "abab", "aaaa"]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +142,7 @@ def test_runs_are_listed_newest_first_and_what_is_no_run_is_not(three: Path) -> 
 def test_a_run_is_found_by_its_id_a_part_of_it_its_name_or_as_the_latest(
     three: Path, wanted: str, letters: str
 ) -> None:
-    assert runs.find(three, wanted).run_id.endswith(letters)
+    assert runs.find(folder(three), wanted).run_id.endswith(letters)
 
 
 @pytest.mark.parametrize(
@@ -152,14 +157,14 @@ def test_a_word_that_means_no_run_or_several_is_refused_with_those_there_are(
     three: Path, wanted: str, said: str
 ) -> None:
     with pytest.raises(RequestError, match=said):
-        runs.find(three, wanted)
+        runs.find(folder(three), wanted)
 
 
 def test_where_there_are_no_runs_the_message_says_how_to_start_one(runs_dir: Path) -> None:
     with pytest.raises(
         RequestError, match="there is no run in .*; start one with `fab train --job flax_mlm`"
     ):
-        runs.find(runs_dir, "latest")
+        runs.find(folder(runs_dir), "latest")
 
 
 def test_progress_is_the_furthest_step_and_the_latest_training_loss(write_run: WriteRun, beat: Beat) -> None:
@@ -181,3 +186,33 @@ def test_a_run_whose_processes_are_not_on_record_yet_is_starting(write_run: Writ
     assert (
         runs.state(run, [], now_s=runs.parse_time(run.described["attempts"][-1]["started"]) + 1) == "starting"
     )
+
+
+@pytest.mark.parametrize(
+    ("age_s", "beats", "state"),
+    [
+        (5, ["stepping", "stepping"], "running"),
+        (5, ["saving", "stepping"], "saving"),
+        (runs.SILENCE_LIMIT_S + 1, ["stepping", "stepping"], "lost"),
+        (5, ["done", "done"], "lost"),
+        (5, [None, None], "lost"),
+    ],
+)
+def test_a_host_that_cannot_be_asked_is_believed_to_run_as_long_as_its_heartbeat_is_fresh(
+    write_run: WriteRun, beat: Beat, age_s: float, beats: list[str | None], state: str
+) -> None:
+    run = write_run(beats=[word and beat(word, time=LONG_AFTER_S - age_s) for word in beats])
+    assert runs.state(run, [], unanswered=1, now_s=LONG_AFTER_S) == state
+
+
+def test_a_run_of_a_later_version_is_refused_by_name_and_left_out_of_the_list(
+    write_run: WriteRun, runs_dir: Path
+) -> None:
+    known = write_run()
+    later = known.run_id.replace("abcd", "wxyz")
+    known.directory.write_json(f"../{later}/run.json", {**known.described, "run_id": later, "version": 9})
+    with pytest.raises(
+        RequestError, match=f"{later}/run.json: it has version 9, and this tpu-stack reads version 1"
+    ):
+        runs.find(folder(runs_dir), later)
+    assert [run.run_id for run in runs.list_runs(folder(runs_dir))] == [known.run_id]

@@ -1,73 +1,188 @@
-"""This machine as hosts: as many as were asked for, each with its share of the processors."""
+"""What --stack, --slice and --hosts mean, and what is refused before anything is connected to."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from infra.inventory import from_json, to_json
+from infra.inventory import Host, Inventory, Slice, Storage, to_json
 from jobs.runtime.errors import RequestError
+from jobs.runtime.files import BucketFiles
 from launch import targets
+from launch.host_files import HostFiles
+from launch.target import Target
+from launch.targets import Given, Wanted
+
+HOSTS = tuple(
+    Host(
+        index=index,
+        name=f"t1v-n-{index}",
+        internal_address=f"10.0.0.{index}",
+        external_address=None,
+        user="ada",
+        host_keys=("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPHT2RyjC7VMmAXH1GQ3SRQjRFS6PqXSxOOhoHzqyzTb",),
+        reach="direct",
+    )
+    for index in range(4)
+)
+MAIN = Slice(
+    name="main",
+    accelerator_type="v5litepod-16",
+    generation="v5e",
+    topology="4x4",
+    zone="us-central1-a",
+    capacity="spot",
+    origin="queued-resource main",
+    count=1,
+    devices_per_host=4,
+    hosts=HOSTS,
+)
+SHARE = Storage(
+    bucket_url="gs://b", bucket_region="us-central1", nfs_source="10.0.0.9:/srv", nfs_mount="/mnt/share"
+)
+STACK = Inventory(stack="dev", project="p", storage=SHARE, images={}, gateway=None, slices=(MAIN,))
 
 
-@given(st.lists(st.integers(0, 500), min_size=1, max_size=70, unique=True), st.integers(1, 70))
-def test_all_processors_are_used_and_none_twice_while_there_are_enough(
-    processors: list[int], count: int
-) -> None:
-    shares = targets.shares(processors, count)
-    assert len(shares) == count
-    assert all(shares)
-    used = [processor for share in shares for processor in share]
-    if count <= len(processors):
-        assert used == processors
-        sizes = [len(share) for share in shares]
-        assert max(sizes) - min(sizes) <= 1
-    else:
-        assert {len(share) for share in shares} == {1}
-        times = [used.count(processor) for processor in processors]
-        assert max(times) - min(times) <= 1
+def target(inventory: Inventory = STACK, **wanted: Any) -> Target:
+    return targets.of_inventory(inventory, Wanted(stack="dev", **wanted))
+
+
+def refused(inventory: Inventory = STACK, **wanted: Any) -> str:
+    with pytest.raises(RequestError) as error:
+        target(inventory, **wanted)
+    return str(error.value)
+
+
+def test_a_stacks_hosts_are_a_tpus_with_their_runs_on_the_share() -> None:
+    found = target()
+    assert [host.index for host in found.hosts] == [0, 1, 2, 3]
+    assert (len(found.transports), len(found.agents), len(found.cpus)) == (4, 4, 4)
+    assert (found.platform, found.devices, found.is_local) == ("tpu", 16, False)
+    assert (found.runs_url, found.mount, found.coordinator_host) == (
+        "/mnt/share/runs",
+        "/mnt/share",
+        "10.0.0.0",
+    )
+    assert isinstance(found.files, HostFiles)
+    assert found.pulumi_stack == "dev"
+
+
+def test_runs_go_to_the_bucket_where_there_is_no_share_and_to_where_they_are_asked_to_go() -> None:
+    no_share = dataclasses.replace(STACK, storage=dataclasses.replace(SHARE, nfs_source=None, nfs_mount=None))
+    assert target(no_share).runs_url == "gs://b/runs"
+    assert isinstance(target(no_share).files, BucketFiles)
+    assert target(no_share).mount is None
+    assert (target(runs="gs://b/other/").runs_url, target(runs="gs://b/other").mount) == (
+        "gs://b/other",
+        None,
+    )
+    assert (target(runs="/data/runs").runs_url, target(runs="/data/runs").mount) == ("/data/runs", None)
+    assert target(runs="/mnt/share2/runs").mount is None
+
+
+def test_a_choice_of_hosts_keeps_their_order_and_the_first_of_them_is_where_the_group_forms() -> None:
+    found = target(hosts="3,1-2")
+    assert [host.index for host in found.hosts] == [1, 2, 3]
+    assert [agent.host for agent in found.agents] == ["t1v-n-1", "t1v-n-2", "t1v-n-3"]
+    assert (found.coordinator_host, found.devices) == ("10.0.0.1", 12)
+
+
+def test_a_rehearsals_hosts_have_processors_and_their_own_python() -> None:
+    given = Given(
+        inventory=STACK, platform="cpu", python="/venv/bin/python", stand_in_devices=("/run/accel0",)
+    )
+    found = target(given=given)
+    assert (found.platform, found.devices, found.python) == ("cpu", 4, "/venv/bin/python")
+    assert found.stand_in_devices == ("/run/accel0",)
+
+
+EMPTY = dataclasses.replace(MAIN, hosts=())
+OTHER = dataclasses.replace(MAIN, name="other")
 
 
 @pytest.mark.parametrize(
-    ("name", "hosts", "platform", "said"),
+    ("changed", "wanted", "said"),
     [
-        ("cloud", None, "cpu", '--target: "cloud" is not a target; choose one of local'),
-        ("local", None, "cuda", '--platform: "cuda" is not a platform; choose one of cpu, gpu, tpu'),
-        ("local", 0, "cpu", "--hosts 0: must be between 1 and 64 on this machine"),
-        ("local", -1, "cpu", "--hosts -1: must be between 1 and 64 on this machine"),
-        ("local", 1000, "cpu", "--hosts 1000: must be between 1 and 64 on this machine"),
-        ("local", 2, "gpu", "--hosts 2: on this machine one process drives all its GPUs; leave --hosts out"),
+        ({"slices": ()}, {}, "the stack dev has no slice; add one to tpu-stack:slices, then `pulumi up`"),
+        ({"slices": (MAIN, OTHER)}, {}, "--slice: the stack dev has several, say which: main, other"),
+        ({}, {"slice": "mian"}, '--slice: "mian" is not a slice of dev; choose one of main'),
+        (
+            {"slices": (EMPTY,)},
+            {},
+            "the slice main has no hosts yet: its queued-resource main was still waiting",
+        ),
+        ({}, {"hosts": "0-4"}, "--hosts 0-4: the slice has the hosts 0 to 3"),
+        ({}, {"hosts": "2-1"}, "--hosts 2-1: the slice has the hosts 0 to 3"),
+        ({}, {"hosts": "all"}, '--hosts: "all" is not a list of hosts; write it as 0-3,5'),
+        ({}, {"hosts": ""}, '--hosts: "" is not a list of hosts'),
+        ({}, {"runs": "runs"}, "--runs runs: must be an absolute path on the hosts, or a URL"),
+        (
+            {"storage": Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)},
+            {},
+            "the stack dev has neither NFS nor a bucket, and the hosts of main need one place for their runs",
+        ),
     ],
 )
-def test_a_target_that_cannot_be_had_is_refused(
-    name: str, hosts: int | None, platform: str, said: str
+def test_what_cannot_be_had_is_refused_with_what_there_is(
+    changed: dict[str, Any], wanted: dict[str, Any], said: str
 ) -> None:
+    assert refused(dataclasses.replace(STACK, **changed), **wanted).startswith(said)
+
+
+def test_a_stack_that_looks_like_a_path_is_read_from_that_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(to_json(STACK))
+    found = targets.resolve(Wanted(stack=str(path)))
+    assert (found.inventory, found.pulumi_stack) == (STACK, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file or directory"),
+        ("{}", "version None cannot be read"),
+        ("no JSON", "not JSON"),
+        (to_json(STACK).replace('"zone"', '"zoen"', 1), "inventory.slices[0].zone is missing"),
+    ],
+)
+def test_a_file_that_is_no_inventory_is_refused_with_its_name(
+    tmp_path: Path, text: str | None, said: str
+) -> None:
+    path = tmp_path / "mine.json"
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(RequestError) as error:
-        targets.resolve(name, hosts=hosts, platform=platform)
+        targets.resolve(Wanted(stack=str(path)))
+    assert str(path) in str(error.value)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"platform": "cuda"}, '--platform: "cuda" is not a platform; choose one of cpu, gpu, tpu'),
+        ({"hosts": "0"}, "--hosts 0: must be a whole number from 1 to 64 on this machine"),
+        ({"hosts": "0-3"}, "--hosts 0-3: must be a whole number from 1 to 64 on this machine"),
+        ({"hosts": "1000"}, "--hosts 1000: must be a whole number from 1 to 64 on this machine"),
+        (
+            {"hosts": "2", "platform": "gpu"},
+            "--hosts 2: on this machine one process drives all its GPUs; leave --hosts out",
+        ),
+        ({"slice": "main"}, "--slice main: this machine has no slices; say --stack as well"),
+    ],
+)
+def test_of_this_machine_what_it_cannot_be_is_refused(wanted: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError) as error:
+        targets.resolve(Wanted(**wanted))
     assert str(error.value) == said
 
 
-@pytest.mark.parametrize(("platform", "count"), [("cpu", 2), ("gpu", 1), ("tpu", 1)])
-def test_without_a_number_of_hosts_there_are_two_on_cpu_and_one_elsewhere(
-    runs_dir: Path, platform: str, count: int
-) -> None:
-    target = targets.resolve("local", hosts=None, platform=platform)
-    assert (len(target.hosts), len(target.agents), len(target.cpus)) == (count, count, count)
-    assert target.devices == count
-    assert target.runs_dir == runs_dir
+def test_a_host_that_a_run_had_and_the_slice_has_no_more_never_answers() -> None:
+    from launch.errors import HostError
 
-
-def test_this_machines_inventory_is_one_that_contract_1_can_hold(runs_dir: Path) -> None:
-    target = targets.local(3, "cpu", [0, 1, 2, 3])
-    assert from_json(to_json(target.inventory)) == target.inventory
-    assert [host.index for host in target.hosts] == [0, 1, 2]
-    assert len({host.name for host in target.hosts}) == 3
-    assert {host.reach for host in target.hosts} == {"local"}
-    assert target.cpus == ((0,), (1,), (2, 3))
-
-
-def test_only_cpu_processes_are_kept_to_a_share_of_the_processors(runs_dir: Path) -> None:
-    assert targets.local(1, "gpu", [0, 1]).cpus == (None,)
+    (agent,) = target().find_agents({"hosts": [{"index": 0, "name": "t1v-n-old"}]})
+    with pytest.raises(HostError, match="t1v-n-old: is no longer a host of main → `fab recover` goes on"):
+        agent.ask("status", {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -14,20 +13,24 @@ import pytest
 
 from jobs.flax_mlm.config import Config
 from jobs.runtime.errors import RequestError
-from launch import console, jobs, targets
+from launch import jobs, local, targets, training
 from launch import train as launching
-from launch.agents import HostsError
+from launch.errors import HostsError
 from launch.runs import Run
+from launch.target import Target
 
 WriteRun = Callable[..., Run]
 DEVICES = {"gpu": Path("/dev/nvidia0"), "tpu": Path("/dev/accel0")}
 TINY = "--vocab-size 300 --sequence-length 16 --batch-size 4 --eval-fraction 0.3"
 
 
-def train(**changed: Any) -> int:
-    wanted: dict[str, Any] = {"job": "flax_mlm", "target": "local", "detach": True}
-    absent = dict.fromkeys(("arguments", "resume", "hosts", "platform", "name"))
-    return console.train(**{**wanted, **absent, **changed})
+def train(*, hosts: str | None = None, platform: str | None = None, **changed: Any) -> int:
+    def open_target(like: Run | None) -> Target:
+        return targets.resolve(targets.Wanted(hosts=hosts, platform=platform), like)
+
+    wanted: dict[str, Any] = {"job": "flax_mlm", "detach": True, "hang_floor_s": 120.0, "restarts": 0}
+    absent = dict.fromkeys(("arguments", "resume", "name"))
+    return training.train(open_target, **{**wanted, **absent, **changed})
 
 
 def refused(runs_dir: Path, **changed: Any) -> str:
@@ -56,18 +59,17 @@ def test_without_a_job_the_answer_is_the_jobs_there_are(runs_dir: Path) -> None:
     ("changed", "parts"),
     [
         ({"job": "flax_mln"}, ['--job: "flax_mln" is not a job', 'did you mean "flax_mlm"?']),
-        ({"target": "cloud"}, ['--target: "cloud" is not a target; choose one of local']),
         ({"platform": "cuda"}, ['--platform: "cuda" is not a platform; choose one of cpu, gpu, tpu']),
-        ({"hosts": 0}, ["--hosts 0: must be between 1 and 64"]),
-        ({"hosts": -1}, ["--hosts -1: must be between 1 and 64"]),
-        ({"hosts": 1000}, ["--hosts 1000: must be between 1 and 64"]),
+        ({"hosts": "0"}, ["--hosts 0: must be a whole number from 1 to 64"]),
+        ({"hosts": "-1"}, ["--hosts -1: must be a whole number from 1 to 64"]),
+        ({"hosts": "1000"}, ["--hosts 1000: must be a whole number from 1 to 64"]),
         ({"arguments": '--data "my text'}, ["--args: '--data \"my text' has a quote that is not closed"]),
         ({"arguments": "--stepz 3"}, ["--args: flax_mlm does not take --stepz 3", "--steps"]),
         ({"arguments": "--steps many"}, ["--steps", "many"]),
         ({"arguments": "--steps 0"}, ["--steps 0: must be at least 1"]),
         ({"arguments": "--sequence-length 600"}, ["--sequence-length 600: the model takes at most", "512"]),
         ({"arguments": "--batch-size 5"}, ["--batch-size 5: is shared out over 2 devices", "choose 4 or 6"]),
-        ({"arguments": "--batch-size 5", "hosts": 3}, ["over 3 devices", "choose 3 or 6"]),
+        ({"arguments": "--batch-size 5", "hosts": "3"}, ["over 3 devices", "choose 3 or 6"]),
         ({"arguments": "--steps 0 --dropout 2 --seed -1"}, ["--steps 0: ", "--dropout 2.0: ", "--seed -1: "]),
         ({"arguments": "--data /no/such/text"}, ["--data /no/such/text"]),
         (
@@ -158,7 +160,7 @@ def test_resuming_on_a_number_of_hosts_that_the_batch_is_not_divisible_by_is_ref
     runs_dir: Path, earlier: Callable[..., Run]
 ) -> None:
     earlier()
-    text = refused(runs_dir, job=None, resume="abcd", hosts=3)
+    text = refused(runs_dir, job=None, resume="abcd", hosts="3")
     assert "--batch-size 4: is shared out over 3 devices" in text
 
 
@@ -183,7 +185,7 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     monkeypatch.chdir(tmp_path / "elsewhere")
     request = launching.Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
     job = jobs.find("flax_mlm")
-    target = targets.resolve("local", hosts=2, platform="cpu")
+    target = local.resolve(hosts="2", platform="cpu")
     launching._check(request, job, job.parse(request.arguments), target)
     assert Path.cwd() == tmp_path / "elsewhere"
 
@@ -200,12 +202,6 @@ def test_two_that_resume_one_run_at_once_do_not_both_start_it(
     runs_dir: Path, earlier: Callable[..., Run]
 ) -> None:
     run = earlier()
-    target = targets.resolve("local", hosts=2, platform="cpu")
-    with launching._only_resume_of(run.run_id, target):
+    with launching._only_resume_of(run.run_id):
         text = refused(runs_dir, job=None, resume="abcd")
     assert "is being launched by another process; `fab status` shows it" in text
-
-
-def test_a_free_port_can_be_bound() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", launching.free_port("127.0.0.1")))

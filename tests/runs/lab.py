@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from jobs.runtime.files import DiskFiles
 from jobs.runtime.run_directory import RunDirectory
-from launch import follow, rollout, runs, targets
+from launch import follow, local, rollout, runs
 from launch import train as launching
 from launch.agents import Agent
 from launch.runs import ACTIVE, Run, State
@@ -74,7 +75,7 @@ class Lab:
             resume=self.read(resume) if resume else None,
         )
         with mock.patch.dict(os.environ, self.environ):
-            target = targets.resolve("local", hosts=hosts, platform="cpu")
+            target = local.resolve(hosts=str(hosts), platform="cpu")
             return launching.launch(request, target, self.said.append)
 
     def resume(self, run: Run, *more: str, hosts: int = 2) -> Run:
@@ -151,7 +152,7 @@ class Lab:
 
     def _agents(self, run: Run) -> tuple[Agent, ...]:
         with mock.patch.dict(os.environ, self.environ):
-            return targets.agents_of(run.described)
+            return local.agents_of(run.described)
 
     def read(self, run: Run) -> Run:
         found = runs.read(run.directory)
@@ -159,10 +160,10 @@ class Lab:
         return found
 
     def state(self, run: Run) -> State:
-        return follow.state(self._agents(run), self.read(run))
+        return follow.state_now(self._agents(run), self.read(run))
 
     def all_runs(self) -> list[Run]:
-        return runs.list_runs(self.runs_dir)
+        return runs.list_runs(runs.RunsFolder(url=str(self.runs_dir), files=DiskFiles()))
 
     def joined(self, command: Command) -> Run:
         """The newest run, once `command` says that its processes are in their group."""
@@ -231,8 +232,22 @@ class Lab:
         finally:
             self.signal(run, signal.SIGCONT)
 
+    def _guards(self, run: Run) -> list[int]:
+        """The second process of each supervisor, which would end the job in its place."""
+        supervisors = {record["supervisor_pid"] for record in self.records(run)}
+        folder = os.fsencode(self.agent_root / "runs" / run.run_id)
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_bytes().split(b"\0")
+                if b"_supervise" in words and any(word.startswith(folder) for word in words):
+                    found.append(int(path.parent.name))
+        return [pid for pid in found if pid not in supervisors]
+
     def cut_power(self, run: Run) -> None:
-        """SIGKILL to the supervisors and the jobs: nobody is left to say what happened."""
+        """SIGKILL to the supervisors, their guards and the jobs: nobody is left to say what happened."""
+        for pid in self._guards(run):
+            os.kill(pid, signal.SIGKILL)
         self.signal(run, signal.SIGKILL, role="supervisor_pid")
         self.signal(run, signal.SIGKILL)
 

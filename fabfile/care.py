@@ -1,0 +1,68 @@
+"""The tasks that prepare hosts, try whether they compute together, and look for what is wrong."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from fabric import task
+
+from fabfile import options
+from fabfile.options import WHERE
+from fabfile.terminal import reported
+
+
+@task(
+    help={
+        **WHERE,
+        "comforts": "install zsh, byobu and mosh as well",
+        "python": "the interpreter on the hosts, if not one that deploy makes",
+    }
+)
+@reported
+def deploy(
+    c: Any, stack: str = "", slice: str = "", hosts: str = "", python: str = "", comforts: bool = False
+) -> int:
+    """Prepare every host for runs, and say what changed."""
+    from launch.deploy import deploy as deployment
+
+    return deployment.deploy(options.target(stack, slice, hosts, python=python), with_comforts=comforts)
+
+
+@task(
+    help={
+        "framework": "whose devices and collectives are tried: jax",
+        **WHERE,
+        "platform": "cpu, gpu or tpu",
+        "python": "the interpreter on the hosts",
+    }
+)
+@reported
+def verify(
+    c: Any,
+    framework: str = "jax",
+    stack: str = "",
+    slice: str = "",
+    hosts: str = "",
+    platform: str = "",
+    python: str = "",
+) -> int:
+    """Try on all hosts: devices, a matmul, an all-reduce."""
+    from launch import verify as verification
+
+    return verification.verify(
+        options.target(stack, slice, hosts, platform=platform, python=python), framework
+    )
+
+
+@task(help={**WHERE, "json": "print every finding as JSON"})
+@reported
+def doctor(c: Any, stack: str = "", slice: str = "", hosts: str = "", json: bool = False) -> int:
+    """Look for everything that can be wrong, with remedies."""
+    from launch.doctor import doctor as visit
+
+    return visit.doctor(
+        lambda: options.target(stack, slice, hosts),
+        wants_stack=(stack or os.environ.get("TPU_STACK") or "local") != "local",
+        as_json=json,
+    )

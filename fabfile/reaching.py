@@ -1,0 +1,124 @@
+"""The tasks that reach into hosts: commands, files, shells, notebooks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import fabric.main
+from fabric import task
+
+from fabfile import options, words
+from fabfile.options import WHERE
+from fabfile.terminal import reported, whole
+
+COMMAND = words.take(fabric.main.program, "run")
+
+
+@task(
+    help={
+        "command": "a line for the hosts' sh, instead of words after --",
+        **WHERE,
+        "group": "print at the end, hosts that said the same once",
+        "timeout": "seconds after which it is ended (default: none)",
+    }
+)
+@reported
+def run(
+    c: Any,
+    command: str = "",
+    stack: str = "",
+    slice: str = "",
+    hosts: str = "",
+    group: bool = False,
+    timeout: str = "",
+) -> int:
+    """Run a command on all hosts: `fab run -- COMMAND …`."""
+    from launch import commands
+
+    argv = commands.argv_of(COMMAND, command)
+    timeout_s = whole("--timeout", timeout, least=1)
+    return commands.run(options.target(stack, slice, hosts), argv, grouped=group, timeout_s=timeout_s)
+
+
+@task(
+    help={
+        "source": "a file or folder of this machine",
+        "target": "where to on the hosts; into a folder that is there, else under this name",
+        **WHERE,
+        "force": "replace a folder that is there",
+    }
+)
+@reported
+def put(
+    c: Any, source: str, target: str, stack: str = "", slice: str = "", hosts: str = "", force: bool = False
+) -> int:
+    """Copy a file or folder to all hosts."""
+    from launch import copies
+
+    return copies.put(options.target(stack, slice, hosts), source, target, force=force)
+
+
+@task(
+    help={
+        "source": "a file or folder of the hosts",
+        "target": "where to here; of several hosts each into a folder of its index in it",
+        **WHERE,
+        "force": "replace a folder that is there",
+    }
+)
+@reported
+def get(
+    c: Any, source: str, target: str, stack: str = "", slice: str = "", hosts: str = "", force: bool = False
+) -> int:
+    """Copy a file or folder from all hosts."""
+    from launch import copies
+
+    return copies.get(options.target(stack, slice, hosts), source, target, force=force)
+
+
+@task(help={"host": "which one, by index (default: the first)", **WHERE})
+@reported
+def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "") -> int:
+    """Open a shell on a host."""
+    from launch import shells
+
+    index = whole("--host", host, least=0)
+    argv = shells.command(options.target(stack, slice, hosts), index)
+    sys.stdout.flush()
+    # In place of this process, so that the terminal, its signals and its size are ssh's own.
+    os.execvp(argv[0], argv)
+
+
+@task(help={**WHERE, "write": "keep it in ~/.ssh, where ssh and VS Code find it"})
+@reported
+def ssh_config(c: Any, stack: str = "", slice: str = "", hosts: str = "", write: bool = False) -> int:
+    """Print what ssh and VS Code need to know of the hosts."""
+    from launch import shells
+
+    return shells.show_config(options.target(stack, slice, hosts), write=write)
+
+
+@task(
+    help={
+        **WHERE,
+        "module": "the server's Python module",
+        "python": "the interpreter on the host",
+        "browser": "open it in a browser here",
+    }
+)
+@reported
+def jupyter(
+    c: Any,
+    stack: str = "",
+    slice: str = "",
+    hosts: str = "",
+    module: str = "jupyterlab",
+    python: str = "",
+    browser: bool = False,
+) -> int:
+    """Serve notebooks from the first host, for this machine alone."""
+    from launch import notebook
+
+    return notebook.serve(options.target(stack, slice, hosts, python=python), module, browser=browser)

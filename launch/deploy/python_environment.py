@@ -1,0 +1,108 @@
+"""The interpreter that jobs run with: looked at wherever it is, and made from a lock where it is ours to make. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+
+from launch.deploy.steps import APT_IS_FREE, Step, at_home
+
+OURS = "~/.local/share/tpu-stack/venv"
+"""The environment that deployment makes; an interpreter anywhere else is somebody else's and only looked at."""
+VERSION = "3.12"
+LIMIT_S = 1800.0
+LOCK_OF_PLATFORM = {"cpu": "jobs", "gpu": "gpu", "tpu": "tpu"}
+INSTALLER_LOCK = "uv"
+STAMP = "tpu-stack-lock"
+
+PROBE = """
+import importlib.util, sys
+def lacks(name):
+    try:
+        return importlib.util.find_spec(name) is None
+    except ImportError:
+        return True
+missing = [name for name in sys.argv[1:] if lacks(name)]
+version = ".".join(map(str, sys.version_info[:3]))
+if sys.version_info < (3, 12):
+    sys.exit(print("it is Python " + version + "; jobs need 3.12 or later") or 1)
+if missing:
+    sys.exit(print("Python " + version + " lacks " + ", ".join(missing)) or 1)
+print("Python " + version + " with all modules")
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lock:
+    """Requirements with hashes, as they lie on a host. sha256: of their content; folder: where they lie there."""
+
+    sha256: str
+    folder: str
+    name: str
+
+
+def is_ours(python: str) -> bool:
+    return python == f"{OURS}/bin/python"
+
+
+def found(python: str, modules: Sequence[str], remedy: str) -> Step:
+    """An interpreter that is not ours: only looked at."""
+    return Step(name="python", check=_probe(python, modules), remedy=remedy)
+
+
+def made(modules: Sequence[str], lock: Lock) -> Step:
+    """Our own environment: made beside and renamed, by uv, with every file checked against its hash."""
+    python, folder, name = f"{OURS}/bin/python", at_home(lock.folder), shlex.quote(f"{lock.name}.txt")
+    check = f"""{_probe(python, modules)}
+[ "$(cat {at_home(f"{OURS}/{STAMP}")} 2>/dev/null)" = {lock.sha256} ] ||
+  {{ echo "$said, but made from another lock than this checkout's"; exit 1; }}
+"""
+    change = f"""{APT_IS_FREE}
+set -e
+environment={at_home(OURS)} locks={folder}
+base=${{environment%/*}} new=$environment.new.$$
+for program in /proc/[0-9]*; do
+  line=$(tr '\\0' ' ' 2>/dev/null <"$program/cmdline" || true)
+  case $line in
+    "$environment/bin/"*) echo "pid ${{program#/proc/}} is using $environment: $(printf %.80s "$line")"; exit 1 ;;
+  esac
+done
+mkdir -p "$base"
+trap 'rm -rf "$new" "$base/uv.new.$$"' EXIT
+if ! "$base/uv/bin/uv" --version >/dev/null 2>&1; then
+  "$PYTHON" -m pip --version >/dev/null 2>&1 || apt_install python3-pip
+  say "installing uv"
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check --no-input --require-hashes --no-deps \\
+    --target "$base/uv.new.$$" -r "$locks/{INSTALLER_LOCK}.txt"
+  rm -rf "$base/uv"
+  mv "$base/uv.new.$$" "$base/uv"
+fi
+uv=$base/uv/bin/uv
+say "making $environment from {lock.name}.txt"
+"$uv" venv --quiet --relocatable --python {VERSION} "$new"
+"$uv" pip install --quiet --python "$new/bin/python" --require-hashes -r "$locks/"{name}
+echo {lock.sha256} >"$new/{STAMP}"
+rm -rf "$environment"
+mv "$new" "$environment"
+"""
+    return Step(
+        name="python",
+        check=check,
+        change=change,
+        limit_s=LIMIT_S,
+        needs=("certificates", "folders"),
+        remedy=(
+            "a run that is using it: `fab stop` first; no network: the host has to reach a package index and, where it "
+            f"has no Python {VERSION} of its own, the place that uv fetches one from (Cloud NAT)"
+        ),
+    )
+
+
+def _probe(python: str, modules: Sequence[str]) -> str:
+    word = at_home(python) if python.startswith(("~/", "/")) else shlex.quote(python)
+    return f"""
+command -v {word} >/dev/null 2>&1 || {{ echo "there is no "{shlex.quote(python)}; exit 1; }}
+said=$({word} -c {shlex.quote(PROBE)} {shlex.join(modules)} 2>&1) || {{ printf '%s\\n' "$said" | tail -n 1; exit 1; }}
+echo "$said"
+"""

@@ -1,0 +1,194 @@
+"""What a host needs, as a list of steps: how it is seen that it is there, and how it is made. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+
+LOOK_LIMIT_S = 60.0
+FIRST_BOOT_LIMIT_S = 300.0
+PACKAGES_LIMIT_S = 900.0
+SHARE_LIMIT_S = 240.0
+COMFORTS = ("zsh", "byobu", "mosh")
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+SHARE_UNIT = "tpu-stack-share.service"
+STARTUP_UNIT = "google-startup-scripts.service"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """One thing that a host needs. `when`, `check` and `change` are text for sh; their last line is the message.
+
+    when: whether the step applies to this host at all (none: it does). check: whether it is in order. change: makes it
+    so, within `limit_s`; none: it is waited for that long. root: whether `change` needs root. needs: steps without
+    which this one is not tried.
+    """
+
+    name: str
+    check: str
+    change: str = ""
+    when: str = ""
+    limit_s: float = 0.0
+    look_limit_s: float = LOOK_LIMIT_S
+    root: bool = False
+    needs: tuple[str, ...] = ()
+    remedy: str = ""
+
+
+def to_json(steps: Sequence[Step]) -> str:
+    """As `runner` takes them."""
+    return json.dumps([dataclasses.asdict(step) for step in steps])
+
+
+def at_home(path: str) -> str:
+    """A path on a host as a word for sh; "~/" is the home directory there."""
+    return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
+
+
+HAS_APT = "command -v apt-get >/dev/null || { echo 'this host has no apt'; exit 1; }"
+
+# Who holds a lock is in the kernel's table, which everybody may read: pid in the fifth column, inode at the end.
+APT_IS_FREE = """
+apt_holder() {
+  for lock in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock; do
+    inode=$(stat -c %i "$lock" 2>/dev/null) || continue
+    pid=$(awk -v inode="$inode" '$2 != "->" && $6 ~ ":" inode "$" { print $5; exit }' /proc/locks)
+    [ -n "$pid" ] || continue
+    echo "$(cat "/proc/$pid/comm" 2>/dev/null || echo 'a process') (pid $pid)"
+    return
+  done
+}
+wait_for_apt() {
+  until=$(($(date +%s) + 600)) told=
+  while holder=$(apt_holder); [ -n "$holder" ]; do
+    [ "$holder" = "$told" ] || say "waiting for apt, which $holder holds"
+    told=$holder
+    [ "$(date +%s)" -lt "$until" ] || { echo "apt is still held by $holder after 600 s"; exit 1; }
+    sleep 2
+  done
+}
+apt_install() {
+  wait_for_apt
+  as_root dpkg --configure -a || return
+  say "installing $*"
+  # Somebody else may be quicker to the lock that was free just now.
+  as_root apt-get -q -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -o Acquire::http::Timeout=30 update || return
+  as_root apt-get -q -y -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 -o Acquire::http::Timeout=30 \\
+    --no-install-recommends install "$@"
+}
+"""
+
+
+def first_boot() -> Step:
+    """A fresh VM is still being set up when its sshd answers already."""
+    return Step(
+        name="first boot",
+        when="command -v cloud-init >/dev/null || { echo 'this host has no cloud-init'; exit 1; }",
+        check="""
+state=$(cloud-init status 2>/dev/null | sed -n 's/^status: *//p')
+case $state in
+  done|disabled|degraded*) echo "cloud-init is through" ;;
+  error*) echo "cloud-init is through, with errors (cloud-init status --long)" ;;
+  *) echo "cloud-init is at: ${state:-no answer}"; exit 1 ;;
+esac
+""",
+        limit_s=FIRST_BOOT_LIMIT_S,
+        remedy="see /var/log/cloud-init-output.log on that host",
+    )
+
+
+def certificates() -> Step:
+    """What HTTPS needs; all else that the launcher uses comes with Python and sshd."""
+    return Step(
+        name="certificates",
+        when=HAS_APT,
+        check=f"[ -s {CERTIFICATES} ] || {{ echo 'there is no {CERTIFICATES}'; exit 1; }}; echo 'they are there'",
+        change=f"{APT_IS_FREE}\napt_install ca-certificates",
+        limit_s=PACKAGES_LIMIT_S,
+        root=True,
+        remedy="see that the host reaches its package mirror (Cloud NAT, Private Google Access)",
+    )
+
+
+def comforts(packages: Sequence[str] = COMFORTS) -> Step:
+    """What people install by hand on a TPU VM."""
+    listed = shlex.join(packages)
+    return Step(
+        name="comforts",
+        when=HAS_APT,
+        check=f"""
+missing=
+for package in {listed}; do
+  dpkg-query -W -f '${{Status}}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+done
+[ -z "$missing" ] || {{ echo "not installed:$missing"; exit 1; }}
+echo "installed: {listed}"
+""",
+        change=f"{APT_IS_FREE}\napt_install {listed}",
+        limit_s=PACKAGES_LIMIT_S,
+        root=True,
+        remedy="see that the host reaches its package mirror (Cloud NAT, Private Google Access)",
+    )
+
+
+def share(mount: str, source: str | None) -> Step:
+    """The NFS share, which the host's start-up script mounts as a service; a service that gave up is started again."""
+    at = shlex.quote(mount)
+    return Step(
+        name="share",
+        check=f"""
+awk -v at={at} '$2 == at {{ found = 1 }} END {{ exit !found }}' /proc/self/mounts ||
+  {{ echo "nothing is mounted at "{at}; exit 1; }}
+timeout 10 stat -t {at} >/dev/null 2>&1 || {{ echo {at}" is mounted, but its server does not answer"; exit 1; }}
+echo "mounted at "{at}
+""",
+        change=f"""
+is_mounted() {{ awk -v at={at} '$2 == at {{ found = 1 }} END {{ exit !found }}' /proc/self/mounts; }}
+state() {{ systemctl show --property ActiveState --value "$1" 2>/dev/null; }}
+[ -d /run/systemd/system ] && systemctl cat {SHARE_UNIT} >/dev/null 2>&1 ||
+  [ "$(state {STARTUP_UNIT})" = activating ] ||
+  {{ echo "nothing is mounted at "{at}", and this host has no {SHARE_UNIT}"; exit 1; }}
+if ! is_mounted; then
+  # The start-up script, or a try of the service itself, may be under way.
+  while [ "$(state {STARTUP_UNIT})" = activating ] || [ "$(state {SHARE_UNIT})" = activating ]; do
+    [ "$told" = yes ] || say "the host is mounting it"
+    told=yes
+    is_mounted && exit 0
+    sleep 2
+  done
+  is_mounted && exit 0
+fi
+say "restarting {SHARE_UNIT}"
+systemctl reset-failed {SHARE_UNIT} 2>/dev/null
+timeout 120 systemctl restart {SHARE_UNIT} || {{
+  journalctl --unit {SHARE_UNIT} --no-pager --lines 2 --output cat
+  exit 1
+}}
+""",
+        limit_s=SHARE_LIMIT_S,
+        root=True,
+        remedy=f"see that {source or 'its server'} is up; on the host: journalctl --unit {SHARE_UNIT}",
+    )
+
+
+def folders(paths: Sequence[str], needs: Sequence[str] = ()) -> Step:
+    """Folders that the user of a run writes to."""
+    words = " ".join(at_home(path) for path in paths)
+    return Step(
+        name="folders",
+        check=f"""
+for path in {words}; do
+  [ -d "$path" ] || {{ echo "$path is not there"; exit 1; }}
+  trial=$(mktemp "$path/.deploy-trial.XXXXXX" 2>&1) || {{ echo "$path cannot be written: ${{trial##*: }}"; exit 1; }}
+  printf x >"$trial" || {{ rm -f "$trial"; echo "$path cannot be written: is the disk full?"; exit 1; }}
+  rm -f "$trial"
+done
+echo {shlex.quote(", ".join(paths))}
+""",
+        change=f"mkdir -p {words}",
+        limit_s=60.0,
+        needs=tuple(needs),
+        remedy="free some space on that disk, or give the folder to the user that logs in",
+    )

@@ -1,0 +1,78 @@
+"""The keys that this machine logs in with, and whether OS Login knows them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import stat
+
+import asyncssh
+
+from launch.doctor.finding import Said, fail, ok, warn
+from launch.doctor.machine import Machine
+from launch.errors import HostError
+from launch.ssh import identities, login
+from launch.ssh.problems import NEW_KEY
+
+
+def usable(machine: Machine) -> list[Said]:
+    """Whether there is a key that can be used without anybody typing, and why others cannot."""
+    found = _load(machine)
+    said = [ok(f"{len(found.keys)} to log in with: {', '.join(found.names)}")]
+    said += [warn(reason, "`ssh-add` puts a key into the agent") for reason in found.kept_back]
+    open_to_others = [
+        path
+        for path in identities.files(machine.environ, machine.home)
+        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077
+    ]
+    return said + [
+        warn(f"{path} can be read by others, and `fab ssh` refuses it", f"chmod 600 {path}")
+        for path in open_to_others
+    ]
+
+
+def os_login(machine: Machine) -> list[Said]:
+    """Whether the account has a user name on the hosts, and one of this machine's keys is known there."""
+    answer = machine.ask(login.PROFILE)
+    if answer.exit_code is None:
+        return [fail("cannot be asked without `gcloud`", "install it")]
+    if answer.exit_code != 0:
+        return [fail(f"`{' '.join(login.PROFILE)}` says: {answer.last_line}", "`gcloud auth login`")]
+    user = login.user_of_profile(answer.stdout)
+    known, keys = _known(answer.stdout), _load(machine)
+    ours = [key for key in keys.keys if key.public_data in known]
+    if ours:
+        return [ok(f"user {user}, with {len(ours)} of the keys above")]
+    named = ", ".join(identities.fingerprint(key.public_data) for key in keys.keys)
+    return [fail(f"user {user}, but OS Login knows none of this machine's keys ({named})", NEW_KEY)]
+
+
+def _load(machine: Machine) -> identities.Identities:
+    async def load() -> identities.Identities:
+        found = await identities.load(machine.environ, machine.home)
+        await found.close()
+        return found
+
+    return asyncio.run(load())
+
+
+def _known(profile: str) -> set[bytes]:
+    """The public keys in the profile that gcloud prints; one that cannot be read is none.
+
+    Raises:
+        HostError: it is no such profile.
+    """
+    try:
+        lines = [str(each["key"]) for each in (json.loads(profile).get("sshPublicKeys") or {}).values()]
+    except (ValueError, AttributeError, LookupError, TypeError):
+        raise HostError(
+            host="",
+            reason="gcloud's answer about OS Login cannot be read",
+            remedy="`gcloud components update`",
+        ) from None
+    found = set()
+    for line in lines:
+        with contextlib.suppress(asyncssh.KeyImportError):
+            found.add(asyncssh.import_public_key(line).public_data)
+    return found

@@ -1,0 +1,118 @@
+"""The default target: this machine as hosts, each a process on 127.0.0.1 with its own share of the processors."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infra.inventory import Host, Inventory, Slice, Storage
+from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.errors import RequestError
+from jobs.runtime.files import DiskFiles
+from launch.agents import Agent, ProcessLink
+from launch.jobs import CHECKOUT
+from launch.target import LOCAL, Target
+from launch.transport import LocalTransport
+
+DEFAULT_HOSTS = {"cpu": 2, "gpu": 1, "tpu": 1}
+MOST_HOSTS = 64
+AGENT = CHECKOUT / "host" / "__main__.py"
+
+
+def resolve(*, hosts: str | None, platform: str, python: str | None = None) -> Target:
+    """This machine as that many hosts.
+
+    Raises:
+        RequestError: it cannot be so many.
+    """
+    count = DEFAULT_HOSTS[platform] if hosts is None else _count(hosts)
+    if platform != "cpu" and count > 1:
+        raise RequestError(
+            f"--hosts {count}: on this machine one process drives all its {platform.upper()}s; leave --hosts out"
+        )
+    return local(count, platform, sorted(os.sched_getaffinity(0)), python)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= MOST_HOSTS):
+        raise RequestError(f"--hosts {text}: must be a whole number from 1 to {MOST_HOSTS} on this machine")
+    return int(text)
+
+
+def local(count: int, platform: str, processors: Sequence[int], python: str | None = None) -> Target:
+    """This machine as `count` hosts, which share out `processors`."""
+    cache_dir = user_cache_dir(os.environ)
+    machine = socket.gethostname()
+    hosts = tuple(
+        Host(
+            index=index,
+            name=f"{machine}/{index}" if count > 1 else machine,
+            internal_address="127.0.0.1",
+            external_address=None,
+            user=None,
+            host_keys=(),
+            reach="local",
+        )
+        for index in range(count)
+    )
+    one_slice = Slice(
+        name=LOCAL,
+        accelerator_type=platform,
+        generation=platform,
+        topology=str(count),
+        zone=LOCAL,
+        capacity="on-demand",
+        origin=LOCAL,
+        count=1,
+        devices_per_host=1,
+        hosts=hosts,
+    )
+    storage = Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)
+    return Target(
+        name=LOCAL,
+        pulumi_stack=None,
+        inventory=Inventory(
+            stack=LOCAL, project=None, storage=storage, images={}, gateway=None, slices=(one_slice,)
+        ),
+        slice=one_slice,
+        hosts=hosts,
+        platform=platform,
+        transports=(LocalTransport(),) * count,
+        agents=agents([host.name for host in hosts], cache_dir),
+        find_agents=agents_of,
+        python=python or sys.executable,
+        runs_url=str(runs_dir()),
+        files=DiskFiles(),
+        agent_root=str(cache_dir / "agent"),
+        cache_dir=str(cache_dir),
+        cpus=shares(processors, count) if platform == "cpu" else (None,) * count,
+        coordinator_host="127.0.0.1",
+    )
+
+
+def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
+    """This machine has the hosts of every run that was started on it, however many and whatever they were called."""
+    return agents([host["name"] for host in described["hosts"]], Path(described["cache_dir"]))
+
+
+def runs_dir() -> Path:
+    """Where runs are kept: $TPU_STACK_RUNS where it is set, else this checkout's runs/."""
+    return Path(os.environ.get("TPU_STACK_RUNS") or CHECKOUT / "runs").absolute()
+
+
+def agents(hosts: Sequence[str], cache_dir: Path) -> tuple[Agent, ...]:
+    """The agents of hosts that are this machine: they share its one agent directory."""
+    link = ProcessLink(LocalTransport(), (sys.executable, "-S", "-E", str(AGENT)))
+    return tuple(Agent(host=host, link=link, root=str(cache_dir / "agent")) for host in hosts)
+
+
+def shares(processors: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+    """Share out processors to `count` hosts: all are used, and none twice while there are enough."""
+    if count >= len(processors):
+        return tuple((processors[index % len(processors)],) for index in range(count))
+    bounds = [len(processors) * index // count for index in range(count + 1)]
+    return tuple(tuple(processors[bounds[index] : bounds[index + 1]]) for index in range(count))

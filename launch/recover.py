@@ -1,0 +1,121 @@
+"""A run that stopped by itself goes on: is its slice still there? Else it is made again. Then the run is resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+
+from jobs.runtime.errors import RequestError
+from launch import runs
+from launch.agents import ask_all
+from launch.deploy.deploy import deploy
+from launch.errors import HostError
+from launch.jobs import CHECKOUT
+from launch.outcome import checkpoint_steps
+from launch.runs import Run, State
+from launch.target import Target
+
+ANSWER_LIMIT_S = 20.0
+REPAIR_LIMIT_S = 13 * 3600.0
+"""Longer than a slice waits for capacity by default (tpu-stack:slices[].wait, 12 h)."""
+BOOT_LIMIT_S = 300.0
+BOOT_POLL_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Whether a run is to be resumed, and why or why not."""
+
+    resume: bool
+    reason: str
+
+
+def decide(state: State, run: Run) -> Decision:
+    """What to do about a run in this state, its hosts being there."""
+    if state in runs.ACTIVE:
+        return Decision(resume=False, reason=f"it is {state}, there is nothing to mend")
+    if state == "done":
+        return Decision(resume=False, reason="it is done, there is nothing left to do")
+    result = run.current_result() or {}
+    if result.get("request"):
+        return Decision(resume=False, reason=f"it would fail again: {result.get('error')}")
+    saved = checkpoint_steps(run)
+    where = (
+        f"from the checkpoint of step {saved[-1]}" if saved else "from the start, as there is no checkpoint"
+    )
+    return Decision(resume=True, reason=f"it was {state} and goes on {where}")
+
+
+def missing(target: Target) -> list[HostError]:
+    """The hosts that do not answer, and why."""
+    request = {"run_id": None, "attempt": None, "process_id": None}
+    answers = ask_all(target.agents, "status", [request] * len(target.agents), timeout_s=ANSWER_LIMIT_S)
+    return [answer for answer in answers if isinstance(answer, HostError)]
+
+
+def repaired(target: Target, reopen: Callable[[], Target], say: Callable[[str], None]) -> Target:
+    """The target with all its hosts there: as it is where they all answer, else after `pulumi up --refresh`.
+
+    Raises:
+        RequestError: hosts do not answer and nothing here can make them again, or Pulumi failed, or they cannot be
+            prepared.
+    """
+    silent = missing(target)
+    if not silent:
+        return target
+    for error in silent:
+        say(f"no answer from {error}")
+    if target.pulumi_stack is None:
+        raise RequestError(
+            f"{len(silent)} of {len(target.hosts)} hosts do not answer, and Pulumi did not make them; bring them back, "
+            "then `fab recover` again"
+        )
+    command = ["pulumi", "up", "--refresh", "--yes", "--skip-preview", "--stack", target.pulumi_stack]
+    say(f"the slice {target.slice.name} is not whole: {shlex.join(command)}")
+    _run(command)
+    fresh = reopen()
+    _wait_for(fresh)
+    say(f"all {len(fresh.hosts)} hosts of {fresh.slice.name} answer")
+    if deploy(fresh, with_comforts=False) != 0:
+        raise RequestError("not every host could be prepared; mend what is listed, then `fab recover` again")
+    return fresh
+
+
+def _run(command: Sequence[str]) -> None:
+    """Pulumi's own words go to the terminal as they come."""
+    try:
+        done = subprocess.run(
+            command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, timeout=REPAIR_LIMIT_S, check=False
+        )
+    except FileNotFoundError:
+        raise RequestError("`pulumi` is not on PATH; install it, then `fab recover` again") from None
+    except subprocess.TimeoutExpired:
+        raise RequestError(
+            f"`pulumi up` did not end within {REPAIR_LIMIT_S / 3600:.0f} h; `pulumi cancel`, then see what it waits for"
+        ) from None
+    if done.returncode != 0:
+        raise RequestError(
+            f"`{shlex.join(command)}` failed (exit code {done.returncode}); its last lines say why"
+        )
+
+
+def _wait_for(target: Target) -> None:
+    """A new host takes a moment until its SSH server answers.
+
+    Raises:
+        RequestError: some do not answer within BOOT_LIMIT_S.
+    """
+    deadline = time.monotonic() + BOOT_LIMIT_S
+    while silent := missing(target):
+        if time.monotonic() > deadline:
+            raise RequestError(
+                "\n  ".join(
+                    [f"hosts do not answer {BOOT_LIMIT_S:.0f} s after `pulumi up`:", *map(str, silent)]
+                )
+                + f"\nGoogle says that {target.slice.name} is there. To make it anew: `pulumi stack --show-urns` "
+                f"names it, `pulumi up --stack {target.pulumi_stack} --replace URN` gives it back and asks for another"
+            )
+        time.sleep(BOOT_POLL_S)

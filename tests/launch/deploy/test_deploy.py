@@ -1,0 +1,65 @@
+"""`fab deploy`: what each target needs, and that it fits into one command."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from infra.inventory import Storage
+from launch.agents import Agent
+from launch.deploy import deploy, deployment, python_environment
+from launch.deploy.steps import to_json
+from launch.target import Target
+from tests.launch.slices import make_target
+
+MakeAgent = Callable[..., Agent]
+NONE = Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)
+
+
+@pytest.fixture
+def agents(make_agent: MakeAgent) -> list[Agent]:
+    return [make_agent(lambda verb, request: {"names": []}, host=f"w-{index}") for index in range(2)]
+
+
+def names(target: Target, **options: Any) -> list[str]:
+    lock = python_environment.Lock(sha256="00", folder="/l", name="tpu")
+    given = {"with_comforts": False, "lock": lock, **options}
+    return [step.name for step in deploy.steps(target, "jax", **given)]
+
+
+def test_each_target_gets_the_steps_that_it_needs(agents: list[Agent]) -> None:
+    target = make_target(agents)
+    always = ["first boot", "certificates", "share", "folders", "docker helper", "docker log-in", "python"]
+    assert names(target) == always
+    assert names(target, with_comforts=True) == [*always, "comforts"]
+    bare = dataclasses.replace(target.inventory, storage=NONE, images={})
+    in_bucket = dataclasses.replace(target, inventory=bare, runs_url="gs://b/runs")
+    assert names(in_bucket) == ["first boot", "certificates", "folders", "python"]
+
+
+def test_on_this_machine_nothing_is_installed_and_nothing_needs_root(agents: list[Agent]) -> None:
+    target = make_target(agents, name="local", python="/venv/bin/python", runs_url="/runs")
+    found = deploy.steps(target, "jax", with_comforts=True, lock=None)
+    assert [step.name for step in found] == ["folders", "python"]
+    assert not any(step.root for step in found) and found[1].change == ""
+
+
+def test_folders_on_the_share_are_not_made_on_the_disk_under_it(agents: list[Agent]) -> None:
+    (folders,) = [
+        step
+        for step in deploy.steps(make_target(agents), "jax", with_comforts=False, lock=None)
+        if step.name == "folders"
+    ]
+    assert folders.needs == ("share",) and "/share/runs" in folders.check
+
+
+def test_all_steps_together_fit_in_one_argument_of_a_shell(agents: list[Agent]) -> None:
+    """sshd hands the whole command to a shell as one argument."""
+    lock = python_environment.Lock(sha256="00" * 32, folder="~/l", name="tpu")
+    every = deploy.steps(make_target(agents), "jax", with_comforts=True, lock=lock)
+    argv = [deployment.PYTHON, "-S", "-E", "-c", deployment.RUNNER.read_text(), to_json(every)]
+    assert len(shlex.join(argv).encode()) < 100_000

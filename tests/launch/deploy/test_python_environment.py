@@ -1,0 +1,131 @@
+"""The interpreter of jobs: found where it is, made whole or not at all, never taken from under a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.deploy import python_environment
+from launch.deploy.python_environment import Lock
+
+CarryOut = Callable[..., list[dict[str, Any]]]
+UV = """#!/bin/sh
+case $1 in
+  --version) echo uv 0 ;;
+  venv) for new; do :; done; mkdir -p "$new/bin"; ln -s {python} "$new/bin/python" ;;
+  pip) echo "$@" >>{log}; {pip} ;;
+esac
+"""
+
+
+@pytest.fixture
+def base(home: Path) -> Path:
+    return home / ".local/share/tpu-stack"
+
+
+@pytest.fixture
+def make_uv(base: Path, tmp_path: Path) -> Callable[[str], Path]:
+    """A uv that makes an environment of links, and does as told when it should install."""
+
+    def make(pip: str = "true") -> Path:
+        program = base / "uv" / "bin" / "uv"
+        program.parent.mkdir(parents=True, exist_ok=True)
+        log = tmp_path / "uv.log"
+        program.write_text(UV.format(python=sys.executable, log=log, pip=pip))
+        program.chmod(0o755)
+        return log
+
+    return make
+
+
+@pytest.fixture
+def lock(tmp_path: Path) -> Lock:
+    (tmp_path / "locks").mkdir()
+    return Lock(sha256="ab" * 32, folder=str(tmp_path / "locks"), name="jobs")
+
+
+def made(modules: list[str], lock: Lock) -> list[Any]:
+    return [dataclasses.replace(python_environment.made(modules, lock), needs=())]
+
+
+def test_an_interpreter_with_all_modules_is_left_alone(carry_out: CarryOut) -> None:
+    (answer,) = carry_out([python_environment.found(sys.executable, ["json", "email.mime"], "r")])
+    assert answer["state"] == "ok" and "with all modules" in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("python", "modules", "said"),
+    [
+        (
+            sys.executable,
+            ["json", "no_such_module", "json.none.such"],
+            "lacks no_such_module, json.none.such",
+        ),
+        ("~/none/python", [], "there is no ~/none/python"),
+        ("/bin/false", [], "it does not say why"),
+    ],
+)
+def test_somebody_elses_interpreter_is_only_looked_at(
+    carry_out: CarryOut, python: str, modules: list[str], said: str
+) -> None:
+    (answer,) = carry_out([python_environment.found(python, modules, "`make install`")])
+    assert answer["state"] == "failed" and answer["message"].endswith(said)
+    assert answer["remedy"] == "`make install`"
+
+
+def test_our_environment_is_made_from_the_lock_with_hashes_and_only_once(
+    carry_out: CarryOut, make_uv: Callable[..., Path], lock: Lock, base: Path
+) -> None:
+    log = make_uv()
+    (answer,) = carry_out(made(["json"], lock))
+    assert answer["state"] == "changed"
+    assert "--require-hashes" in log.read_text() and f"{lock.folder}/jobs.txt" in log.read_text()
+    assert carry_out(made(["json"], lock))[0]["state"] == "ok"
+    assert len(log.read_text().splitlines()) == 1
+    assert sorted(path.name for path in base.iterdir()) == ["uv", "venv"]
+
+
+def test_another_lock_is_another_environment(
+    carry_out: CarryOut, make_uv: Callable[..., Path], lock: Lock
+) -> None:
+    log = make_uv()
+    carry_out(made(["json"], lock))
+    answers = carry_out(made(["json"], dataclasses.replace(lock, sha256="cd" * 32)), under_way=True)
+    assert answers[0]["message"].endswith("but made from another lock than this checkout's")
+    assert answers[-1]["state"] == "changed"
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_an_install_that_fails_leaves_the_environment_that_was_there(
+    carry_out: CarryOut, make_uv: Callable[..., Path], lock: Lock, base: Path
+) -> None:
+    make_uv()
+    carry_out(made(["json"], lock))
+    make_uv("echo no route to the index; exit 1")
+    (answer,) = carry_out(made(["json"], dataclasses.replace(lock, sha256="cd" * 32)))
+    assert (answer["state"], answer["message"]) == ("failed", "no route to the index")
+    assert "Cloud NAT" in answer["remedy"]
+    assert (base / "venv/tpu-stack-lock").read_text().strip() == lock.sha256
+    assert sorted(path.name for path in base.iterdir()) == ["uv", "venv"]
+
+
+def test_an_environment_that_a_run_is_using_is_not_taken_from_under_it(
+    carry_out: CarryOut, make_uv: Callable[..., Path], lock: Lock, base: Path
+) -> None:
+    make_uv()
+    carry_out(made(["json"], lock))
+    python = str(base / "venv/bin/python")
+    with subprocess.Popen([python, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as user:
+        assert user.stdin is not None and user.stdout is not None
+        user.stdout.readline()
+        (answer,) = carry_out(made(["json"], dataclasses.replace(lock, sha256="cd" * 32)))
+        user.stdin.write(b"\n")
+        user.stdin.close()
+    assert answer["state"] == "failed" and f"pid {user.pid} is using" in answer["message"]
+    assert (base / "venv/tpu-stack-lock").read_text().strip() == lock.sha256

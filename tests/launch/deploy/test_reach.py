@@ -1,0 +1,115 @@
+"""Hosts that boot are waited for, what waiting does not mend is not, and all are told of."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from launch.agents import Agent
+from launch.deploy import reach
+from launch.errors import HostError, HostsError
+from launch.ssh import login, problems
+from launch.ssh.access import Access
+from launch.target import Target
+from launch.transport import Completed
+from tests.launch.slices import make_target
+
+MakeAgent = Callable[..., Agent]
+
+
+@pytest.fixture
+def agents(make_agent: MakeAgent) -> list[Agent]:
+    return [make_agent(lambda verb, request: {"names": []}, host=f"w-{index}") for index in range(2)]
+
+
+class Booting:
+    """A host that refuses as often as it is told to, then lets in."""
+
+    def __init__(self, *refusals: HostError | OSError) -> None:
+        self.refusals, self.tries = list(refusals), 0
+
+    def begin(self, argv: Sequence[str], stdin: str, *, timeout_s: float) -> Future[Completed]:
+        future: Future[Completed] = Future()
+        self.tries += 1
+        if self.refusals:
+            future.set_exception(self.refusals.pop(0))
+        else:
+            future.set_result(Completed(exit_code=0, stdout="", stderr=""))
+        return future
+
+
+def of_hosts(agents: list[Agent], *hosts: Booting) -> Target:
+    given: Any = hosts
+    return make_target(agents, given)
+
+
+def test_a_host_that_boots_is_waited_for_and_said_once(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "AGAIN_S", 0.01)
+    told: list[str] = []
+    refused = HostError(host="", reason="10.0.0.0:22 refuses the connection")
+    first, second = Booting(refused, refused, OSError("closed")), Booting()
+    assert reach.reach(of_hosts(agents, first, second), told.append, limit_s=30) == [None, None]
+    assert (first.tries, second.tries) == (4, 1)
+    assert [text.partition(" s for ")[2] for text in told] == [
+        "w-0: 10.0.0.0:22 refuses the connection",
+        "w-0: closed",
+    ]
+
+
+ACCESS = Access(name="w-0", address="10.0.0.2", user="u", os_login=True, host_keys=(), made_by_pulumi=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (problems.host_key_unknown(ACCESS), False),
+        (problems.host_key_changed(ACCESS, ["SHA256:a"], "SHA256:b"), False),
+        (problems.host_key_unreadable(ACCESS, "x", "y"), False),
+        (problems.proxy_missing(ACCESS, "gcloud"), False),
+        (problems.no_connection(ACCESS, socket.gaierror(-2, "unknown")), False),
+        (problems.no_connection(ACCESS, ConnectionRefusedError()), True),
+        (problems.no_connection(ACCESS, TimeoutError()), True),
+        (problems.closed_at_once(ACCESS), True),
+        (problems.proxy_ended(ACCESS, 1, "4003: failed to connect to backend"), True),
+        # The account of a person reaches a fresh host some time after its sshd does.
+        (problems.permission_denied(ACCESS, "u", ["k"], []), True),
+    ],
+)
+def test_only_what_a_booting_host_does_is_waited_for(error: HostError, passes: bool) -> None:
+    assert reach.may_pass(error) is passes
+
+
+def test_a_machine_that_cannot_log_in_anywhere_is_told_at_once() -> None:
+    for profile in ("{}", "not json"):
+        with pytest.raises(HostError) as refused:
+            login.user_of_profile(profile)
+        assert not reach.may_pass(refused.value)
+
+
+def test_what_time_does_not_mend_is_not_waited_for_and_the_others_go_on(agents: list[Agent]) -> None:
+    refusing = Booting(*[problems.host_key_changed(ACCESS, ["SHA256:a"], "SHA256:b")] * 2)
+    error, none = reach.reach(of_hosts(agents, refusing, Booting()), lambda text: None, limit_s=600)
+    assert isinstance(error, HostError) and error.host == "w-0" and none is None
+    assert refusing.tries == 1
+
+
+def test_where_no_host_answers_all_are_listed(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "AGAIN_S", 0.01)
+    refused = HostError(host="", reason="refused", remedy="r")
+    with pytest.raises(HostsError) as error:
+        reach.reach(
+            of_hosts(agents, Booting(*[refused] * 99), Booting(*[refused] * 99)),
+            lambda text: None,
+            limit_s=0.05,
+        )
+    assert str(error.value).splitlines() == [
+        "no host could be reached, nothing was changed:",
+        "  w-0: refused → r",
+        "  w-1: refused → r",
+    ]

@@ -1,0 +1,116 @@
+"""The visit as a whole: from near to far, on after every failure, short for many hosts, and complete as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from jobs.runtime.errors import RequestError
+from launch.agents import Agent
+from launch.doctor import doctor
+from launch.doctor.finding import Finding, State
+from launch.doctor.machine import Machine
+from launch.target import Target
+from tests.launch.slices import make_target
+
+MakeAgent = Callable[..., Agent]
+MakeMachine = Callable[..., Machine]
+
+
+def finding(name: str, state: State, message: str, host: str | None = None, remedy: str = "") -> Finding:
+    return Finding(area="hosts", name=name, state=state, message=message, host=host, remedy=remedy)
+
+
+def shown(found: list[Finding]) -> list[str]:
+    return [line for each in doctor.grouped(found) for line in doctor.lines(each)]
+
+
+def test_what_holds_of_all_hosts_is_said_once_and_what_is_wrong_with_each_of_them() -> None:
+    fine = [finding("clock", "ok", f"off by {index} ms", f"w-{index}") for index in range(3)]
+    same = [finding("python", "ok", "Python 3.12", f"w-{index}") for index in range(3)]
+    wrong = [finding("disk", "fail", f"{index} MiB free", f"w-{index}", "make room") for index in (0, 1)]
+    assert shown([*fine, *same, *wrong, finding("x", "warn", "m")]) == [
+        "  ✓ clock: w-0 … w-2 (3 hosts): such as off by 0 ms",
+        "  ✓ python: w-0 … w-2 (3 hosts): Python 3.12",
+        "  ✗ disk: w-0: 0 MiB free",
+        "      → make room",
+        "  ✗ disk: w-1: 1 MiB free",
+        "      → make room",
+        "  ! x: m",
+    ]
+
+
+def test_the_same_failure_of_many_hosts_is_said_once() -> None:
+    wrong = [finding("disk", "fail", "no room", f"w-{index}", "make room") for index in range(40)]
+    assert shown(wrong) == ["  ✗ disk: w-0 … w-39 (40 hosts): no room", "      → make room"]
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        (["ok", "skip"], "all well, 2 looked at"),
+        (["ok", "warn"], "1 to look at, of 2 looked at"),
+        (["fail", "fail", "warn"], "2 failed, 1 to look at, of 3 looked at"),
+    ],
+)
+def test_the_verdict_counts_what_is_wrong(states: list[State], said: str) -> None:
+    assert doctor.verdict([finding("a", state, "m") for state in states]) == said
+
+
+def test_a_stack_that_cannot_be_read_is_a_finding_and_this_machine_is_looked_at_all_the_same(
+    make_machine: MakeMachine,
+) -> None:
+    def refuse() -> Target:
+        raise RequestError("--stack dev: `pulumi` is not on PATH")
+
+    found = list(doctor.findings(make_machine(), refuse, wants_stack=True, framework="jax"))
+    assert ("inventory", "fail") in [(each.name, each.state) for each in found]
+    assert {"python", "packages", "pulumi", "gcloud", "ssh keys"} <= {each.name for each in found}
+
+
+def test_the_first_host_being_lost_keeps_nobody_from_looking_at_the_others(
+    make_machine: MakeMachine, make_agent: MakeAgent
+) -> None:
+    def lost(verb: str, request: object) -> dict[str, object]:
+        return {"ok": False, "error": {"message": "no route", "remedy": "r"}}
+
+    def fine(verb: str, request: object) -> dict[str, object]:
+        checks = [{"name": "python", "ok": True, "message": "Python 3.12", "remedy": None}]
+        return {"names": [], "processes": [], "checks": checks, "facts": {}}
+
+    agents = [make_agent(lost, host="w-0"), make_agent(fine, host="w-1")]
+    target = make_target(agents, [None, None], runs_url="gs://none/runs")  # type: ignore[list-item]
+    found = list(doctor.findings(make_machine(), lambda: target, wants_stack=True, framework="jax"))
+    assert [(each.host, each.state) for each in found if each.area == "network"] == [
+        ("w-0", "fail"),
+        ("w-1", "ok"),
+    ]
+    assert [each.host for each in found if each.name == "python" and each.area == "hosts"] == ["w-1"]
+    assert not [each for each in found if each.area == "hosts" and each.host == "w-0"]
+    assert [each.name for each in found if each.area == "storage"] == ["runs", "bucket", "bucket from a host"]
+
+
+def test_the_areas_come_from_near_to_far(make_machine: MakeMachine, make_agent: MakeAgent) -> None:
+    target = make_target([make_agent(lambda verb, request: {}, host="w-0")], [None])  # type: ignore[list-item]
+    found = list(doctor.findings(make_machine(), lambda: target, wants_stack=True, framework="jax"))
+    assert list(dict.fromkeys(each.area for each in found)) == [
+        "this machine",
+        "stack",
+        "network",
+        "hosts",
+        "storage",
+    ]
+
+
+def test_as_json_every_finding_is_there_and_one_failure_is_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = [finding("a", "ok", "m", "w-0"), finding("b", "fail", "m", remedy="r")]
+    monkeypatch.setattr(doctor, "findings", lambda *arguments, **options: iter(everything))
+    assert doctor.doctor(lambda: make_target([]), wants_stack=True, as_json=True) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is False and [each["name"] for each in said["findings"]] == ["a", "b"]
+    everything.pop()
+    assert doctor.doctor(lambda: make_target([]), wants_stack=True, as_json=True) == 0

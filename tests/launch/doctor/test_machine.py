@@ -1,0 +1,94 @@
+"""This machine, as `fab doctor` sees it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch.doctor import machine
+from launch.doctor.machine import Answer, Machine
+from launch.jobs import CHECKOUT
+
+MakeMachine = Callable[..., Machine]
+
+
+def test_an_old_python_is_a_failure_with_the_way_to_another() -> None:
+    assert machine.python((3, 12, 0)).state == "ok"
+    old = machine.python((3, 11, 9))
+    assert old.state == "fail" and "3.11.9" in old.message and "make install" in old.remedy
+
+
+def test_an_environment_that_is_not_in_step_with_its_lock_names_what_is_not(tmp_path: Path) -> None:
+    lock = tmp_path / "run.txt"
+    lock.write_text(
+        "# made\njax==0.12.0 \\\n    --hash=sha256:00\nonly-on-windows==1 ; sys_platform == 'win32' \\\n"
+        "    --hash=sha256:01\nfsspec==2 \\\n    --hash=sha256:02\nuvloop[x]==3\n"
+    )
+    have = {"jax": "0.12.0", "fsspec": "1"}
+
+    def installed(name: str) -> str:
+        if name not in have:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return have[name]
+
+    said = machine.packages(lock, installed)
+    assert said.state == "fail" and said.remedy == "`make install`"
+    assert said.message == "not as in requirements/run.txt: fsspec is 1, not 2, uvloop 3 is missing"
+    have.update(fsspec="2", uvloop="3")
+    assert machine.packages(lock, installed).message == "all 3 as in requirements/run.txt"
+
+
+def test_every_pin_of_the_real_lock_is_read() -> None:
+    lines = (CHECKOUT / "requirements" / "run.txt").read_text().splitlines()
+    pins = [line for line in lines if line and line[0] not in "# "]
+    assert len(machine.PIN.findall("\n".join(lines))) == len(pins) > 50
+
+
+def test_a_full_disk_fails_and_a_small_one_is_worth_a_word(tmp_path: Path) -> None:
+    states = [machine.disk(tmp_path / "not" / "made", free).state for free in (2**40, 2**30, 2**20)]
+    assert states == ["ok", "warn", "fail"]
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        ("v3.251.0", "ok"),
+        ("v3.250.0\n", "ok"),
+        ("v3.249.1", "warn"),
+        ("v4.0.0", "ok"),
+        ("hello", "warn"),
+        ("v2.99.0", "warn"),
+    ],
+)
+def test_pulumis_command_line_must_not_be_older_than_its_package(
+    make_machine: MakeMachine, said: str, state: str
+) -> None:
+    assert machine.pulumi(make_machine({"pulumi version": said}).ask, "3.250.4").state == state
+
+
+def test_tools_that_are_not_installed_are_told_with_where_to_get_them(make_machine: MakeMachine) -> None:
+    bare = make_machine()
+    assert "pulumi.com" in machine.pulumi(bare.ask, "3.250.0").remedy
+    assert "cloud.google.com/sdk" in machine.gcloud(bare.ask).remedy
+
+
+def test_gcloud_without_an_account_is_a_failure(make_machine: MakeMachine) -> None:
+    assert (
+        machine.gcloud(make_machine({"gcloud auth list": "a@example.org\n"}).ask).message
+        == "as a@example.org"
+    )
+    for answer in ("", Answer(exit_code=1, stderr="ERROR: broken")):
+        said = machine.gcloud(make_machine({"gcloud auth list": answer}).ask)
+        assert (said.state, said.remedy) == ("fail", "`gcloud auth login`")
+
+
+def test_a_command_is_given_nothing_to_read_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.ask([sys.executable, "-c", "input()"]).exit_code == 1
+    assert machine.ask(["/no/such/command"]).exit_code is None
+    monkeypatch.setattr(machine, "COMMAND_LIMIT_S", 0.2)
+    slow = machine.ask([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert slow.exit_code == -1 and "no answer" in slow.last_line

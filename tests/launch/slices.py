@@ -1,0 +1,69 @@
+"""A slice that is reached over SSH, for tests whose hosts answer as they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from infra.inventory import Host, Inventory, Slice, Storage
+from launch.agents import Agent
+from launch.target import Target
+from launch.transport import Transport
+
+PYTHON = "~/.local/share/tpu-stack/venv/bin/python"
+IMAGES = {"jax": "europe-west4-docker.pkg.dev/p/r/jax@sha256:00"}
+NFS = Storage(
+    bucket_url="file:///proc/no/bucket",
+    bucket_region="europe-west4",
+    nfs_source="10.0.0.9:/s",
+    nfs_mount="/share",
+)
+
+
+def make_target(agents: Sequence[Agent], transports: Sequence[Transport] = (), **changed: Any) -> Target:
+    """A slice that is reached over SSH, of as many hosts as there are agents."""
+    hosts = tuple(
+        Host(
+            index=index,
+            name=f"w-{index}",
+            internal_address=f"10.0.0.{index}",
+            external_address=None,
+            user=None,
+            host_keys=("ssh-ed25519 AAAA",),
+            reach="iap",
+        )
+        for index in range(len(agents))
+    )
+    one = Slice(
+        name="s",
+        accelerator_type="v5litepod-16",
+        generation="v5e",
+        topology="4x4",
+        zone="europe-west4-b",
+        capacity="spot",
+        origin="queued-resource q",
+        count=1,
+        devices_per_host=4,
+        hosts=hosts,
+    )
+    given: dict[str, Any] = {
+        "name": "dev",
+        "pulumi_stack": "dev",
+        "inventory": Inventory(
+            stack="dev", project="p", storage=NFS, images=IMAGES, gateway=None, slices=(one,)
+        ),
+        "slice": one,
+        "hosts": hosts,
+        "platform": "tpu",
+        "transports": tuple(transports),
+        "agents": tuple(agents),
+        "find_agents": lambda described: (),
+        "python": PYTHON,
+        "runs_url": "/share/runs",
+        "files": None,
+        "agent_root": "~/.cache/tpu-stack/agent",
+        "cache_dir": "~/.cache/tpu-stack",
+        "cpus": (None,) * len(agents),
+        "coordinator_host": "10.0.0.0",
+    }
+    return Target(**{**given, **changed})

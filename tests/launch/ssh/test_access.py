@@ -1,0 +1,111 @@
+"""How hosts are reached: directly, through the gateway, or through IAP and the first of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from infra.inventory import Gateway, Host, Inventory, Reach, Slice, Storage
+from jobs.runtime.errors import RequestError
+from launch.ssh.access import address_and_port, routes
+
+
+def a_host(index: int, reach: Reach, **changed: object) -> Host:
+    host = Host(
+        index=index,
+        name=f"w-{index}",
+        internal_address=f"10.0.0.{index}",
+        external_address=None,
+        user=None,
+        host_keys=(f"ssh-ed25519 AAAA{index}",),
+        reach=reach,
+    )
+    return dataclasses.replace(host, **changed)  # type: ignore[arg-type]
+
+
+def a_slice(*hosts: Host) -> Slice:
+    return Slice(
+        name="s",
+        accelerator_type="v5litepod-16",
+        generation="v5e",
+        topology="4x4",
+        zone="z-a",
+        capacity="spot",
+        origin="node s",
+        count=1,
+        devices_per_host=4,
+        hosts=hosts,
+    )
+
+
+def an_inventory(project: str | None = "p", gateway: Gateway | None = None) -> Inventory:
+    storage = Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)
+    return Inventory(stack="dev", project=project, storage=storage, images={}, gateway=gateway, slices=())
+
+
+def test_behind_iap_the_first_host_has_a_tunnel_and_the_others_go_through_it() -> None:
+    first, second, third = routes(an_inventory(), a_slice(*(a_host(index, "iap") for index in range(3))))
+    tunnel = ("gcloud", "compute", "start-iap-tunnel", "w-0", "22", "--listen-on-stdin", "--zone", "z-a")
+    assert (first.proxy_command, first.through) == ((*tunnel, "--project", "p"), None)
+    assert (second.through, third.through) == (first, first)
+    assert (second.address, second.host_keys) == ("10.0.0.1", ("ssh-ed25519 AAAA1",))
+
+
+def test_behind_iap_a_host_has_a_tunnel_of_its_own_for_when_the_first_is_gone() -> None:
+    _, second = routes(an_inventory(), a_slice(a_host(0, "iap"), a_host(1, "iap")))
+    assert second.otherwise is not None
+    assert second.otherwise.through is None
+    assert second.otherwise.proxy_command is not None
+    assert second.otherwise.proxy_command[3] == "w-1"
+
+
+def test_the_gateway_is_reached_through_iap_where_there_is_a_project_and_directly_where_there_is_none() -> (
+    None
+):
+    gateway = Gateway(name="g", zone="z-b", address="10.0.0.9", host_keys=("ssh-ed25519 G",), user=None)
+    [host] = routes(an_inventory(gateway=gateway), a_slice(a_host(0, "gateway")))
+    assert host.through is not None
+    assert host.through.proxy_command is not None
+    assert host.through.proxy_command[3:5] + host.through.proxy_command[6:8] == ("g", "22", "--zone", "z-b")
+    [host] = routes(an_inventory(None, gateway), a_slice(a_host(0, "gateway")))
+    assert host.through is not None
+    assert (host.through.proxy_command, host.through.address) == (None, "10.0.0.9")
+
+
+def test_a_direct_host_is_reached_at_its_outer_address_where_it_has_one() -> None:
+    inner, outer = routes(
+        an_inventory(None),
+        a_slice(a_host(0, "direct"), a_host(1, "direct", external_address="h.example:2222")),
+    )
+    assert (inner.address, inner.port, inner.proxy_command, inner.through) == ("10.0.0.0", 22, None, None)
+    assert (outer.address, outer.port) == ("h.example", 2222)
+
+
+def test_os_login_gives_the_user_on_hosts_of_a_project_alone() -> None:
+    [ours] = routes(an_inventory(None), a_slice(a_host(0, "direct")))
+    [theirs] = routes(an_inventory(), a_slice(a_host(0, "iap")))
+    assert (ours.os_login, theirs.os_login) == (False, True)
+
+
+def test_ports_are_told_from_addresses() -> None:
+    assert [address_and_port(text) for text in ("::1", "[::1]", "[::1]:7", "h:7", "10.0.0.1")] == [
+        ("::1", 22),
+        ("::1", 22),
+        ("::1", 7),
+        ("h", 7),
+        ("10.0.0.1", 22),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("project", "reach", "message"),
+    [
+        (None, "gateway", 'w-0: reach "gateway", but the inventory of dev has no gateway'),
+        (None, "iap", 'w-0: reach "iap" needs the project'),
+        (None, "local", 'w-0: reach "local" is this machine by itself'),
+    ],
+)
+def test_a_way_that_cannot_be_is_refused(project: str | None, reach: Reach, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        routes(an_inventory(project), a_slice(a_host(0, reach)))

@@ -1,0 +1,189 @@
+"""Sessions with an agent: brought once, one process for many questions, and no question asked twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import time
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from launch.errors import HostError
+from launch.ssh import session as sessions
+from launch.ssh.agent_code import AgentCode, agent_code, archive
+from launch.ssh.connections import Ssh
+from launch.ssh.session import SessionLink, with_verb
+from launch.ssh.transport import SshTransport
+from launch.transport import Completed
+from tests.launch.ssh.conftest import Server
+from tests.launch.ssh.test_commands import all_end
+
+STAND_IN = """
+import json, os, sys, time
+def serve(first, requests, answers, idle_limit_s):
+    line = first
+    while line:
+        request = json.loads(line)
+        with open(os.path.expanduser("~/asked"), "a") as asked:
+            asked.write(request["verb"] + "\\n")
+        if request["verb"] == "sleep":
+            time.sleep(request["s"])
+        if request["verb"] == "end":
+            print("Segmentation fault", file=sys.stderr)
+            sys.exit(9)
+        if request["verb"] == "noise":
+            sys.stderr.write("x" * 1_000_000)
+        answers.write(json.dumps({"ok": True, "pid": os.getpid(), "text": "y" * request.get("y", 0)}) + "\\n")
+        answers.flush()
+        line = requests.readline()
+    return 0
+"""
+
+
+@pytest.fixture
+def server(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> Server:
+    """A host, to which an agent goes that does what these tests need; the loader is the real one."""
+    code = code_of({"__init__.py": b"", "session.py": STAND_IN.encode()})
+    monkeypatch.setattr(sessions, "agent_code", lambda: code)
+    return serve()
+
+
+def code_of(files: dict[str, bytes]) -> AgentCode:
+    packed = archive(files)
+    answer = json.dumps({"archive_base64": b64encode(packed).decode()}).encode() + b"\n"
+    return AgentCode(loader=agent_code().loader, sha256=hashlib.sha256(packed).hexdigest(), answer=answer)
+
+
+@pytest.fixture
+def host(server: Server, ssh: Ssh) -> SshTransport:
+    return ssh.host(server.access)
+
+
+def ask(host: SshTransport, verb: str, timeout_s: float = 60, **request: Any) -> Completed:
+    text = json.dumps({"version": 1, **request})
+    return SessionLink(host).ask(verb, text, timeout_s=timeout_s).result(90)
+
+
+def pid_of(answer: Completed) -> int:
+    assert answer.exit_code == 0, answer
+    pid: int = json.loads(answer.stdout)["pid"]
+    return pid
+
+
+def test_the_real_agent_is_brought_once_and_answers(serve: Callable[..., Server], ssh: Ssh) -> None:
+    server = serve()
+    host = ssh.host(server.access)
+    root = "~/.cache/tpu-stack/agent"
+    for _ in range(2):
+        done = ask(host, "list", root=root, path=str(server.home))
+        assert json.loads(done.stdout)["names"] == [".cache"]
+    assert host.round_trips == 3
+    [found] = (server.home / ".cache/tpu-stack/agent/agents").iterdir()
+    assert found.name == agent_code().sha256
+    with Ssh() as again:
+        second = again.host(server.access)
+        ask(second, "list", root=root, path="/nowhere")
+        assert second.round_trips == 1
+
+
+def test_one_process_answers_all_questions_that_come_one_after_the_other(host: SshTransport) -> None:
+    pids = [pid_of(ask(host, "echo")) for _ in range(3)]
+    assert len(set(pids)) == 1
+
+
+def test_a_question_does_not_wait_for_another_until_there_are_four_sessions(
+    host: SshTransport, server: Server
+) -> None:
+    pid_of(ask(host, "echo"))
+    link = SessionLink(host)
+    pending = [link.ask("sleep", '{"s": 1}', timeout_s=60) for _ in range(6)]
+    pids = [pid_of(each.result(60)) for each in pending]
+    assert len(set(pids)) == 4
+    assert server.logins() == 1
+
+
+def test_a_question_without_an_answer_in_time_ends_its_session_alone(host: SshTransport) -> None:
+    first = pid_of(ask(host, "echo"))
+    before_s = time.monotonic()
+    assert ask(host, "sleep", timeout_s=0.5, s=3).exit_code is None
+    assert time.monotonic() - before_s < 3
+    assert pid_of(ask(host, "echo")) != first
+    assert all_end([first])
+
+
+def test_an_agent_that_ends_is_told_with_its_last_words_and_is_not_asked_again(
+    host: SshTransport, server: Server
+) -> None:
+    assert ask(host, "end") == Completed(exit_code=9, stdout="", stderr="Segmentation fault\n")
+    assert (server.home / "asked").read_text() == "end\n"
+    pid_of(ask(host, "echo"))
+
+
+def test_a_session_that_ended_while_idle_is_not_used(host: SshTransport, server: Server) -> None:
+    first = pid_of(ask(host, "echo"))
+    os.kill(first, signal.SIGKILL)
+    assert all_end([first])
+    host.begin(["true"], "", timeout_s=30).result(30)
+    assert pid_of(ask(host, "echo")) != first
+
+
+def test_a_connection_that_is_lost_while_the_agent_is_asked_is_an_error_and_the_next_call_connects_anew(
+    host: SshTransport, server: Server
+) -> None:
+    pid_of(ask(host, "echo"))
+    future = SessionLink(host).ask("sleep", '{"s": 5}', timeout_s=60)
+    until_s = time.monotonic() + 30
+    while "sleep" not in (server.home / "asked").read_text():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    server.cut()
+    with pytest.raises(HostError, match="the connection was lost while the agent was asked"):
+        future.result(30)
+    pid_of(ask(host, "echo"))
+    assert (server.home / "asked").read_text().split() == ["echo", "sleep", "echo"]
+
+
+def test_long_questions_and_answers_pass_and_endless_ones_are_refused(
+    host: SshTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = ask(host, "echo", y=3_000_000, x="z" * 3_000_000)
+    assert len(json.loads(done.stdout)["text"]) == 3_000_000
+    monkeypatch.setattr(sessions, "LONGEST_ANSWER_BYTES", 1_000_000)
+    with pytest.raises(HostError, match="the agent's answer is longer than"):
+        ask(host, "echo", y=3_000_000)
+    pid_of(ask(host, "echo"))
+
+
+def test_what_the_agent_says_aside_does_not_hold_it_up(host: SshTransport) -> None:
+    pid_of(ask(host, "noise"))
+    pid_of(ask(host, "noise"))
+
+
+def test_a_host_without_python_is_said(server: Server, ssh: Ssh) -> None:
+    host = SshTransport(server.access, ssh, python="no-such-python")
+    with pytest.raises(HostError, match="host-0: no-such-python is not there → install it"):
+        ask(host, "echo")
+
+
+def test_a_root_that_cannot_be_written_is_answered_by_the_loader(host: SshTransport) -> None:
+    link = SessionLink(host, root="/proc/nowhere")
+    answer = json.loads(link.ask("echo", "{}", timeout_s=60).result(60).stdout)
+    assert answer["ok"] is False
+    assert "/proc/nowhere" in answer["error"]["message"]
+
+
+def test_a_verb_is_put_into_its_request_without_reading_it() -> None:
+    assert json.loads(with_verb("v", '{"a": 1}')) == {"verb": "v", "a": 1}
+    assert json.loads(with_verb('q"', "{}")) == {"verb": 'q"'}
+    assert with_verb("v", "{}").endswith(b"\n")
+
+
+def test_the_same_code_is_the_same_archive() -> None:
+    files = {"b.py": b"1", "a.py": b"2"}
+    assert archive(files) == archive(dict(reversed(files.items())))
+    assert archive(files) != archive({**files, "a.py": b"3"})

@@ -1,0 +1,228 @@
+"""Copies reach every host at once and come from every host apart; what was there before is never half there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from jobs.runtime.errors import RequestError
+from launch import copies, local
+from launch.errors import HostError, HostsError
+from launch.target import Target
+from launch.transport import Completed, LocalTransport, Transport
+
+Captured = pytest.CaptureFixture[str]
+HARD_NAMES = ["plain", "a b", "'q\"", "$HOME;`id`", "é\u202e", "-rf", "new\nline", "*", "~"]
+
+
+class Disk(LocalTransport):
+    """A host whose whole disk is a folder here; its paths begin with /disk, and its home is /disk/home."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        object.__setattr__(self, "folder", folder)
+        (folder / "home").mkdir(parents=True)
+
+    def here(self, path: str) -> str:
+        home = path.replace("~", "/disk/home", 1) if path.startswith("~/") else path
+        return home.replace("/disk", str(vars(self)["folder"]), 1)
+
+    def begin(self, argv: Sequence[str], stdin: str, *, timeout_s: float) -> Future[Completed]:
+        words = [*argv[:4], *(self.here(word) for word in argv[4:])]
+        done = super().begin(words, stdin, timeout_s=timeout_s).result()
+        said = done.stdout.replace(str(vars(self)["folder"]), "/disk")
+        future: Future[Completed] = Future()
+        future.set_result(dataclasses.replace(done, stdout=said))
+        return future
+
+    def put(self, source: Path, target: str) -> None:
+        super().put(source, self.here(target))
+
+    def get(self, source: str, target: Path) -> None:
+        super().get(self.here(source), target)
+
+
+class Full(Disk):
+    def put(self, source: Path, target: str) -> None:
+        raise HostError(host="", reason="no space left on device\x07", remedy="make room")
+
+
+def target_of(*transports: Transport) -> Target:
+    hosts = local.local(len(transports), "cpu", [0])
+    return dataclasses.replace(hosts, name="dev", transports=transports)
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> list[Disk]:
+    return [Disk(tmp_path / f"disk{index}") for index in range(3)]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder with files of hard names, a link and a mode."""
+    tree = tmp_path / "tree"
+    for index, name in enumerate(HARD_NAMES):
+        (tree / name).mkdir(parents=True)
+        (tree / name / name).write_bytes(bytes([index, 255]) * 100)
+    (tree / "plain" / "run.sh").write_text("#!/bin/sh\n")
+    (tree / "plain" / "run.sh").chmod(0o755)
+    (tree / "link").symlink_to("plain/run.sh")
+    return tree
+
+
+def contents(folder: Path) -> dict[str, object]:
+    return {
+        str(path.relative_to(folder)): os.readlink(path)
+        if path.is_symlink()
+        else "folder"
+        if path.is_dir()
+        else (path.read_bytes(), path.stat().st_mode & 0o777)
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("name", HARD_NAMES)
+def test_a_file_arrives_under_its_own_name_whatever_that_is(
+    disks: list[Disk], tree: Path, name: str, tmp_path: Path
+) -> None:
+    assert copies.put(target_of(*disks), str(tree / name / name), "/disk/home", force=False) == 0
+    for index in range(3):
+        assert (tmp_path / f"disk{index}/home" / name).read_bytes() == (tree / name / name).read_bytes()
+
+
+def test_a_folder_goes_to_every_host_and_comes_back_from_each_apart(
+    disks: list[Disk], tree: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    target = target_of(*disks)
+    assert copies.put(target, str(tree), "/disk/new/deep", force=False) == 0
+    (tmp_path / "disk1/new/deep/mine").write_text("of host 1")
+    assert copies.get(target, "/disk/new/deep", str(tmp_path / "back"), force=False) == 0
+    assert contents(tmp_path / "back/0/deep") == contents(tmp_path / "back/2/deep") == contents(tree)
+    assert (tmp_path / "back/1/deep/mine").read_text() == "of host 1"
+    assert sorted(os.listdir(tmp_path / "back")) == ["0", "1", "2"]
+    assert "/disk/new/deep from 3 hosts: " in capsys.readouterr().out
+
+
+def test_of_a_single_host_the_copy_lies_where_it_was_asked_for(disks: list[Disk], tmp_path: Path) -> None:
+    (tmp_path / "disk0/home/log").write_text("x")
+    target = target_of(disks[0])
+    (tmp_path / "there").mkdir()
+    assert copies.get(target, "/disk/home/log", str(tmp_path / "there"), force=False) == 0
+    assert copies.get(target, "/disk/home/log", str(tmp_path / "mine.log"), force=False) == 0
+    assert (tmp_path / "there/log").read_text() == (tmp_path / "mine.log").read_text() == "x"
+
+
+def test_a_folder_that_is_there_is_replaced_as_a_whole_and_only_by_force(
+    disks: list[Disk], tree: Path, tmp_path: Path
+) -> None:
+    target = target_of(*disks)
+    for index in range(3):
+        (tmp_path / f"disk{index}/d/tree").mkdir(parents=True)
+        (tmp_path / f"disk{index}/d/tree/old").write_text("old")
+    with pytest.raises(HostsError, match="/disk/d/tree is there already; --force replaces") as refused:
+        copies.put(target, str(tree), "/disk/d", force=False)
+    assert len(refused.value.errors) == 3
+    assert copies.put(target, str(tree), "/disk/d", force=True) == 0
+    for index in range(3):
+        assert contents(tmp_path / f"disk{index}/d") == contents_under("tree", tree)
+    back = tmp_path / "back"
+    (back / "0/tree").mkdir(parents=True)
+    (back / "0/tree/old").write_text("old")
+    assert copies.get(target, "/disk/d/tree", str(back), force=False) == 1
+    assert contents(back / "0/tree") == {"old": (b"old", 0o644)}
+    assert copies.get(target, "/disk/d/tree", str(back), force=True) == 0
+    assert contents(back / "0") == contents_under("tree", tree)
+
+
+def contents_under(name: str, folder: Path) -> dict[str, object]:
+    return {name: "folder", **{f"{name}/{path}": what for path, what in contents(folder).items()}}
+
+
+def test_where_the_new_folder_cannot_take_its_place_the_old_one_stays(
+    disks: list[Disk], tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk0/tree").mkdir()
+    (tmp_path / "disk0/tree/old").write_text("old")
+    monkeypatch.setattr(copies, "SWAP", copies.SWAP.replace('mv -- "$2" "$1"', "false", 1))
+    with pytest.raises(HostsError):
+        copies.put(target_of(disks[0]), str(tree), "/disk", force=True)
+    assert sorted(os.listdir(tmp_path / "disk0")) == ["home", "tree"]
+    assert os.listdir(tmp_path / "disk0/tree") == ["old"]
+
+
+def test_a_host_that_fails_is_named_with_its_remedy_and_the_others_have_it(
+    disks: list[Disk], tree: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    target = target_of(disks[0], Full(tmp_path / "full"), disks[1])
+    assert copies.put(target, str(tree), "/disk/new", force=False) == 1
+    name = target.hosts[1].name
+    out, err = capsys.readouterr()
+    assert out.startswith(f"{tree} to 2 of 3 hosts: ")
+    assert err == f"not copied: {name}: no space left on device\\x07 → make room\n"
+    assert contents(tmp_path / "disk0/new") == contents(tmp_path / "disk1/new") == contents(tree)
+
+
+def test_hosts_are_copied_to_at_once(disks: list[Disk], tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = threading.Barrier(3, timeout=20)
+    copy = Disk.put
+
+    def waiting(self: Disk, source: Path, target: str) -> None:
+        together.wait()
+        copy(self, source, target)
+
+    monkeypatch.setattr(Disk, "put", waiting)
+    assert copies.put(target_of(*disks), str(tree), "/disk/new", force=False) == 0
+
+
+def test_hosts_that_are_this_machine_are_copied_to_once(tree: Path, tmp_path: Path) -> None:
+    assert copies.put(local.local(3, "cpu", [0]), str(tree), str(tmp_path / "new"), force=False) == 0
+    assert (
+        copies.get(local.local(3, "cpu", [0]), str(tmp_path / "new"), str(tmp_path / "n"), force=False) == 0
+    )
+    assert contents(tmp_path / "n") == contents(tree)
+
+
+@pytest.mark.parametrize("source", ["..", "/", "~", "a/.."])
+def test_what_comes_from_a_host_has_a_name_that_the_user_gave(disks: list[Disk], source: str) -> None:
+    with pytest.raises(RequestError, match="name the folder itself"):
+        copies.get(target_of(*disks), source, "here", force=False)
+
+
+@pytest.mark.parametrize(
+    ("copy", "said"),
+    [
+        (lambda target, tmp: copies.put(target, f"{tmp}/no", "/disk/x", force=False), "no such file on this"),
+        (
+            lambda target, tmp: copies.get(target, "/disk/no", f"{tmp}/x", force=False),
+            "no such file on the ho",
+        ),
+        (
+            lambda target, tmp: copies.get(target, "/disk/home", f"{tmp}/tree/plain/plain", force=False),
+            "a folder",
+        ),
+    ],
+)
+def test_what_cannot_be_copied_is_refused_before_anything_is_changed(
+    disks: list[Disk], tree: Path, tmp_path: Path, copy: Callable[[Target, Path], int], said: str
+) -> None:
+    before = contents(tmp_path)
+    with pytest.raises((RequestError, HostsError), match=said):
+        copy(target_of(*disks), tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_a_shell_that_says_more_than_was_asked_is_named_as_such(tmp_path: Path, tree: Path) -> None:
+    class Greeting(Disk):
+        def begin(self, argv: Sequence[str], stdin: str, *, timeout_s: float) -> Future[Completed]:
+            future: Future[Completed] = Future()
+            future.set_result(Completed(exit_code=0, stdout="Welcome!\nfolder\n/x", stderr=""))
+            return future
+
+    with pytest.raises(HostsError, match="its shell says more than was asked for"):
+        copies.put(target_of(Greeting(tmp_path / "disk")), str(tree), "/disk", force=False)

@@ -1,0 +1,53 @@
+"""This machine as hosts: as many as were asked for, each with its share of the processors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from infra.inventory import from_json, to_json
+from launch import local
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=70, unique=True), st.integers(1, 70))
+def test_all_processors_are_used_and_none_twice_while_there_are_enough(
+    processors: list[int], count: int
+) -> None:
+    shares = local.shares(processors, count)
+    assert len(shares) == count
+    assert all(shares)
+    used = [processor for share in shares for processor in share]
+    if count <= len(processors):
+        assert used == processors
+        sizes = [len(share) for share in shares]
+        assert max(sizes) - min(sizes) <= 1
+    else:
+        assert {len(share) for share in shares} == {1}
+        times = [used.count(processor) for processor in processors]
+        assert max(times) - min(times) <= 1
+
+
+@pytest.mark.parametrize(("platform", "count"), [("cpu", 2), ("gpu", 1), ("tpu", 1)])
+def test_without_a_number_of_hosts_there_are_two_on_cpu_and_one_elsewhere(
+    runs_dir: Path, platform: str, count: int
+) -> None:
+    target = local.resolve(hosts=None, platform=platform)
+    assert (len(target.hosts), len(target.agents), len(target.cpus)) == (count, count, count)
+    assert target.devices == count
+    assert target.runs_url == str(runs_dir)
+
+
+def test_this_machines_inventory_is_one_that_contract_1_can_hold(runs_dir: Path) -> None:
+    target = local.local(3, "cpu", [0, 1, 2, 3])
+    assert from_json(to_json(target.inventory)) == target.inventory
+    assert [host.index for host in target.hosts] == [0, 1, 2]
+    assert len({host.name for host in target.hosts}) == 3
+    assert {host.reach for host in target.hosts} == {"local"}
+    assert target.cpus == ((0,), (1,), (2, 3))
+
+
+def test_only_cpu_processes_are_kept_to_a_share_of_the_processors(runs_dir: Path) -> None:
+    assert local.local(1, "gpu", [0, 1]).cpus == (None,)

@@ -1,0 +1,64 @@
+"""The inventory of a Pulumi stack, and every way in which there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from infra.inventory import to_json
+from jobs.runtime.errors import RequestError
+from launch import local, stack_output
+
+
+def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    (tmp_path / "pulumi").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "pulumi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+def refused() -> str:
+    with pytest.raises(RequestError) as error:
+        stack_output.read("dev")
+    return str(error.value)
+
+
+def test_a_stacks_output_is_its_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inventory = local.local(2, "cpu", [0, 1]).inventory
+    (tmp_path / "output").write_text(json.dumps({"image_repository": "x", "inventory": to_json(inventory)}))
+    pulumi(tmp_path, monkeypatch, f'[ "$*" = "stack output --json --stack dev" ] && cat {tmp_path}/output')
+    assert stack_output.read("dev") == inventory
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo '{}'", "--stack dev: it has no output `inventory` yet; `pulumi up --stack dev` makes it"),
+        ("echo nonsense", "it has no output `inventory` yet"),
+        ("echo '[]'", "it has no output `inventory` yet"),
+        (
+            "echo a; echo \"error: no stack named 'dev' found\" >&2; exit 255",
+            "--stack dev: `pulumi stack output` failed: error: no stack named 'dev' found",
+        ),
+        ("exit 1", "--stack dev: `pulumi stack output` failed: it said nothing"),
+        ('echo \'{"inventory": "{}"}\'', "the stack dev: inventory: version None cannot be read"),
+    ],
+)
+def test_a_stack_without_an_inventory_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    pulumi(tmp_path, monkeypatch, script)
+    assert said in refused()
+
+
+def test_a_pulumi_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_output, "PULUMI_LIMIT_S", 0.2)
+    pulumi(tmp_path, monkeypatch, "exec sleep 60")
+    assert "`pulumi stack output` gave no answer within 0 s" in refused()
+
+
+def test_without_pulumi_the_message_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "--stack dev: `pulumi` is not on PATH" in refused()

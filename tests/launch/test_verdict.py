@@ -1,0 +1,90 @@
+"""What hosts found is judged: a fallback, a device too few, a wrong sum, a slow or a different host; each is named."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from launch import verdict
+from launch.verdict import Expected
+
+WANTED = Expected(platform="tpu", hosts=2, devices_per_host=4, peak_flops_per_s=197e12)
+HOSTS = ["w-0", "w-1"]
+
+
+def report(**changed: Any) -> dict[str, Any]:
+    return {
+        "host": "t1v",
+        "platform": "tpu",
+        "device_kind": "TPU v5 lite",
+        "local_devices": 4,
+        "devices": 8,
+        "processes": 2,
+        "cpus": 112,
+        "versions": {"python": "3.12.1", "jax": "0.12.0"},
+        "matmuls": [{"device": f"d{n}", "is_right": True, "flops_per_s": 150e12} for n in range(4)],
+        "all_reduce": {"is_right": True, "mib": 64, "took_s": 0.002},
+        "clock_s": 1000.0,
+        **changed,
+    }
+
+
+def found(second: dict[str, Any] | None, wanted: Expected = WANTED) -> list[str]:
+    return verdict.problems(wanted, HOSTS, [report(), second])
+
+
+def test_hosts_that_are_as_the_slice_promises_are_well() -> None:
+    assert found(report(clock_s=1000.4)) == []
+    said = verdict.lines([report(), report()], [], HOSTS)
+    assert said == ["python 3.12.1, jax 0.12.0", "all is well: 8 devices on 2 hosts compute together"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"platform": "cpu"}, "w-1: computes on cpu, and asked for is tpu"),
+        ({"local_devices": 3}, "w-1: has 3 devices where the slice has 4 a host"),
+        ({"devices": 4, "processes": 1}, "w-1: sees 4 devices of 1 hosts where there are 8 of 2"),
+        (
+            {"all_reduce": {"is_right": False, "mib": 1, "took_s": 1.0}},
+            "w-1: has a wrong sum over all devices",
+        ),
+        ({"versions": {"python": "3.12.1"}}, "jax is not the same on all hosts: 0.12.0 on w-0; none on w-1"),
+        ({"clock_s": 1020.0}, "w-0: its clock is -10.0 s from the others'"),
+    ],
+)
+def test_each_thing_that_is_wrong_is_a_finding_with_its_host(changed: dict[str, Any], said: str) -> None:
+    assert [text for text in found(report(**changed)) if text.startswith(said)]
+
+
+def test_a_host_that_wrote_nothing_is_a_finding() -> None:
+    (text,) = found(None)
+    assert text.startswith("w-1: wrote no report → ")
+
+
+def test_a_device_that_multiplies_wrongly_is_named() -> None:
+    bad = copy.deepcopy(report())
+    bad["matmuls"][2]["is_right"] = False
+    (text,) = found(bad)
+    assert text.startswith("w-1: d2 multiplies wrongly")
+
+
+def test_a_device_far_behind_the_others_is_named_but_not_on_a_shared_cpu() -> None:
+    slow = copy.deepcopy(report())
+    slow["matmuls"][1]["flops_per_s"] = 50e12
+    (text,) = found(slow)
+    assert text.startswith("w-1: d1 does 50.0 TFLOP/s where the middle one does 150.0 TFLOP/s")
+    on_cpu = Expected(platform="cpu", hosts=2, devices_per_host=4, peak_flops_per_s=None)
+    cpus = [report(platform="cpu"), {**slow, "platform": "cpu"}]
+    assert verdict.problems(on_cpu, HOSTS, cpus) == []
+
+
+def test_the_table_has_a_line_for_every_host_also_for_one_that_is_silent() -> None:
+    table = verdict.table(HOSTS, [report(), None], WANTED)
+    assert [list(column.cells) for column in table.columns][:3] == [
+        ["w-0", "w-1"],
+        ["4 × TPU v5 lite", "no report"],
+        ["150.0 TFLOP/s (76% of peak)", ""],
+    ]
