@@ -15,6 +15,10 @@ train: install ## train a language model on this machine: make train ARGS="--ste
 preview: install ## show what `pulumi up` would make; needs no account (CONFIG=Pulumi.dev.yaml)
 	@$(BIN)/python -m rehearsal.preview $(if $(CONFIG),"$(CONFIG)")
 
+.PHONY: rehearse
+rehearse: install ## the whole path in containers: up, train, a host dies, recover, destroy (HOSTS=2)
+	@$(BIN)/python -m rehearsal.rehearse $(if $(HOSTS),--hosts "$(HOSTS)")
+
 .PHONY: test
 test: install ## run the tests that take seconds
 	@$(BIN)/pytest -m "not slow" --durations 10 --durations-min 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from rehearsal import nodes, queued_resources
 from rehearsal.clock import Clock, Timeline
 from rehearsal.errors import ApiError, missing
+from rehearsal.hardware import Hardware
 from rehearsal.nodes import Node
 from rehearsal.operations import Operation
 from rehearsal.pools import Hold, Limits, Pool
@@ -48,19 +49,21 @@ class Entry:
 class Cloud:
     """The state of the simulated cloud, and the few changes through which all others go."""
 
-    def __init__(self, *, clock: Clock, delays: Delays, capacity: Limits, quota: Limits) -> None:
+    def __init__(
+        self, *, clock: Clock, delays: Delays, capacity: Limits, quota: Limits, hardware: Hardware
+    ) -> None:
         self.lock = threading.RLock()
         self.timeline = Timeline(clock)
         self.delays = delays
         self.capacity = capacity
         self.quota = quota
+        self.hardware = hardware
         self.nodes: dict[str, Node] = {}
         self.queued_resources: dict[str, QueuedResource] = {}
         self.operations: dict[str, Operation] = {}
         self.journal: list[Entry] = []
         self._grants: list[Callable[[], None]] = []
         self._numbers = itertools.count(1)
-        self._address = 0
 
     def settle(self) -> None:
         """Carry out what has come due."""
@@ -108,11 +111,6 @@ class Cloud:
         """One that nobody has had."""
         return next(self._numbers)
 
-    def addresses(self, count: int) -> int:
-        """The first of that many address numbers that nobody has had."""
-        first, self._address = self._address, self._address + count
-        return first
-
     def begin(self, parent: str, target: str, verb: str) -> Operation:
         """A new operation."""
         name = f"{parent}/operations/operation-{self.number():06d}"
@@ -126,8 +124,10 @@ class Cloud:
             operation.end(self.timeline.moment, outcome)
 
     def record(self, thing: Node | QueuedResource, state: str) -> None:
-        """A line for the journal."""
+        """A line for the journal, and news for what stands behind a node."""
         self.journal.append(Entry(moment=self.timeline.moment, name=thing.name, state=state))
+        if isinstance(thing, Node):
+            self.hardware.changed(thing, state)
 
     def move(self, thing: Node | QueuedResource, state: str) -> None:
         """To another state. An edge that the tables lack is a bug of the simulator: RuntimeError."""

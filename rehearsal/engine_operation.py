@@ -52,6 +52,11 @@ class Operation:
         """SIGKILL to the command, not to its plugins."""
         self._command.signal(signal.SIGKILL)
 
+    def wait(self, limit_s: float) -> bool:
+        """Whether it has ended within that time."""
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
     def report(self, limit_s: float = OPERATION_LIMIT_S) -> Report:
         """Waits for the end. Raises EngineTimeoutError."""
         self._thread.join(limit_s)

@@ -145,8 +145,8 @@ def cancel_create(cloud: Cloud, node: Node) -> None:
 
 
 def _ready(cloud: Cloud, node: Node, operation: Operation) -> None:
+    node.boot(cloud.hardware)
     cloud.move(node, "READY")
-    node.boot()
     cloud.end(operation, node.render() | {"@type": NODE_TYPE})
 
 

@@ -1,6 +1,5 @@
 """A TPU node: what was asked for, its state, its workers, and how the API shows it."""
 
-import base64
 import copy
 import dataclasses
 import hashlib
@@ -8,6 +7,7 @@ from typing import Any
 
 from infra.catalogue import Accelerator
 from rehearsal.clock import timestamp
+from rehearsal.hardware import Hardware
 from rehearsal.offers import config_of
 from rehearsal.operations import Operation
 from rehearsal.pools import Hold, Pool
@@ -36,8 +36,8 @@ PORT = 8470
 class Node:
     """A record of the cloud, changed as time goes on. `spec` is what was asked for, less output-only fields.
 
-    `placed`: it has its chips. `operation` is the one that it is busy with. `serial` is the first of its workers'
-    address numbers, `incarnation` its number among all nodes ever.
+    `placed`: it has its chips. `operation` is the one that it is busy with. `incarnation` is its number among all
+    nodes ever. `addresses`: of each worker, inside and outside, from its first boot on.
     """
 
     name: str
@@ -45,14 +45,13 @@ class Node:
     accelerator: Accelerator
     pool: Pool
     created: float
-    serial: int
     incarnation: int
     queued_resource: str | None = None
     multislice: bool = False
     state: str = "CREATING"
     placed: bool = False
-    booted: bool = False
     operation: Operation | None = None
+    addresses: tuple[tuple[str, str], ...] = ()
     attributes: dict[tuple[int, str, str], str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -69,35 +68,32 @@ class Node:
         """The chips that it takes of its pool."""
         return Hold(pool=self.pool, chips=self.accelerator.chips)
 
-    def boot(self) -> None:
-        """Its workers are up for the first time: they have names and host keys."""
-        self.booted = True
-        for worker in range(self.accelerator.hosts):
-            self.attributes.setdefault((worker, "instance", "hostname"), f"{self.instance_prefix}-w-{worker}")
-            self.attributes.setdefault((worker, "hostkeys", "ssh-ed25519"), self._host_key(worker))
+    def boot(self, hardware: Hardware) -> None:
+        """Its workers come up; the first time they get names, addresses and host keys, which stay theirs."""
+        if self.addresses:
+            return
+        self.addresses = tuple(hardware.addresses(name) for name in self.instances)
+        for worker, name in enumerate(self.instances):
+            self.attributes.setdefault((worker, "instance", "hostname"), name)
+            self.attributes.setdefault((worker, "hostkeys", "ssh-ed25519"), hardware.host_key(name))
+
+    @property
+    def instances(self) -> list[str]:
+        """The instance names of its workers, in worker order: t1v-n-1a2b3c4d-w-0."""
+        return [f"{self.instance_prefix}-w-{worker}" for worker in range(self.accelerator.hosts)]
 
     @property
     def instance_prefix(self) -> str:
         """What its workers' instance names begin with: t1v-n-1a2b3c4d."""
         return f"t1v-n-{hashlib.sha256(f'{self.name} {self.incarnation}'.encode()).hexdigest()[:8]}"
 
-    def _host_key(self, worker: int) -> str:
-        """An ed25519 public key as OpenSSH writes it, of which nobody has the private half."""
-        fields = [b"ssh-ed25519", hashlib.sha256(f"{self.instance_prefix} {worker}".encode()).digest()]
-        return base64.b64encode(b"".join(len(field).to_bytes(4) + field for field in fields)).decode()
-
     def _endpoints(self) -> list[Json]:
         external = self.spec.get("networkConfig", {}).get("enableExternalIps", False)
         endpoints = []
-        for number in range(self.serial, self.serial + self.accelerator.hosts):
-            endpoint: Json = {
-                "ipAddress": f"10.{128 + number // 62500}.{number // 250 % 250}.{2 + number % 250}",
-                "port": PORT,
-            }
-            if external:  # addresses for benchmarks, which nobody on the internet has (RFC 2544)
-                endpoint["accessConfig"] = {
-                    "externalIp": f"198.{18 + number // 62500 % 2}.{number // 250 % 250}.{2 + number % 250}"
-                }
+        for inside, outside in self.addresses:
+            endpoint: Json = {"ipAddress": inside, "port": PORT}
+            if external:
+                endpoint["accessConfig"] = {"externalIp": outside}
             endpoints.append(endpoint)
         return endpoints
 
@@ -123,7 +119,7 @@ class Node:
             answer["queuedResource"] = self.queued_resource
         if self.multislice:
             answer["multisliceNode"] = True
-        if self.booted:
+        if self.addresses:
             answer["networkEndpoints"] = self._endpoints()
             answer["health"] = "UNHEALTHY_MAINTENANCE" if self.state == "REPAIRING" else "HEALTHY"
         return answer

@@ -56,8 +56,8 @@ def _provision(cloud: Cloud, qr: QueuedResource) -> None:
     def ready() -> None:
         for node in cloud.nodes_of(qr):
             if node.state == "CREATING" and qr.state == "PROVISIONING":
+                node.boot(cloud.hardware)
                 cloud.move(node, "READY")
-                node.boot()
         if cloud.queued_resources.get(qr.name) is qr and qr.state == "PROVISIONING":
             cloud.move(qr, "ACTIVE")
 

@@ -38,7 +38,6 @@ def node(cloud: Cloud, offers: Offers, parent: str, node_id: str, spec: Json, *,
         accelerator=accelerator,
         pool=Pool(zone=zone, prefix=accelerator.generation.type_prefix, tier=tier),
         created=cloud.timeline.moment,
-        serial=cloud.addresses(accelerator.hosts),
         incarnation=cloud.number(),
     )
 

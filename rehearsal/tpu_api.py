@@ -16,6 +16,7 @@ from rehearsal.clock import Clock
 from rehearsal.cloud import Cloud, Delays
 from rehearsal.control import Control
 from rehearsal.faults import Faults
+from rehearsal.hardware import Hardware, Paper
 from rehearsal.methods import Methods
 from rehearsal.offers import Offers
 from rehearsal.pools import Limits, Pool
@@ -26,6 +27,7 @@ class TpuApi:
     """The simulator, from `with` to the end of its block. `url` is the API's endpoint, `control` the other side.
 
     capacity, quota: chips by pool, "ZONE:PREFIX:TIER"; all other pools have `other_chips`, None for no end.
+    hardware: what stands behind the workers; None: nothing.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class TpuApi:
         other_chips: int | None = None,
         delays: Delays | None = None,
         clock: Clock | None = None,
+        hardware: Hardware | None = None,
         port: int = 0,
     ) -> None:
         has = {Pool.parse(pool): chips for pool, chips in (capacity or {}).items()}
@@ -45,6 +48,7 @@ class TpuApi:
             delays=delays or Delays(),
             capacity=Limits(has, other_chips),
             quota=Limits(may, None),
+            hardware=hardware or Paper(),
         )
         cloud.on_capacity(functools.partial(queue_life.grant, cloud))
         faults = Faults()

@@ -13,6 +13,7 @@ from rehearsal.control import Control
 from rehearsal.discovery import shipped
 from rehearsal.errors import ApiError
 from rehearsal.faults import Faults
+from rehearsal.hardware import Paper
 from rehearsal.methods import Methods
 from rehearsal.offers import Offers
 from rehearsal.pools import Limits, Pool
@@ -30,7 +31,13 @@ class Machine(RuleBasedStateMachine):
     def start(self, chips: int) -> None:
         self.clock = Clock(frozen_at=0.0)
         capacity = Limits({SPOT: chips}, 0)
-        self.cloud = Cloud(clock=self.clock, delays=Delays(), capacity=capacity, quota=Limits({}, None))
+        self.cloud = Cloud(
+            clock=self.clock,
+            delays=Delays(),
+            capacity=capacity,
+            quota=Limits({}, None),
+            hardware=Paper(),
+        )
         self.cloud.on_capacity(lambda: queue_life.grant(self.cloud))
         self.control = Control(self.cloud, Faults())
         self.methods = Methods(self.cloud, Offers([SPOT]))

@@ -1,0 +1,172 @@
+"""What can go wrong with a machine, on purpose, and each thing's undoing. All are as good twice as once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import docker
+from docker.models.containers import Container
+
+from rehearsal.machines import scripts
+from rehearsal.machines.clock import shifted
+from rehearsal.machines.docker_engine import LABEL, asking, labels
+from rehearsal.machines.errors import MachinesError
+from rehearsal.machines.machine import (
+    DEVICE,
+    HOME_MIB,
+    HOST_KEY,
+    PYTHON,
+    SETTINGS,
+    SPARE_SHARE,
+    Standing,
+    authorized_keys_path,
+    home,
+)
+from rehearsal.machines.storage import SHARE_MIB
+from rehearsal.machines.waiting import wait_for
+
+RELOAD_LIMIT_S = 15
+LISTENS = b"Server listening on"
+
+Find = Callable[[str], tuple[Container, Standing]]
+
+
+class Faults:
+    """Of the machines of one rehearsal. Every method takes a running machine's name and raises MachinesError."""
+
+    def __init__(self, client: docker.DockerClient, find: Find, image: Callable[[], str]) -> None:
+        self._client = client
+        self._find = find
+        self._image = image
+
+    def cut(self, name: str) -> None:
+        """Drops all packets to and from it, and tells nobody; what it does within itself goes on."""
+        self._from_outside(name, "NET_ADMIN", ["sh", "-c", scripts.CUT], f"cutting {name} off")
+
+    def heal(self, name: str) -> None:
+        self._from_outside(name, "NET_ADMIN", ["sh", "-c", scripts.HEAL], f"healing {name}'s network")
+
+    def fill_disk(self, name: str) -> None:
+        """Its home has no byte left."""
+        self._mount(name, scripts.FILL, home(self._running(name)[1].user))
+
+    def empty_disk(self, name: str) -> None:
+        self._mount(name, scripts.EMPTY, home(self._running(name)[1].user), str(HOME_MIB))
+
+    def fill_share(self, name: str) -> None:
+        """The share has no byte left, for all machines."""
+        self._share_of(name)
+        self._mount(name, scripts.FILL, SPARE_SHARE)
+
+    def empty_share(self, name: str) -> None:
+        self._share_of(name)
+        self._mount(name, scripts.EMPTY, SPARE_SHARE, str(SHARE_MIB))
+
+    def unmount_share(self, name: str) -> None:
+        """Its mount point is an empty folder; files that are open stay usable."""
+        self._mount(name, scripts.UNMOUNT, self._share_of(name))
+
+    def mount_share(self, name: str) -> None:
+        self._mount(name, scripts.MOUNT, self._share_of(name), SPARE_SHARE)
+
+    def set_clock(self, name: str, seconds: float) -> None:
+        """ssh connections made from now on see a clock that is so much ahead (negative: behind); 0.0 undoes it."""
+        container, _ = self._running(name)
+        settings = self._inside(name, scripts.READ, SETTINGS)
+        self._inside(name, scripts.WRITE, SETTINGS, shifted(settings, seconds))
+        self._reload(name, container)
+
+    def hold_device(self, name: str) -> int:
+        """A process of the machine's user has DEVICE open; → its pid there."""
+        user = self._running(name)[1].user
+        return int(self._inside(name, scripts.HOLD, DEVICE, user=user))
+
+    def release_device(self, name: str) -> None:
+        user = self._running(name)[1].user  # root here may not look into processes of others
+        self._inside(name, scripts.RELEASE, DEVICE, user=user)
+
+    def break_python(self, name: str, path: str = PYTHON) -> None:
+        """The interpreter is not there for what is started from now on."""
+        self._inside(name, scripts.TAKE_AWAY, path)
+
+    def mend_python(self, name: str, path: str = PYTHON) -> None:
+        self._inside(name, scripts.BRING_BACK, path)
+
+    def refuse_keys(self, name: str) -> None:
+        """New connections of its user are refused, whatever their key."""
+        self._inside(name, scripts.TAKE_AWAY, authorized_keys_path(self._running(name)[1].user))
+
+    def accept_keys(self, name: str) -> None:
+        self._inside(name, scripts.BRING_BACK, authorized_keys_path(self._running(name)[1].user))
+
+    def change_host_key(self, name: str) -> str:
+        """New connections are shown another key; → its public line, "ssh-ed25519 AAAA…"."""
+        container, _ = self._running(name)
+        line = self._inside(name, scripts.NEW_HOST_KEY, HOST_KEY)
+        self._reload(name, container)
+        return " ".join(line.split()[:2])
+
+    def restore_host_key(self, name: str) -> None:
+        container, _ = self._running(name)
+        self._inside(name, scripts.OWN_HOST_KEY, HOST_KEY)
+        self._reload(name, container)
+
+    def wedge(self, name: str, pid: int | None = None) -> int:
+        """SIGSTOP to that process, or to the newest one that runs a job (python -m jobs.…); → its pid there."""
+        chosen = str(pid) if pid is not None else self._inside(name, scripts.NEWEST_JOB).strip()
+        if not chosen:
+            raise MachinesError(f"{name} runs no job to wedge; start one, or name a pid")
+        self._inside(name, scripts.SIGNAL, "STOP", chosen)
+        return int(chosen)
+
+    def unwedge(self, name: str, pid: int) -> None:
+        self._inside(name, scripts.SIGNAL, "CONT", str(pid))
+
+    def _running(self, name: str) -> tuple[Container, Standing]:
+        container, standing = self._find(name)
+        if standing.state != "running":
+            raise MachinesError(f"{name} is {standing.state}, not running; start it first")
+        return container, standing
+
+    def _share_of(self, name: str) -> str:
+        share = self._running(name)[1].share_mount
+        if not share:
+            raise MachinesError(f"{name} was made without a share")
+        return share
+
+    def _inside(self, name: str, script: str, *words: str, user: str = "root") -> str:
+        """What a script says that runs in the machine, as its own processes may."""
+        container, _ = self._running(name)
+        with asking(f"in {name}"):
+            done = container.exec_run(["sh", "-c", script, "sh", *words], user=user, demux=True)
+        said, complained = (part.decode(errors="replace") if part else "" for part in done.output)
+        if done.exit_code != 0:
+            raise MachinesError(f"in {name}: exit code {done.exit_code}: {complained.strip()[-500:]}")
+        return said
+
+    def _mount(self, name: str, script: str, *words: str) -> None:
+        enter = ["nsenter", "--target", "1", "--mount", "sh", "-c", script, "sh", *words]
+        self._from_outside(name, "SYS_ADMIN", enter, f"mounts of {name}")
+
+    def _from_outside(self, name: str, right: str, command: list[str], what: str) -> None:
+        """Runs it in a container that for a moment shares the machine's network and processes and has a right that the
+        machine itself must not have."""
+        container, _ = self._running(name)
+        with asking(what):
+            self._client.containers.run(
+                self._image(), entrypoint=command[:1], command=command[1:], remove=True, user="root",
+                labels=labels(container.labels[LABEL], role="hand"), cap_add=[right, "SYS_PTRACE"],
+                security_opt=["apparmor=unconfined", "seccomp=unconfined", "label=disable"],
+                network_mode=f"container:{container.id}", pid_mode=f"container:{container.id}",
+            )  # fmt: skip
+
+    def _reload(self, name: str, container: Container) -> None:
+        """sshd reads its files anew; returns when that is done, for until then it greets with what it knew."""
+        before = container.logs().count(LISTENS)
+        self._inside(name, scripts.RELOAD)
+        wait_for(
+            lambda: container.logs().count(LISTENS) > before,
+            RELOAD_LIMIT_S,
+            container,
+            f"the reloaded sshd of {name}",
+        )

@@ -1,0 +1,136 @@
+"""The image of the rehearsal's hosts (rehearsal/images/host): built when what it is made of has changed, else found."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.errors
+import filelock
+
+from rehearsal.machines.docker_engine import asking
+from rehearsal.machines.errors import MachinesError
+from rehearsal.machines.machine import archive
+
+ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY = "tpu-stack-rehearsal-host"
+BASE_VARIABLE = "TPU_STACK_BASE_IMAGE"
+# Name in the build context → file of this checkout.
+FILES = {
+    "Dockerfile": "rehearsal/images/host/Dockerfile",
+    "sshd_config": "rehearsal/images/host/sshd_config",
+    "start": "rehearsal/images/host/start",
+    "requirements/uv.txt": "requirements/uv.txt",
+    "requirements/jobs.txt": "requirements/jobs.txt",
+}
+# Where this machine fetches from and how it gets out: the build has to go the same way.
+PASSED_ON = (
+    "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
+    "PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL",
+)  # fmt: skip
+BUILD_LIMIT_S = 1800
+LINES_OF_ERROR = 15
+# Colours and whatever else would move a terminal's cursor.
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+
+Say = Callable[[str], None]
+
+
+def find_or_build(client: docker.DockerClient, environ: Mapping[str, str], say: Say) -> str:
+    """The image's name with its tag; minutes the first time. Raises MachinesError with the build's last lines."""
+    contents = {name: (ROOT / path).read_bytes() for name, path in FILES.items()}
+    base = environ.get(BASE_VARIABLE) or None
+    tag = name_of(contents, base)
+    with _one_at_a_time(environ, tag, say):
+        if _is_there(client, tag):
+            return tag
+        say(f"building the image of the hosts, {tag}; once, and then when the locks change …")
+        arguments = build_arguments(environ, base)
+        packed = archive({name: (content, 0o644) for name, content in contents.items()})
+        with asking("building the image of the hosts"):
+            answers = client.api.build(
+                fileobj=io.BytesIO(packed), custom_context=True, tag=tag, buildargs=arguments, rm=True, forcerm=True,
+                decode=True, timeout=BUILD_LIMIT_S, labels={"tpu-stack.rehearsal-image": tag.partition(":")[2]},
+            )  # fmt: skip
+            follow(answers, say)
+    return tag
+
+
+def name_of(contents: Mapping[str, bytes], base: str | None) -> str:
+    """Repository and tag, which is a hash of all that goes in. Pure."""
+    digest = hashlib.sha256(repr((base, sorted(contents.items()))).encode())
+    return f"{REPOSITORY}:{digest.hexdigest()[:16]}"
+
+
+def build_arguments(environ: Mapping[str, str], base: str | None) -> dict[str, str]:
+    """Pure. Raises MachinesError on an index with a password: it would stay in the image's history. A proxy's does not."""
+    found = {name: environ[name] for name in PASSED_ON if environ.get(name)}
+    for name, value in found.items():
+        if name.endswith(("_INDEX", "_INDEX_URL")) and "@" in value:
+            raise MachinesError(
+                f"{name} holds a password, which the image of the hosts would keep; name an index that needs none, or"
+                " a mirror of it on this machine"
+            )
+    return found | ({"BASE_IMAGE": base} if base else {})
+
+
+def follow(answers: Iterable[Mapping[str, Any]], say: Say) -> None:
+    """Says what the build says, line by line. Raises MachinesError with its last lines where it fails."""
+    lines: list[str] = []
+    for answer in answers:
+        if "error" in answer:
+            said = "\n  ".join(lines[-LINES_OF_ERROR:])
+            raise MachinesError(
+                f"building the image of the hosts failed: {answer['error'].strip()}\n  {said}\n"
+                "It fetches a base image (Docker's registry), Debian packages and Python wheels. Behind a proxy or a"
+                " mirror set HTTPS_PROXY, PIP_INDEX_URL, UV_DEFAULT_INDEX; where the registry cannot be reached, name"
+                f" another base with Python 3.12 in {BASE_VARIABLE} (`python -m tools.stand_in_base` makes one)"
+            )
+        for line in str(answer.get("stream") or "").splitlines():
+            if plain := CONTROL.sub("", line).rstrip():
+                lines.append(plain)
+                say(f"  {lines[-1]}")
+
+
+def _is_there(client: docker.DockerClient, tag: str) -> bool:
+    with asking(f"looking for the image {tag}"):
+        try:
+            client.images.get(tag)
+        except docker.errors.ImageNotFound:
+            return False
+    return True
+
+
+@contextlib.contextmanager
+def _one_at_a_time(environ: Mapping[str, str], tag: str, say: Say) -> Iterator[None]:
+    """Two rehearsals that begin at once build it once."""
+    lock = filelock.FileLock(cache_folder(environ) / f"{tag.partition(':')[2]}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        say("another rehearsal is building the image of the hosts; waiting for it …")
+        try:
+            lock.acquire(timeout=BUILD_LIMIT_S)
+        except filelock.Timeout:
+            raise MachinesError(
+                f"it is not built after {BUILD_LIMIT_S // 60} minutes; end the other one"
+            ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Of this user, for what rehearsals share; it is made."""
+    given = Path(environ.get("XDG_CACHE_HOME") or "")
+    cache = given if given.is_absolute() else Path(environ.get("HOME") or Path.home()) / ".cache"
+    folder = cache / "tpu-stack" / "rehearsal-machines"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,235 @@
+"""`make rehearse`: the whole path as a new user walks it, with two accidents on the way, and nothing left at the end.
+
+    python -m rehearsal.rehearse [--hosts N]
+
+Every step is a command that can be typed; it is printed before it is run. Exit codes: 0 all of it came true; 1 it did
+not, and what did not is said; 2 the rehearsal could not begin; 130 interrupted. It is taken down in every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rehearsal import losses, state
+from rehearsal.machines import MachinesError, docker_engine, removal
+from rehearsal.room.begin import OWNER_VARIABLE
+
+RUNS = "/mnt/share/runs"
+UNDISTURBED, DISTURBED = "undisturbed", "disturbed"
+STEPS = 300
+FIRST_ACCIDENT, SECOND_ACCIDENT = 80, 180
+JOB = f"--steps {STEPS} --checkpoint-every 20 --log-every 10"
+POLL_S = 1.0
+PROGRESS_LIMIT_S = 300.0
+COMMAND_LIMIT_S = 1800.0
+
+Say = Callable[[str], None]
+
+
+class StoryError(Exception):
+    """Something did not come true; the message says what."""
+
+
+class Story:
+    """Says and does one step after the other. environ: of the commands."""
+
+    def __init__(self, *, environ: Mapping[str, str], say: Say) -> None:
+        self._environ = dict(environ)
+        self.say = say
+        self._began = time.monotonic()
+
+    def tell(self, words: str) -> None:
+        """Why the next step comes."""
+        self.say(f"\n# {words}")
+
+    def type(self, line: str, *, fails: bool = False) -> float:
+        """Runs a command line as it is shown. → seconds that it took.
+
+        Raises:
+            StoryError: it failed, or did not although it should have.
+        """
+        self.say(f"$ {line}")
+        began = time.monotonic()
+        try:
+            done = subprocess.run(
+                shlex.split(line), env=self._environ, stdin=subprocess.DEVNULL, timeout=COMMAND_LIMIT_S, check=False
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise StoryError(f"`{line}`: there is no such command; `make install` makes it") from None
+        except subprocess.TimeoutExpired:
+            raise StoryError(f"`{line}` has not ended after {COMMAND_LIMIT_S / 60:.0f} min") from None
+        took_s = time.monotonic() - began
+        self.say(f"  ({took_s:.1f} s)")
+        if (done.returncode != 0) is not fails:
+            raise StoryError(
+                f"`{line}` ended with exit code {done.returncode}, expected {'another' if fails else 0}"
+            )
+        return took_s
+
+    def answer(self, line: str) -> str:
+        """What a command prints, whether it succeeds or not."""
+        done = subprocess.run(
+            shlex.split(line), env=self._environ, stdin=subprocess.DEVNULL, timeout=COMMAND_LIMIT_S, check=False,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+        return done.stdout
+
+    def until_step(self, run: str, step: int) -> None:
+        """Waits until a run has got so far. Raises StoryError where it does not within PROGRESS_LIMIT_S."""
+        deadline = time.monotonic() + PROGRESS_LIMIT_S
+        while (
+            at := step_in(said := self.answer(f"fab status --stack rehearsal --run {run}"))
+        ) is None or at < step:
+            if time.monotonic() > deadline:
+                raise StoryError(
+                    f"the run {run} is not at step {step} after {PROGRESS_LIMIT_S:.0f} s; status:\n{said}"
+                )
+            time.sleep(POLL_S)
+        self.say(f"  … the run is at step {at}")
+
+
+def step_in(status: str) -> int | None:
+    """The step that `fab status` tells; None where it tells none."""
+    found = re.search(r"\bstep (\d+)/", status)
+    return int(found[1]) if found else None
+
+
+def tell(story: Story, hosts: int, scratch: Path) -> None:
+    """The story. Raises StoryError."""
+    story.tell(
+        "A cloud on this machine: a simulated Cloud TPU API, the real Pulumi engine with the program of infra/, and"
+        f" {hosts} containers as hosts, each with its own address, SSH server and host key."
+    )
+    story.type(f"fab rehearsal up --hosts {hosts}")
+
+    story.tell("Prepare the hosts: what is there already is left as it is.")
+    story.type("fab deploy --stack rehearsal")
+
+    story.tell("Train on all hosts, undisturbed. Its losses are what the next run will be held against.")
+    story.type(f"fab train --stack rehearsal --job flax_mlm --name {UNDISTURBED} --args {shlex.quote(JOB)}")
+
+    story.tell("The same again, detached: from now on it needs neither this terminal nor this computer.")
+    story.type(
+        f"fab train --stack rehearsal --job flax_mlm --name {DISTURBED} --args {shlex.quote(JOB)} --detach"
+    )
+
+    story.tell(
+        "In the middle of it one host loses power. All processes of a run stop with the first one that is lost."
+    )
+    story.until_step(DISTURBED, FIRST_ACCIDENT)
+    story.type(f"fab rehearsal kill --host {hosts - 1}")
+    story.type(f"fab status --stack rehearsal --run {DISTURBED}")
+
+    story.tell("Mend it: wait for the host (Google starts it again), and go on from the last checkpoint.")
+    story.type(f"fab recover --stack rehearsal --run {DISTURBED} --detach")
+
+    story.tell(
+        "Now Google takes the whole spot slice back. `fab recover` asks Pulumi for another and goes on there."
+    )
+    story.until_step(DISTURBED, SECOND_ACCIDENT)
+    story.type("fab rehearsal preempt")
+    story.type(f"fab recover --stack rehearsal --run {DISTURBED}")
+
+    story.tell(
+        "Every step computes from (seed, step) and the parameters alone: two accidents must have changed nothing."
+    )
+    found = {}
+    for name in (UNDISTURBED, DISTURBED):
+        run_id = run_id_in(story.answer("fab runs --stack rehearsal --all"), name)
+        story.type(
+            f"fab get --stack rehearsal --hosts 0 {RUNS}/{run_id}/metrics.jsonl {scratch / name}.jsonl"
+        )
+        found[name] = losses.read(scratch / f"{name}.jsonl")
+    compared = losses.compare(found[UNDISTURBED], found[DISTURBED], steps=STEPS)
+    for line in compared.lines:
+        story.say(f"  {line}")
+    if not compared.equal:
+        raise StoryError("the losses of the disturbed run are not those of the undisturbed one")
+
+
+def run_id_in(listing: str, name: str) -> str:
+    """Of the run called so, from what `fab runs` prints. Raises StoryError."""
+    for line in listing.splitlines():
+        words = line.split()
+        if words[1:2] == [name]:
+            return words[0]
+    raise StoryError(f"`fab runs` lists no run called {name}:\n{listing}")
+
+
+def take_down(story: Story, folder: Path, name: str) -> None:
+    """Whatever has happened. Raises StoryError where something is left."""
+    story.tell("Destroy everything: the stack through the engine, then what stood for the cloud.")
+    story.type("fab rehearsal down")
+    if left := what_is_left(name, folder):
+        raise StoryError(f"something is left: {', '.join(left)}")
+    story.say("  left: no container, no network, no volume, no file")
+
+
+def what_is_left(name: str, folder: Path) -> list[str]:
+    """Of a rehearsal: containers, networks, volumes and its folder. Raises StoryError where Docker cannot be asked."""
+    try:
+        made = [each for _, each in removal.left(docker_engine.connect(), name)]
+    except MachinesError as error:
+        raise StoryError(f"what is left cannot be seen: {error}") from None
+    return [*made, *([str(folder)] if folder.exists() else [])]
+
+
+def rehearse(hosts: int, environ: Mapping[str, str], say: Say) -> int:
+    """Returns the exit code."""
+    with tempfile.TemporaryDirectory(prefix="tpu-stack-rehearse-") as scratch:
+        folder = Path(scratch) / "rehearsal"
+        story = Story(environ=environment(environ, folder), say=say)
+        say(f"To watch from another terminal: export {state.FOLDER_VARIABLE}={folder}")
+        code, began = 1, time.monotonic()
+        try:
+            tell(story, hosts, Path(scratch))
+            code = 0
+        except StoryError as problem:
+            say(f"\nnot as it should be: {problem}")
+        except KeyboardInterrupt:
+            say("\ninterrupted")
+            code = 130
+        try:
+            take_down(story, folder, state.name_of(folder))
+        except StoryError as problem:
+            say(f"\nnot as it should be: {problem}")
+            code = code or 1
+        if code == 0:
+            say(f"\nAll of it came true, in {(time.monotonic() - began) / 60:.1f} min.")
+        return code
+
+
+def environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Of the commands: a rehearsal of their own that ends with this process, and this checkout's `fab` first."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
+    return {
+        **environ,
+        state.FOLDER_VARIABLE: str(folder),
+        OWNER_VARIABLE: str(os.getpid()),
+        "PATH": path,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m rehearsal.rehearse", description="The whole path, rehearsed."
+    )
+    parser.add_argument("--hosts", type=int, default=2)
+    with contextlib.suppress(BrokenPipeError):
+        return rehearse(parser.parse_args(arguments).hosts, os.environ, lambda line: print(line, flush=True))
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""A rehearsal from outside: started in the background, followed until it is ready, taken down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from rehearsal import state
+from rehearsal.engine import MARK
+from rehearsal.engine_processes import end_marked
+from rehearsal.machines import MachinesError, remove_everything
+from rehearsal.room.door import ask
+from rehearsal.state import RehearsalError, State
+
+Say = Callable[[str], None]
+
+OWNER_VARIABLE = "TPU_STACK_REHEARSAL_OWNER"
+LOG = "log"
+PROBLEM = "error: "  # how the daemon's last word begins where it has to give up
+NOOK = "tpu-stack-rehearsal-"
+READY_LIMIT_S = 3600.0  # the first time Pulumi's command line and the hosts' image are built
+DESTROY_LIMIT_S = 300.0
+END_LIMIT_S = 120.0
+LOOK_AGAIN_S = 0.1
+
+
+def up(folder: Path, hosts: int, say: Say, *, owner: int | None = None) -> State:
+    """A rehearsal with so many hosts, ready. say: hears every step. owner: a process that it is to end with.
+
+    Raises:
+        RehearsalError: one is up there already, or it could not be had.
+        KeyboardInterrupt: and what had been started is taken down.
+    """
+    with _alone(folder):
+        if state.is_alive(folder):
+            raise RehearsalError(
+                f"a rehearsal is up already ({folder}); `fab rehearsal status` shows it, `fab rehearsal down` ends it"
+            )
+        clear(folder, say)
+        return _started(folder, hosts, say, owner)
+
+
+def _started(folder: Path, hosts: int, say: Say, owner: int | None) -> State:
+    folder.mkdir(mode=0o700, parents=True)
+    with (folder / LOG).open("wb") as log:
+        daemon = subprocess.Popen(
+            [sys.executable, "-m", "rehearsal.room", str(folder), "--hosts", str(hosts), *_owned(owner)],
+            cwd=Path(__file__).resolve().parents[2],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        return _until_ready(folder, daemon, say)
+    except KeyboardInterrupt:
+        say("interrupted: taking down what had been started …")
+        _end(daemon.pid, lambda: daemon.poll() is not None)
+        clear(folder, say)
+        raise
+
+
+def _owned(owner: int | None) -> list[str]:
+    return [] if owner is None else ["--owner", str(owner)]
+
+
+def _until_ready(folder: Path, daemon: subprocess.Popen[bytes], say: Say) -> State:
+    deadline = time.monotonic() + READY_LIMIT_S
+    problem: list[str] = []  # the daemon's last words
+    with (folder / LOG).open(encoding="utf-8", errors="replace") as log:
+        while True:
+            code = daemon.poll()
+            for line in _lines(log):
+                if problem or line.startswith(PROBLEM):
+                    problem.append(line)
+                else:
+                    say(line)
+            if code is not None:
+                clear(folder, lambda _line: None)
+                raise RehearsalError(
+                    "\n".join(problem).removeprefix(PROBLEM) or "its daemon ended; what it said is above"
+                )
+            found = state.read(folder)
+            if found is not None and found.phase == "ready":
+                daemon.returncode = 0  # it outlives this process, which Popen would otherwise complain of
+                return found
+            if time.monotonic() > deadline:
+                _end(daemon.pid, lambda: daemon.poll() is not None)
+                raise RehearsalError(
+                    f"it was not ready after {READY_LIMIT_S / 60:.0f} min; its log: {folder / LOG}"
+                )
+            time.sleep(LOOK_AGAIN_S)
+
+
+def down(folder: Path, say: Say) -> bool:
+    """Destroys the stack through the engine, ends the daemon, removes what is left. Whether there was anything.
+
+    Raises:
+        RehearsalError: something could not be removed.
+    """
+    with _alone(folder):
+        return _ended(folder, say)
+
+
+def _ended(folder: Path, say: Say) -> bool:
+    found = None
+    with contextlib.suppress(RehearsalError):  # of another version: what it made is removed all the same
+        found = state.read(folder)
+    if found is not None and state.is_alive(folder):
+        if found.phase == "ready":
+            try:
+                ask(found.door, "destroy", {}, say=say, limit_s=DESTROY_LIMIT_S)
+            except RehearsalError as error:
+                say(f"warning: {error}; everything is removed all the same")
+        _end(found.pid, lambda: not state.is_alive(folder))
+    return clear(folder, say) or found is not None
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two who begin or end the same rehearsal at once would take away each other's machines."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(f"{folder}.lock", timeout=0):
+            yield
+    except filelock.Timeout:
+        raise RehearsalError(
+            "another `fab rehearsal up` or `down` is under way; wait for it, or end it with Ctrl-C"
+        ) from None
+
+
+def clear(folder: Path, say: Say) -> bool:
+    """Removes what a rehearsal that is over has left, also one whose daemon was killed. Whether there was anything.
+
+    Raises:
+        RehearsalError: Docker does not let go of something.
+    """
+    if not folder.is_dir():
+        return False
+    end_marked(MARK, str(folder / "engine"))
+    with contextlib.suppress(RehearsalError):
+        found = state.read(folder)
+        if found is not None and Path(found.door).parent.name.startswith(NOOK):
+            shutil.rmtree(Path(found.door).parent, ignore_errors=True)
+    try:
+        for line in remove_everything(state.name_of(folder)):
+            say(f"removed {line}")
+    except MachinesError as error:
+        raise RehearsalError(str(error)) from None
+    shutil.rmtree(folder)
+    return True
+
+
+def _end(process_id: int, ended: Callable[[], bool]) -> None:
+    """SIGTERM, and SIGKILL where that does not help; a guardian then removes the machines."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process_id, number)
+        deadline = time.monotonic() + END_LIMIT_S
+        while time.monotonic() < deadline:
+            if ended():
+                return
+            time.sleep(LOOK_AGAIN_S)
+    raise RehearsalError(f"process {process_id} does not end, even killed; see what it waits for")
+
+
+def _lines(log: Any) -> Iterator[str]:
+    """Those that are whole and new."""
+    while True:
+        start = log.tell()
+        line = log.readline()
+        if not line.endswith("\n"):
+            log.seek(start)
+            return
+        yield line.rstrip("\n")

@@ -1,0 +1,205 @@
+"""Machines behind the simulated nodes: each worker of a node that runs is one, and goes as abruptly as the node does.
+
+The cloud says what has become of a node and goes on at once; threads here bring each machine to where it belongs.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+from rehearsal.hardware import Paper
+from rehearsal.machines import Machine
+from rehearsal.nodes import Node
+from rehearsal.room.keys import new_pair
+
+Place = Literal["up", "down", "gone"]
+
+# Where its machines belong when a node is in a state; in the states that are not here they stay where they are.
+PLACES: Mapping[str, Place] = {
+    "READY": "up",
+    "RESTARTING": "down",
+    "STOPPING": "down",
+    "STOPPED": "down",
+    "PREEMPTED": "gone",
+    "TERMINATED": "gone",
+    "DELETING": "gone",
+    "gone": "gone",
+}
+AT_ONCE = 8
+
+
+class Machinery(Protocol):
+    """Of `rehearsal.machines.Machines` what is used here."""
+
+    def boot(self, machine: Machine) -> object: ...
+    def kill(self, name: str) -> None: ...
+    def restart(self, name: str) -> None: ...
+    def remove(self, name: str) -> None: ...
+
+
+@dataclasses.dataclass(kw_only=True)
+class Worker:
+    """One machine: where it belongs and where it is. `busy` is held by who is bringing it there."""
+
+    machine: Machine
+    belongs: Place
+    stands: Place = "gone"
+    busy: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+
+
+class Hosts:
+    """`rehearsal.hardware.Hardware` with machines. addresses: of the machines' network, to give out in turn.
+
+    make: a machine of instance name, address and private host key. moved: called when one is where it belongs.
+    """
+
+    def __init__(
+        self,
+        *,
+        machinery: Machinery,
+        addresses: Sequence[str],
+        make: Callable[[str, str, str], Machine],
+        say: Callable[[str], None],
+        moved: Callable[[], None],
+    ) -> None:
+        self._machinery = machinery
+        self._turn = itertools.cycle(addresses)
+        self._all = len(addresses)
+        self._make = make
+        self._say = say
+        self._tell = moved
+        self._paper = Paper()
+        self._keys: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
+        self._workers: dict[str, Worker] = {}
+        self._guard = threading.Lock()
+        self._open = True
+        self._threads = concurrent.futures.ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hosts")
+        self._moved = threading.Condition()
+        self.failed: dict[str, str] = {}
+
+    # --- asked and told by the cloud -----------------------------------------------------------------------------
+
+    def addresses(self, instance: str) -> tuple[str, str]:
+        """Inside: of a machine; outside: a number that nothing answers at."""
+        free = self._free_address()
+        with self._guard:
+            self._addresses[instance] = free
+        return free, self._paper.addresses(instance)[1]
+
+    def host_key(self, instance: str) -> str:
+        """Of a fresh pair whose private half the machine gets."""
+        pair = new_pair()
+        self._keys[instance] = pair.private_pem
+        return pair.public.split()[1]
+
+    def changed(self, node: Node, state: str) -> None:
+        """Its machines are brought to where they belong in that state; this does not wait for it."""
+        place = PLACES.get(state)
+        if place is None or not node.addresses:
+            return
+        for name in node.instances:
+            self.move(name, place)
+
+    # --- what befalls one machine --------------------------------------------------------------------------------
+
+    def move(self, name: str, place: Place) -> None:
+        """A machine belongs there from now on; one that was removed stays so."""
+        with self._guard:
+            worker = self._workers.get(name)
+            if worker is None:
+                if place == "gone" or name not in self._addresses or not self._open:
+                    return
+                machine = self._make(name, self._addresses[name], self._keys[name])
+                worker = self._workers[name] = Worker(machine=machine, belongs=place)
+            elif worker.belongs == "gone":
+                return  # it is on its way out, and no other machine is ever called so
+            worker.belongs = place
+            if self._open:
+                self._threads.submit(functools.partial(self._bring, worker))
+
+    def names(self) -> list[str]:
+        """Of the machines that are not on their way out, in worker order."""
+        with self._guard:
+            there = [name for name, worker in self._workers.items() if worker.belongs != "gone"]
+        return sorted(there, key=lambda name: (name.rpartition("-")[0], int(name.rpartition("-")[2])))
+
+    def instances(self) -> dict[str, str]:
+        """Their addresses, by name."""
+        return {name: self._addresses[name] for name in self.names()}
+
+    def stands(self, name: str) -> Place:
+        """Where a machine is now."""
+        with self._guard:
+            worker = self._workers.get(name)
+        return worker.stands if worker else "gone"
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    def settle(self, limit_s: float) -> bool:
+        """Whether every machine is where it belongs, or cannot be brought there, within that time."""
+        with self._moved:
+            return self._moved.wait_for(self._is_settled, limit_s)
+
+    def close(self) -> None:
+        """Moves nothing any more; those that are being moved are waited for."""
+        with self._guard:
+            self._open = False
+        self._threads.shutdown(cancel_futures=True)
+
+    def _is_settled(self) -> bool:
+        with self._guard:
+            workers = list(self._workers.items())
+        return all(worker.stands == worker.belongs or name in self.failed for name, worker in workers)
+
+    def _free_address(self) -> str:
+        """The next in turn, so that one that was given back rests for as long as can be."""
+        with self._guard:
+            taken = set(self._addresses.values())
+        found = next((each for each in itertools.islice(self._turn, self._all) if each not in taken), None)
+        if found is None:
+            raise RuntimeError(f"all {self._all} addresses of the machines' network are taken")
+        return found
+
+    # --- bringing ------------------------------------------------------------------------------------------------
+
+    def _bring(self, worker: Worker) -> None:
+        """One step after the other until it is where it belongs, wherever that is by then."""
+        name = worker.machine.name
+        with worker.busy:
+            try:
+                while worker.stands != worker.belongs:
+                    self._step(worker, name)
+                self.failed.pop(name, None)
+            except Exception as error:  # whatever it is, it is told, and the other machines go on
+                self.failed[name] = str(error)
+                self._say(f"machine {name}: {error}")
+        if worker.stands == "gone":
+            with self._guard:
+                self._workers.pop(name, None)
+                self._addresses.pop(name, None)
+                self._keys.pop(name, None)
+        with self._moved:
+            self._moved.notify_all()
+        self._tell()
+
+    def _step(self, worker: Worker, name: str) -> None:
+        place = worker.belongs
+        if place == "gone":
+            self._machinery.remove(name)
+        elif worker.stands == "gone":
+            worker.stands = "down"  # should this fail: there may be something to remove
+            self._machinery.boot(worker.machine)
+            place = "up"
+        elif place == "up":
+            self._machinery.restart(name)
+        else:
+            self._machinery.kill(name)
+        worker.stands = place
+        self._say(f"machine {name} is {place}")

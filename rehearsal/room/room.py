@@ -1,0 +1,245 @@
+"""Everything that a rehearsal holds while it is up: machines, the simulated API, the stack."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rehearsal import state
+from rehearsal.cloud import Delays
+from rehearsal.machines import DEVICE, PYTHON, Machine, Machines, MachinesError
+from rehearsal.room import keys, typed, wanted
+from rehearsal.room.door import Caller
+from rehearsal.room.hosts import Hosts
+from rehearsal.room.stack import RehearsalStack
+from rehearsal.state import RehearsalError, State
+from rehearsal.tpu_api import TpuApi
+from tools import pulumi_cli
+
+Say = Callable[[str], None]
+
+USER = "sa_rehearsal"  # as OS Login calls a service account
+BOOT_LIMIT_S = 300.0
+ADDRESSES = 240
+PACE = 0.5  # of what a person who watches the simulator alone sees
+
+
+class Room:
+    """From `with` to the end of its block; `open` makes the stack. folder: a new one, for this room alone.
+
+    door: the path of the socket that is named to whoever wants to ask. say: hears every step.
+    """
+
+    def __init__(self, *, folder: Path, hosts: int, door: Path, say: Say) -> None:
+        self.accelerator = wanted.accelerator_of(hosts)
+        self.folder = folder
+        self.say = say
+        self._door = door
+        self._hosts_wanted = hosts
+        self._exits = contextlib.ExitStack()
+        self._phase: state.Phase = "starting"
+        self._environment: dict[str, str] = {}
+        self._writing = threading.Lock()
+        self.problem = ""
+        self.hosts: Hosts | None = None
+        self.stack: RehearsalStack | None = None
+
+    def __enter__(self) -> Room:
+        self.write_state()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.set_phase("ending")
+        self._exits.close()
+
+    # --- up ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Machines, API and stack, until every host answers.
+
+        Raises:
+            RehearsalError: something of it cannot be had.
+        """
+        try:
+            cli = pulumi_cli.find_or_build(
+                {**os.environ, "PATH": state.without_stand_ins(os.environ.get("PATH", os.defpath))}, self.say
+            )
+            self._require_going_on()
+            self._open_machines()
+            self._require_going_on()
+            self._open_stack(cli)
+        except (MachinesError, pulumi_cli.PulumiCliError) as error:
+            raise RehearsalError(str(error)) from None
+        self.set_phase("ready")
+
+    def _require_going_on(self) -> None:
+        """Nothing is begun any more once the end has."""
+        if self._phase == "ending":
+            raise RehearsalError("it was ended before it was ready")
+
+    def _open_machines(self) -> None:
+        self.machines = self._exits.enter_context(Machines(name=state.name_of(self.folder), say=self.say))
+        self.machines.prepare()
+        network = self.machines.network()
+        self.storage = self.machines.storage(bucket=wanted.BUCKET)
+        public = keys.new_identity(self.folder / "ssh")
+        self._environment = {
+            **self.storage.environment,
+            "TPU_STACK_SSH_KEY": str(self.folder / "ssh" / "id_ed25519"),
+            "TPU_STACK_REHEARSAL_PYTHON": sys.executable,
+        }
+
+        def make(name: str, address: str, private_key: str) -> Machine:
+            return Machine(
+                name=name,
+                address=address,
+                host_key_private_pem=private_key,
+                authorized_keys=(public,),
+                user=USER,
+                share_mount=wanted.MOUNT,
+            )
+
+        self.hosts = Hosts(
+            machinery=self.machines,
+            addresses=network.addresses(ADDRESSES),
+            make=make,
+            say=self.say,
+            moved=self.write_state,
+        )
+        self._exits.callback(self.hosts.close)
+
+    def _open_stack(self, cli: pulumi_cli.PulumiCli) -> None:
+        assert self.hosts is not None
+        self.api = self._exits.enter_context(
+            TpuApi(
+                capacity={self.pool: wanted.chips_of(self.accelerator)},
+                delays=Delays().scaled(PACE),
+                hardware=self.hosts,
+            )
+        )
+        self.stack = RehearsalStack(
+            folder=self.folder / "engine", cli=cli, tpu_url=self.api.url, accelerator=self.accelerator
+        )
+        self._exits.callback(self.stack.close)
+        self.say(f"pulumi up: the program of infra/ on the real engine, {cli.version}")
+        report = self.stack.carry_out("up", self.say, lambda: False)
+        if not report.ok:
+            raise RehearsalError(f"`pulumi up` failed:\n{report.text}")
+        self.wait_for_hosts()
+        url = json.loads(self.stack.inventory)["storage"]["bucket_url"] or ""
+        if (bucket := url.removeprefix("gs://")) and bucket not in self.storage.bucket_names():
+            self.storage.make_bucket(bucket)
+
+    def wait_for_hosts(self) -> None:
+        """Until every machine is where it belongs.
+
+        Raises:
+            RehearsalError: one is not, within BOOT_LIMIT_S.
+        """
+        assert self.hosts is not None
+        settled = self.hosts.settle(BOOT_LIMIT_S)
+        if self.hosts.failed or not settled:
+            said = [f"{name}: {why}" for name, why in sorted(self.hosts.failed.items())]
+            raise RehearsalError(
+                "\n  ".join([f"machines did not come up within {BOOT_LIMIT_S:.0f} s:", *said])
+            )
+
+    # --- what it tells ----------------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> str:
+        """Of the chips of the slice."""
+        return wanted.pool_of(self.accelerator)
+
+    def node(self) -> str:
+        """The full name of the node that the slice is. Raises RehearsalError where there is none."""
+        nodes = self.api.control.alive()["nodes"] if self.stack is not None else []
+        if not nodes:
+            raise RehearsalError("there is no slice now; `pulumi up --refresh` makes it again")
+        return str(nodes[0]["name"])
+
+    def set_phase(self, phase: state.Phase) -> None:
+        self._phase = phase
+        self.write_state()
+
+    def write_state(self) -> None:
+        """So that the file says what is so now."""
+        with self._writing:
+            state.write(
+                self.folder,
+                State(
+                    phase=self._phase,
+                    pid=os.getpid(),
+                    door=str(self._door),
+                    hosts=self._hosts_wanted,
+                    inventory=self.stack.inventory if self.stack else "",
+                    environment=self._environment,
+                    instances=self.hosts.instances() if self.hosts else {},
+                    tpu_url=self.api.url if self.stack else "",
+                    user=USER,
+                    python=PYTHON,
+                    devices=(DEVICE,),
+                ),
+            )
+
+    # --- what is asked of it ----------------------------------------------------------------------------------
+
+    def pulumi(self, arguments: list[str], caller: Caller) -> Mapping[str, Any]:
+        """What was typed behind `pulumi`: its exit code, and what goes to its standard output as it is."""
+        if self.stack is None:
+            raise RehearsalError("the rehearsal has no stack yet; `fab rehearsal status` says how far it is")
+        asked = typed.understood(arguments)
+        if asked.kind == "output":
+            return {"code": 0, "stdout": _outputs(self.stack.outputs, asked.options)}
+        if asked.kind == "other":
+            ok, said = self.stack.type(*asked.words)
+            return {"code": 0 if ok else 255, "stdout": f"{said}\n"}
+        caller.say(
+            f"rehearsal: the real engine on the stack {state.STACK}; what it makes are containers here"
+        )
+        report = self.stack.carry_out(asked.kind, caller.say, caller.gone, **asked.options)
+        self.write_state()
+        return {"code": 0 if report.ok else 255, "stdout": ""}
+
+    def status(self) -> Mapping[str, Any]:
+        """phase, pool and its chips, nodes with their states, hosts with addresses and whether they are up."""
+        nodes = self.api.control.alive()["nodes"] if self.stack is not None else []
+        instances = self.hosts.instances() if self.hosts else {}
+        return {
+            "phase": self._phase,
+            "accelerator": self.accelerator.type_name,
+            "zone": wanted.zone_of(self.accelerator),
+            "nodes": [{"name": node["name"], "state": node["state"]} for node in nodes],
+            "hosts": [
+                {"name": name, "address": address, "is": self.hosts.stands(name) if self.hosts else "gone"}
+                for name, address in instances.items()
+            ],
+            "failed": dict(self.hosts.failed) if self.hosts else {},
+        }
+
+    def destroy(self, caller: Caller) -> None:
+        """As `pulumi destroy`. Raises RehearsalError."""
+        if self.stack is not None:
+            report = self.stack.carry_out("destroy", caller.say, lambda: False)
+            if not report.ok:
+                raise RehearsalError(f"`pulumi destroy` failed:\n{report.text}")
+
+
+def _outputs(outputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    name = options["name"]
+    if name is not None and name not in outputs:
+        raise RehearsalError(f"current stack does not have output property '{name}'")
+    if name is not None:
+        return f"{json.dumps(outputs[name]) if options['json'] else outputs[name]}\n"
+    if options["json"]:
+        return f"{json.dumps(dict(outputs), indent=2)}\n"
+    return "".join(f"{each}: {value}\n" for each, value in sorted(outputs.items()))

@@ -1,0 +1,180 @@
+"""What a rehearsal that is up tells everybody else: one file, in a folder that only its user may read.
+
+The daemon writes it, `fab … --stack rehearsal` and the stand-ins for gcloud and pulumi read it. The folder is
+~/.cache/tpu-stack/rehearsal unless $TPU_STACK_REHEARSAL names another, so that two can be up side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import urllib.parse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import filelock
+
+VERSION = 1
+FOLDER_VARIABLE = "TPU_STACK_REHEARSAL"
+FILE = "state.json"
+LOCK = "lock"
+STAND_INS = Path(__file__).resolve().parent / "bin"
+STACK = "rehearsal"
+
+Phase = Literal["starting", "ready", "ending"]
+
+
+class RehearsalError(Exception):
+    """What was asked for cannot be had; the message says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class State:
+    """pid: of the daemon. door: the path of its socket. inventory: as the program exported it; empty before.
+
+    environment: what a launching command needs besides PATH. instances: instance name → address, of those that run.
+    tpu_url: of the simulated Cloud TPU API. user, python: on the hosts, and so are devices, patterns of what stands for
+    the device nodes of TPUs.
+    """
+
+    phase: Phase
+    pid: int
+    door: str
+    hosts: int
+    inventory: str = ""
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    instances: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tpu_url: str = ""
+    user: str = ""
+    python: str = ""
+    devices: tuple[str, ...] = ()
+    version: int = VERSION
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OpenRehearsal:
+    """What a launching command takes of a rehearsal. environment: to be put into its own, PATH included."""
+
+    inventory_json: str
+    environment: Mapping[str, str]
+    platform: str
+    python: str
+    device_globs: tuple[str, ...]
+
+
+def folder_of(environ: Mapping[str, str]) -> Path:
+    """Where the rehearsal of this user is, or the one that the environment names."""
+    if environ.get(FOLDER_VARIABLE):
+        return Path(environ[FOLDER_VARIABLE]).absolute()
+    given = environ.get("XDG_CACHE_HOME", "")
+    cache = Path(given) if os.path.isabs(given) else Path(environ.get("HOME") or Path.home()) / ".cache"
+    return cache / "tpu-stack" / "rehearsal"
+
+
+def name_of(folder: Path) -> str:
+    """What the machines of the rehearsal in that folder are labelled with."""
+    return f"rehearsal-{hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:8]}"
+
+
+def write(folder: Path, state: State) -> None:
+    """Beside and renamed, for the user alone."""
+    beside = folder / f"{FILE}.new"
+    beside.touch(mode=0o600)
+    beside.write_text(json.dumps(dataclasses.asdict(state), indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, folder / FILE)
+
+
+def read(folder: Path) -> State | None:
+    """What is written there, whether its daemon lives or not; None where nothing is.
+
+    Raises:
+        RehearsalError: another version of tpu-stack wrote it.
+    """
+    try:
+        found: Any = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RehearsalError(f"{folder / FILE} cannot be read: {error}; `fab rehearsal down`") from None
+    fields = {field.name for field in dataclasses.fields(State)}
+    if not isinstance(found, dict) or found.get("version") != VERSION or found.keys() != fields:
+        raise RehearsalError(
+            f"{folder / FILE} is of another version of tpu-stack; `fab rehearsal down`, then `fab rehearsal up`"
+        )
+    return State(**{**found, "devices": tuple(found["devices"])})
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether a daemon holds that folder, as its lock says, which ends with the process however that ends."""
+    if not (folder / LOCK).is_file():
+        return False
+    try:
+        with filelock.FileLock(folder / LOCK, timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
+
+
+def require(folder: Path) -> State:
+    """The state of the rehearsal that is up.
+
+    Raises:
+        RehearsalError: there is none, or it is not ready.
+    """
+    found = read(folder)
+    if found is None:
+        raise RehearsalError("no rehearsal is up; `fab rehearsal up` starts one")
+    if not is_alive(folder):
+        raise RehearsalError(
+            "the rehearsal ended without being taken down; `fab rehearsal down`, then `fab rehearsal up`"
+        )
+    if found.phase != "ready":
+        raise RehearsalError(
+            f"the rehearsal is {found.phase}, not ready; `fab rehearsal status` says how far it is"
+        )
+    return found
+
+
+def open_rehearsal(environ: Mapping[str, str] | None = None) -> OpenRehearsal:
+    """What launching needs of the rehearsal that is up.
+
+    Raises:
+        RehearsalError: there is none, or it is not ready.
+    """
+    environ = os.environ if environ is None else environ
+    folder = folder_of(environ)
+    found = require(folder)
+    return OpenRehearsal(
+        inventory_json=found.inventory,
+        environment={
+            **found.environment,
+            FOLDER_VARIABLE: str(folder),
+            "PATH": stand_ins_first(environ.get("PATH", os.defpath)),
+            **_past_proxies(environ, found.environment),
+        },
+        platform="cpu",
+        python=found.python,
+        device_globs=found.devices,
+    )
+
+
+def _past_proxies(environ: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The rehearsal's servers are on this machine, whatever proxy leads out of it."""
+    near = urllib.parse.urlsplit(given.get("STORAGE_EMULATOR_HOST", "")).hostname or "localhost"
+    return {
+        name: ",".join(dict.fromkeys([*filter(None, environ.get(name, "").split(",")), near, "127.0.0.1"]))
+        for name in ("NO_PROXY", "no_proxy")
+    }
+
+
+def stand_ins_first(path: str) -> str:
+    """A PATH on which gcloud and pulumi are the rehearsal's."""
+    return os.pathsep.join([str(STAND_INS), without_stand_ins(path)])
+
+
+def without_stand_ins(path: str) -> str:
+    """A PATH on which they are not: the daemon looks for the real Pulumi."""
+    return os.pathsep.join(each for each in path.split(os.pathsep) if each != str(STAND_INS))

@@ -1,0 +1,75 @@
+"""One pair of hosts for all tests here, whole again after each; and a run that nobody disturbed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
+
+import pytest
+
+from rehearsal.machines import Machines
+from rehearsal.machines import faults as of_faults
+from rehearsal.machines import machines as of_machines
+from tests.rehearsal.faults.pair import CORPUS, NAMES, Pair, inventory_of, machine
+from tests.rehearsal.machines.conftest import new_key
+from tests.runs.conftest import write_corpus
+from tests.runs.lab import Losses, losses
+from tools import stand_in_base
+
+ROOMY_MIB = 1024
+"""Of a host's home, which the preflight wants half a GiB of."""
+
+
+@pytest.fixture(scope="session")
+def whole_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("pair")
+    base = stand_in_base.chosen(os.environ, print)
+    environ = os.environ | ({stand_in_base.VARIABLE: base} if base else {})
+    own, keys = new_key(), {name: new_key() for name in NAMES}
+    identity = folder / "identity"
+    identity.touch(0o600)
+    identity.write_text(own.private)
+    launchers = {"TPU_STACK_SSH_KEY": str(identity), "XDG_CACHE_HOME": str(folder / "cache")}
+    with (
+        mock.patch.object(of_machines, "HOME_MIB", ROOMY_MIB),
+        mock.patch.object(of_faults, "HOME_MIB", ROOMY_MIB),
+        Machines(name=f"test-{secrets.token_hex(4)}", say=print, environ=environ) as machines,
+    ):
+        machines.storage()
+        addresses = dict(zip(NAMES, machines.network().addresses(len(NAMES)), strict=True))
+        with ThreadPoolExecutor(len(NAMES)) as pool:
+            hosts = [machine(name, addresses[name], keys[name].private, own.public) for name in NAMES]
+            list(pool.map(machines.boot, hosts))
+        with mock.patch.dict(os.environ, launchers):
+            made = Pair(
+                machines, inventory_of(addresses, {name: keys[name].public for name in NAMES}), folder
+            )
+            write_corpus(folder / "corpus.jsonl")
+            with made.target() as target:
+                text = (folder / "corpus.jsonl").read_text()
+                target.agents[0].ask("write", {"path": CORPUS, "text": text})
+            yield made
+
+
+@pytest.fixture
+def pair(whole_pair: Pair) -> Iterator[Pair]:
+    """Two hosts with nothing running on them, and nothing afterwards."""
+    whole_pair.said.clear()
+    yield whole_pair
+    try:
+        whole_pair.until_clean()
+    finally:
+        with whole_pair.target() as target:
+            whole_pair.end_all(target)
+
+
+@pytest.fixture(scope="session")
+def right_losses(whole_pair: Pair) -> Losses:
+    """What every step's loss is to be, whatever happens on the way."""
+    with whole_pair.target() as target:
+        state, run = whole_pair.finish(target, whole_pair.launch(target), whole_pair.end_limit_s)
+        assert state == "done"
+        return losses(run)

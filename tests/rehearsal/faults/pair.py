@@ -1,0 +1,217 @@
+"""Two hosts of a slice, each a machine with its own sshd and a device; what runs there, and what is left there."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+from infra import inventory as contract
+from infra.inventory import Host, Inventory, Slice, Storage
+from launch import follow, rollout, runs, targets
+from launch import train as launching
+from launch.runs import ACTIVE, Run, State
+from launch.ssh.connections import Ssh
+from launch.ssh.opening import Limits
+from launch.target import Target
+from launch.targets import Given, Wanted
+from rehearsal.machines import DEVICE, PYTHON, Machine, Machines
+
+NAMES = ("w-0", "w-1")
+SHARE = "/mnt/share"
+CORPUS = f"{SHARE}/corpus.jsonl"
+USER = "sa_rehearsal"
+LIMITS = Limits(connect_s=4.0, login_s=4.0, keepalive_s=2.0)
+"""A host that fell silent is given up sooner than a user does that, so that a case takes seconds."""
+HANG_FLOOR_S = 15.0
+CLEAN_LIMIT_S = 60.0
+"""The longest that anything of a run may outlive its end, whatever happened to hosts and launcher."""
+
+# Prints a line for each process of a run or an agent, each lock of a start that is held, and each holder of the device.
+LEFT_OVER = r"""
+import fcntl, glob, os, sys
+for folder in glob.glob("/proc/[0-9]*"):
+    pid = int(folder[6:])
+    try:
+        command = open(folder + "/cmdline", "rb").read().split(b"\0")
+        environment = open(folder + "/environ", "rb").read()
+        opened = [os.readlink(each) for each in glob.glob(folder + "/fd/*")]
+        state = open(folder + "/stat").read().rpartition(")")[2].split()[0]
+    except OSError:
+        continue
+    if pid == os.getpid() or state in "ZX":
+        continue
+    ours = b"RUN_CONTROL_DIR=" in environment or b"/agent/" in b" ".join(command)
+    if ours or sys.argv[1] in opened:
+        print(pid, b" ".join(command)[:200].decode(errors="replace"))
+for path in glob.glob(os.path.expanduser("~/.cache/tpu-stack/agent/runs/*/*.lock")):
+    with open(path, "rb+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("held:", path)
+"""
+
+
+class Pair:
+    """The machines w-0 and w-1 and a launcher's view of them."""
+
+    end_limit_s = 240.0
+    """Of a run of 120 steps, on a computer that is shared with others."""
+
+    def __init__(self, machines: Machines, inventory: Inventory, folder: Path) -> None:
+        self.machines, self.faults, self.inventory = machines, machines.faults, inventory
+        self.inventory_path = folder / "inventory.json"
+        self.inventory_path.write_text(contract.to_json(inventory))
+        self.said: list[str] = []
+
+    @contextlib.contextmanager
+    def target(self, *, platform: str = "cpu") -> Iterator[Target]:
+        """A launcher's own connections; they end with it, as when it exits."""
+        with (
+            Ssh(LIMITS) as ssh,
+            mock.patch.object(targets, "Ssh", lambda: ssh),
+        ):
+            given = Given(
+                inventory=self.inventory, platform=platform, python=PYTHON, stand_in_devices=(DEVICE,)
+            )
+            yield targets.of_inventory(self.inventory, Wanted(stack=str(self.inventory_path), given=given))
+
+    def launch(self, target: Target, *more: str, resume: Run | None = None) -> Run:
+        """A run that has just joined, or `resume` gone on with. more: options besides those of a tiny model."""
+        request = launching.Request(
+            job="flax_mlm",
+            arguments=more if resume else (*options(), *more),
+            name=None,
+            resume=resume,
+            hang_floor_s=HANG_FLOOR_S,
+        )
+        return launching.launch(request, target, self.said.append)
+
+    def finish(self, target: Target, run: Run, limit_s: float = CLEAN_LIMIT_S) -> tuple[State, Run]:
+        """What the run came to, and its directory then."""
+        until(lambda: self.state(target, run) not in ACTIVE, f"{run.run_id} has ended", limit_s, pause_s=0.3)
+        state = self.state(target, run)
+        return state, read(run)
+
+    def state(self, target: Target, run: Run) -> State:
+        return follow.state_now(target.agents, read(run))
+
+    def reach(self, run: Run, step: int) -> None:
+        """Wait until the metrics have that step."""
+
+        def has_reached() -> bool:
+            ended = read(run).current_result()
+            assert ended is None, f"{run.run_id} ended before step {step}: {ended}"
+            lines = run.directory.read_new_metrics(-512)[0]
+            return any(line["step"] >= step for line in lines)
+
+        until(has_reached, f"step {step} of {run.run_id}", self.end_limit_s)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """The jobs stand still at their present step, for what takes a moment to happen."""
+        stopped = [(name, self.faults.wedge(name)) for name in NAMES]
+        try:
+            yield
+        finally:
+            standing = {each.name for each in self.machines.list() if each.state == "running"}
+            for name, pid in stopped:
+                if name in standing:
+                    self.faults.unwedge(name, pid)
+
+    def left_over(self, name: str) -> str:
+        """What a run or an agent has left on a host; "" where nothing is."""
+        container, _ = self.machines.find(name)
+        done = container.exec_run(["python3", "-S", "-E", "-c", LEFT_OVER, DEVICE], user=USER,
+                                  environment={"HOME": f"/home/{USER}"})  # fmt: skip
+        assert done.exit_code == 0, done.output
+        return str(done.output.decode())
+
+    def until_clean(self, *names: str, limit_s: float = CLEAN_LIMIT_S) -> float:
+        """Wait until these hosts (all, where none is named) have nothing of a run; how long that took, in seconds."""
+        names, began_s = names or NAMES, time.monotonic()
+
+        def is_clean() -> bool:
+            return not any(self.left_over(name) for name in names)
+
+        until(is_clean, lambda: "nothing is left:\n" + "".join(map(self.left_over, names)), limit_s, 0.5)
+        return time.monotonic() - began_s
+
+    def run_names(self) -> list[str]:
+        """The runs that have a directory on the share."""
+        container, _ = self.machines.find(NAMES[0])
+        done = container.exec_run(["sh", "-c", f"ls {SHARE}/runs 2>/dev/null || true"], user=USER)
+        return sorted(done.output.decode().split())
+
+    def end_all(self, target: Target) -> None:
+        """Stop whatever runs there still are."""
+        for entry in follow.look_at_all(target.agents).processes:
+            rollout.stop(target.agents, entry["run_id"], entry["attempt"], grace_s=0)
+
+
+def options() -> tuple[str, ...]:
+    """The smallest model that still learns, for 2 processes."""
+    sizes = "--layers 1 --width 32 --heads 2 --ff-width 64 --vocab-size 300 --max-positions 32"
+    batch = "--sequence-length 16 --batch-size 12 --learning-rate 1e-2 --eval-fraction 0.2"
+    periods = "--log-every 1 --eval-every 1000 --checkpoint-every 10 --eval-sequences 24"
+    return ("--data", CORPUS, *f"--steps 120 {sizes} {batch} {periods}".split())
+
+
+def read(run: Run) -> Run:
+    found = runs.read(run.directory)
+    assert found is not None, f"{run.directory.url} holds no run"
+    return found
+
+
+def until(
+    holds: Callable[[], bool], what: str | Callable[[], str], limit_s: float, pause_s: float = 0.05
+) -> None:
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        said = what if isinstance(what, str) else what()
+        assert time.monotonic() < deadline, f"not within {limit_s:g} s: {said}"
+        time.sleep(pause_s)
+
+
+def inventory_of(addresses: dict[str, str], host_keys: dict[str, str]) -> Inventory:
+    """As somebody would write it by hand for two machines with a share."""
+    hosts = tuple(
+        Host(
+            index=index,
+            name=name,
+            internal_address=addresses[name],
+            external_address=None,
+            user=USER,
+            host_keys=(host_keys[name],),
+            reach="direct",
+        )
+        for index, name in enumerate(addresses)
+    )
+    one = Slice(
+        name="main",
+        accelerator_type="v5litepod-8",
+        generation="v5e",
+        topology="2x4",
+        zone="us-central1-a",
+        capacity="spot",
+        origin="node by-hand",
+        count=1,
+        devices_per_host=4,
+        hosts=hosts,
+    )
+    storage = Storage(bucket_url=None, bucket_region=None, nfs_source="by-hand:/share", nfs_mount=SHARE)
+    return Inventory(stack="by-hand", project=None, storage=storage, images={}, gateway=None, slices=(one,))
+
+
+def machine(name: str, address: str, private_key: str, public_key: str) -> Machine:
+    return Machine(
+        name=name,
+        address=address,
+        host_key_private_pem=private_key,
+        authorized_keys=(public_key,),
+        user=USER,
+        share_mount=SHARE,
+    )

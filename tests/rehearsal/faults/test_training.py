@@ -1,0 +1,116 @@
+"""Faults in the middle of training: the run stops everywhere, or is not disturbed, and ends with the losses that it
+would have had."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from launch import runs
+from launch.runs import ACTIVE, Run, State
+from tests.rehearsal.faults import faults
+from tests.rehearsal.faults.faults import Fault, ready
+from tests.rehearsal.faults.pair import NAMES, Pair, read, until
+from tests.runs.lab import Losses, losses, result
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+STOP_LIMIT_S = 60.0
+FAULT_AT_STEP = 25
+SAVING = ("--checkpoint-every", "1")
+"""Of a run that does little else."""
+TRAINING_CASES = {
+    "host-1-killed": (faults.KILLED, NAMES[1]),
+    "host-0-killed": (faults.KILLED, NAMES[0]),
+    "host-1-cut-off": (faults.CUT_OFF, NAMES[1]),
+    "disk-full": (faults.DISK_FULL, NAMES[1]),
+    "share-full": (faults.SHARE_FULL, NAMES[1]),
+    "mount-missing": (faults.SHARE_MISSING, NAMES[0]),
+}
+CHECKPOINT_CASES = {
+    "host-1-killed": (faults.KILLED, NAMES[1]),
+    "host-0-cut-off": (faults.CUT_OFF, NAMES[0]),
+    "share-full": (faults.SHARE_FULL, NAMES[0]),
+}
+
+
+def mended_and_gone_on(pair: Pair, run_id: str) -> tuple[State, Run]:
+    """The hosts are whole again: what had become of the run, and the run after it was resumed where it needed that."""
+    with pair.target() as target:
+        run = runs.find(target.runs, run_id)
+        state, run = pair.finish(target, run)
+        pair.until_clean()
+        if state != "done":
+            print(f"{run_id}: {state}: {(run.current_result() or {}).get('error')}")
+            after, run = pair.finish(target, pair.launch(target, resume=run), pair.end_limit_s)
+            assert after == "done", run.result
+        return state, run
+
+
+def disturbed(pair: Pair, fault: Fault, host: str, *more: str, saving: bool = False) -> str:
+    """A run that met the fault, and has come to an end on all hosts that still can be asked."""
+    with ready(pair, fault, host) as happens:
+        with pair.target() as target:
+            run = pair.launch(target, *more)
+            pair.reach(run, FAULT_AT_STEP)
+            if saving:
+                until(lambda: pair.state(target, run) == "saving", "a checkpoint is being written", 60.0, 0.0)
+            with pair.frozen():
+                happens()
+            began_s = time.monotonic()
+        others = [name for name in NAMES if name != host]
+        print(f"{others}: clean after {pair.until_clean(*others):.1f} s")
+        assert time.monotonic() - began_s < STOP_LIMIT_S
+    return run.run_id
+
+
+@pytest.mark.parametrize(("fault", "host"), TRAINING_CASES.values(), ids=TRAINING_CASES)
+def test_a_run_whose_host_fails_stops_everywhere_and_goes_on_with_the_same_losses(
+    pair: Pair, right_losses: Losses, fault: Fault, host: str
+) -> None:
+    state, run = mended_and_gone_on(pair, disturbed(pair, fault, host))
+    assert state in ("failed", "lost", "done")
+    assert losses(run) == right_losses
+
+
+@pytest.mark.parametrize(("fault", "host"), CHECKPOINT_CASES.values(), ids=CHECKPOINT_CASES)
+def test_a_fault_in_a_checkpoint_leaves_one_to_go_on_from_with_the_same_losses(
+    pair: Pair, right_losses: Losses, fault: Fault, host: str
+) -> None:
+    state, run = mended_and_gone_on(pair, disturbed(pair, fault, host, *SAVING, saving=True))
+    assert state in ("failed", "lost", "done")
+    assert losses(run) == right_losses
+
+
+def test_a_wedged_process_is_found_its_stacks_are_saved_and_the_run_goes_on_with_the_same_losses(
+    pair: Pair, right_losses: Losses
+) -> None:
+    with pair.target() as target:
+        run = pair.launch(target)
+        pair.reach(run, FAULT_AT_STEP)
+        pair.faults.wedge(NAMES[1])
+        began_s = time.monotonic()
+        until(lambda: pair.state(target, run) not in ACTIVE, "the run is stopped as hung", STOP_LIMIT_S, 0.3)
+        print(f"hung: stopped after {time.monotonic() - began_s:.1f} s")
+        until(lambda: read(run).current_result() is not None, "it has a result", 30.0, 0.3)
+        assert result(read(run))["outcome"] == "hung"
+        assert sorted(run.directory.list("stacks/0")) == ["host-0.txt", "host-1.txt"]
+    state, run = mended_and_gone_on(pair, run.run_id)
+    assert state == "hung"
+    assert losses(run) == right_losses
+
+
+def test_a_host_whose_door_and_tools_change_does_not_disturb_what_runs_there(
+    pair: Pair, right_losses: Losses
+) -> None:
+    names = ("KEY_REFUSED", "HOST_KEY_CHANGED", "DEVICE_HELD", "PYTHON_MISSING")
+    harmless = [getattr(faults, name) for name in names]
+    with pair.target() as target:
+        run = pair.launch(target)
+        pair.reach(run, FAULT_AT_STEP)
+        with faults.broken(pair, *((fault, NAMES[1]) for fault in harmless)):
+            until(lambda: read(run).current_result() is not None, "it ends", pair.end_limit_s, 0.3)
+    state, run = mended_and_gone_on(pair, run.run_id)
+    assert state == "done"
+    assert losses(run) == right_losses

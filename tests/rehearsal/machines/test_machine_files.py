@@ -1,0 +1,125 @@
+"""The pure half: names, networks, sshd's lines, the image's name and its build's output. Nothing here needs Docker."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import socket
+import tarfile
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rehearsal.machines import Machine, MachinesError, Network, docker_engine, host_image, machine
+from rehearsal.machines.clock import shifted
+from rehearsal.machines.network import described
+
+
+def test_without_docker_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as nobody:  # bound and not listening: a connection is refused
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{nobody.getsockname()[1]}")
+        with pytest.raises(
+            MachinesError, match=r"does not answer at tcp://.*apt-get install docker\.io.*usermod"
+        ):
+            docker_engine.connect()
+
+
+@pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "a" * 41, "a/b"])
+def test_a_name_that_docker_would_not_take_is_refused(name: str) -> None:
+    with pytest.raises(MachinesError, match="choose another name"):
+        docker_engine.checked_name(name, "rehearsal")
+
+
+def test_addresses_for_machines_are_none_of_those_in_use() -> None:
+    network = Network(name="n", subnet="10.0.0.0/29", laptop_address="10.0.0.1", storage_address="10.0.0.6")
+    assert network.addresses(2, taken=["10.0.0.3"]) == ["10.0.0.2", "10.0.0.4"]
+    with pytest.raises(MachinesError, match="no 5 free addresses"):
+        network.addresses(5)
+
+
+def test_a_network_without_a_subnet_of_its_own_is_refused() -> None:
+    good = {"Subnet": "172.18.0.0/16", "Gateway": "172.18.0.1"}
+    found = described({"Name": "n", "IPAM": {"Config": [{"Subnet": "fd00::/64"}, good]}})
+    assert (found.subnet, found.laptop_address, found.storage_address) == (
+        "172.18.0.0/16", "172.18.0.1", "172.18.255.254",
+    )  # fmt: skip
+    with pytest.raises(MachinesError, match="no IPv4 subnet"):
+        described({"Name": "n", "IPAM": {"Config": None}})
+
+
+def test_all_variables_of_a_session_stand_in_one_line_for_sshd_heeds_only_the_first() -> None:
+    said = machine.settings({"A": "1", "B": 'a "b" \\c'})
+    assert said == 'SetEnv "A=1" "B=a \\"b\\" \\\\c"\n'
+    assert machine.settings({}) == ""
+
+
+@pytest.mark.parametrize("environment", [{"A B": "1"}, {"A": "1\nPermitRootLogin yes"}, {"": "1"}])
+def test_a_variable_that_would_be_another_line_for_sshd_is_refused(environment: dict[str, str]) -> None:
+    with pytest.raises(MachinesError, match="environment"):
+        machine.settings(environment)
+
+
+shifts = st.integers(-(10**9), 10**9).map(lambda milliseconds: milliseconds / 1000)
+
+
+@given(
+    st.dictionaries(st.from_regex("[A-Z_]{1,5}", fullmatch=True), st.text('ab "\\=+', max_size=5)),
+    shifts,
+    shifts,
+)
+def test_a_clock_that_is_set_again_is_off_by_the_last_alone(
+    environment: dict[str, str], first: float, second: float
+) -> None:
+    settings = machine.settings(environment)
+    assert shifted(shifted(settings, first), second) == shifted(settings, second)
+    assert shifted(shifted(settings, first), 0.0) == settings
+    assert len(shifted(settings, first).splitlines()) <= 1
+
+
+@pytest.mark.parametrize("changed", [{"user": "root"}, {"user": "a b"}, {"share_mount": "relative"}])
+def test_a_user_or_a_mount_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
+    good = Machine(name="w", address="10.0.0.2", host_key_private_pem="", authorized_keys=())
+    machine.check(good)
+    with pytest.raises(MachinesError, match=next(iter(changed))):
+        machine.check(dataclasses.replace(good, **changed))
+
+
+def test_a_host_key_is_for_root_alone() -> None:
+    asked = Machine(name="w", address="10.0.0.2", host_key_private_pem="KEY", authorized_keys=("one", "two"))
+    with tarfile.open(fileobj=io.BytesIO(machine.files(asked, {}))) as packed:
+        modes = {entry.name: (entry.mode, entry.uid) for entry in packed}
+        keys = packed.extractfile(machine.authorized_keys_path("sa_rehearsal")[1:])
+        assert keys is not None
+        assert keys.read() == b"one\ntwo\n"
+    assert modes[machine.HOST_KEY[1:]] == (0o600, 0)
+
+
+def test_the_image_has_another_name_when_any_of_what_it_is_made_of_has_changed() -> None:
+    contents = {"Dockerfile": b"FROM a", "requirements/jobs.txt": b"jax==1"}
+    names = {host_image.name_of(contents, None), host_image.name_of(contents, "base")}
+    names |= {host_image.name_of({**contents, name: b"other"}, None) for name in contents}
+    assert len(names) == 4
+    assert host_image.name_of(contents, None) == host_image.name_of(dict(reversed(contents.items())), None)
+
+
+def test_a_build_goes_out_by_the_same_proxy_and_index_and_knows_nothing_else_of_this_machine() -> None:
+    environ = {"HTTPS_PROXY": "http://proxy", "PIP_INDEX_URL": "", "HOME": "/root", "SECRET": "s"}
+    assert host_image.build_arguments(environ, None) == {"HTTPS_PROXY": "http://proxy"}
+    assert host_image.build_arguments({}, "base:1") == {"BASE_IMAGE": "base:1"}
+
+
+def test_no_password_of_an_index_gets_into_the_image() -> None:
+    with pytest.raises(MachinesError, match="UV_INDEX_URL holds a password") as caught:
+        host_image.build_arguments({"UV_INDEX_URL": "https://me:secret@index/simple"}, None)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_build_that_fails_shows_its_last_lines_and_what_it_fetches() -> None:
+    said: list[str] = []
+    answers = [{"stream": "Step 1\n"}, {"stream": "\x1b[31mno route\x1b[0m\n\n"}, {"error": "code 1\n"}]
+    with pytest.raises(MachinesError, match=r"(?s)code 1.*Step 1.*no route.*TPU_STACK_BASE_IMAGE"):
+        host_image.follow(answers, said.append)
+    assert said == ["  Step 1", "  no route"]

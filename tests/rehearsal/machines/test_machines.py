@@ -1,0 +1,197 @@
+"""Machines come with what a host has, die as hosts do, and leave nothing behind, whatever becomes of their maker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal.machines import PYTHON, Machines, MachinesError, remove_everything
+from rehearsal.machines.docker_engine import connect
+from rehearsal.machines.removal import left
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test may have to build the image
+
+Lab = Any  # conftest.py's; a conftest is nothing to import from
+Eventually = Callable[[Callable[[], bool]], None]
+ROOT = Path(__file__).resolve().parents[3]
+SHARE = "/mnt/share"
+
+
+def things_of(rehearsal: str) -> list[tuple[str, str]]:
+    client = connect()
+    try:
+        return left(client, rehearsal)
+    finally:
+        client.close()
+
+
+def test_its_user_is_not_root_may_become_root_and_has_what_jobs_need(lab: Lab) -> None:
+    said = lab.ssh(
+        "w-0",
+        f"id -un; pwd; hostname; sudo -n id -u; printenv WORDS; {PYTHON} -c 'import jax, gcsfs, orbax.checkpoint'",
+    )
+    assert said.splitlines() == ["sa_rehearsal", "/home/sa_rehearsal", "w-0", "0", 'a "b" $c \\d']
+
+
+def test_it_reaches_its_peers_by_name_on_a_network_that_leads_nowhere_else(lab: Lab) -> None:
+    assert lab.ssh("w-0", "exec 3<>/dev/tcp/w-1/22 && head -c 4 <&3") == "SSH-"
+    client = connect()
+    assert client.networks.get(lab.machines.network().name).attrs["Internal"] is True
+    client.close()
+
+
+def test_what_a_process_leaves_behind_is_reaped(lab: Lab, eventually: Eventually) -> None:
+    orphan = lab.ssh("w-0", "(setsid sleep 0.2 >/dev/null 2>&1 & echo $!)")
+    eventually(lambda: lab.ssh("w-0", f"ls -d /proc/{orphan} 2>/dev/null; true") == "")
+
+
+def test_only_the_pinned_key_and_only_the_persons_key_let_anybody_in(lab: Lab) -> None:
+    stranger = lab.try_ssh("w-0", "true", host_key=lab.keys["w-1"].public)
+    assert "Host key verification failed" in stranger.stderr
+    for option in ("PreferredAuthentications=password", "IdentityFile=none"):
+        command = lab.ssh_command("w-0", "true")
+        if option.startswith("IdentityFile"):
+            command = [word for word in command if word not in ("-i", str(lab._identity))]
+        refused = subprocess.run(
+            [*command[:1], "-o", option, *command[1:]],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30,
+            env={key: value for key, value in os.environ.items() if key != "SSH_AUTH_SOCK"}, check=False,
+        )  # fmt: skip
+        assert "Permission denied (publickey)" in refused.stderr
+
+
+def test_a_bucket_is_one_for_hosts_and_this_machine_with_checkpoints_in_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = lab.machines.storage(bucket="a-bucket")
+    storage.make_bucket("a-bucket")
+    assert storage.bucket_names() == ["a-bucket"]
+    program = textwrap.dedent(
+        """
+        import fsspec, jax.numpy as jnp, orbax.checkpoint as ocp
+        with fsspec.open("gs://a-bucket/run/log.txt", "wb", block_size=2**18) as f:
+            f.write(b"x" * 1_000_000)
+        with ocp.CheckpointManager("gs://a-bucket/run/checkpoints") as manager:
+            for step in (1, 2):
+                manager.save(step, args=ocp.args.StandardSave({"w": jnp.arange(3.0) + step}))
+        with ocp.CheckpointManager("gs://a-bucket/run/checkpoints") as manager:
+            print(manager.latest_step(), manager.restore(2)["w"].tolist())
+        """
+    )
+    lab.ssh("w-0", f"cat >~/program.py <<'END'\n{program}\nEND")
+    assert lab.ssh("w-0", f"JAX_PLATFORMS=cpu {PYTHON} ~/program.py").splitlines()[-1] == "2 [2.0, 3.0, 4.0]"
+    from_here = (
+        "import fsspec; files = fsspec.filesystem('gs'); print(files.size('a-bucket/run/log.txt'));"
+        "files.pipe('a-bucket/run/from-here', b'word')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", from_here],
+        env=os.environ | storage.environment, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout == "1000000\n", done.stderr
+    read = "import fsspec; print(fsspec.filesystem('gs').cat('a-bucket/run/from-here').decode())"
+    assert lab.ssh("w-1", f'{PYTHON} -c "{read}"') == "word"
+
+
+def test_a_killed_machine_tells_nobody_and_comes_back_with_its_name_and_key_and_an_empty_home(
+    lab: Lab,
+) -> None:
+    lab.ssh("w-0", f"touch ~/of-before; echo kept >{SHARE}/of-before")
+    peer = f"exec 3<>/dev/tcp/{lab.addresses['w-0']}/22; head -n 1 <&3 >/dev/null; echo open; cat <&3; echo ended"
+    with subprocess.Popen(
+        lab.ssh_command("w-1", peer), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as watcher:
+        assert watcher.stdout
+        assert watcher.stdout.readline() == "open\n"
+        lab.machines.kill("w-0")
+        assert [(each.name, each.state) for each in lab.machines.list()] == [
+            ("w-0", "exited"),
+            ("w-1", "running"),
+        ]
+        lab.machines.kill("w-0")
+        with pytest.raises(MachinesError, match="w-0 is exited, not running; start it first"):
+            lab.faults.cut("w-0")
+        # A connection that was ended would have said so by the time that w-1 has answered something else.
+        lab.ssh("w-1", "true")
+        assert lab.ssh("w-1", f"ss -tn state established dst {lab.addresses['w-0']} | grep -c :22") == "1"
+        watcher.kill()
+    lab.machines.restart("w-0")
+    assert lab.ssh("w-0", f"ls ~; cat {SHARE}/of-before") == "kept"
+    lab.ssh("w-0", f"rm {SHARE}/of-before")
+
+
+def test_the_share_outlives_all_machines(empty_lab: Lab) -> None:
+    empty_lab.boot("w-0")
+    empty_lab.ssh("w-0", f"echo kept >{SHARE}/kept")
+    empty_lab.machines.remove("w-0")
+    empty_lab.machines.remove("w-0")
+    assert empty_lab.machines.list() == []
+    empty_lab.boot("w-0")
+    assert empty_lab.ssh("w-0", f"cat {SHARE}/kept") == "kept"
+
+
+def test_two_rehearsals_stand_side_by_side_and_one_goes_without_the_other(empty_lab: Lab, lab: Lab) -> None:
+    empty_lab.boot("w-0")
+    assert empty_lab.machines.network().subnet != lab.machines.network().subnet
+    with pytest.raises(MachinesError, match=f"rehearsal {lab.machines.name} is there already"):
+        Machines(name=lab.machines.name, say=print).__enter__()
+    assert len(empty_lab.machines.remove_everything()) == 4  # a machine, the storage, its volume, the network
+    assert things_of(empty_lab.machines.name) == []
+    assert empty_lab.machines.remove_everything() == []
+    assert lab.ssh("w-0", "echo alive") == "alive"
+
+
+def test_a_machine_that_cannot_be_booted_leaves_nothing_and_says_why(lab: Lab) -> None:
+    with pytest.raises(MachinesError, match=r"machine w-2: .*[Aa]ddress"):
+        lab.boot("w-2", address=lab.addresses["w-0"])
+    with pytest.raises(MachinesError, match="WORDS"):
+        lab.boot("w-2", {"WORDS": "two\nlines"})
+    assert [each.name for each in lab.machines.list()] == ["w-0", "w-1"]
+
+
+def test_what_a_killed_maker_has_made_is_removed(
+    environ: Mapping[str, str], new_name: Callable[[], str], eventually: Eventually
+) -> None:
+    name = new_name()
+    program = textwrap.dedent(
+        f"""
+        import sys, time
+        from rehearsal.machines import Machines
+        machines = Machines(name={name!r}, say=lambda line: None).__enter__()
+        machines.storage()
+        print("made", machines._guardian.pid, flush=True)
+        time.sleep(600)
+        """
+    )
+    maker = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, env=dict(environ), stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert maker.stdout
+        word, guardian = maker.stdout.readline().split()
+        assert (word, len(things_of(name))) == ("made", 3)
+        os.kill(int(guardian), signal.SIGTERM)  # what a shutdown or a Ctrl-C in a terminal sends to all
+        os.killpg(maker.pid, signal.SIGKILL)
+        maker.wait(timeout=10)
+        start = time.monotonic()
+        eventually(lambda: things_of(name) == [])
+        eventually(lambda: not Path(f"/proc/{guardian}").exists())
+        print(json.dumps({"removed_after_s": round(time.monotonic() - start, 1)}))
+    finally:
+        if maker.poll() is None:
+            os.killpg(maker.pid, signal.SIGKILL)
+        maker.wait(timeout=10)
+        assert maker.stdout
+        maker.stdout.close()
+        remove_everything(name)

@@ -1,0 +1,149 @@
+"""The stand-ins for gcloud and pulumi, started as a launcher starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal import state
+from rehearsal.room.door import Caller, Door
+from rehearsal.state import State
+from rehearsal.tpu_api import TpuApi
+
+LIMIT_S = 20.0
+
+
+class Shell:
+    """A shell in which a rehearsal is up. told: what it tells; write it with `tell`."""
+
+    def __init__(self, folder: Path, nook: Path) -> None:
+        self.folder = folder
+        self.door = nook / "door"
+        self.environ = {
+            "PATH": state.stand_ins_first(os.environ["PATH"]),
+            state.FOLDER_VARIABLE: str(folder),
+            "TPU_STACK_REHEARSAL_PYTHON": sys.executable,
+        }
+
+    def tell(self, **changes: Any) -> None:
+        told = {"instances": {}, "user": "sa_rehearsal", "inventory": "{}", **changes}
+        state.write(self.folder, State(phase="ready", pid=os.getpid(), door=str(self.door), hosts=1, **told))
+
+    def type(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            words, env=self.environ, input=stdin, capture_output=True, timeout=LIMIT_S, check=False
+        )
+
+
+@pytest.fixture
+def shell(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Shell:
+    return Shell(tmp_path, tmp_path_factory.mktemp("d"))
+
+
+@pytest.fixture
+def echo() -> Iterator[int]:
+    """A server that greets, gives back what it gets until the other side is done, and says goodbye. Its port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"hello\n")
+                while piece := connection.recv(1 << 16):
+                    connection.sendall(piece)
+                connection.sendall(b"goodbye\n")
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+
+
+TUNNEL = ("gcloud", "compute", "start-iap-tunnel")
+WHERE = ("--listen-on-stdin", "--zone", "us-central1-a", "--project", "my-rehearsal")
+
+
+def test_a_tunnel_carries_every_byte_both_ways_until_both_are_done(shell: Shell, echo: int) -> None:
+    shell.tell(instances={"w-0": "127.0.0.1"})
+    sent = bytes(range(256)) * 8000
+    done = shell.type(*TUNNEL, "w-0", str(echo), *WHERE, stdin=sent)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == b"hello\n" + sent + b"goodbye\n"
+
+
+def test_a_tunnel_to_an_instance_that_is_not_there_fails_as_gclouds_does(shell: Shell) -> None:
+    shell.tell()
+    done = shell.type(*TUNNEL, "w-9", "22", *WHERE)
+    assert done.returncode == 1 and done.stdout == b""
+    assert b"ERROR: " in done.stderr and b"instances/w-9' was not found" in done.stderr
+
+
+def test_a_tunnel_to_a_host_that_is_down_fails_with_4003(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    shell.tell(instances={"w-0": "127.0.0.1"})
+    done = shell.type(*TUNNEL, "w-0", str(port), *WHERE)
+    assert done.returncode == 1 and b"4003" in done.stderr
+
+
+def test_os_login_tells_the_user_and_the_key_of_the_rehearsal(shell: Shell) -> None:
+    shell.tell()
+    (shell.folder / "ssh").mkdir()
+    (shell.folder / "ssh" / "id_ed25519.pub").write_text("ssh-ed25519 AAAA rehearsal\n")
+    done = shell.type("gcloud", "compute", "os-login", "describe-profile", "--format=json")
+    profile = json.loads(done.stdout)
+    assert [account["username"] for account in profile["posixAccounts"]] == ["sa_rehearsal"]
+    assert [key["key"] for key in profile["sshPublicKeys"].values()] == ["ssh-ed25519 AAAA rehearsal"]
+
+
+def test_the_state_of_a_slice_is_what_the_simulated_api_says(shell: Shell) -> None:
+    describe = ("gcloud", "compute", "tpus", "tpu-vm", "describe", "n", "--zone=us-central1-a", "--project=p")
+    with TpuApi() as api:
+        shell.tell(tpu_url=api.url)
+        done = shell.type(*describe, "--format=value(state)")
+    assert done.returncode == 1 and b"NOT_FOUND" in done.stderr
+
+
+def test_what_gcloud_would_know_and_the_stand_in_does_not_is_refused_as_such(shell: Shell) -> None:
+    done = shell.type("gcloud", "compute", "instances", "delete", "w-0")
+    assert done.returncode == 1 and b"the rehearsal's stand-in" in done.stderr
+
+
+@pytest.mark.parametrize("line", ["pulumi stack output --json", "gcloud compute os-login describe-profile"])
+def test_without_a_rehearsal_they_say_how_to_get_one(shell: Shell, line: str) -> None:
+    done = shell.type(*line.split())
+    assert done.returncode != 0 and b"fab rehearsal up" in done.stderr
+
+
+def answering(answer: Callable[[list[str], Caller], Any]) -> Callable[[str, Mapping[str, Any], Caller], Any]:
+    return lambda do, given, caller: answer(given["arguments"], caller) if do == "pulumi" else None
+
+
+def test_pulumi_says_what_the_daemon_says_and_ends_as_it_ends(shell: Shell) -> None:
+    def answer(arguments: list[str], caller: Caller) -> Any:
+        caller.say(f"doing {' '.join(arguments)}")
+        return {"code": 255, "stdout": "out\n"}
+
+    shell.tell()
+    with Door(shell.door, answering(answer)):
+        done = shell.type("pulumi", "up", "--yes", "a b")
+    assert (done.returncode, done.stdout, done.stderr) == (255, b"doing up --yes a b\nout\n", b"")
+
+
+def test_pulumi_tells_a_refusal_on_its_error_stream(shell: Shell) -> None:
+    def answer(arguments: list[str], caller: Caller) -> Any:
+        raise state.RehearsalError("no stack named 'dev' found")
+
+    shell.tell()
+    with Door(shell.door, answering(answer)):
+        done = shell.type("pulumi", "stack", "output", "--json", "--stack", "dev")
+    assert (done.returncode, done.stdout) == (255, b"")
+    assert done.stderr == b"error: no stack named 'dev' found\n"
