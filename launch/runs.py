@@ -188,7 +188,8 @@ def state(run: Run, processes: Sequence[Mapping[str, Any]], *, unanswered: int =
         return "stopped"
     ended = [p["ended"] for p in processes if p.get("ended")]
     since_s = max([parse_time(run.described["attempts"][-1]["started"]), *ended])
-    if now_s - since_s >= FINISHING_LIMIT_S:
+    # A supervisor that is still there is about to say what happened, which takes longer to a bucket than to a disk.
+    if now_s - since_s >= FINISHING_LIMIT_S and not any(p.get("supervised") for p in processes):
         return "lost"
     return "saving" if any(beats) else "starting"
 

@@ -166,7 +166,7 @@ class _Copy:
                     self._progress(len(piece))
 
     def _plain_name(self, folder: str, name: str) -> str:
-        if not name or "/" in name or "\0" in name or name != os.path.basename(name):
+        if not name or "/" in name or "\0" in name:
             reason = f"{folder} says that it holds {name!r}, which is the name of no file"
             raise HostError(host=self._access.name, reason=reason)
         return name

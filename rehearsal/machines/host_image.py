@@ -69,7 +69,7 @@ def name_of(contents: Mapping[str, bytes], base: str | None) -> str:
 
 
 def build_arguments(environ: Mapping[str, str], base: str | None) -> dict[str, str]:
-    """Pure. Raises MachinesError on an index with a password: it would stay in the image's history. A proxy's does not."""
+    """Pure. Raises MachinesError on an index with a password: it would stay in the image (a proxy does not)."""
     found = {name: environ[name] for name in PASSED_ON if environ.get(name)}
     for name, value in found.items():
         if name.endswith(("_INDEX", "_INDEX_URL")) and "@" in value:

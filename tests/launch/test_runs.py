@@ -205,6 +205,13 @@ def test_a_host_that_cannot_be_asked_is_believed_to_run_as_long_as_its_heartbeat
     assert runs.state(run, [], unanswered=1, now_s=LONG_AFTER_S) == state
 
 
+def test_a_run_whose_supervisors_are_still_there_is_not_lost_yet(write_run: WriteRun, beat: Beat) -> None:
+    run = write_run(beats=[beat("stepping"), beat("stepping")])
+    ending = {**EXITED, "supervised": True}
+    assert runs.state(run, [ending, EXITED], now_s=LONG_AFTER_S) == "saving"
+    assert runs.state(run, [EXITED, EXITED], now_s=LONG_AFTER_S) == "lost"
+
+
 def test_a_run_of_a_later_version_is_refused_by_name_and_left_out_of_the_list(
     write_run: WriteRun, runs_dir: Path
 ) -> None:

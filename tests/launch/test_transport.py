@@ -189,9 +189,10 @@ def test_a_folder_is_not_mixed_with_one_that_is_there(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "target").mkdir()
     (tmp_path / "file").write_text("mine")
-    for target in ("target", "file"):
-        with pytest.raises(FileExistsError, match="remove it first"):
-            HOST.put(tmp_path / "source", str(tmp_path / target))
+    with pytest.raises(FileExistsError, match="target is a folder that is there already; name another"):
+        HOST.put(tmp_path / "source", str(tmp_path / "target"))
+    with pytest.raises(FileExistsError, match="file is a file, and a folder would take its place"):
+        HOST.put(tmp_path / "source", str(tmp_path / "file"))
     assert sorted(os.listdir(tmp_path)) == ["file", "source", "target"]
     assert (tmp_path / "file").read_text() == "mine"
 

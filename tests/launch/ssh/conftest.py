@@ -206,8 +206,7 @@ def stand_in(ssh: Ssh, user_home: Path, **options: Any) -> Iterator[Access]:
         )
 
     async def close() -> None:
-        server.close()
-        await server.wait_closed()
+        server.close()  # and not waiting: that would be until its connections end, which are the test's
 
     server = ssh.begin(listen()).result(30)
     try:

@@ -166,6 +166,8 @@ class Hostile(asyncssh.SFTPServer):
         [("", 0o100644)],
         [("link", 0o120777), ("link", 0o100644)],
         [("link", 0o120777), ("link", 0o040755)],
+        [("link", 0o120777), *((f"{number}", 0o100644) for number in range(40)), ("link", 0o100644)],
+        [("nul\0", 0o100644)],
     ],
 )
 def test_a_host_that_lies_about_its_files_writes_nothing_outside_the_target(

@@ -178,6 +178,17 @@ def test_one_of_several_pinned_keys_is_enough(server: Server, ssh: Ssh) -> None:
     ssh.host(access).connect().result(30)
 
 
+def test_of_a_hosts_keys_the_one_that_is_pinned_is_asked_for(
+    serve: Callable[..., Server], ssh: Ssh, tmp_path: Path
+) -> None:
+    other = asyncssh.generate_private_key("ecdsa-sha2-nistp256")
+    other.write_private_key(tmp_path / "ecdsa")
+    (tmp_path / "ecdsa").chmod(0o600)
+    access = serve(f"HostKey {tmp_path / 'ecdsa'}").access
+    for keys in (access.host_keys, (other.export_public_key().decode(),)):
+        ssh.host(dataclasses.replace(access, host_keys=keys)).connect().result(30)
+
+
 def test_a_host_without_a_known_key_is_never_connected_to(server: Server, ssh: Ssh) -> None:
     access = dataclasses.replace(server.access, host_keys=())
     assert "its host key is not known → put the first two words of" in refusal(ssh, access)

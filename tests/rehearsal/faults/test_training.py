@@ -8,7 +8,7 @@ import time
 import pytest
 
 from launch import runs
-from launch.runs import ACTIVE, Run, State
+from launch.runs import ACTIVE, State
 from tests.rehearsal.faults import faults
 from tests.rehearsal.faults.faults import Fault, ready
 from tests.rehearsal.faults.pair import NAMES, Pair, read, until
@@ -35,17 +35,20 @@ CHECKPOINT_CASES = {
 }
 
 
-def mended_and_gone_on(pair: Pair, run_id: str) -> tuple[State, Run]:
-    """The hosts are whole again: what had become of the run, and the run after it was resumed where it needed that."""
+def mended_and_gone_on(pair: Pair, run_id: str) -> tuple[State, Losses]:
+    """The hosts are whole again: what had become of the run, and its losses after it was resumed if it needed that."""
     with pair.target() as target:
         run = runs.find(target.runs, run_id)
         state, run = pair.finish(target, run)
         pair.until_clean()
         if state != "done":
+            began_s = time.monotonic()
             print(f"{run_id}: {state}: {(run.current_result() or {}).get('error')}")
-            after, run = pair.finish(target, pair.launch(target, resume=run), pair.end_limit_s)
+            resumed = pair.launch(target, resume=run)
+            print(f"joined again {time.monotonic() - began_s:.1f} s after the resume was asked for")
+            after, run = pair.finish(target, resumed, pair.end_limit_s)
             assert after == "done", run.result
-        return state, run
+        return state, losses(run)
 
 
 def disturbed(pair: Pair, fault: Fault, host: str, *more: str, saving: bool = False) -> str:
@@ -69,18 +72,18 @@ def disturbed(pair: Pair, fault: Fault, host: str, *more: str, saving: bool = Fa
 def test_a_run_whose_host_fails_stops_everywhere_and_goes_on_with_the_same_losses(
     pair: Pair, right_losses: Losses, fault: Fault, host: str
 ) -> None:
-    state, run = mended_and_gone_on(pair, disturbed(pair, fault, host))
+    state, found = mended_and_gone_on(pair, disturbed(pair, fault, host))
     assert state in ("failed", "lost", "done")
-    assert losses(run) == right_losses
+    assert found == right_losses
 
 
 @pytest.mark.parametrize(("fault", "host"), CHECKPOINT_CASES.values(), ids=CHECKPOINT_CASES)
 def test_a_fault_in_a_checkpoint_leaves_one_to_go_on_from_with_the_same_losses(
     pair: Pair, right_losses: Losses, fault: Fault, host: str
 ) -> None:
-    state, run = mended_and_gone_on(pair, disturbed(pair, fault, host, *SAVING, saving=True))
+    state, found = mended_and_gone_on(pair, disturbed(pair, fault, host, *SAVING, saving=True))
     assert state in ("failed", "lost", "done")
-    assert losses(run) == right_losses
+    assert found == right_losses
 
 
 def test_a_wedged_process_is_found_its_stacks_are_saved_and_the_run_goes_on_with_the_same_losses(
@@ -96,9 +99,9 @@ def test_a_wedged_process_is_found_its_stacks_are_saved_and_the_run_goes_on_with
         until(lambda: read(run).current_result() is not None, "it has a result", 30.0, 0.3)
         assert result(read(run))["outcome"] == "hung"
         assert sorted(run.directory.list("stacks/0")) == ["host-0.txt", "host-1.txt"]
-    state, run = mended_and_gone_on(pair, run.run_id)
+    state, found = mended_and_gone_on(pair, run.run_id)
     assert state == "hung"
-    assert losses(run) == right_losses
+    assert found == right_losses
 
 
 def test_a_host_whose_door_and_tools_change_does_not_disturb_what_runs_there(
@@ -111,6 +114,6 @@ def test_a_host_whose_door_and_tools_change_does_not_disturb_what_runs_there(
         pair.reach(run, FAULT_AT_STEP)
         with faults.broken(pair, *((fault, NAMES[1]) for fault in harmless)):
             until(lambda: read(run).current_result() is not None, "it ends", pair.end_limit_s, 0.3)
-    state, run = mended_and_gone_on(pair, run.run_id)
+    state, found = mended_and_gone_on(pair, run.run_id)
     assert state == "done"
-    assert losses(run) == right_losses
+    assert found == right_losses
