@@ -192,9 +192,8 @@ def compare(kind: str, count: int, latency_ms: int) -> None:
         with make(count, folder, latency_ms / 1000) as inventory:
             (folder / "inventory.json").write_text(to_json(inventory))
             print(f"\n{count} {kind} hosts, {latency_ms} ms away\n")
-            print(
-                f"| way | wall s | times Fabric | client CPU ms a host | round trips | {' | '.join(PHASES)} |"
-            )
+            columns = ("way", "wall s", "times Fabric", "client CPU ms a host", "round trips", *PHASES)
+            print(f"| {' | '.join(columns)} |")
             print("|---|" + "---:|" * (4 + len(PHASES)), flush=True)
             floor_s = 0.0
             for way in WAYS:

@@ -24,10 +24,6 @@ import asyncssh
 from infra.inventory import Host, Inventory, Slice, Storage
 
 START_S = 60.0
-ANSWERS: dict[str, dict[str, Any]] = {
-    "preflight": {"checks": [], "facts": {"bundle_present": False, "free_ports": [1, 2], "home": "/home/u"}},
-    "join": {"state": "joined", "beat": None, "process": {"state": "running"}},
-}
 
 
 @contextlib.contextmanager
@@ -184,7 +180,10 @@ async def _relay_one(place: tuple[str, int], delay_s: float) -> tuple[str, int]:
                 loop.call_later(delay_s, hand_on, data)
         loop.call_later(delay_s, hand_on, b"")
 
+    carrying = set()  # asyncio itself holds on to no task
+
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        carrying.add(asyncio.current_task())
         await asyncio.sleep(2 * delay_s)  # the greeting of TCP
         there, back = await asyncio.open_connection(*place)
         await asyncio.gather(carry(reader, back), carry(there, writer))
@@ -197,32 +196,47 @@ async def _relay_one(place: tuple[str, int], delay_s: float) -> tuple[str, int]:
     return place[0], port
 
 
-async def _play(count: int, folder: Path, latency_s: float) -> list[tuple[str, int]]:
-    async def command(process: asyncssh.SSHServerProcess[str]) -> None:
+class _Host:
+    """A simulated host, and whether it has been brought the agent and the code."""
+
+    def __init__(self) -> None:
+        self._has_agent = False
+        self._has_code = False
+
+    async def command(self, process: asyncssh.SSHServerProcess[str]) -> None:
         words = process.command or ""
         if "python3" not in words:
             process.exit(0)
             return
-        process.stdout.write(json.dumps({"need": words.split()[-1]}) + "\n")
-        first = await process.stdin.readline()
-        await process.stdin.readline()
-        line = first
+        line = await process.stdin.readline()
+        if not self._has_agent:
+            process.stdout.write(json.dumps({"need": words.split()[-1]}) + "\n")
+            await process.stdin.readline()
+            self._has_agent = True
         while line:
             verb = json.JSONDecoder().raw_decode(line[line.index(":") + 1 :].lstrip())[0]
-            process.stdout.write(json.dumps({"ok": True, **ANSWERS.get(verb, {})}) + "\n")
+            process.stdout.write(json.dumps({"ok": True, **self._answer(verb)}) + "\n")
             line = await process.stdin.readline()
         process.exit(0)
 
+    def _answer(self, verb: str) -> dict[str, Any]:
+        if verb == "preflight":
+            facts = {"bundle_present": self._has_code, "free_ports": [1, 2], "home": "/home/u"}
+            return {"checks": [], "facts": facts}
+        self._has_code = self._has_code or verb == "stage"
+        return {"state": "joined", "beat": None, "process": {"state": "running"}} if verb == "join" else {}
+
+
+async def _play(count: int, folder: Path, latency_s: float) -> list[tuple[str, int]]:
+    key = asyncssh.read_private_key(folder / "key").export_public_key().decode()
     places = []
     for index in range(count):
         server = await asyncssh.listen(
             _address(index),
             0,
             server_host_keys=[str(folder / "host_key")],
-            authorized_client_keys=asyncssh.import_authorized_keys(
-                asyncssh.read_private_key(folder / "key").export_public_key().decode()
-            ),
-            process_factory=command,
+            authorized_client_keys=asyncssh.import_authorized_keys(key),
+            process_factory=_Host().command,
             line_editor=False,
         )
         places.append((_address(index), server.get_port()))

@@ -70,11 +70,14 @@ def train(
     )
 
 
-@task(help={"run": RUN_HELP, **WHERE, "runs": RUNS, "detach": "return when the run has started"})
+@task(
+    positional=["run"],
+    help={"run": RUN_HELP, **WHERE, "runs": RUNS, "detach": "return when the run has started"},
+)
 @reported
 def recover(
     c: Any,
-    run: str = "latest",
+    run: str,
     stack: str = "",
     slice: str = "",
     hosts: str = "",

@@ -26,9 +26,9 @@ from rehearsal.room.begin import OWNER_VARIABLE
 
 RUNS = "/mnt/share/runs"
 UNDISTURBED, DISTURBED = "undisturbed", "disturbed"
-STEPS = 300
-FIRST_ACCIDENT, SECOND_ACCIDENT = 80, 180
-JOB = f"--steps {STEPS} --checkpoint-every 20 --log-every 10"
+STEPS = 600  # about a minute on 2 cores
+FIRST_ACCIDENT, SECOND_ACCIDENT = 100, 300
+JOB = f"--steps {STEPS} --checkpoint-every 50 --log-every 10"
 POLL_S = 1.0
 PROGRESS_LIMIT_S = 300.0
 COMMAND_LIMIT_S = 1800.0
@@ -87,9 +87,13 @@ class Story:
     def until_step(self, run: str, step: int) -> None:
         """Waits until a run has got so far. Raises StoryError where it does not within PROGRESS_LIMIT_S."""
         deadline = time.monotonic() + PROGRESS_LIMIT_S
-        while (
-            at := step_in(said := self.answer(f"fab status --stack rehearsal --run {run}"))
-        ) is None or at < step:
+        while True:
+            said = self.answer(f"fab status --stack rehearsal --run {run}")
+            at = step_in(said)
+            if has_ended(said):
+                raise StoryError(f"the run {run} has ended before step {step}; status:\n{said}")
+            if at is not None and at >= step:
+                break
             if time.monotonic() > deadline:
                 raise StoryError(
                     f"the run {run} is not at step {step} after {PROGRESS_LIMIT_S:.0f} s; status:\n{said}"
@@ -102,6 +106,11 @@ def step_in(status: str) -> int | None:
     """The step that `fab status` tells; None where it tells none."""
     found = re.search(r"\bstep (\d+)/", status)
     return int(found[1]) if found else None
+
+
+def has_ended(status: str) -> bool:
+    """Whether `fab status` tells of a run that is over."""
+    return re.match(r"\S+ +(done|failed|stopped|lost|hung|preempted)\b", status) is not None
 
 
 def tell(story: Story, hosts: int, scratch: Path) -> None:

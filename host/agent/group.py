@@ -53,6 +53,7 @@ class Group:
         self._assemble_s, self._silence_s = assemble_s, silence_s
         self._grace_s = silence_s * GRACE_SHARE
         self._begun = self._looked = self._ordered = now
+        self._asked: float | None = None
 
     def came(self, rank: int, now: float) -> None:
         host = self.hosts[rank]
@@ -75,6 +76,8 @@ class Group:
         if not self.hosts[rank].is_over:
             self.hosts[rank].state = "left"
             self.hosts[rank].report = {"was_asked": was_asked}
+            if was_asked and self._asked is None:
+                self._asked = self._looked
 
     def ended(self, rank: int, report: Json, now: float) -> None:
         """The process of `rank` failed, or was stopped by the order.
@@ -131,6 +134,11 @@ class Group:
                 message = f"its connection ended and did not come back within {self._grace_s:g} s"
                 self._lose(rank, now, host.away_since, message)
         absent = [rank for rank, host in enumerate(self.hosts) if host.state == "absent"]
+        if self._asked is not None and now - self._asked > ENDING_SILENCE_S:
+            # Somebody stops the attempt, as after a start that failed: who has not come by now will not.
+            for rank in absent:
+                self.hosts[rank].state = "left"
+            absent = []
         is_late = now - self._begun > self._assemble_s
         if absent and (is_late or (self.order is not None and now - self._ordered > ENDING_SILENCE_S)):
             there = [rank for rank in range(len(self.hosts)) if rank not in absent]

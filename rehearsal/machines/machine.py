@@ -17,7 +17,7 @@ HOST_KEY = "/etc/ssh/ssh_host_ed25519_key"
 SETTINGS = "/etc/ssh/sshd_config.d/machine.conf"
 # The share a second time, for root alone: from here it is mounted again where it has been unmounted.
 SPARE_SHARE = "/opt/tpu-stack/share"
-HOME_MIB = 512
+HOME_MIB = 1024
 
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -127,6 +127,18 @@ def test_the_step_of_a_run_is_read_from_what_fab_status_says(status: str, step: 
     assert step_in(status) == step
 
 
+@pytest.mark.parametrize(
+    ("status", "ended"),
+    [
+        ("x-1  failed  step 57/100  loss 6.384", True),
+        ("x-1  done  step 9/9", True),
+        ("x-1  running  step 1/9", False),
+    ],
+)
+def test_a_run_that_is_over_is_not_waited_for(status: str, ended: bool) -> None:
+    assert rehearse.has_ended(status) is ended
+
+
 def test_a_run_that_is_not_listed_is_an_error_and_no_other_run_is_taken() -> None:
     with pytest.raises(rehearse.StoryError, match="disturbed"):
         run_id_in("run name\na-1 undisturbed flax_mlm", "disturbed")

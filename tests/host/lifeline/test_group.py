@@ -200,6 +200,17 @@ def test_a_hub_that_did_not_run_itself_holds_it_against_nobody() -> None:
     assert made.order is None
 
 
+def test_after_a_stop_that_was_asked_for_a_host_that_never_came_is_not_waited_for() -> None:
+    made = group(2, here=False)
+    made.came(0, 1.0)
+    made.look(1.0)
+    made.left(0, was_asked=True)
+    look_until(made, 7)
+    assert not made.is_over(7)
+    look_until(made, 8)
+    assert (made.is_over(8), made.order, made.verdict()) == (True, None, None)
+
+
 def test_after_the_order_nobody_is_waited_for_longer_than_the_limit() -> None:
     made = group()
     made.ended(2, report(), 0.0)

@@ -17,6 +17,7 @@ from typing import Any
 import asyncssh
 import pytest
 
+from launch.errors import HostError
 from launch.ssh.access import Access
 from launch.ssh.connections import Ssh
 from launch.ssh.opening import Limits
@@ -221,3 +222,16 @@ def stand_in(ssh: Ssh, user_home: Path, **options: Any) -> Iterator[Access]:
         )
     finally:
         ssh.begin(close()).result(30)
+
+
+def refusal(ssh: Ssh, access: Access) -> str:
+    before_s = time.monotonic()
+    with pytest.raises(HostError) as caught:
+        ssh.host(access).connect().result(60)
+    assert time.monotonic() - before_s < 30
+    assert caught.value.remedy
+    return str(caught.value)
+
+
+def at(port: int, access: Access) -> Access:
+    return dataclasses.replace(access, address="127.0.0.1", port=port)

@@ -11,16 +11,11 @@ from unittest import mock
 import pytest
 
 from rehearsal.machines import Machines
-from rehearsal.machines import faults as of_faults
-from rehearsal.machines import machines as of_machines
 from tests.rehearsal.faults.pair import CORPUS, NAMES, Pair, inventory_of, machine
 from tests.rehearsal.machines.conftest import new_key
 from tests.runs.conftest import write_corpus
 from tests.runs.lab import Losses, losses
 from tools import stand_in_base
-
-ROOMY_MIB = 1024
-"""Of a host's home, which the preflight wants half a GiB of."""
 
 
 @pytest.fixture(scope="session")
@@ -33,11 +28,7 @@ def whole_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     identity.touch(0o600)
     identity.write_text(own.private)
     launchers = {"TPU_STACK_SSH_KEY": str(identity), "XDG_CACHE_HOME": str(folder / "cache")}
-    with (
-        mock.patch.object(of_machines, "HOME_MIB", ROOMY_MIB),
-        mock.patch.object(of_faults, "HOME_MIB", ROOMY_MIB),
-        Machines(name=f"test-{secrets.token_hex(4)}", say=print, environ=environ) as machines,
-    ):
+    with Machines(name=f"test-{secrets.token_hex(4)}", say=print, environ=environ) as machines:
         machines.storage()
         addresses = dict(zip(NAMES, machines.network().addresses(len(NAMES)), strict=True))
         with ThreadPoolExecutor(len(NAMES)) as pool:

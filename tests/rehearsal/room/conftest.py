@@ -14,7 +14,7 @@ from rehearsal.tpu_api import TpuApi
 
 
 class Paperwork:
-    """Machines on paper. may_boot: boots wait until it is set. broken: names that cannot be booted."""
+    """Machines on paper. may_boot, may_remove: each waits until its event is set. broken: names that cannot boot."""
 
     def __init__(self) -> None:
         self.up: dict[str, Machine] = {}
@@ -23,6 +23,8 @@ class Paperwork:
         self.broken: set[str] = set()
         self.may_boot = threading.Event()
         self.may_boot.set()
+        self.may_remove = threading.Event()
+        self.may_remove.set()
         self._guard = threading.Lock()
 
     def boot(self, machine: Machine) -> None:
@@ -43,6 +45,7 @@ class Paperwork:
             self.up[name] = self.down.pop(name)
 
     def remove(self, name: str) -> None:
+        assert self.may_remove.wait(10)
         with self._guard:
             self.up.pop(name, None)
             self.down.pop(name, None)
@@ -83,5 +86,6 @@ def new_lab() -> Iterator[Callable[[list[str]], Lab]]:
     yield make
     for lab in labs:
         lab.paper.may_boot.set()
+        lab.paper.may_remove.set()
         lab.hosts.close()
         lab.api.__exit__(None, None, None)

@@ -117,9 +117,10 @@ def test_a_stopped_node_has_the_same_machine_again_when_it_is_started(new_lab: N
     settled(lab)
     assert lab.paper.up == {} and len(lab.paper.down) == 1
     send(lab, "POST", f"{ZONE}/nodes/n:start", {})
-    send(lab, "GET", f"{ZONE}/nodes/n")
+    node = send(lab, "GET", f"{ZONE}/nodes/n")
     settled(lab)
     assert list(lab.paper.up) == [before["hostname"]]
+    assert lab.paper.up[before["hostname"]].address == node["networkEndpoints"][0]["ipAddress"]
     assert published(lab) == [before] and len(lab.paper.booted) == 1
 
 
@@ -145,6 +146,32 @@ def test_a_machine_that_was_removed_does_not_come_back(new_lab: NewLab) -> None:
     lab.hosts.move(name, "up")
     settled(lab)
     assert lab.paper.up == {} and len(lab.paper.booted) == 4
+
+
+def test_a_machine_that_is_being_removed_is_not_started_again(new_lab: NewLab) -> None:
+    lab = new_lab(ADDRESSES)
+    make_node(lab, accelerator="v5litepod-8")
+    settled(lab)
+    (name,) = lab.hosts.names()
+    lab.paper.may_remove.clear()
+    lab.api.control.preempt("n")
+    lab.hosts.move(name, "up")
+    lab.paper.may_remove.set()
+    settled(lab)
+    assert lab.paper.up == {}
+
+
+def test_no_two_machines_have_the_same_address(new_lab: NewLab) -> None:
+    lab = new_lab(ADDRESSES[:3])
+    for name in ("a", "b"):
+        make_node(lab, name, "v5litepod-8")
+    settled(lab)
+    lab.api.control.vanish("b")
+    settled(lab)
+    for name in ("c", "d"):
+        make_node(lab, name, "v5litepod-8")
+    settled(lab)
+    assert sorted(machine.address for machine in lab.paper.up.values()) == ADDRESSES[:3]
 
 
 def test_an_address_is_given_out_again_only_when_its_machine_is_gone(new_lab: NewLab) -> None:
