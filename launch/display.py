@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -10,6 +12,7 @@ from typing import Protocol
 from rich.console import Console
 
 PLAIN_PERIOD_S = 10.0
+WIDE = 240
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,8 +27,12 @@ class Progress:
 
 
 def terminal() -> Console:
-    """A terminal that prints what runs and users say as it is: "[/tmp]" is no markup, ":x:" no emoji."""
-    return Console(markup=False, emoji=False)
+    """A terminal that prints what runs and users say as it is: "[/tmp]" is no markup, ":x:" no emoji.
+
+    What is read by a program is as wide as it needs: a run's name that was cut off would be no name.
+    """
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
+    return Console(markup=False, emoji=False, width=wide)
 
 
 def say(console: Console) -> Callable[[str], None]:

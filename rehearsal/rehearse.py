@@ -227,6 +227,7 @@ def environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
         OWNER_VARIABLE: str(os.getpid()),
         "PATH": path,
         "PYTHONUNBUFFERED": "1",
+        "COLUMNS": "160",  # tables would shorten run ids to fit 80
     }
 
 

@@ -12,6 +12,8 @@ from jobs.runtime.environment import Platform, ProcessEnvironment
 from jobs.runtime.errors import RequestError
 
 JOIN_LIMIT_S = 300
+AGREE_LIMIT_S = 3600
+"""As long as one host waits for another process of its own that makes the same data (`jobs.runtime.cache`)."""
 PEER_SILENCE_LIMIT_S = 60
 """A peer whose machine vanished without closing its connections is given up after this long."""
 SUPERVISED_PEER_SILENCE_LIMIT_S = 3600
@@ -82,7 +84,10 @@ def agree(name: str, fingerprint: str) -> None:
         RequestError: they differ, so training would silently mix different data or settings.
     """
     import numpy as np
+    import orbax.checkpoint as ocp
 
+    # A host may have come with the data long before the others: gloo's own patience ends after half a minute.
+    ocp.multihost.get_barrier_sync_fn()(key=f"agree on {name}", timeout_ms=AGREE_LIMIT_S * 1000)
     mine = np.frombuffer(bytes.fromhex(fingerprint), dtype=np.uint8)
     everyone = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, mine.size)
     different = [index for index, theirs in enumerate(everyone) if not (theirs == everyone[0]).all()]

@@ -6,6 +6,7 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from launch import display
 from launch.display import Bar, Plain, Progress, duration
@@ -103,3 +104,14 @@ def test_what_a_run_says_is_shown_letter_by_letter(terminal: bool, text: str) ->
 )
 def test_a_duration_reads_like_a_clock(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_what_a_program_reads_is_not_cut_to_a_terminals_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = Table(box=None)
+    table.add_column("run")
+    table.add_row("x" * 200)
+    display.terminal().print(table)
+    assert "x" * 200 in capsys.readouterr().out

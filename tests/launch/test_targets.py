@@ -12,6 +12,7 @@ from infra.inventory import Host, Inventory, Slice, Storage, to_json
 from jobs.runtime.errors import RequestError
 from jobs.runtime.files import BucketFiles
 from launch import targets
+from launch.errors import HostError
 from launch.host_files import HostFiles
 from launch.target import Target
 from launch.targets import Given, Wanted
@@ -180,9 +181,8 @@ def test_of_this_machine_what_it_cannot_be_is_refused(wanted: dict[str, Any], sa
     assert str(error.value) == said
 
 
-def test_a_host_that_a_run_had_and_the_slice_has_no_more_never_answers() -> None:
-    from launch.errors import HostError
-
+def test_on_a_host_that_a_run_had_and_the_slice_has_no_more_nothing_runs() -> None:
     (agent,) = target().find_agents({"hosts": [{"index": 0, "name": "t1v-n-old"}]})
+    assert agent.ask("status", {})["processes"] == []
     with pytest.raises(HostError, match="t1v-n-old: is no longer a host of main → `fab recover` goes on"):
-        agent.ask("status", {})
+        agent.ask("logs", {})
