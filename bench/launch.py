@@ -90,9 +90,9 @@ def one_command(inventory: Inventory, _: Path) -> Measured:
 
 def launch(inventory: Inventory, folder: Path) -> Measured:
     """The whole launch, as `fab train` does it, but for the run's own files."""
-    from launch import bundle, plan, rollout, targets
+    from launch import bundle, plan, remote, rollout, targets
 
-    target = targets.of_inventory(
+    target = remote.of_inventory(
         inventory,
         targets.Wanted(stack="bench", platform="cpu", python=sys.executable, runs=str(folder / "runs")),
     )

@@ -11,7 +11,7 @@ import pytest
 from infra.inventory import Host, Inventory, Slice, Storage, to_json
 from jobs.runtime.errors import RequestError
 from jobs.runtime.files import BucketFiles
-from launch import targets
+from launch import remote, targets
 from launch.errors import HostError
 from launch.host_files import HostFiles
 from launch.target import Target
@@ -48,7 +48,7 @@ STACK = Inventory(stack="dev", project="p", storage=SHARE, images={}, gateway=No
 
 
 def target(inventory: Inventory = STACK, **wanted: Any) -> Target:
-    return targets.of_inventory(inventory, Wanted(stack="dev", **wanted))
+    return remote.of_inventory(inventory, Wanted(stack="dev", **wanted))
 
 
 def refused(inventory: Inventory = STACK, **wanted: Any) -> str:

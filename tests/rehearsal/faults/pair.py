@@ -10,7 +10,7 @@ from unittest import mock
 
 from infra import inventory as contract
 from infra.inventory import Host, Inventory, Slice, Storage
-from launch import follow, rollout, runs, targets
+from launch import follow, remote, rollout, runs
 from launch import train as launching
 from launch.runs import ACTIVE, Run, State
 from launch.ssh.connections import Ssh
@@ -72,12 +72,12 @@ class Pair:
         """A launcher's own connections; they end with it, as when it exits."""
         with (
             Ssh(LIMITS) as ssh,
-            mock.patch.object(targets, "Ssh", lambda: ssh),
+            mock.patch.object(remote, "Ssh", lambda: ssh),
         ):
             given = Given(
                 inventory=self.inventory, platform=platform, python=PYTHON, stand_in_devices=(DEVICE,)
             )
-            yield targets.of_inventory(self.inventory, Wanted(stack=str(self.inventory_path), given=given))
+            yield remote.of_inventory(self.inventory, Wanted(stack=str(self.inventory_path), given=given))
 
     def launch(self, target: Target, *more: str, resume: Run | None = None) -> Run:
         """A run that has just joined, or `resume` gone on with. more: options besides those of a tiny model."""
