@@ -20,6 +20,9 @@ BUCKET_POLL_S = 5.0
 """Each look at a run in a bucket is billed, and its heartbeats are written every 10 s only."""
 AGENTS_PERIOD_S = 5.0
 UNANSWERED_LIMIT_S = 10.0
+ENDING_LIMIT_S = 45.0
+"""How long the hosts of a run in which a process failed have to end the others and to say what happened; they need
+two seconds, and half a minute where one of them does not answer. After that the launcher stops what is left."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,9 +99,10 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
             asked_s, known = time.monotonic(), look(agents, run)
             unheard = _tell_unheard(display, known, unheard)
         now = state(run, known)
-        if now == "failed" and any(p["state"] == "running" for p in known.processes):
+        if now == "failed" and any(p["state"] == "running" or p.get("supervised") for p in known.processes):
+            # The hosts end it among themselves, and of a run that hung they save the stacks first.
             failed_s = failed_s or time.monotonic()
-            if time.monotonic() - failed_s > rollout.AGENTS_LIMIT_S:
+            if time.monotonic() - failed_s > ENDING_LIMIT_S:
                 rollout.stop(agents, run.run_id, run.attempt, grace_s=rollout.STOP_NOW_S)
         elif now == "failed" and run.current_result() is None and _recently_ended(known):
             pass  # the agent is finding out which host failed first

@@ -95,9 +95,10 @@ def test_before_the_first_step_the_first_message_is_what_is_waited_for(
     assert shown.steps == []
 
 
-def test_a_host_that_failed_takes_the_others_down(
-    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+def test_what_the_hosts_do_not_end_themselves_after_a_failure_is_stopped(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(follow, "ENDING_LIMIT_S", 0.2)
     run, asked = write_run(beats=[beat("failed"), beat("stepping")]), []
 
     def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
