@@ -7,6 +7,8 @@ from launch.display import duration
 from launch.runs import Run, State
 
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
+COMMITTED = "commit_success.txt"
+"""What Orbax writes last into a checkpoint where a folder cannot be renamed, as in a bucket."""
 
 
 def exit_code(run: Run, state: State) -> int:
@@ -44,7 +46,11 @@ def summary(run: Run, state: State) -> list[str]:
 
 def checkpoint_steps(run: Run) -> list[int]:
     """Steps that have a checkpoint, in order."""
-    return sorted(int(name) for name in run.directory.list(run_directory.CHECKPOINTS) if name.isdigit())
+    steps = sorted(int(name) for name in run.directory.list(run_directory.CHECKPOINTS) if name.isdigit())
+    if not run.directory.is_remote:
+        return steps  # the folder has its name from the moment on that it is whole
+    signs = run.directory.read_texts([f"{run_directory.CHECKPOINTS}/{step}/{COMMITTED}" for step in steps])
+    return [step for step, sign in zip(steps, signs, strict=True) if sign is not None]
 
 
 def _done(run: Run) -> list[str]:

@@ -92,6 +92,10 @@ class DiskFiles:
         os.makedirs(os.path.dirname(to), exist_ok=True)
         os.replace(path, to)
 
+    def put_file(self, file: str, path: str) -> None:
+        with open(file, "rb") as source:
+            self.write(path, source.read())
+
     def put_folder(self, folder: str, path: str) -> None:
         parent, name = os.path.split(path)
         beside = os.path.join(parent, f".{name}.part")
@@ -142,6 +146,9 @@ class BucketFiles:
 
     def move(self, path: str, to: str) -> None:
         _bucket(path).mv(path, to, recursive=True)
+
+    def put_file(self, file: str, path: str) -> None:
+        _bucket(path).put_file(file, path)
 
     def put_folder(self, folder: str, path: str) -> None:
         bucket = _bucket(path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import Mapping
 
@@ -27,7 +29,7 @@ class Metrics:
         self._lines = [json.dumps(line) + "\n" for line in kept]
         directory.write_text(METRICS, "".join(self._lines))
         self._put_s = time.monotonic()
-        self._events = _EventFile(directory.path(TENSORBOARD), resumed_step)
+        self._events = _EventFile(directory, resumed_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One line: `step`, `values` and the time. A value that is not finite is written as null."""
@@ -54,16 +56,20 @@ class Metrics:
 
 
 class _EventFile:
-    """TensorBoard's own writer; a resumed attempt tells TensorBoard to forget the steps it will take again."""
+    """TensorBoard's own writer; a resumed attempt tells TensorBoard to forget the steps it will take again.
 
-    def __init__(self, logdir: str, resumed_step: int) -> None:
+    It appends, which a bucket cannot: for one the file grows on this host's disk and is put anew at each flush.
+    """
+
+    def __init__(self, directory: RunDirectory, resumed_step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event_type = Event
-        if "://" not in logdir:
-            os.makedirs(logdir, exist_ok=True)
-        self._writer = EventFileWriter(logdir)
+        self._directory = directory
+        self._here = tempfile.mkdtemp() if directory.is_remote else directory.path(TENSORBOARD)
+        os.makedirs(self._here, exist_ok=True)
+        self._writer = EventFileWriter(self._here)
         start = SessionLog(status=SessionLog.START)
         self._writer.add_event(Event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
 
@@ -77,6 +83,12 @@ class _EventFile:
 
     def flush(self) -> None:
         self._writer.flush()
+        if self._directory.is_remote:
+            for name in os.listdir(self._here):
+                self._directory.put_file(os.path.join(self._here, name), f"{TENSORBOARD}/{name}")
 
     def close(self) -> None:
+        self.flush()
         self._writer.close()
+        if self._directory.is_remote:
+            shutil.rmtree(self._here, ignore_errors=True)

@@ -93,6 +93,10 @@ class RunDirectory:
         """Move a file or a folder inside the run directory, on a host that has it itself."""
         self._own.move(self.path(name), self.path(to))
 
+    def put_file(self, file: str, name: str) -> None:
+        """Copy a file of this host to `name`."""
+        self._own.put_file(file, self.path(name))
+
     def put_folder(self, folder: str, name: str) -> None:
         """Copy a folder of this host to `name`; what was there before is replaced."""
         self._own.put_folder(folder, self.path(name))

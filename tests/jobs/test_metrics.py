@@ -6,8 +6,8 @@ import json
 import math
 import uuid
 from pathlib import Path
-from typing import Any
 
+import fsspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -112,12 +112,8 @@ class Clock:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> RunDirectory:
-    """A run in a bucket, but for TensorBoard's own files: its writer knows gs:// and s3:// and no memory://."""
-    directory = RunDirectory(f"memory://bucket-{uuid.uuid4().hex}/run")
-    event_file: Any = metrics_module._EventFile
-    monkeypatch.setattr(metrics_module, "_EventFile", lambda _, step: event_file(str(tmp_path / "tb"), step))
-    return directory
+def bucket() -> RunDirectory:
+    return RunDirectory(f"memory://bucket-{uuid.uuid4().hex}/run")
 
 
 def test_in_a_bucket_the_file_is_put_anew_now_and_then_and_whole_at_the_end(
@@ -141,3 +137,18 @@ def test_in_a_bucket_too_a_resumed_attempt_drops_what_it_takes_again(bucket: Run
     written(bucket, 0, {10: 3.0, 20: 2.0})
     written(bucket, 10, {20: 2.5})
     assert [(line["step"], line["loss"]) for line in bucket.read_metrics()] == [(10, 3.0), (20, 2.5)]
+
+
+def test_tensorboards_file_in_a_bucket_has_everything_however_often_it_was_flushed(
+    bucket: RunDirectory, tmp_path: Path
+) -> None:
+    metrics = Metrics(bucket, 0)
+    for step in (1, 2, 3):
+        metrics.write(step, {"loss": float(step)})
+        metrics.flush()
+    metrics.close()
+    (name,) = bucket.list("tensorboard")
+    here = RunDirectory(str(tmp_path))
+    (tmp_path / "tensorboard").mkdir()
+    fsspec.filesystem("memory").get_file(bucket.path(f"tensorboard/{name}"), here.path(f"tensorboard/{name}"))
+    assert scalars(here, "loss") == {1: 1.0, 2: 2.0, 3: 3.0}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from jobs.runtime.run_directory import RunDirectory
 from launch import outcome
 from launch.conclude import conclude
 from launch.runs import Run, State
@@ -93,6 +96,16 @@ def test_resuming_goes_on_from_the_latest_complete_checkpoint(write_run: WriteRu
         run.directory.write_text(f"checkpoints/{name}/state", "x")
     assert outcome.checkpoint_steps(run) == [9, 10]
     assert outcome.summary(run, state)[-1] == f"  resume with `fab train --resume {RUN_ID}` (from step 10)"
+
+
+def test_in_a_bucket_a_checkpoint_counts_once_its_last_file_is_there(write_run: WriteRun) -> None:
+    known = write_run()
+    run = dataclasses.replace(known, directory=RunDirectory(f"memory://{uuid.uuid4().hex}/run"))
+    run.directory.write_text("checkpoints/50/commit_success.txt", "")
+    run.directory.write_text(
+        "checkpoints/100/state/d/half", "x"
+    )  # a bucket cannot rename: it has its name already
+    assert outcome.checkpoint_steps(run) == [50]
 
 
 @pytest.mark.parametrize("state", ["stopped", "preempted"])
