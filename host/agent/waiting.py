@@ -21,7 +21,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, pause_s: float =
     while not condition():
         if time.monotonic() >= deadline:
             return False
-        time.sleep(pause_s)
+        select.select(
+            [], [], [], pause_s
+        )  # time.sleep goes by a clock that libfaketime may have moved, and fails
     return True
 
 

@@ -11,6 +11,8 @@ from unittest import mock
 from launch import rollout
 from tests.rehearsal.faults.pair import Pair
 
+CLOCK_S = 3600.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
@@ -63,6 +65,12 @@ HOST_KEY_CHANGED = Fault(
     lambda pair, host: pair.faults.change_host_key(host),
     lambda pair, host: pair.faults.restore_host_key(host),
     "key",
+)
+
+CLOCK_OFF = Fault(
+    lambda pair, host: pair.faults.set_clock(host, CLOCK_S),
+    lambda pair, host: pair.faults.set_clock(host, 0.0),
+    "the clock is +3600",
 )
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
-from launch import plan as plans
 from launch.errors import HostsError
 from tests.rehearsal.faults import faults
 from tests.rehearsal.faults.faults import Fault, broken
@@ -16,7 +14,6 @@ from tests.rehearsal.faults.pair import NAMES, Pair
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 REFUSAL_LIMIT_S = 45.0
-CLOCK_S = 3600.0
 FAULTS = {
     "killed": faults.KILLED,
     "cut-off": faults.CUT_OFF,
@@ -26,6 +23,7 @@ FAULTS = {
     "wrong-python": faults.PYTHON_MISSING,
     "key-refused": faults.KEY_REFUSED,
     "host-key-changed": faults.HOST_KEY_CHANGED,
+    "clock-off": faults.CLOCK_OFF,
 }
 
 
@@ -73,15 +71,3 @@ def test_a_host_that_cannot_be_reached_hides_nothing_that_is_wrong_with_the_othe
 def test_a_full_share_is_found_on_every_host(pair: Pair) -> None:
     said = refusal(pair, (faults.SHARE_FULL, NAMES[0]))
     assert {line.partition(":")[0] for line in said} == set(NAMES), said
-
-
-def test_a_clock_that_is_off_is_told_of_its_host(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Seen from a host, it is all the same whose clock it is; under libfaketime no Python of the host could sleep.
-    told = plans.preflight
-
-    def told_another_time(plan: plans.Plan, index: int, *, now_s: float) -> dict[str, Any]:
-        return told(plan, index, now_s=now_s - (CLOCK_S if index == 1 else 0.0))
-
-    monkeypatch.setattr(plans, "preflight", told_another_time)
-    said = refusal(pair)
-    assert len(said) == 1 and said[0].startswith(f"{NAMES[1]}: ") and "clock" in said[0], said
