@@ -62,27 +62,14 @@ def verify(target: Target, framework: str) -> int:
 def _plan(target: Target, framework: str) -> Plan:
     now = datetime.datetime.now(datetime.UTC)
     run_id = runs.new_run_id(f"verify_{framework}", now, random.Random())
-    return Plan(
+    return plans.on(
+        target,
         run_id=run_id,
-        attempt=0,
         job=MODULES[framework],
         stack=framework,
-        arguments=(),
-        platform=target.platform,
         run_dir=f"{target.runs_url}/{FOLDER}/{run_id}",
-        cache_dir=target.cache_dir,
         cwd="~",
-        python=target.python,
-        agent_root=target.agent_root,
         bundle_sha256="",
-        coordinator_host=target.coordinator_host,
-        local_devices=target.cpu_devices if target.platform == "cpu" else None,
-        cpus=target.cpus,
-        hosts=target.addresses,
-        alone=not target.is_local,
-        mount=target.mount,
-        python_remedy=None if target.is_local else f"`fab deploy --stack {target.name}` installs it",
-        stand_in_devices=target.stand_in_devices,
     )
 
 

@@ -23,29 +23,14 @@ NOTHING = "0" * 64
 
 def asked(target: Target, stack: str) -> Plan:
     """A plan that nobody carries out: what a run would ask of the hosts."""
-    return Plan(
+    return plans.on(
+        target,
         run_id="doctor",
-        attempt=0,
         job="doctor",
         stack=stack,
-        arguments=(),
-        platform=target.platform,
         run_dir=target.runs_url,
-        cache_dir=target.cache_dir,
         cwd="~",
-        python=target.python,
-        agent_root=target.agent_root,
         bundle_sha256=NOTHING,
-        coordinator_host=target.coordinator_host,
-        local_devices=None,
-        cpus=target.cpus,
-        hosts=target.addresses,
-        alone=not target.is_local,
-        mount=target.mount,
-        python_remedy="`make install`"
-        if target.is_local
-        else f"`fab deploy --stack {target.name}` installs it",
-        stand_in_devices=target.stand_in_devices,
     )
 
 
