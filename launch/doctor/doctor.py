@@ -143,7 +143,9 @@ def _merged(group: Sequence[Finding]) -> Finding:
     alike = all(each.message == group[0].message for each in group)
     message = group[0].message if alike else f"such as {group[0].message}"
     return dataclasses.replace(
-        group[0], host=named(list(dict.fromkeys(each.host for each in group if each.host is not None))), message=message
+        group[0],
+        host=named(list(dict.fromkeys(each.host for each in group if each.host is not None))),
+        message=message,
     )
 
 
