@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,6 +125,12 @@ def test_a_folder_is_put_and_got(fab: Fab, tmp_path: Path) -> None:
     assert fab("put", "--force", str(tmp_path / "a dir"), str(tmp_path / "there/")).returncode == 0
 
 
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
 def test_ctrl_c_ends_the_command_on_every_host(tmp_path: Path, environment: dict[str, str]) -> None:
     line = f"echo $$ >> {tmp_path}/pids; echo begun; exec sleep 600"
     with subprocess.Popen(
@@ -135,7 +142,10 @@ def test_ctrl_c_ends_the_command_on_every_host(tmp_path: Path, environment: dict
         running.send_signal(signal.SIGINT)
         assert running.wait(30) == 130
     assert len(pids) == 2
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+    # Killed they are; whoever they are left to has yet to take note of it.
+    deadline = time.monotonic() + 10
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        for pid in alive if time.monotonic() > deadline else ():
             os.kill(pid, signal.SIGKILL)
             pytest.fail(f"{pid} was still there")
+        time.sleep(0.02)
