@@ -50,14 +50,7 @@ def train(
         resume=old,
         hang_floor_s=hang_floor_s,
     )
-    try:
-        run = launching.launch(request, target, say(console))
-    except launching.LaunchFailed as failure:
-        return _report(console, failure.run, follow.state_now(target.agents, failure.run))
-    if detach:
-        say(console)(_how_to_come_back(run, target))
-        return outcome.DONE
-    return _follow(console, run, target, open_target, restarts)
+    return _carry_out(console, request, target, open_target, restarts, detach=detach)
 
 
 def resumed(target: Target, wanted: str, job: str | None) -> Run:
@@ -83,13 +76,13 @@ def go_on(open_target: Open, wanted: str, *, detach: bool) -> int:
     say(console)(f"{run.run_id}: {decision.reason}")
     if not decision.resume:
         return outcome.DONE
-    return _resume(console, run, target, open_target, 0, detach=detach)
+    return _carry_out(console, _resuming(run), target, open_target, 0, detach=detach)
 
 
-def _resume(
-    console: Console, run: Run, target: Target, open_target: Open, restarts: int, *, detach: bool = False
+def _carry_out(
+    console: Console, request: Request, target: Target, open_target: Open, restarts: int, *, detach: bool
 ) -> int:
-    request = Request(job=run.described["job"], arguments=(), name=None, resume=run)
+    """Launch it and, unless `detach`, follow it to its end."""
     try:
         run = launching.launch(request, target, say(console))
     except launching.LaunchFailed as failure:
@@ -98,6 +91,10 @@ def _resume(
         say(console)(_how_to_come_back(run, target))
         return outcome.DONE
     return _follow(console, run, target, open_target, restarts)
+
+
+def _resuming(run: Run) -> Request:
+    return Request(job=run.described["job"], arguments=(), name=None, resume=run)
 
 
 def _words(arguments: str) -> list[str]:
@@ -140,7 +137,7 @@ def _follow(console: Console, run: Run, target: Target, open_target: Open, resta
             say(console)(line)
         target = recover.repaired(target, lambda: open_target(None), say(console))
         run = runs.find(target.runs, run.run_id)
-        return _resume(console, run, target, open_target, restarts - 1)
+        return _carry_out(console, _resuming(run), target, open_target, restarts - 1, detach=False)
     return _report(console, run, state)
 
 
