@@ -35,6 +35,8 @@ def conclude(
     """
     code, signum = ended["code"], ended["signal"]
     how = f"exit code {code}" if signum is None else f"killed by signal {signum} ({signal_name(signum)})"
+    if ended.get("words"):
+        how += f": {ended['words']}"
     stopped_because = None if order is None else f"stopped because {order['reason']}"
     lines = tail_of(process.record["log_path"])
     record = exit_record(code, signum, ended["time"], stopped_because or how, lines)
@@ -49,12 +51,16 @@ def conclude(
         "was_killed": ended.get("was_killed", False),
         "how": {
             "exit_code": code,
-            "message": how if signum is not None or not lines else f"{how}: {lines[-1]}",
+            "message": how
+            if signum is not None or ended.get("words") or not lines
+            else f"{how}: {lines[-1]}",
         },
         "lines": lines,
         "beat": last_heartbeat(process, files.dir, record),
     }
     beat = ending["beat"]
+    if ended.get("words"):
+        beat["message"] = how
     if ending["was_asked"]:
         beat["state"] = "stopped"
     elif order is not None and process.process_id in order.get("ranks", ()):

@@ -30,9 +30,18 @@ def evidence(process: Process) -> str:
         own = f"no stacks: {refusal.message}\n"
     except OSError as error:  # it ended meanwhile
         own = f"no stacks: {error}\n"
-    others = sorted(set(members(process.dir)) - {process.record["pid"]})
+    others = sorted({*members(process.dir), *in_container(process)} - {process.record["pid"]})
     parts = [own, *(by_kernel(pid) for pid in [process.record["pid"], *others][:PROCESSES])]
     return "\n".join(parts)
+
+
+def in_container(process: Process) -> list[int]:
+    """The job's own process, where another user's container has it."""
+    try:
+        pid = None if process.container is None else process.pid()
+    except Refused:
+        return []
+    return [] if pid is None else [pid]
 
 
 def by_kernel(pid: int) -> str:

@@ -6,16 +6,21 @@ import os
 import re
 import time
 
+from . import engine
 from .checks import check
 from .proc import controlled, described, start_ticks
+from .protocol import Failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .protocol import Json
 
 
-def check_leftovers(root: str) -> list[Json]:
-    """A finding for each run of this agent's that still has processes here, or one that there is none."""
+def check_leftovers(root: str, with_containers: bool = False) -> list[Json]:
+    """A finding for each run of this agent's that still has processes here, or one that there is none.
+
+    with_containers: whether Docker is asked as well, which alone knows of a container that is root's.
+    """
     runs: dict[str, list[int]] = {}
     for pid, directory in controlled():
         own = re.fullmatch(re.escape(os.path.join(root, "runs")) + r"/([^/]+)/\d+-\d+", directory)
@@ -25,7 +30,23 @@ def check_leftovers(root: str) -> list[Json]:
         check("leftovers", message_of(run_id, alive), f"`fab stop --run {run_id}`")
         for run_id, alive in sorted(runs.items())
     ]
+    for run_id, name in running_containers(root) if with_containers else ():
+        if run_id not in runs:
+            message = f"{run_id} is still alive here: the container {name}"
+            found.append(check("leftovers", message, f"`fab stop --run {run_id}`"))
     return found or [check("leftovers", "no earlier run has left a process")]
+
+
+def running_containers(root: str) -> list[tuple[str, str]]:
+    """Run and name of each container of this agent's that runs; none where Docker does not answer, which shows."""
+    form = '{{.Label "tpu-stack.run"}}\t{{.Names}}'
+    arguments = ["ps", "--format", form, "--filter", f"label=tpu-stack.root={root}"]
+    try:
+        found = engine.ask([*arguments, "--filter", f"label=tpu-stack.host={os.uname().nodename}"])
+    except Failed:
+        return []
+    rows = [line.split("\t") for line in found.out.splitlines()] if found.is_good else []
+    return sorted((run_id, name) for run_id, name in rows)
 
 
 def message_of(run_id: str, alive: list[int]) -> str:

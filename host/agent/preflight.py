@@ -8,6 +8,7 @@ import time
 from .bundles import bundle_dir
 from .checks import check_clock, check_port
 from .devices import check_device, check_lockfiles
+from .docker_checks import check_docker
 from .facts import facts
 from .interpreter import REMEDY, check_python
 from .leftovers import check_leftovers
@@ -25,7 +26,12 @@ def preflight(request: Json) -> Json:
     now = time.time()
     proc_root = request["proc_root"] or "/proc"
     # The interpreter takes longest, and works while the rest is looked at.
-    python = check_python(request["python"], request["modules"], request["python_remedy"] or REMEDY)
+    bare = request["container"] is None
+    python = (
+        check_python(request["python"], request["modules"], request["python_remedy"] or REMEDY)
+        if bare
+        else None
+    )
     checks = [] if request["mount"] is None else [check_mount(request["mount"])]
     is_mounted = all(check["ok"] for check in checks)
     places = [
@@ -41,7 +47,7 @@ def preflight(request: Json) -> Json:
     checks.append(check_device(request["platform"], request["device_globs"], proc_root))
     checks += check_lockfiles(request["platform"], request["lockfiles"], proc_root)
     if request["alone"]:
-        checks += check_leftovers(request["root"])
+        checks += check_leftovers(request["root"], not bare)
     checks += check_peers(request["peers"]) if request["peers"] else []
     bundle = request["bundle"]
     known = {
@@ -51,4 +57,7 @@ def preflight(request: Json) -> Json:
         "bundle_present": bool(bundle) and os.path.isdir(bundle_dir(request["root"], bundle)),
         "free_bytes": free_bytes(places),
     }
-    return {"checks": [python(), *checks], "facts": known}
+    if python is not None:
+        return {"checks": [python(), *checks], "facts": known}
+    found, of_docker = check_docker(request)
+    return {"checks": [*found, *checks], "facts": {**known, **of_docker}}

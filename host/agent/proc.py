@@ -26,6 +26,20 @@ def start_ticks(pid: int) -> int | None:
     return None if state in "ZX" else ticks
 
 
+def children(parent: int) -> list[int]:
+    """The processes that `parent` has started, whoever's they are."""
+    found = []
+    for pid in pids("/proc"):
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                text = file.read()
+        except OSError:
+            continue
+        if int(text[text.rindex(")") + 1 :].split()[1]) == parent:
+            found.append(pid)
+    return found
+
+
 def catches(status_text: str, signum: int) -> bool:
     """Whether a process of this /proc/<pid>/status has a handler for the signal."""
     mask = re.search(r"^SigCgt:\s*([0-9a-f]+)", status_text, re.MULTILINE)

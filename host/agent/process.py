@@ -8,6 +8,7 @@ import os
 import re
 import signal
 
+from . import container as containers
 from .files import read_json
 from .proc import members, start_ticks
 from .protocol import Failed
@@ -17,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .container import Container
     from .protocol import Json
 
 KILL_LIMIT_S = 5.0
@@ -40,6 +42,16 @@ class Process:
 
     def is_alive(self) -> bool:
         return bool(self.record) and start_ticks(self.record["pid"]) == self.record["start_ticks"]
+
+    @property
+    def container(self) -> Container | None:
+        """What Docker may still have of it; None where it is bare, or all of it has been removed."""
+        return containers.of(self.dir)
+
+    def pid(self) -> int | None:
+        """The job's own process. In a container it is none of ours, and there is none before the container runs."""
+        container = self.container
+        return self.record.get("pid") if container is None else container.job_pid()
 
     def is_supervised(self) -> bool:
         ticks = self.record.get("supervisor_start_ticks")
@@ -66,8 +78,11 @@ class Process:
             return "starting", {}
         return ("running" if alive or supervised else "lost"), {}
 
-    def kill(self) -> None:
-        """SIGKILL to the process group and to whatever else was started from it, until nothing is left."""
+    def kill(self) -> str | None:
+        """SIGKILL to the process group and to whatever else was started from it, until nothing is left.
+
+        Why Docker still has its container, where that could not be removed.
+        """
 
         def is_gone() -> bool:
             if self.is_alive():
@@ -78,6 +93,16 @@ class Process:
             return not left and not self.is_alive()
 
         wait_until(is_gone, KILL_LIMIT_S)
+        container = self.container
+        problem = None if container is None else container.remove()
+        if container is not None:
+            wait_until(is_gone, KILL_LIMIT_S)
+        return problem
+
+    def is_left(self) -> bool:
+        """Whether something of it still runs, or may run: nobody but Docker sees a container that is root's."""
+        container = self.container
+        return self.is_alive() or bool(members(self.dir)) or (container is not None and container.as_root)
 
 
 def signal_quietly(send: Callable[[int, int], None], number: int, signum: int) -> None:

@@ -74,6 +74,36 @@ def is_environment(value: object) -> bool:
     )
 
 
+IMAGE = r"sha256:[0-9a-f]{64}|[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9._-]+)+@sha256:[0-9a-f]{64}"
+
+
+def is_image(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(IMAGE, value) is not None
+
+
+def is_optional_size(value: object) -> bool:
+    return value is None or is_whole(value, 1, 1 << 62)
+
+
+def is_container(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and is_image(value.get("image"))
+        and value.get("platform") in ("cpu", "gpu", "tpu")
+        and all(is_list_of(is_path)(value.get(name)) for name in ("mounts", "read_only_mounts"))
+        and is_optional_size(value.get("shm_bytes"))
+    )
+
+
+def is_image_here(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and is_image(value.get("image"))
+        and is_list_of(is_path)(value.get("mounts"))
+        and is_optional_size(value.get("size_bytes"))
+    )
+
+
 LARGEST_READ = 16 << 20
 KINDS: dict[str, Kind] = {
     "text": (lambda value: is_text(value) and value != "", "a string that is not empty"),
@@ -100,6 +130,15 @@ KINDS: dict[str, Kind] = {
         "a list of strings, the program first",
     ),
     "env": (is_environment, "an object of names and strings"),
+    "image": (is_image, "an image by digest, HOST/PATH@sha256:…, or the id of one here, sha256:…"),
+    "container": (
+        is_container,
+        "an object with image (HOST/PATH@sha256:… or sha256:…), platform, mounts, read_only_mounts and shm_bytes",
+    ),
+    "image_here": (
+        is_image_here,
+        "an object with image (HOST/PATH@sha256:… or sha256:…), mounts and size_bytes",
+    ),
     "cpus": (
         lambda value: value != [] and is_list_of(lambda item: is_whole(item, 0, 1 << 16))(value),
         "a list of CPU numbers that is not empty",
@@ -154,6 +193,10 @@ def checked(verb: str, fields: str, request: Json) -> Json:
                 if not os.path.isabs(path)
             ]
             found[name] = paths[0] if kind == "path" else paths
+        elif kind in ("container", "image_here"):
+            lists = {name: value[name] for name in ("mounts", "read_only_mounts") if name in value}
+            expanded = {name: [os.path.expanduser(path) for path in lists[name]] for name in lists}
+            found[name] = {**value, **expanded}
     if mistakes:
         raise Refused(f"{verb}: " + "; ".join(mistakes), "correct the request")
     return found

@@ -8,9 +8,10 @@ import os
 import subprocess
 import threading
 
+from .delivery import delivery
 from .files import remove
 from .notes import note, tried
-from .process import plain_environment
+from .protocol import Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,6 +101,11 @@ class RunFiles:
 
     def _deliver(self, texts: dict[str, str], unless_there: list[str]) -> None:
         # Not with RUN_CONTROL_DIR, by which a process is known as one of the job's, and is ended with it.
+        try:
+            work = delivery(self._request, self.url)
+        except Refused as refusal:
+            note(f"delivering to {self.url}: {refusal.message}")
+            return
         files: list[Json] = [{"name": name, "text": text} for name, text in texts.items()]
         if os.path.exists(self._request["log_path"]):
             name = "logs/{attempt}/host-{process_id}.log".format(**self._request)
@@ -107,10 +113,10 @@ class RunFiles:
         try:
             with self._delivering:
                 done = subprocess.run(
-                    [self._request["argv"][0], "-P", "-m", "jobs.runtime.deliver", self.url],
+                    work.argv,
                     input=json.dumps({"files": files, "unless_there": unless_there}).encode(),
-                    cwd=self._request["cwd"],
-                    env={**plain_environment(), **self._request["env"]},
+                    cwd=work.cwd,
+                    env=work.environment,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                     timeout=DELIVERY_LIMIT_S,
@@ -118,6 +124,7 @@ class RunFiles:
                 )
         except (OSError, subprocess.TimeoutExpired) as error:
             note(f"delivering to {self.url}: {error}")
+            work.clear()
             return
         if done.returncode:
             note(f"delivering to {self.url}: {done.stderr.decode(errors='replace')[-2000:].strip()}")

@@ -14,6 +14,7 @@ from .protocol import Failed, remedy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .enclosure import Enclosure
     from .process import Process
     from .protocol import Json
 
@@ -22,14 +23,17 @@ RESERVE_BYTES = 65536
 
 def spawn(process: Process, request: Json) -> Json:
     """Start the job's process and put it on record; if it cannot be put on record it is ended again."""
-    if not os.path.isdir(request["cwd"]):
-        message = f"start: cwd {request['cwd']} is not a directory of this host"
-        raise Failed(message, "stage the bundle first, or correct cwd")
     with open(
         process.reserve_path, "wb"
     ) as file:  # what exit.json will need when the job has filled the disk
         file.write(bytes(RESERVE_BYTES))
-    environment = {**plain_environment(), **request["env"], "RUN_CONTROL_DIR": process.dir}
+    enclosure = enclosure_of(process, request)
+    if not os.path.isdir(request["cwd"]):
+        message = f"start: cwd {request['cwd']} is not a directory of this host"
+        raise Failed(message, "stage the bundle first, or correct cwd")
+    argv = request["argv"] if enclosure is None else enclosure.argv
+    bare = {**plain_environment(), **request["env"], "RUN_CONTROL_DIR": process.dir}
+    environment = bare if enclosure is None else enclosure.environment
     try:
         os.makedirs(os.path.dirname(request["log_path"]), exist_ok=True)
         log = os.open(request["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -41,8 +45,10 @@ def spawn(process: Process, request: Json) -> Json:
     wanted = everything if request["cpus"] is None else set(request["cpus"])
     try:
         choose_cpus(wanted)
+        if enclosure is not None and enclosure.words is not None:
+            os.write(log, enclosure.words.encode())
         child = subprocess.Popen(
-            request["argv"],
+            argv,
             cwd=request["cwd"],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -51,7 +57,7 @@ def spawn(process: Process, request: Json) -> Json:
             start_new_session=True,
         )
     except OSError as error:
-        message = f"start: no such executable: {request['argv'][0]!r}: {error.strerror}"
+        message = f"start: no such executable: {argv[0]!r}: {error.strerror}"
         raise Failed(message, "name a program that is on this host and may be run") from None
     finally:
         os.close(log)
@@ -67,14 +73,25 @@ def spawn(process: Process, request: Json) -> Json:
         "supervisor_start_ticks": start_ticks(os.getpid()),
         "started": time.time(),
         "log_path": request["log_path"],
+        "container": None if enclosure is None else enclosure.name,
     }
     try:
+        if enclosure is not None:
+            enclosure.wait(child.pid, request["log_path"])
         write_json(process.record_path, record)
-    except OSError:
+    except (OSError, Failed):
         process.record = record
         process.kill()
         raise
     return record
+
+
+def enclosure_of(process: Process, request: Json) -> Enclosure | None:
+    if request["container"] is None:
+        return None
+    from .enclosure import enclose  # with what only containers need
+
+    return enclose(process, request)
 
 
 def choose_cpus(wanted: set[int]) -> None:

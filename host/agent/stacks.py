@@ -22,6 +22,11 @@ def stacks(request: Json) -> Json:
     name, pid = f"process {process.process_id}", process.record["pid"]
     if not process.is_alive():
         raise Failed(f"{name} (pid {pid}) is not running", "ask `status` how it ended")
+    pid = process.pid()
+    if pid is None:
+        raise Failed(
+            f"the container of {name} has not started it yet", "ask again when it is past its start-up"
+        )
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         if not catches(file.read(), signal.SIGUSR1):
             message = f"{name} (pid {pid}) has no SIGUSR1 handler, and the signal would kill it"
@@ -34,7 +39,11 @@ def stacks(request: Json) -> Json:
             return 0
 
     before = size = written()
-    signal_quietly(os.kill, pid, signal.SIGUSR1)
+    container = process.container
+    if container is None:
+        signal_quietly(os.kill, pid, signal.SIGUSR1)
+    else:
+        container.signal(signal.SIGUSR1)
     changed = time.monotonic()
 
     def is_written() -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .protocol import Json
 
 START_LIMIT_S = 10.0
+CONTAINER_START_LIMIT_S = 40.0
 ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
 
 
@@ -36,7 +37,7 @@ def start(request: Json) -> Json:
         return True
 
     try:
-        if not wait_until(is_locked_by_us, START_LIMIT_S + KILL_LIMIT_S):
+        if not wait_until(is_locked_by_us, limit_of(request) + KILL_LIMIT_S):
             raise Failed(f"another start of {process.dir} does not end", "ask `status`, then `stop` it")
         process.record = read_json(process.record_path)
         already = bool(process.record)
@@ -53,6 +54,11 @@ def start(request: Json) -> Json:
     finally:
         os.close(lock)
     return {**{name: process.record[name] for name in ("pid", "pgid", "started")}, "already": already}
+
+
+def limit_of(request: Json) -> float:
+    """Docker is asked two or three times before a process of its own begins."""
+    return START_LIMIT_S if request["container"] is None else CONTAINER_START_LIMIT_S
 
 
 def spawn_supervisor(process: Process, request: Json, lock: int) -> Json:
@@ -87,7 +93,7 @@ def spawn_supervisor(process: Process, request: Json, lock: int) -> Json:
             supervisor.stdin.close()
         except BrokenPipeError:
             pass
-        answered = select.select([supervisor.stdout], [], [], START_LIMIT_S)[0]
+        answered = select.select([supervisor.stdout], [], [], limit_of(request))[0]
         answer = supervisor.stdout.readline() if answered else b""
     if answer:
         reply = json.loads(answer)

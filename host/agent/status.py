@@ -26,7 +26,7 @@ def entry(process: Process) -> Json:
         log_bytes = os.path.getsize(log_path or "")
     return {
         **{name: getattr(process, name) for name in ("run_id", "attempt", "process_id")},
-        **{name: process.record.get(name) for name in ("pid", "started", "log_path")},
+        **{name: process.record.get(name) for name in ("pid", "started", "log_path", "container")},
         **{name: ended.get(name) for name in ("code", "signal", "reason")},
         "ended": ended.get("time"),
         "state": state,

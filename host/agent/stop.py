@@ -8,11 +8,11 @@ import os
 import signal
 import time
 
+from .container import REMOVAL_LIMIT_S
 from .files import read_json, write_json
-from .proc import members
 from .process import KILL_LIMIT_S, Process, exit_record, processes, signal_quietly
 from .protocol import Failed
-from .start import START_LIMIT_S
+from .start import CONTAINER_START_LIMIT_S
 from .waiting import wait_until
 
 TYPE_CHECKING = False
@@ -28,24 +28,27 @@ def stop(request: Json) -> Json:
     """
     found = processes(request)
     wait_until(
-        lambda: not any(process.state()[0] == "starting" for process in found), START_LIMIT_S + KILL_LIMIT_S
+        lambda: not any(process.state()[0] == "starting" for process in found),
+        CONTAINER_START_LIMIT_S + KILL_LIMIT_S,
     )
     found = processes(request)
     running = [process for process in found if process.is_alive()]
-    left_over = [process for process in found if process not in running and members(process.dir)]
+    left_over = [process for process in found if process not in running and process.is_left()]
+    problems: dict[int, str | None] = {}
     for process in running:
         ask_to_stop(process)
     wait_until(lambda: not any(process.is_alive() for process in running), request["grace_s"])
     killed = [process for process in running if process.is_alive()] + left_over
-    for process in killed + running:  # a process that ended without a supervisor may have left children
-        if process in killed or not process.is_supervised():
-            process.kill()
+    for process in found:  # one that ended without a supervisor may have left children, or its container
+        if process in killed or (not process.is_supervised() and (process in running or process.container)):
+            problems[process.process_id] = process.kill()
 
     def is_settled(process: Process) -> bool:
         return not process.is_alive() and (os.path.exists(process.exit_path) or not process.is_supervised())
 
-    wait_until(lambda: all(is_settled(process) for process in running), KILL_LIMIT_S)
-    stuck = [process for process in running + left_over if process.is_alive() or members(process.dir)]
+    limit_s = KILL_LIMIT_S + (REMOVAL_LIMIT_S if any(process.container for process in running) else 0)
+    wait_until(lambda: all(is_settled(process) for process in running), limit_s)
+    stuck = [process for process in running + left_over if process.is_left()]
     if stuck:
         names = ", ".join(
             f"process {process.process_id} (pid {process.record.get('pid')})" for process in stuck
@@ -64,8 +67,11 @@ def stop(request: Json) -> Json:
             reason = f"stopped ({how}) after its supervisor had gone"
             with contextlib.suppress(OSError):  # it is there already, or the disk is full
                 write_json(process.exit_path, exit_record(None, None, time.time(), reason, []), os.link)
+        problem = problems.get(process.process_id)
+        note = None if problem is None else f"Docker still has its container: {problem}"
         pid, code, signum = process.record.get("pid"), ended.get("code"), ended.get("signal")
-        return {"process_id": process.process_id, "pid": pid, "how": how, "code": code, "signal": signum}
+        answer = {"process_id": process.process_id, "pid": pid, "how": how, "code": code, "signal": signum}
+        return {**answer, "note": note}
 
     return {"stopped": [one(process) for process in found]}
 
@@ -88,6 +94,17 @@ def ask_to_stop(process: Process) -> None:
 
 
 def ask(process: Process) -> bool:
-    if process.is_alive():
+    if process.is_alive() and not ask_container(process):
         signal_quietly(os.kill, process.record["pid"], signal.SIGTERM)
     return True
+
+
+def ask_container(process: Process) -> bool:
+    """By way of Docker, not of its client, which passes on nothing before the container runs."""
+    container = process.container
+    if container is None:
+        return False
+    try:
+        return container.signal(signal.SIGTERM, process.is_alive)
+    except Failed:
+        return False

@@ -11,6 +11,7 @@ import threading
 import time
 
 from .attempt import Attempt
+from .container_end import look_back
 from .ending import conclude
 from .evidence import evidence
 from .guardian import stand_guard
@@ -118,6 +119,10 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> No
         ended["was_killed"] = not over.wait(0 if order["outcome"] == "hung" else LAST_WORDS_S)
         if ended["was_killed"]:
             ended["texts"] = stop(process, order, over)
+    if request["container"] is not None:
+        container = process.container
+        if container is not None:
+            look_back(container, ended, request["log_path"])
     clear_group(process)
     conclude(process, files, others, ended, order)
     if dismiss_guard is not None:
@@ -145,7 +150,9 @@ def keep(path: str, text: str) -> None:
 def clear_group(process: Process) -> None:
     """End what the process has left behind; its zombie still keeps the group's number ours."""
     signal_quietly(os.killpg, process.record["pgid"], signal.SIGKILL)
-    process.kill()
+    problem = process.kill()
+    if problem is not None:
+        note(f"its container is not removed: {problem}")
 
 
 def avenge(process: Process, request: Json) -> None:

@@ -28,6 +28,7 @@ def request(tmp_path: Path, **fields: Any) -> dict[str, Any]:
         "log_path": str(tmp_path / "log"),
         "attempt": 0,
         "process_id": 1,
+        "container": None,
         **fields,
     }
 

@@ -1,0 +1,77 @@
+"""Who a container's process is, and which devices of the host it has: those of its platform and nothing more."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NamedTuple
+
+    class Node(NamedTuple):
+        path: str
+        mode: int
+        uid: int
+        gid: int
+
+    class Access(NamedTuple):
+        arguments: list[str]
+        as_root: bool
+        note: str | None
+else:
+    from collections import namedtuple
+
+    Node = namedtuple("Node", "path mode uid gid")
+    Access = namedtuple("Access", "arguments as_root note")
+
+NODE_GLOBS = {"tpu": ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/vfio/vfio"), "gpu": (), "cpu": ()}
+
+
+def nodes(patterns: Sequence[str]) -> list[Node]:
+    """The device nodes of this host, sorted; what else has such a name is none."""
+    import glob
+
+    found = []
+    for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):
+        status = os.stat(path)
+        if stat.S_ISCHR(status.st_mode):
+            found.append(Node(path, status.st_mode, status.st_uid, status.st_gid))
+    return found
+
+
+def access(platform: str, devices: Sequence[Node], uid: int, gid: int, groups: Sequence[int]) -> Access:
+    """User, groups, capabilities and devices of a container, as arguments of `docker create`. Pure.
+
+    The user is the agent's own. A node that this user may not open is opened by its group; one that its owner alone
+    may open, by root, who then needs to get past the owners of files as well: the run directory is the user's.
+    """
+    may = {node: _may_open(node, uid, {gid, *groups}) for node in devices}
+    by_group = {node.gid for node in devices if not may[node] and node.mode & 0o060 == 0o060}
+    closed = [node.path for node in devices if not may[node] and node.mode & 0o060 != 0o060]
+    arguments = ["--user", "0:0" if closed else f"{uid}:{gid}"]
+    for group in sorted({*groups, *by_group} - {gid}):
+        arguments += ["--group-add", str(group)]
+    arguments += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    if closed:
+        arguments += ["--cap-add", "DAC_OVERRIDE"]
+    for node in devices:
+        arguments += ["--device", node.path]
+    if platform == "gpu":
+        arguments += ["--gpus", "all"]
+    note = None
+    if closed:
+        note = (
+            f"only their owner may open {', '.join(closed)}, so the container runs as root, whose its files are;"
+            " a udev rule that gives them a group, or mode 0666, mends it"
+        )
+    return Access(arguments, bool(closed), note)
+
+
+def _may_open(node: Node, uid: int, groups: set[int]) -> bool:
+    if node.uid == uid:
+        return node.mode & 0o600 == 0o600
+    if node.gid in groups:
+        return node.mode & 0o060 == 0o060
+    return node.mode & 0o006 == 0o006

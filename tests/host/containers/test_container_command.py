@@ -1,0 +1,186 @@
+"""What Docker is told, word for word; and how an end is read from what Docker says."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from host.agent import container_command as command
+from host.agent.container_access import Node, access, nodes
+from host.agent.container_end import judged
+from host.agent.protocol import Failed, is_container, is_image
+
+REF = "region-docker.pkg.dev/project/images/jax@sha256:" + "a" * 64
+
+
+def request(**fields: Any) -> dict[str, Any]:
+    container = {"image": REF, "platform": "tpu", "mounts": ["/run"], "read_only_mounts": ["/code"]}
+    return {
+        "run_id": "run-1",
+        "attempt": 2,
+        "process_id": 3,
+        "argv": ["python", "-m", "job"],
+        "cwd": "/run",
+        "cpus": [3, 1],
+        "log_path": "/logs/log",
+        "container": {**container, "shm_bytes": 64, **fields},
+    }
+
+
+def test_a_job_s_container_is_told_to_docker_in_these_words() -> None:
+    own = command.labels(request(), "/root/agent", "host-1")
+    said = command.run(request(), "name", "/control", own, ["--user", "5:6"], ["RUN_ID", "A"])
+    assert said == [
+        *["run", "--name", "name", "--cidfile", "/control/container.id"],
+        *["--label", "tpu-stack.run=run-1", "--label", "tpu-stack.attempt=2"],
+        *["--label", "tpu-stack.process=3", "--label", "tpu-stack.root=/root/agent"],
+        *["--label", "tpu-stack.host=host-1"],
+        *["--network", "host", "--log-driver", "none", "--pull", "never", "--stop-timeout", "60"],
+        *["--ulimit", "memlock=-1", "--user", "5:6", "--shm-size", "64", "--cpuset-cpus", "1,3"],
+        *["--mount", "type=bind,source=/code,target=/code,readonly"],
+        *["--mount", "type=bind,source=/control,target=/control"],
+        *["--mount", "type=bind,source=/run,target=/run"],
+        *["--workdir", "/run", "--env", "A", "--env", "RUN_ID"],
+        *["--entrypoint", "tini", REF, "--", "python", "-m", "job"],
+    ]
+
+
+def test_what_is_not_asked_for_is_not_said() -> None:
+    plain = {**request(shm_bytes=None, platform="cpu"), "cpus": None}
+    said = command.run(plain, "name", "/control", [], [], [])
+    assert not {"--shm-size", "--cpuset-cpus", "--ulimit", "--privileged", "--device"} & set(said)
+
+
+def test_a_delivery_sees_the_code_and_the_log_and_may_change_neither() -> None:
+    said = command.deliver(request(), "name", "5:6", ["python", "-m", "deliver"], ["A"])
+    assert [said[place + 1] for place, word in enumerate(said) if word == "--mount"] == [
+        "type=bind,source=/code,target=/code,readonly",
+        "type=bind,source=/logs,target=/logs,readonly",
+    ]
+    assert said[:3] == ["run", "--rm", "--interactive"]
+
+
+def test_a_path_that_is_named_twice_is_mounted_once_to_be_written() -> None:
+    container = {"mounts": ["/a/", "/b"], "read_only_mounts": ["/a", "/b/c"]}
+    assert command.mounts(container, "/b") == {"/a": False, "/b": False, "/b/c": True}
+
+
+def test_the_request_s_environment_goes_before_the_host_s() -> None:
+    host = {
+        "JAX_PLATFORMS": "tpu",
+        "TPU_NAME": "x",
+        "https_proxy": "p",
+        "SECRET": "s",
+        "PATH": "/bin",
+        "TF_": "no",
+    }
+    found = command.environment({"JAX_PLATFORMS": "cpu"}, host, "me")
+    assert found == {
+        "USER": "me",
+        "LOGNAME": "me",
+        "JAX_PLATFORMS": "cpu",
+        "TPU_NAME": "x",
+        "https_proxy": "p",
+    }
+    with pytest.raises(Failed):
+        command.environment({"HOME": "/home"}, {}, "me")
+
+
+def node(mode: int, uid: int = 0, gid: int = 0, path: str = "/dev/accel0") -> Node:
+    return Node(path, stat.S_IFCHR | mode, uid, gid)
+
+
+@pytest.mark.parametrize(
+    ("device", "user", "groups", "as_root"),
+    [
+        (node(0o666), "7:7", ["20"], False),
+        (node(0o600, uid=7), "7:7", ["20"], False),
+        (node(0o660, gid=20), "7:7", ["20"], False),
+        (node(0o660, gid=44), "7:7", ["20", "44"], False),
+        (node(0o600), "0:0", ["20"], True),
+        (node(0o640, gid=44), "0:0", ["20"], True),
+    ],
+)
+def test_a_device_is_opened_by_the_user_or_by_its_group_and_else_by_root(
+    device: Node, user: str, groups: list[str], as_root: bool
+) -> None:
+    found = access("tpu", [device], 7, 7, [7, 20])
+    said = found.arguments
+    assert said[said.index("--user") + 1] == user
+    assert [said[place + 1] for place, word in enumerate(said) if word == "--group-add"] == groups
+    assert said[said.index("--device") + 1] == "/dev/accel0"
+    assert (found.as_root, "--cap-add" in said, found.note is not None) == (as_root, as_root, as_root)
+
+
+def test_only_the_platform_s_devices_are_given() -> None:
+    assert "--device" not in access("cpu", [], 7, 7, []).arguments
+    assert access("gpu", [], 7, 7, []).arguments[-2:] == ["--gpus", "all"]
+
+
+def test_what_is_no_device_node_is_not_passed_on(tmp_path: Path) -> None:
+    (tmp_path / "accel0").touch()
+    (tmp_path / "accel1").symlink_to("/dev/null")
+    assert [each.path for each in nodes([str(tmp_path / "accel*")])] == [str(tmp_path / "accel1")]
+    assert nodes(["/dev/null"])[0].uid == os.stat("/dev/null").st_uid
+
+
+def state(**fields: Any) -> dict[str, Any]:
+    began = "2026-01-01T00:00:00Z"
+    return {"Running": False, "ExitCode": 0, "OOMKilled": False, "Error": "", "StartedAt": began, **fields}
+
+
+@pytest.mark.parametrize(
+    ("code", "signum", "found", "expected"),
+    [
+        (75, None, state(ExitCode=75), (75, None, None)),
+        (143, None, state(ExitCode=143), (None, 15, None)),
+        (137, None, state(ExitCode=137, OOMKilled=True), (None, 9, "for want of memory")),
+        (125, None, state(ExitCode=125), (125, None, None)),
+        (125, None, state(StartedAt="0001-01-01T00:00:00Z", Error="bad device"), (125, None, "bad device")),
+        (127, None, state(StartedAt="0001-01-01T00:00:00Z", Error="no tini"), (125, None, "no tini")),
+        (125, None, state(Running=True), (125, None, "lost the container: said")),
+        (125, None, state(ExitCode=255), (125, None, "Docker went away")),
+        (125, None, None, (125, None, "Docker went away while the job ran: said")),
+        (75, None, None, (75, None, None)),
+        (137, None, {}, (None, 9, None)),
+        (None, 9, state(Running=True), (None, 9, None)),
+    ],
+)
+def test_the_end_of_the_job_is_told_from_docker_s_own_failures(
+    code: int | None, signum: int | None, found: Any, expected: tuple[Any, ...]
+) -> None:
+    end = judged(code, signum, found, "said")
+    words = expected[2]
+    assert (end["code"], end["signal"]) == expected[:2]
+    assert ("words" in end) == (words is not None)
+    assert words is None or words in end["words"]
+
+
+def test_an_image_is_named_by_a_digest_and_never_by_a_tag() -> None:
+    assert (
+        is_image(REF) and is_image("sha256:" + "a" * 64) and is_image("127.0.0.1:5000/jax@sha256:" + "a" * 64)
+    )
+    for wrong in (
+        "jax:latest",
+        "region/jax",
+        REF[:-1],
+        "--privileged",
+        "sha256:" + "A" * 64,
+        "",
+        None,
+        f" {REF}",
+    ):
+        assert not is_image(wrong)
+    good = request()["container"]
+    assert is_container(good)
+    for change in (
+        {"platform": "rocm"},
+        {"mounts": ["relative"]},
+        {"shm_bytes": 0},
+        {"read_only_mounts": None},
+    ):
+        assert not is_container({**good, **change})

@@ -1,0 +1,169 @@
+"""A pull repeats what can get better and nothing else, makes room for itself, and says what would help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from host.agent import images, pull
+from host.agent.protocol import Failed
+from host.agent.prune import cleared
+from tests.host.containers.fake_docker import FakeDocker
+
+REF = "region-docker.pkg.dev/project/images/jax@sha256:" + "a" * 64
+ABSENT = (1, "", f"Error response from daemon: No such image: {REF}\n")
+PRESENT = (0, json.dumps([{"Id": "sha256:" + "b" * 64, "Size": 123, "Config": {"Labels": {}}}]), "")
+ROOM = {"info": [(0, "/\n", "")], "pull": [(0, REF, "")]}
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pull, "FIRST_PAUSE_S", 0.01)
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return pull.pull(
+        {"image": REF, "attempts": 4, "min_free_bytes": 1, "keep": None, "limit_s": None, **fields}
+    )
+
+
+def refused(**fields: Any) -> Failed:
+    with pytest.raises(Failed) as caught:
+        asked(**fields)
+    return caught.value
+
+
+def test_an_image_that_is_here_is_not_asked_for(fake_docker: FakeDocker) -> None:
+    fake_docker.answers({"image inspect": [PRESENT]})
+    answer = asked()
+    assert (answer["pulled"], answer["size_bytes"], answer["retries"]) == (False, 123, [])
+    assert fake_docker.calls("pull") == []
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        'Error response from daemon: Get "https://x/v2/": net/http: TLS handshake timeout',
+        "Error response from daemon: received unexpected HTTP status: 503 Service Unavailable",
+        'Error response from daemon: Get "https://x/v2/": dial tcp 1.2.3.4:443: connect: connection refused',
+        'Error response from daemon: Get "https://x/v2/": EOF',
+        "error pulling image configuration: download failed after attempts=6: connection reset by peer",
+        "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+    ],
+)
+def test_what_can_get_better_is_tried_again_and_told(fake_docker: FakeDocker, passing: str) -> None:
+    fake_docker.answers(
+        {"image inspect": [ABSENT, ABSENT, PRESENT], **ROOM, "pull": [(1, "", passing), (0, REF, "")]}
+    )
+    answer = asked()
+    assert (answer["pulled"], answer["attempts"], len(answer["retries"])) == (True, 2, 1)
+    assert answer["retries"][0].startswith("attempt 1 of 4: ")
+
+
+@pytest.mark.parametrize(
+    ("complaint", "remedy"),
+    [
+        (
+            'denied: Permission "artifactregistry.repositories.downloadArtifacts" denied',
+            "artifactregistry.reader",
+        ),
+        ("Error response from daemon: Head https://x: unauthorized: no basic auth credentials", "fab deploy"),
+        ("Error response from daemon: manifest unknown: Failed to fetch", "fab push"),
+        ("Error response from daemon: name unknown: Repository not found", "fab push"),
+        ("manifest verification failed for digest sha256:aaaa", "fab push"),
+        ("failed to register layer: write /opt/x: no space left on device", "larger disk"),
+        ("permission denied while trying to connect to the Docker daemon socket", "usermod"),
+    ],
+)
+def test_what_cannot_get_better_is_told_at_once_with_its_remedy(
+    fake_docker: FakeDocker, complaint: str, remedy: str
+) -> None:
+    fake_docker.answers({"image inspect": [ABSENT], **ROOM, "pull": [(1, "", complaint)]})
+    assert remedy in refused().remedy
+    assert len(fake_docker.calls("pull")) == 1
+
+
+def test_attempts_end(fake_docker: FakeDocker) -> None:
+    fake_docker.answers({"image inspect": [ABSENT], **ROOM, "pull": [(1, "", "TLS handshake timeout")]})
+    assert "4 attempts" in refused().message
+    assert len(fake_docker.calls("pull")) == 4
+
+
+def test_a_docker_that_comes_up_late_is_waited_for(fake_docker: FakeDocker) -> None:
+    down = (1, "", "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?")
+    fake_docker.answers({"image inspect": [down, down, ABSENT, PRESENT], **ROOM})
+    assert asked()["attempts"] == 3
+
+
+def test_an_image_by_its_id_cannot_be_pulled(fake_docker: FakeDocker) -> None:
+    fake_docker.answers({"image inspect": [(1, "", "Error response from daemon: No such image: x")]})
+    assert "fab build" in refused(image="sha256:" + "c" * 64).remedy
+    assert fake_docker.calls("pull") == []
+
+
+def known(number: str, **fields: Any) -> dict[str, Any]:
+    labels = {"tpu-stack.stack": "jax"}
+    return {
+        "Id": f"sha256:{number * 64}",
+        "Created": number,
+        "Size": 5,
+        "RepoTags": [f"tpu-stack/jax:{number}"],
+        "RepoDigests": [f"r/jax@sha256:{number * 64}"],
+        "Config": {"Labels": labels},
+        **fields,
+    }
+
+
+def test_images_that_are_used_kept_or_not_ours_stay() -> None:
+    foreign = known("5", Config={"Labels": None})
+    ours = [known(number) for number in "43210"] + [foreign]
+    keep = ["tpu-stack/jax:1", "r/jax@sha256:" + "2" * 64, "sha256:" + "3" * 64]
+    left = images.unneeded(ours, {"sha256:" + "0" * 64}, keep)
+    assert [each["Id"][-1] for each in left] == ["4"]
+    assert [each["Id"][-1] for each in images.unneeded(ours, set(), [])] == list("01234")
+
+
+def test_a_short_disk_is_cleared_of_our_old_images_and_then_told_in_numbers(
+    fake_docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(images, "free_bytes", lambda place: 2_000_000_000)
+    fake_docker.answers(
+        {
+            "image inspect region": [ABSENT],
+            "image inspect sha256": [(0, json.dumps([known("1")]), "")],
+            "info": [(0, "/\n", "")],
+            "image ls": [(0, "sha256:" + "1" * 64, "")],
+            "ps": [(0, "", "")],
+            "image rm": [(0, "", "")],
+        }
+    )
+    problem = refused(min_free_bytes=9_000_000_000)
+    assert "/ has 2.0 GB free and the pull needs 9.0 GB; 1 old images were removed" in problem.message
+    assert fake_docker.calls("image rm") == [
+        "image rm tpu-stack/jax:1",
+        f"image rm r/jax@sha256:{'1' * 64}",
+    ]
+    assert fake_docker.calls("pull") == []
+
+
+@pytest.mark.slow
+def test_pruning_removes_our_images_and_leaves_those_that_containers_have(base: str, tmp_path: Path) -> None:
+    from tests.host.containers.conftest import build, docker
+
+    # Of a daemon that others use as well, so that what is theirs is all kept.
+    others = docker("image", "ls", "--all", "--quiet", "--no-trunc").split()
+    unused = build(base, "LABEL tpu-stack.stack=test-of-prune", f"LABEL of={tmp_path}/1")
+    used = build(base, "LABEL tpu-stack.stack=test-of-prune", f"LABEL of={tmp_path}/2")
+    name = docker("create", used, "true")
+    try:
+        steps = [
+            each for each in docker("image", "ls", "-aq", "--no-trunc").split() if each not in (unused, used)
+        ]
+        removed = cleared([*others, *steps])["removed"]
+        assert [each["id"] for each in removed] == [unused]
+    finally:
+        docker("rm", name)
+        docker("image", "rm", used)
