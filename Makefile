@@ -19,6 +19,10 @@ preview: install ## show what `pulumi up` would make; needs no account (CONFIG=P
 rehearse: install ## the whole path in containers: up, train, a host dies, recover, destroy (HOSTS=2)
 	@$(BIN)/python -m rehearsal.rehearse $(if $(HOSTS),--hosts "$(HOSTS)")
 
+.PHONY: images
+images: install ## build the images that jobs run in, and try them: make images STACK=jax PLATFORM=cpu
+	@$(BIN)/fab build $(if $(STACK),--stack "$(STACK)") $(if $(PLATFORM),--platform "$(PLATFORM)")
+
 .PHONY: test
 test: install ## run the tests that take seconds
 	@$(BIN)/pytest -m "not slow" --durations 10 --durations-min 1

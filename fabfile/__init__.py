@@ -4,6 +4,7 @@ It may import launch (inside the tasks, so that `fab --list` answers at once); n
 """
 
 from fabfile.care import deploy, doctor, verify
+from fabfile.imaging import build, images, push
 from fabfile.order import in_order
 from fabfile.reaching import get, jupyter, put, run, ssh, ssh_config
 from fabfile.rehearsing import rehearsal
@@ -12,5 +13,6 @@ from fabfile.tasks import accelerators, jobs, logs, recover, runs, status, stop,
 namespace = in_order(
     *(train, status, logs, stop, recover, runs, jobs),
     *(deploy, verify, doctor, run, put, get, ssh, ssh_config, jupyter),
+    *(build, push, images),
     *(rehearsal, accelerators),
 )

@@ -22,6 +22,7 @@ program.run(["fab", *sys.argv[1:]])
 TASKS = [
     *("train", "status", "logs", "stop", "recover", "runs", "jobs"),
     *("deploy", "verify", "doctor", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
+    *("build", "push", "images"),
     *("rehearsal", "accelerators"),
 ]
 

@@ -1,0 +1,106 @@
+"""The four images really build here, in both platforms' locks, and pass their own smoke test: a broken pin is red.
+
+The first time it takes long: gigabytes of wheels. Afterwards only what changed is built. Where no image registry can be
+reached the base is the stand-in that tools/stand_in_base.py makes (TPU_STACK_BASE_IMAGE), which is no official image.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from launch.images import base, builder, context, here
+from launch.images.builder import Watch
+from launch.images.engine import connect
+from launch.images.recipe import PLATFORMS, Platform, read, stacks
+from launch.jobs import CHECKOUT
+from tools import stand_in_base
+
+LIMIT_S = 1800
+TOOLS = ("gcc", "g++", "make", "git", "pip", "uv", "cargo")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
+
+
+class Said:
+    """A watch that keeps what it is told, so that a failure shows it."""
+
+    def state(self, text: str) -> None:
+        print(text, flush=True)
+
+    progress = note = state
+
+
+@pytest.fixture(scope="module")
+def environ() -> Mapping[str, str]:
+    found = stand_in_base.chosen(os.environ, print)
+    return {**os.environ, **({base.VARIABLE: found} if found else {})}
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("stack", stacks())
+def test_every_image_builds_and_passes_its_smoke_test(
+    stack: str, platform: Platform, environ: Mapping[str, str]
+) -> None:
+    recipe = read(stack, platform, base.read(environ))
+    watch: Watch = Said()
+    client = connect(environ)
+    try:
+        made = builder.make(client, recipe, environ=environ, commit=None, watch=watch)
+        config = client.api.inspect_image(made.image.id)["Config"]
+    finally:
+        client.close()
+    assert recipe.tag in made.image.tags
+    assert config["Labels"][context.LOCK_LABEL] == recipe.lock_sha256
+    assert config["Entrypoint"] == ["tini", "--", "python"], "exec form, by a program that hands signals on"
+    assert config["User"].partition(":")[0] not in ("", "0", "root")
+    assert {variable.partition("=")[0] for variable in config["Env"]}.isdisjoint(
+        {*context.INDEXES, *context.PROXIES}
+    )
+
+
+@pytest.mark.parametrize("stack", stacks())
+def test_no_image_has_tools_to_build_with(stack: str, environ: Mapping[str, str]) -> None:
+    image = here.required(stack, "cpu", environ)
+    asked = f"import shutil; print([name for name in {TOOLS!r} if shutil.which(name)])"
+    done = subprocess.run(
+        ["docker", "run", "--rm", "--network", "none", image.id, "-c", asked],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("stack", stacks())
+def test_a_tpu_that_is_asked_for_and_not_there_fails_the_smoke_test(
+    stack: str, environ: Mapping[str, str]
+) -> None:
+    if list(Path("/dev").glob("accel*")) or list(Path("/dev").glob("vfio/[0-9]*")):
+        pytest.skip("this machine has a TPU")
+    image = here.required(stack, "tpu", environ)
+    done = subprocess.run(
+        [
+            *("docker", "run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", image.id),
+            *("/opt/tpu-stack/smoke", "--platform", "tpu"),
+        ],
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert '"ok": false' in done.stdout.splitlines()[-1]
+    assert any(line.startswith("FAIL") and "tpu" in line.lower() for line in done.stdout.splitlines()), (
+        done.stdout
+    )
+
+
+def test_one_build_by_hand_says_what_there_is(environ: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        [Path(sys.executable).with_name("fab"), "build", "--platform", "cpu"],
+        cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for stack in stacks():
+        assert f"tpu-stack/{stack}:cpu-" in done.stdout

@@ -1,0 +1,103 @@
+"""A framework stack that is built in seconds, and the Docker of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from launch.images import here
+from launch.images.context import SMOKE_LABEL
+from launch.images.engine import connect
+from launch.images.recipe import Recipe, read
+from tools import stand_in_base
+
+DOCKERFILE = """\
+ARG BASE_IMAGE
+FROM ${BASE_IMAGE}
+RUN echo MARK; true
+RUN echo MARK; BODY
+COPY smoke /opt/tpu-stack/smoke
+USER 10001:10001
+ENTRYPOINT ["python3"]
+"""
+MAIN = "import stack\nprint('ok   imports  0.1 s', flush=True)\nstack.main()\n"
+PASSES = "def main():\n    print('{\"ok\": true}')\n"
+
+
+class Lab:
+    """Makes recipes of a stack of this test alone, and knows what of them is on this machine."""
+
+    def __init__(self, folder: Path, client: docker.DockerClient, base: str, stack: str) -> None:
+        self.folder, self.client, self.base, self.stack = folder, client, base, stack
+        self._hashes: set[str] = set()
+
+    def recipe(self, *, body: str = "true", smoke: str = PASSES) -> Recipe:
+        """body: what the second of its steps runs."""
+        own = self.folder / self.stack
+        own.mkdir(parents=True, exist_ok=True)
+        (self.folder / "smoke").mkdir(exist_ok=True)
+        (self.folder / "smoke" / "__main__.py").write_text(MAIN)
+        (own / "Dockerfile").write_text(DOCKERFILE.replace("MARK", self.stack).replace("BODY", body))
+        (own / "requirements.txt").touch()
+        (own / "smoke.py").write_text(smoke)
+        (self.folder / "uv.txt").touch()
+        made = read(self.stack, "cpu", self.base, folder=self.folder, uv_lock=self.folder / "uv.txt")
+        self._hashes.add(made.hash)
+        return made
+
+    def left(self) -> list[str]:
+        """Images of any kind, named or not, that one of its steps made; and its containers."""
+        found = []
+        for image in self.client.api.images(all=True):
+            steps = self.client.api.history(image["Id"])
+            if any(f"echo {self.stack};" in step["CreatedBy"] for step in steps):
+                named = [tag for tag in image["RepoTags"] or () if tag != "<none>:<none>"]
+                found += named or [image["Id"]]
+        for container in self.client.api.containers(all=True):
+            tries = container["Labels"].get(SMOKE_LABEL) in self._hashes
+            if tries or f"echo {self.stack};" in container["Command"]:
+                found.append(container["Id"])
+        return found
+
+    def named(self) -> list[str]:
+        """Of these, the images with a name."""
+        return [each for each in self.left() if ":" in each and not each.startswith("sha256:")]
+
+    def clear(self) -> None:
+        for image in here.list_all(self.client):
+            if image.stack == self.stack:
+                here.remove(self.client, image)
+
+
+@pytest.fixture(scope="session")
+def base() -> str:
+    """What images of tests begin with: the official image is not at hand everywhere."""
+    found = stand_in_base.chosen({}, print)
+    if found is None:
+        pytest.skip("needs root and mmdebstrap for a stand-in base")
+    return found
+
+
+@pytest.fixture
+def client() -> Iterator[docker.DockerClient]:
+    found = connect()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def make_lab(tmp_path: Path, client: docker.DockerClient, base: str) -> Iterator[Callable[[str], Lab]]:
+    made: list[Lab] = []
+
+    def make(stack: str) -> Lab:
+        lab = Lab(tmp_path / "images", client, base, stack)
+        made.append(lab)
+        lab.clear()
+        return lab
+
+    yield make
+    for lab in made:
+        lab.clear()

@@ -1,0 +1,307 @@
+"""Images go to a registry by Docker's own push; the registry is a small one of the test's, which may also refuse."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import json
+import os
+import re
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from jobs.runtime.errors import RequestError
+from launch.images import base, here, push
+from launch.images.context import labels
+from launch.images.recipe import Recipe
+
+pytestmark = pytest.mark.slow  # seconds, but they need Docker
+
+STAND_IN_BASE = "stand-in:1"
+PULUMI = """\
+#!/bin/sh
+echo "$@" >>"$PULUMI_LOG"
+case "$1 $2" in
+  "stack output") echo "$PULUMI_OUTPUTS" ;;
+  "config set") [ -z "$PULUMI_FAILS" ] || { echo "error: $PULUMI_FAILS" >&2; exit 255; } ;;
+esac
+"""
+
+
+class Registry(http.server.ThreadingHTTPServer):
+    """Speaks as much of the registry's protocol as a push takes. refusal: status, code and message for every upload."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.refusal: tuple[int, str, str] | None = None
+        self.stored: dict[str, bytes] = {}
+        self.manifests: dict[str, str] = {}
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Registry
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        if self.server.refusal is not None and self.server.refusal[0] == 401:
+            self._answer(401, WWW_Authenticate='Basic realm="registry"')
+        else:
+            self._answer(200)
+
+    def do_HEAD(self) -> None:
+        self._answer(200 if self.path.rpartition("/")[2] in self.server.stored else 404)
+
+    def do_POST(self) -> None:
+        if self.server.refusal is not None:
+            status, code, message = self.server.refusal
+            self._answer(status, json.dumps({"errors": [{"code": code, "message": message}]}).encode())
+            return
+        self._answer(202, Location=f"http://{self.server.host}{self.path}one", Docker_Upload_UUID="one")
+
+    def do_PATCH(self) -> None:
+        body = self.server.stored[self.path] = self._body()
+        self._answer(202, Location=f"http://{self.server.host}{self.path}", Range=f"0-{len(body) - 1}")
+
+    def do_PUT(self) -> None:
+        body = self._body()
+        if "/manifests/" in self.path:
+            digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
+            self.server.manifests[self.path] = digest
+        else:
+            path, _, digest = self.path.replace("%3A", ":").partition("?digest=")
+            self.server.stored[digest] = self.server.stored.pop(path, b"") + body
+        self._answer(201, Docker_Content_Digest=digest)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        found = b""
+        while size := int(self.rfile.readline(), 16):
+            found += self.rfile.read(size)
+            self.rfile.readline()
+        self.rfile.readline()
+        return found
+
+    def _answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        if self.command == "POST" and self.server.refusal:
+            self._body()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Docker-Distribution-Api-Version", "registry/2.0")
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a test says itself what was asked."""
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with Registry() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join(10)
+
+
+@pytest.fixture
+def recipes(
+    client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Recipe]]:
+    """Makes an image of one file that is named as a recipe says, and the folder of images that has the recipe."""
+    folder, made = tmp_path / "images", list[Recipe]()
+
+    def make(stack: str, *, image: bool = True) -> Recipe:
+        (folder / stack).mkdir(parents=True)
+        (folder / stack / "Dockerfile").write_text(str(tmp_path))
+        recipe = Recipe(
+            stack=stack, platform="cpu", base=STAND_IN_BASE,
+            files={"Dockerfile": str(tmp_path).encode(), "requirements.txt": b""},
+        )  # fmt: skip
+        made.append(recipe)
+        if image:
+            packed = io.BytesIO()
+            with tarfile.open(fileobj=packed, mode="w") as tar:
+                member = tarfile.TarInfo("file")
+                member.size = len(stack)
+                tar.addfile(member, io.BytesIO(stack.encode()))
+            said = [f'LABEL "{key}"="{value}"' for key, value in labels(recipe, None).items()]
+            repository, _, tag = recipe.tag.rpartition(":")
+            client.api.import_image_from_data(packed.getvalue(), repository, tag, changes=said)
+        return recipe
+
+    by_stack = lambda stack, on, pinned: next(each for each in made if each.stack == stack)  # noqa: E731
+    monkeypatch.setattr(push, "read", by_stack)
+    monkeypatch.setattr(
+        push, "chosen", lambda option, text: text.split(",") if text else [r.stack for r in made]
+    )
+    monkeypatch.setenv(base.VARIABLE, STAND_IN_BASE)
+    yield make
+    for image in here.list_all(client):
+        if any(image.recipe == recipe.hash for recipe in made):
+            here.remove(client, image)
+
+
+@pytest.fixture
+def pulumi(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A `pulumi` whose stack has that registry for its images; the path of what it was asked."""
+    program = tmp_path / "bin" / "pulumi"
+    program.parent.mkdir()
+    program.write_text(PULUMI)
+    program.chmod(0o755)
+    log = tmp_path / "pulumi.log"
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PULUMI_LOG", str(log))
+    monkeypatch.setenv("PULUMI_OUTPUTS", json.dumps({"image_repository": f"{registry.host}/p/r"}))
+    return log
+
+
+def run(image: str = "", stack: str = "dev") -> int:
+    return push.push(stack=stack, image=image, platform="cpu", environ=os.environ)
+
+
+def test_an_image_is_pushed_and_its_digest_noted_in_the_stacks_configuration(
+    registry: Registry,
+    recipes: Any,
+    pulumi: Path,
+    client: docker.DockerClient,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = recipes("pushed")
+    assert run("pushed") == 0
+    ((path, digest),) = registry.manifests.items()
+    assert path == f"/v2/p/r/pushed/manifests/{recipe.version}"
+    reference = f"{registry.host}/p/r/pushed@{digest}"
+    asked = pulumi.read_text().splitlines()
+    assert asked[-1] == f"config set --path tpu-stack:images.references.pushed {reference} --stack dev"
+    said = capsys.readouterr().out
+    assert reference in said
+    assert "Now `pulumi up --stack dev`" in said
+    (image,) = [each for each in here.list_all(client) if each.recipe == recipe.hash]
+    assert image.references == (reference,)
+
+
+def test_of_several_images_those_that_are_built_are_pushed_and_one_that_is_named_has_to_be(
+    registry: Registry, recipes: Any, pulumi: Path
+) -> None:
+    recipes("here")
+    recipes("elsewhere", image=False)
+    assert run() == 0
+    assert [path.split("/")[4] for path in registry.manifests] == ["here"]
+    with pytest.raises(
+        RequestError, match="elsewhere for cpu: not built here.*`fab build --stack elsewhere --platform cpu`"
+    ):
+        run("here,elsewhere")
+    assert len(registry.manifests) == 1
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (
+            (401, "UNAUTHORIZED", "authentication required"),
+            r"does not know who pushes: .*`docker login 127\.0\.0\.1",
+        ),
+        (
+            (403, "DENIED", 'Permission "artifactregistry.repositories.uploadArtifacts" denied'),
+            "pushing is refused",
+        ),
+        (
+            (404, "NAME_UNKNOWN", 'Repository "r" not found'),
+            "there is no such repository.*`pulumi up --stack dev`",
+        ),
+    ],
+)
+def test_a_registry_that_refuses_is_explained_and_neither_name_nor_digest_stays(
+    registry: Registry, recipes: Any, pulumi: Path, client: docker.DockerClient, capsys: pytest.CaptureFixture[str],
+    refusal: tuple[int, str, str], words: str,
+) -> None:  # fmt: skip
+    recipe = recipes("refused")
+    registry.refusal = refusal
+    assert run() == 1
+    assert re.search(
+        f"error: {registry.host}/p/r/refused:{recipe.version}: .*{words}", capsys.readouterr().out
+    )
+    found = here.of_recipe(client, recipe)
+    assert found is not None
+    assert (found.tags, found.references) == ((recipe.tag,), ())
+    assert "config set" not in pulumi.read_text()
+
+
+def test_a_registry_that_is_gone_is_told_from_one_that_refuses(
+    registry: Registry,
+    recipes: Any,
+    pulumi: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipes("nowhere")
+    monkeypatch.setenv("PULUMI_OUTPUTS", json.dumps({"image_repository": "127.0.0.1:1/p/r"}))
+    assert run() == 1
+    assert "127.0.0.1:1 cannot be reached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("outputs", ["{}", "", '{"image_repository": null}'])
+def test_a_stack_that_was_never_brought_up_has_no_repository(
+    recipes: Any, pulumi: Path, monkeypatch: pytest.MonkeyPatch, outputs: str
+) -> None:
+    recipes("early")
+    monkeypatch.setenv("PULUMI_OUTPUTS", outputs)
+    with pytest.raises(
+        RequestError, match="it has no output `image_repository` yet; `pulumi up --stack dev`"
+    ):
+        run()
+
+
+def test_a_digest_that_cannot_be_noted_is_said_with_what_pulumi_says(
+    recipes: Any, pulumi: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes("unnoted")
+    monkeypatch.setenv("PULUMI_FAILS", "the file is read-only")
+    with pytest.raises(
+        RequestError, match="`pulumi config set` failed: error: the file is read-only.*unnoted@sha256:"
+    ):
+        run()
+
+
+def test_this_machine_is_no_stack_to_push_to() -> None:
+    with pytest.raises(RequestError, match="say to which stack's repository"):
+        run(stack="local")
+
+
+def test_how_far_a_push_is_counts_layers_and_bytes() -> None:
+    layers = push.Layers()
+    for answer in (
+        {"status": "The push refers to repository [r]"},
+        {"status": "Preparing", "progressDetail": {}, "id": "a" * 12},
+        {"status": "Preparing", "progressDetail": {}, "id": "b" * 12},
+        {"status": "Layer already exists", "progressDetail": {}, "id": "a" * 12},
+        {
+            "status": "Pushing",
+            "progressDetail": {"current": 500_000_000, "total": 2_000_000_000},
+            "id": "b" * 12,
+        },
+    ):
+        layers.take(answer)
+    assert layers.text == "layer 1/2, 500 MB of 2.00 GB"
+    layers.take({"status": "Pushed", "progressDetail": {}, "id": "b" * 12})
+    assert layers.text == "layer 2/2, 2.00 GB of 2.00 GB"
+    assert layers.digest is None
+    layers.take({"progressDetail": {}, "aux": {"Tag": "t", "Digest": "sha256:" + "c" * 64, "Size": 1}})
+    assert layers.digest == "sha256:" + "c" * 64

@@ -1,0 +1,177 @@
+"""What an image is made of, and what it is called by that."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jobs.runtime.errors import RequestError
+from launch.images import context, recipe
+from launch.images.recipe import OUR_TAG, Recipe
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    files = {
+        "one/Dockerfile": "FROM x\nCOPY smoke /opt/smoke\n",
+        "one/requirements.txt": "a==1",
+        "one/requirements-cpu.txt": "a==1\nb==2",
+        "one/smoke.py": "one",
+        "two/Dockerfile": "FROM x\n",
+        "two/requirements.txt": "c==3",
+        "two/smoke.py": "two",
+        "smoke/__main__.py": "main",
+        "one/build/make.py": "make",
+        "one/build/notes.txt": "",
+        "uv.txt": "uv==1",
+        "README.md": "",
+    }
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def read(folder: Path, stack: str = "one", platform: str = "cpu", base: str = "b@sha256:1") -> Recipe:
+    on = recipe.platform_of(platform)
+    return recipe.read(stack, on, base, folder=folder, uv_lock=folder / "uv.txt")
+
+
+def test_a_stack_is_a_folder_with_a_dockerfile(folder: Path) -> None:
+    assert recipe.stacks(folder) == ("one", "two")
+
+
+def test_stacks_are_chosen_by_name_and_all_of_them_without_a_choice(folder: Path) -> None:
+    assert recipe.chosen("--stack", "two, one,two", folder) == ("two", "one")
+    assert recipe.chosen("--stack", "", folder) == ("one", "two")
+
+
+def test_an_unknown_stack_or_platform_is_answered_with_those_there_are(folder: Path) -> None:
+    with pytest.raises(RequestError, match='--stack: "six" is not a framework stack; choose one of one, two'):
+        recipe.chosen("--stack", "one,six", folder)
+    with pytest.raises(RequestError, match='--platform: "gpu" is not a platform of images; choose one of'):
+        recipe.platform_of("gpu")
+
+
+def test_nothing_gets_into_an_image_but_its_files_and_the_programs_of_its_build(
+    folder: Path,
+) -> None:
+    (folder / "one" / "secret.txt").touch()
+    always = {"Dockerfile", "requirements.txt", "uv.txt", "smoke/__main__.py", "smoke/stack.py"}
+    assert set(read(folder, "one").files) == always | {"build/make.py"}
+    assert set(read(folder, "two").files) == always
+
+
+def test_a_cpu_has_its_own_lock_where_there_is_one_and_else_the_tpus(folder: Path) -> None:
+    locks = {
+        (stack, on): read(folder, stack, on).files["requirements.txt"].decode()
+        for stack in ("one", "two")
+        for on in ("cpu", "tpu")
+    }
+    assert locks == {
+        ("one", "cpu"): "a==1\nb==2",
+        ("one", "tpu"): "a==1",
+        ("two", "cpu"): "c==3",
+        ("two", "tpu"): "c==3",
+    }
+
+
+def test_the_tag_is_a_hash_of_everything_that_goes_in_and_of_nothing_else(folder: Path) -> None:
+    before = read(folder)
+    tags = {before.tag, read(folder, base="b@sha256:2").tag, read(folder, platform="tpu").tag}
+    for name in (
+        "one/Dockerfile",
+        "one/requirements-cpu.txt",
+        "one/smoke.py",
+        "smoke/__main__.py",
+        "one/build/make.py",
+    ):
+        path = folder / name
+        kept = path.read_text()
+        path.write_text(f"{kept}\n#")
+        tags.add(read(folder).tag)
+        path.write_text(kept)
+    assert len(tags) == 8
+    (folder / "README.md").write_text("other")
+    (folder / "one" / "requirements.txt").write_text("of the TPU alone")
+    assert read(folder).tag == before.tag
+
+
+def test_tags_are_told_from_names_that_somebody_gave(folder: Path) -> None:
+    made = read(folder)
+    for tag in (made.tag, made.failed_tag, f"h:5000/p/r/one:{made.version}"):
+        assert OUR_TAG.fullmatch(tag)
+    for tag in (
+        "tpu-stack/one:keep",
+        "mine:cpu",
+        "tpu-stack-rehearsal-host:b072905a12b202d5",
+        "a/one:cpu-123",
+    ):
+        assert OUR_TAG.fullmatch(tag) is None
+
+
+@pytest.mark.parametrize("name", ["one/requirements-cpu.txt", "one/smoke.py", "uv.txt"])
+def test_a_file_that_is_missing_is_named_or_the_other_lock_is_taken(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    if name == "one/requirements-cpu.txt":
+        assert read(folder).files["requirements.txt"] == b"a==1"
+        return
+    with pytest.raises(RequestError, match=re.escape(f"{folder / name} is not there")):
+        read(folder)
+
+
+def test_a_shared_program_may_not_have_the_name_that_the_stacks_own_gets(folder: Path) -> None:
+    (folder / "smoke" / "stack.py").touch()
+    with pytest.raises(RequestError, match="give it another"):
+        read(folder)
+
+
+# --- what Docker is given ---------------------------------------------------------------------------------------
+
+
+def test_the_same_recipe_gives_the_same_archive_whatever_the_files_times(folder: Path) -> None:
+    first = context.archive(read(folder))
+    for path in folder.rglob("*.py"):
+        path.touch()
+    assert context.archive(read(folder)) == first
+
+
+@pytest.mark.parametrize(
+    "index", ["https://user:word@index.example/simple", "https://word@i/simple", "https://i/simple?key=word"]
+)
+def test_an_index_with_a_password_is_refused_because_it_would_stay_in_the_image(
+    folder: Path, index: str
+) -> None:
+    with pytest.raises(RequestError, match="UV_DEFAULT_INDEX holds a password") as caught:
+        context.build_arguments(read(folder), {"UV_DEFAULT_INDEX": index})
+    assert "word@" not in str(caught.value)
+
+
+def test_a_build_goes_the_way_this_machine_goes_and_is_told_nothing_else_of_it(folder: Path) -> None:
+    environ = {
+        "PIP_INDEX_URL": "https://i/simple",
+        "HTTPS_PROXY": "http://p:1",
+        "HOME": "/h",
+        "HTTP_PROXY": "",
+    }
+    assert context.build_arguments(read(folder), environ) == {
+        "PIP_INDEX_URL": "https://i/simple",
+        "HTTPS_PROXY": "http://p:1",
+        "BASE_IMAGE": "b@sha256:1",
+        "STACK": "one",
+        "PLATFORM": "cpu",
+    }
+
+
+def test_an_image_says_of_which_stack_lock_recipe_and_commit_it_is(folder: Path) -> None:
+    made = read(folder)
+    said = context.labels(made, "abc")
+    assert said["tpu-stack.stack"] == "one"
+    assert said["tpu-stack.platform"] == "cpu"
+    assert said["tpu-stack.recipe"] in made.tag
+    assert said["tpu-stack.lock"] == made.lock_sha256 != read(folder, platform="tpu").lock_sha256
+    assert said["org.opencontainers.image.revision"] == "abc"
+    assert "org.opencontainers.image.revision" not in context.labels(made, None)

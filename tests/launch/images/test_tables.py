@@ -1,0 +1,96 @@
+"""What there is of images, as a person sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from launch.images import here, tables
+from launch.images.builder import Made
+from launch.images.here import Image
+from launch.runs import Run
+
+HASHES = ("0" * 12, "1" * 12)
+DIGEST = "sha256:" + "d" * 64
+REFERENCE = f"h/p/r/jax@{DIGEST}"
+CURRENT = f"tpu-stack/jax:cpu-{HASHES[0]}"
+
+
+def image(*tags: str, references: tuple[str, ...] = (), id: str = "sha256:" + "a" * 64) -> Image:
+    return Image(
+        id=id, stack="jax", platform="cpu", recipe=HASHES[0], tags=tags, references=references,
+        size_bytes=1_250_000_000, created_s=0.0,
+    )  # fmt: skip
+
+
+def shown(table: Table) -> list[list[str]]:
+    console = Console(width=240)
+    with console.capture() as capture:
+        console.print(table)
+    return [line.split() for line in capture.get().splitlines()][1:]
+
+
+def test_the_state_of_an_image_says_whether_it_is_of_this_checkout() -> None:
+    states = {
+        "current": image(CURRENT, f"h/p/r/jax:cpu-{HASHES[0]}"),
+        "old": image(f"tpu-stack/jax:cpu-{HASHES[1]}"),
+        "failed": image(f"{CURRENT}-failed"),
+        "unnamed": image(),
+        "other": image("somebody/jax:mine"),
+    }
+    assert {state: tables.state(each, {CURRENT}) for state, each in states.items()} == {
+        name: name for name in states
+    }
+
+
+def test_old_is_what_no_recipe_makes_no_container_uses_and_nobody_named() -> None:
+    kept = [
+        image(CURRENT),
+        image(f"tpu-stack/jax:cpu-{HASHES[1]}", id="used"),
+        image(f"tpu-stack/jax:cpu-{HASHES[1]}", "mine:1"),
+    ]
+    doomed = [image(f"tpu-stack/jax:cpu-{HASHES[1]}"), image(f"{CURRENT}-failed"), image()]
+    assert here.old([*kept, *doomed], current={CURRENT}, used={"used"}) == doomed
+
+
+def test_an_image_is_shown_with_the_latest_runs_that_used_it_by_id_or_by_digest(
+    write_run: Callable[..., Run],
+) -> None:
+    by_id = [write_run(f"flax_mlm-2026112{day}-000000-abcd", image=image().id) for day in range(4)]
+    by_digest = write_run("flax_mlm-20261125-000000-abcd", image=REFERENCE)
+    bare = write_run("flax_mlm-20261126-000000-abcd", image=None)
+    (row,) = shown(
+        tables.here([image(CURRENT, references=(REFERENCE,))], {CURRENT}, [bare, by_digest, *by_id])
+    )
+    assert row[:5] == ["jax", "cpu", CURRENT, "1.25", "GB"]
+    assert " ".join(row[7:]) == (
+        f"current {by_digest.run_id}, {by_id[0].run_id}, {by_id[1].run_id} and 2 more"
+    )
+
+
+def test_what_a_stack_names_is_shown_with_whether_it_is_this_checkouts() -> None:
+    rows = shown(
+        tables.there(
+            {"jax": REFERENCE, "pytorch": f"h/p/r/pytorch@{DIGEST}"},
+            [image(CURRENT, references=(REFERENCE,))],
+            {CURRENT},
+            [],
+        )
+    )
+    assert rows == [
+        ["jax", "d" * 12, "h/p/r/jax", f"{CURRENT},", "current"],
+        ["pytorch", "d" * 12, "h/p/r/pytorch", "not", "on", "this", "machine"],
+    ]
+
+
+def test_what_was_built_is_told_from_what_was_there() -> None:
+    made: list[Any] = [
+        Made(image=image(CURRENT), done="built", build_s=130.0, smoke_s=9.4),
+        Made(image=image(CURRENT), done="was there", build_s=0.0, smoke_s=0.0),
+    ]
+    rows = shown(tables.built(made, {image().id: 6}))
+    assert rows[0][3:] == ["1.25", "GB", "6", "2:10", "0:09", "a" * 12, "built"]
+    assert rows[1][3:] == ["1.25", "GB", "6", "–", "–", "a" * 12, "was", "there"]
