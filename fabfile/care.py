@@ -8,7 +8,7 @@ from typing import Any
 from fabric import task
 
 from fabfile import options
-from fabfile.options import WHERE
+from fabfile.options import RUNTIME, WHERE
 from fabfile.terminal import reported
 
 
@@ -17,16 +17,24 @@ from fabfile.terminal import reported
         **WHERE,
         "comforts": "install zsh, byobu and mosh as well",
         "python": "the interpreter on the hosts, if not one that deploy makes",
+        "runtime": RUNTIME,
     }
 )
 @reported
 def deploy(
-    c: Any, stack: str = "", slice: str = "", hosts: str = "", python: str = "", comforts: bool = False
+    c: Any,
+    stack: str = "",
+    slice: str = "",
+    hosts: str = "",
+    python: str = "",
+    runtime: str = "",
+    comforts: bool = False,
 ) -> int:
     """Prepare every host for runs, and say what changed."""
     from launch.deploy import deploy as deployment
 
-    return deployment.deploy(options.target(stack, slice, hosts, python=python), with_comforts=comforts)
+    target = options.target(stack, slice, hosts, python=python)
+    return deployment.deploy(target, with_comforts=comforts, runtime=runtime or None)
 
 
 @task(
@@ -35,6 +43,7 @@ def deploy(
         **WHERE,
         "platform": "cpu, gpu or tpu",
         "python": "the interpreter on the hosts",
+        "runtime": RUNTIME,
     }
 )
 @reported
@@ -46,13 +55,13 @@ def verify(
     hosts: str = "",
     platform: str = "",
     python: str = "",
+    runtime: str = "",
 ) -> int:
     """Try on all hosts: devices, a matmul, an all-reduce."""
     from launch import verify as verification
 
-    return verification.verify(
-        options.target(stack, slice, hosts, platform=platform, python=python), framework
-    )
+    target = options.target(stack, slice, hosts, platform=platform, python=python)
+    return verification.verify(target, framework, runtime or None)
 
 
 @task(help={**WHERE, "json": "print every finding as JSON"})

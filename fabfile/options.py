@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 STACK = "where: local (this machine), a Pulumi stack, an inventory file, or rehearsal (default: $TPU_STACK)"
 SLICE = "a slice of the stack, by name (default: the only one)"
 HOSTS = "which hosts, as 0-3,5 (default: all; on this machine: how many)"
+RUNTIME = "bare, or docker: in the framework's image (default: docker where the stack has one)"
 WHERE = {"stack": STACK, "slice": SLICE, "hosts": HOSTS}
 REHEARSAL = "rehearsal"
 

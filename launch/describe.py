@@ -27,12 +27,14 @@ def describe(
     """The content of run.json for a new attempt. before: what it said so far, for a run that is resumed."""
     commit = bundle.commit_of(jobs.CHECKOUT)
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    image = plan.container.image if plan.container is not None else None
     attempt = {
         "attempt": plan.attempt,
         "started": moment,
         "processes": plan.processes,
         "coordinator": plan.coordinator,
         "bundle": plan.bundle_sha256,
+        "image": image,
         "outcome": None,
     }
     return {
@@ -43,7 +45,7 @@ def describe(
         "stack": plan.stack,
         "target": target.name,
         "platform": plan.platform,
-        "runtime": "bare",
+        "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),
         "config": dataclasses.asdict(config),
         "code": {
@@ -51,8 +53,9 @@ def describe(
             "git_commit": commit.hash if commit else None,
             "git_dirty": commit.is_dirty if commit else None,
         },
-        "image": target.inventory.images.get(plan.stack),
-        "versions": versions() if target.is_local else {},
+        "image": image,
+        "hang_limit_s": plan.hang_floor_s,
+        "versions": versions() if target.is_local and plan.container is None else {},
         "slice": dataclasses.asdict(target.slice),
         "hosts": [
             {"index": host.index, "name": host.name, "address": host.internal_address}

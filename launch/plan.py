@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.runtime import run_directory
+from launch.container import SHM_BYTES, Container
 from launch.target import Target
 
 MIN_FREE_BYTES = 512 * 2**20
 """Least free space on a host's disks before a run is started: room for checkpoints, logs and the data cache."""
 MAX_CLOCK_OFFSET_S = 5.0
 LOCK_FILE = "/tmp/libtpu_lockfile"
+HOME = "~"
 
 MODULES_OF_STACK = {
     "jax": ("jax", "flax", "optax", "orbax.checkpoint", "tokenizers", "safetensors", "tyro", "tensorboard"),
@@ -31,7 +33,7 @@ class Plan:
     Paths are those on the hosts; "~/" is the home directory there, known of each host after the preflight (`homes`).
     hosts: of each its name, its internal address and the port of its SSH server, in worker order. alone: whether they
     are this run's only. mount: where the share has to be mounted. coordinator_port, hub_port: chosen by the preflight
-    (`settled`).
+    (`settled`). container: what the processes run in; None: bare, by `python`.
     """
 
     run_id: str
@@ -55,6 +57,7 @@ class Plan:
     python_remedy: str | None = None
     stand_in_devices: tuple[str, ...] | None = None
     hang_floor_s: float = HANG_FLOOR_S
+    container: Container | None = None
     coordinator_port: int = 0
     hub_port: int = 0
     hub_token: str = ""
@@ -89,6 +92,7 @@ def on(
     attempt: int = 0,
     arguments: Sequence[str] = (),
     hang_floor_s: float = HANG_FLOOR_S,
+    container: Container | None = None,
 ) -> Plan:
     """The plan of an attempt on the hosts of a target, before the preflight."""
     return Plan(
@@ -110,12 +114,18 @@ def on(
         hosts=target.addresses,
         alone=not target.is_local,
         mount=target.mount,
-        python_remedy="`make install`"
-        if target.is_local
-        else f"`fab deploy --stack {target.name}` installs it",
+        python_remedy=_python_remedy(target, stack),
         stand_in_devices=target.stand_in_devices,
         hang_floor_s=hang_floor_s,
+        container=container,
     )
+
+
+def _python_remedy(target: Target, stack: str) -> str:
+    if target.is_local:
+        return "`make install`"
+    runtime = " --runtime bare" if stack in target.inventory.images else ""
+    return f"`fab deploy --stack {target.name}{runtime}` installs it"
 
 
 def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
@@ -140,6 +150,7 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
             if plan.stand_in_devices is not None
             else {}
         ),
+        **_container_of_preflight(plan),
     }
 
 
@@ -163,7 +174,7 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
         **plan.process(process_id),
         # -P: the code is the bundle's, not whatever lies in the working directory.
         "argv": [
-            plan.at_home(process_id, plan.python),
+            plan.at_home(process_id, plan.python) if plan.container is None else "python",
             "-P",
             "-u",
             "-m",
@@ -171,7 +182,7 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
             *plan.arguments,
         ],
         "env": environment(plan, process_id),
-        "cwd": plan.cwd,
+        "cwd": _cwd(plan),
         "log_path": f"{here}/{log}" if here else f"{plan.agent_root}/runs/{plan.run_id}/{log}",
         "run_dir": here,
         "num_processes": plan.processes,
@@ -180,7 +191,42 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
         "hub_port": plan.hub_port,
         "hub_token": plan.hub_token,
         "hang_floor_s": plan.hang_floor_s,
+        **_container(plan),
     }
+
+
+def _cwd(plan: Plan) -> str:
+    """A container has no home directory; it begins where it may write."""
+    if plan.container is None or plan.cwd != HOME:
+        return plan.cwd
+    return _local_path(plan.run_dir) or plan.cache_dir
+
+
+def _container(plan: Plan) -> dict[str, Any]:
+    """What the agent is told of the container that the process runs in; nothing where it runs bare."""
+    if plan.container is None:
+        return {}
+    mounts, run_dir = [*plan.container.mounts, plan.cache_dir], _local_path(plan.run_dir)
+    if run_dir is not None and not any(f"{run_dir}/".startswith(f"{path}/") for path in mounts):
+        mounts.append(run_dir)
+    code = f"{plan.agent_root}/bundles/{plan.bundle_sha256}"
+    return {
+        "container": {
+            "image": plan.container.image,
+            "platform": plan.platform,
+            "mounts": mounts,
+            "read_only_mounts": [code, *plan.container.read_only_mounts],
+            "shm_bytes": SHM_BYTES,
+        }
+    }
+
+
+def _container_of_preflight(plan: Plan) -> dict[str, Any]:
+    """What is looked for on the host before: all but what the launch itself brings."""
+    if plan.container is None:
+        return {}
+    mounts = [*plan.container.mounts, *plan.container.read_only_mounts]
+    return {"container": {"image": plan.container.image, "mounts": mounts}}
 
 
 def environment(plan: Plan, process_id: int) -> dict[str, str]:

@@ -81,7 +81,7 @@ def repaired(target: Target, reopen: Callable[[], Target], say: Callable[[str], 
     say(f"all {len(fresh.hosts)} hosts of {fresh.slice.name} answer")
     if deploy(fresh, with_comforts=False) != 0:
         raise RequestError("not every host could be prepared; mend what is listed, then `fab recover` again")
-    return fresh
+    return reopen()  # what deploying has changed, as the user's groups, is so from the next log-in on
 
 
 def _run(command: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launch import plan as plans
@@ -17,6 +17,9 @@ from launch.errors import HostError, HostsError
 from launch.plan import Plan
 
 JOIN_LIMIT_S = 180.0
+PULL_ATTEMPTS = 5
+PULL_LIMIT_S = 3600.0
+"""Gigabytes on every host of a large slice, with the pauses between attempts."""
 STOP_NOW_S = 2.0
 """Grace for processes that have nothing to save: they have not joined, or have lost a sibling."""
 
@@ -66,6 +69,35 @@ def stage(plan: Plan, bundle: Bundle, agents: Sequence[Agent], facts: Sequence[d
     request = {"sha256": plan.bundle_sha256, "archive_base64": archive}
     all_or_error("the code could not be sent:", ask_all(missing, "stage", [request] * len(missing)))
     return len(missing)
+
+
+def pull(
+    plan: Plan, agents: Sequence[Agent], facts: Sequence[Mapping[str, Any]], say: Callable[[str], None]
+) -> None:
+    """Fetch the image where it is missing; each host does so for itself, all at once.
+
+    Raises:
+        HostsError: it could not be had somewhere; nothing has been started.
+    """
+    if plan.container is None:
+        return
+    missing = {
+        (agent.root, agent.link): (agent, known["image_needs_bytes"])
+        for agent, known in zip(agents, facts, strict=True)
+        if not known["image_present"]
+    }
+    if not missing:
+        return
+    image = plan.container.image
+    requests = [
+        {"image": image, "attempts": PULL_ATTEMPTS, "min_free_bytes": needs, "limit_s": PULL_LIMIT_S}
+        for _, needs in missing.values()
+    ]
+    say(f"pulling {image} on {len(missing)} of {len(agents)} hosts …")
+    began_s = time.monotonic()
+    answers = ask_all([agent for agent, _ in missing.values()], "pull", requests, timeout_s=PULL_LIMIT_S + 60)
+    all_or_error("the image could not be had everywhere, nothing was started:", answers)
+    say(f"the image is there after {time.monotonic() - began_s:.0f} s")
 
 
 def start(plan: Plan, agents: Sequence[Agent]) -> None:

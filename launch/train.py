@@ -20,7 +20,7 @@ from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.errors import RequestError
 from jobs.runtime.run_directory import RunDirectory
 from launch import bundle as bundles
-from launch import follow, jobs, rollout, runs
+from launch import container, follow, jobs, rollout, runs
 from launch import plan as plans
 from launch.agents import ask_all
 from launch.conclude import conclude
@@ -32,18 +32,21 @@ from launch.target import Target
 
 Say = Callable[[str], None]
 POLL_S = 0.25
-HOME = "~"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """A run that somebody wants: a new one of `job`, or `resume`, a run that has been."""
+    """A run that somebody wants: a new one of `job`, or `resume`, a run that has been.
+
+    runtime: as `launch.container.choose` takes it.
+    """
 
     job: str
     arguments: tuple[str, ...]
     name: str | None
     resume: Run | None
     hang_floor_s: float = plans.HANG_FLOOR_S
+    runtime: str | None = None
 
 
 class LaunchFailed(Exception):
@@ -68,6 +71,11 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     )
     config = job.parse(request.arguments, base=base)
     _check(request, job, config, target)
+    cwd = _cwd(request, target)
+    before = request.resume.described if request.resume else None
+    box = container.choose(target, job.stack, request.runtime, container.built_here, before)
+    if box is not None and target.is_local:
+        box = container.with_files(box, dataclasses.asdict(config), cwd)
     code = bundles.build(jobs.CHECKOUT)
     now = datetime.datetime.now(datetime.UTC)
     run_id = request.resume.run_id if request.resume else runs.new_run_id(job.name, now, random.Random())
@@ -83,14 +91,16 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             stack=job.stack,
             arguments=job.words(config),
             run_dir=directory.url,
-            cwd=_cwd(request, target),
+            cwd=cwd,
             bundle_sha256=code.sha256,
             hang_floor_s=request.hang_floor_s,
+            container=box,
         )
         began_s = time.monotonic()
         try:
             facts = rollout.preflight(plan, target.agents)
             sent = rollout.stage(plan, code, target.agents, facts)
+            rollout.pull(plan, target.agents, facts, say)
         except BaseException:
             _remove_if_empty(plan, target)
             raise
@@ -171,7 +181,7 @@ def _data_problems(request: Request, job: jobs.Job, config: Any, target: Target)
 def _cwd(request: Request, target: Target) -> str:
     if request.resume:
         return str(request.resume.described["cwd"])
-    return os.getcwd() if target.is_local else HOME
+    return os.getcwd() if target.is_local else plans.HOME
 
 
 def _settle(directory: RunDirectory) -> None:

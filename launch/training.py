@@ -14,6 +14,7 @@ from launch import train as launching
 from launch.conclude import conclude
 from launch.display import say, terminal
 from launch.errors import HostError
+from launch.plan import HANG_FLOOR_S
 from launch.runs import Run, State
 from launch.target import Target
 from launch.train import Request
@@ -35,6 +36,7 @@ def train(
     detach: bool,
     hang_floor_s: float,
     restarts: int,
+    runtime: str | None = None,
 ) -> int:
     """Start a run (or go on with one) and, unless `detach`, follow it to its end; `restarts`: how often anew."""
     console = terminal()
@@ -49,6 +51,7 @@ def train(
         name=name,
         resume=old,
         hang_floor_s=hang_floor_s,
+        runtime=runtime,
     )
     return _carry_out(console, request, target, open_target, restarts, detach=detach)
 
@@ -76,7 +79,7 @@ def go_on(open_target: Open, wanted: str, *, detach: bool) -> int:
     say(console)(f"{run.run_id}: {decision.reason}")
     if not decision.resume:
         return outcome.DONE
-    return _carry_out(console, _resuming(run), target, open_target, 0, detach=detach)
+    return _carry_out(console, resuming(run), target, open_target, 0, detach=detach)
 
 
 def _carry_out(
@@ -93,8 +96,10 @@ def _carry_out(
     return _follow(console, run, target, open_target, restarts)
 
 
-def _resuming(run: Run) -> Request:
-    return Request(job=run.described["job"], arguments=(), name=None, resume=run)
+def resuming(run: Run) -> Request:
+    """The request to go on as the run began."""
+    limit_s = float(run.described.get("hang_limit_s", HANG_FLOOR_S))
+    return Request(job=run.described["job"], arguments=(), name=None, resume=run, hang_floor_s=limit_s)
 
 
 def _words(arguments: str) -> list[str]:
@@ -137,7 +142,7 @@ def _follow(console: Console, run: Run, target: Target, open_target: Open, resta
             say(console)(line)
         target = recover.repaired(target, lambda: open_target(None), say(console))
         run = runs.find(target.runs, run.run_id)
-        return _carry_out(console, _resuming(run), target, open_target, restarts - 1, detach=False)
+        return _carry_out(console, resuming(run), target, open_target, restarts - 1, detach=False)
     return _report(console, run, state)
 
 

@@ -15,9 +15,10 @@ from typing import Any
 from jobs.runtime.errors import RequestError
 from jobs.runtime.run_directory import RunDirectory, heartbeat
 from launch import bundle as bundles
+from launch import container, rollout, runs, verdict
 from launch import plan as plans
-from launch import rollout, runs, verdict
 from launch.agents import ask_all
+from launch.container import Container
 from launch.display import say, terminal
 from launch.errors import HostError
 from launch.jobs import CHECKOUT
@@ -33,8 +34,8 @@ LIMIT_S = 600.0
 POLL_S = 0.5
 
 
-def verify(target: Target, framework: str) -> int:
-    """Print what each host found and whether all is well; 0 or 1.
+def verify(target: Target, framework: str, runtime: str | None) -> int:
+    """Print what each host found and whether all is well; 0 or 1. runtime: as `launch.container.choose` takes it.
 
     Raises:
         RequestError: there is no such framework here.
@@ -43,7 +44,7 @@ def verify(target: Target, framework: str) -> int:
     if framework not in MODULES:
         raise RequestError(f"--framework {framework}: choose one of {', '.join(MODULES)}")
     console = terminal()
-    plan = _plan(target, framework)
+    plan = _plan(target, framework, container.choose(target, framework, runtime, container.built_here))
     directory = RunDirectory(plan.run_dir, target.files)
     failures = _carry_out(plan, target)
     found = directory.read_jsons([f"verify/host-{index}.json" for index in range(plan.processes)])
@@ -59,7 +60,7 @@ def verify(target: Target, framework: str) -> int:
     return 0
 
 
-def _plan(target: Target, framework: str) -> Plan:
+def _plan(target: Target, framework: str, box: Container | None) -> Plan:
     now = datetime.datetime.now(datetime.UTC)
     run_id = runs.new_run_id(f"verify_{framework}", now, random.Random())
     return plans.on(
@@ -68,8 +69,9 @@ def _plan(target: Target, framework: str) -> Plan:
         job=MODULES[framework],
         stack=framework,
         run_dir=f"{target.runs_url}/{FOLDER}/{run_id}",
-        cwd="~",
+        cwd=plans.HOME,
         bundle_sha256="",
+        container=box,
     )
 
 
@@ -79,6 +81,7 @@ def _carry_out(plan: Plan, target: Target) -> list[str]:
     plan = dataclasses.replace(plan, bundle_sha256=code.sha256)
     facts = rollout.preflight(plan, target.agents)
     rollout.stage(plan, code, target.agents, facts)
+    rollout.pull(plan, target.agents, facts, say(terminal()))
     plan = plans.settled(plan, facts, token=secrets.token_hex(16))
     rollout.start(plan, target.agents)
     try:

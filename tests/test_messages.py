@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("fabfile", "launch", "host")
-PAGES = ("docs/messages.md", "docs/troubleshooting.md")
+PAGES = ("docs/messages.md", "docs/images.md", "docs/troubleshooting.md")
 LEAST = 8
 VALUE = "…"
 MAKERS = {

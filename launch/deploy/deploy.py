@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from launch.deploy import docker_login, locks, python_environment, report
+from launch import container
+from launch.deploy import docker_engine, docker_login, locks, python_environment, report
 from launch.deploy.answers import Answer, Outcome
 from launch.deploy.deployment import Deployment
 from launch.deploy.locks import Locks
@@ -21,25 +22,31 @@ from launch.target import Target
 Say = Callable[[str], None]
 
 
-def deploy(target: Target, *, with_comforts: bool, stack: str = "jax") -> int:
+def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None, stack: str = "jax") -> int:
     """Prepare every host and say what changed; 0 where all are ready.
 
+    runtime: as `launch.container.choose` takes it: hosts whose runs are in containers need Docker, others a Python.
+
     Raises:
-        RequestError: this checkout has no lock for the target's platform.
+        RequestError: this checkout has no lock for the target's platform, or there is no such runtime or no image.
         HostsError: no host could be reached.
     """
     console = terminal()
-    needed = locks.needed(target, CHECKOUT)
+    contained = container.choose(target, stack, runtime, container.built_here) is not None
+    needed = None if contained else locks.needed(target, CHECKOUT)
     reached = reach(target, say(console))
-    wanted = steps(target, stack, with_comforts=with_comforts, lock=needed.lock if needed else None)
+    lock = needed.lock if needed else None
+    wanted = steps(target, stack, with_comforts=with_comforts, contained=contained, lock=lock)
     outcomes = _carry_out(target, wanted, needed, reached, say(console))
     console.print(report.table(outcomes))
     say(console)(report.verdict(outcomes))
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 
 
-def steps(target: Target, stack: str, *, with_comforts: bool, lock: Lock | None) -> tuple[Step, ...]:
-    """What each host of a target needs, in the order in which it is looked at."""
+def steps(
+    target: Target, stack: str, *, with_comforts: bool, contained: bool, lock: Lock | None
+) -> tuple[Step, ...]:
+    """What each host of a target needs, in the order in which it is looked at. contained: runs are in containers."""
     modules = MODULES_OF_STACK[stack]
     own = [target.agent_root, target.cache_dir]
     if target.is_local:
@@ -55,14 +62,18 @@ def steps(target: Target, stack: str, *, with_comforts: bool, lock: Lock | None)
         certificates(),
         *((share(target.mount, target.inventory.storage.nfs_source),) if target.mount is not None else ()),
         folders(places, needs),
+        *((docker_engine.step(),) if contained else ()),
         *docker_login.steps(docker_login.registries(target.inventory.images.values())),
-        python_environment.made(modules, lock)
-        if lock is not None
-        else python_environment.found(
-            target.python, modules, "install what jobs need there, or leave --python out to have it made"
-        ),
+        *(() if contained else (_python(target, modules, lock),)),
         *((comforts(),) if with_comforts else ()),
     )
+
+
+def _python(target: Target, modules: Sequence[str], lock: Lock | None) -> Step:
+    if lock is not None:
+        return python_environment.made(modules, lock)
+    remedy = "install what jobs need there, or leave --python out to have it made"
+    return python_environment.found(target.python, modules, remedy)
 
 
 def _carry_out(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launch import container
 from launch import plan as plans
 from launch.agents import ask_all
 from launch.doctor.finding import Said, fail, ok
@@ -29,8 +30,9 @@ def asked(target: Target, stack: str) -> Plan:
         job="doctor",
         stack=stack,
         run_dir=target.runs_url,
-        cwd="~",
+        cwd=plans.HOME,
         bundle_sha256=NOTHING,
+        container=container.choose(target, stack, None, container.built_here),
     )
 
 
@@ -66,7 +68,7 @@ def preflight(target: Target, stack: str) -> list[Said]:
             said.append(Said("fail", answer.reason, answer.remedy, host.name, "preflight"))
         else:
             said += [_check(each, host.name, busy.get(host.name)) for each in answer["checks"]]
-            said += _facts(answer.get("facts", {}), host.name, target)
+            said += _facts(answer.get("facts", {}), host.name, target) if plan.container is None else []
     return [*said, *_differing(answers, target)]
 
 

@@ -95,6 +95,8 @@ def write_run(runs_dir: Path) -> Callable[..., Run]:
             "name": None,
             "job": "flax_mlm",
             "platform": "cpu",
+            "runtime": "bare",
+            "image": None,
             "args": [],
             "config": {"steps": 100},
             "hosts": [{"index": index, "name": f"h/{index}", "address": "127.0.0.1"} for index in range(2)],

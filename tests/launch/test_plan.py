@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from launch import plan
+from launch.container import Container
 from launch.plan import Plan
 
 PLAN = Plan(
@@ -163,3 +164,44 @@ def test_a_path_below_the_home_directory_is_written_out_for_each_host() -> None:
 def test_the_number_of_devices_is_told_only_where_it_is_chosen(devices: int | None) -> None:
     told = plan.environment(dataclasses.replace(PLAN, local_devices=devices), 0).get("RUN_LOCAL_DEVICES")
     assert told == (None if devices is None else "3")
+
+
+IMAGE = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64
+CONTAINED = dataclasses.replace(
+    PLAN,
+    agent_root="~/.cache/tpu-stack/agent",
+    cache_dir="~/.cache/tpu-stack",
+    run_dir="/share/runs/one",
+    cwd="~",
+    container=Container(image=IMAGE, mounts=("/share",), read_only_mounts=("/text",)),
+)
+
+
+def test_in_a_container_a_process_is_the_images_python_and_sees_code_cache_and_share() -> None:
+    request = plan.start(CONTAINED, 0)
+    assert request["argv"][:5] == ["python", "-P", "-u", "-m", "jobs.flax_mlm"]
+    assert request["cwd"] == "/share/runs/one"
+    assert request["container"] == {
+        "image": IMAGE,
+        "platform": "cpu",
+        "mounts": ["/share", "~/.cache/tpu-stack"],
+        "read_only_mounts": ["~/.cache/tpu-stack/agent/bundles/" + "ab" * 32, "/text"],
+        "shm_bytes": 8 * 2**30,
+    }
+
+
+def test_a_run_directory_outside_the_other_mounts_is_mounted_and_one_in_a_bucket_is_not() -> None:
+    elsewhere = dataclasses.replace(CONTAINED, run_dir="/runs/one")
+    assert plan.start(elsewhere, 0)["container"]["mounts"] == ["/share", "~/.cache/tpu-stack", "/runs/one"]
+    bucket = dataclasses.replace(CONTAINED, run_dir="gs://bucket/one")
+    assert plan.start(bucket, 0)["container"]["mounts"] == ["/share", "~/.cache/tpu-stack"]
+    assert plan.start(bucket, 0)["cwd"] == "~/.cache/tpu-stack"
+
+
+def test_the_preflight_looks_for_the_image_and_for_what_the_launch_does_not_bring_itself() -> None:
+    assert plan.preflight(CONTAINED, 0, now_s=0.0)["container"] == {
+        "image": IMAGE,
+        "mounts": ["/share", "/text"],
+    }
+    assert "container" not in plan.preflight(PLAN, 0, now_s=0.0)
+    assert "container" not in plan.start(PLAN, 0)

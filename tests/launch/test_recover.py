@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs.runtime.errors import RequestError
-from launch import local, recover
+from launch import local, plan, recover, training
 from launch.agents import Agent
 from launch.runs import Run, State
 from launch.target import Target
@@ -144,3 +144,8 @@ def test_hosts_that_never_come_are_listed_with_the_way_to_make_them_anew(
 def test_hosts_that_pulumi_did_not_make_are_the_users_to_bring_back(make_agent: MakeAgent) -> None:
     with pytest.raises(RequestError, match="1 of 1 hosts do not answer, and Pulumi did not make them"):
         recover.repaired(target(make_agent(gone), None), must_not_be_asked, lambda text: None)
+
+
+def test_a_run_that_goes_on_keeps_the_limit_that_it_was_started_with(write_run: WriteRun) -> None:
+    assert training.resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
+    assert training.resuming(write_run()).hang_floor_s == plan.HANG_FLOOR_S

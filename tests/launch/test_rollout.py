@@ -13,6 +13,7 @@ import pytest
 from launch import rollout
 from launch.agents import Agent
 from launch.bundle import Bundle
+from launch.container import Container
 from launch.errors import HostsError
 from launch.plan import Plan
 from launch.rollout import NotJoined
@@ -187,3 +188,35 @@ def test_who_cannot_be_asked_whether_it_has_joined_is_named_with_the_reason(make
     gone = {"ok": False, "error": {"message": "cut off", "remedy": "see the network"}}
     with pytest.raises(NotJoined, match="^w-2: cut off → see the network$"):
         join(make_agent, joined("joined"), joined("joined"), gone)
+
+
+CONTAINED = dataclasses.replace(PLAN, container=Container(image="r/jax@sha256:" + "0" * 64))
+
+
+def test_an_image_is_pulled_where_it_is_missing_and_nobody_pulls_for_a_bare_run(
+    make_agent: MakeAgent,
+) -> None:
+    hosts = Hosts(make_agent, {"pull": lambda number: {}})
+    facts = [{"image_present": number == 1, "image_needs_bytes": 7} for number in range(3)]
+    said: list[str] = []
+    rollout.pull(CONTAINED, hosts.agents, facts, said.append)
+    assert sorted(hosts.asked) == [("pull", 0), ("pull", 2)]
+    assert said[0] == f"pulling {'r/jax@sha256:' + '0' * 64} on 2 of 3 hosts …"
+    rollout.pull(PLAN, hosts.agents, [{}] * 3, said.append)
+    rollout.pull(CONTAINED, hosts.agents, [{"image_present": True}] * 3, said.append)
+    assert len(hosts.asked) == len(said) == 2
+
+
+def test_an_image_that_cannot_be_had_on_one_host_is_an_error_that_names_it(make_agent: MakeAgent) -> None:
+    def give(number: int) -> dict[str, Any]:
+        return {"ok": number != 2, "error": {"message": "denied", "remedy": "`fab deploy`"}}
+
+    hosts = Hosts(make_agent, {"pull": give})
+    with pytest.raises(HostsError) as error:
+        rollout.pull(
+            CONTAINED, hosts.agents, [{"image_present": False, "image_needs_bytes": 7}] * 3, lambda line: None
+        )
+    assert str(error.value).splitlines() == [
+        "the image could not be had everywhere, nothing was started:",
+        "  w-2: denied → `fab deploy`",
+    ]

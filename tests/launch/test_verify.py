@@ -25,7 +25,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
 def test_two_hosts_compute_together_and_no_trace_of_it_stays_among_the_runs(
     target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert verification.verify(target, "jax") == 0
+    assert verification.verify(target, "jax", None) == 0
     said = capsys.readouterr().out
     assert "all is well: 2 devices on 2 hosts compute together" in said
     assert [path for path in (tmp_path / "runs").rglob("*") if path.is_file()] == []
@@ -37,7 +37,7 @@ def test_a_slice_with_fewer_devices_than_it_promises_is_not_well_and_what_was_fo
 ) -> None:
     wanted = dataclasses.replace(verdict.expected(target), devices_per_host=4)
     monkeypatch.setattr(verdict, "expected", lambda target: wanted)
-    assert verification.verify(target, "jax") == 1
+    assert verification.verify(target, "jax", None) == 1
     said = capsys.readouterr().out
     assert "NOT WELL" in said and "has 1 devices where the slice has 4 a host" in said
     assert list((tmp_path / "runs").rglob("verify/host-1.json"))
@@ -45,4 +45,4 @@ def test_a_slice_with_fewer_devices_than_it_promises_is_not_well_and_what_was_fo
 
 def test_a_framework_that_nobody_has_written_is_refused_with_those_there_are(target: Target) -> None:
     with pytest.raises(RequestError, match="--framework torch: choose one of jax"):
-        verification.verify(target, "torch")
+        verification.verify(target, "torch", None)

@@ -27,7 +27,7 @@ def agents(make_agent: MakeAgent) -> list[Agent]:
 
 def names(target: Target, **options: Any) -> list[str]:
     lock = python_environment.Lock(sha256="00", folder="/l", name="tpu")
-    given = {"with_comforts": False, "lock": lock, **options}
+    given = {"with_comforts": False, "contained": False, "lock": lock, **options}
     return [step.name for step in deploy.steps(target, "jax", **given)]
 
 
@@ -41,9 +41,22 @@ def test_each_target_gets_the_steps_that_it_needs(agents: list[Agent]) -> None:
     assert names(in_bucket) == ["first boot", "certificates", "folders", "python"]
 
 
+def test_hosts_whose_runs_are_in_containers_get_docker_and_no_python(agents: list[Agent]) -> None:
+    found = names(make_target(agents), contained=True, lock=None)
+    assert found == [
+        "first boot",
+        "certificates",
+        "share",
+        "folders",
+        "docker",
+        "docker helper",
+        "docker log-in",
+    ]
+
+
 def test_on_this_machine_nothing_is_installed_and_nothing_needs_root(agents: list[Agent]) -> None:
     target = make_target(agents, name="local", python="/venv/bin/python", runs_url="/runs")
-    found = deploy.steps(target, "jax", with_comforts=True, lock=None)
+    found = deploy.steps(target, "jax", with_comforts=True, contained=False, lock=None)
     assert [step.name for step in found] == ["folders", "python"]
     assert not any(step.root for step in found) and found[1].change == ""
 
@@ -51,7 +64,7 @@ def test_on_this_machine_nothing_is_installed_and_nothing_needs_root(agents: lis
 def test_folders_on_the_share_are_not_made_on_the_disk_under_it(agents: list[Agent]) -> None:
     (folders,) = [
         step
-        for step in deploy.steps(make_target(agents), "jax", with_comforts=False, lock=None)
+        for step in deploy.steps(make_target(agents), "jax", with_comforts=False, contained=False, lock=None)
         if step.name == "folders"
     ]
     assert folders.needs == ("share",) and "/share/runs" in folders.check
@@ -60,6 +73,6 @@ def test_folders_on_the_share_are_not_made_on_the_disk_under_it(agents: list[Age
 def test_all_steps_together_fit_in_one_argument_of_a_shell(agents: list[Agent]) -> None:
     """sshd hands the whole command to a shell as one argument."""
     lock = python_environment.Lock(sha256="00" * 32, folder="~/l", name="tpu")
-    every = deploy.steps(make_target(agents), "jax", with_comforts=True, lock=lock)
+    every = deploy.steps(make_target(agents), "jax", with_comforts=True, contained=False, lock=lock)
     argv = [deployment.PYTHON, "-S", "-E", "-c", deployment.RUNNER.read_text(), to_json(every)]
     assert len(shlex.join(argv).encode()) < 100_000

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from launch.agents import Agent
 from launch.doctor import hosts
 from launch.doctor.finding import Said
-from tests.launch.slices import make_target
+from tests.launch.slices import IMAGES, make_target
 
 MakeAgent = Callable[..., Agent]
 HELD = {"name": "device", "ok": False, "message": "/dev/accel0 is held by pid 7", "remedy": "end it"}
@@ -76,6 +77,14 @@ def test_hosts_of_one_slice_that_are_not_alike_are_named(make_agent: MakeAgent) 
     assert state == "warn" and message == "not the same on all hosts: 6.1 on w-0; 5.15 on w-1"
 
 
-def test_a_stack_with_images_wants_docker_on_its_hosts(make_agent: MakeAgent) -> None:
+def test_a_stack_with_images_of_other_frameworks_wants_docker_on_its_hosts_too(make_agent: MakeAgent) -> None:
     target = make_target([agent_with(make_agent, "w-0")])
-    assert [state for _, state, _ in of(hosts.preflight(target, "jax"), "docker")] == ["warn"]
+    inventory = dataclasses.replace(target.inventory, images={"pytorch": IMAGES["jax"]})
+    other = dataclasses.replace(target, inventory=inventory)
+    assert [state for _, state, _ in of(hosts.preflight(other, "jax"), "docker")] == ["warn"]
+
+
+def test_the_hosts_of_a_stack_with_an_image_are_asked_for_it(make_agent: MakeAgent) -> None:
+    plan = hosts.asked(make_target([agent_with(make_agent, "w-0")]), "jax")
+    assert plan.container is not None
+    assert plan.container.image == IMAGES["jax"]

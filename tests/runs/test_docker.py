@@ -1,0 +1,120 @@
+"""Runs in containers, in the image that was really built: the same losses as bare, the same ends, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launch.runs import Run
+from tests.runs.command import CHECKOUT
+from tests.runs.lab import FAST, SLOWLY, STEPS, Lab, Losses, losses, result, saved_steps
+from tools import stand_in_base
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+BUILD_LIMIT_S = 1800
+
+
+@pytest.fixture(scope="module")
+def base_image() -> Iterator[None]:
+    """Where no registry can be reached, the images are built from the stand-in base."""
+    base = stand_in_base.chosen(os.environ, print)
+    with pytest.MonkeyPatch.context() as patch:
+        if base is not None:
+            patch.setenv(stand_in_base.VARIABLE, base)
+        yield
+
+
+@pytest.fixture(scope="module")
+def jax_image(base_image: None) -> None:
+    """The image for CPUs, as `fab build` makes it where it is not there."""
+    command = [str(CHECKOUT / ".venv" / "bin" / "fab"), "build", "--stack", "jax", "--platform", "cpu"]
+    built = subprocess.run(
+        command, cwd=CHECKOUT, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+
+
+def docker(*words: str) -> str:
+    """What Docker answers."""
+    done = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout.strip()
+
+
+def containers(run: Run) -> list[str]:
+    """The names of the run's containers that are there, running or not."""
+    return docker(
+        "ps", "--all", "--filter", f"label=tpu-stack.run={run.run_id}", "--format", "{{.Names}}"
+    ).split()
+
+
+def launched(lab: Lab, *more: str) -> Run:
+    """A run in containers that has joined."""
+    words = " ".join([*lab.options(), *more])
+    command = lab.fab("train", "--job", "flax_mlm", "--runtime", "docker", "--detach", "--args", words)
+    ended = command.ended()
+    assert ended.code == 0, ended.said
+    return lab.all_runs()[0]
+
+
+@pytest.mark.usefixtures("jax_image")
+def test_a_run_in_containers_has_the_losses_of_a_bare_one_and_leaves_no_container(
+    lab: Lab, right_losses: Losses
+) -> None:
+    run = lab.finish(launched(lab, *FAST))
+    assert result(run)["outcome"] == "done", lab.log(run)
+    assert losses(run) == right_losses
+    assert (run.described["runtime"], run.described["image"][:7]) == ("docker", "sha256:")
+    assert containers(run) == []
+    owners = {path.stat().st_uid for path in Path(run.directory.url).rglob("*")}
+    assert owners == {os.getuid()}
+
+
+@pytest.mark.usefixtures("jax_image")
+def test_a_run_that_is_stopped_in_containers_has_saved_and_goes_on_in_the_same_image(
+    lab: Lab, right_losses: Losses
+) -> None:
+    run = launched(lab, *SLOWLY)
+    lab.reach(run, 1)
+    stop = lab.fab("stop").ended()
+    assert stop.code == 0, stop.said
+    stopped = lab.read(run)
+    step = result(stopped)["steps"]
+    assert (result(stopped)["outcome"], saved_steps(stopped)[-1]) == ("stopped", step)
+    assert [ended["code"] for ended in lab.exits(run)] == [75, 75]
+    assert 0 < step < STEPS
+    assert containers(run) == []
+
+    ended = lab.fab("train", "--resume", run.run_id, "--args", " ".join(FAST)).ended()
+    assert ended.code == 0, ended.said
+    resumed = lab.read(run)
+    assert resumed.described["image"] == run.described["image"]
+    assert f"resumed after step {step}\n" in lab.log(resumed)
+    assert losses(resumed) == right_losses
+
+
+@pytest.mark.usefixtures("jax_image")
+def test_a_container_that_is_killed_takes_the_other_with_it_and_is_named(lab: Lab) -> None:
+    run = launched(lab, *SLOWLY)
+    lab.reach(run, 1)
+    docker("kill", f"tpu-stack-{run.run_id}-0-1")
+    failed = lab.finish(run)
+    assert (result(failed)["outcome"], result(failed)["failed_host"]) == ("failed", 1)
+    assert "SIGKILL" in result(failed)["error"]
+    assert containers(run) == []
+
+
+@pytest.mark.usefixtures("base_image")
+def test_an_image_that_is_not_built_is_asked_for_with_the_command_that_builds_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(stand_in_base.VARIABLE, "no/such-base:at-all")
+    ended = lab.fab(
+        "train", "--job", "flax_mlm", "--runtime", "docker", "--args", " ".join(lab.options())
+    ).ended()
+    assert ended.code == 2
+    assert "`fab build --stack jax --platform cpu`" in ended.said
+    assert lab.all_runs() == []
