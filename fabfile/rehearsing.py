@@ -19,6 +19,7 @@ ACTIONS = (
     help={
         "action": ACTIONS,
         "hosts": "how many hosts `up` makes (default: 2)",
+        "docker": "with `up`: hosts have Docker, and there is an image registry",
         "host": 'whom an act befalls: a host\'s index or name, or "share"',
         "amount": "how much of it: seconds or milliseconds",
         "for_good": "a host that is killed is not started again",
@@ -26,7 +27,13 @@ ACTIONS = (
 )
 @reported
 def rehearsal(
-    c: Any, action: str, hosts: str = "2", host: str = "", amount: str = "", for_good: bool = False
+    c: Any,
+    action: str,
+    hosts: str = "2",
+    docker: bool = False,
+    host: str = "",
+    amount: str = "",
+    for_good: bool = False,
 ) -> int:
     """Rehearse: a cloud on this machine, whose hosts can be killed."""
     from jobs.runtime.errors import RequestError
@@ -34,7 +41,14 @@ def rehearsal(
     from rehearsal.state import RehearsalError
 
     count = whole("--hosts", hosts, least=1) or 0
-    typed = Typed(action=action, hosts=count, host=host, amount=amount, for_good=for_good)
+    typed = Typed(
+        action=action,
+        hosts=count,
+        kind="docker" if docker else "plain",
+        host=host,
+        amount=amount,
+        for_good=for_good,
+    )
     try:
         carry_out(typed, os.environ, lambda line: print(line, flush=True))
     except RehearsalError as error:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import filelock
 
+from tools import go
 from tools.install import duration
 
 RECIPE = Path(__file__).resolve().parent / "pulumi"
@@ -33,8 +34,6 @@ PROGRAM = "pulumi-language-python-exec"
 SCRIPTS = {DYNAMIC: Path("python/dist"), PROGRAM: Path("python/cmd")}
 LANGUAGE_HOST = "pulumi-language-python"
 
-OLDEST_GO = (1, 21)  # from there on Go fetches the newer Go that a go.mod asks for
-OTHER_GO_PLACES = ("/usr/local/go/bin/go", "/opt/homebrew/bin/go", "/snap/bin/go")
 ANSWER_LIMIT_S = 60
 BUILD_LIMIT_S = 3600
 TELL_EVERY_S = 15
@@ -144,39 +143,31 @@ def built(environ: Mapping[str, str]) -> PulumiCli | None:
 
 def go_of(environ: Mapping[str, str]) -> str:
     """A Go that can build it. Raises PulumiCliError, which says how to get one, or Pulumi itself."""
-    found = [shutil.which("go", path=environ.get("PATH", os.defpath)), *OTHER_GO_PLACES]
-    seen = []
-    for go in found:
-        if go is None or not os.access(go, os.X_OK):
-            continue
-        done = _ask([go, "env", "GOVERSION"], environ)
-        if done is not None and _numbers(done) >= OLDEST_GO:
-            return go
-        seen.append(f"{go} ({done or 'does not run'})")
-    has = f"; this machine has {', '.join(seen)}" if seen else ""
-    raise PulumiCliError(
-        f"this needs the Pulumi command line {wanted_version()} or newer, or Go {'.'.join(map(str, OLDEST_GO))} or"
-        f" newer to build it{has}. Install Pulumi (https://www.pulumi.com/docs/install) or Go"
-        " (https://go.dev/doc/install; Debian 12's package golang is too old), and try again"
-    )
+    try:
+        return go.find(environ)
+    except go.GoError as error:
+        raise PulumiCliError(
+            f"this needs the Pulumi command line {wanted_version()} or newer, or {go.WANTED} to build it; {error}."
+            " Install that, or Pulumi (https://www.pulumi.com/docs/install), and try again"
+        ) from None
 
 
 def _build(environ: Mapping[str, str], say: Say) -> PulumiCli:
-    go = go_of(environ)
+    compiler = go_of(environ)
     home = home_of(environ)
     new = home.with_name(f"{home.name}.new")
     shutil.rmtree(new, ignore_errors=True)  # left by a build that was ended
     new.mkdir()
     say(
-        f"building Pulumi's command line {wanted_version()} with {go}; this is done once and takes"
+        f"building Pulumi's command line {wanted_version()} with {compiler}; this is done once and takes"
         " three to six minutes on two cores …"
     )
     start = time.monotonic()
     settings = {"GOFLAGS": "-mod=readonly", "GOWORK": "off", "CGO_ENABLED": "0"}
     go_environ = {**environ, **settings}
     try:
-        _carry_out(_build_command(go, str(new / "pulumi")), go_environ, say)
-        sdk = _ask([go, "list", "-m", "-f", "{{.Dir}}", f"{MODULE}/sdk/v3"], go_environ)
+        _carry_out(_build_command(compiler, str(new / "pulumi")), go_environ, say)
+        sdk = _ask([compiler, "list", "-m", "-f", "{{.Dir}}", f"{MODULE}/sdk/v3"], go_environ)
         if sdk is None:
             raise PulumiCliError(f"`go list -m {MODULE}/sdk/v3` fails in {RECIPE}")
         for script, folder in SCRIPTS.items():
@@ -195,9 +186,19 @@ def _build(environ: Mapping[str, str], say: Say) -> PulumiCli:
     return PulumiCli(folder=home, dynamic_folder=home, version=wanted_version())
 
 
-def _build_command(go: str, target: str) -> list[str]:
+def _build_command(compiler: str, target: str) -> list[str]:
     flags = f"-s -w -X {MODULE}/sdk/v3/go/common/version.Version=v{wanted_version()}"
-    return [go, "build", "-v", "-trimpath", "-ldflags", flags, "-o", target, f"{MODULE}/pkg/v3/cmd/pulumi"]
+    return [
+        compiler,
+        "build",
+        "-v",
+        "-trimpath",
+        "-ldflags",
+        flags,
+        "-o",
+        target,
+        f"{MODULE}/pkg/v3/cmd/pulumi",
+    ]
 
 
 def _carry_out(argv: list[str], environ: Mapping[str, str], say: Say) -> None:

@@ -1,6 +1,7 @@
-"""Hosts of the rehearsal: containers, each with its own address and sshd and the training environment inside.
+"""Hosts of the rehearsal: containers, each with its own address and sshd and the training environment inside. Those of
+the kind "docker" have a Docker daemon of their own too, and an image registry beside them.
 
-It imports docker and nothing of ours; `rehearsal` and tests import it. PYTHON is the jobs' interpreter on the hosts,
+It imports docker and of ours `tools.go`; `rehearsal` and tests import it. PYTHON is the jobs' interpreter on the hosts,
 TPU_STACK_BASE_IMAGE names another base for their image.
 
     with Machines(name="demo", say=print) as machines:     # Docker is asked; a guardian waits for this process's death
@@ -15,7 +16,10 @@ TPU_STACK_BASE_IMAGE names another base for their image.
 What a rehearsal makes carries the label tpu-stack.rehearsal=<its name>. Methods may be called from several threads.
 Every error is a MachinesError: what was asked, what Docker said, what to do.
 
-Network     name, subnet, laptop_address (of this machine, in it), storage_address; `.addresses(n)`: n free for machines
+Network     name, subnet, laptop_address (of this machine, in it), storage_address, registry_address;
+            `.addresses(n)`: n free for machines
+Registry    of machines.registry(), None without Docker. host: "127.0.0.1:PORT", with which the names of images begin,
+            here and on every host
 Storage     environment: what laptop commands need (STORAGE_EMULATOR_HOST, TENSORSTORE_GCS_HTTP_URL);
             hosts have the same by themselves. make_bucket(name), bucket_names()
 Machine     name, address, host_key_private_pem (OpenSSH form), authorized_keys (lines), user ("sa_rehearsal"),
@@ -31,14 +35,17 @@ Faults      each with its undoing, all take the machine's name:
             break_python/mend_python    the interpreter PYTHON (or another path) is not there
             refuse_keys/accept_keys     sshd knows no public key of the user
             change_host_key/restore_host_key   sshd shows another key; the new public line is returned
+            kill_docker/start_docker    its Docker daemon is gone
             wedge(name, pid=None)/unwedge(name, pid)   SIGSTOP to a pid, or to the job process that is newest; → the pid
 """
 
 from rehearsal.machines.errors import MachinesError
 from rehearsal.machines.faults import Faults
+from rehearsal.machines.host_image import Kind
 from rehearsal.machines.machine import DEVICE, PYTHON, Machine, Standing
 from rehearsal.machines.machines import Machines
 from rehearsal.machines.network import Network
+from rehearsal.machines.registry import Registry
 from rehearsal.machines.removal import remove_everything
 from rehearsal.machines.storage import Storage
 
@@ -46,10 +53,12 @@ __all__ = [
     "DEVICE",
     "PYTHON",
     "Faults",
+    "Kind",
     "Machine",
     "Machines",
     "MachinesError",
     "Network",
+    "Registry",
     "Standing",
     "Storage",
     "remove_everything",

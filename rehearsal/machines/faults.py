@@ -11,6 +11,7 @@ from rehearsal.machines import scripts
 from rehearsal.machines.clock import shifted
 from rehearsal.machines.docker_engine import LABEL, asking, labels
 from rehearsal.machines.errors import MachinesError
+from rehearsal.machines.host_docker import DATA, START
 from rehearsal.machines.machine import (
     DEVICE,
     HOME_MIB,
@@ -121,6 +122,23 @@ class Faults:
 
     def unwedge(self, name: str, pid: int) -> None:
         self._inside(name, scripts.SIGNAL, "CONT", str(pid))
+
+    def kill_docker(self, name: str) -> None:
+        """Its Docker daemon is gone, and nothing starts it again; containers go on."""
+        self._require_docker(name)
+        self._inside(name, scripts.KILL_DOCKER)
+
+    def start_docker(self, name: str) -> None:
+        """Returns when it answers."""
+        self._require_docker(name)
+        self._inside(name, START)
+
+    def _require_docker(self, name: str) -> None:
+        container, _ = self._running(name)
+        if not any(each["Destination"] == DATA for each in container.attrs["Mounts"]):
+            raise MachinesError(
+                f"{name} was made without Docker; `fab rehearsal up --docker` makes hosts with it"
+            )
 
     def _running(self, name: str) -> tuple[Container, Standing]:
         container, standing = self._find(name)

@@ -6,9 +6,9 @@ import contextlib
 import hashlib
 import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import docker
 import docker.errors
@@ -26,6 +26,7 @@ FILES = {
     "Dockerfile": "rehearsal/images/host/Dockerfile",
     "sshd_config": "rehearsal/images/host/sshd_config",
     "start": "rehearsal/images/host/start",
+    "start-docker": "rehearsal/images/host/start-docker",
     "requirements/uv.txt": "requirements/uv.txt",
     "requirements/jobs.txt": "requirements/jobs.txt",
 }
@@ -34,19 +35,23 @@ PASSED_ON = (
     "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy",
     "PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL",
 )  # fmt: skip
+LABEL = "tpu-stack.rehearsal-image"
+CONFLICT = 409
 BUILD_LIMIT_S = 1800
 LINES_OF_ERROR = 15
 # Colours and whatever else would move a terminal's cursor.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 Say = Callable[[str], None]
+Kind = Literal["plain", "docker"]
+"""A stage of the Dockerfile: a host without Docker, or with a daemon of its own."""
 
 
-def find_or_build(client: docker.DockerClient, environ: Mapping[str, str], say: Say) -> str:
+def find_or_build(client: docker.DockerClient, environ: Mapping[str, str], say: Say, kind: Kind) -> str:
     """The image's name with its tag; minutes the first time. Raises MachinesError with the build's last lines."""
     contents = {name: (ROOT / path).read_bytes() for name, path in FILES.items()}
     base = environ.get(BASE_VARIABLE) or None
-    tag = name_of(contents, base)
+    tag = name_of(contents, base, kind)
     with _one_at_a_time(environ, tag, say):
         if _is_there(client, tag):
             return tag
@@ -56,16 +61,36 @@ def find_or_build(client: docker.DockerClient, environ: Mapping[str, str], say: 
         with asking("building the image of the hosts"):
             answers = client.api.build(
                 fileobj=io.BytesIO(packed), custom_context=True, tag=tag, buildargs=arguments, rm=True, forcerm=True,
-                decode=True, timeout=BUILD_LIMIT_S, labels={"tpu-stack.rehearsal-image": tag.partition(":")[2]},
+                decode=True, timeout=BUILD_LIMIT_S, labels={LABEL: tag.partition(":")[2]}, target=kind,
             )  # fmt: skip
             follow(answers, say)
+        for name in remove_old(client, keep={name_of(contents, base, each) for each in get_args(Kind)}):
+            say(f"removed {name}, an older image of the hosts")
     return tag
 
 
-def name_of(contents: Mapping[str, bytes], base: str | None) -> str:
+def name_of(contents: Mapping[str, bytes], base: str | None, kind: Kind) -> str:
     """Repository and tag, which is a hash of all that goes in. Pure."""
-    digest = hashlib.sha256(repr((base, sorted(contents.items()))).encode())
+    digest = hashlib.sha256(repr((base, kind, sorted(contents.items()))).encode())
     return f"{REPOSITORY}:{digest.hexdigest()[:16]}"
+
+
+def remove_old(client: docker.DockerClient, *, keep: Collection[str]) -> list[str]:
+    """Of the hosts' images, each over a gigabyte, those not to be kept and that no container is made of; → names."""
+    removed = []
+    with asking("looking for older images of the hosts"):
+        found = client.api.images(filters={"label": LABEL})
+    for name in [each for image in found for each in image["RepoTags"] or [] if each not in keep]:
+        try:
+            client.api.remove_image(name)
+        except docker.errors.ImageNotFound:
+            continue
+        except docker.errors.APIError as error:
+            if error.status_code != CONFLICT:  # a host of another rehearsal is made of it
+                raise MachinesError(f"removing {name}: {error.explanation}") from None
+        else:
+            removed.append(name)
+    return removed
 
 
 def build_arguments(environ: Mapping[str, str], base: str | None) -> dict[str, str]:

@@ -6,22 +6,22 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import docker.errors
 import docker.types
 from docker.models.containers import Container
 
-from rehearsal.machines import bucket_server, docker_engine, host_image, network, removal, storage
-from rehearsal.machines.docker_engine import LABEL, asking, labels
+from rehearsal.machines import docker_engine, host_image, network, registry, removal, storage
+from rehearsal.machines.container import options
+from rehearsal.machines.docker_engine import LABEL, asking
 from rehearsal.machines.errors import MachinesError
 from rehearsal.machines.faults import Faults
+from rehearsal.machines.go_program import BUCKET_SERVER, REGISTRY, GoProgram, find_or_build
 from rehearsal.machines.guardian import Guardian
-from rehearsal.machines.machine import DEVICE, HOME_MIB, SPARE_SHARE, Machine, Standing, check, files, home
+from rehearsal.machines.machine import Machine, Standing, check, files
 from rehearsal.machines.waiting import shows_ssh, wait_for
 
-# Enough for a small job and what it writes to home and share; what runs away ends itself and not this computer.
-MEMORY_MIB = 4096
-PROCESSES = 2048
 START_LIMIT_S = 60
 
 Say = Callable[[str], None]
@@ -33,20 +33,30 @@ class Machines:
     Methods may be called from several threads, but for the same machine one after the other.
     """
 
-    def __init__(self, *, name: str, say: Say, environ: Mapping[str, str] = os.environ) -> None:
-        """environ: where HOME, PATH, TPU_STACK_BASE_IMAGE and proxies are looked for.
+    def __init__(
+        self,
+        *,
+        name: str,
+        say: Say,
+        environ: Mapping[str, str] = os.environ,
+        kind: host_image.Kind = "plain",
+    ) -> None:
+        """environ: where HOME, PATH, TPU_STACK_BASE_IMAGE and proxies are looked for. kind: of the hosts; those with
+        Docker have an image registry beside them.
 
         Raises MachinesError where Docker is not there. Entering the context does where something of that name is.
         """
         self.name = docker_engine.checked_name(name, "rehearsal")
         self._say = say
         self._environ = environ
+        self._kind = kind
         self._client = docker_engine.connect()
         self._guardian: Guardian | None = None
         self._once = threading.RLock()
         self._image: str | None = None
         self._network: network.Network | None = None
         self._storage: storage.Storage | None = None
+        self._registry: registry.Registry | None = None
         self.faults = Faults(self._client, self.find, self.image)
 
     def __enter__(self) -> Machines:
@@ -78,8 +88,10 @@ class Machines:
         """Builds what is not built yet, minutes the first time, and says how far it is; → the hosts' image."""
         with self._once:
             if self._image is None:
-                bucket_server.find_or_build(self._environ, self._say)
-                self._image = host_image.find_or_build(self._client, self._environ, self._say)
+                self._program(BUCKET_SERVER)
+                if self._kind == "docker":
+                    self._program(REGISTRY)
+                self._image = host_image.find_or_build(self._client, self._environ, self._say, self._kind)
             return self._image
 
     def image(self) -> str:
@@ -97,11 +109,21 @@ class Machines:
         """The same every time, with that bucket in it."""
         with self._once:
             if self._storage is None:
-                program = bucket_server.find_or_build(self._environ, self._say)
+                program = self._program(BUCKET_SERVER)
                 self._storage = storage.start(self._client, self.name, self.network(), self.image(), program)
             if bucket is not None:
                 self._storage.make_bucket(bucket)
             return self._storage
+
+    def registry(self) -> registry.Registry | None:
+        """The same every time; None where the hosts have no Docker."""
+        with self._once:
+            if self._registry is None and self._kind == "docker":
+                program = self._program(REGISTRY)
+                self._registry = registry.start(
+                    self._client, self.name, self.network(), self.image(), program
+                )
+            return self._registry
 
     def boot(self, machine: Machine) -> Standing:
         """Makes it and returns when its sshd answers. Raises MachinesError; then nothing of it is there."""
@@ -109,24 +131,16 @@ class Machines:
         check(machine)
         network, store, image = self.network(), self.storage(), self.image()
         environment = {**store.environment, **machine.environment}
+        given = options(self.name, machine, self.registry())
         with asking(f"machine {machine.name}"):
-            container = self._client.containers.create(
-                image, name=self._container_name(machine.name), hostname=machine.name, init=True,
-                labels=labels(
-                    self.name, role="machine", machine=machine.name, address=machine.address, user=machine.user,
-                    share=machine.share_mount or "",
-                ),
-                environment={"USER_NAME": machine.user, "DEVICE": DEVICE},
-                # A home that can be full without this computer's disk being so.
-                tmpfs={home(machine.user): f"size={HOME_MIB}m,exec,mode=0755"}, mounts=self._mounts(machine),
-                mem_limit=f"{MEMORY_MIB}m", pids_limit=PROCESSES, shm_size="256m",
-                network=network.name,
-                networking_config={network.name: self._endpoint(machine.name, machine.address)},
+            made = self._client.containers.create(
+                image, name=self._container_name(machine.name), network=network.name,
+                networking_config={network.name: self._endpoint(machine.name, machine.address)}, **given,
             )  # fmt: skip
-            with self._removed_if_it_fails(container):
-                container.put_archive("/", files(machine, environment))
-                container.start()
-                self._wait_for_ssh(container, machine.name, machine.address)
+            with self._removed_if_it_fails(made):
+                made.put_archive("/", files(machine, environment))
+                made.start()
+                self._wait_for_ssh(made, machine.name, machine.address)
         return self.find(machine.name)[1]
 
     def kill(self, name: str) -> None:
@@ -183,8 +197,11 @@ class Machines:
         """All that carries this rehearsal's label, by name; twice is as good as once."""
         with self._once:
             removed = removal.remove_everything(self.name, self._client)
-            self._network = self._storage = None
+            self._network = self._storage = self._registry = None
             return removed
+
+    def _program(self, program: GoProgram) -> Path:
+        return find_or_build(program, self._environ, self._say)
 
     def _container_name(self, machine: str) -> str:
         return f"tpu-stack-{self.name}-{machine}"
@@ -194,12 +211,6 @@ class Machines:
             ipv4_address=address, aliases=[name]
         )
         return endpoint
-
-    def _mounts(self, machine: Machine) -> Sequence[docker.types.Mount]:
-        """The share where it is wanted, twice."""
-        if machine.share_mount is None:
-            return []
-        return [storage.share_at(self.name, path) for path in (machine.share_mount, SPARE_SHARE)]
 
     def _wait_for_ssh(self, container: Container, name: str, address: str) -> None:
         wait_for(lambda: shows_ssh(address), START_LIMIT_S, container, f"sshd of {name} at {address}")

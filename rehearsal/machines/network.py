@@ -18,16 +18,18 @@ TRIES = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Network:
-    """subnet: as 172.18.0.0/16; laptop_address: this machine's in it; storage_address: the bucket server's."""
+    """subnet: as 172.18.0.0/16; laptop_address: this machine's in it; storage_address: the bucket server's;
+    registry_address: the image registry's, where there is one."""
 
     name: str
     subnet: str
     laptop_address: str
     storage_address: str
+    registry_address: str
 
     def addresses(self, count: int, *, taken: Collection[str] = ()) -> list[str]:
         """The first `count` that are free for machines. Raises MachinesError where there are not so many."""
-        reserved = {self.laptop_address, self.storage_address, *taken}
+        reserved = {self.laptop_address, self.storage_address, self.registry_address, *taken}
         found: list[str] = []
         for address in ipaddress.ip_network(self.subnet).hosts():
             if len(found) == count:
@@ -44,8 +46,13 @@ class Network:
 def find_or_make(client: docker.DockerClient, rehearsal: str) -> Network:
     """The rehearsal's network. Raises MachinesError."""
     with asking(f"the network of rehearsal {rehearsal}"):
-        there = client.api.networks(filters={"label": f"{LABEL}={rehearsal}"})
+        labelled = client.api.networks(filters={"label": f"{LABEL}={rehearsal}"})
+        there = [each for each in labelled if each["Name"] == name_of(rehearsal)]
         return described(there[0] if there else _make(client, rehearsal))
+
+
+def name_of(rehearsal: str) -> str:
+    return f"tpu-stack-{rehearsal}"
 
 
 def described(attributes: dict[str, object]) -> Network:
@@ -60,6 +67,7 @@ def described(attributes: dict[str, object]) -> Network:
                 subnet=str(subnet),
                 laptop_address=each.get("Gateway") or str(subnet[1]),
                 storage_address=str(subnet[-2]),
+                registry_address=str(subnet[-3]),
             )
     raise MachinesError(
         f"Docker gave {attributes['Name']} no IPv4 subnet of 16 addresses or more; look at default-address-pools"
@@ -70,7 +78,7 @@ def described(attributes: dict[str, object]) -> Network:
 def _make(client: docker.DockerClient, rehearsal: str) -> dict[str, object]:
     """Docker chooses the subnet, but only in one that was asked for may a container ask for its address: so the
     network is made twice, and again from the start where another rehearsal took the subnet in between."""
-    name = f"tpu-stack-{rehearsal}"
+    name = name_of(rehearsal)
     for left in reversed(range(TRIES)):
         probe = client.networks.create(f"{name}-probe", internal=True, labels=labels(rehearsal))
         probe.reload()

@@ -1,4 +1,5 @@
-"""Removes all that carries a rehearsal's label: containers, then the volumes and networks that they used."""
+"""Removes all that carries a rehearsal's label: containers, then the volumes and networks that they used; and the names
+in its registry that images of this machine have."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import docker
 import docker.errors
 import requests
 
+from rehearsal.machines import registry
 from rehearsal.machines.docker_engine import LABEL, asking, connect
 from rehearsal.machines.errors import MachinesError
 
@@ -41,7 +43,8 @@ def left(client: docker.DockerClient, rehearsal: str) -> list[tuple[str, str]]:
 
 
 def _remove(client: docker.DockerClient, rehearsal: str) -> list[str]:
-    removed: list[str] = []
+    with asking(f"the images that rehearsal {rehearsal} pushed"):
+        removed = registry.forget_images(client, rehearsal)
     until = time.monotonic() + LIMIT_S
     clear = 0
     refused = ""

@@ -53,6 +53,12 @@ cat "$1.other.pub\""""
 OWN_HOST_KEY = 'if [ -e "$1.own" ]; then mv "$1.own" "$1"; fi'
 RELOAD = 'kill -HUP "$(cat /run/sshd.pid)"'
 
+# Its containers go on, and the next daemon ends them.
+KILL_DOCKER = """set -eu
+daemon=$(cat /run/docker.pid)
+kill -KILL "$daemon"
+while kill -0 "$daemon" 2>/dev/null; do sleep 0.05; done"""
+
 # Field 22 of stat is when it started; its command may hold blanks and is cut off first.
 NEWEST_JOB = """for process in /proc/[0-9]*; do
   tr '\\0' '\\n' 2>/dev/null <"$process/cmdline" | grep -qx 'jobs\\.[a-z0-9_]*' || continue

@@ -11,11 +11,12 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import filelock
 
 from rehearsal import state
+from rehearsal.machines import Kind
 from rehearsal.room import repertoire
 from rehearsal.room.acts import Acts, Asked
 from rehearsal.room.begin import NOOK, PROBLEM
@@ -56,7 +57,7 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def serve(folder: Path, hosts: int, owner: int | None) -> int:
+def serve(folder: Path, hosts: int, kind: Kind, owner: int | None) -> int:
     """Returns the exit code when it is over: 0, or 2 where the rehearsal could not be had; its last words say why."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -68,14 +69,14 @@ def serve(folder: Path, hosts: int, owner: int | None) -> int:
     nook = tempfile.mkdtemp(prefix=NOOK)
     try:
         with lock:
-            return _serve(folder, hosts, owner, Path(nook) / "door")
+            return _serve(folder, hosts, kind, owner, Path(nook) / "door")
     finally:
         shutil.rmtree(nook, ignore_errors=True)
 
 
-def _serve(folder: Path, hosts: int, owner: int | None, path: Path) -> int:
+def _serve(folder: Path, hosts: int, kind: Kind, owner: int | None, path: Path) -> int:
     try:
-        with Room(folder=folder, hosts=hosts, door=path, say=say) as room:
+        with Room(folder=folder, hosts=hosts, kind=kind, door=path, say=say) as room:
             answers = Answers(room)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: answers.done.set())
@@ -122,11 +123,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rehearsal.room", description="The rehearsal's daemon.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--kind", choices=get_args(Kind), default="plain", help="of the hosts")
     parser.add_argument("--owner", type=int, metavar="PID", help="end when that process does")
     given = parser.parse_args()
     os.umask(0o077)
     try:
-        return serve(given.folder.absolute(), given.hosts, given.owner)
+        return serve(given.folder.absolute(), given.hosts, given.kind, given.owner)
     except RehearsalError as error:
         say(f"{PROBLEM}{error}")
         return 2

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import filelock
 from rehearsal import state
 from rehearsal.engine import MARK
 from rehearsal.engine_processes import end_marked
-from rehearsal.machines import MachinesError, remove_everything
+from rehearsal.machines import Kind, MachinesError, remove_everything
 from rehearsal.room.door import ask
 from rehearsal.state import RehearsalError, State
 
@@ -34,8 +34,8 @@ END_LIMIT_S = 120.0
 LOOK_AGAIN_S = 0.1
 
 
-def up(folder: Path, hosts: int, say: Say, *, owner: int | None = None) -> State:
-    """A rehearsal with so many hosts, ready. say: hears every step. owner: a process that it is to end with.
+def up(folder: Path, hosts: int, say: Say, *, kind: Kind = "plain", owner: int | None = None) -> State:
+    """A rehearsal with so many hosts of that kind, ready. say: hears every step. owner: a process that it ends with.
 
     Raises:
         RehearsalError: one is up there already, or it could not be had.
@@ -47,14 +47,14 @@ def up(folder: Path, hosts: int, say: Say, *, owner: int | None = None) -> State
                 f"a rehearsal is up already ({folder}); `fab rehearsal status` shows it, `fab rehearsal down` ends it"
             )
         clear(folder, say)
-        return _started(folder, hosts, say, owner)
+        return _started(folder, ["--hosts", str(hosts), "--kind", kind, *_owned(owner)], say)
 
 
-def _started(folder: Path, hosts: int, say: Say, owner: int | None) -> State:
+def _started(folder: Path, wanted: Sequence[str], say: Say) -> State:
     folder.mkdir(mode=0o700, parents=True)
     with (folder / LOG).open("wb") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "rehearsal.room", str(folder), "--hosts", str(hosts), *_owned(owner)],
+            [sys.executable, "-m", "rehearsal.room", str(folder), *wanted],
             cwd=Path(__file__).resolve().parents[2],
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rehearsal import state
+from rehearsal.machines import Kind
 from rehearsal.room import begin
 from rehearsal.room.acts import Asked
 from rehearsal.room.door import ask
@@ -22,14 +23,20 @@ READY = (
     "the rehearsal is up. Now: fab deploy --stack rehearsal; fab train --job flax_mlm --stack rehearsal; and play: "
     "fab rehearsal acts. It goes by itself after a day; fab rehearsal down ends it"
 )
+READY_FOR_IMAGES = (
+    "the rehearsal is up, with an image registry. Now: fab build --stack jax --platform cpu; fab push --stack rehearsal"
+    ' --image jax --platform cpu; eval "$(fab rehearsal env)"; pulumi up --yes; fab deploy; fab train --job flax_mlm;'
+    " and play: fab rehearsal acts. It goes by itself after a day; fab rehearsal down ends it"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Typed:
-    """amount: as it was typed; empty: it was not."""
+    """kind: of the hosts that `up` makes. amount: as it was typed; empty: it was not."""
 
     action: str
     hosts: int
+    kind: Kind = "plain"
     host: str = ""
     amount: str = ""
     for_good: bool = False
@@ -40,8 +47,8 @@ def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
     folder = state.folder_of(environ)
     if typed.action == "up":
         owner = environ.get(begin.OWNER_VARIABLE)
-        begin.up(folder, typed.hosts, say, owner=int(owner) if owner else None)
-        say(READY)
+        begin.up(folder, typed.hosts, say, kind=typed.kind, owner=int(owner) if owner else None)
+        say(READY if typed.kind == "plain" else READY_FOR_IMAGES)
     elif typed.action == "down":
         say(
             "the rehearsal is down"
@@ -71,6 +78,8 @@ def status(folder: Path) -> Iterator[str]:
     told: Mapping[str, Any] = ask(found.door, "status", {})
     yield f"rehearsal: {told['phase']}, {told['accelerator']} in {told['zone']}"
     yield f"  daemon: process {found.pid}, log {folder / begin.LOG}"
+    if told["registry"]:
+        yield f"  image registry: {told['registry']}, here and on every host"
     for node in told["nodes"]:
         yield f"  slice {node['name'].rpartition('/')[2]}: {node['state']}"
     for index, host in enumerate(told["hosts"]):

@@ -107,6 +107,17 @@ ACTS: Mapping[str, Act] = {
     "mend-python": Act(
         help="it is back", carry_out=_fault("mend_python", "{name} has its interpreter again"), needs=HOST
     ),
+    "kill-docker": Act(
+        help="a host's Docker daemon is gone",
+        carry_out=_fault(
+            "kill_docker",
+            "{name} has no Docker daemon any more. Look: fab doctor, fab train --runtime docker",
+        ),
+        needs=HOST,
+    ),
+    "start-docker": Act(
+        help="it is back", carry_out=_fault("start_docker", "{name} has its Docker daemon again"), needs=HOST
+    ),
     "refuse-keys": Act(
         help="a host knows no key of yours",
         carry_out=_fault("refuse_keys", "{name} lets nobody in any more. Look: what fab doctor says of it"),

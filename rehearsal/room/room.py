@@ -14,8 +14,8 @@ from typing import Any
 
 from rehearsal import state
 from rehearsal.cloud import Delays
-from rehearsal.machines import DEVICE, PYTHON, Machine, Machines, MachinesError
-from rehearsal.room import keys, typed, wanted
+from rehearsal.machines import DEVICE, PYTHON, Kind, Machine, Machines, MachinesError, Registry
+from rehearsal.room import keys, outputs, typed, wanted
 from rehearsal.room.door import Caller
 from rehearsal.room.hosts import Hosts
 from rehearsal.room.stack import RehearsalStack
@@ -34,20 +34,22 @@ PACE = 0.5  # of what a person who watches the simulator alone sees
 class Room:
     """From `with` to the end of its block; `open` makes the stack. folder: a new one, for this room alone.
 
-    door: the path of the socket that is named to whoever wants to ask. say: hears every step.
+    kind: of the hosts. door: the path of the socket that is named to whoever wants to ask. say: hears every step.
     """
 
-    def __init__(self, *, folder: Path, hosts: int, door: Path, say: Say) -> None:
+    def __init__(self, *, folder: Path, hosts: int, kind: Kind, door: Path, say: Say) -> None:
         self.accelerator = wanted.accelerator_of(hosts)
         self.folder = folder
         self.say = say
         self._door = door
         self._hosts_wanted = hosts
+        self._kind = kind
         self._exits = contextlib.ExitStack()
         self._phase: state.Phase = "starting"
         self._environment: dict[str, str] = {}
         self._writing = threading.Lock()
         self.problem = ""
+        self.registry: Registry | None = None
         self.hosts: Hosts | None = None
         self.stack: RehearsalStack | None = None
 
@@ -87,10 +89,13 @@ class Room:
             raise RehearsalError("it was ended before it was ready")
 
     def _open_machines(self) -> None:
-        self.machines = self._exits.enter_context(Machines(name=state.name_of(self.folder), say=self.say))
+        self.machines = self._exits.enter_context(
+            Machines(name=state.name_of(self.folder), say=self.say, kind=self._kind)
+        )
         self.machines.prepare()
         network = self.machines.network()
         self.storage = self.machines.storage(bucket=wanted.BUCKET)
+        self.registry = self.machines.registry()
         public = keys.new_identity(self.folder / "ssh")
         self._environment = {
             **self.storage.environment,
@@ -127,7 +132,11 @@ class Room:
             )
         )
         self.stack = RehearsalStack(
-            folder=self.folder / "engine", cli=cli, tpu_url=self.api.url, accelerator=self.accelerator
+            folder=self.folder / "engine",
+            cli=cli,
+            tpu_url=self.api.url,
+            accelerator=self.accelerator,
+            registry=self.registry.host if self.registry else None,
         )
         self._exits.callback(self.stack.close)
         self.say(f"pulumi up: the program of infra/ on the real engine, {cli.version}")
@@ -199,7 +208,7 @@ class Room:
             raise RehearsalError("the rehearsal has no stack yet; `fab rehearsal status` says how far it is")
         asked = typed.understood(arguments)
         if asked.kind == "output":
-            return {"code": 0, "stdout": _outputs(self.stack.outputs, asked.options)}
+            return {"code": 0, "stdout": outputs.shown(self.stack.outputs, asked.options)}
         if asked.kind == "other":
             ok, said = self.stack.type(*asked.words)
             return {"code": 0 if ok else 255, "stdout": f"{said}\n"}
@@ -216,6 +225,7 @@ class Room:
         instances = self.hosts.instances() if self.hosts else {}
         return {
             "phase": self._phase,
+            "registry": self.registry.host if self.registry else "",
             "accelerator": self.accelerator.type_name,
             "zone": wanted.zone_of(self.accelerator),
             "nodes": [{"name": node["name"], "state": node["state"]} for node in nodes],
@@ -232,14 +242,3 @@ class Room:
             report = self.stack.carry_out("destroy", caller.say, lambda: False)
             if not report.ok:
                 raise RehearsalError(f"`pulumi destroy` failed:\n{report.text}")
-
-
-def _outputs(outputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
-    name = options["name"]
-    if name is not None and name not in outputs:
-        raise RehearsalError(f"current stack does not have output property '{name}'")
-    if name is not None:
-        return f"{json.dumps(outputs[name]) if options['json'] else outputs[name]}\n"
-    if options["json"]:
-        return f"{json.dumps(dict(outputs), indent=2)}\n"
-    return "".join(f"{each}: {value}\n" for each, value in sorted(outputs.items()))

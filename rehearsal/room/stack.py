@@ -13,6 +13,7 @@ from infra.program import declare
 from rehearsal.engine import ROOT, Cli, Engine
 from rehearsal.engine_operation import Kind
 from rehearsal.engine_report import Report
+from rehearsal.room.outputs import with_registry
 from rehearsal.room.wanted import configuration
 from rehearsal.state import STACK, RehearsalError
 
@@ -30,9 +31,19 @@ Gone = Callable[[], bool]
 class RehearsalStack:
     """One operation at a time, as with any stack. folder: a new one."""
 
-    def __init__(self, *, folder: Path, cli: Cli, tpu_url: str, accelerator: catalogue.Accelerator) -> None:
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        cli: Cli,
+        tpu_url: str,
+        accelerator: catalogue.Accelerator,
+        registry: str | None = None,
+    ) -> None:
+        """registry: host and port of the one that stands for Google's; None: there is none."""
         self.inventory = ""
         self.outputs: dict[str, Any] = {}
+        self._registry = registry
         self._engine = Engine(
             folder=folder,
             cli=cli,
@@ -67,7 +78,7 @@ class RehearsalStack:
         finally:
             self._busy.release()
         if kind == "up" and report.ok:
-            self.outputs = dict(report.outputs)
+            self.outputs = with_registry(report.outputs, self._registry)
             self.inventory = str(report.outputs["inventory"])
         return report
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import pulumi_cli
+from tools import go, pulumi_cli
 from tools.pulumi_cli import PulumiCliError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -191,7 +191,7 @@ def test_two_that_come_at_once_build_one(tmp_path: Path, environ: dict[str, str]
 
 @pytest.fixture
 def without_go(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setattr(pulumi_cli, "OTHER_GO_PLACES", ())
+    monkeypatch.setattr(go, "OTHER_PLACES", ())
     return {**environ, "PATH": "/nonexistent"}
 
 
@@ -211,7 +211,7 @@ def test_a_go_that_is_too_old_is_named(tmp_path: Path, without_go: dict[str, str
 def test_a_go_that_is_not_on_path_is_found_in_its_usual_place(
     tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulumi_cli, "OTHER_GO_PLACES", (str(tmp_path / "go" / "go"),))
+    monkeypatch.setattr(go, "OTHER_PLACES", (str(tmp_path / "go" / "go"),))
     assert pulumi_cli.go_of({**environ, "PATH": "/nonexistent"}) == str(tmp_path / "go" / "go")
 
 

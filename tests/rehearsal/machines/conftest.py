@@ -124,6 +124,18 @@ def lab(
         yield lab
 
 
+@pytest.fixture(scope="module")
+def docker_lab(
+    environ: Mapping[str, str], new_name: Callable[[], str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Lab]:
+    """Two machines with Docker, w-0 and w-1, and a registry."""
+    with Machines(name=new_name(), say=print, environ=environ, kind="docker") as machines:
+        lab = Lab(machines, tmp_path_factory.mktemp("docker-lab"))
+        lab.boot("w-0")
+        lab.boot("w-1")
+        yield lab
+
+
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool]], None]:
     """Waits until something holds."""

@@ -6,15 +6,23 @@ import dataclasses
 import io
 import socket
 import tarfile
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import docker.errors
 import pytest
+import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rehearsal.machines import Machine, MachinesError, Network, docker_engine, host_image, machine
 from rehearsal.machines.clock import shifted
+from rehearsal.machines.container import options
+from rehearsal.machines.go_program import BUCKET_SERVER, REGISTRY, GoProgram, find_or_build
 from rehearsal.machines.network import described
+from rehearsal.machines.registry import Registry, published
+from tools import go
 
 
 def test_without_docker_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,18 +42,20 @@ def test_a_name_that_docker_would_not_take_is_refused(name: str) -> None:
 
 
 def test_addresses_for_machines_are_none_of_those_in_use() -> None:
-    network = Network(name="n", subnet="10.0.0.0/29", laptop_address="10.0.0.1", storage_address="10.0.0.6")
-    assert network.addresses(2, taken=["10.0.0.3"]) == ["10.0.0.2", "10.0.0.4"]
-    with pytest.raises(MachinesError, match="no 5 free addresses"):
-        network.addresses(5)
+    network = Network(
+        name="n", subnet="10.0.0.0/29",
+        laptop_address="10.0.0.1", storage_address="10.0.0.6", registry_address="10.0.0.4",
+    )  # fmt: skip
+    assert network.addresses(2, taken=["10.0.0.3"]) == ["10.0.0.2", "10.0.0.5"]
+    with pytest.raises(MachinesError, match="no 4 free addresses"):
+        network.addresses(4)
 
 
 def test_a_network_without_a_subnet_of_its_own_is_refused() -> None:
     good = {"Subnet": "172.18.0.0/16", "Gateway": "172.18.0.1"}
     found = described({"Name": "n", "IPAM": {"Config": [{"Subnet": "fd00::/64"}, good]}})
-    assert (found.subnet, found.laptop_address, found.storage_address) == (
-        "172.18.0.0/16", "172.18.0.1", "172.18.255.254",
-    )  # fmt: skip
+    addresses = (found.laptop_address, found.storage_address, found.registry_address)
+    assert (found.subnet, *addresses) == ("172.18.0.0/16", "172.18.0.1", "172.18.255.254", "172.18.255.253")
     with pytest.raises(MachinesError, match="no IPv4 subnet"):
         described({"Name": "n", "IPAM": {"Config": None}})
 
@@ -62,6 +72,7 @@ def test_a_variable_that_would_be_another_line_for_sshd_is_refused(environment: 
         machine.settings(environment)
 
 
+KINDS: tuple[host_image.Kind, ...] = ("plain", "docker")
 shifts = st.integers(-(10**9), 10**9).map(lambda milliseconds: milliseconds / 1000)
 
 
@@ -87,6 +98,61 @@ def test_a_user_or_a_mount_that_cannot_be_is_refused(changed: dict[str, Any]) ->
         machine.check(dataclasses.replace(good, **changed))
 
 
+def test_only_a_machine_that_is_to_have_docker_may_do_what_a_container_otherwise_may_not() -> None:
+    asked = Machine(
+        name="w", address="10.0.0.2", host_key_private_pem="", authorized_keys=(), share_mount="/s"
+    )
+    plain = options("r", asked, None)
+    assert not plain.keys() & {"cap_add", "security_opt", "privileged", "devices"}
+    assert [each["Target"] for each in plain["mounts"]] == ["/s", machine.SPARE_SHARE]
+    able = options("r", asked, Registry(address="10.0.0.253", port=32768))
+    assert (able["cap_add"], able.get("privileged")) == (["SYS_ADMIN", "NET_ADMIN"], None)
+    assert able["environment"]["REGISTRY"] == "32768 10.0.0.253:5000"
+    (data,) = [each for each in able["mounts"] if each["Target"] == "/var/lib/docker"]
+    assert data["VolumeOptions"]["Labels"] == {
+        docker_engine.LABEL: "r"
+    }  # else it would outlive the rehearsal
+
+
+def test_a_registry_whose_port_is_not_on_loopback_is_refused() -> None:
+    ports = [{"HostIp": "0.0.0.0", "HostPort": "1"}, {"HostIp": "127.0.0.1", "HostPort": "2"}]
+    assert published({"NetworkSettings": {"Ports": {"5000/tcp": ports}}}) == 2
+    for found in (ports[:1], [], None):
+        with pytest.raises(MachinesError, match="published no port"):
+            published({"NetworkSettings": {"Ports": {"5000/tcp": found}}})
+
+
+class Images:
+    """Docker's, of which one was removed meanwhile, and one has a container."""
+
+    def __init__(self) -> None:
+        self.removed: list[str] = []
+        self.api = self
+
+    def images(self, *, filters: Mapping[str, str]) -> list[dict[str, Any]]:
+        assert filters == {"label": host_image.LABEL}
+        return [
+            {"RepoTags": ["h:new", "h:old"]},
+            {"RepoTags": ["h:used"]},
+            {"RepoTags": None},
+            {"RepoTags": ["h:gone"]},
+        ]
+
+    def remove_image(self, name: str) -> None:
+        if name == "h:gone":
+            raise docker.errors.ImageNotFound("no such image")
+        if name == "h:used":
+            answer = requests.Response()
+            answer.status_code = host_image.CONFLICT
+            raise docker.errors.APIError("conflict", response=answer)
+        self.removed.append(name)
+
+
+def test_older_images_of_hosts_go_when_a_new_one_is_built_but_none_that_a_host_is_made_of() -> None:
+    images: Any = Images()
+    assert host_image.remove_old(images, keep={"h:new"}) == ["h:old"] == images.removed
+
+
 def test_a_host_key_is_for_root_alone() -> None:
     asked = Machine(name="w", address="10.0.0.2", host_key_private_pem="KEY", authorized_keys=("one", "two"))
     with tarfile.open(fileobj=io.BytesIO(machine.files(asked, {}))) as packed:
@@ -99,10 +165,11 @@ def test_a_host_key_is_for_root_alone() -> None:
 
 def test_the_image_has_another_name_when_any_of_what_it_is_made_of_has_changed() -> None:
     contents = {"Dockerfile": b"FROM a", "requirements/jobs.txt": b"jax==1"}
-    names = {host_image.name_of(contents, None), host_image.name_of(contents, "base")}
-    names |= {host_image.name_of({**contents, name: b"other"}, None) for name in contents}
-    assert len(names) == 4
-    assert host_image.name_of(contents, None) == host_image.name_of(dict(reversed(contents.items())), None)
+    names = {host_image.name_of(contents, base, kind) for base in (None, "base") for kind in KINDS}
+    names |= {host_image.name_of({**contents, name: b"other"}, None, "plain") for name in contents}
+    assert len(names) == 6
+    other_order = dict(reversed(contents.items()))
+    assert host_image.name_of(contents, None, "plain") == host_image.name_of(other_order, None, "plain")
 
 
 def test_a_build_goes_out_by_the_same_proxy_and_index_and_knows_nothing_else_of_this_machine() -> None:
@@ -123,3 +190,19 @@ def test_a_build_that_fails_shows_its_last_lines_and_what_it_fetches() -> None:
     with pytest.raises(MachinesError, match=r"(?s)code 1.*Step 1.*no route.*TPU_STACK_BASE_IMAGE"):
         host_image.follow(answers, said.append)
     assert said == ["  Step 1", "  no route"]
+
+
+def test_without_go_it_says_what_it_was_to_build_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(go, "OTHER_PLACES", ())
+    environ = {"PATH": "/nonexistent", "XDG_CACHE_HOME": str(tmp_path)}
+    with pytest.raises(
+        MachinesError, match=r"builds the image registry with Go, and there is no Go 1\.21 or newer"
+    ):
+        find_or_build(REGISTRY, environ, print)
+
+
+@pytest.mark.parametrize("program", [BUCKET_SERVER, REGISTRY], ids=lambda program: program.folder)
+def test_the_recipes_of_servers_name_no_place_to_fetch_from(program: GoProgram) -> None:
+    assert not any("://" in (program.module / name).read_text() for name in ("go.mod", "go.sum"))

@@ -1,16 +1,21 @@
-"""Parts of a rehearsal without Docker: machines that only write down what is done with them."""
+"""Parts of a rehearsal without Docker, whose machines only write down what is done with them; and a whole one."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from rehearsal.cloud import Delays
 from rehearsal.machines import Machine
+from rehearsal.room import begin
 from rehearsal.room.hosts import Hosts
 from rehearsal.tpu_api import TpuApi
+from tests.rehearsal.room.person import Person
+from tools import stand_in_base
 
 
 class Paperwork:
@@ -89,3 +94,20 @@ def new_lab() -> Iterator[Callable[[list[str]], Lab]]:
         lab.paper.may_remove.set()
         lab.hosts.close()
         lab.api.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def environ() -> Iterator[Mapping[str, str]]:
+    """With a base image for the hosts that this computer can get; the daemon inherits it."""
+    base = stand_in_base.chosen(os.environ, print)
+    with pytest.MonkeyPatch.context() as patch:
+        if base:
+            patch.setenv(stand_in_base.VARIABLE, base)
+        yield dict(os.environ)
+
+
+@pytest.fixture
+def person(tmp_path: Path, environ: Mapping[str, str]) -> Iterator[Person]:
+    made = Person(tmp_path / "rehearsal", environ)
+    yield made
+    begin.down(made.folder, made.said.append)

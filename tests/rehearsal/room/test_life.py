@@ -9,99 +9,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from rehearsal import state
-from rehearsal.machines import docker_engine, removal
 from rehearsal.room import begin
 from rehearsal.state import RehearsalError
+from tests.rehearsal.room.person import LIMIT_S, Person
 from tests.rehearsal.waiting import until
-from tools import stand_in_base
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-ROOT = Path(__file__).resolve().parents[3]
-LIMIT_S = 120.0
-HOSTS = "import json, sys; [print(h['name']) for h in json.load(sys.stdin)['slices'][0]['hosts']]"
-
-
-class Person:
-    """Somebody at a terminal. `said`: what the rehearsal told."""
-
-    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
-        self.folder = folder
-        self.environ = {**environ, state.FOLDER_VARIABLE: str(folder)}
-        self.said: list[str] = []
-
-    def up(self, hosts: int = 1) -> None:
-        begin.up(self.folder, hosts, self.said.append)
-
-    def type(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """In a shell that has the rehearsal's environment."""
-        opened = state.open_rehearsal(self.environ)
-        return subprocess.run(
-            words, env={**self.environ, **opened.environment}, capture_output=True, text=True, timeout=LIMIT_S,
-            check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def hosts(self) -> dict[str, str]:
-        """Name → host key, as the inventory has them."""
-        (one,) = json.loads(state.open_rehearsal(self.environ).inventory_json)["slices"]
-        return {host["name"]: host["host_keys"][0] for host in one["hosts"]}
-
-    def ssh(self, name: str, command: str) -> subprocess.CompletedProcess[str]:
-        """Through the stand-in for gcloud, with the pinned key."""
-        known = self.folder / "known_hosts"
-        known.write_text("".join(f"{host} {key}\n" for host, key in self.hosts().items()))
-        return self.type(
-            "ssh", "-F", "none", "-i", str(self.folder / "ssh" / "id_ed25519"), "-o", f"UserKnownHostsFile={known}",
-            "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
-            "-o", "ProxyCommand=gcloud compute start-iap-tunnel %h 22 --listen-on-stdin --zone z --project p",
-            f"sa_rehearsal@{name}", command,
-        )  # fmt: skip
-
-    def act(self, *words: str) -> str:
-        done = self.typed_python(*words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def typed_python(self, *words: str) -> subprocess.CompletedProcess[str]:
-        program = (
-            "import os, sys; from rehearsal.room.person import Typed, carry_out;"
-            "carry_out(Typed(action=sys.argv[1], hosts=1, host=''.join(sys.argv[2:])), os.environ, print)"
-        )
-        return subprocess.run(
-            [sys.executable, "-c", program, *words], cwd=ROOT, env=self.environ, capture_output=True, text=True,
-            timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-
-    def left(self) -> list[str]:
-        """Of Docker's things, what carries this rehearsal's label."""
-        client = docker_engine.connect()
-        try:
-            return [name for _, name in removal.left(client, state.name_of(self.folder))]
-        finally:
-            client.close()
-
-
-@pytest.fixture(scope="module")
-def environ() -> Iterator[Mapping[str, str]]:
-    """With a base image for the hosts that this computer can get; the daemon inherits it."""
-    base = stand_in_base.chosen(os.environ, print)
-    with pytest.MonkeyPatch.context() as patch:
-        if base:
-            patch.setenv(stand_in_base.VARIABLE, base)
-        yield dict(os.environ)
-
-
-@pytest.fixture
-def person(tmp_path: Path, environ: Mapping[str, str]) -> Iterator[Person]:
-    made = Person(tmp_path / "rehearsal", environ)
-    yield made
-    begin.down(made.folder, made.said.append)
 
 
 def test_hosts_that_pulumi_made_are_reached_by_their_pinned_keys_preempted_made_again_and_destroyed(
@@ -209,3 +127,25 @@ def test_a_slice_size_that_there_is_not_is_refused_with_those_that_there_are(per
     with pytest.raises(RehearsalError, match="--hosts 3: .* choose one of 1, 2, 4"):
         person.up(hosts=3)
     assert not person.folder.exists()
+
+
+def test_an_image_that_the_configuration_names_is_in_the_inventory_and_its_registry_is_here_and_on_the_hosts(
+    person: Person,
+) -> None:
+    person.up(kind="docker")
+    said = person.type("pulumi", "stack", "output", "--json", "--stack", "rehearsal")
+    repository = json.loads(said.stdout)["image_repository"]
+    assert repository.startswith("127.0.0.1:")
+    reference = f"{repository}/jax@sha256:{'0' * 64}"
+    key = "tpu-stack:images.references.jax"
+    for words in (("config", "set", "--path", key, reference), ("up", "--yes")):
+        done = person.type("pulumi", *words, "--stack", "rehearsal")
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(state.open_rehearsal(person.environ).inventory_json)["images"] == {"jax": reference}
+    (host,) = person.hosts()
+    for pulled in (
+        person.ssh(host, f"sudo docker pull {reference}"),
+        person.type("docker", "pull", reference),
+    ):
+        assert "manifest" in pulled.stderr and "unknown" in pulled.stderr
+    assert person.typed_python("status").stdout.count(repository.partition("/")[0]) == 1

@@ -1,0 +1,46 @@
+"""Finds a Go that builds what a checkout needs and no package of it carries. Standard library."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+OLDEST = (1, 21)  # from there on Go fetches the newer Go that a go.mod asks for
+OTHER_PLACES = ("/usr/local/go/bin/go", "/opt/homebrew/bin/go", "/snap/bin/go")
+ANSWER_LIMIT_S = 60
+WANTED = f"Go {'.'.join(map(str, OLDEST))} or newer"
+
+
+class GoError(Exception):
+    """There is none. The message says which were found and are no good; who asked says what it is for."""
+
+
+def find(environ: Mapping[str, str]) -> str:
+    """The path of a Go that is new enough: of PATH, else of a usual place. Raises GoError."""
+    seen = []
+    for go in (shutil.which("go", path=environ.get("PATH", os.defpath)), *OTHER_PLACES):
+        if go is None or not os.access(go, os.X_OK):
+            continue
+        said = _version(go, environ)
+        if tuple(int(part) for part in re.findall(r"\d+", said)[:2]) >= OLDEST:
+            return go
+        seen.append(f"{go} ({said or 'does not run'})")
+    has = f"; this machine has {', '.join(seen)}" if seen else ""
+    raise GoError(
+        f"there is no {WANTED}{has}: https://go.dev/doc/install has it (Debian 12's package golang is too old)"
+    )
+
+
+def _version(go: str, environ: Mapping[str, str]) -> str:
+    """go1.26.8; empty where it does not run."""
+    try:
+        done = subprocess.run(
+            [go, "env", "GOVERSION"], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=ANSWER_LIMIT_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ""
+    return done.stdout.strip()
