@@ -16,6 +16,7 @@ from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, problems
 from jobs.flax_mlm.evaluate import Evaluation, evaluate
 from jobs.flax_mlm.export import export
+from jobs.flax_mlm.flops import step_flops
 from jobs.flax_mlm.split import Split
 from jobs.flax_mlm.tokens import unigram_entropy
 from jobs.runtime import distributed, preemption
@@ -80,7 +81,16 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
     metrics = Metrics(run.directory, first) if run.environment.is_first else None
     rows_B = place(np.arange(batch_size, dtype=np.int32))
     best_loss = math.inf
-    rates = Rates(tokens_per_step=batch_size * length)
+    rates = Rates(
+        tokens_per_step=batch_size * length,
+        flops_per_step=step_flops(
+            steps.dimensions(config, tokens.tokenizer),
+            batch_size=batch_size,
+            length=length,
+            slots=train_rule.slots,
+        ),
+        peak_flops_per_s=run.environment.peak_flops_per_s,
+    )
     in_flight: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
     def settle(in_flight_after: int) -> None:
