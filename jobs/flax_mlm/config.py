@@ -16,7 +16,7 @@ SIZES = {
 LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "base": 6e-4}
 """Peaks: base from Liu et al. 2019, table 9; the others by trial on the standard library's docstrings."""
 
-FREE_ON_RESUME = frozenset({"log_every", "checkpoint_every", "keep_checkpoints"})
+FREE_ON_RESUME = frozenset({"log_every", "checkpoint_every", "keep_checkpoints", "on_trouble"})
 """Options that a resumed run may change: they do not touch what is computed."""
 
 
@@ -83,6 +83,9 @@ class Config:
     """Steps between two checkpoints; an evaluation that is the best so far writes one too."""
     keep_checkpoints: int = 2
     """The latest checkpoints that are kept; the best one is kept besides."""
+    on_trouble: Literal["stop", "warn"] = "stop"
+    """What follows a loss that is not finite, leaps, or has nothing left to learn: stop and keep the batch under
+    trouble/, or only say so."""
 
     def size(self, name: Literal["vocab_size", "layers", "width", "heads", "ff_width"]) -> int:
         """A dimension: the option where it is given, else the model's."""

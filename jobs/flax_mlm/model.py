@@ -10,13 +10,13 @@ positions, layer norm after each residual sum, exact GELU, embeddings tied to th
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-LAYER_NORM_EPSILON = 1e-5
+from jobs.flax_mlm.parts import dropout, gelu, layer_norm
+
 INIT_STDDEV = 0.02
 
 
@@ -48,24 +48,19 @@ def _linear(inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.
     )
 
 
-def _layer_norm(width: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.LayerNorm:
-    return nnx.LayerNorm(width, epsilon=LAYER_NORM_EPSILON, dtype=dtype, rngs=rngs)
-
-
-def _dropout(x_BSD: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
-    """Dropout from a key for each row: what is dropped does not depend on which device holds the row.
-
-    No keys, no dropout.
-    """
-    if keys_B is None or rate == 0.0:
-        return x_BSD
-    kept_BSD = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, x_BSD.shape[1:]))(keys_B)
-    return jnp.where(kept_BSD, x_BSD / (1.0 - rate), jnp.zeros_like(x_BSD))
-
-
 def _fold(keys_B: jax.Array | None, place: int) -> jax.Array | None:
     """Keys for another place of the network."""
     return None if keys_B is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys_B, place)
+
+
+class Norm(nnx.Module):
+    """Layer norm with its learned scale and bias."""
+
+    def __init__(self, width: int) -> None:
+        self.scale, self.bias = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return layer_norm(x, self.scale[...], self.bias[...])
 
 
 class Embeddings(nnx.Module):
@@ -76,13 +71,13 @@ class Embeddings(nnx.Module):
         rows = dims.max_positions + dims.position_offset
         self.tokens = nnx.Embed(dims.vocab_size, dims.width, dtype=dtype, embedding_init=init, rngs=rngs)
         self.positions = nnx.Embed(rows, dims.width, dtype=dtype, embedding_init=init, rngs=rngs)
-        self.norm = _layer_norm(dims.width, dtype, rngs)
+        self.norm = Norm(dims.width)
         self.dropout, self.position_offset = dims.dropout, dims.position_offset
 
     def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
         positions_S = jnp.arange(tokens_BS.shape[1]) + self.position_offset
         x_BSD = self.tokens(tokens_BS) + self.positions(positions_S)
-        return _dropout(self.norm(x_BSD), self.dropout, keys_B)
+        return dropout(self.norm(x_BSD), self.dropout, keys_B)
 
 
 class Layer(nnx.Module):
@@ -92,21 +87,22 @@ class Layer(nnx.Module):
         self.heads, self.dropout = dims.heads, dims.dropout
         self.qkv = _linear(dims.width, 3 * dims.width, dtype, rngs)
         self.attention_out = _linear(dims.width, dims.width, dtype, rngs)
-        self.attention_norm = _layer_norm(dims.width, dtype, rngs)
+        self.attention_norm = Norm(dims.width)
         self.ff_in = _linear(dims.width, dims.ff_width, dtype, rngs)
         self.ff_out = _linear(dims.ff_width, dims.width, dtype, rngs)
-        self.ff_norm = _layer_norm(dims.width, dtype, rngs)
+        self.ff_norm = Norm(dims.width)
 
     def __call__(self, x_BSD: jax.Array, keys_B: jax.Array | None) -> jax.Array:
         b, s, d = x_BSD.shape
-        qkv_BS3HK = self.qkv(x_BSD).reshape(b, s, 3, self.heads, d // self.heads)
+        # Matrix products take all positions of all sequences as rows of one matrix: N = B S.
+        qkv_BS3HK = self.qkv(x_BSD.reshape(b * s, d)).reshape(b, s, 3, self.heads, d // self.heads)
         q_BSHK, k_BSHK, v_BSHK = (qkv_BS3HK[:, :, i] for i in range(3))
-        mixed_BSD = jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK).reshape(b, s, d)
-        attended_BSD = _dropout(self.attention_out(mixed_BSD), self.dropout, _fold(keys_B, 0))
-        x_BSD = self.attention_norm(x_BSD + attended_BSD)
-        inner_BSF = jax.nn.gelu(self.ff_in(x_BSD), approximate=False)
-        fed_BSD = _dropout(self.ff_out(inner_BSF), self.dropout, _fold(keys_B, 1))
-        return cast(jax.Array, self.ff_norm(x_BSD + fed_BSD))
+        mixed_ND = jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK).reshape(b * s, d)
+        attended_BSD = self.attention_out(mixed_ND).reshape(b, s, d)
+        x_BSD = self.attention_norm(x_BSD + dropout(attended_BSD, self.dropout, _fold(keys_B, 0)))
+        inner_NF = gelu(self.ff_in(x_BSD.reshape(b * s, d)))
+        fed_BSD = self.ff_out(inner_NF).reshape(b, s, d)
+        return self.ff_norm(x_BSD + dropout(fed_BSD, self.dropout, _fold(keys_B, 1)))
 
 
 class Mlm(nnx.Module):
@@ -119,7 +115,7 @@ class Mlm(nnx.Module):
         self.embeddings = Embeddings(dims, dtype, rngs)
         self.layers = nnx.List([Layer(dims, dtype, rngs) for _ in range(dims.layers)])
         self.head_dense = _linear(dims.width, dims.width, dtype, rngs)
-        self.head_norm = _layer_norm(dims.width, dtype, rngs)
+        self.head_norm = Norm(dims.width)
         self.head_bias = nnx.Param(jnp.zeros(dims.vocab_size))
 
     def encode(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
@@ -131,7 +127,7 @@ class Mlm(nnx.Module):
 
     def logits(self, x_BMD: jax.Array) -> jax.Array:
         """Hidden states at any positions to float32 logits over the vocabulary, (B, M, V)."""
-        x_BMD = self.head_norm(jax.nn.gelu(self.head_dense(x_BMD), approximate=False))
+        x_BMD = self.head_norm(gelu(self.head_dense(x_BMD)))
         logits_BMV = self.embeddings.tokens.attend(x_BMD)
         return logits_BMV.astype(jnp.float32) + self.head_bias[...]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jobs.flax_mlm import data
@@ -16,8 +17,10 @@ from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, problems
 from jobs.flax_mlm.evaluate import Evaluation, evaluate
 from jobs.flax_mlm.export import export
+from jobs.flax_mlm.flops import step_flops
 from jobs.flax_mlm.split import Split
 from jobs.flax_mlm.tokens import unigram_entropy
+from jobs.flax_mlm.watch import Trouble, Watch, save_batch
 from jobs.runtime import distributed, preemption
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.errors import RequestError
@@ -35,6 +38,7 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
     Raises:
         RequestError: the options cannot work here, or the data is missing, too small or not the same on all hosts.
         Preempted: a host got SIGTERM; the state is saved.
+        Trouble: the numbers say that training on is of no use; the batch is saved.
     """
     wrong = problems(config, devices=jax.device_count())
     if wrong:
@@ -80,8 +84,38 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
     metrics = Metrics(run.directory, first) if run.environment.is_first else None
     rows_B = place(np.arange(batch_size, dtype=np.int32))
     best_loss = math.inf
-    rates = Rates(tokens_per_step=batch_size * length)
+    rates = Rates(
+        tokens_per_step=batch_size * length,
+        flops_per_step=step_flops(
+            steps.dimensions(config, tokens.tokenizer),
+            batch_size=batch_size,
+            length=length,
+            slots=train_rule.slots,
+        ),
+        peak_flops_per_s=run.environment.peak_flops_per_s,
+    )
+    watch = Watch()
     in_flight: deque[tuple[int, dict[str, jax.Array]]] = deque()
+
+    def indices_of(step: int) -> np.ndarray:
+        """(B,) the training sequences of a step, from 1."""
+        return data.step_indices(
+            step - 1, seed=config.seed, sequences=sequences["train"], batch_size=batch_size
+        )
+
+    def in_trouble(step: int, wrong: str) -> None:
+        """Say so, and stop unless told otherwise; rank 0 keeps the batch."""
+        if config.on_trouble == "warn":
+            run.say(f"step {step}: {wrong}")
+            return
+        if metrics is not None:
+            saved = save_batch(
+                run.directory, step, wrong, tokens, tokens.rows("train", indices_of(step), length)
+            )
+            run.say(f"step {step}: {wrong}; the batch is in {run.directory.path(saved)}")
+            metrics.close()
+        multihost_utils.sync_global_devices("the batch is saved")  # or whoever ends first takes rank 0 along
+        raise Trouble(f"step {step}: {wrong}, or go on with --on-trouble warn")
 
     def settle(in_flight_after: int) -> None:
         """Wait for the steps that were begun, all but the last `in_flight_after`, and log those that are due."""
@@ -90,6 +124,9 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
             values = {name: float(value) for name, value in results.items()}
             rates.step_done()
             run.heartbeat.step(step)
+            wrong = watch.look(values)
+            if wrong is not None:
+                in_trouble(step, wrong)
             if metrics is not None and (step % config.log_every == 0 or step == config.steps):
                 metrics.write(step, {**values, **rates.take()})
 
@@ -111,10 +148,7 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
 
     for step in range(first + 1, config.steps + 1):
         with rates.input():
-            indices_B = data.step_indices(
-                step - 1, seed=config.seed, sequences=sequences["train"], batch_size=batch_size
-            )
-            tokens_BS = rows_of("train", indices_B)
+            tokens_BS = rows_of("train", indices_of(step))
         state, results = train_step(state, tokens_BS, rows_B)
         in_flight.append((step, results))
         if step == first + 1:

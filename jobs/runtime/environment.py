@@ -22,6 +22,7 @@ class ProcessEnvironment:
     run_dir: an absolute path or a URL such as gs://bucket/runs/ID.
     coordinator: host:port of process 0, where the group forms.
     local_devices: devices this process has, where the platform lets one choose (cpu); None elsewhere.
+    peak_flops_per_s: what all the run's devices together can do in bfloat16; None where nobody has said.
     control_dir: a directory on this host that the agent shares with the process; None when run by hand.
     """
 
@@ -36,6 +37,7 @@ class ProcessEnvironment:
     platform: Platform
     cache_dir: str
     local_devices: int | None
+    peak_flops_per_s: int | None
     control_dir: str | None
 
     @property
@@ -64,6 +66,9 @@ def read(environ: Mapping[str, str]) -> ProcessEnvironment:
             mistakes.append(f'{name}: "{value}" is not a whole number of at least {least}')
         return int(value) if value.isascii() and value.isdigit() else least
 
+    def optional(name: str) -> int | None:
+        return whole(name, 1) if environ.get(name) else None
+
     platform = text("RUN_PLATFORM")
     if platform and platform not in PLATFORMS:
         mistakes.append(f'RUN_PLATFORM: "{platform}" is not a platform; choose one of {", ".join(PLATFORMS)}')
@@ -78,7 +83,8 @@ def read(environ: Mapping[str, str]) -> ProcessEnvironment:
         coordinator=text("RUN_COORDINATOR"),
         platform=cast(Platform, platform),
         cache_dir=text("RUN_CACHE_DIR"),
-        local_devices=whole("RUN_LOCAL_DEVICES", 1) if environ.get("RUN_LOCAL_DEVICES") else None,
+        local_devices=optional("RUN_LOCAL_DEVICES"),
+        peak_flops_per_s=optional("RUN_PEAK_FLOPS_PER_S"),
         control_dir=environ.get("RUN_CONTROL_DIR") or None,
     )
     if result.process_id >= result.num_processes:

@@ -12,11 +12,21 @@ class Rates:
 
     Args:
         tokens_per_step: tokens of a global batch.
+        flops_per_step: what the model's arithmetic of a step comes to, over all hosts.
+        peak_flops_per_s: what the devices together could do; None where it is not known, and then there is no mfu.
         clock: seconds, for tests.
     """
 
-    def __init__(self, *, tokens_per_step: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        *,
+        tokens_per_step: int,
+        flops_per_step: int = 0,
+        peak_flops_per_s: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._tokens_per_step, self._clock = tokens_per_step, clock
+        self._flops_per_step, self._peak_flops_per_s = flops_per_step, peak_flops_per_s
         self._since: float | None = None
         self._interval_steps, self._interval_s, self._input_wait_s = 0, 0.0, 0.0
         self._total_steps, self._total_s = 0, 0.0
@@ -44,7 +54,10 @@ class Rates:
             self._input_wait_s += self._clock() - since
 
     def take(self) -> dict[str, float]:
-        """tokens_per_s, step_s and input_wait_s (per step) since the last call; empty where no step was counted."""
+        """tokens_per_s, step_s, input_wait_s (per step) and, where the peak is known, mfu (0 to 1) since the last call.
+
+        Empty where no step was counted. mfu: model FLOPs utilisation, Chowdhery et al. 2022, appendix B.
+        """
         steps, seconds = self._interval_steps, self._interval_s
         if steps == 0 or seconds == 0:
             return {}
@@ -54,6 +67,8 @@ class Rates:
             "step_s": round(seconds / steps, 6),
             "input_wait_s": round(self._input_wait_s / steps, 6),
         }
+        if self._peak_flops_per_s is not None:
+            taken["mfu"] = round(steps * self._flops_per_step / seconds / self._peak_flops_per_s, 4)
         self._interval_steps, self._interval_s, self._input_wait_s = 0, 0.0, 0.0
         return taken
 

@@ -65,5 +65,6 @@ def environment(tmp_path: Path) -> ProcessEnvironment:
         platform="cpu",
         cache_dir=str(tmp_path / "cache"),
         local_devices=1,
+        peak_flops_per_s=None,
         control_dir=None,
     )

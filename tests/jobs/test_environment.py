@@ -25,9 +25,10 @@ WHOLE = {
     "RUN_PLATFORM": "cpu",
     "RUN_CACHE_DIR": "/cache",
     "RUN_LOCAL_DEVICES": "2",
+    "RUN_PEAK_FLOPS_PER_S": "394000000000000",
     "RUN_CONTROL_DIR": "/control",
 }
-OPTIONAL = ("RUN_LOCAL_DEVICES", "RUN_CONTROL_DIR")
+OPTIONAL = ("RUN_LOCAL_DEVICES", "RUN_PEAK_FLOPS_PER_S", "RUN_CONTROL_DIR")
 NEEDED = [name for name in WHOLE if name not in OPTIONAL]
 
 
@@ -50,6 +51,7 @@ def test_every_variable_reaches_its_field() -> None:
         platform="cpu",
         cache_dir="/cache",
         local_devices=2,
+        peak_flops_per_s=394 * 10**12,
         control_dir="/control",
     )
 
@@ -57,7 +59,7 @@ def test_every_variable_reaches_its_field() -> None:
 def test_what_is_optional_may_be_absent_or_empty() -> None:
     for rest in ({}, dict.fromkeys(OPTIONAL, "")):
         read = environment.read({name: WHOLE[name] for name in NEEDED} | rest)
-        assert (read.local_devices, read.control_dir) == (None, None)
+        assert (read.local_devices, read.peak_flops_per_s, read.control_dir) == (None, None, None)
 
 
 @given(st.sets(st.sampled_from(NEEDED), min_size=1), st.booleans())
@@ -75,6 +77,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "RUN_COORDINATOR": ("nowhere", 'RUN_COORDINATOR: "nowhere" is not host:port'),
     "RUN_PLATFORM": ("TPU", 'RUN_PLATFORM: "TPU" is not a platform; choose one of cpu, gpu, tpu'),
     "RUN_LOCAL_DEVICES": ("1.5", 'RUN_LOCAL_DEVICES: "1.5" is not a whole number of at least 1'),
+    "RUN_PEAK_FLOPS_PER_S": ("1e12", 'RUN_PEAK_FLOPS_PER_S: "1e12" is not a whole number of at least 1'),
 }
 
 

@@ -100,3 +100,22 @@ def test_however_it_is_paused_only_stepping_time_is_counted(events: list[tuple[s
         assert taken == {}
     else:
         assert abs(taken["step_s"] - counted_s / steps) < 1e-5
+
+
+def test_mfu_is_the_steps_operations_over_what_the_devices_could_do_in_that_time() -> None:
+    clock = Clock()
+    rates = Rates(tokens_per_step=10, flops_per_step=3 * 10**12, peak_flops_per_s=10**13, clock=clock)
+    rates.start()
+    for _ in range(4):
+        clock.now_s += 0.5
+        rates.step_done()
+    assert rates.take()["mfu"] == 0.6
+
+
+def test_there_is_no_mfu_where_nobody_knows_the_peak() -> None:
+    clock = Clock()
+    rates = Rates(tokens_per_step=10, flops_per_step=3 * 10**12, clock=clock)
+    rates.start()
+    clock.now_s += 1
+    rates.step_done()
+    assert "mfu" not in rates.take()
