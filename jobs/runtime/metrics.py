@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.run_directory import METRICS, TENSORBOARD, RunDirectory
 
 BUCKET_PERIOD_S = 30.0
@@ -53,6 +55,21 @@ class Metrics:
     def close(self) -> None:
         self.flush()
         self._events.close()
+
+
+@contextlib.contextmanager
+def recording(
+    directory: RunDirectory, environment: ProcessEnvironment, resumed_step: int
+) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """`record(step, values)`, which every rank may call and rank 0 carries out; complete however the loop is left."""
+    if not environment.is_first:
+        yield lambda _step, _values: None
+        return
+    metrics = Metrics(directory, resumed_step)
+    try:
+        yield metrics.write
+    finally:
+        metrics.close()
 
 
 class _EventFile:
