@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jobs.flax_mlm import data
+from jobs.flax_mlm import data, pretrained
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, problems
 from jobs.flax_mlm.evaluate import Evaluation, evaluate
@@ -36,9 +36,12 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
         RequestError: the options cannot work here, or the data is missing, too small or not the same on all hosts.
         Preempted: a host got SIGTERM; the state is saved.
     """
+    config, begun_from = pretrained.adopt(config, Path(run.environment.cache_dir), run.prepare)
     wrong = problems(config, devices=jax.device_count())
     if wrong:
         raise RequestError("; ".join(wrong))
+    if begun_from is not None:
+        distributed.agree(f"--init-from {begun_from.source}", begun_from.fingerprint)
     length, batch_size = config.sequence_length, config.batch_size
     tokens = data.prepare(config, Path(run.environment.cache_dir), run.prepare)
     distributed.agree(f"--data {config.data}", tokens.fingerprint)
@@ -77,6 +80,10 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
     first, state = restored if restored is not None else (0, state)
     if first:
         run.say(f"resumed after step {first}")
+    if begun_from is not None:
+        begun_from.check_began(run.directory, step=first, writes=run.environment.is_first)
+        if not first:
+            state = steps.with_params(state, begun_from.params())
     metrics = Metrics(run.directory, first) if run.environment.is_first else None
     rows_B = place(np.arange(batch_size, dtype=np.int32))
     best_loss = math.inf
@@ -108,6 +115,9 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
             metrics.write(step, {"eval_loss": result.loss, "eval_accuracy": result.accuracy})
         run.say(f"step {step}: eval loss {result.loss:.4f}, accuracy {result.accuracy:.3f}")
         return result
+
+    if begun_from is not None and not first:
+        evaluated(0, sequences["eval"])
 
     for step in range(first + 1, config.steps + 1):
         with rates.input():

@@ -27,7 +27,10 @@ class Metrics:
 
     def __init__(self, directory: RunDirectory, resumed_step: int) -> None:
         self._directory = directory
-        kept = [line for line in directory.read_metrics() if line.get("step", 0) <= resumed_step]
+        before = (
+            directory.read_metrics() if resumed_step else []
+        )  # an evaluation before step 1 is made again too
+        kept = [line for line in before if line.get("step", 0) <= resumed_step]
         self._lines = [json.dumps(line) + "\n" for line in kept]
         directory.write_text(METRICS, "".join(self._lines))
         self._put_s = time.monotonic()
