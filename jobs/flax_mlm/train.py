@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jobs.flax_mlm import data, pretrained
+from jobs.flax_mlm import closer_look, data, pretrained
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, problems
 from jobs.flax_mlm.evaluate import Evaluation, evaluate
 from jobs.flax_mlm.export import export
+from jobs.flax_mlm.guess import make_guess
 from jobs.flax_mlm.split import Split
 from jobs.flax_mlm.tokens import unigram_entropy
 from jobs.runtime import distributed, preemption
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.errors import RequestError
 from jobs.runtime.metrics import Metrics
-from jobs.runtime.process import Run
+from jobs.runtime.process import Final, Run
 from jobs.runtime.rates import Rates
 
 IN_FLIGHT = 2
 """Steps whose results the host does not wait for, so that the devices always have the next one at hand."""
 
 
-def train(run: Run, config: Config) -> Mapping[str, float | None]:
+def train(run: Run, config: Config) -> Final:
     """Train to the end; returns the final metrics of result.json.
 
     Raises:
@@ -161,6 +161,19 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
     checkpoints.save(config.steps, state, eval_loss=final.loss)
     checkpoints.close()
     run.heartbeat.tick()
+    run.heartbeat.say("taking a closer look")
+    closer = closer_look.sample(
+        sequences=sequences["eval"], length=length, trained_rows=config.steps * batch_size
+    )
+    seen = closer_look.look(
+        jax.jit(make_guess(graph), out_shardings=NamedSharding(mesh, PartitionSpec())),
+        state["params"],
+        tokens.rows("eval", closer, length),
+        tokens.tokenizer,
+        place,
+        batch_size=batch_size,
+        tick=run.heartbeat.tick,
+    )
     if run.environment.is_first:
         export(run.directory, config, state["params"], tokens)
     if metrics is not None:
@@ -171,4 +184,5 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
         "eval_loss": final.loss,
         "eval_accuracy": final.accuracy,
         "unigram_entropy": baseline,
+        **seen,
     }

@@ -44,8 +44,8 @@ PEER_LOST_SIGNS = (
 )
 """What XLA's errors say when another process of the group is gone (jaxlib 0.12: texts are all there is)."""
 
-type Final = Mapping[str, float | None]
-"""What a job has measured in the end: it becomes part of result.json."""
+type Final = Mapping[str, Any]
+"""What a job has measured in the end, of what JSON can hold: it becomes part of result.json."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ def _finish(run: Run, outcome: str, final: Final, started_s: float) -> None:
             **blank,
             # JSON knows no nan: a loss that is not finite is null, as in metrics.jsonl.
             **{
-                name: value if value is None or math.isfinite(value) else None
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
                 for name, value in final.items()
             },
             "wall_s": round(time.monotonic() - started_s, 3),
