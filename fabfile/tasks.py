@@ -173,6 +173,26 @@ def runs(c: Any, all: bool = False, stack: str = "", slice: str = "", runs: str 
     return console.list_runs(options.target(stack, slice, runs=runs), limit=None if all else 20)
 
 
+@task(
+    positional=["text"],
+    help={
+        "text": 'a text with one or more <mask> in it: "The <mask> of the list."',
+        "run": RUN_HELP,
+        "stack": options.STACK,
+        "slice": options.SLICE,
+        "runs": RUNS,
+    },
+)
+@reported
+def fill_mask(
+    c: Any, text: str, run: str = "latest", stack: str = "", slice: str = "", runs: str = ""
+) -> int:
+    """Let a run's model fill the <mask> in a text."""
+    from launch import fill_mask
+
+    return fill_mask.fill_mask(options.target(stack, slice, runs=runs), run, text)
+
+
 @task(help={"job": "only this one, with all its options"}, positional=[])
 @reported
 def jobs(c: Any, job: str = "") -> int:

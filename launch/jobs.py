@@ -9,7 +9,7 @@ import importlib
 import io
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,12 +90,14 @@ class Job:
         return list(self.config_module().problems(config, devices=devices))
 
     def data_problems(self, config: Any, cache_dir: Path) -> list[str]:
-        """What is wrong with the data, where this machine sees the data that the hosts will see."""
-        return list(importlib.import_module(f"jobs.{self.name}.data").problems(config, cache_dir))
+        """What is wrong with the data, where this machine sees the data that the hosts will see. A job that makes its
+        data itself has nothing to look for."""
+        find = getattr(importlib.import_module(f"jobs.{self.name}.data"), "problems", None)
+        return [] if find is None else list(find(config, cache_dir))
 
     def changes_on_resume(self, before: Mapping[str, Any], config: Any) -> list[str]:
         """Options in which `config` differs from the run's own and which a resumed run must not change."""
-        free = self.config_module().FREE_ON_RESUME
+        free: Set[str] = getattr(self.config_module(), "FREE_ON_RESUME", frozenset())
         now = dataclasses.asdict(config)
         return [
             f"--{name.replace('_', '-')}: the run has {before[name]!r}, asked for is {value!r}"

@@ -70,6 +70,7 @@ def _done(run: Run) -> list[str]:
     saved = checkpoint_steps(run)
     if saved:
         lines.append(f"  checkpoint   {run.directory.path(f'{run_directory.CHECKPOINTS}/{saved[-1]}')}")
-    lines.append(f"  export       {run.directory.path(run_directory.EXPORT)}")
+    if run.directory.list(run_directory.EXPORT):
+        lines.append(f"  export       {run.directory.path(run_directory.EXPORT)}")
     lines.append(f"  report       {run.directory.path(run_directory.REPORT)}")
     return lines

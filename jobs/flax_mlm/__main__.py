@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from jobs.flax_mlm.config import Config
 from jobs.runtime import process
 
 
-def train(run: process.Run, config: Config) -> Mapping[str, float | None]:
+def train(run: process.Run, config: Config) -> process.Final:
     # Imported when the group has formed: options are checked before JAX and Flax are loaded.
     from jobs.flax_mlm.train import train
 

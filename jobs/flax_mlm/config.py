@@ -13,6 +13,11 @@ SIZES = {
 }
 """`base` is RoBERTa-base (Liu et al. 2019, table 9); the vocabulary counts where a tokenizer is trained."""
 
+Size = Literal["vocab_size", "layers", "width", "heads", "ff_width"]
+
+MAX_POSITIONS = 512
+"""As RoBERTa (Liu et al. 2019)."""
+
 LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "base": 6e-4}
 """Peaks: base from Liu et al. 2019, table 9; the others by trial on the standard library's docstrings."""
 
@@ -34,10 +39,14 @@ class Config:
     eval_fraction: float = 0.1
     """Share of the documents that is held out for evaluation."""
 
+    init_from: str | None = None
+    """A Hugging Face folder of a RobertaForMaskedLM to go on from (another run's export/ is one; gs://… too): weights,
+    tokenizer and sizes come from it."""
     model: Literal["tiny", "small", "base"] = "tiny"
     """The size that the options below start from."""
     vocab_size: int | None = None
-    """Tokens of the vocabulary that is trained (default: the model's)."""
+    """Tokens of the vocabulary that is trained (default: the model's); of one that is given, the least that the model
+    has room for."""
     layers: int | None = None
     """Layers (default: the model's)."""
     width: int | None = None
@@ -46,8 +55,8 @@ class Config:
     """Attention heads (default: the model's)."""
     ff_width: int | None = None
     """Width inside the feed-forward (default: the model's)."""
-    max_positions: int = 512
-    """The longest sequence that the model can ever take."""
+    max_positions: int | None = None
+    """The longest sequence that the model can ever take (default: 512)."""
     dropout: float = 0.0
     """Share of activations dropped in training; 0.1 pays where a corpus is read many times."""
 
@@ -87,10 +96,14 @@ class Config:
     """What follows a loss that is not finite, leaps, or has nothing left to learn: stop and keep the batch under
     trouble/, or only say so."""
 
-    def size(self, name: Literal["vocab_size", "layers", "width", "heads", "ff_width"]) -> int:
+    def size(self, name: Size) -> int:
         """A dimension: the option where it is given, else the model's."""
         given: int | None = getattr(self, name)
         return SIZES[self.model][name] if given is None else given
+
+    @property
+    def positions(self) -> int:
+        return MAX_POSITIONS if self.max_positions is None else self.max_positions
 
     @property
     def peak_learning_rate(self) -> float:
@@ -121,13 +134,20 @@ def problems(config: Config, *, devices: int) -> list[str]:
         found.append(f"--weight-decay {config.weight_decay}: must not be negative and must be finite")
     if found:
         return found
-    if config.sequence_length > config.max_positions:
+    # Of a model to go on from the sizes are known when its folder has been read.
+    longest = config.positions if config.init_from is None else config.max_positions
+    if longest is not None and config.sequence_length > longest:
         found.append(
             f"--sequence-length {config.sequence_length}: the model takes at most --max-positions "
-            f"{config.max_positions}; shorten the one or raise the other"
+            f"{longest}; shorten the one or raise the other"
+        )
+    if config.init_from is not None and config.tokenizer is not None:
+        found.append(
+            f"--tokenizer {config.tokenizer}: the tokenizer comes from --init-from {config.init_from}, whose model "
+            "knows no other; leave --tokenizer out"
         )
     width, heads = config.size("width"), config.size("heads")
-    if width % heads:
+    if width % heads and config.init_from is None:
         fitting = [n for n in range(1, width + 1) if width % n == 0 and abs(n - heads) <= max(8, heads)]
         found.append(f"--heads {heads}: does not divide --width {width}; choose one of {_listed(fitting)}")
     if config.batch_size % devices:

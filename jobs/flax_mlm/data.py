@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.config import problems as config_problems
 from jobs.runtime.errors import RequestError
 
 if TYPE_CHECKING:
@@ -55,9 +56,10 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
 
     A large corpus is only looked for, a small one is tokenised (into the cache, where the run finds it).
     """
-    from jobs.flax_mlm import corpus
+    from jobs.flax_mlm import corpus, pretrained
 
     try:
+        config, _ = pretrained.adopt(config, cache_dir, say=lambda _: None)
         found = corpus.open_corpus(config.data, text_field=config.text_field)
         if config.tokenizer is not None:
             from jobs.flax_mlm.tokenizer import load_tokenizer
@@ -67,7 +69,8 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
             prepare(config, cache_dir, say=lambda _: None)
     except RequestError as error:
         return [str(error)]
-    return []
+    # Of a model that is gone on with, sizes are known only now; the devices have been counted before.
+    return config_problems(config, devices=1)
 
 
 def step_indices(step: int, *, seed: int, sequences: int, batch_size: int) -> np.ndarray:

@@ -30,8 +30,9 @@ INIT_STREAM, MASK_STREAM, DROPOUT_STREAM = 0, 1, 2
 
 def dimensions(config: Config, tokenizer: TokenizerFacts) -> Dimensions:
     return Dimensions(
-        vocab_size=tokenizer.vocab_size,
-        max_positions=config.max_positions,
+        # A model that is gone on with may have room for more tokens than its tokenizer knows.
+        vocab_size=max(tokenizer.vocab_size, (config.tokenizer and config.vocab_size) or 0),
+        max_positions=config.positions,
         position_offset=tokenizer.pad_id + 1,
         layers=config.size("layers"),
         width=config.size("width"),
@@ -95,6 +96,15 @@ def create(
         return {"params": params, "opt_state": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
 
     return graph, jax.jit(draw, out_shardings=NamedSharding(mesh, PartitionSpec()))()
+
+
+def with_params(state: State, params: Any) -> State:
+    """The state before the first step of a model that has been trained before; each device is given its own part."""
+
+    def put(old: jax.Array, new: Any) -> jax.Array:
+        return jax.make_array_from_callback(old.shape, old.sharding, lambda part: new[part])
+
+    return {**state, "params": jax.tree.map(put, state["params"], params)}
 
 
 def cross_entropy(logits_BMV: jax.Array, masked: Masked) -> tuple[jax.Array, jax.Array]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -12,12 +11,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jobs.flax_mlm import data
+from jobs.flax_mlm import closer_look, data, pretrained
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, problems
 from jobs.flax_mlm.evaluate import Evaluation, evaluate
 from jobs.flax_mlm.export import export
 from jobs.flax_mlm.flops import step_flops
+from jobs.flax_mlm.guess import make_guess
 from jobs.flax_mlm.split import Split
 from jobs.flax_mlm.tokens import unigram_entropy
 from jobs.flax_mlm.watch import Trouble, Watch, save_batch
@@ -25,14 +25,14 @@ from jobs.runtime import distributed, preemption
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.errors import RequestError
 from jobs.runtime.metrics import Metrics
-from jobs.runtime.process import Run
+from jobs.runtime.process import Final, Run
 from jobs.runtime.rates import Rates
 
 IN_FLIGHT = 2
 """Steps whose results the host does not wait for, so that the devices always have the next one at hand."""
 
 
-def train(run: Run, config: Config) -> Mapping[str, float | None]:
+def train(run: Run, config: Config) -> Final:
     """Train to the end; returns the final metrics of result.json.
 
     Raises:
@@ -40,9 +40,12 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
         Preempted: a host got SIGTERM; the state is saved.
         Trouble: the numbers say that training on is of no use; the batch is saved.
     """
+    config, begun_from = pretrained.adopt(config, Path(run.environment.cache_dir), run.prepare)
     wrong = problems(config, devices=jax.device_count())
     if wrong:
         raise RequestError("; ".join(wrong))
+    if begun_from is not None:
+        distributed.agree(f"--init-from {begun_from.source}", begun_from.fingerprint)
     length, batch_size = config.sequence_length, config.batch_size
     tokens = data.prepare(config, Path(run.environment.cache_dir), run.prepare)
     distributed.agree(f"--data {config.data}", tokens.fingerprint)
@@ -81,6 +84,10 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
     first, state = restored if restored is not None else (0, state)
     if first:
         run.say(f"resumed after step {first}")
+    if begun_from is not None:
+        begun_from.check_began(run.directory, step=first, writes=run.environment.is_first)
+        if not first:
+            state = steps.with_params(state, begun_from.params())
     metrics = Metrics(run.directory, first) if run.environment.is_first else None
     rows_B = place(np.arange(batch_size, dtype=np.int32))
     best_loss = math.inf
@@ -146,6 +153,9 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
         run.say(f"step {step}: eval loss {result.loss:.4f}, accuracy {result.accuracy:.3f}")
         return result
 
+    if begun_from is not None and not first:
+        evaluated(0, sequences["eval"])
+
     for step in range(first + 1, config.steps + 1):
         with rates.input():
             tokens_BS = rows_of("train", indices_of(step))
@@ -185,6 +195,19 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
     checkpoints.save(config.steps, state, eval_loss=final.loss)
     checkpoints.close()
     run.heartbeat.tick()
+    run.heartbeat.say("taking a closer look")
+    closer = closer_look.sample(
+        sequences=sequences["eval"], length=length, trained_rows=config.steps * batch_size
+    )
+    seen = closer_look.look(
+        jax.jit(make_guess(graph), out_shardings=NamedSharding(mesh, PartitionSpec())),
+        state["params"],
+        tokens.rows("eval", closer, length),
+        tokens.tokenizer,
+        place,
+        batch_size=batch_size,
+        tick=run.heartbeat.tick,
+    )
     if run.environment.is_first:
         export(run.directory, config, state["params"], tokens)
     if metrics is not None:
@@ -195,4 +218,5 @@ def train(run: Run, config: Config) -> Mapping[str, float | None]:
         "eval_loss": final.loss,
         "eval_accuracy": final.accuracy,
         "unigram_entropy": baseline,
+        **seen,
     }

@@ -62,8 +62,10 @@ class Heartbeat:
             threading.Thread(target=self._renew_here, name="heartbeat here", daemon=True).start()
 
     def step(self, step: int) -> None:
-        """The step that has been computed; costs nothing, the thread writes it."""
+        """The step that has been computed; costs nothing, the thread writes it. The first one ends "joined"."""
         self._step, self._step_time = step, time.time()
+        if self._state == "joined":
+            self.state("stepping")
 
     def tick(self) -> None:
         """Progress that is no step: a batch of an evaluation, a file that was written. Costs nothing either."""

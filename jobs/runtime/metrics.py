@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.run_directory import METRICS, TENSORBOARD, RunDirectory
 
 BUCKET_PERIOD_S = 30.0
@@ -25,7 +27,10 @@ class Metrics:
 
     def __init__(self, directory: RunDirectory, resumed_step: int) -> None:
         self._directory = directory
-        kept = [line for line in directory.read_metrics() if line.get("step", 0) <= resumed_step]
+        before = (
+            directory.read_metrics() if resumed_step else []
+        )  # an evaluation before step 1 is made again too
+        kept = [line for line in before if line.get("step", 0) <= resumed_step]
         self._lines = [json.dumps(line) + "\n" for line in kept]
         directory.write_text(METRICS, "".join(self._lines))
         self._put_s = time.monotonic()
@@ -53,6 +58,21 @@ class Metrics:
     def close(self) -> None:
         self.flush()
         self._events.close()
+
+
+@contextlib.contextmanager
+def recording(
+    directory: RunDirectory, environment: ProcessEnvironment, resumed_step: int
+) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """`record(step, values)`, which every rank may call and rank 0 carries out; complete however the loop is left."""
+    if not environment.is_first:
+        yield lambda _step, _values: None
+        return
+    metrics = Metrics(directory, resumed_step)
+    try:
+        yield metrics.write
+    finally:
+        metrics.close()
 
 
 class _EventFile:

@@ -44,6 +44,9 @@ PEER_LOST_SIGNS = (
 )
 """What XLA's errors say when another process of the group is gone (jaxlib 0.12: texts are all there is)."""
 
+type Final = Mapping[str, Any]
+"""What a job has measured in the end, of what JSON can hold: it becomes part of result.json."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
@@ -64,9 +67,7 @@ class Run:
         self.heartbeat.say(text)
 
 
-def main[Config](
-    config_type: type[Config], train: Callable[[Run, Config], Mapping[str, float | None]]
-) -> None:
+def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final]) -> None:
     """Read the environment and the options, join the group, train, write the result, and exit.
 
     `train` returns the run's final metrics, and may raise RequestError (exit 2) or Preempted (exit 75).
@@ -106,9 +107,7 @@ def _answer_sigusr1(control_dir: str | None) -> TextIO | None:
     return file
 
 
-def _carry_out[Config](
-    run: Run, config: Config, train: Callable[[Run, Config], Mapping[str, float | None]]
-) -> int:
+def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], Final]) -> int:
     started_s = time.monotonic()
     try:
         run.heartbeat.start()
@@ -142,7 +141,7 @@ def _carry_out[Config](
         return code
 
 
-def _finish(run: Run, outcome: str, final: Mapping[str, float | None], started_s: float) -> None:
+def _finish(run: Run, outcome: str, final: Final, started_s: float) -> None:
     """Rank 0 writes the result and the report; then every rank's last heartbeat says the outcome."""
     if run.environment.is_first:
         blank: dict[str, Any] = dict.fromkeys(
@@ -153,7 +152,7 @@ def _finish(run: Run, outcome: str, final: Mapping[str, float | None], started_s
             **blank,
             # JSON knows no nan: a loss that is not finite is null, as in metrics.jsonl.
             **{
-                name: value if value is None or math.isfinite(value) else None
+                name: None if isinstance(value, float) and not math.isfinite(value) else value
                 for name, value in final.items()
             },
             "wall_s": round(time.monotonic() - started_s, 3),

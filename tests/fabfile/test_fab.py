@@ -20,7 +20,7 @@ atexit.register(lambda: print("loaded:", *(name for name in {HEAVY!r} if name in
 program.run(["fab", *sys.argv[1:]])
 """
 TASKS = [
-    *("train", "status", "logs", "stop", "recover", "runs", "jobs"),
+    *("train", "status", "logs", "stop", "recover", "runs", "fill-mask", "jobs"),
     *("deploy", "verify", "doctor", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
     *("build", "push", "images"),
     *("rehearsal", "accelerators"),
@@ -74,8 +74,8 @@ def test_status_of_nothing_says_how_to_start_something(fab: Fab) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train", "--job", "nope"], 'error: --job: "nope" is not a job; choose one of flax_mlm'),
-        (["train"], "error: --job: say what to train; choose one of flax_mlm"),
+        (["train", "--job", "nope"], 'error: --job: "nope" is not a job; choose one of flax_mlm, jax_hello'),
+        (["train"], "error: --job: say what to train; choose one of flax_mlm, jax_hello"),
         (
             ["train", "--job", "flax_mlm", "--hosts", "0"],
             "error: --hosts 0: must be a whole number from 1 to 64 on this machine",
@@ -90,6 +90,10 @@ def test_status_of_nothing_says_how_to_start_something(fab: Fab) -> None:
             "error: --generation: tpu7x is not offered by the Cloud TPU API, only by Compute Engine and GKE",
         ),
         (["accelerators", "--max-chips", "0"], "error: --max-chips 0: must be a whole number of at least 1"),
+        (
+            ["fill-mask", "no gap"],
+            'error: "no gap" has no <mask>; write <mask> where a word is to be guessed',
+        ),
         (["stop"], "error: --run: no run is active; `fab runs` lists them all"),
     ],
 )

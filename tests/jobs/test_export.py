@@ -146,7 +146,7 @@ def test_names_and_shapes_are_those_of_robertas_state_dict(
 ) -> None:
     tensors = load_file(exported / "model.safetensors")
     assert {name: tensor.shape for name, tensor in tensors.items()} == expected_shapes(
-        vocab=trained.vocab_size, rows=config.max_positions + 2, layers=2, d=16, f=24
+        vocab=trained.vocab_size, rows=config.positions + 2, layers=2, d=16, f=24
     )
     assert {tensor.dtype for tensor in tensors.values()} == {np.dtype("float32")}
 

@@ -294,3 +294,16 @@ def test_a_change_of_state_does_not_wait_for_a_bucket(
     until(lambda: writers != [], limit_s=5)  # long before the period of ten seconds is over
     assert writers == ["heartbeat"]
     beats.end("done")
+
+
+def test_the_first_step_of_a_process_that_has_joined_says_that_it_is_stepping(
+    directory: RunDirectory, heartbeat: Heartbeat
+) -> None:
+    heartbeat.start()
+    heartbeat.state("joined")
+    heartbeat.step(1)
+    assert (read(directory)["state"], read(directory)["step"]) == ("stepping", 1)
+    heartbeat.state("saving")
+    heartbeat.step(2)
+    assert read(directory)["state"] == "saving"
+    heartbeat.end("done")

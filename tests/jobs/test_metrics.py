@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -12,6 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from jobs.runtime import metrics as metrics_module
+from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.metrics import Metrics
 from jobs.runtime.run_directory import METRICS, RunDirectory
 
@@ -152,3 +154,16 @@ def test_tensorboards_file_in_a_bucket_has_everything_however_often_it_was_flush
     (tmp_path / "tensorboard").mkdir()
     fsspec.filesystem("memory").get_file(bucket.path(f"tensorboard/{name}"), here.path(f"tensorboard/{name}"))
     assert scalars(here, "loss") == {1: 1.0, 2: 2.0, 3: 3.0}
+
+
+def test_every_rank_may_record_and_what_rank_0_recorded_is_complete_however_the_loop_is_left(
+    environment: ProcessEnvironment,
+) -> None:
+    # As in a bucket, nothing is seen before it is flushed.
+    directory = RunDirectory(f"memory://{uuid.uuid4()}")
+    for rank in (1, 0):
+        mine = replace(environment, process_id=rank)
+        with pytest.raises(KeyError), metrics_module.recording(directory, mine, 0) as record:
+            record(1, {"loss": float(rank)})
+            raise KeyError("the loop is left")
+        assert [line["loss"] for line in directory.read_metrics()] == ([] if rank else [0.0])

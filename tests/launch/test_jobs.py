@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ def said(*arguments: str) -> str:
 
 
 def test_the_jobs_are_the_packages_that_can_be_started() -> None:
-    assert jobs.names() == ["flax_mlm"]
+    assert jobs.names() == ["flax_mlm", "jax_hello"]
     job = jobs.find("flax_mlm")
     assert (job.name, job.stack) == ("flax_mlm", "jax")
     assert job.summary
@@ -134,3 +135,15 @@ def test_every_config_survives_the_way_through_words(options: dict[str, Any]) ->
     job = jobs.find("flax_mlm")
     config = Config(**options)
     assert job.parse(job.words(config)) == config
+
+
+def test_a_job_need_not_say_what_is_wrong_with_data_that_it_makes_itself(tmp_path: Path) -> None:
+    job = jobs.find("jax_hello")
+    assert job.data_problems(job.parse([]), tmp_path) == []
+
+
+def test_a_job_that_names_no_option_free_on_resume_has_none() -> None:
+    job = jobs.find("jax_hello")
+    config = job.parse(["--save-every", "7"])
+    (change,) = job.changes_on_resume(dataclasses.asdict(job.parse([])), config)
+    assert change.startswith("--save-every: the run has")

@@ -51,6 +51,7 @@ def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: Wr
     )
     for step in (50, 100):
         run.directory.write_text(f"checkpoints/{step}/state", "x")
+    run.directory.write_text("export/config.json", "{}")
     place = run.directory.url
     assert outcome.summary(run, "done") == [
         f"{RUN_ID} is done",
@@ -75,7 +76,7 @@ def test_a_done_run_without_finite_figures_is_told_without_them(write_run: Write
     run = write_run(
         result={"outcome": "done", "steps": 3, "wall_s": 1.0, "eval_loss": None, "unigram_entropy": 5.0}
     )
-    assert [line.split()[0] for line in outcome.summary(run, "done")[1:]] == ["wall", "export", "report"]
+    assert [line.split()[0] for line in outcome.summary(run, "done")[1:]] == ["wall", "report"]
 
 
 def test_a_failure_says_why_where_the_log_is_and_where_to_go_on_from(write_run: WriteRun) -> None:

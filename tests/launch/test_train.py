@@ -52,7 +52,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_without_a_job_the_answer_is_the_jobs_there_are(runs_dir: Path) -> None:
-    assert refused(runs_dir, job=None) == "--job: say what to train; choose one of flax_mlm"
+    assert refused(runs_dir, job=None) == "--job: say what to train; choose one of flax_mlm, jax_hello"
 
 
 @pytest.mark.parametrize(

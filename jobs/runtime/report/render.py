@@ -15,6 +15,7 @@ from jobs.runtime.report.chart import draw
 from jobs.runtime.report.curves import charts, curve
 from jobs.runtime.report.facts import attempts_table, facts, host_name, hosts_table, slice_name
 from jobs.runtime.report.fields import Json, mapping, number, rows, text
+from jobs.runtime.report.fillings import fillings
 from jobs.runtime.report.page import escape, page
 from jobs.runtime.run_directory import RESULT, RUN, RunDirectory, heartbeat, log
 
@@ -51,6 +52,7 @@ def render(
             _tiles(run, metrics, result),
             _failure(run, result, heartbeats, log_tail),
             f'<h2>Curves</h2><div class="wide">{loss}</div><div class="small">{"".join(others)}</div>',
+            fillings(result),
             facts(run),
             attempts_table(run, result),
             hosts_table(run, heartbeats),
@@ -125,6 +127,7 @@ def _headline(metrics: Sequence[Json], result: Json, baseline: float | None) -> 
 
 def _tiles(run: Json, metrics: Sequence[Json], result: Json) -> str:
     accuracy, steps = _latest("eval_accuracy", result, metrics), number(result.get("steps"))
+    perplexity = number(result.get("pseudo_perplexity"))
     rates, utilisations = _finite(metrics, "tokens_per_s"), _finite(metrics, "mfu")
     rate = number(result.get("tokens_per_s"))
     if rate is None and rates:
@@ -137,6 +140,7 @@ def _tiles(run: Json, metrics: Sequence[Json], result: Json) -> str:
     of = f" <small>of {wanted:,.0f}</small>" if wanted is not None and wanted != steps else ""
     values = {
         "Masked accuracy": None if accuracy is None else f"{100 * accuracy:.1f} %",
+        "Pseudo-perplexity": None if perplexity is None else f"{perplexity:,.1f}",
         "Tokens/s": None if rate is None else f"{rate:,.0f}",
         "MFU": f"{100 * statistics.median(utilisations):.1f} %" if utilisations else None,
         "Wall time": _duration(number(result.get("wall_s"))),

@@ -1,0 +1,45 @@
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jobs.jax_hello.config import Config
+from jobs.jax_hello.data import points
+from jobs.runtime import checkpoints, devices, metrics, preemption, process
+
+ADAM = optax.adam(1e-2)
+
+
+def first_state() -> Any:
+    params = {name: jax.random.normal(jax.random.key(n), (32,)) for n, name in enumerate("abc")}
+    return params, ADAM.init(params)
+
+
+def take_step(state: Any, x_B: jax.Array, y_B: jax.Array) -> tuple[Any, jax.Array]:
+    def loss(params: Any) -> jax.Array:
+        hidden_BF = jnp.tanh(jnp.outer(x_B, params["a"]) + params["b"])
+        return jnp.mean((hidden_BF @ params["c"] - y_B) ** 2)
+
+    error, gradient = jax.value_and_grad(loss)(state[0])
+    updates, adam = ADAM.update(gradient, state[1])
+    return (optax.apply_updates(state[0], updates), adam), error
+
+
+def train(run: process.Run, config: Config) -> process.Final:
+    everywhere, saved = devices.Devices(), checkpoints.Checkpoints(run.directory, keep_last=2)
+    state, step_on = everywhere.jit(first_state)(), everywhere.jit(take_step)
+    done, state = saved.restore_latest(state) or (0, state)
+    with metrics.recording(run.directory, run.environment, done) as record:
+        for step in range(done + 1, config.steps + 1):
+            state, error = step_on(state, *map(everywhere.rows, points(step, config.batch_size)))
+            run.heartbeat.step(step)
+            record(step, {"loss": float(error)})
+            leaving = step < config.steps and preemption.notified(step)
+            if leaving or step % config.save_every == 0 or step == config.steps:
+                saved.save(step, state)
+            if leaving:
+                saved.wait()
+                raise preemption.Preempted(step)
+    saved.close()
+    return {"steps": config.steps}

@@ -1,0 +1,130 @@
+"""The end of a run looked at closely: what it costs is bounded, and the figure is the one that is defined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jobs.flax_mlm.closer_look import MOST_ROWS, hidden_places, look, sample
+from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.fillings import CONTEXT_CHARACTERS, SHOWN, Place, filling, readable, shown
+from jobs.flax_mlm.guess import BEST, make_guess
+from jobs.flax_mlm.model import Mlm
+from jobs.flax_mlm.step import dimensions
+from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer, train_tokenizer
+from jobs.runtime.devices import Devices
+
+TEXT = "the cat sat on the mat and the dog ate the hat"
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> TokenizerFacts:
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer([TEXT] * 20, 300, path)
+    return load_tokenizer(path)
+
+
+@pytest.fixture
+def rows_NS(trained: TokenizerFacts) -> np.ndarray:
+    ids = [trained.bos_id, *open_tokenizer(trained.path).encode(TEXT).ids, trained.eos_id] * 20
+    return np.array(ids[: 3 * 12], np.int32).reshape(3, 12)
+
+
+def words(ids: Sequence[int]) -> str:
+    """A decoder of a made-up vocabulary: odd tokens go on with the word before."""
+    return "".join("x" if token % 2 else f" word{'a' * token}" for token in ids)
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_pseudo_perplexity_is_exp_of_the_mean_surprise_at_each_token_hidden_alone(
+    config: Config, trained: TokenizerFacts, rows_NS: np.ndarray
+) -> None:
+    model = Mlm(dimensions(config, trained), jnp.dtype("float32"), nnx.Rngs(3))
+    nats = []
+    for row_S in rows_NS:
+        for position in range(len(row_S)):
+            if row_S[position] not in trained.special_ids:
+                hidden_1S = np.where(np.arange(12) == position, trained.mask_id, row_S)[None]
+                logits_V = np.asarray(model.logits(model.encode(jnp.asarray(hidden_1S))))[0, position]
+                nats.append(np.log(np.exp(logits_V).sum()) - logits_V[row_S[position]])
+    assert len(nats) % 4  # the last batch has to be filled up
+
+    devices, ticks = Devices(), []
+    graph, params = nnx.split(model)
+    seen = look(
+        devices.jit(make_guess(graph)),
+        nnx.to_pure_dict(params),
+        rows_NS,
+        trained,
+        devices.rows,
+        batch_size=4,
+        tick=lambda: ticks.append(1),
+    )
+    assert seen["pseudo_perplexity"] == pytest.approx(math.exp(np.mean(nats)), rel=1e-5)
+    assert len(ticks) == math.ceil(len(nats) / 4)
+    assert all(len(each["guesses"]) == BEST for each in seen["fillings"])
+    shares = [[share for _, share in each["guesses"]] for each in seen["fillings"]]
+    assert all(best == sorted(best, reverse=True) and 0 < sum(best) <= 1 for best in shares)
+
+
+def test_it_never_costs_more_rows_than_its_bounds_but_one_sequence_at_least() -> None:
+    assert sample(sequences=1000, length=64, trained_rows=10**9).size * 64 <= MOST_ROWS
+    assert sample(sequences=1000, length=64, trained_rows=20 * 64 * 3).tolist() == [0, 500, 999]
+    assert sample(sequences=1000, length=512, trained_rows=10).tolist() == [0]
+    assert sample(sequences=2, length=8, trained_rows=10**9).tolist() == [0, 1]
+
+
+def test_special_tokens_are_never_hidden() -> None:
+    places = hidden_places(np.array([[0, 7, 2], [8, 0, 9]]), (0, 1, 2))
+    assert places == [Place(0, 1, 0), Place(1, 0, 1), Place(1, 2, 2)]
+
+
+def test_what_is_shown_begins_a_word_in_the_middle_of_its_text_and_is_spread_over_the_sample() -> None:
+    rows_NS = np.arange(400).reshape(20, 20)
+    chosen = readable(hidden_places(rows_NS, ()), rows_NS, words)
+    assert len(chosen) == SHOWN
+    assert all(5 <= place.position < 15 and rows_NS[place.row, place.position] % 2 == 0 for place in chosen)
+    assert (chosen[0].row, chosen[-1].row) == (0, 19)
+
+
+def test_a_filling_is_cut_at_the_ends_of_its_document_and_glued_where_no_blank_follows() -> None:
+    tokens_S = np.array([4, 2, 0, 6, 8, 5, 4, 2, 6])
+    made = filling(tokens_S, 4, [(10, 0.75), (3, 0.123456)], words, (0, 2))
+    assert made == {
+        "before": "wordaaaaaa",
+        "after": "x wordaaaa",
+        "truth": "wordaaaaaaaa",
+        "guesses": [["wordaaaaaaaaaa", 0.75], ["x", 0.1235]],
+    }
+
+
+def test_long_text_around_a_filling_is_cut() -> None:
+    made = filling(np.array([50] * 20), 10, [], words, ())
+    assert len(made["before"]) == len(made["after"]) == CONTEXT_CHARACTERS + 1
+    assert made["before"].startswith("…")
+    assert made["after"].endswith("…")
+
+
+@pytest.mark.parametrize(("token", "seen"), [(" word", "word"), ("\n  ", "\\n"), (" ", ""), ("é", "é")])
+def test_a_token_is_shown_so_that_it_can_be_seen(token: str, seen: str) -> None:
+    assert shown(token) == seen
+
+
+def test_the_guesses_of_a_slot_do_not_depend_on_the_batch_they_are_made_in(
+    config: Config, facts: TokenizerFacts
+) -> None:
+    graph, params = nnx.split(Mlm(dimensions(config, facts), jnp.dtype("float32"), nnx.Rngs(1)))
+    guess = make_guess(graph)
+    inputs_BS = jax.random.randint(jax.random.key(0), (3, 8), 4, 40)
+    positions_BM, truth_BM = jnp.array([[1, 5], [2, 6], [3, 7]]), jnp.array([[4, 5], [6, 7], [8, 9]])
+    both = guess(params, inputs_BS, positions_BM, truth_BM)
+    alone = guess(params, inputs_BS[1:2], positions_BM[1:2, 1:], truth_BM[1:2, 1:])
+    assert float(both.nats_BM[1, 1]) == pytest.approx(float(alone.nats_BM[0, 0]), abs=1e-5)
+    np.testing.assert_array_equal(both.tokens_BMG[1, 1], alone.tokens_BMG[0, 0])
