@@ -1,0 +1,135 @@
+"""One check in a process of its own: what aborts the interpreter or hangs there is a failed check, and no more.
+
+A TPU belongs to one process at a time, so every check also gives it back before the next one starts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from .contract import Case, CheckFailed, Platform, Stack
+
+LIMIT_S = 600
+"""A TPU's first program takes minutes to compile at worst; a framework that asks a metadata server which is not there
+may wait for ever."""
+STACKS_BEFORE_S = 5
+LINES_OF_STACKS, LINES_SAID = 6, 12
+INDENT = "\n" + 7 * " "
+ANSWER, DOING, SAID, STACKS, FOLDER = "answer.json", "doing", "said", "stacks", "folder"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """How one check ended."""
+
+    check: str
+    ok: bool
+    seconds: float
+    said: str
+
+    def line(self) -> str:
+        """ok   imports         1.9 s  14 modules …"""
+        return f"{'ok  ' if self.ok else 'FAIL'} {self.check:<12} {self.seconds:6.1f} s  {self.said}"
+
+
+def here(name: str, check: Callable[[], str]) -> Verdict:
+    """A check that loads nothing, in this process."""
+    started_s = time.monotonic()
+    try:
+        ok, said = True, check()
+    except CheckFailed as problem:
+        ok, said = False, str(problem)
+    return Verdict(check=name, ok=ok, seconds=time.monotonic() - started_s, said=said)
+
+
+def ask(stack: Stack, name: str, platform: Platform, limit_s: float = LIMIT_S) -> Verdict:
+    """Starts this folder again with `--check`, and judges what came of it."""
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="smoke-") as scratch:
+        place = Path(scratch)
+        (place / FOLDER).mkdir()
+        code = _run(
+            [sys.executable, str(Path(__file__).parent), "--platform", platform, "--check", name, "--in", scratch],
+            {**os.environ, **stack.ENVIRONMENT[platform]}, place / SAID, limit_s,
+        )  # fmt: skip
+        ok, said = judge(
+            code=code, limit_s=limit_s, answer=_read(place / ANSWER), doing=_read(place / DOING),
+            stacks=_read(place / STACKS), said=_read(place / SAID),
+        )  # fmt: skip
+    return Verdict(check=name, ok=ok, seconds=time.monotonic() - started_s, said=said)
+
+
+def judge(
+    *, code: int | None, answer: str, doing: str, stacks: str, said: str, limit_s: float
+) -> tuple[bool, str]:
+    """Whether the check held, and what is said of it; `code` None: it was not done in time. Pure."""
+    found = json.loads(answer) if answer else None
+    # One that held has to end well too: a framework that aborts while it is taken down spoils a job's exit code.
+    if found is not None and found["ok"] and code == 0:
+        return True, found["said"]
+    at = f" at `{doing}`" if doing else ""
+    if found is not None and not found["ok"]:
+        problem = found["said"]
+    elif code is None:
+        problem = f"not done after {limit_s:.0f} s{at}: it hangs"
+    elif code < 0:
+        problem = f"{signal.Signals(-code).name} ended the interpreter{at}: native libraries that do not go together"
+    else:
+        problem = f"exit code {code}{at}"
+    where = stacks.strip().splitlines()[:LINES_OF_STACKS]
+    last = said.strip().splitlines()[-LINES_SAID:]
+    return False, INDENT.join([problem, *where, *(["what it printed last:"] if last else []), *last])
+
+
+def answer(place: Path, stack: Stack, platform: Platform, check: Callable[[Case], str]) -> int:
+    """On the other side: carries the check out and leaves what it found in `place`. Returns the exit code."""
+    # Open until this process ends, however it does. One that hangs leaves its stacks before it is killed.
+    stacks = (place / STACKS).open("w", encoding="utf-8")
+    faulthandler.enable(file=stacks)
+    faulthandler.dump_traceback_later(LIMIT_S - STACKS_BEFORE_S, file=stacks)
+
+    def doing(what: str) -> None:
+        (place / DOING).write_text(what, encoding="utf-8")
+
+    try:
+        ok, said = True, check(Case(stack=stack, platform=platform, folder=place / FOLDER, doing=doing))
+    except CheckFailed as problem:
+        ok, said = False, str(problem)
+    except Exception as error:  # a framework raises what it likes; all of it is a failed check
+        lines = traceback.format_exc().strip().splitlines()[-LINES_SAID:]
+        was = _read(place / DOING)
+        ok, said = False, INDENT.join([type(error).__name__ + (f" at `{was}`" if was else ""), *lines])
+    (place / ANSWER).write_text(json.dumps({"ok": ok, "said": said}), encoding="utf-8")
+    return 0
+
+
+def _run(command: list[str], environment: dict[str, str], said: Path, limit_s: float) -> int | None:
+    """Its exit code, or None when it was not done; whatever it started is gone too."""
+    with said.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        return process.wait(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -1,0 +1,134 @@
+"""What every image is asked, in order. Each function says in a few words what it found, or raises CheckFailed."""
+
+from __future__ import annotations
+
+import glob
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from . import lock, signals
+from .contract import Case, CheckFailed, Platform, State
+
+LOCK = Path(__file__).parent.parent / "requirements.txt"
+STEPS = 8
+RESUMED_STEPS = 3
+"""A checkpoint is good when the steps after it have the losses that they have without it."""
+SAME_LOSS = {"cpu": 1e-6, "tpu": 1e-3}
+"""Relative. The same program twice on the same data; on a TPU another layout may round otherwise."""
+DEVICE = "device"
+DEVICE_NODES = ("/dev/accel*", "/dev/vfio/[0-9]*")
+
+
+def locked(_: Case) -> str:
+    """Installed is what the lock names, in the version it names, and nothing else."""
+    wanted = lock.read(LOCK.read_text(encoding="utf-8"))
+    wrong = lock.differences(wanted, lock.installed())
+    if wrong:
+        raise CheckFailed(
+            f"{len(wrong)} packages are not as {LOCK.name} says: {'; '.join(wrong)}; build the image again, and install"
+            " nothing into it but from the lock"
+        )
+    return f"{len(wanted)} packages, each in its version, no other"
+
+
+def imports(case: Case) -> str:
+    """All of the stack's modules import, in one process as in a job."""
+    for name in case.stack.MODULES:
+        case.doing(f"import {name}")
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever a package does when it is imported
+            raise CheckFailed(
+                f"`import {name}` raised {type(error).__name__}: {error}; it is missing in images/{case.stack.NAME}/"
+                "requirements.in, or its version there does not go with the others"
+            ) from error
+    return f"{len(case.stack.MODULES)} modules from {case.stack.MODULES[0]} to {case.stack.MODULES[-1]}"
+
+
+def device(case: Case) -> str:
+    """The framework computes on the platform that was asked for; it may not fall back to another."""
+    found, description = case.stack.devices()
+    if found != case.platform:
+        raise CheckFailed(
+            f"--platform is {case.platform}, but {case.stack.NAME} computes on {found} ({description}):"
+            f" {remedy(case.platform)}"
+        )
+    return description
+
+
+def hardware() -> str:
+    """This container has been handed a TPU. Asked first: frameworks wait minutes for a TPU that is not there."""
+    nodes = sorted(node for pattern in DEVICE_NODES for node in glob.glob(pattern))
+    if not nodes:
+        raise CheckFailed(
+            f"--platform is tpu, but this container has no file like {' or '.join(DEVICE_NODES)}; run it on a TPU host"
+            " with the devices (--device /dev/vfio --ulimit memlock=-1 --network host), or ask for --platform cpu"
+        )
+    return ", ".join(nodes)
+
+
+def remedy(platform: Platform) -> str:
+    """Why a framework may compute elsewhere than it should, for a person who has this machine before them."""
+    if platform == "cpu":
+        return "it found a device that this image is not for; run the image of that platform"
+    return (
+        "the devices are there, so the framework and libtpu do not go together, the TPU VM's runtime version is for"
+        " another generation, or another process holds the chips (`fuser -v /dev/vfio/* /dev/accel*` on the host)"
+    )
+
+
+def train(case: Case) -> str:
+    """A few steps: every loss is a number and the last is below the first."""
+    _, losses = run(case, case.stack.start(), range(STEPS))
+    said = [f"{loss:.4g}" for loss in losses]
+    if not all(map(math.isfinite, losses)) or losses[-1] >= losses[0]:
+        raise CheckFailed(
+            f"over {STEPS} steps the loss is {', '.join(said)}; it has to fall and be finite: a version in the lock"
+            " computes wrongly"
+        )
+    return f"{STEPS} steps, loss {said[0]} → {said[-1]}"
+
+
+def checkpoint(case: Case) -> str:
+    """Saved and loaded, training goes on as if nothing had been."""
+    half = STEPS // 2
+    rest = range(half, half + RESUMED_STEPS)
+    state, _ = run(case, case.stack.start(), range(half))
+    case.doing("save a checkpoint")
+    case.stack.save(state, case.folder)
+    _, straight = run(case, state, rest)
+    case.doing("load the checkpoint")
+    _, resumed = run(case, case.stack.load(case.folder), rest)
+    allowed = SAME_LOSS[case.platform]
+    if not all(
+        math.isclose(one, other, rel_tol=allowed) for one, other in zip(straight, resumed, strict=True)
+    ):
+        raise CheckFailed(
+            f"after the checkpoint the losses are {resumed}, without it {straight}: what is saved is not all that a"
+            " step needs, or it is not read as it was written"
+        )
+    files = [path for path in case.folder.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    return f"{len(files)} files, {size / 1024:.0f} KiB; the next {len(rest)} losses are the same"
+
+
+def run(case: Case, state: State, numbers: range) -> tuple[State, list[float]]:
+    """Those steps, one after the other."""
+    losses = []
+    for number in numbers:
+        case.doing(f"step {number}")
+        state, loss = case.stack.step(state, number)
+        losses.append(float(loss))
+    return state, losses
+
+
+SHARED: Mapping[str, Callable[[Case], str]] = {
+    "lock": locked,
+    "imports": imports,
+    DEVICE: device,
+    "train": train,
+    "checkpoint": checkpoint,
+    "signals": signals.saved_and_left,
+}

@@ -1,0 +1,144 @@
+"""Stand-ins for NVIDIA's libraries: which there are, what is in each, and what they answer."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from images.cuda_free import stubs
+from images.cuda_free.stubs import Library, Stub, StubsError
+
+HEADERS = """
+Dynamic Section:
+  NEEDED               libcudart.so.12
+  NEEDED               libm.so.6
+  SONAME               libtorch_cuda.so
+
+Version References:
+  required from libm.so.6:
+    0x09691a75 0x00 16 GLIBC_2.2.5
+  required from libcudart.so.12:
+    0x0ff3db22 0x00 02 libcudart.so.12
+"""
+SYMBOLS = """
+                 U cudaMalloc@libcudart.so.12
+                 U ncclSend
+                 w __gmon_start__
+                 U exp@GLIBC_2.2.5
+"""
+TRY = """
+import ctypes
+library = ctypes.CDLL({path!r})
+count = ctypes.c_int(7)
+print(library.cudaGetDeviceCount(ctypes.byref(count)), count.value)
+print(library.__cudaRegisterFatBinary(None), library.cudaMalloc(None, 1), library.cudaMalloc(None, 1))
+library.cudaGetErrorString.restype = ctypes.c_char_p
+print(library.cudaGetErrorString(100).decode())
+"""
+CUDART = Stub(
+    name="libcudart.so.12",
+    functions=dict.fromkeys(
+        ("cudaGetDeviceCount", "cudaMalloc", "cudaGetErrorString", "__cudaRegisterFatBinary"),
+        "libcudart.so.12",
+    ),
+)
+needs_a_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="makes a library: needs gcc")
+
+
+def library(needs: str = "", asks: str = "", owner: str = "") -> Library:
+    """asks: words, function@version or function."""
+    pairs = [word.partition("@") for word in asks.split()]
+    return Library(
+        needs=frozenset(needs.split()),
+        owners={version: owner for _, _, version in pairs if version},
+        asks=frozenset((name, version) for name, _, version in pairs),
+    )
+
+
+def test_what_a_library_asks_for_is_read_with_version_and_owner_and_weak_symbols_are_not_asked_for() -> None:
+    read = stubs.parse(HEADERS, SYMBOLS)
+    assert read.needs == {"libcudart.so.12", "libm.so.6"}
+    assert read.asks == {("cudaMalloc", "libcudart.so.12"), ("ncclSend", ""), ("exp", "GLIBC_2.2.5")}
+    assert read.owners == {"GLIBC_2.2.5": "libm.so.6", "libcudart.so.12": "libcudart.so.12"}
+
+
+def test_a_function_is_made_under_its_version_in_the_library_that_owns_the_version() -> None:
+    torch = library("libcupti.so.12 libcudart.so.12", "cudaFree@V1", owner="libcudart.so.12")
+    made = {stub.name: stub.functions for stub in stubs.plan({"torch.so": torch}, ["torch.so"])}
+    assert made == {"libcudart.so.12": {"cudaFree": "V1"}, "libcupti.so.12": {}}
+
+
+def test_a_function_without_a_version_goes_to_the_library_whose_name_fits_best() -> None:
+    torch = library("libcusparse.so.12 libcusparseLt.so.0 libcufile.so.0", "cusparseLtInit cuFileRead")
+    made = {stub.name: set(stub.functions) for stub in stubs.plan({"torch.so": torch}, ["torch.so"])}
+    assert made == {
+        "libcusparse.so.12": set(), "libcusparseLt.so.0": {"cusparseLtInit"}, "libcufile.so.0": {"cuFileRead"},
+    }  # fmt: skip
+
+
+def test_a_function_that_no_library_is_known_to_have_is_an_error_that_names_it() -> None:
+    torch = library("libcudart.so.12", "ncclSend")
+    with pytest.raises(StubsError, match=r"ncclSend, which none of libcudart\.so\.12"):
+        stubs.plan({"torch.so": torch}, ["torch.so"])
+
+
+def test_only_what_loading_torch_reaches_gets_stand_ins() -> None:
+    files = {
+        "torch.so": library("lib.so"),
+        "lib.so": library("libcublas.so.12"),
+        "linalg.so": library("libcusolver.so.11"),
+    }
+    assert [stub.name for stub in stubs.plan(files, ["torch.so"])] == ["libcublas.so.12"]
+
+
+def test_no_library_of_the_system_and_none_that_is_there_is_stood_in_for() -> None:
+    files = {"torch.so": library("libm.so.6 libgfortran.so.5 libcudnn.so.9"), "libcudnn.so.9": library()}
+    assert stubs.plan(files, ["torch.so"]) == []
+
+
+def test_where_nvidias_own_libraries_are_installed_nothing_is_made(tmp_path: Path) -> None:
+    for name in ("torch/_C.x.so", "torch/lib/libtorch_global_deps.so", "torch/lib/libtorch_python.so"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "nvidia").mkdir()
+    with pytest.raises(StubsError, match="overrides.in"):
+        stubs.make(tmp_path / "torch")
+
+
+def test_a_folder_without_torch_is_an_error_and_not_an_image_that_does_not_import(tmp_path: Path) -> None:
+    with pytest.raises(StubsError, match="is not where torch is"):
+        stubs.make(tmp_path)
+
+
+@needs_a_compiler
+def test_stand_ins_say_there_is_no_device_and_name_on_stderr_whatever_else_is_called_once(
+    tmp_path: Path,
+) -> None:
+    made = tmp_path / CUDART.name
+    stubs.compile_stub(CUDART, made)
+    done = subprocess.run(
+        [sys.executable, "-c", TRY.format(path=str(made))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines()[:2] == ["0 0", "0 100 100"]
+    assert "this image has no CUDA" in done.stdout.splitlines()[2]
+    assert done.stderr == "cudaMalloc: this image has no CUDA\n"
+
+
+@needs_a_compiler
+@pytest.mark.skipif(shutil.which("nm") is None, reason="reads a library: needs binutils")
+def test_the_linker_finds_the_functions_under_their_versions(tmp_path: Path) -> None:
+    made = tmp_path / CUDART.name
+    stubs.compile_stub(CUDART, made)
+    listed = subprocess.run(
+        ["nm", "--dynamic", "--defined-only", "--with-symbol-versions", str(made)],
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert {f"{name}@@libcudart.so.12" for name in CUDART.functions} <= set(listed.split())

@@ -1,0 +1,278 @@
+"""The smoke test itself, on a stack that is plain Python: what is broken in an image is found, named, and only that."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from images.smoke import apart, checks, lock
+
+SMOKE = Path(__file__).resolve().parents[2] / "images" / "smoke"
+STACK = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+NAME = "plain"
+MODULES = ("json", "sqlite3")
+ENVIRONMENT = {"cpu": {"FOUND": "cpu"}, "tpu": {}}
+CHECKS = {"own": lambda: "held"}
+
+def devices():
+    return os.environ.get("FOUND", "cpu"), "1 × plain"
+
+def start():
+    return {"weight": 1.0, "speed": 0.5}
+
+def step(state, number):
+    loss = state["weight"] ** 2
+    return {**state, "weight": state["weight"] * state["speed"], "speed": state["speed"] * 0.9}, loss
+
+def save(state, folder):
+    (Path(folder) / "state.json").write_text(json.dumps(state))
+
+def load(folder):
+    return json.loads((Path(folder) / "state.json").read_text())
+
+def listen():
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    def asked(number):
+        time.sleep(0.01)
+        return bool(told)
+    return asked
+"""
+
+
+class Image:
+    """What an image holds: the folder beside the lock."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        shutil.copytree(SMOKE, root / "smoke", ignore=shutil.ignore_patterns("__pycache__"))
+        pins = "".join(
+            f"{name}=={version} \\\n    --hash=sha256:00\n" for name, version in lock.installed().items()
+        )
+        (root / "requirements.txt").write_text("# by make lock\n" + pins)
+        (root / "smoke" / "stack.py").write_text(STACK)
+
+    def add(self, code: str) -> None:
+        """What comes later in a module replaces what was before."""
+        with (self.root / "smoke" / "stack.py").open("a") as file:
+            file.write(textwrap.dedent(code))
+
+    def hurry(self) -> None:
+        """A limit of seconds in the place of minutes."""
+        file = self.root / "smoke" / "apart.py"
+        text = file.read_text()
+        assert "LIMIT_S = 600\n" in text
+        assert "STACKS_BEFORE_S = 5\n" in text
+        hurried = text.replace("STACKS_BEFORE_S = 5\n", "STACKS_BEFORE_S = 1\n")
+        file.write_text(hurried.replace("LIMIT_S = 600\n", "LIMIT_S = 2\n"))
+
+    def everything(self, platform: str = "cpu") -> tuple[int, list[str], dict[str, object]]:
+        """Exit code, lines, and the object in the last one."""
+        done = subprocess.run(
+            [sys.executable, str(self.root / "smoke"), "--platform", platform],
+            capture_output=True, text=True, timeout=100, check=False,
+        )  # fmt: skip
+        assert done.stderr == ""
+        *lines, last = done.stdout.splitlines()
+        return done.returncode, lines, json.loads(last)
+
+    def one(self, check: str, platform: str = "cpu") -> apart.Verdict:
+        """That check in a process of its own, as the whole runs it."""
+        code = (
+            "import dataclasses, json, sys; from smoke import apart, stack;"
+            f"print(json.dumps(dataclasses.asdict(apart.ask(stack, {check!r}, {platform!r}, apart.LIMIT_S))))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        )
+        return apart.Verdict(**json.loads(done.stdout))
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    return Image(tmp_path)
+
+
+def test_a_sound_image_holds_every_check_but_the_one_that_only_a_container_can(image: Image) -> None:
+    code, lines, result = image.everything()
+    assert [line for line in lines if not line.startswith("ok ")] == [
+        line for line in lines if " entry point " in line
+    ]
+    assert [name for name in checks.SHARED if not any(f" {name} " in line for line in lines)] == []
+    # Nor is a signal sent to process 1 outside one.
+    assert "run the image with its own entry point" in lines[0]
+    assert any(" own " in line and line.endswith("held") for line in lines)
+    assert (code, result["ok"], result["stack"], result["platform"]) == (1, False, "plain", "cpu")
+    assert result["versions"] == dict(sorted(lock.installed().items()))
+
+
+def test_without_the_platform_that_is_asked_for_nothing_is_tried_on_another(image: Image) -> None:
+    code, lines, result = image.everything("tpu")
+    assert (code, result["ok"]) == (1, False)
+    _, hardware, skipped = lines
+    assert "no file like /dev/accel* or /dev/vfio/[0-9]*" in hardware
+    assert skipped.startswith("skip lock, imports, device, train,")
+    image.add("""
+        def devices():
+            return "gpu", "1 × plain"
+    """)
+    _, lines, _ = image.everything("cpu")
+    assert lines[-1].startswith("skip train, checkpoint, signals, own: ")
+
+
+def test_a_framework_that_falls_back_to_the_cpu_fails_where_a_tpu_is_asked_for(image: Image) -> None:
+    verdict = image.one("device", "tpu")
+    assert not verdict.ok
+    assert "--platform is tpu, but plain computes on cpu (1 × plain)" in verdict.said
+    assert image.one("device", "cpu").ok
+
+
+def test_a_library_that_aborts_the_interpreter_fails_its_check_and_is_named(image: Image) -> None:
+    image.add("""
+        MODULES = ("json", "aborts")
+    """)
+    (image.root / "aborts.py").write_text("import os, sys\nprint('bad library', flush=True)\nos.abort()\n")
+    verdict = image.one("imports")
+    assert not verdict.ok
+    assert "SIGABRT ended the interpreter at `import aborts`" in verdict.said
+    assert "bad library" in verdict.said.splitlines()[-1]
+    # and the others run
+    assert image.one("train").ok
+
+
+def test_an_import_that_fails_is_named_with_its_reason(image: Image) -> None:
+    image.add("""
+        MODULES = ("json", "no_such_package")
+    """)
+    said = image.one("imports").said
+    assert "`import no_such_package` raised ModuleNotFoundError" in said
+    assert "images/plain/requirements.in" in said
+
+
+def test_a_check_that_hangs_ends_at_its_limit_with_its_stacks(image: Image) -> None:
+    image.hurry()
+    image.add("""
+        def waits_for_ever():
+            time.sleep(1000)
+        CHECKS = {"own": waits_for_ever}
+    """)
+    verdict = image.one("own")
+    assert not verdict.ok
+    assert "not done after 2 s: it hangs" in verdict.said
+    assert "in waits_for_ever" in verdict.said
+
+
+def test_what_a_check_started_is_gone_when_it_is_over(image: Image) -> None:
+    image.add("""
+        def starts():
+            import subprocess
+            return str(subprocess.Popen(["sleep", "1000"]).pid)
+        CHECKS = {"own": starts}
+    """)
+    pid = int(image.one("own").said)
+    assert not _alive(pid)
+
+
+@pytest.mark.parametrize("loss", ["1.0", "float('nan')"])
+def test_a_loss_that_does_not_fall_or_is_no_number_fails(image: Image, loss: str) -> None:
+    image.add(f"""
+        def step(state, number):
+            return state, {loss}
+    """)
+    said = image.one("train").said
+    assert "it has to fall and be finite" in said
+
+
+def test_a_checkpoint_that_leaves_out_what_a_step_needs_fails(image: Image) -> None:
+    image.add("""
+        def load(folder):
+            return {**json.loads((Path(folder) / "state.json").read_text()), "speed": 0.5}
+    """)
+    assert "what is saved is not all that a step needs" in image.one("checkpoint").said
+
+
+def test_a_process_that_is_told_to_leave_and_dies_instead_fails(image: Image) -> None:
+    assert image.one("signals").ok
+    image.add("""
+        def listen():
+            return lambda number: False
+    """)
+    assert "exited with -15; it has to save and exit with 75" in image.one("signals").said
+
+
+def test_a_process_that_dies_after_its_answer_fails_all_the_same(image: Image) -> None:
+    image.add("""
+        def aborts_at_exit():
+            import atexit
+            atexit.register(os.abort)
+            return "held"
+        CHECKS = {"own": aborts_at_exit}
+    """)
+    verdict = image.one("own")
+    assert not verdict.ok
+    assert "SIGABRT" in verdict.said
+
+
+def test_an_exception_of_a_stacks_own_check_is_shown_with_its_place(image: Image) -> None:
+    image.add("""
+        def breaks():
+            raise LookupError("no such thing")
+        CHECKS = {"own": breaks}
+    """)
+    said = image.one("own").said
+    assert said.startswith("LookupError")
+    assert "in breaks" in said
+    assert "no such thing" in said
+
+
+def test_whatever_differs_from_the_lock_is_named(image: Image) -> None:
+    file = image.root / "requirements.txt"
+    version = lock.installed()["pytest"]
+    file.write_text(
+        file.read_text().replace(f"pytest=={version}", "pytest==0.1") + "absent==1 \\\n    --hash=sha256:00\n"
+    )
+    said = image.one("lock").said
+    assert f"pytest is {version}, the lock says 0.1" in said
+    assert "absent is missing, the lock says 1" in said
+
+
+def test_what_the_lock_does_not_name_may_not_be_installed() -> None:
+    assert lock.differences({"a": "1"}, {"a": "1", "b": "2"}) == ["b is 2, the lock says nothing of it"]
+    assert lock.differences({"a": "1"}, {"a": "1"}) == []
+
+
+def test_a_package_is_the_same_however_its_name_is_written() -> None:
+    assert lock.read("Ruamel.Yaml_x[extra]==1.0+cpu \\\n    --hash=sha256:00\n") == {
+        "ruamel-yaml-x": "1.0+cpu"
+    }
+
+
+@pytest.mark.parametrize(
+    "line", ["numpy>=2", "numpy==2 ; python_version > '3'", "-r other.txt", "https://x/y.whl"]
+)
+def test_a_lock_with_anything_but_pins_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match=r"line 1 of the lock .*NAME==VERSION"):
+        lock.read(line)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX" and os.path.exists(f"/proc/{pid}")
