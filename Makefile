@@ -59,7 +59,7 @@ install: ## make .venv from the lock (LOCK=gpu: for an NVIDIA GPU; PYTHON=path: 
 	$(call INSTALL,$(if $(LOCK),--lock "$(LOCK)"))
 
 .PHONY: lock
-lock: ## make requirements/*.txt from *.in and say what moved (UPGRADE=1: the newest of all)
+lock: ## make the locks of requirements/ and images/ from their .in and say what moved (UPGRADE=1: the newest of all)
 	$(call INSTALL,--only-uv)
 	@UPGRADE="$(UPGRADE)" UV=$(BIN)/uv sh tools/lock.sh
 

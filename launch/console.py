@@ -149,7 +149,8 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
             say(console)(f"  {answer}")
             continue
         for entry in answer["stopped"]:
-            say(console)(f"  {agent.host}: process {entry['pid']} {entry['how']}")
+            note = f"; {printable(entry['note'])}" if entry.get("note") else ""
+            say(console)(f"  {agent.host}: process {entry['pid']} {entry['how']}{note}")
     deadline = time.monotonic() + runs.FINISHING_LIMIT_S
     while (after := follow.state_now(agents, runs.read(run.directory) or run)) in runs.ACTIVE:
         if time.monotonic() > deadline:

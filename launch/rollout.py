@@ -20,6 +20,8 @@ JOIN_LIMIT_S = 180.0
 PULL_ATTEMPTS = 5
 PULL_LIMIT_S = 3600.0
 """Gigabytes on every host of a large slice, with the pauses between attempts."""
+STOP_LIMIT_S = 60.0
+"""Beyond the grace: a process is killed within seconds, and a Docker that does not answer is waited for 20 s."""
 STOP_NOW_S = 2.0
 """Grace for processes that have nothing to save: they have not joined, or have lost a sibling."""
 
@@ -148,4 +150,4 @@ def stop(
         {"run_id": run_id, "attempt": attempt, "process_id": index, "grace_s": grace_s}
         for index in range(len(agents))
     ]
-    return ask_all(agents, "stop", requests, timeout_s=grace_s + 30)
+    return ask_all(agents, "stop", requests, timeout_s=grace_s + STOP_LIMIT_S)
