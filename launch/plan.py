@@ -33,7 +33,8 @@ class Plan:
     Paths are those on the hosts; "~/" is the home directory there, known of each host after the preflight (`homes`).
     hosts: of each its name, its internal address and the port of its SSH server, in worker order. alone: whether they
     are this run's only. mount: where the share has to be mounted. coordinator_port, hub_port: chosen by the preflight
-    (`settled`). container: what the processes run in; None: bare, by `python`.
+    (`settled`). container: what the processes run in; None: bare, by `python`. peak_flops_per_s:
+    of all devices together in bfloat16, where it is known.
     """
 
     run_id: str
@@ -58,6 +59,7 @@ class Plan:
     stand_in_devices: tuple[str, ...] | None = None
     hang_floor_s: float = HANG_FLOOR_S
     container: Container | None = None
+    peak_flops_per_s: int | None = None
     coordinator_port: int = 0
     hub_port: int = 0
     hub_token: str = ""
@@ -118,6 +120,7 @@ def on(
         stand_in_devices=target.stand_in_devices,
         hang_floor_s=hang_floor_s,
         container=container,
+        peak_flops_per_s=round(peak * target.devices) if (peak := target.peak_flops_per_s) else None,
     )
 
 
@@ -243,6 +246,7 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
         "RUN_PLATFORM": plan.platform,
         "RUN_CACHE_DIR": plan.at_home(process_id, plan.cache_dir),
         **({"RUN_LOCAL_DEVICES": str(plan.local_devices)} if plan.local_devices is not None else {}),
+        **({"RUN_PEAK_FLOPS_PER_S": str(plan.peak_flops_per_s)} if plan.peak_flops_per_s is not None else {}),
         "PYTHONPATH": plan.at_home(process_id, f"{plan.agent_root}/bundles/{plan.bundle_sha256}"),
         "PYTHONDONTWRITEBYTECODE": "1",
     }

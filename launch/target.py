@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from infra.catalogue import CatalogueError, accelerator
 from infra.inventory import Host, Inventory, Slice
 from jobs.runtime.errors import RequestError
 from jobs.runtime.files import Files
@@ -60,6 +61,17 @@ class Target:
         """Of all processes together, as the framework counts them."""
         a_host = self.cpu_devices if self.platform == "cpu" else self.slice.devices_per_host
         return a_host * len(self.hosts)
+
+    @property
+    def peak_flops_per_s(self) -> float | None:
+        """Of one device in bfloat16, as the catalogue has it; None where that is no TPU, or not known."""
+        if self.platform != "tpu":
+            return None
+        try:
+            found = accelerator(self.slice.accelerator_type)
+        except CatalogueError:
+            return None
+        return found.peak_bf16_flops_per_s / found.devices
 
     @property
     def addresses(self) -> tuple[tuple[str, str, int], ...]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.table import Table
 
-from infra.catalogue import CatalogueError, accelerator
 from launch.plan import MAX_CLOCK_OFFSET_S
 from launch.printable import printable
 from launch.target import Target
@@ -36,16 +35,8 @@ def expected(target: Target) -> Expected:
         platform=target.platform,
         hosts=len(target.hosts),
         devices_per_host=target.devices // len(target.hosts),
-        peak_flops_per_s=_peak(target) if target.platform == "tpu" else None,
+        peak_flops_per_s=target.peak_flops_per_s,
     )
-
-
-def _peak(target: Target) -> float | None:
-    try:
-        found = accelerator(target.slice.accelerator_type)
-    except CatalogueError:
-        return None
-    return found.peak_bf16_flops_per_s / found.devices
 
 
 def problems(wanted: Expected, hosts: Sequence[str], reports: Sequence[Report | None]) -> list[str]:

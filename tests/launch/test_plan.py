@@ -205,3 +205,9 @@ def test_the_preflight_looks_for_the_image_and_for_what_the_launch_does_not_brin
     }
     assert "container" not in plan.preflight(PLAN, 0, now_s=0.0)
     assert "container" not in plan.start(PLAN, 0)
+
+
+def test_a_job_is_told_the_peak_of_all_devices_together_where_it_is_known() -> None:
+    assert "RUN_PEAK_FLOPS_PER_S" not in plan.environment(PLAN, 0)
+    known = dataclasses.replace(PLAN, peak_flops_per_s=3_152_000_000_000_000)
+    assert plan.environment(known, 0)["RUN_PEAK_FLOPS_PER_S"] == "3152000000000000"

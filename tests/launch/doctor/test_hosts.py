@@ -88,3 +88,9 @@ def test_the_hosts_of_a_stack_with_an_image_are_asked_for_it(make_agent: MakeAge
     plan = hosts.asked(make_target([agent_with(make_agent, "w-0")]), "jax")
     assert plan.container is not None
     assert plan.container.image == IMAGES["jax"]
+
+
+def test_a_slice_of_tpus_has_the_peak_that_the_catalogue_gives_it(make_agent: MakeAgent) -> None:
+    agents = [agent_with(make_agent, f"w-{index}") for index in range(4)]
+    assert hosts.asked(make_target(agents), "jax").peak_flops_per_s == 16 * 197_000_000_000_000
+    assert hosts.asked(make_target(agents, platform="cpu"), "jax").peak_flops_per_s is None
