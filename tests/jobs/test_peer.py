@@ -72,7 +72,7 @@ def both(two_devices: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[F
     (folder / "config.json").write_text(json.dumps(hugging_face_config(DIMS, told)))
     tensors = hugging_face_tensors(jax.tree.map(np.asarray, params), DIMS)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    script = Path(peers.__file__).with_name("roberta_torch.py")
+    script = Path(peers.__file__).parent / "mlm_peers" / "torch_reference.py"
     peers.run("pytorch", script, [str(folder)], limit_s=300)
     return ours, dict(np.load(folder / "found.npz"))
 

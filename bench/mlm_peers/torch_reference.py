@@ -2,7 +2,7 @@
 
 Runs in the environment of bench/locks/pytorch.txt, which has nothing of ours.
 
-    python roberta_torch.py FOLDER
+    python torch_reference.py FOLDER
 
 FOLDER holds config.json, model.safetensors and batch.npz (inputs_BS, labels_BS: -100 where nothing is asked).
 Writes found.npz: the logits everywhere, the loss, and the loss's gradient under each parameter's name."""

@@ -1,0 +1,79 @@
+"""FlaxRobertaForMaskedLM with the training step of its time: float32, logits and one-hot targets everywhere, pmap.
+
+Runs in the environment of bench/locks/flax.txt, which has nothing of ours: python flax_step.py FOLDER"""
+
+# mypy: ignore-errors
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+from safetensors.numpy import load_file
+from transformers import FlaxRobertaForMaskedLM, RobertaConfig
+from turns import answer
+
+
+def weights(folder, model):
+    """PyTorch's tensors under Flax's names: a kernel lies the other way round."""
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
+    found = {}
+    for path, leaf in flatten_dict(model.params).items():
+        tensor = tensors[".".join((*path[:-1], renamed.get(path[-1], path[-1])))]
+        found[path] = jnp.asarray(tensor.T if path[-1] == "kernel" else tensor)
+        assert found[path].shape == leaf.shape, path
+    return unflatten_dict(found)
+
+
+def main(folder):
+    """See above."""
+    told = json.loads((folder / "optimizer.json").read_text())
+    rates = jnp.asarray(told["rates"])
+    model = FlaxRobertaForMaskedLM(RobertaConfig.from_pretrained(folder), seed=0, dtype=jnp.float32)
+    params = weights(folder, model)
+    decayed = unflatten_dict({path: leaf.ndim > 1 for path, leaf in flatten_dict(params).items()})
+    optimizer = optax.adamw(
+        lambda count: rates[count],
+        b1=0.9,
+        b2=0.98,
+        eps=1e-6,
+        weight_decay=told["weight_decay"],
+        mask=decayed,
+    )
+
+    def step(params, state, dropout_key, inputs, labels):
+        dropout_key, next_key = jax.random.split(dropout_key)
+
+        def loss_of(params):
+            logits = model(inputs, params=params, dropout_rng=dropout_key, train=True)[0]
+            asked = labels >= 0
+            targets = jax.nn.one_hot(labels, logits.shape[-1])
+            return (optax.softmax_cross_entropy(logits, targets) * asked).sum(), asked.sum()
+
+        (loss, asked), gradient = jax.value_and_grad(loss_of, has_aux=True)(params)
+        asked = jax.lax.psum(asked, "batch")
+        gradient = jax.tree.map(lambda leaf: leaf / asked, jax.lax.psum(gradient, "batch"))
+        updates, state = optimizer.update(gradient, state, params)
+        return optax.apply_updates(params, updates), state, next_key, jax.lax.psum(loss, "batch") / asked
+
+    stepped = jax.pmap(step, "batch", donate_argnums=(0, 1))
+    batches = np.load(folder / "batches.npz")
+    inputs, labels = batches["inputs"], batches["labels"]
+    place = lambda tree: jax.device_put_replicated(tree, jax.local_devices())  # noqa: E731
+    running = [place(params), place(optimizer.init(params)), place(jax.random.PRNGKey(0))]
+
+    def take(number):
+        one = number % len(inputs)
+        *running[:], loss = stepped(*running, inputs[one][None], labels[one][None])
+        return loss[0]
+
+    answer(take, {})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,49 @@
+"""RobertaForMaskedLM in PyTorch with a plain training loop, its forward and backward pass compiled; float32.
+
+Runs in the environment of bench/locks/pytorch.txt, which has nothing of ours: python torch_step.py FOLDER"""
+
+# mypy: ignore-errors
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import RobertaForMaskedLM
+from turns import answer
+
+
+def main(folder):
+    """See above."""
+    torch.manual_seed(0)
+    told = json.loads((folder / "optimizer.json").read_text())
+    model = RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float32)
+    model.train()
+    compiled = torch.compile(model)
+    groups = [
+        {
+            "params": [p for p in model.parameters() if p.ndim > 1],
+            "weight_decay": told["weight_decay"],
+        },
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), eps=1e-6, fused=True)
+    batches = np.load(folder / "batches.npz")
+    inputs, labels = (torch.tensor(batches[name], dtype=torch.long) for name in ("inputs", "labels"))
+
+    def take(number):
+        one = number % len(inputs)
+        for group in optimizer.param_groups:
+            group["lr"] = told["rates"][number]
+        loss = compiled(input_ids=inputs[one], labels=labels[one]).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    answer(take, {})
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
