@@ -90,8 +90,10 @@ def test_a_fault_in_a_checkpoint_leaves_one_to_go_on_from_with_the_same_losses(
 
 def test_a_wedged_process_is_found_its_stacks_are_saved_and_nothing_of_the_run_is_left(pair: Pair) -> None:
     with pair.target() as target:
-        # Long enough to learn how long a step takes, and without a checkpoint, which is given more time than a step.
-        run = pair.launch(target, "--steps", "100000", "--checkpoint-every", "100000")
+        # Long enough to learn how long a step takes, and without what is given more time than a step: a checkpoint,
+        # and an evaluation, after which the best one is kept.
+        more = ("--steps", "100000", "--checkpoint-every", "100000", "--eval-every", "100000")
+        run = pair.launch(target, *more)
         until(lambda: beats(target, run) >= FEWEST_BEATS, "its steps have been seen to come", 60.0, 0.3)
         pair.faults.wedge(NAMES[1])
         began_s = time.monotonic()
