@@ -20,7 +20,7 @@ rehearse: install ## the whole path in containers: up, train, a host dies, recov
 	@$(BIN)/python -m rehearsal.rehearse $(if $(HOSTS),--hosts "$(HOSTS)")
 
 .PHONY: images
-images: install ## build the images that jobs run in, and try them: make images STACK=jax PLATFORM=cpu
+images: install ## build and try the images of images/ (STACK=jax PLATFORM=cpu)
 	@$(BIN)/fab build $(if $(STACK),--stack "$(STACK)") $(if $(PLATFORM),--platform "$(PLATFORM)")
 
 .PHONY: test
@@ -59,7 +59,7 @@ install: ## make .venv from the lock (LOCK=gpu: for an NVIDIA GPU; PYTHON=path: 
 	$(call INSTALL,$(if $(LOCK),--lock "$(LOCK)"))
 
 .PHONY: lock
-lock: ## make the locks of requirements/ and images/ from their .in and say what moved (UPGRADE=1: the newest of all)
+lock: ## renew the locks and say what moved (UPGRADE=1: the newest of all)
 	$(call INSTALL,--only-uv)
 	@UPGRADE="$(UPGRADE)" UV=$(BIN)/uv sh tools/lock.sh
 
