@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 
 from .protocol import Failed
 
@@ -45,6 +43,8 @@ class Answer:
 
 def program() -> str | None:
     """The `docker` command by its absolute path, if there is one."""
+    import shutil
+
     found = shutil.which("docker")
     return None if found is None else os.path.abspath(found)
 
@@ -76,6 +76,8 @@ def ask(
     Raises:
         Failed: there is no such command on this host.
     """
+    import subprocess  # not at the top: every verb loads this file, and few ask Docker
+
     try:
         done = subprocess.run(
             [docker or required_program(), *arguments],
