@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 from pathlib import Path
 
 from infra.inventory import Inventory, InventoryError, from_json
 from jobs.runtime.errors import RequestError
-from launch.jobs import CHECKOUT
+from launch import pulumi_command
 
 OUTPUT = "inventory"
-PULUMI_LIMIT_S = 120.0
 
 
 def read(stack: str) -> Inventory:
@@ -49,37 +46,4 @@ def of_pulumi(stack: str) -> str:
     Raises:
         RequestError: Pulumi is not installed, knows no such stack, or the stack was never brought up.
     """
-    try:
-        done = subprocess.run(
-            ["pulumi", "stack", "output", "--json", "--stack", stack],
-            cwd=CHECKOUT,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PULUMI_LIMIT_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except FileNotFoundError:
-        raise RequestError(
-            f"--stack {stack}: `pulumi` is not on PATH; install it, or give a file with an inventory"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise RequestError(
-            f"--stack {stack}: `pulumi stack output` gave no answer within {PULUMI_LIMIT_S:.0f} s; "
-            "see that its backend can be reached (`pulumi whoami -v`)"
-        ) from None
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise RequestError(
-            f"--stack {stack}: `pulumi stack output` failed: {said[-1] if said else 'it said nothing'}"
-        )
-    try:
-        outputs = json.loads(done.stdout)
-    except ValueError:
-        outputs = None
-    if not isinstance(outputs, dict) or not isinstance(outputs.get(OUTPUT), str):
-        raise RequestError(
-            f"--stack {stack}: it has no output `{OUTPUT}` yet; `pulumi up --stack {stack}` makes it"
-        )
-    return str(outputs[OUTPUT])
+    return pulumi_command.output(OUTPUT, stack, otherwise="or give a file with an inventory")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Mapping
 
 from jobs.runtime.errors import RequestError
-from launch.jobs import CHECKOUT
+from launch import pulumi_command
 
 OUTPUT = "image_repository"
-LIMIT_S = 120.0
+OTHERWISE = "it knows where images go"
 
 
 def image_repository(stack: str, environ: Mapping[str, str]) -> str:
@@ -19,17 +17,7 @@ def image_repository(stack: str, environ: Mapping[str, str]) -> str:
     Raises:
         RequestError: Pulumi is not there or does not answer, or the stack was never brought up.
     """
-    text = _pulumi(["stack", "output", "--json", "--stack", stack], stack, environ)
-    try:
-        outputs = json.loads(text)
-    except ValueError:
-        outputs = None
-    found = outputs.get(OUTPUT) if isinstance(outputs, dict) else None
-    if not isinstance(found, str) or not found:
-        raise RequestError(
-            f"--stack {stack}: it has no output `{OUTPUT}` yet; `pulumi up --stack {stack}` makes it"
-        )
-    return found.rstrip("/")
+    return pulumi_command.output(OUTPUT, stack, otherwise=OTHERWISE, environ=environ).rstrip("/")
 
 
 def key_of(image: str) -> str:
@@ -44,30 +32,9 @@ def set_reference(stack: str, image: str, reference: str, environ: Mapping[str, 
         RequestError: Pulumi does not do it; with what a person has to write there.
     """
     try:
-        _pulumi(["config", "set", "--path", key_of(image), reference, "--stack", stack], stack, environ)
+        words = ["config", "set", "--path", key_of(image), reference]
+        pulumi_command.ask(words, stack, otherwise=OTHERWISE, environ=environ)
     except RequestError as error:
         raise RequestError(
             f"{error}; it is pushed: note {key_of(image)}: {reference} in that configuration"
         ) from None
-
-
-def _pulumi(words: list[str], stack: str, environ: Mapping[str, str]) -> str:
-    command = f"pulumi {' '.join(words[:2])}"
-    try:
-        done = subprocess.run(
-            ["pulumi", *words], cwd=CHECKOUT, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, errors="replace", timeout=LIMIT_S, check=False,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise RequestError(
-            f"--stack {stack}: `pulumi` is not on PATH; install it, it knows where images go"
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise RequestError(
-            f"--stack {stack}: `{command}` gave no answer within {LIMIT_S:.0f} s; see that its backend can be reached "
-            "(`pulumi whoami -v`)"
-        ) from None
-    if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise RequestError(f"--stack {stack}: `{command}` failed: {said[-1] if said else 'it said nothing'}")
-    return done.stdout

@@ -10,7 +10,7 @@ import pytest
 
 from infra.inventory import to_json
 from jobs.runtime.errors import RequestError
-from launch import local, stack_output
+from launch import local, pulumi_command, stack_output
 
 
 def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -54,7 +54,7 @@ def test_a_stack_without_an_inventory_says_what_to_do(
 
 
 def test_a_pulumi_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stack_output, "PULUMI_LIMIT_S", 0.2)
+    monkeypatch.setattr(pulumi_command, "LIMIT_S", 0.2)
     pulumi(tmp_path, monkeypatch, "exec sleep 60")
     assert "`pulumi stack output` gave no answer within 0 s" in refused()
 
