@@ -73,7 +73,7 @@ class Job:
             word
             for field in dataclasses.fields(config)
             if (value := getattr(config, field.name)) != getattr(defaults, field.name)
-            for word in (f"--{field.name.replace('_', '-')}", str(value))
+            for word in _words(field.name.replace("_", "-"), value)
         ]
 
     def help(self) -> str:
@@ -104,6 +104,13 @@ class Job:
             for name, value in now.items()
             if name not in free and name in before and before[name] != value
         ]
+
+
+def _words(option: str, value: Any) -> tuple[str, ...]:
+    """A switch has a word for each of its two ways."""
+    if isinstance(value, bool):
+        return (f"--{option}" if value else f"--no-{option}",)
+    return f"--{option}", str(value)
 
 
 def names() -> list[str]:

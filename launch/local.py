@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 from infra.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.errors import RequestError
-from jobs.runtime.files import DiskFiles
+from jobs.runtime.files import BucketFiles, DiskFiles
 from launch.agents import Agent, ProcessLink
 from launch.jobs import CHECKOUT
 from launch.target import LOCAL, Target
@@ -23,8 +24,10 @@ MOST_HOSTS = 64
 AGENT = CHECKOUT / "host" / "__main__.py"
 
 
-def resolve(*, hosts: str | None, platform: str, python: str | None = None) -> Target:
-    """This machine as that many hosts.
+def resolve(
+    *, hosts: str | None, platform: str, python: str | None = None, runs: str | None = None
+) -> Target:
+    """This machine as that many hosts. runs: a folder or a URL (default: `runs_dir`).
 
     Raises:
         RequestError: it cannot be so many.
@@ -34,7 +37,12 @@ def resolve(*, hosts: str | None, platform: str, python: str | None = None) -> T
         raise RequestError(
             f"--hosts {count}: on this machine one process drives all its {platform.upper()}s; leave --hosts out"
         )
-    return local(count, platform, sorted(os.sched_getaffinity(0)), python)
+    target = local(count, platform, sorted(os.sched_getaffinity(0)), python)
+    if runs is None:
+        return target
+    if "://" in runs:
+        return dataclasses.replace(target, runs_url=runs.rstrip("/"), files=BucketFiles())
+    return dataclasses.replace(target, runs_url=os.path.abspath(os.path.expanduser(runs)))
 
 
 def _count(text: str) -> int:

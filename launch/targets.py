@@ -60,6 +60,7 @@ def resolve(wanted: Wanted, like: Run | None = None) -> Target:
             hosts=wanted.hosts or (str(like.processes) if like and same else None),
             platform=wanted.platform or before or "cpu",
             python=wanted.python,
+            runs=wanted.runs,
         )
     from launch.remote import of_inventory  # with it comes all of SSH, which this machine alone does not need
 

@@ -11,11 +11,10 @@ import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bench.mlm_peers.case import BATCHES, config_of
 from bench.mlm_peers.turns import answer
-from jobs.flax_mlm import data
+from jobs.flax_mlm import data, sharding
 from jobs.flax_mlm import step as steps
 from jobs.runtime.cache import user_cache_dir
 
@@ -25,14 +24,14 @@ def main(folder: Path, dtype: str) -> None:
     case = json.loads((folder / "case.json").read_text())
     config = config_of(case["case"], dropout=case["dropout"], dtype=dtype)
     facts = data.prepare(config, user_cache_dir(), lambda _: None).tokenizer
-    mesh = Mesh(np.asarray(jax.devices()[:1]), (steps.DATA,))
-    everywhere, by_row = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec(steps.DATA))
+    mesh = sharding.make_mesh(1, jax.devices()[:1])
+    everywhere, by_row = sharding.whole(mesh), sharding.by_row(mesh)
     optimizer = steps.make_optimizer(config)
     graph, state = steps.create(config, facts, optimizer, mesh)
     same = flax.serialization.from_bytes(state["params"], (folder / "params.msgpack").read_bytes())
     state["params"] = jax.device_put(same, everywhere)
     rule = steps.mask_rule(facts, config.mask_share, config.sequence_length)
-    train_step = steps.make_train_step(graph, optimizer, rule, config, mesh)
+    train_step = steps.make_train_step(graph, optimizer, rule, config, mesh, state)
     batches = np.load(folder / "batches.npz")["tokens"]
     rows_B = jax.device_put(np.arange(config.batch_size, dtype=np.int32), by_row)
 

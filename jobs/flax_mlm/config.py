@@ -21,8 +21,12 @@ MAX_POSITIONS = 512
 LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "base": 6e-4}
 """Peaks: base from Liu et al. 2019, table 9; the others by trial on the standard library's docstrings."""
 
-FREE_ON_RESUME = frozenset({"log_every", "checkpoint_every", "keep_checkpoints", "on_trouble"})
-"""Options that a resumed run may change: they do not touch what is computed."""
+FREE_ON_RESUME = frozenset(
+    {"log_every", "checkpoint_every", "keep_checkpoints", "on_trouble", "fsdp", "remat", "accumulate"}
+)
+"""Options that a resumed run may change: they do not touch what is computed, or only in which order sums are taken."""
+VOCABULARY_MULTIPLE = 128
+"""The token table has a multiple of this many rows, as wide as a matrix unit, and --fsdp shares them out evenly."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,8 +81,18 @@ class Config:
     mask_share: float = 0.4
     """Share of the tokens that the model has to guess; BERT's 0.15 learns less from each step (Wettig et al. 2022,
     arXiv:2202.08005). Evaluations always hide 0.15."""
+    attend_within: Literal["sequence", "document"] = "sequence"
+    """What a token attends to: its whole sequence, which may hold the ends of several documents (as RoBERTa), or its
+    own document alone."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What activations are computed in (auto: bfloat16 on TPU and GPU, float32 on CPU); parameters are float32."""
+    fsdp: int = 1
+    """Devices that share one copy of the parameters and of the optimizer's state; 1: each device has them whole."""
+    remat: bool = False
+    """Keep of each layer only its input for the backward pass and compute the rest again: less memory, a third more
+    work."""
+    accumulate: int = 1
+    """Parts in which a device takes its rows of a step, one after the other: less memory, the same result."""
     seed: int = 0
     """Decides the initial parameters, the order of the data, masks and dropout."""
 
@@ -112,6 +126,11 @@ class Config:
     @property
     def warmup_steps(self) -> int:
         return round(self.warmup_share * self.steps)
+
+
+def vocabulary_rows(vocab_size: int) -> int:
+    """Rows of the token table: RoBERTa's 50,265 tokens take 50,304. Those beyond the vocabulary are of no token."""
+    return -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 def problems(config: Config, *, devices: int) -> list[str]:
@@ -150,14 +169,33 @@ def problems(config: Config, *, devices: int) -> list[str]:
     if width % heads and config.init_from is None:
         fitting = [n for n in range(1, width + 1) if width % n == 0 and abs(n - heads) <= max(8, heads)]
         found.append(f"--heads {heads}: does not divide --width {width}; choose one of {_listed(fitting)}")
-    if config.batch_size % devices:
-        below = config.batch_size // devices * devices
-        fitting = [size for size in (below, below + devices) if size]
+    if devices % config.fsdp:
         found.append(
-            f"--batch-size {config.batch_size}: is shared out over {devices} devices, so it must be a multiple "
-            f"of {devices}; choose {' or '.join(map(str, fitting))}"
+            f"--fsdp {config.fsdp}: {devices} devices do not make groups of {config.fsdp}; choose one of "
+            f"{_listed(_divisors(devices))}"
+        )
+    widths = {"--width": width, "--ff-width": config.size("ff_width")} if config.init_from is None else {}
+    uneven = [f"{name} {size}" for name, size in widths.items() if size % config.fsdp]
+    if uneven or VOCABULARY_MULTIPLE % config.fsdp:
+        shared = math.gcd(VOCABULARY_MULTIPLE, *widths.values())
+        found.append(
+            f"--fsdp {config.fsdp}: cannot share out {' and '.join(uneven) or 'the token table'} evenly; choose one of "
+            f"{_listed(_divisors(shared))}"
+        )
+    share = devices * config.accumulate
+    if config.batch_size % share:
+        below = config.batch_size // share * share
+        fitting = [size for size in (below, below + share) if size]
+        in_parts = f" in {config.accumulate} parts each" if config.accumulate > 1 else ""
+        found.append(
+            f"--batch-size {config.batch_size}: is shared out over {devices} devices{in_parts}, so it must be a "
+            f"multiple of {share}; choose {' or '.join(map(str, fitting))}"
         )
     return found
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _listed(numbers: list[int]) -> str:
@@ -179,6 +217,8 @@ _LEAST = {
     "eval_sequences": 1,
     "checkpoint_every": 1,
     "keep_checkpoints": 1,
+    "fsdp": 1,
+    "accumulate": 1,
 }
 _BETWEEN: dict[str, tuple[float, float]] = {
     "seed": (0, 2**32 - 1),  # the width of a JAX key's word and of the order of the data

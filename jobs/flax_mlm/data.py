@@ -70,7 +70,7 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
     except RequestError as error:
         return [str(error)]
     # Of a model that is gone on with, sizes are known only now; the devices have been counted before.
-    return config_problems(config, devices=1)
+    return config_problems(config, devices=config.fsdp)
 
 
 def step_indices(step: int, *, seed: int, sequences: int, batch_size: int) -> np.ndarray:

@@ -80,11 +80,11 @@ def hugging_face_tensors(params: Mapping[str, Any], dims: Dimensions) -> Tensors
     """
     embeddings = params["embeddings"]
     tensors: Tensors = {
-        "roberta.embeddings.word_embeddings.weight": embeddings["tokens"]["embedding"],
+        "roberta.embeddings.word_embeddings.weight": embeddings["tokens"]["embedding"][: dims.vocab_size],
         "roberta.embeddings.position_embeddings.weight": embeddings["positions"]["embedding"],
         # RoBERTa's single token type adds the same vector everywhere; it is part of the others here.
         "roberta.embeddings.token_type_embeddings.weight": np.zeros((1, dims.width), np.float32),
-        "lm_head.bias": params["head_bias"],
+        "lm_head.bias": params["head_bias"][: dims.vocab_size],
         **_norm("roberta.embeddings.LayerNorm", embeddings["norm"]),
         **_linear("lm_head.dense", params["head_dense"]),
         **_norm("lm_head.layer_norm", params["head_norm"]),

@@ -7,6 +7,8 @@ times the forward pass for training: the backward pass computes each product's g
     a layer, for each of S positions   8 D² (query, key, value, output) + 4 D F (feed-forward) + 4 S D (attention)
     the head, for each of M slots      2 D² (dense) + 2 D V (the vocabulary)
 
+The last layer's results are read at the M slots alone: there the other positions count for its keys and values only,
+4 D² each.
 Embedding look-ups, norms, GELU, softmax, dropout and the optimizer are left out, as is what is computed only because
 it suits the machine: the vocabulary's padding, and activations that are computed a second time.
 """
@@ -22,9 +24,11 @@ PASSES = 3
 def forward_flops(dims: Dimensions, *, length: int, slots: int) -> int:
     """Of one sequence of `length` tokens whose head is asked at `slots` positions."""
     d = dims.width
-    layer = length * (8 * d * d + 4 * d * dims.ff_width + 4 * length * d)
+    keys_and_values = 4 * d * d
+    the_rest = 4 * d * d + 4 * d * dims.ff_width + 4 * length * d
+    layers = dims.layers * length * keys_and_values + ((dims.layers - 1) * length + slots) * the_rest
     head = slots * (2 * d * d + 2 * d * dims.vocab_size)
-    return dims.layers * layer + head
+    return layers + head
 
 
 def step_flops(dims: Dimensions, *, batch_size: int, length: int, slots: int) -> int:

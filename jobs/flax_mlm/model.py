@@ -10,14 +10,26 @@ positions, layer norm after each residual sum, exact GELU, embeddings tied to th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jobs.flax_mlm.parts import dropout, gelu, layer_norm
+from jobs.flax_mlm.attention import attend
+from jobs.flax_mlm.config import vocabulary_rows
+from jobs.flax_mlm.parts import dropout, gelu, layer_norm, product
 
 INIT_STDDEV = 0.02
+NEVER = -1e30
+"""The logit of what is no token."""
+
+type Apply = Callable[..., jax.Array]
+"""How a layer is applied: (layer, *its inputs) to its output."""
+
+
+def plainly(layer: Layer, *inputs: jax.Array | None) -> jax.Array:
+    return layer(*inputs)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +38,8 @@ class Dimensions:
 
     position_offset: row of the position table that the first token takes. In RoBERTa it is the padding
     token's id + 1, so 2: the rows before it are never used.
+    document_start: the token that begins a document, where positions see those of their own document only;
+    None: they see the whole sequence.
     """
 
     vocab_size: int
@@ -36,16 +50,29 @@ class Dimensions:
     heads: int
     ff_width: int
     dropout: float = 0.0
+    document_start: int | None = None
 
     @property
     def head_width(self) -> int:
         return self.width // self.heads
 
+    @property
+    def vocab_rows(self) -> int:
+        return vocabulary_rows(self.vocab_size)
 
-def _linear(inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(
-        inputs, outputs, dtype=dtype, rngs=rngs, kernel_init=nnx.initializers.normal(INIT_STDDEV)
-    )
+
+class Linear(nnx.Module):
+    """x W + b, or some columns of it alone."""
+
+    def __init__(self, inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        init = nnx.initializers.normal(INIT_STDDEV)
+        self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs)))
+        self.bias = nnx.Param(jnp.zeros(outputs))
+        self.dtype = dtype
+
+    def __call__(self, x: jax.Array, columns: slice = slice(None)) -> jax.Array:
+        kernel_IO = self.kernel[...][:, columns].astype(self.dtype)
+        return product(x, kernel_IO) + self.bias[...][columns].astype(self.dtype)
 
 
 def _fold(keys_B: jax.Array | None, place: int) -> jax.Array | None:
@@ -69,7 +96,7 @@ class Embeddings(nnx.Module):
     def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         init = nnx.initializers.normal(INIT_STDDEV)
         rows = dims.max_positions + dims.position_offset
-        self.tokens = nnx.Embed(dims.vocab_size, dims.width, dtype=dtype, embedding_init=init, rngs=rngs)
+        self.tokens = nnx.Embed(dims.vocab_rows, dims.width, dtype=dtype, embedding_init=init, rngs=rngs)
         self.positions = nnx.Embed(rows, dims.width, dtype=dtype, embedding_init=init, rngs=rngs)
         self.norm = Norm(dims.width)
         self.dropout, self.position_offset = dims.dropout, dims.position_offset
@@ -85,24 +112,38 @@ class Layer(nnx.Module):
 
     def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.heads, self.dropout = dims.heads, dims.dropout
-        self.qkv = _linear(dims.width, 3 * dims.width, dtype, rngs)
-        self.attention_out = _linear(dims.width, dims.width, dtype, rngs)
+        self.qkv = Linear(dims.width, 3 * dims.width, dtype, rngs)
+        self.attention_out = Linear(dims.width, dims.width, dtype, rngs)
         self.attention_norm = Norm(dims.width)
-        self.ff_in = _linear(dims.width, dims.ff_width, dtype, rngs)
-        self.ff_out = _linear(dims.ff_width, dims.width, dtype, rngs)
+        self.ff_in = Linear(dims.width, dims.ff_width, dtype, rngs)
+        self.ff_out = Linear(dims.ff_width, dims.width, dtype, rngs)
         self.ff_norm = Norm(dims.width)
 
-    def __call__(self, x_BSD: jax.Array, keys_B: jax.Array | None) -> jax.Array:
-        b, s, d = x_BSD.shape
-        # Matrix products take all positions of all sequences as rows of one matrix: N = B S.
-        qkv_BS3HK = self.qkv(x_BSD.reshape(b * s, d)).reshape(b, s, 3, self.heads, d // self.heads)
-        q_BSHK, k_BSHK, v_BSHK = (qkv_BS3HK[:, :, i] for i in range(3))
-        mixed_ND = jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK).reshape(b * s, d)
-        attended_BSD = self.attention_out(mixed_ND).reshape(b, s, d)
-        x_BSD = self.attention_norm(x_BSD + dropout(attended_BSD, self.dropout, _fold(keys_B, 0)))
-        inner_NF = gelu(self.ff_in(x_BSD.reshape(b * s, d)))
-        fed_BSD = self.ff_out(inner_NF).reshape(b, s, d)
-        return self.ff_norm(x_BSD + dropout(fed_BSD, self.dropout, _fold(keys_B, 1)))
+    def __call__(
+        self,
+        x_BSD: jax.Array,
+        keys_B: jax.Array | None,
+        segments_BS: jax.Array | None = None,
+        positions_BM: jax.Array | None = None,
+    ) -> jax.Array:
+        """(B, S, D), or (B, M, D) where only some positions' results are asked for."""
+        d, k = x_BSD.shape[-1], x_BSD.shape[-1] // self.heads
+        if positions_BM is None:
+            asked_BMD, asked_segments_BM = x_BSD, segments_BS
+            q_BMD, k_BSD, v_BSD = jnp.split(self.qkv(x_BSD), 3, axis=-1)
+        else:
+            asked_BMD = jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1)
+            asked_segments_BM = None
+            if segments_BS is not None:
+                asked_segments_BM = jnp.take_along_axis(segments_BS, positions_BM, axis=1)
+            q_BMD = self.qkv(asked_BMD, slice(0, d))
+            k_BSD, v_BSD = jnp.split(self.qkv(x_BSD, slice(d, None)), 2, axis=-1)
+        q_BMHK, k_BSHK, v_BSHK = (x.reshape(*x.shape[:2], self.heads, k) for x in (q_BMD, k_BSD, v_BSD))
+        mixed_BMHK = attend(q_BMHK, k_BSHK, v_BSHK, asked_segments_BM, segments_BS)
+        attended_BMD = self.attention_out(mixed_BMHK.reshape(asked_BMD.shape))
+        asked_BMD = self.attention_norm(asked_BMD + dropout(attended_BMD, self.dropout, _fold(keys_B, 0)))
+        fed_BMD = self.ff_out(gelu(self.ff_in(asked_BMD)))
+        return self.ff_norm(asked_BMD + dropout(fed_BMD, self.dropout, _fold(keys_B, 1)))
 
 
 class Mlm(nnx.Module):
@@ -112,28 +153,55 @@ class Mlm(nnx.Module):
     """
 
     def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        self.vocab_size, self.document_start = dims.vocab_size, dims.document_start
         self.embeddings = Embeddings(dims, dtype, rngs)
         self.layers = nnx.List([Layer(dims, dtype, rngs) for _ in range(dims.layers)])
-        self.head_dense = _linear(dims.width, dims.width, dtype, rngs)
+        self.head_dense = Linear(dims.width, dims.width, dtype, rngs)
         self.head_norm = Norm(dims.width)
-        self.head_bias = nnx.Param(jnp.zeros(dims.vocab_size))
+        self.head_bias = nnx.Param(jnp.zeros(dims.vocab_rows))
 
-    def encode(self, tokens_BS: jax.Array, keys_B: jax.Array | None = None) -> jax.Array:
-        """(B, S) token ids to (B, S, D) hidden states; dropout only where (B,) keys are given."""
+    def encode(
+        self,
+        tokens_BS: jax.Array,
+        keys_B: jax.Array | None = None,
+        positions_BM: jax.Array | None = None,
+        apply: Apply = plainly,
+    ) -> jax.Array:
+        """(B, S) token ids to hidden states, (B, S, D) or at some positions (B, M, D).
+
+        Dropout only where (B,) keys are given. What the last layer would compute at other positions than those asked
+        for, nobody reads: there only its keys and values are computed.
+        """
+        segments_BS = None
+        if self.document_start is not None:
+            segments_BS = jnp.cumsum(tokens_BS == self.document_start, axis=1)
         x_BSD = self.embeddings(tokens_BS, _fold(keys_B, 0))
         for index, layer in enumerate(self.layers):
-            x_BSD = layer(x_BSD, _fold(keys_B, index + 1))
+            asked_BM = positions_BM if index == len(self.layers) - 1 else None
+            x_BSD = apply(layer, x_BSD, _fold(keys_B, index + 1), segments_BS, asked_BM)
         return x_BSD
 
     def logits(self, x_BMD: jax.Array) -> jax.Array:
         """Hidden states at any positions to float32 logits over the vocabulary, (B, M, V)."""
+        logits_BMV = self.padded_logits(x_BMD)
+        return logits_BMV[..., : self.vocab_size]
+
+    def padded_logits(self, x_BMD: jax.Array) -> jax.Array:
+        """As `logits`, and behind them what is never chosen, up to `Dimensions.vocab_rows`: no copy is made."""
         x_BMD = self.head_norm(gelu(self.head_dense(x_BMD)))
-        logits_BMV = self.embeddings.tokens.attend(x_BMD)
-        return logits_BMV.astype(jnp.float32) + self.head_bias[...]
+        table_VD = self.embeddings.tokens.embedding[...].astype(x_BMD.dtype)
+        logits_BMV = product(x_BMD, table_VD.T).astype(jnp.float32) + self.head_bias[...]
+        rows = logits_BMV.shape[-1]
+        if rows == self.vocab_size:
+            return logits_BMV
+        return jnp.where(jnp.arange(rows) < self.vocab_size, logits_BMV, NEVER)
 
     def __call__(
-        self, tokens_BS: jax.Array, positions_BM: jax.Array, keys_B: jax.Array | None = None
+        self,
+        tokens_BS: jax.Array,
+        positions_BM: jax.Array,
+        keys_B: jax.Array | None = None,
+        apply: Apply = plainly,
     ) -> jax.Array:
-        """Logits (B, M, V) at `positions_BM` only: the other positions' logits are never asked for."""
-        x_BSD = self.encode(tokens_BS, keys_B)
-        return self.logits(jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1))
+        """Logits (B, M, vocab_rows) at `positions_BM` only: the other positions' logits are never asked for."""
+        return self.padded_logits(self.encode(tokens_BS, keys_B, positions_BM, apply))

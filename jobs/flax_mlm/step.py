@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.flatten_util import ravel_pytree
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
+from jobs.flax_mlm import sharding
 from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.layerwise import all_but_layers, layer_by_layer
 from jobs.flax_mlm.masking import Masked, MaskRule, mask, slots_for
 from jobs.flax_mlm.model import Dimensions, Mlm
 from jobs.flax_mlm.tokenizer import TokenizerFacts
@@ -23,8 +24,6 @@ State = dict[str, Any]
 EVAL_MASK_SHARE = 0.15
 EVAL_SEED = 0x4D4C4D
 """Evaluations hide the same tokens whatever the run's own seed and mask share, so that runs can be compared."""
-DATA = "data"
-"""The mesh's axis: rows of a batch are shared out over it, parameters are whole on each device."""
 INIT_STREAM, MASK_STREAM, DROPOUT_STREAM = 0, 1, 2
 
 
@@ -39,6 +38,7 @@ def dimensions(config: Config, tokenizer: TokenizerFacts) -> Dimensions:
         heads=config.size("heads"),
         ff_width=config.size("ff_width"),
         dropout=config.dropout,
+        document_start=tokenizer.bos_id if config.attend_within == "document" else None,
     )
 
 
@@ -86,7 +86,7 @@ def create(
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
 ) -> tuple[nnx.GraphDef[Mlm], State]:
-    """The model's structure, and its state before the first step, drawn from the seed on the devices."""
+    """The model's structure, and its state before the first step, drawn from the seed, on each device its part."""
     dims, dtype = dimensions(config, tokenizer), activations_dtype(config)
     graph = nnx.split(nnx.eval_shape(lambda: Mlm(dims, dtype, nnx.Rngs(0))))[0]
 
@@ -95,7 +95,7 @@ def create(
         params = nnx.to_pure_dict(nnx.state(Mlm(dims, dtype, nnx.Rngs(key)), nnx.Param))
         return {"params": params, "opt_state": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
 
-    return graph, jax.jit(draw, out_shardings=NamedSharding(mesh, PartitionSpec()))()
+    return graph, jax.jit(draw, out_shardings=sharding.shardings(jax.eval_shape(draw), mesh))()
 
 
 def with_params(state: State, params: Any) -> State:
@@ -121,6 +121,7 @@ def make_train_step(
     rule: MaskRule,
     config: Config,
     mesh: Mesh,
+    state: State,
 ) -> Callable[[State, jax.Array, jax.Array], tuple[State, dict[str, jax.Array]]]:
     """(state, tokens_BS, rows_B) to (next state, {loss, grad_norm, learning_rate}).
 
@@ -128,6 +129,12 @@ def make_train_step(
     all hidden tokens of the global batch, whichever host holds them.
     """
     schedule = learning_rate(config)
+    state_shardings, params_specs = sharding.shardings(state, mesh), sharding.specs(state["params"], mesh)
+    apply = layer_by_layer(params_specs, remat=config.remat)
+
+    def nats_of(params: Any, masked: Masked, keys_B: jax.Array) -> jax.Array:
+        model = nnx.merge(graph, all_but_layers(params, params_specs))
+        return cross_entropy(model(masked.inputs_BS, masked.positions_BM, keys_B, apply), masked)[0]
 
     def sums(params: Any, tokens_BS: jax.Array, rows_B: jax.Array, step: jax.Array) -> tuple[Any, ...]:
         """On each device: the gradient of the summed cross-entropy of its rows, that sum, and its hidden tokens."""
@@ -135,17 +142,17 @@ def make_train_step(
         masked = mask(rule, _fold(key, MASK_STREAM, step), tokens_BS, rows_B)
         dropout_key = _fold(key, DROPOUT_STREAM, step)
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(dropout_key, rows_B)
+        nats, gradient = _by_parts(jax.value_and_grad(nats_of), config.accumulate, params, masked, keys_B)
+        return sharding.sum_gradients(gradient, params_specs), *sharding.sum_over(
+            (nats, masked.weights_BM.sum())
+        )
 
-        def nats(params: Any) -> jax.Array:
-            logits_BMV = nnx.merge(graph, params)(masked.inputs_BS, masked.positions_BM, keys_B)
-            return cross_entropy(logits_BMV, masked)[0]
-
-        loss, gradient = jax.value_and_grad(nats)(params)
-        summed: tuple[Any, ...] = sum_over_devices((gradient, loss, masked.weights_BM.sum()))
-        return summed
-
-    everywhere, by_row = PartitionSpec(), PartitionSpec(DATA)
-    sharded_sums = _on_each_device(sums, mesh, everywhere, by_row, by_row, everywhere)
+    sharded_sums = sharding.on_each_device(
+        sums,
+        mesh,
+        (params_specs, sharding.ROWS, sharding.ROWS, sharding.WHOLE),
+        (params_specs, sharding.WHOLE, sharding.WHOLE),
+    )
 
     def step(state: State, tokens_BS: jax.Array, rows_B: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         gradient, nats, hidden = sharded_sums(state["params"], tokens_BS, rows_B, state["step"])
@@ -163,51 +170,47 @@ def make_train_step(
         }
         return next_state, results
 
-    return jax.jit(step, donate_argnums=0, out_shardings=NamedSharding(mesh, everywhere))
+    return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, sharding.whole(mesh)))
 
 
 def make_eval_step(
-    graph: nnx.GraphDef[Mlm], rule: MaskRule, mesh: Mesh
+    graph: nnx.GraphDef[Mlm], rule: MaskRule, mesh: Mesh, state: State
 ) -> Callable[[Any, jax.Array, jax.Array, jax.Array], jax.Array]:
     """(params, tokens_BS, rows_B, counts_B) to (3,) sums: cross-entropy, right guesses, hidden tokens.
 
     rows_B: the sequences' places in the held-out split; counts_B: 1.0, or 0.0 for a row that only fills the batch.
     """
+    params_specs = sharding.specs(state["params"], mesh)
+    apply = layer_by_layer(params_specs, remat=False)
 
     def sums(params: Any, tokens_BS: jax.Array, rows_B: jax.Array, counts_B: jax.Array) -> jax.Array:
         masked = mask(rule, jax.random.key(EVAL_SEED), tokens_BS, rows_B)
         masked = masked._replace(weights_BM=masked.weights_BM * counts_B[:, None])
-        logits_BMV = nnx.merge(graph, params)(masked.inputs_BS, masked.positions_BM)
-        summed: jax.Array = sum_over_devices(
+        model = nnx.merge(graph, all_but_layers(params, params_specs))
+        logits_BMV = model(masked.inputs_BS, masked.positions_BM, apply=apply)
+        summed: jax.Array = sharding.sum_over(
             jnp.stack([*cross_entropy(logits_BMV, masked), masked.weights_BM.sum()])
         )
         return summed
 
-    everywhere, by_row = PartitionSpec(), PartitionSpec(DATA)
-    return jax.jit(_on_each_device(sums, mesh, everywhere, by_row, by_row, by_row))
+    rows = sharding.ROWS
+    return jax.jit(sharding.on_each_device(sums, mesh, (params_specs, rows, rows, rows), sharding.WHOLE))
 
 
-def _on_each_device(body: Callable[..., Any], mesh: Mesh, *inputs: PartitionSpec) -> Callable[..., Any]:
-    """`body` on each device's own rows; what it returns is the same on all of them.
+def _by_parts(
+    value_and_grad: Callable[..., tuple[jax.Array, Any]], parts: int, params: Any, *by_row: Any
+) -> tuple[jax.Array, Any]:
+    """The sums of values and gradients over a device's rows, taken in so many parts one after the other."""
+    if parts == 1:
+        return value_and_grad(params, *by_row)
+    split = jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), by_row)
 
-    Without check_vma: that check makes autodiff sum each parameter's gradient by itself, where one sum of them all is
-    many times faster on CPU, and it does not know GELU's erfc (jax 0.12).
-    """
-    return jax.shard_map(body, mesh=mesh, in_specs=inputs, out_specs=PartitionSpec(), check_vma=False)
+    def add(sums: Any, part: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, sums, value_and_grad(params, *part)), None
 
-
-def sum_over_devices(tree: Any) -> Any:
-    """The sum of each leaf over all devices.
-
-    Between processes on CPU a sum costs 2 to 3 ms whatever its size (gloo), so there all leaves go as one array:
-    40 arrays of 18,000 took 75 to 116 ms, one of 743,000 took 3.6 ms. XLA combines them itself on TPU and GPU.
-    """
-    if jax.lax.axis_size(DATA) == 1:
-        return tree
-    if jax.default_backend() != "cpu":
-        return jax.lax.psum(tree, DATA)
-    flat, unravel = ravel_pytree(tree)
-    return unravel(jax.lax.psum(flat, DATA))
+    nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+    sums: tuple[jax.Array, Any] = jax.lax.scan(add, nothing, split)[0]
+    return sums
 
 
 def _fold(key: jax.Array, stream: int, step: jax.Array) -> jax.Array:

@@ -9,9 +9,8 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jobs.flax_mlm import closer_look, data, pretrained
+from jobs.flax_mlm import closer_look, data, pretrained, sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, problems
 from jobs.flax_mlm.evaluate import Evaluation, evaluate
@@ -52,8 +51,8 @@ def train(run: Run, config: Config) -> Final:
     sequences = {"train": tokens.sequences("train", length), "eval": tokens.sequences("eval", length)}
     baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
 
-    mesh = Mesh(np.asarray(jax.devices()), (steps.DATA,))
-    by_row = NamedSharding(mesh, PartitionSpec(steps.DATA))
+    mesh = sharding.make_mesh(config.fsdp)
+    by_row = sharding.by_row(mesh)
 
     def place(values_B: np.ndarray) -> jax.Array:
         return jax.make_array_from_callback(values_B.shape, by_row, lambda rows: values_B[rows])
@@ -71,8 +70,8 @@ def train(run: Run, config: Config) -> Final:
     graph, state = steps.create(config, tokens.tokenizer, optimizer, mesh)
     train_rule = steps.mask_rule(tokens.tokenizer, config.mask_share, length)
     eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, length)
-    train_step = steps.make_train_step(graph, optimizer, train_rule, config, mesh)
-    eval_step = steps.make_eval_step(graph, eval_rule, mesh)
+    train_step = steps.make_train_step(graph, optimizer, train_rule, config, mesh, state)
+    eval_step = steps.make_eval_step(graph, eval_rule, mesh, state)
     run.say(
         f"{sum(leaf.size for leaf in jax.tree.leaves(state['params'])):,} parameters on {jax.device_count()} devices "
         f"of {jax.process_count()} processes; {sequences['train']:,} sequences of {length} tokens to learn from, "
@@ -196,12 +195,13 @@ def train(run: Run, config: Config) -> Final:
     checkpoints.close()
     run.heartbeat.tick()
     run.heartbeat.say("taking a closer look")
+    params = jax.jit(lambda params: params, out_shardings=sharding.whole(mesh))(state["params"])
     closer = closer_look.sample(
         sequences=sequences["eval"], length=length, trained_rows=config.steps * batch_size
     )
     seen = closer_look.look(
-        jax.jit(make_guess(graph), out_shardings=NamedSharding(mesh, PartitionSpec())),
-        state["params"],
+        jax.jit(make_guess(graph), out_shardings=sharding.whole(mesh)),
+        params,
         tokens.rows("eval", closer, length),
         tokens.tokenizer,
         place,
@@ -209,7 +209,7 @@ def train(run: Run, config: Config) -> Final:
         tick=run.heartbeat.tick,
     )
     if run.environment.is_first:
-        export(run.directory, config, state["params"], tokens)
+        export(run.directory, config, params, tokens)
     if metrics is not None:
         metrics.close()
     return {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jobs.flax_mlm.config import vocabulary_rows
 from jobs.runtime.errors import RequestError
 
 if TYPE_CHECKING:
@@ -168,18 +169,24 @@ def _params(read: Callable[[str], Array], dims: Sizes) -> dict[str, Any]:
             "ff_norm": norm(f"{name}.output.LayerNorm"),
         }
 
+    def padded(name: str) -> Array:
+        tensor = read(name)
+        return np.pad(
+            tensor, [(0, vocabulary_rows(dims.vocab_size) - dims.vocab_size), *[(0, 0)] * (tensor.ndim - 1)]
+        )
+
     positions = read("roberta.embeddings.position_embeddings.weight")
     types = read(TYPES)
     return {
         "embeddings": {
-            "tokens": {"embedding": read(WORDS)},
+            "tokens": {"embedding": padded(WORDS)},
             "positions": {"embedding": positions + types if types.any() else positions},
             "norm": norm("roberta.embeddings.LayerNorm"),
         },
         "layers": {index: layer(f"roberta.encoder.layer.{index}") for index in range(dims.layers)},
         "head_dense": linear("lm_head.dense"),
         "head_norm": norm("lm_head.layer_norm"),
-        "head_bias": read("lm_head.bias"),
+        "head_bias": padded("lm_head.bias"),
     }
 
 

@@ -7,8 +7,8 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
+from jobs.flax_mlm import sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.evaluate import Evaluation, evaluate
@@ -21,9 +21,9 @@ HELD_OUT = np.random.default_rng(0).integers(4, 47, (7, 12)).astype(np.int32)
 
 def evaluations(config: Config, facts: TokenizerFacts, batches: dict[int, int]) -> list[Evaluation]:
     """For each batch size the evaluation of the first so many held-out sequences."""
-    mesh = Mesh(np.asarray(jax.devices()[:1]), (steps.DATA,))
+    mesh = sharding.make_mesh(1, jax.devices()[:1])
     graph, state = steps.create(config, facts, steps.make_optimizer(config), mesh)
-    eval_step = steps.make_eval_step(graph, steps.mask_rule(facts, 0.3, 12), mesh)
+    eval_step = steps.make_eval_step(graph, steps.mask_rule(facts, 0.3, 12), mesh, state)
     return [
         evaluate(
             eval_step,

@@ -51,14 +51,15 @@ def test_the_forward_pass_is_the_sum_of_the_models_own_products(
         return Mlm(dims, jnp.dtype("float32"), nnx.Rngs(0))(tokens_BS, positions_BM)
 
     traced = jax.make_jaxpr(run)(jnp.zeros((batch, length), int), jnp.zeros((batch, slots), int))
-    counted = product_flops(traced.jaxpr)
+    filling = 2 * batch * slots * dims.width * (dims.vocab_rows - dims.vocab_size)
+    counted = product_flops(traced.jaxpr) - filling
     assert counted == batch * forward_flops(dims, length=length, slots=slots)
 
 
 def test_robertas_base_step_costs_what_it_is_known_to_cost() -> None:
-    """8 sequences of 128 tokens: 777 GFLOP with logits everywhere, 581 with logits at 24 slots."""
+    """8 sequences of 128 tokens: 777 GFLOP with logits everywhere, 553 with those and the last layer at 24 slots."""
     assert step_flops(BASE, batch_size=8, length=128, slots=128) == pytest.approx(777e9, rel=2e-3)
-    assert step_flops(BASE, batch_size=8, length=128, slots=24) == pytest.approx(581e9, rel=2e-3)
+    assert step_flops(BASE, batch_size=8, length=128, slots=24) == pytest.approx(553e9, rel=5e-3)
 
 
 @given(st.integers(1, 64), st.integers(1, 512))

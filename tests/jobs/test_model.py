@@ -36,10 +36,27 @@ def keys(seed: int, batch: int = 3) -> jax.Array:
     return jax.random.split(jax.random.key(seed), batch)
 
 
-def test_base_has_as_many_parameters_as_roberta_base_less_the_one_token_type_vector() -> None:
+def test_base_has_roberta_bases_parameters_less_the_one_token_type_and_with_its_table_filled_up() -> None:
     dims = dimensions(vocab_size=50265, max_positions=512, layers=12, width=768, heads=12, ff_width=3072)
     shapes = nnx.state(nnx.eval_shape(lambda: model_of(dims)), nnx.Param)
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == ROBERTA_BASE_PARAMETERS - 768
+    filling = 39 * (768 + 1)  # rows of the table and of its bias, up to the next multiple of 128
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == ROBERTA_BASE_PARAMETERS - 768 + filling
+
+
+def test_the_filling_of_the_token_table_is_never_guessed_and_never_learned() -> None:
+    graph, params = nnx.split(model_of(dimensions()), nnx.Param)
+    tokens_BS, positions_BM = some_tokens(), jnp.array([[1, 4], [0, 5], [2, 3]])
+
+    def surprise(params: Any) -> jax.Array:
+        return -jax.nn.log_softmax(nnx.merge(graph, params)(tokens_BS, positions_BM))[..., 7].mean()
+
+    shares_BMV = jax.nn.softmax(nnx.merge(graph, params)(tokens_BS, positions_BM))
+    assert shares_BMV.shape[-1] == 128
+    assert float(shares_BMV[..., 40:].max()) == 0.0
+    gradient = nnx.to_pure_dict(jax.grad(surprise)(params))
+    for leaf in (gradient["embeddings"]["tokens"]["embedding"], gradient["head_bias"]):
+        assert not np.asarray(leaf[40:]).any()
+        assert np.asarray(leaf[:40]).any()
 
 
 def test_parameters_are_float32_whatever_the_activations_are() -> None:
@@ -122,7 +139,9 @@ def test_logits_at_masked_positions_are_the_full_logits_gathered() -> None:
     positions_BM = jnp.array([[9, 0, 3], [1, 2, 3], [8, 8, 7]])
     full_BSV = model.logits(model.encode(tokens_BS))
     gathered = np.stack([np.asarray(full_BSV[row])[np.asarray(positions_BM[row])] for row in range(3)])
-    np.testing.assert_allclose(model(tokens_BS, positions_BM), gathered, atol=1e-6)
+    asked_BMV = model(tokens_BS, positions_BM)
+    np.testing.assert_allclose(asked_BMV[..., :40], gathered, atol=1e-6)
+    np.testing.assert_allclose(model.logits(model.encode(tokens_BS, None, positions_BM)), gathered, atol=1e-6)
 
 
 def test_a_sequence_knows_nothing_of_the_others_in_its_batch() -> None:
@@ -136,3 +155,14 @@ def test_every_position_sees_every_other() -> None:
     changed = tokens_BS.at[0, 9].set((tokens_BS[0, 9] + 1) % 40)
     moved_S = np.abs(np.asarray(model.encode(changed) - model.encode(tokens_BS))).max(axis=(0, 2))
     assert (moved_S > 1e-6).all()
+
+
+def test_within_a_document_a_position_sees_its_own_document_alone() -> None:
+    model, tokens_BS = model_of(dimensions(document_start=39)), some_tokens(1).at[0].min(38).at[0, 4].set(39)
+    elsewhere = tokens_BS.at[0, 9].set((tokens_BS[0, 9] + 1) % 39)
+    moved_S = np.abs(np.asarray(model.encode(elsewhere) - model.encode(tokens_BS))).max(axis=(0, 2))
+    assert (moved_S[:4] == 0).all()
+    assert (moved_S[4:] > 1e-6).all()
+    positions_BM = jnp.array([[7, 1]])
+    full_BSD, asked_BMD = model.encode(tokens_BS), model.encode(tokens_BS, None, positions_BM)
+    np.testing.assert_allclose(asked_BMD[0], full_BSD[0, positions_BM[0]], atol=1e-6)

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
 from jobs.flax_mlm import export as exporting
+from jobs.flax_mlm import sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.data import problems
@@ -99,7 +99,7 @@ def test_training_begins_with_its_parameters_on_every_device_and_an_optimizer_th
     assert found is not None
     assert (config.layers, config.width, config.heads, config.positions) == (2, 16, 4, 16)
     optimizer = steps.make_optimizer(config)
-    mesh = Mesh(np.asarray(jax.devices()), (steps.DATA,))
+    mesh = sharding.make_mesh(1)
     _, fresh = steps.create(config, found.tokenizer, optimizer, mesh)
     state = steps.with_params(fresh, found.params())
     assert str(jax.tree.structure(state)) == str(jax.tree.structure(fresh))

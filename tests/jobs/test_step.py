@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jobs.flax_mlm import sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.masking import Masked
@@ -45,13 +45,13 @@ class Taken:
 
 
 def take(config: Config, facts: TokenizerFacts, devices: int) -> Taken:
-    mesh = Mesh(np.asarray(jax.devices()[:devices]), (steps.DATA,))
-    by_row = NamedSharding(mesh, PartitionSpec(steps.DATA))
+    mesh = sharding.make_mesh(config.fsdp, jax.devices()[:devices])
+    by_row = sharding.by_row(mesh)
     optimizer = steps.make_optimizer(config)
     graph, state = steps.create(config, facts, optimizer, mesh)
     before = jax.tree.map(np.asarray, state)
     rule = steps.mask_rule(facts, config.mask_share, config.sequence_length)
-    train_step = steps.make_train_step(graph, optimizer, rule, config, mesh)
+    train_step = steps.make_train_step(graph, optimizer, rule, config, mesh, state)
     reported = []
     for batch in BATCHES:
         tokens_BS, rows_B = jax.device_put((batch, np.arange(4, dtype=np.int32)), by_row)
@@ -84,6 +84,58 @@ def test_two_steps_on_two_devices_equal_two_steps_on_one(on_one: Taken, facts: T
     assert int(on_one.after["step"]) == int(on_two.after["step"]) == 2
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"fsdp": 2}, {"remat": True}, {"accumulate": 2}, {"fsdp": 2, "remat": True, "accumulate": 2}],
+    ids=str,
+)
+def test_how_the_work_is_cut_up_changes_nothing_but_rounding(
+    changed: dict[str, Any], on_one: Taken, facts: TokenizerFacts
+) -> None:
+    config = dataclasses.replace(CONFIG, **changed)
+    cut_up = take(config, facts, config.fsdp)
+    for mine, other in zip(on_one.reported, cut_up.reported, strict=True):
+        assert mine == pytest.approx(other, abs=1e-5)
+    ours, theirs = (jax.tree.leaves(taken.after) for taken in (on_one, cut_up))
+    assert len(ours) == len(theirs) > 0
+    for one, two in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+
+
+def test_devices_of_a_group_hold_a_part_of_each_matrix_and_of_what_the_optimizer_knows_of_it(
+    facts: TokenizerFacts,
+) -> None:
+    mesh = sharding.make_mesh(2, jax.devices()[:2])
+    _, state = steps.create(CONFIG, facts, steps.make_optimizer(CONFIG), mesh)
+    held = [leaf.addressable_shards[0].data.size / leaf.size for leaf in jax.tree.leaves(state)]
+    matrices = [leaf.ndim > 1 for leaf in jax.tree.leaves(state)]
+    assert held == [0.5 if matrix else 1.0 for matrix in matrices]
+    assert (
+        sum(matrices) == 3 * 7
+    )  # the parameters and the optimizer's two means: two tables, four a layer, the head's
+
+
+def test_what_is_computed_again_is_not_kept(facts: TokenizerFacts) -> None:
+    """By what XLA says that the step needs besides its arguments and results."""
+
+    def needed_bytes(**changed: Any) -> int:
+        config = dataclasses.replace(
+            CONFIG, layers=2, width=32, heads=2, ff_width=256, batch_size=64, **changed
+        )
+        mesh = sharding.make_mesh(1, jax.devices()[:1])
+        optimizer = steps.make_optimizer(config)
+        graph, state = steps.create(config, facts, optimizer, mesh)
+        rule = steps.mask_rule(facts, config.mask_share, config.sequence_length)
+        step = steps.make_train_step(graph, optimizer, rule, config, mesh, state)
+        rows_B = np.arange(64, dtype=np.int32)
+        lowered = step.lower(state, np.zeros((64, 12), np.int32), rows_B)  # type: ignore[attr-defined]
+        return int(lowered.compile().memory_analysis().temp_size_in_bytes)
+
+    plain = needed_bytes()
+    assert needed_bytes(remat=True) < 0.8 * plain
+    assert needed_bytes(accumulate=4) < 0.5 * plain
+
+
 def test_a_step_reports_the_loss_of_the_parameters_that_it_began_with(on_one: Taken) -> None:
     first, second = on_one.reported
     assert first["learning_rate"] == 0.0
@@ -106,7 +158,7 @@ def test_a_step_changes_every_parameter(on_one: Taken) -> None:
 
 
 def test_another_seed_draws_other_parameters(on_one: Taken, facts: TokenizerFacts) -> None:
-    mesh = Mesh(np.asarray(jax.devices()[:1]), (steps.DATA,))
+    mesh = sharding.make_mesh(1, jax.devices()[:1])
     other = dataclasses.replace(CONFIG, seed=1)
     params = steps.create(other, facts, steps.make_optimizer(other), mesh)[1]["params"]
     table = params["embeddings"]["tokens"]["embedding"]

@@ -128,6 +128,7 @@ def test_a_run_with_an_option_that_is_gone_is_refused_by_name() -> None:
             "seed": st.integers(0, 2**32 - 1),
             "vocab_size": st.none() | st.integers(300, 10**6),
             "model": st.sampled_from(["tiny", "small", "base"]),
+            "remat": st.booleans(),
         }
     )
 )

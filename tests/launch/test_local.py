@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.inventory import from_json, to_json
+from jobs.runtime.files import BucketFiles, DiskFiles
 from launch import local
 
 
@@ -38,6 +39,19 @@ def test_without_a_number_of_hosts_there_are_two_on_cpu_and_one_elsewhere(
     assert (len(target.hosts), len(target.agents), len(target.cpus)) == (count, count, count)
     assert target.devices == count
     assert target.runs_url == str(runs_dir)
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "files"),
+    [
+        ("elsewhere", str(Path.cwd() / "elsewhere"), DiskFiles),
+        ("/srv/runs/", "/srv/runs", DiskFiles),
+        ("gs://bucket/runs/", "gs://bucket/runs", BucketFiles),
+    ],
+)
+def test_runs_lie_where_they_are_asked_to(asked: str, there: str, files: type) -> None:
+    target = local.resolve(hosts="1", platform="cpu", runs=asked)
+    assert (target.runs_url, type(target.files)) == (there, files)
 
 
 def test_this_machines_inventory_is_one_that_contract_1_can_hold(runs_dir: Path) -> None:

@@ -1,0 +1,70 @@
+"""Whatever kernel computes it, attention is the softmax of the products, within the segments."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jobs.flax_mlm.attention import attend, splash
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+B, S, H, K = 2, 256, 2, 64
+
+
+def inputs() -> tuple[jax.Array, jax.Array, jax.Array]:
+    q_BSHK, k_BSHK, v_BSHK = jax.random.normal(jax.random.key(0), (3, B, S, H, K))
+    return q_BSHK, k_BSHK, v_BSHK
+
+
+def segments() -> jax.Array:
+    """Documents of 100 positions; the second row begins in the middle of one."""
+    return (jnp.arange(S)[None, :] + jnp.array([[0], [50]])) // 100
+
+
+def by_hand(q_BSHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, segments_BS: jax.Array) -> np.ndarray:
+    q, k, v, of = (np.asarray(x, np.float64) for x in (q_BSHK, k_BSHK, v_BSHK, segments_BS))
+    scores_BHST = np.einsum("bshk,bthk->bhst", q, k) / np.sqrt(K)
+    scores_BHST = np.where((of[:, :, None] == of[:, None, :])[:, None], scores_BHST, -np.inf)
+    weights_BHST = np.exp(scores_BHST - scores_BHST.max(-1, keepdims=True))
+    weights_BHST /= weights_BHST.sum(-1, keepdims=True)
+    mixed_BSHK: np.ndarray = np.einsum("bhst,bthk->bshk", weights_BHST, v)
+    return mixed_BSHK
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_attention_is_the_softmax_of_the_products_within_a_segment(documents: bool) -> None:
+    of_BS = segments() if documents else None
+    expected = by_hand(*inputs(), segments() if documents else jnp.zeros((B, S)))
+    np.testing.assert_allclose(attend(*inputs(), of_BS, of_BS), expected, atol=1e-5)
+
+
+def test_some_positions_are_asked_for_and_get_what_they_would_have_among_all() -> None:
+    q_BSHK, k_BSHK, v_BSHK = inputs()
+    asked = jnp.array([0, 99, 100, 255])
+    found = attend(q_BSHK[:, asked], k_BSHK, v_BSHK, segments()[:, asked], segments())
+    np.testing.assert_allclose(found, by_hand(*inputs(), segments())[:, asked], atol=1e-5)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+def test_the_tpus_kernel_interpreted_gives_what_xla_gives_and_its_gradients(documents: bool) -> None:
+    """The kernel's own program, run by an interpreter: no TPU is here."""
+    of_BS = segments() if documents else None
+
+    def through(kernel: str, qkv: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        q_BSHK, k_BSHK, v_BSHK = qkv
+        if kernel == "splash":
+            return splash(q_BSHK, k_BSHK, v_BSHK, of_BS, interpret=True)
+        return attend(q_BSHK, k_BSHK, v_BSHK, of_BS, of_BS)
+
+    def summed(kernel: str) -> tuple[jax.Array, ...]:
+        weights = jnp.sin(jnp.arange(B * S * H * K)).reshape(B, S, H, K)
+        gradients: tuple[jax.Array, ...]
+        gradients = jax.grad(lambda qkv: (through(kernel, qkv) * weights).sum())(inputs())
+        return gradients
+
+    np.testing.assert_allclose(through("splash", inputs()), through("xla", inputs()), atol=2e-5)
+    for ours, theirs in zip(summed("splash"), summed("xla"), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
