@@ -37,7 +37,8 @@ def layer_by_layer(params_specs: Any, *, remat: bool) -> Apply:
             whole: Layer = nnx.merge(graph, sharding.collect(params, layer_specs))
             return plainly(whole, *inputs)
 
-        result: jax.Array = jax.checkpoint(applied, policy=None if remat else _is_kept)(nnx.to_pure_dict(state), *inputs)
+        checkpointed = jax.checkpoint(applied, policy=None if remat else _is_kept)
+        result: jax.Array = checkpointed(nnx.to_pure_dict(state), *inputs)
         return result
 
     return apply

@@ -1,0 +1,65 @@
+"""A run goes on with its devices grouped otherwise, and through any number of kills, with the losses it would have."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from launch.runs import Run
+from tests.runs.lab import Lab, Losses, losses, saved_steps
+
+pytestmark = pytest.mark.timeout(900)
+
+KILLS = int(os.environ.get("TPU_STACK_KILLS", "4"))
+"""How often the run of the last test is killed; 50 take about ten minutes."""
+
+
+@pytest.mark.parametrize(("hosts", "fsdp"), [(2, 2), (4, 2), (4, 4)])
+def test_a_run_resumes_on_another_mesh_with_the_same_losses_to_rounding(
+    lab: Lab, lost_run: Run, right_losses: Losses, hosts: int, fsdp: int
+) -> None:
+    resumed = lab.resume(lab.copy_of(lost_run), "--fsdp", str(fsdp), hosts=hosts)
+    assert (lab.state(resumed), resumed.processes) == ("done", hosts)
+    assert losses(resumed) == pytest.approx(right_losses, abs=1e-4)
+
+
+def test_a_run_whose_devices_shared_the_parameters_resumes_where_each_has_them_whole(
+    lab: Lab, right_losses: Losses
+) -> None:
+    run = lab.launch("--fsdp", "2")
+    lab.reach(run, 12)
+    lab.until(lambda: bool(saved_steps(run)), "a checkpoint is complete")
+    lab.signal(run, signal.SIGKILL, 1)
+    lab.finish(run)
+    resumed = lab.resume(run, "--fsdp", "1", hosts=1)
+    assert lab.state(resumed) == "done"
+    assert losses(resumed) == pytest.approx(right_losses, abs=1e-4)
+
+
+def test_a_run_killed_at_random_points_has_the_very_losses_of_one_that_never_was(lab: Lab) -> None:
+    """Any of its processes: half the kills at a random step, half at a random moment after it has joined, which may be
+    while it compiles, restores, evaluates or saves."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    steps = 30 * KILLS
+    options = ("--steps", str(steps), "--checkpoint-every", "3")
+    undisturbed = losses(lab.finish(lab.launch(*options)))
+
+    run = lab.launch(*options)
+    for kill, step in enumerate(sorted(rng.sample(range(1, steps - 10), KILLS))):
+        if kill % 2:
+            time.sleep(rng.uniform(0.0, 3.0))
+        else:
+            lab.reach(run, step)
+        assert lab.read(run).current_result() is None, f"it was done after {kill} kills"
+        lab.signal(run, signal.SIGKILL, rng.randrange(2))
+        lab.finish(run)
+        run = lab.launch(*options, resume=run)
+    finished = lab.finish(run)
+    assert (lab.state(finished), finished.attempt) == ("done", KILLS)
+    assert losses(finished) == undisturbed
