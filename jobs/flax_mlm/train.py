@@ -91,6 +91,7 @@ def train(run: Run, config: Config) -> Final:
     rows_B = place(np.arange(batch_size, dtype=np.int32))
     best_loss = math.inf
     rates = Rates(
+        run.time,
         tokens_per_step=batch_size * length,
         flops_per_step=step_flops(
             steps.dimensions(config, tokens.tokenizer),
@@ -108,6 +109,10 @@ def train(run: Run, config: Config) -> Final:
         return data.step_indices(
             step - 1, seed=config.seed, sequences=sequences["train"], batch_size=batch_size
         )
+
+    def busy() -> bool:
+        """Whether the devices still have a step to compute."""
+        return bool(in_flight) and not in_flight[-1][1]["loss"].is_ready()  # type: ignore[attr-defined]
 
     def in_trouble(step: int, wrong: str) -> None:
         """Say so, and stop unless told otherwise; rank 0 keeps the batch."""
@@ -134,8 +139,10 @@ def train(run: Run, config: Config) -> Final:
             if wrong is not None:
                 in_trouble(step, wrong)
             if metrics is not None and (step % config.log_every == 0 or step == config.steps):
-                metrics.write(step, {**values, **rates.take()})
+                with run.time.part("logging"):
+                    metrics.write(step, {**values, **rates.take()})
 
+    @run.time.part("evaluation")
     def evaluated(step: int, limit: int) -> Evaluation:
         run.heartbeat.say("evaluating")
         result = evaluate(
@@ -156,7 +163,7 @@ def train(run: Run, config: Config) -> Final:
         evaluated(0, sequences["eval"])
 
     for step in range(first + 1, config.steps + 1):
-        with rates.input():
+        with rates.input(busy):
             tokens_BS = rows_of("train", indices_of(step))
         state, results = train_step(state, tokens_BS, rows_B)
         in_flight.append((step, results))
@@ -173,26 +180,28 @@ def train(run: Run, config: Config) -> Final:
         saving = step % config.checkpoint_every == 0 or leaving
         if evaluating or saving:
             settle(0)
-            rates.pause()
             loss = evaluated(step, config.eval_sequences).loss if evaluating else math.inf
             if saving or loss < best_loss:
-                run.heartbeat.state("saving")
-                checkpoints.save(step, state, eval_loss=loss)
-                run.heartbeat.tick()
+                with run.time.part("checkpoint"):
+                    run.heartbeat.state("saving")
+                    checkpoints.save(step, state, eval_loss=loss)
+                    run.heartbeat.tick()
             best_loss = min(best_loss, loss)
             if leaving:
-                checkpoints.wait()
+                with run.time.part("checkpoint"):
+                    checkpoints.wait()
                 if metrics is not None:
                     metrics.close()
                 raise preemption.Preempted(step)
             run.heartbeat.state("stepping")
-            rates.start()
 
     settle(0)
+    run.time.enter("finish")
     run.heartbeat.state("saving")
     final = evaluated(config.steps, sequences["eval"])
-    checkpoints.save(config.steps, state, eval_loss=final.loss)
-    checkpoints.close()
+    with run.time.part("checkpoint"):
+        checkpoints.save(config.steps, state, eval_loss=final.loss)
+        checkpoints.close()
     run.heartbeat.tick()
     run.heartbeat.say("taking a closer look")
     params = jax.jit(lambda params: params, out_shardings=sharding.whole(mesh))(state["params"])

@@ -27,6 +27,7 @@ from jobs.runtime.errors import RequestError
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.patience import PAUSES_S, patiently
 from jobs.runtime.run_directory import RunDirectory
+from jobs.runtime.time_split import TimeSplit
 
 DONE, FAILED, WRONG_REQUEST, RESUME_ME, PEER_LOST = 0, 1, 2, 75, 76
 """75 is EX_TEMPFAIL of sysexits.h: the same request may succeed later."""
@@ -50,11 +51,15 @@ type Final = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a job's training function is given."""
+    """What a job's training function is given.
+
+    time: a job that tells its parts apart (`with run.time.part("checkpoint"):`) has them in result.json.
+    """
 
     environment: ProcessEnvironment
     directory: RunDirectory
     heartbeat: Heartbeat
+    time: TimeSplit = dataclasses.field(default_factory=TimeSplit)
 
     def say(self, text: str) -> None:
         """A line in the log, from rank 0 only."""
@@ -108,7 +113,6 @@ def _answer_sigusr1(control_dir: str | None) -> TextIO | None:
 
 
 def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], Final]) -> int:
-    started_s = time.monotonic()
     try:
         run.heartbeat.start()
         # Imported here: a wrong option or variable is answered before JAX is loaded.
@@ -119,11 +123,11 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
             distributed.start(run.environment)
             run.heartbeat.state("joined")
             final = train(run, config)
-            _finish(run, "done", final, started_s)
+            _finish(run, "done", final)
             code = DONE
         except Preempted as notice:
             outcome = "stopped" if was_requested(run.environment.control_dir) else "preempted"
-            _finish(run, outcome, {"steps": notice.step}, started_s)
+            _finish(run, outcome, {"steps": notice.step})
             run.say(f"{outcome}: {notice}; resume with `fab train --resume {run.environment.run_id}`")
             code = RESUME_ME
         distributed.leave()
@@ -141,7 +145,7 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
         return code
 
 
-def _finish(run: Run, outcome: str, final: Final, started_s: float) -> None:
+def _finish(run: Run, outcome: str, final: Final) -> None:
     """Rank 0 writes the result and the report; then every rank's last heartbeat says the outcome."""
     if run.environment.is_first:
         blank: dict[str, Any] = dict.fromkeys(
@@ -155,7 +159,8 @@ def _finish(run: Run, outcome: str, final: Final, started_s: float) -> None:
                 name: None if isinstance(value, float) and not math.isfinite(value) else value
                 for name, value in final.items()
             },
-            "wall_s": round(time.monotonic() - started_s, 3),
+            "wall_s": round(run.time.wall_s(), 3),
+            "time_s": run.time.seconds(),
             "error": None,
             "failed_host": None,
             "attempt": run.environment.attempt,

@@ -3,81 +3,88 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
+
+from jobs.runtime.time_split import Part, TimeSplit
+
+STEPPING: tuple[Part, ...] = ("compute", "input_wait", "logging")
+"""Parts of the time that a step takes; the others are no step's."""
 
 
 class Rates:
-    """Counts steps and seconds; the first step of an attempt, which compiles, is not counted.
+    """Counts steps and the seconds of stepping; the first step of an attempt, which compiles, is not counted.
 
     Args:
+        time: where the seconds come from; `start` enters its part "compute".
         tokens_per_step: tokens of a global batch.
         flops_per_step: what the model's arithmetic of a step comes to, over all hosts.
         peak_flops_per_s: what the devices together could do; None where it is not known, and then there is no mfu.
-        clock: seconds, for tests.
     """
 
     def __init__(
         self,
+        time: TimeSplit,
         *,
         tokens_per_step: int,
         flops_per_step: int = 0,
         peak_flops_per_s: float | None = None,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._tokens_per_step, self._clock = tokens_per_step, clock
+        self._time, self._tokens_per_step = time, tokens_per_step
         self._flops_per_step, self._peak_flops_per_s = flops_per_step, peak_flops_per_s
-        self._since: float | None = None
-        self._interval_steps, self._interval_s, self._input_wait_s = 0, 0.0, 0.0
-        self._total_steps, self._total_s = 0, 0.0
+        self._started = False
+        self._steps, self._total_steps, self._total_s = 0, 0, 0.0
+        self._taken_s, self._taken_wait_s = 0.0, 0.0
 
     def start(self) -> None:
-        """From now on time is counted (again)."""
-        self._since = self._clock()
-
-    def pause(self) -> None:
-        """What comes now is not stepping; `start` goes on."""
-        self._count()
-        self._since = None
+        """From now on, after the first step, steps and their time are counted."""
+        self._time.enter("compute")
+        self._started = True
+        self._take_seconds()
 
     def step_done(self) -> None:
-        if self._since is not None:
-            self._interval_steps += 1
-            self._count()
+        if self._started:
+            self._steps += 1
 
     @contextlib.contextmanager
-    def input(self) -> Iterator[None]:
-        """What happens inside is waiting for input."""
-        since = self._clock()
-        yield
-        if self._since is not None:
-            self._input_wait_s += self._clock() - since
+    def input(self, busy: Callable[[], bool]) -> Iterator[None]:
+        """What happens inside makes a batch; it is waiting unless the devices are `busy` to its very end.
+
+        Where they fell idle on the way all of it is called waiting, so input_wait_s is at most too high.
+        """
+        if not self._started:
+            yield
+            return
+        with self._time.part("input_wait", unless=busy):
+            yield
 
     def take(self) -> dict[str, float]:
         """tokens_per_s, step_s, input_wait_s (per step) and, where the peak is known, mfu (0 to 1) since the last call.
 
         Empty where no step was counted. mfu: model FLOPs utilisation, Chowdhery et al. 2022, appendix B.
         """
-        steps, seconds = self._interval_steps, self._interval_s
-        if steps == 0 or seconds == 0:
+        if not self._steps:
             return {}
+        steps, (seconds, input_wait_s) = self._steps, self._take_seconds()
+        if seconds == 0:
+            return {}
+        self._steps = 0
         self._total_steps, self._total_s = self._total_steps + steps, self._total_s + seconds
         taken = {
             "tokens_per_s": round(steps * self._tokens_per_step / seconds, 1),
             "step_s": round(seconds / steps, 6),
-            "input_wait_s": round(self._input_wait_s / steps, 6),
+            "input_wait_s": round(input_wait_s / steps, 6),
         }
         if self._peak_flops_per_s is not None:
             taken["mfu"] = round(steps * self._flops_per_step / seconds / self._peak_flops_per_s, 4)
-        self._interval_steps, self._interval_s, self._input_wait_s = 0, 0.0, 0.0
         return taken
 
     def overall(self) -> float | None:
         """Tokens per second over all that was taken; None where nothing was."""
         return round(self._total_steps * self._tokens_per_step / self._total_s, 1) if self._total_s else None
 
-    def _count(self) -> None:
-        if self._since is not None:
-            now = self._clock()
-            self._interval_s += now - self._since
-            self._since = now
+    def _take_seconds(self) -> tuple[float, float]:
+        """Seconds of stepping, and those of them that waited for input, since the last call."""
+        spent_s, wait_s = self._time.spent_s(*STEPPING), self._time.spent_s("input_wait")
+        since = spent_s - self._taken_s, wait_s - self._taken_wait_s
+        self._taken_s, self._taken_wait_s = spent_s, wait_s
+        return since

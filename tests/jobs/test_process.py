@@ -91,7 +91,7 @@ def test_the_result_says_the_outcome_and_holds_nothing_but_json(
     directory = RunDirectory(environment.run_dir)
     first = ProcessEnvironment(**{**vars(environment), "process_id": 0})
     run = Run(environment=first, directory=directory, heartbeat=Heartbeat(directory, first))
-    process._finish(run, outcome, {"steps": 7, "eval_loss": math.nan, "eval_accuracy": 0.5}, 0.0)
+    process._finish(run, outcome, {"steps": 7, "eval_loss": math.nan, "eval_accuracy": 0.5})
     text = directory.read_text("result.json")
     assert text is not None
 
@@ -101,6 +101,7 @@ def test_the_result_says_the_outcome_and_holds_nothing_but_json(
     result = json.loads(text, parse_constant=refuse)
     assert (result["outcome"], result["steps"], result["attempt"], result["error"]) == (outcome, 7, 3, None)
     assert (result["eval_loss"], result["eval_accuracy"], result["unigram_entropy"]) == (None, 0.5, None)
+    assert result["wall_s"] == pytest.approx(sum(result["time_s"].values()), abs=0.01)
     beat = directory.read_json("heartbeats/host-0.json")
     assert beat is not None
     assert beat["state"] == outcome
@@ -127,7 +128,7 @@ def test_a_result_that_a_bucket_refuses_is_tried_again_and_one_that_a_disk_refus
 def test_only_rank_0_writes_the_result(environment: ProcessEnvironment) -> None:
     directory = RunDirectory(environment.run_dir)
     run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
-    process._finish(run, "done", {"steps": 7}, 0.0)
+    process._finish(run, "done", {"steps": 7})
     assert directory.list(".") == ["heartbeats"]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from launch.runs import Run
 from tests.runs.lab import Lab, Losses, result, saved_steps
 
@@ -73,7 +75,10 @@ def test_the_result_is_that_of_the_last_evaluation(reference: Run) -> None:
     assert (found["eval_loss"], found["eval_accuracy"]) == (last["eval_loss"], last["eval_accuracy"])
     assert (found["error"], found["failed_host"]) == (None, None)
     assert found["unigram_entropy"] > 0
-    assert found["wall_s"] > 0
+    assert found["wall_s"] == pytest.approx(sum(found["time_s"].values()), abs=0.01)
+    parts = {"start", "compute", "input_wait", "evaluation", "checkpoint", "logging", "finish"}
+    assert found["time_s"].keys() == parts
+    assert all(found["time_s"][part] > 0 for part in parts - {"input_wait"})
     assert found["tokens_per_s"] > 0
 
 
