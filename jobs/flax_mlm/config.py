@@ -6,6 +6,9 @@ import dataclasses
 import math
 from typing import Literal
 
+from jobs.runtime.errors import RequestError
+from jobs.runtime.profile import read_steps
+
 SIZES = {
     "tiny": {"layers": 2, "width": 128, "heads": 2, "ff_width": 512, "vocab_size": 2048},
     "small": {"layers": 4, "width": 256, "heads": 4, "ff_width": 1024, "vocab_size": 8192},
@@ -22,7 +25,16 @@ LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "base": 6e-4}
 """Peaks: base from Liu et al. 2019, table 9; the others by trial on the standard library's docstrings."""
 
 FREE_ON_RESUME = frozenset(
-    {"log_every", "checkpoint_every", "keep_checkpoints", "on_trouble", "fsdp", "remat", "accumulate"}
+    {
+        "log_every",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "on_trouble",
+        "profile",
+        "fsdp",
+        "remat",
+        "accumulate",
+    }
 )
 """Options that a resumed run may change: they do not touch what is computed, or only in which order sums are taken."""
 VOCABULARY_MULTIPLE = 128
@@ -110,6 +122,9 @@ class Config:
     """What follows a loss that is not finite, leaps, or has nothing left to learn: stop and keep the batch under
     trouble/, or only say so."""
 
+    profile: str | None = None
+    """Steps A:B, both included, that are traced into profile/, for TensorBoard and Perfetto: 100:104."""
+
     def size(self, name: Size) -> int:
         """A dimension: the option where it is given, else the model's."""
         given: int | None = getattr(self, name)
@@ -151,6 +166,10 @@ def problems(config: Config, *, devices: int) -> list[str]:
         found.append(f"--clip-norm {config.clip_norm}: must be above 0")
     if not 0 <= config.weight_decay < math.inf:
         found.append(f"--weight-decay {config.weight_decay}: must not be negative and must be finite")
+    try:
+        read_steps(config.profile, steps=config.steps)
+    except RequestError as error:
+        found.append(str(error))
     if found:
         return found
     # Of a model to go on from the sizes are known when its folder has been read.

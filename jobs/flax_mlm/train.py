@@ -25,6 +25,7 @@ from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.errors import RequestError
 from jobs.runtime.metrics import Metrics
 from jobs.runtime.process import Final, Run
+from jobs.runtime.profile import Profile, read_steps
 from jobs.runtime.rates import Rates
 
 IN_FLIGHT = 2
@@ -125,6 +126,7 @@ def train(run: Run, config: Config) -> Final:
             )
             run.say(f"step {step}: {wrong}; the batch is in {run.directory.path(saved)}")
             metrics.close()
+        profile.close()
         multihost_utils.sync_global_devices("the batch is saved")  # or whoever ends first takes rank 0 along
         raise Trouble(f"step {step}: {wrong}, or go on with --on-trouble warn")
 
@@ -159,14 +161,17 @@ def train(run: Run, config: Config) -> Final:
         run.say(f"step {step}: eval loss {result.loss:.4f}, accuracy {result.accuracy:.3f}")
         return result
 
+    wanted = read_steps(config.profile, steps=config.steps)
+    profile = Profile(run, wanted, done=first, settle=lambda: settle(0))
     if begun_from is not None and not first:
         evaluated(0, sequences["eval"])
 
     for step in range(first + 1, config.steps + 1):
-        with rates.input(busy):
-            tokens_BS = rows_of("train", indices_of(step))
-        state, results = train_step(state, tokens_BS, rows_B)
-        in_flight.append((step, results))
+        with profile.step(step):
+            with rates.input(busy):
+                tokens_BS = rows_of("train", indices_of(step))
+            state, results = train_step(state, tokens_BS, rows_B)
+            in_flight.append((step, results))
         if step == first + 1:
             settle(0)
             run.heartbeat.state("stepping")
@@ -192,6 +197,7 @@ def train(run: Run, config: Config) -> Final:
                     checkpoints.wait()
                 if metrics is not None:
                     metrics.close()
+                profile.close()
                 raise preemption.Preempted(step)
             run.heartbeat.state("stepping")
 

@@ -37,6 +37,8 @@ def test_every_named_model_can_run(model: Any) -> None:
         ({"clip_norm": 0.0}, "--clip-norm 0.0: must be above 0"),
         ({"weight_decay": -0.1}, "--weight-decay -0.1: must not be negative"),
         ({"weight_decay": float("inf")}, "--weight-decay inf: must not be negative and finite"),
+        ({"profile": "10"}, "--profile 10: is not A:B"),
+        ({"steps": 9, "profile": "9:10"}, "--profile 9:10: must be steps of this run"),
         (
             {"sequence_length": 513},
             "--sequence-length 513: the model takes at most --max-positions 512; shorten the one or raise the other",
@@ -87,7 +89,7 @@ def test_every_number_among_the_options_has_a_rule() -> None:
 
 
 def test_options_that_a_resumed_run_may_change_exist_and_do_not_touch_the_computation() -> None:
-    about_the_run = {"log_every", "checkpoint_every", "keep_checkpoints", "on_trouble"}
+    about_the_run = {"log_every", "checkpoint_every", "keep_checkpoints", "on_trouble", "profile"}
     about_the_devices = {"fsdp", "remat", "accumulate"}
     assert about_the_run | about_the_devices == configs.FREE_ON_RESUME
     assert {field.name for field in dataclasses.fields(Config)} >= configs.FREE_ON_RESUME

@@ -54,6 +54,15 @@ def test_a_part_that_was_none_in_the_end_is_told_as_0_and_its_time_is_that_of_th
     assert split.seconds() == {"start": 0.0, "compute": 1.0, "input_wait": 2.0}
 
 
+def test_what_is_entered_within_a_part_begins_when_that_part_has_ended() -> None:
+    split, clock = make()
+    with split.part("evaluation"):
+        split.enter("finish")
+        clock.now_s += 1
+    clock.now_s += 2
+    assert split.seconds() == {"evaluation": 1.0, "start": 0.0, "finish": 2.0}
+
+
 def test_a_part_that_ends_by_an_error_is_over() -> None:
     split, clock = make()
     with pytest.raises(OSError, match="full"), split.part("checkpoint"):
