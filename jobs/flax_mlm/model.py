@@ -182,7 +182,7 @@ class Mlm(nnx.Module):
         return x_BSD
 
     def logits(self, x_BMD: jax.Array) -> jax.Array:
-        """Hidden states at any positions to float32 logits over the vocabulary, (B, M, V)."""
+        """Hidden states at any positions to logits over the vocabulary, (B, M, V), of float32 at least."""
         logits_BMV = self.padded_logits(x_BMD)
         return logits_BMV[..., : self.vocab_size]
 
@@ -190,7 +190,8 @@ class Mlm(nnx.Module):
         """As `logits`, and behind them what is never chosen, up to `Dimensions.vocab_rows`: no copy is made."""
         x_BMD = self.head_norm(gelu(self.head_dense(x_BMD)))
         table_VD = self.embeddings.tokens.embedding[...].astype(x_BMD.dtype)
-        logits_BMV = product(x_BMD, table_VD.T).astype(jnp.float32) + self.head_bias[...]
+        logits_BMV = product(x_BMD, table_VD.T)
+        logits_BMV = logits_BMV.astype(jnp.promote_types(logits_BMV.dtype, jnp.float32)) + self.head_bias[...]
         rows = logits_BMV.shape[-1]
         if rows == self.vocab_size:
             return logits_BMV
