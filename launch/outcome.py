@@ -67,6 +67,7 @@ def _done(run: Run) -> list[str]:
     if result.get("tokens_per_s"):
         lines.append(f"  speed        {result['tokens_per_s']:,.0f} tokens/s")
     lines.append(f"  wall time    {duration(result.get('wall_s') or 0)} for {result.get('steps')} steps")
+    lines += _time_split(result.get("time_s"))
     saved = checkpoint_steps(run)
     if saved:
         lines.append(f"  checkpoint   {run.directory.path(f'{run_directory.CHECKPOINTS}/{saved[-1]}')}")
@@ -74,3 +75,16 @@ def _done(run: Run) -> list[str]:
         lines.append(f"  export       {run.directory.path(run_directory.EXPORT)}")
     lines.append(f"  report       {run.directory.path(run_directory.REPORT)}")
     return lines
+
+
+def _time_split(said: object) -> list[str]:
+    """The shares of the parts that took 1 % of the time or more, the largest first."""
+    parts = (
+        {name: s for name, s in said.items() if isinstance(s, int | float) and s > 0}
+        if isinstance(said, dict)
+        else {}
+    )
+    total_s = sum(parts.values())
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    shares = [f"{name.replace('_', ' ')} {s / total_s:.0%}" for name, s in largest if s > 0.01 * total_s]
+    return [f"  of that      {', '.join(shares)}"] if shares else []

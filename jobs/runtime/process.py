@@ -160,7 +160,8 @@ def _finish(run: Run, outcome: str, final: Final) -> None:
                 for name, value in final.items()
             },
             "wall_s": round(run.time.wall_s(), 3),
-            "time_s": run.time.seconds(),
+            # A job that tells no parts apart has only its start, which would say that it never began.
+            **({"time_s": parts} if len(parts := run.time.seconds()) > 1 else {}),
             "error": None,
             "failed_host": None,
             "attempt": run.environment.attempt,

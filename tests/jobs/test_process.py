@@ -91,6 +91,7 @@ def test_the_result_says_the_outcome_and_holds_nothing_but_json(
     directory = RunDirectory(environment.run_dir)
     first = ProcessEnvironment(**{**vars(environment), "process_id": 0})
     run = Run(environment=first, directory=directory, heartbeat=Heartbeat(directory, first))
+    run.time.enter("compute")
     process._finish(run, outcome, {"steps": 7, "eval_loss": math.nan, "eval_accuracy": 0.5})
     text = directory.read_text("result.json")
     assert text is not None
@@ -106,6 +107,19 @@ def test_the_result_says_the_outcome_and_holds_nothing_but_json(
     assert beat is not None
     assert beat["state"] == outcome
     assert directory.read_text("report.html")
+
+
+def test_a_job_that_tells_no_parts_of_its_time_apart_is_not_said_to_have_only_started(
+    environment: ProcessEnvironment,
+) -> None:
+    directory = RunDirectory(environment.run_dir)
+    first = ProcessEnvironment(**{**vars(environment), "process_id": 0})
+    run = Run(environment=first, directory=directory, heartbeat=Heartbeat(directory, first))
+    process._finish(run, "done", {"steps": 7})
+    result = directory.read_json("result.json")
+    assert result is not None
+    assert "time_s" not in result
+    assert result["wall_s"] >= 0
 
 
 @pytest.mark.parametrize(("url", "tries"), [("{}", 1), ("file://{}", 3)])

@@ -36,6 +36,7 @@ RESULT_KEYS = [
     "error",
     "failed_host",
     "attempt",
+    "time_s",
 ]
 
 loose = st.recursive(

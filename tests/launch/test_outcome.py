@@ -65,6 +65,28 @@ def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: Wr
     ]
 
 
+@pytest.mark.parametrize(
+    ("time_s", "said"),
+    [
+        (
+            {"start": 9.0, "compute": 180.0, "input_wait": 0.5, "finish": 10.5},
+            ["compute 90%, finish 5%, start 4%"],
+        ),
+        ({"start": 0.0}, []),
+        ({}, []),
+        (None, []),
+        ([1], []),
+        ({"start": "long"}, []),
+    ],
+)
+def test_where_the_time_went_is_told_of_parts_that_took_more_than_a_hundredth(
+    write_run: WriteRun, time_s: Any, said: list[str]
+) -> None:
+    run = write_run(result={"outcome": "done", "steps": 3, "wall_s": 200.0, "time_s": time_s})
+    lines = outcome.summary(run, "done")
+    assert [line.removeprefix("  of that      ") for line in lines if "of that" in line] == said
+
+
 def test_a_loss_worse_than_the_baseline_is_told_as_that(write_run: WriteRun) -> None:
     run = write_run(result={"outcome": "done", "eval_loss": 6.0, "unigram_entropy": 5.75})
     assert "  eval loss    6.000 nats, 0.250 above the unigram baseline of 5.750" in outcome.summary(

@@ -17,6 +17,7 @@ from jobs.runtime.report.facts import attempts_table, facts, host_name, hosts_ta
 from jobs.runtime.report.fields import Json, mapping, number, rows, text
 from jobs.runtime.report.fillings import fillings
 from jobs.runtime.report.page import escape, page
+from jobs.runtime.report.time_split import time_split
 from jobs.runtime.run_directory import RESULT, RUN, RunDirectory, heartbeat, log
 
 OUTCOMES = {
@@ -52,6 +53,7 @@ def render(
             _tiles(run, metrics, result),
             _failure(run, result, heartbeats, log_tail),
             f'<h2>Curves</h2><div class="wide">{loss}</div><div class="small">{"".join(others)}</div>',
+            time_split(result),
             fillings(result),
             facts(run),
             attempts_table(run, result),
