@@ -1,9 +1,9 @@
-"""A trace of some steps, in the run's directory, that TensorBoard (with its profile plugin) and Perfetto open.
+"""A trace of some steps, in the run's directory, that XProf (TensorBoard's Profile tab) and Perfetto open.
 
-    profile/plugins/profile/steps-A-B/host-I.xplane.pb   every process's own devices and threads, for TensorBoard
+    profile/plugins/profile/steps-A-B/host-I.xplane.pb   every process's own devices and threads, for XProf
     profile/steps-A-B-host-I.perfetto.json.gz            the same for ui.perfetto.dev
 
-TensorBoard's plugin takes the files of one folder for the hosts of one session, so all processes write into the same.
+XProf takes the files of one folder for the hosts of one session, so all processes write into the same.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Profile:
 def _names(folder: Path, traced: Steps, process_id: int) -> Iterator[tuple[Path, str]]:
     """The files that JAX has written, with their names in the run directory."""
     (session,) = (folder / "plugins" / "profile").iterdir()
-    (for_tensorboard,) = session.glob("*.xplane.pb")
-    yield for_tensorboard, f"{PROFILE}/plugins/profile/steps-{traced}/host-{process_id}.xplane.pb"
+    (for_xprof,) = session.glob("*.xplane.pb")
+    yield for_xprof, f"{PROFILE}/plugins/profile/steps-{traced}/host-{process_id}.xplane.pb"
     for_perfetto = session / "perfetto_trace.json.gz"
     yield for_perfetto, f"{PROFILE}/steps-{traced}-host-{process_id}.perfetto.json.gz"
