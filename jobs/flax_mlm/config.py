@@ -22,7 +22,16 @@ LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "base": 6e-4}
 """Peaks: base from Liu et al. 2019, table 9; the others by trial on the standard library's docstrings."""
 
 FREE_ON_RESUME = frozenset(
-    {"log_every", "checkpoint_every", "keep_checkpoints", "on_trouble", "fsdp", "remat", "accumulate"}
+    {
+        "log_every",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "on_trouble",
+        "remote_cache",
+        "fsdp",
+        "remat",
+        "accumulate",
+    }
 )
 """Options that a resumed run may change: they do not touch what is computed, or only in which order sums are taken."""
 VOCABULARY_MULTIPLE = 128
@@ -42,6 +51,9 @@ class Config:
     """An existing tokenizer.json; none: a byte-level BPE is trained on the data."""
     eval_fraction: float = 0.1
     """Share of the documents that is held out for evaluation."""
+    remote_cache: str | None = None
+    """Where hosts share what they have tokenised: gs://…, or a folder that all of them see. The first host makes it,
+    the others and later runs fetch it."""
 
     init_from: str | None = None
     """A Hugging Face folder of a RobertaForMaskedLM to go on from (another run's export/ is one; gs://… too): weights,
