@@ -79,7 +79,7 @@ def _place(text: str, lowest: int, highest: int) -> int:
     """The last place to cut in `lowest` < place <= `highest`."""
     place = highest
     while (place := text.rfind(_SPACE, lowest + 1, place + 1)) != -1:
-        if text[place - 1].isalnum() and text[place + 1].isalnum():
+        if text[place - 1].isalnum() and text[place + 1 : place + 2].isalnum():
             return place
         place -= 1
     return highest

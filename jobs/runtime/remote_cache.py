@@ -27,7 +27,7 @@ class RemoteCache:
         self._url = url.rstrip("/")
 
     def fetch(self, name: str, into: Path, *, say: Callable[[str], None]) -> bool:
-        """Copy folder `name` into `into`; False where it is not there.
+        """Make `into` the same as folder `name`; False where that is not there.
 
         A torn one is not there either: its manifest is removed, so that the next `put` mends it.
 
@@ -53,6 +53,9 @@ class RemoteCache:
                 for each in manifest:
                     (into / each).unlink(missing_ok=True)
                 return False
+        for path in into.iterdir():
+            if path.name not in manifest:
+                path.unlink()
         return True
 
     def put(self, folder: Path, name: str, *, say: Callable[[str], None]) -> None:
