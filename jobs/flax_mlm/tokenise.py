@@ -71,7 +71,7 @@ def _write(
     streams: Streams,
     say: Callable[[str], None],
 ) -> dict[str, object]:
-    processes = processes_for(corpus.size_bytes, len(os.sched_getaffinity(0)))
+    processes = processes_for(corpus.text_bytes, len(os.sched_getaffinity(0)))
     dtype: Dtype = "<u2" if facts.vocab_size <= 1 << 16 else "<u4"
     begun = streams.documents
     by = f" with {processes} processes" if processes else ""

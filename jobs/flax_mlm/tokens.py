@@ -141,7 +141,7 @@ def _trained_tokenizer(
     shared: RemoteCache | None,
     say: Callable[[str], None],
 ) -> TokenizerFacts:
-    share = sample_share(corpus.size_bytes)
+    share = sample_share(corpus.text_bytes)
 
     def build(temporary: Path) -> None:
         of = "" if share == 1 else f"{share:.1%} of "

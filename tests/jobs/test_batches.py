@@ -82,3 +82,10 @@ def test_of_a_large_corpus_a_bounded_share_that_no_neighbour_changes_trains_the_
 def test_a_corpus_that_is_not_large_trains_it_whole() -> None:
     assert sample_share(SAMPLE_BYTES) == 1
     assert list(sample(["a", "b"], 1.0)) == ["a", "b"]
+
+
+def test_compressed_files_count_for_the_text_that_is_in_them(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt.GZ"):
+        (tmp_path / name).write_bytes(bytes(100))
+    corpus = open_corpus(str(tmp_path))
+    assert (corpus.size_bytes, corpus.text_bytes) == (200, 500)
