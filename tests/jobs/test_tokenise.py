@@ -150,8 +150,14 @@ def flip(path: Path) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
+def grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + bytes(100_000))
+
+
 @pytest.mark.parametrize("name", ["train.bin", "eval.bin", JOURNAL])
-@pytest.mark.parametrize("tear", [cut, flip, Path.unlink], ids=["cut in half", "one bit flipped", "gone"])
+@pytest.mark.parametrize(
+    "tear", [cut, flip, grow, Path.unlink], ids=["cut", "one bit flipped", "grown", "gone"]
+)
 def test_what_is_torn_is_never_gone_on_with(
     corpus: Corpus,
     facts: TokenizerFacts,
