@@ -77,8 +77,8 @@ def _write(
     by = f" with {processes} processes" if processes else ""
     behind = f", going on after {begun:,} documents" if begun else ""
     say(f"tokenising {corpus.source}{by}{behind}")
-    # Documents that are done are read once more, which takes a fortieth of the time: so the split's rules and what is
-    # said of damaged text hold for the whole corpus.
+    # Documents that are done are read once more and not encoded (5 ms instead of 220 a million characters): so the
+    # split's rules, and what is said of damaged text, hold for the whole corpus.
     todo = batches(split_documents(corpus, eval_fraction, warn=say), skip=begun)
     started_s = said_s = time.monotonic()
     characters = noted = 0
