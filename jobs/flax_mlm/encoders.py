@@ -23,7 +23,8 @@ from jobs.flax_mlm.batches import Batch
 from jobs.flax_mlm.encode import Dtype, Encoded, Encoder
 
 MOST_PROCESSES = 16
-"""Each takes some 90 MB, so all of them stay below 1.5 GB; one reader feeds about forty cores."""
+"""This one and two more held 80 MiB together (bench/tokenise.py, a vocabulary of 8,192), so all stay below 1 GB; by
+the 5 ms a million characters that reading takes, one reader could feed about forty."""
 BYTES_PER_PROCESS = 16 << 20
 """Text for less than this is encoded sooner than another process has started."""
 PIPE_BYTES = 1 << 20
