@@ -31,6 +31,7 @@ FREE_ON_RESUME = frozenset(
         "keep_checkpoints",
         "on_trouble",
         "profile",
+        "remote_cache",
         "fsdp",
         "remat",
         "accumulate",
@@ -54,6 +55,9 @@ class Config:
     """An existing tokenizer.json; none: a byte-level BPE is trained on the data."""
     eval_fraction: float = 0.1
     """Share of the documents that is held out for evaluation."""
+    remote_cache: str | None = None
+    """Where hosts share what they have tokenised: gs://…, or a folder that all of them see. The first host makes it,
+    the others and later runs fetch it."""
 
     init_from: str | None = None
     """A Hugging Face folder of a RobertaForMaskedLM to go on from (another run's export/ is one; gs://… too): weights,

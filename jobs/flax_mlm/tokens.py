@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.flax_mlm.corpus import Corpus, open_corpus
+from jobs.flax_mlm.sample import sample, sample_share
 from jobs.flax_mlm.split import RULE_VERSION, Split, split_documents
-from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer, train_tokenizer
+from jobs.flax_mlm.tokenise import FORMAT, META, is_whole, tokenise
+from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, train_tokenizer
 from jobs.runtime.cache import build_once
 from jobs.runtime.errors import RequestError
+from jobs.runtime.remote_cache import RemoteCache
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,9 +24,7 @@ if TYPE_CHECKING:
 
     type Ids = npt.NDArray[np.uint16 | np.uint32]
 
-_FORMAT = 1  # part of every key: raise it when the same corpus gives other files
-_BATCH_CHARACTERS = 1_000_000  # encoded at once: enough to keep all cores busy, and the bound on memory
-_COUNT_AT_ONCE = 1 << 24
+_COUNT_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,28 +72,38 @@ def prepare(
     eval_fraction: float,
     cache_dir: Path,
     say: Callable[[str], None],
+    remote_cache: str | None = None,
 ) -> Tokens:
     """Open the corpus, get the tokenizer (the given one, or trained on the training documents), tokenise.
 
-    Each result is kept under `cache_dir` and found again by the content that it was made from. Raises
-    RequestError for a mistake in what was asked for, and OSError where the disk is full.
+    Each result is kept under `cache_dir`, and in the `remote_cache` (a URL or a path that hosts share) where there is
+    one, and found again by the content that it was made from. Raises RequestError for a mistake in what was asked for,
+    RuntimeError where a process that tokenises was killed, and OSError where the disk is full.
     """
     if not 0 < eval_fraction < 1:
         raise RequestError(f"--eval-fraction {eval_fraction}: must lie between 0 and 1, as 0.05 does")
     corpus = open_corpus(source, text_field=text_field)
     root = cache_dir / "flax_mlm"
+    shared = None if remote_cache is None else RemoteCache(remote_cache)
     if tokenizer is None:
-        facts = _trained_tokenizer(corpus, vocab_size, eval_fraction, root, say)
+        facts = _trained_tokenizer(corpus, vocab_size, eval_fraction, root, shared, say)
     else:
         facts = load_tokenizer(Path(tokenizer))
 
     directory = root / "tokens" / _key(corpus.fingerprint, facts.sha256, eval_fraction)
+
+    def build(temporary: Path) -> None:
+        tokenise(corpus, facts, eval_fraction, temporary, say)
+
     build_once(
         directory,
-        lambda temporary: _tokenise(corpus, facts, eval_fraction, temporary, say),
-        whole=_is_whole,
+        _shared(shared, directory, build, say),
+        whole=is_whole,
+        goes_on=True,
         say=say,
     )
+    if shared is not None:
+        shared.put(directory, _place(directory), say=say)
     tokens = _open(directory, facts)
     say(f"{tokens.train.size:,} training tokens, {tokens.eval.size:,} held out (cached in {directory})")
     return tokens
@@ -120,21 +130,32 @@ def unigram_entropy(tokens_eval: Ids, special_ids: Collection[int]) -> float:
 
 
 def _key(*parts: object) -> str:
-    return hashlib.sha256(json.dumps([_FORMAT, RULE_VERSION, *parts]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([FORMAT, RULE_VERSION, *parts]).encode()).hexdigest()[:32]
 
 
 def _trained_tokenizer(
-    corpus: Corpus, vocab_size: int, eval_fraction: float, root: Path, say: Callable[[str], None]
+    corpus: Corpus,
+    vocab_size: int,
+    eval_fraction: float,
+    root: Path,
+    shared: RemoteCache | None,
+    say: Callable[[str], None],
 ) -> TokenizerFacts:
+    share = sample_share(corpus.text_bytes)
+
     def build(temporary: Path) -> None:
-        say(f"training a tokenizer of {vocab_size:,} tokens on {corpus.source}")
+        of = "" if share == 1 else f"{share:.1%} of "
+        say(f"training a tokenizer of {vocab_size:,} tokens on {of}{corpus.source}")
         # What is not UTF-8 is said when the same documents are tokenised.
         sides = split_documents(corpus, eval_fraction, warn=lambda _: None)
         texts = (text for side, text in sides if side == "train")
-        train_tokenizer(texts, vocab_size, temporary / "tokenizer.json")
+        train_tokenizer(sample(texts, share), vocab_size, temporary / "tokenizer.json")
 
-    directory = root / "tokenizer" / _key(corpus.fingerprint, vocab_size, eval_fraction)
-    build_once(directory, build, whole=_is_tokenizer, say=say)
+    key = _key(corpus.fingerprint, vocab_size, eval_fraction, *([] if share == 1 else [share]))
+    directory = root / "tokenizer" / key
+    build_once(directory, _shared(shared, directory, build, say), whole=_is_tokenizer, say=say)
+    if shared is not None:
+        shared.put(directory, _place(directory), say=say)
     facts = load_tokenizer(directory / "tokenizer.json")
     if facts.vocab_size < vocab_size:
         say(
@@ -152,89 +173,27 @@ def _is_tokenizer(directory: Path) -> bool:
     return True
 
 
-@dataclass(kw_only=True)
-class _Stream:
-    """One side's file while it is written."""
-
-    file: IO[bytes]
-    digest: Any = field(default_factory=hashlib.sha256)
-    documents: int = 0
-    tokens: int = 0
-
-    def write(self, ids: list[int], dtype: str) -> None:
-        import numpy as np
-
-        content = np.array(ids, dtype).tobytes()
-        self.file.write(content)
-        self.digest.update(content)
-        self.documents += 1
-        self.tokens += len(ids)
-
-    def facts(self) -> dict[str, Any]:
-        return {"documents": self.documents, "tokens": self.tokens, "sha256": self.digest.hexdigest()}
+def _place(directory: Path) -> str:
+    """Where a folder of the cache lies in the remote one."""
+    return f"{directory.parent.name}/{directory.name}"
 
 
-def _tokenise(
-    corpus: Corpus, facts: TokenizerFacts, eval_fraction: float, directory: Path, say: Callable[[str], None]
-) -> None:
-    say(f"tokenising {corpus.source}")
-    started_s = time.monotonic()
-    encoder = open_tokenizer(facts.path)
-    dtype = "<u2" if facts.vocab_size <= 1 << 16 else "<u4"
-    characters = 0
-    with (directory / "train.bin").open("wb") as train, (directory / "eval.bin").open("wb") as held_out:
-        streams = {"train": _Stream(file=train), "eval": _Stream(file=held_out)}
-        for batch in _batches(split_documents(corpus, eval_fraction, warn=say)):
-            texts = [text for _, text in batch]
-            characters += sum(map(len, texts))
-            encodings = encoder.encode_batch_fast(texts, add_special_tokens=False)
-            for (side, _), encoding in zip(batch, encodings, strict=True):
-                streams[side].write([facts.bos_id, *encoding.ids, facts.eos_id], dtype)
-    meta = {
-        "version": _FORMAT,
-        "corpus": corpus.fingerprint,
-        "tokenizer": facts.sha256,
-        "vocab_size": facts.vocab_size,
-        "eval_fraction": eval_fraction,
-        "dtype": dtype,
-        **{side: stream.facts() for side, stream in streams.items()},
-    }
-    (directory / "meta.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-    documents = sum(stream.documents for stream in streams.values())
-    seconds = time.monotonic() - started_s
-    say(f"tokenised {characters:,} characters of {corpus.source}: {documents:,} documents in {seconds:.1f} s")
+def _shared(
+    shared: RemoteCache | None, directory: Path, build: Callable[[Path], None], say: Callable[[str], None]
+) -> Callable[[Path], None]:
+    """`build`, unless the remote cache has what it would make."""
 
+    def fetch_or_build(temporary: Path) -> None:
+        if shared is None or not shared.fetch(_place(directory), temporary, say=say):
+            build(temporary)
 
-def _batches(sides: Iterable[tuple[Split, str]]) -> Iterator[list[tuple[Split, str]]]:
-    batch: list[tuple[Split, str]] = []
-    characters = 0
-    for side, text in sides:
-        batch.append((side, text))
-        characters += len(text)
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
-
-
-def _is_whole(directory: Path) -> bool:
-    """Whether the files are as long as meta.json says: something outside may have torn them."""
-    try:
-        meta = json.loads((directory / "meta.json").read_bytes())
-        width = int(meta["dtype"][-1])
-        return all(
-            (directory / f"{side}.bin").stat().st_size == meta[side]["tokens"] * width
-            for side in ("train", "eval")
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return fetch_or_build
 
 
 def _open(directory: Path, facts: TokenizerFacts) -> Tokens:
     import numpy as np
 
-    content = (directory / "meta.json").read_bytes()
+    content = (directory / META).read_bytes()
     meta = json.loads(content)
     return Tokens(
         directory=directory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from pathlib import Path
@@ -47,7 +48,11 @@ def train(run: Run, config: Config) -> Final:
     if begun_from is not None:
         distributed.agree(f"--init-from {begun_from.source}", begun_from.fingerprint)
     length, batch_size = config.sequence_length, config.batch_size
-    tokens = data.prepare(config, Path(run.environment.cache_dir), run.prepare)
+    prepare = functools.partial(data.prepare, config, Path(run.environment.cache_dir), run.prepare)
+    if config.remote_cache is None:
+        tokens = prepare()
+    else:
+        tokens = distributed.first_then_others(prepare, what=f"--data {config.data}", say=run.prepare)
     distributed.agree(f"--data {config.data}", tokens.fingerprint)
     sequences = {"train": tokens.sequences("train", length), "eval": tokens.sequences("eval", length)}
     baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -11,6 +12,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from jobs.runtime.errors import RequestError
+
+WAIT_SAY_S = 60.0
+"""Who waits for another process says so again after this long: a process that says nothing is taken to hang."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,6 +37,7 @@ def build_once(
     *,
     wait_limit_s: float = 3600,
     whole: Callable[[Path], bool] = Path.is_dir,
+    goes_on: bool = False,
     say: Callable[[str], None] = _LOG.info,
 ) -> bool:
     """Make `directory` with `build(temporary_directory)` unless it is there; True if this call built it.
@@ -41,6 +46,9 @@ def build_once(
     renamed. Of several processes at once one builds and the others wait for it. What a killed builder left is
     never taken for whole, and the next builder removes it. `whole` may look closer than "it is there": a
     directory that it finds torn is removed and built again.
+
+    goes_on: `build` goes on with what it finds in the temporary directory, so what a builder left that was killed or
+    failed is kept, unless it failed because the request was wrong or the disk is full.
 
     Raises RequestError when another process holds the lock for longer than `wait_limit_s`, and lets out
     whatever `build` raises (OSError with ENOSPC on a full disk) after removing what it had made.
@@ -53,36 +61,45 @@ def build_once(
         lock.acquire(timeout=0)
     except Timeout:
         say(f"another process is making {directory.parent.name}/{directory.name[:8]}, waiting for it")
-        _wait(lock, wait_limit_s)
+        _wait(lock, wait_limit_s, say)
     try:
         if directory.is_dir():
             if whole(directory):
                 return False
             say(f"{directory} is torn: removed, to be built again")
             shutil.rmtree(directory)
-        _build(directory, build)
+        _build(directory, build, goes_on)
         return True
     finally:
         lock.release()
 
 
-def _wait(lock: FileLock, wait_limit_s: float) -> None:
-    try:
-        lock.acquire(timeout=wait_limit_s)
-    except Timeout:
-        raise RequestError(
-            f"{lock.lock_file}: another process has held this lock for more than {wait_limit_s:.0f} s; wait "
-            f"for it, or find it (`fuser -v {lock.lock_file}`) and end it: the lock goes with its process, "
-            "so do not delete the file"
-        ) from None
+def _wait(lock: FileLock, limit_s: float, say: Callable[[str], None]) -> None:
+    waited_s = 0.0
+    while True:
+        step_s = min(WAIT_SAY_S, limit_s - waited_s)
+        try:
+            lock.acquire(timeout=step_s)
+            return
+        except Timeout:
+            waited_s += step_s
+        if waited_s >= limit_s:
+            raise RequestError(
+                f"{lock.lock_file}: another process has held this lock for more than {limit_s:.0f} s; wait "
+                f"for it, or find it (`fuser -v {lock.lock_file}`) and end it: the lock goes with its process, "
+                "so do not delete the file"
+            )
+        say(
+            f"another process is still making {os.path.basename(lock.lock_file)[:8]}, after {waited_s / 60:.0f} min"
+        )
 
 
-def _build(directory: Path, build: Callable[[Path], None]) -> None:
-    """Runs under the lock, so one fixed temporary name is enough, and what lies there is nobody's."""
+def _build(directory: Path, build: Callable[[Path], None], goes_on: bool) -> None:
+    """Runs under the lock, so one fixed temporary name is enough, and what lies there is no living builder's."""
     temporary = directory.with_name(directory.name + ".building")
-    if temporary.exists():
+    if temporary.exists() and not goes_on:
         shutil.rmtree(temporary)
-    temporary.mkdir()
+    temporary.mkdir(exist_ok=True)
     try:
         build(temporary)
         for folder, _, names in os.walk(temporary):
@@ -90,8 +107,15 @@ def _build(directory: Path, build: Callable[[Path], None]) -> None:
                 _flush(path)
         temporary.rename(directory)
         _flush(directory.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    except BaseException as error:
+        if not goes_on or _is_in_vain(error):
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _is_in_vain(error: BaseException) -> bool:
+    """Whether the same build would fail again, or what it has made is in the way of its remedy."""
+    return isinstance(error, RequestError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
 
 
 def _flush(path: str | Path) -> None:

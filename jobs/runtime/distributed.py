@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import glob
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import jax
@@ -14,6 +17,9 @@ from jobs.runtime.errors import RequestError
 JOIN_LIMIT_S = 300
 AGREE_LIMIT_S = 3600
 """As long as one host waits for another process of its own that makes the same data (`jobs.runtime.cache`)."""
+FIRST_LIMIT_S = 24 * 3600
+"""For what one host does for all of them, and says so meanwhile."""
+SAY_PERIOD_S = 60
 PEER_SILENCE_LIMIT_S = 60
 """A peer whose machine vanished without closing its connections is given up after this long."""
 SUPERVISED_PEER_SILENCE_LIMIT_S = 3600
@@ -96,6 +102,31 @@ def agree(name: str, fingerprint: str) -> None:
             f"{name} is not the same on every host: hosts {different} differ from host 0; "
             "give every host the same files and the same software"
         )
+
+
+def first_then_others[Result](work: Callable[[], Result], *, what: str, say: Callable[[str], None]) -> Result:
+    """What `work` comes to, carried out by rank 0 before the others: they find what it has put where all can see it.
+
+    Raises:
+        RuntimeError: rank 0 was lost, or had not done it after FIRST_LIMIT_S.
+    """
+    import orbax.checkpoint as ocp
+
+    barrier = functools.partial(
+        ocp.multihost.get_barrier_sync_fn(), key=f"first {what}", timeout_ms=FIRST_LIMIT_S * 1000
+    )
+    if jax.process_index() == 0:
+        result = work()
+        barrier()
+        return result
+    waited_s = 0
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(barrier)
+        while not wait([others], timeout=SAY_PERIOD_S).done:
+            waited_s += SAY_PERIOD_S  # a process that says nothing is taken to hang
+            say(f"host 0 is still at {what}, after {waited_s / 60:.0f} min")
+        others.result()
+    return work()
 
 
 def leave() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import jobs
+from jobs.runtime import cache
 from jobs.runtime.cache import build_once, user_cache_dir
 from jobs.runtime.errors import RequestError
 
@@ -158,3 +159,46 @@ def test_a_directory_that_is_found_torn_is_built_again_and_that_is_said(tmp_path
     assert not build_once(directory, write_one_file, whole=whole, say=said.append)
     assert [path.name for path in directory.iterdir()] == ["file"]
     assert said == [f"{directory} is torn: removed, to be built again"]
+
+
+def leave_half(directory: Path) -> None:
+    (directory / "first half").touch()
+    raise KeyboardInterrupt
+
+
+def test_work_that_can_be_gone_on_with_is_kept_when_its_builder_ends(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build_once(tmp_path / "entry", leave_half, goes_on=True)
+    assert not (tmp_path / "entry").exists()
+
+    def rest(directory: Path) -> None:
+        assert [path.name for path in directory.iterdir()] == ["first half"]
+        (directory / "second half").touch()
+
+    assert build_once(tmp_path / "entry", rest, goes_on=True)
+    assert {path.name for path in (tmp_path / "entry").iterdir()} == {"first half", "second half"}
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["entry"]
+
+
+@pytest.mark.parametrize("error", [RequestError("wrong"), OSError(errno.ENOSPC, "No space left on device")])
+def test_work_that_would_fail_again_or_fills_the_disk_is_not_kept(tmp_path: Path, error: Exception) -> None:
+    def build(directory: Path) -> None:
+        (directory / "half").touch()
+        raise error
+
+    with pytest.raises(type(error)):
+        build_once(tmp_path / "entry", build, goes_on=True)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_who_waits_long_says_so_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "WAIT_SAY_S", 0.06)
+    directory, said = tmp_path / "entry", list[str]()
+    with builder(directory, tmp_path / "counter") as process:
+        hear(process)
+        tell(process)
+        assert hear(process) == "building"
+        with pytest.raises(RequestError, match="has held this lock for more than 0 s"):
+            build_once(directory, write_one_file, wait_limit_s=0.2, say=said.append)
+        tell(process)
+    assert len([line for line in said if "another process is still making entry" in line]) == 3

@@ -89,7 +89,14 @@ def test_every_number_among_the_options_has_a_rule() -> None:
 
 
 def test_options_that_a_resumed_run_may_change_exist_and_do_not_touch_the_computation() -> None:
-    about_the_run = {"log_every", "checkpoint_every", "keep_checkpoints", "on_trouble", "profile"}
+    about_the_run = {
+        "log_every",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "on_trouble",
+        "profile",
+        "remote_cache",
+    }
     about_the_devices = {"fsdp", "remat", "accumulate"}
     assert about_the_run | about_the_devices == configs.FREE_ON_RESUME
     assert {field.name for field in dataclasses.fields(Config)} >= configs.FREE_ON_RESUME

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 import jobs
+from jobs.flax_mlm import batches as batches_module
 from jobs.flax_mlm import tokens as tokens_module
 from jobs.flax_mlm.tokenizer import open_tokenizer, train_tokenizer
 from jobs.flax_mlm.tokens import Tokens, prepare, unigram_entropy
@@ -149,7 +150,7 @@ def test_another_split_or_another_tokenizer_is_another_cache_entry(tmp_path: Pat
 def test_the_size_of_a_batch_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path / "a.jsonl", texts(50))
     one = tokenised(source, tmp_path / "one")
-    monkeypatch.setattr(tokens_module, "_BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(batches_module, "BATCH_CHARACTERS", 200)
     assert tokenised(source, tmp_path / "two").fingerprint == one.fingerprint
 
 

@@ -83,3 +83,21 @@ def test_data_that_turns_out_too_small_when_it_is_tokenised_is_a_wrong_request(
     assert ended.code == 2, ended.said
     assert "training sequences of 16 tokens, too few for one batch of 12; lower --batch-size" in ended.said
     assert "Traceback" not in ended.said
+
+
+def test_with_a_remote_cache_the_first_host_prepares_the_data_and_the_others_come_after_it(
+    lab: Lab, tmp_path: Path
+) -> None:
+    lab.data = tmp_path / "new.jsonl"
+    lines = [json.dumps({"text": f"document {number} " * 9}) for number in range(200)]
+    lab.data.write_text("\n".join(lines))
+    run = lab.finish(lab.launch("--remote-cache", str(tmp_path / "shared"), "--steps", "2"))
+    result = run.current_result()
+    assert result is not None
+    assert result["outcome"] == "done"
+    logs = [(Path(run.directory.url) / "logs" / "0" / f"host-{index}.log").read_text() for index in (0, 1)]
+    assert ["tokenised " in log for log in logs] == [True, False]
+    assert sorted(path.parent.parent.name for path in (tmp_path / "shared").rglob("manifest.json")) == [
+        "tokenizer",
+        "tokens",
+    ]

@@ -1,0 +1,167 @@
+"""How long a large corpus takes to prepare and how much memory: made-up prose (`prose.py`), a tokenizer trained on it,
+and all of it tokenised by all cores of this process.
+
+Memory: the most that all its processes together held at one moment, of their own (RssAnon: without what is mapped from
+files and can be dropped), looked at five times a second; above --budget-mib the benchmark has failed, and no process
+may allocate more than that (RLIMIT_DATA). Cores: processor time over wall time. --kill-at 0.8 kills everything when so
+much is tokenised and starts again; the last line says whether the result is one that was left alone would be.
+
+python -m bench.tokenise --folder FOLDER [--gigabytes 0.2] [--vocab-size 50265] [--budget-mib 2048] [--kill-at SHARE]"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import prose
+from jobs.flax_mlm import tokens
+
+ROOT = Path(__file__).resolve().parents[1]
+LOOK_S = 0.2
+PROGRESS = re.compile(r": ([\d,]+) million characters so far")
+CPU, DONE = "cpu_s ", "done "
+
+
+class Memory(threading.Thread):
+    """Looks at a process and its children until it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid, self.peak_mib = pid, 0.0
+        self.start()
+
+    def run(self) -> None:
+        while Path(f"/proc/{self._pid}/stat").exists():
+            self.peak_mib = max(self.peak_mib, sum(map(_own_kib, [self._pid, *_children(self._pid)])) / 1024)
+            time.sleep(LOOK_S)
+
+
+def _children(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return []
+
+
+def _own_kib(pid: int) -> int:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        found = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) if found else 0
+    return 0
+
+
+def prepare(corpus: str, cache: str, vocab_size: int) -> None:
+    """What the measured process does."""
+    prepared = tokens.prepare(
+        corpus,
+        text_field="text",
+        vocab_size=vocab_size,
+        tokenizer=None,
+        eval_fraction=0.1,
+        cache_dir=Path(cache),
+        say=lambda line: print(line, flush=True),
+    )
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    print(f"{CPU}{sum(each.ru_utime + each.ru_stime for each in used)}")
+    print(f"{DONE}{json.dumps([prepared.fingerprint, prepared.train.size + prepared.eval.size])}", flush=True)
+
+
+def measure(
+    corpus: Path, cache: Path, options: argparse.Namespace, kill_at_mb: float | None
+) -> dict[str, Any]:
+    """One process from its start to its end, or to its being killed."""
+    budget = options.budget_mib << 20
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.tokenise", "--child", str(corpus), str(cache), str(options.vocab_size)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (budget, budget)),
+    )
+    memory, began, marks, found = (
+        Memory(process.pid),
+        time.monotonic(),
+        list[float](),
+        dict[str, Any](),
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        print(f"{time.monotonic() - began:8.1f} s  {line}", end="", file=sys.stderr, flush=True)
+        if line.startswith(("tokenising", "tokenised")):
+            marks.append(time.monotonic())
+        if line.startswith(CPU):
+            found["cpu_s"] = float(line.removeprefix(CPU))
+        if line.startswith(DONE):
+            found["fingerprint"], found["tokens"] = json.loads(line.removeprefix(DONE))
+        progress = PROGRESS.search(line)
+        if kill_at_mb and progress and float(progress[1].replace(",", "")) >= kill_at_mb:
+            os.killpg(process.pid, signal.SIGKILL)
+    code = process.wait()
+    memory.join()
+    if code not in (0, -signal.SIGKILL if kill_at_mb else 0):
+        raise SystemExit(f"ended with {code}")
+    wall_s = time.monotonic() - began
+    return {
+        **found,
+        "wall_s": wall_s,
+        "before_s": marks[0] - began,
+        "tokenising_s": marks[-1] - marks[0],
+        "peak_mib": memory.peak_mib,
+    }
+
+
+def main(options: argparse.Namespace) -> None:
+    size_bytes = round(options.gigabytes * 1e9)
+    corpus, cache = options.folder / f"prose-{size_bytes}", options.folder / "cache"
+    prose.write(corpus, size_bytes)
+    size_mb = sum(path.stat().st_size for path in corpus.iterdir()) / 1e6
+    shutil.rmtree(cache, ignore_errors=True)
+    rows = []
+    if options.kill_at:
+        rows.append(("killed", measure(corpus, cache, options, options.kill_at * size_mb)))
+    rows.append(("gone on with" if options.kill_at else "whole", measure(corpus, cache, options, None)))
+    print("| what | MB | before tokenising s | tokenising s | MB/s | cores | peak MiB | million tokens |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for name, row in rows:
+        cores = f"{row['cpu_s'] / row['wall_s']:.2f}" if "cpu_s" in row else ""
+        done = f"{row['tokens'] / 1e6:,.1f}" if "tokens" in row else ""
+        pace = "" if options.kill_at else f"{size_mb / row['tokenising_s']:.1f}"
+        times = f"{row['before_s']:.1f} | {row['tokenising_s']:.1f} | {pace}"
+        print(f"| {name} | {size_mb:,.0f} | {times} | {cores} | {row['peak_mib']:,.0f} | {done} |")
+    if options.kill_at:
+        alone = measure(corpus, options.folder / "alone", options, None)["fingerprint"]
+        shutil.rmtree(options.folder / "alone")
+        print(f"the same as undisturbed: {alone == rows[-1][1]['fingerprint']}")
+    if max(row["peak_mib"] for _, row in rows) > options.budget_mib:
+        raise SystemExit(f"more than --budget-mib {options.budget_mib}")
+
+
+def parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.tokenise", description=__doc__)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--gigabytes", type=float, default=0.2)
+    parser.add_argument("--vocab-size", type=int, default=50265)
+    parser.add_argument("--budget-mib", type=int, default=2048)
+    parser.add_argument("--kill-at", type=float)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        prepare(sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    else:
+        main(parsed(sys.argv[1:]))
