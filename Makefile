@@ -31,6 +31,10 @@ test: install ## run the tests that take seconds
 test-all: install ## run every test
 	@$(BIN)/pytest --durations 20 --durations-min 1
 
+.PHONY: bench
+bench: install ## compare training with transformers, in Flax and PyTorch (ARGS="--cases small")
+	@$(BIN)/python -m bench.mlm $(ARGS)
+
 # All four run whatever the others find, so that one round of mending is enough.
 .PHONY: check
 check: install ## check format, lint, types and the import rules

@@ -1,7 +1,8 @@
-"""What holds for every test: how hypothesis looks for examples, and that Ctrl-C is heard."""
+"""What holds for every test: how hypothesis looks for examples, that Ctrl-C is heard, which devices JAX finds."""
 
 import signal
 
+import pytest
 from hypothesis import settings
 
 # A shell starts its background jobs with Ctrl-C ignored, and that is handed on to whatever a test starts.
@@ -12,3 +13,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("house", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile("house")
+
+
+@pytest.fixture(scope="session")
+def two_devices() -> None:
+    """Asked for by every test that uses JAX, before its backend starts: the number of devices is fixed then."""
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 2)
+    assert jax.device_count() == 2

@@ -15,7 +15,7 @@ import optax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors.numpy import load_file
 from transformers import FlaxRobertaForMaskedLM, RobertaConfig
-from turns import answer
+from turns import answer, resident_bytes
 
 
 def weights(folder, model):
@@ -32,6 +32,7 @@ def weights(folder, model):
 
 def main(folder):
     """See above."""
+    facts = {"imported_bytes": resident_bytes()}
     told = json.loads((folder / "optimizer.json").read_text())
     rates = jnp.asarray(told["rates"])
     model = FlaxRobertaForMaskedLM(RobertaConfig.from_pretrained(folder), seed=0, dtype=jnp.float32)
@@ -72,7 +73,21 @@ def main(folder):
         *running[:], loss = stepped(*running, inputs[one][None], labels[one][None])
         return loss[0]
 
-    answer(take, {})
+    @jax.jit
+    def sums(params, inputs, labels):
+        logits = model(inputs, params=params, train=False)[0]
+        asked = labels >= 0
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.maximum(labels, 0))
+        return jnp.stack([(nats * asked).sum(), ((logits.argmax(-1) == labels) * asked).sum(), asked.sum()])
+
+    def evaluate():
+        held_out = np.load(folder / "held_out.npz")
+        one = jax.tree.map(lambda leaf: leaf[0], running[0])
+        found = [sums(one, *both) for both in zip(held_out["inputs"], held_out["labels"], strict=True)]
+        nats, hits, asked = np.sum(np.asarray(found, np.float64), axis=0)
+        return float(nats / asked), float(hits / asked)
+
+    answer(take, facts, evaluate)
 
 
 if __name__ == "__main__":

@@ -1,46 +1,84 @@
-"""flax_mlm's own step, as its training loop calls it: python -m bench.mlm_peers.ours_step FOLDER DTYPE."""
+"""flax_mlm's own step, as its training loop calls it.
+
+python -m bench.mlm_peers.ours_step FOLDER [--options JSON] [--without VARIANT ...]"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.mlm_peers.case import BATCHES, config_of
-from bench.mlm_peers.turns import answer
+from bench.mlm_peers.turns import answer, resident_bytes
+from bench.variants import taken_out
 from jobs.flax_mlm import data, sharding
 from jobs.flax_mlm import step as steps
+from jobs.flax_mlm.config import Config
 from jobs.runtime.cache import user_cache_dir
 
 
-def main(folder: Path, dtype: str) -> None:
+def main(arguments: Sequence[str]) -> None:
     """See above."""
-    case = json.loads((folder / "case.json").read_text())
-    config = config_of(case["case"], dropout=case["dropout"], dtype=dtype)
-    facts = data.prepare(config, user_cache_dir(), lambda _: None).tokenizer
+    facts = {"imported_bytes": resident_bytes()}
+    parser = argparse.ArgumentParser(prog="python -m bench.mlm_peers.ours_step", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--options", type=json.loads, default={}, help="of flax_mlm, over those of the case")
+    parser.add_argument("--without", nargs="*", default=[])
+    asked = parser.parse_args(arguments)
+    told = json.loads((asked.folder / "case.json").read_text())
+    config = Config(**{**told, **asked.options})
+    with taken_out(asked.without) as all_used:
+        step(asked.folder, config, facts, all_used)
+
+
+def step(folder: Path, config: Config, facts: dict[str, Any], all_used: Any) -> None:
+    """Answer as asked. all_used: raises when something that was to be taken out is still there, once it has stepped."""
+    tokenizer = data.prepare(config, user_cache_dir(), lambda _: None).tokenizer
     mesh = sharding.make_mesh(1, jax.devices()[:1])
     everywhere, by_row = sharding.whole(mesh), sharding.by_row(mesh)
     optimizer = steps.make_optimizer(config)
-    graph, state = steps.create(config, facts, optimizer, mesh)
+    graph, state = steps.create(config, tokenizer, optimizer, mesh)
     same = flax.serialization.from_bytes(state["params"], (folder / "params.msgpack").read_bytes())
+    # Rows that only pad a table may be more in the file than this variant has.
+    same = jax.tree.map(lambda new, old: new[tuple(map(slice, old.shape))], same, state["params"])
     state["params"] = jax.device_put(same, everywhere)
-    rule = steps.mask_rule(facts, config.mask_share, config.sequence_length)
+    rule = steps.mask_rule(tokenizer, config.mask_share, config.sequence_length)
     train_step = steps.make_train_step(graph, optimizer, rule, config, mesh, state)
     batches = np.load(folder / "batches.npz")["tokens"]
     rows_B = jax.device_put(np.arange(config.batch_size, dtype=np.int32), by_row)
 
-    def take(step: int) -> jax.Array:
+    def take(number: int) -> jax.Array:
         nonlocal state
-        state, results = train_step(state, jax.device_put(batches[step % BATCHES], by_row), rows_B)
+        state, results = train_step(state, jax.device_put(batches[number % len(batches)], by_row), rows_B)
+        if number == 0:
+            all_used()
         return results["loss"]
 
-    answer(take, {"machine_flops_per_s": machine_flops_per_s()})
+    evaluate = None
+    if (folder / "held_out.npz").exists():
+        held_out = np.load(folder / "held_out.npz")
+        eval_rule = steps.mask_rule(tokenizer, steps.EVAL_MASK_SHARE, config.sequence_length)
+        eval_step = steps.make_eval_step(graph, eval_rule, mesh, state)
+        all_BS = list(zip(held_out["tokens"], held_out["rows"], strict=True))
+
+        def evaluate() -> tuple[float, float]:
+            counts_B = jnp.ones(config.batch_size)
+            sums = [
+                np.asarray(eval_step(state["params"], tokens_BS, places_B, counts_B), np.float64)
+                for tokens_BS, places_B in all_BS
+            ]
+            nats, hits, hidden = np.sum(sums, axis=0)
+            return float(nats / hidden), float(hits / hidden)
+
+    answer(take, {**facts, "machine_flops_per_s": machine_flops_per_s()}, evaluate)
 
 
 def machine_flops_per_s(size: int = 1024, times: int = 30) -> float:
@@ -57,4 +95,4 @@ def machine_flops_per_s(size: int = 1024, times: int = 30) -> float:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(sys.argv[1:])

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from transformers import RobertaForMaskedLM
-from turns import answer
+from turns import answer, resident_bytes
 
 
 def main(folder):
     """See above."""
+    facts = {"imported_bytes": resident_bytes()}
     torch.manual_seed(0)
     told = json.loads((folder / "optimizer.json").read_text())
     model = RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float32)
@@ -42,7 +43,20 @@ def main(folder):
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    answer(take, {})
+    @torch.no_grad()
+    def evaluate():
+        held_out = np.load(folder / "held_out.npz")
+        model.eval()
+        sums = np.zeros(3)
+        for hidden, answers in zip(held_out["inputs"], held_out["labels"], strict=True):
+            asked = torch.tensor(answers >= 0)
+            logits, right = model(torch.tensor(hidden)).logits[asked], torch.tensor(answers).long()[asked]
+            nats = torch.nn.functional.cross_entropy(logits, right, reduction="sum")
+            sums += [nats.item(), (logits.argmax(-1) == right).sum().item(), len(right)]
+        model.train()
+        return sums[0] / sums[2], sums[1] / sums[2]
+
+    answer(take, facts, evaluate)
 
 
 if __name__ == "__main__":

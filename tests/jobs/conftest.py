@@ -1,4 +1,4 @@
-"""What the tests of jobs share: two CPU devices for JAX, and the smallest model that has every part."""
+"""What the tests of jobs share: the smallest model that has every part."""
 
 from __future__ import annotations
 
@@ -9,16 +9,6 @@ import pytest
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.tokenizer import TokenizerFacts
 from jobs.runtime.environment import ProcessEnvironment
-
-
-@pytest.fixture(scope="session")
-def two_devices() -> None:
-    """Asked for by every test that uses JAX, before its backend starts: the number of devices is fixed then."""
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 2)
-    assert jax.device_count() == 2
 
 
 @pytest.fixture

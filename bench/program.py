@@ -1,0 +1,125 @@
+"""A program that steps in turn with others, as a process that is asked (`mlm_peers/turns.py` is its side of it)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import peers
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = Path(__file__).resolve().with_name("mlm_peers")
+ANSWER_LIMIT_S = 600.0
+FLAX, PYTORCH = "FlaxRobertaForMaskedLM", "PyTorch, compiled"
+PEERS = {FLAX: ("flax", "flax_step.py"), PYTORCH: ("pytorch", "torch_step.py")}
+
+Command = tuple[Sequence[str], Mapping[str, str]]
+"""Arguments and environment of a process."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Program:
+    """One of those that step in turn, and what was measured of it; seconds are of one step, one entry a turn."""
+
+    name: str
+    process: subprocess.Popen[str]
+    limit_s: float = ANSWER_LIMIT_S
+    first_loss: float = float("nan")
+    wall_s: list[float] = dataclasses.field(default_factory=list)
+    cpu_s: list[float] = dataclasses.field(default_factory=list)
+    last: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def compile(self) -> None:
+        """Let it take its first step; returns when it is ready for timed ones."""
+        self.first_loss = self._ask({"do": "compile"})["loss"]
+
+    def turn(self, steps: int) -> None:
+        """Let it take so many steps."""
+        measured = self._ask({"do": "step", "steps": steps})
+        self.wall_s.append(measured["wall_s"])
+        self.cpu_s.append(measured["cpu_s"])
+        self.last = measured
+
+    def evaluate(self) -> float:
+        """The mean cross-entropy in nats over the held-out tokens."""
+        return float(self._ask({"do": "evaluate"})["eval_loss"])
+
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        too_late = threading.Event()
+
+        def end() -> None:
+            too_late.set()
+            self.process.kill()
+
+        timer = threading.Timer(self.limit_s, end)
+        timer.start()
+        try:
+            with contextlib.suppress(BrokenPipeError):  # the empty answer below says more
+                self.process.stdin.write(json.dumps(request) + "\n")
+                self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        finally:
+            timer.cancel()
+        if not line:
+            how = f"ended with {self.process.wait()}"
+            if too_late.is_set():
+                how = f"did not answer within {self.limit_s:g} s"
+            raise SystemExit(f"{self.name} {how}, asked {json.dumps(request)}; what it said is above")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextlib.contextmanager
+def running(commands: Mapping[str, Command]) -> Iterator[list[Program]]:
+    """A program for each name, ended at the end."""
+    programs: list[Program] = []
+    try:
+        for name, (command, environ) in commands.items():
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            programs.append(Program(name=name, process=process))
+        yield programs
+    finally:
+        for program in programs:
+            program.process.kill()
+            program.process.communicate()
+
+
+def ours(
+    folder: Path,
+    environ: Mapping[str, str],
+    *,
+    options: Mapping[str, Any] | None = None,
+    without: Sequence[str] = (),
+) -> Command:
+    """flax_mlm's own step, some of its options changed, some of `variants.VARIANTS` taken out."""
+    module = [sys.executable, "-m", "bench.mlm_peers.ours_step", str(folder)]
+    return [*module, "--options", json.dumps(options or {}), "--without", *without], environ
+
+
+def peer(name: str, folder: Path, environ: Mapping[str, str]) -> Command:
+    """One of PEERS, in its own environment."""
+    lock, script = PEERS[name]
+    command = [str(peers.python_of(lock)), "-s", str(PROGRAMS / script), str(folder)]
+    return command, peers.environment(dict(environ))
+
+
+def compile_all(programs: Sequence[Program]) -> None:
+    """One after another, so that they do not compile at the same time."""
+    for program in programs:
+        program.compile()
+        print(f"{program.name} is ready", file=sys.stderr, flush=True)

@@ -1,0 +1,108 @@
+"""The tables of the comparisons: what is divided by what, and what is said of what could not be measured."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from bench import mlm, mlm_loss, mlm_parts
+from bench.program import FLAX, Program
+
+
+@pytest.fixture
+def programs() -> list[Program]:
+    """One at 0.1 s and one at 0.3 s a step, each with a turn in which the machine was busy."""
+    found = []
+    for name, scale in (("flax_mlm, float32", 1.0), (FLAX, 3.0)):
+        process = subprocess.Popen([sys.executable, "-c", ""], text=True)
+        process.wait()
+        program = Program(name=name, process=process, first_loss=9.0)
+        program.wall_s = [0.1 * scale, 5.0, 0.1 * scale]
+        program.cpu_s = [0.25 * scale, 0.2 * scale, 0.9]
+        program.last = {
+            "loss": 2.5,
+            "imported_bytes": 1 << 30,
+            "compiling_peak_bytes": 4 << 30,
+            "stepping_peak_bytes": 3 << 30,
+            "machine_flops_per_s": 1e9,
+        }
+        found.append(program)
+    return found
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_busy_turn_moves_no_figure_and_the_ratios_are_to_the_flax_peer(programs: list[Program]) -> None:
+    table = mlm.table(programs, {"tokens": 1000, "flops": 5e7}).splitlines()
+    assert cells(table[2])[:6] == ["flax_mlm, float32", "10,000", "3.00", "0.200", "3.00", "50%"]
+    assert cells(table[3])[:5] == [FLAX, "3,333", "1.00", "0.600", "1.00"]
+
+
+def test_the_step_adds_its_peak_less_the_frameworks(programs: list[Program]) -> None:
+    assert mlm.memory(programs[0].last) == "1.00 | 4.00 | 3.00 | 2.00"
+
+
+def test_memory_that_the_system_does_not_say_is_a_dash_and_no_zero(programs: list[Program]) -> None:
+    unsaid = dict.fromkeys(("imported_bytes", "compiling_peak_bytes", "stepping_peak_bytes"))
+    assert mlm.memory(unsaid) == "– | – | – | –"
+    programs[0].last |= unsaid
+    assert cells(mlm_parts.table(mlm_parts.rows(programs)).splitlines()[2])[5] == "–"
+
+
+def test_every_line_of_a_table_has_as_many_cells_as_its_head(programs: list[Program]) -> None:
+    losses = {"flax_mlm, float32": [1.0, 2.0], FLAX: [1.0, 2.0]}
+    for table in (
+        mlm.table(programs, {"tokens": 1, "flops": 1.0}),
+        mlm_loss.table(losses, FLAX),
+        mlm_parts.table(mlm_parts.rows(programs)),
+    ):
+        assert len({len(cells(line)) for line in table.splitlines()}) == 1
+
+
+def test_losses_are_compared_seed_by_seed() -> None:
+    """Seeds differ by more than the programs do: the spread of the differences is what says whether they differ."""
+    table = mlm_loss.table({"ours": [5.1, 6.1, 7.1], FLAX: [5.0, 6.0, 7.0]}, FLAX).splitlines()
+    assert cells(table[2]) == ["ours", "6.1000", "1.0000", "+0.1000", "0.0000"]
+
+
+def test_one_seed_has_no_spread() -> None:
+    assert math.isnan(mlm_loss.spread([4.0]))
+    assert mlm_loss.spread([4.0, 5.0]) == pytest.approx(statistics.stdev([4.0, 5.0]))
+
+
+def test_a_variant_is_measured_against_the_step_of_its_own_group(programs: list[Program]) -> None:
+    ours, other = mlm_parts.rows(programs)
+    assert (ours.wall_ratio, ours.cpu_ratio) == (1.0, 1.0)
+    assert [other.wall_ratio, other.cpu_ratio] == pytest.approx([3.0, 3.0])
+    assert ours.added_bytes == 2 << 30
+
+
+def test_a_variant_that_should_compute_the_same_and_does_not_is_told(programs: list[Program]) -> None:
+    programs[1].first_loss = 9.001
+    found = mlm_parts.rows(programs)
+    assert mlm_parts.unlike(found, {FLAX: False}) == []
+    [said] = mlm_parts.unlike(found, {FLAX: True})
+    assert "9.001" in said and "9.0" in said and FLAX in said
+    programs[1].first_loss = 9.00001
+    assert mlm_parts.unlike(mlm_parts.rows(programs), {FLAX: True}) == []
+
+
+def test_a_variant_whose_loss_is_no_number_is_told_even_if_another_loss_was_expected(
+    programs: list[Program],
+) -> None:
+    programs[1].last["loss"] = math.nan
+    assert len(mlm_parts.unlike(mlm_parts.rows(programs), {FLAX: False})) == 1
+
+
+def test_every_variant_is_in_one_group() -> None:
+    assert list(mlm_parts.groups(["a", "b", "c", "d", "e"], 2)) == [["a", "b"], ["c", "d"], ["e"]]
+
+
+def test_a_turn_is_one_step_at_least() -> None:
+    assert [mlm_parts.steps_of(1.0, step_s) for step_s in (0.2, 0.35, 7.0)] == [5, 3, 1]
