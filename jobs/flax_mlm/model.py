@@ -18,7 +18,7 @@ from flax import nnx
 
 from jobs.flax_mlm.attention import attend
 from jobs.flax_mlm.config import vocabulary_rows
-from jobs.flax_mlm.parts import dropout, gelu, layer_norm, product
+from jobs.flax_mlm.parts import add_bias, dropout, gelu, layer_norm, product
 
 INIT_STDDEV = 0.02
 NEVER = -1e30
@@ -71,8 +71,8 @@ class Linear(nnx.Module):
         self.dtype = dtype
 
     def __call__(self, x: jax.Array, columns: slice = slice(None)) -> jax.Array:
-        kernel_IO = self.kernel[...][:, columns].astype(self.dtype)
-        return product(x, kernel_IO) + self.bias[...][columns].astype(self.dtype)
+        kernel_IO, bias_O = self.kernel[...][:, columns], self.bias[...][columns]
+        return add_bias(product(x, kernel_IO.astype(self.dtype)), bias_O.astype(self.dtype))
 
 
 def _fold(keys_B: jax.Array | None, place: int) -> jax.Array | None:
@@ -191,7 +191,8 @@ class Mlm(nnx.Module):
         x_BMD = self.head_norm(gelu(self.head_dense(x_BMD)))
         table_VD = self.embeddings.tokens.embedding[...].astype(x_BMD.dtype)
         logits_BMV = product(x_BMD, table_VD.T)
-        logits_BMV = logits_BMV.astype(jnp.promote_types(logits_BMV.dtype, jnp.float32)) + self.head_bias[...]
+        wide_BMV = logits_BMV.astype(jnp.promote_types(logits_BMV.dtype, jnp.float32))
+        logits_BMV = add_bias(wide_BMV, self.head_bias[...])
         rows = logits_BMV.shape[-1]
         if rows == self.vocab_size:
             return logits_BMV
