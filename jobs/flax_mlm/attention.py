@@ -2,7 +2,7 @@
 
 TPU, from 512 positions on: splash attention, a flash attention whose scores never leave the chip's own memory
 (Dao et al. 2022, arXiv:2205.14135); below that XLA's fused products are faster. GPU in bfloat16: cuDNN's.
-Anything else: XLA's, whose scores are (B, H, M, S) in memory.
+CPU: products with a gradient written by hand. Anything else: XLA's. In the last two the scores are in memory.
 """
 
 from __future__ import annotations
@@ -35,9 +35,57 @@ def attend(
     mask_B1MS = None
     if segments_BM is not None and segments_BS is not None:
         mask_B1MS = (segments_BM[:, :, None] == segments_BS[:, None, :])[:, None]
+    if jax.default_backend() == "cpu":
+        q_BHMK, k_BHSK, v_BHSK = (x.swapaxes(1, 2) for x in (q_BMHK, k_BSHK, v_BSHK))
+        return in_products(q_BHMK * q_BHMK.shape[-1] ** -0.5, k_BHSK, v_BHSK, mask_B1MS).swapaxes(1, 2)
     return jax.nn.dot_product_attention(
         q_BMHK, k_BSHK, v_BSHK, mask=mask_B1MS, implementation="cudnn" if _takes_cudnn(q_BMHK) else "xla"
     )
+
+
+@jax.custom_vjp
+def in_products(
+    q_BHMK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, mask_B1MS: jax.Array | None
+) -> jax.Array:
+    """softmax(q k) v, (B, H, M, K), of queries that are scaled already.
+
+    Of all that is as large as the scores, (B, H, M, S), only their exponentials are kept, and nothing so large is ever
+    divided: the sums of the exponentials divide the results, which are smaller, and in the backward pass their
+    gradients (as flash attention does it, Dao et al. 2022, appendix B). On a CPU such passes over memory took half as
+    long as attention's matrix products.
+    """
+    return _in_products_forward(q_BHMK, k_BHSK, v_BHSK, mask_B1MS)[0]
+
+
+def _in_products_forward(
+    q_BHMK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, mask_B1MS: jax.Array | None
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    scores_BHMS = q_BHMK @ k_BHSK.swapaxes(2, 3)
+    if mask_B1MS is not None:
+        scores_BHMS = jnp.where(mask_B1MS, scores_BHMS, jnp.asarray(-jnp.inf, scores_BHMS.dtype))
+    wide = jnp.promote_types(scores_BHMS.dtype, jnp.float32)
+    highest_BHM1 = scores_BHMS.max(axis=-1, keepdims=True)
+    exponentials_BHMS = jnp.exp((scores_BHMS - highest_BHM1).astype(wide))
+    sums_BHM1 = exponentials_BHMS.sum(axis=-1, keepdims=True)
+    exponentials_BHMS = exponentials_BHMS.astype(q_BHMK.dtype)
+    mixed_BHMK = ((exponentials_BHMS @ v_BHSK) / sums_BHM1).astype(q_BHMK.dtype)
+    return mixed_BHMK, (q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK)
+
+
+def _in_products_backward(
+    kept: tuple[jax.Array, ...], gradient_BHMK: jax.Array
+) -> tuple[jax.Array | None, ...]:
+    q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK = kept
+    shared_BHMK = (gradient_BHMK / sums_BHM1).astype(q_BHMK.dtype)
+    along_BHM1 = (shared_BHMK * mixed_BHMK).sum(axis=-1, keepdims=True)
+    of_scores_BHMS = exponentials_BHMS * (shared_BHMK @ v_BHSK.swapaxes(2, 3) - along_BHM1)
+    of_q_BHMK = of_scores_BHMS @ k_BHSK
+    of_k_BHSK = of_scores_BHMS.swapaxes(2, 3) @ q_BHMK
+    of_v_BHSK = exponentials_BHMS.swapaxes(2, 3) @ shared_BHMK
+    return of_q_BHMK, of_k_BHSK, of_v_BHSK, None
+
+
+in_products.defvjp(_in_products_forward, _in_products_backward)
 
 
 def splash(

@@ -61,18 +61,30 @@ class Dimensions:
         return vocabulary_rows(self.vocab_size)
 
 
-class Linear(nnx.Module):
-    """x W + b, or some columns of it alone."""
+def _draw(rngs: nnx.Rngs, rows: int, columns: int) -> jax.Array:
+    return INIT_STDDEV * jax.random.normal(rngs.params(), (rows, columns))
 
-    def __init__(self, inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        init = nnx.initializers.normal(INIT_STDDEV)
-        self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs)))
+
+class Table(nnx.Module):
+    """A row of numbers for each id."""
+
+    def __init__(self, rows: int, width: int, rngs: nnx.Rngs) -> None:
+        self.embedding = nnx.Param(_draw(rngs, rows, width))
+
+    def __call__(self, ids: jax.Array) -> jax.Array:
+        return self.embedding[...][ids]
+
+
+class Linear(nnx.Module):
+    """x W + b, or some columns of it alone, in x's kind."""
+
+    def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> None:
+        self.kernel = nnx.Param(_draw(rngs, inputs, outputs))
         self.bias = nnx.Param(jnp.zeros(outputs))
-        self.dtype = dtype
 
     def __call__(self, x: jax.Array, columns: slice = slice(None)) -> jax.Array:
         kernel_IO, bias_O = self.kernel[...][:, columns], self.bias[...][columns]
-        return add_bias(product(x, kernel_IO.astype(self.dtype)), bias_O.astype(self.dtype))
+        return add_bias(product(x, kernel_IO), bias_O)
 
 
 def _fold(keys_B: jax.Array | None, place: int) -> jax.Array | None:
@@ -94,29 +106,28 @@ class Embeddings(nnx.Module):
     """Token and position embeddings, normalised. The token table is also the output's matrix (`Mlm.logits`)."""
 
     def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        init = nnx.initializers.normal(INIT_STDDEV)
-        rows = dims.max_positions + dims.position_offset
-        self.tokens = nnx.Embed(dims.vocab_rows, dims.width, dtype=dtype, embedding_init=init, rngs=rngs)
-        self.positions = nnx.Embed(rows, dims.width, dtype=dtype, embedding_init=init, rngs=rngs)
+        self.tokens = Table(dims.vocab_rows, dims.width, rngs)
+        self.positions = Table(dims.max_positions + dims.position_offset, dims.width, rngs)
+        self.dtype = dtype
         self.norm = Norm(dims.width)
         self.dropout, self.position_offset = dims.dropout, dims.position_offset
 
     def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
         positions_S = jnp.arange(tokens_BS.shape[1]) + self.position_offset
         x_BSD = self.tokens(tokens_BS) + self.positions(positions_S)
-        return dropout(self.norm(x_BSD), self.dropout, keys_B)
+        return dropout(self.norm(x_BSD.astype(self.dtype)), self.dropout, keys_B)
 
 
 class Layer(nnx.Module):
     """Self-attention over all positions, then the feed-forward, each summed into its input and normalised."""
 
-    def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, dims: Dimensions, rngs: nnx.Rngs) -> None:
         self.heads, self.dropout = dims.heads, dims.dropout
-        self.qkv = Linear(dims.width, 3 * dims.width, dtype, rngs)
-        self.attention_out = Linear(dims.width, dims.width, dtype, rngs)
+        self.qkv = Linear(dims.width, 3 * dims.width, rngs)
+        self.attention_out = Linear(dims.width, dims.width, rngs)
         self.attention_norm = Norm(dims.width)
-        self.ff_in = Linear(dims.width, dims.ff_width, dtype, rngs)
-        self.ff_out = Linear(dims.ff_width, dims.width, dtype, rngs)
+        self.ff_in = Linear(dims.width, dims.ff_width, rngs)
+        self.ff_out = Linear(dims.ff_width, dims.width, rngs)
         self.ff_norm = Norm(dims.width)
 
     def __call__(
@@ -155,8 +166,8 @@ class Mlm(nnx.Module):
     def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.vocab_size, self.document_start = dims.vocab_size, dims.document_start
         self.embeddings = Embeddings(dims, dtype, rngs)
-        self.layers = nnx.List([Layer(dims, dtype, rngs) for _ in range(dims.layers)])
-        self.head_dense = Linear(dims.width, dims.width, dtype, rngs)
+        self.layers = nnx.List([Layer(dims, rngs) for _ in range(dims.layers)])
+        self.head_dense = Linear(dims.width, dims.width, rngs)
         self.head_norm = Norm(dims.width)
         self.head_bias = nnx.Param(jnp.zeros(dims.vocab_rows))
 
@@ -189,8 +200,7 @@ class Mlm(nnx.Module):
     def padded_logits(self, x_BMD: jax.Array) -> jax.Array:
         """As `logits`, and behind them what is never chosen, up to `Dimensions.vocab_rows`: no copy is made."""
         x_BMD = self.head_norm(gelu(self.head_dense(x_BMD)))
-        table_VD = self.embeddings.tokens.embedding[...].astype(x_BMD.dtype)
-        logits_BMV = product(x_BMD, table_VD.T)
+        logits_BMV = product(x_BMD, self.embeddings.tokens.embedding[...].T)
         wide_BMV = logits_BMV.astype(jnp.promote_types(logits_BMV.dtype, jnp.float32))
         logits_BMV = add_bias(wide_BMV, self.head_bias[...])
         rows = logits_BMV.shape[-1]

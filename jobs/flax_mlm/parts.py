@@ -15,15 +15,31 @@ import jax.numpy as jnp
 LAYER_NORM_EPSILON = 1e-5
 
 
+@jax.custom_vjp
 def product(x: jax.Array, kernel_IO: jax.Array) -> jax.Array:
-    """x W over the last axis. The others go as rows of one matrix: products of three axes are slower on CPU."""
-    return (_rows(x) @ kernel_IO).reshape(*x.shape[:-1], kernel_IO.shape[-1])
+    """x W over the last axis, in x's kind. The other axes go as rows of one matrix: on CPU products of three axes are
+    slower. The gradient of W is of W's own kind: it is never rounded to x's, and never converted back."""
+    return (_rows(x) @ kernel_IO.astype(x.dtype)).reshape(*x.shape[:-1], kernel_IO.shape[-1])
+
+
+def _product_forward(x: jax.Array, kernel_IO: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return product(x, kernel_IO), (x, kernel_IO)
+
+
+def _product_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, kernel_IO = kept
+    of_x = _rows(gradient) @ kernel_IO.astype(gradient.dtype).T
+    of_kernel_IO = jnp.matmul(_rows(x).T, _rows(gradient), preferred_element_type=kernel_IO.dtype)
+    return of_x.reshape(x.shape), of_kernel_IO
+
+
+product.defvjp(_product_forward, _product_backward)
 
 
 @jax.custom_vjp
 def add_bias(x: jax.Array, bias_D: jax.Array) -> jax.Array:
-    """x + b over the last axis."""
-    return x + bias_D
+    """x + b over the last axis, in x's kind."""
+    return x + bias_D.astype(x.dtype)
 
 
 def _add_bias_forward(x: jax.Array, bias_D: jax.Array) -> tuple[jax.Array, jax.Array]:
