@@ -93,6 +93,15 @@ def _attend(q_BMHK: Any, k_BSHK: Any, v_BSHK: Any, *segments: Any) -> Any:
     return jnp.einsum("bhms,bshk->bmhk", jax.nn.softmax(scores_BHMS, axis=-1), v_BSHK)
 
 
+def _jax_attend(q_BMHK: Any, k_BSHK: Any, v_BSHK: Any, *segments: Any) -> Any:
+    assert all(each is None for each in segments), "this attention is given no documents"
+    return jax.nn.dot_product_attention(q_BMHK, k_BSHK, v_BSHK)
+
+
+def _add_bias(x: Any, bias_D: Any) -> Any:
+    return x + bias_D
+
+
 def _layer_norm(x: Any, scale_D: Any, bias_D: Any) -> Any:
     centred = x - x.mean(-1, keepdims=True)
     variance = (centred * centred).mean(-1, keepdims=True)
@@ -148,6 +157,8 @@ VARIANTS: dict[str, Variant] = {
     ),
     "three products for QKV": Variant(around=[(model.Linear, "__call__", _three_products)]),
     "products of three axes": Variant(instead=[(model, "product", _product)]),
+    "bias by autodiff": Variant(instead=[(model, "add_bias", _add_bias)]),
+    "attention by jax.nn": Variant(instead=[(model, "attend", _jax_attend)]),
     "attention by einsum": Variant(instead=[(model, "attend", _attend)]),
     "GELU by autodiff": Variant(instead=[(model, "gelu", functools.partial(jax.nn.gelu, approximate=False))]),
     "layer norm by autodiff": Variant(instead=[(model, "layer_norm", _layer_norm)]),
@@ -160,7 +171,9 @@ VARIANTS: dict[str, Variant] = {
 }
 """In this order they are put in, so that several go together: the second's logits at every position meet the first's
 cross-entropy. What draws dropout at other positions comes to another loss as well."""
-BESIDES = frozenset({"bfloat16", "dropout by unsafe_rbg", "last layer at every position"})
+BESIDES = frozenset(
+    {"bfloat16", "dropout by unsafe_rbg", "last layer at every position", "attention by jax.nn"}
+)
 """Left out of "all of them": no improvement everywhere, or one that another variant takes out with it."""
 
 
