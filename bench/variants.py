@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jobs.flax_mlm import config, model, parts
+from jobs.flax_mlm import model, parts, sizes
 from jobs.flax_mlm import step as steps
 
 
@@ -165,7 +165,7 @@ VARIANTS: dict[str, Variant] = {
     "dropout by threefry": Variant(instead=[(model, "dropout", _threefry)], same_loss=False),
     "dropout by unsafe_rbg": Variant(instead=[(model, "dropout", _unsafe_rbg)], same_loss=False),
     "no buffer donated": Variant(around=[(jax, "jit", _undonated)]),
-    "vocabulary not padded": Variant(instead=[(config, "VOCABULARY_MULTIPLE", 1)], cases=frozenset({"base"})),
+    "vocabulary not padded": Variant(instead=[(sizes, "VOCABULARY_MULTIPLE", 1)], cases=frozenset({"base"})),
     "results fetched each step": Variant(around=[(steps, "make_train_step", _fetched)]),
     "bfloat16": Variant(options={"dtype": "bfloat16"}, same_loss=False),
 }

@@ -77,13 +77,17 @@ class Job:
         ]
 
     def help(self) -> str:
-        """All options with their defaults, as the job's own --help prints them."""
+        """All options with their defaults, as the job's own --help prints them, under the headings of its GROUPS."""
         import tyro
 
         said = io.StringIO()
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(said):
             tyro.cli(self.config_module().Config, args=["--help"], prog=f"fab train --job {self.name} --args")
-        return said.getvalue()
+        text = said.getvalue()
+        for field, heading in getattr(self.config_module(), "GROUPS", {}).items():
+            option = f"\n  --{field.replace('_', '-')} "
+            text = text.replace(option, f"\n\n {heading}{option}", 1)
+        return text
 
     def problems(self, config: Any, *, devices: int) -> list[str]:
         """What is wrong with the options on so many devices in all."""

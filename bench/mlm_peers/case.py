@@ -36,9 +36,14 @@ SCHEDULE_STEPS = 1000
 
 
 def config_of(case: str, *, dropout: float, seed: int = 0, steps: int = SCHEDULE_STEPS) -> Config:
-    """15 % hidden, as in `transformers`' script, which does not clip the gradient either."""
+    """15 % hidden, as in `transformers`' script, which does not clip the gradient either.
+
+    The model has room for its size's whole vocabulary, even where the text is too short to fill it.
+    """
     common: dict[str, Any] = {"mask_share": 0.15, "learning_rate": 2e-4, "clip_norm": NO_CLIP}
-    return Config(**CASES[case], **common, steps=steps, seed=seed, dropout=dropout, dtype="float32")
+    config = Config(**CASES[case], **common, steps=steps, seed=seed, dropout=dropout, dtype="float32")
+    trained = data.prepare(config, user_cache_dir(), lambda _: None).tokenizer
+    return dataclasses.replace(config, tokenizer=str(trained.path), vocab_size=config.size("vocab_size"))
 
 
 def prepare(

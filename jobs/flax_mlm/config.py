@@ -6,23 +6,18 @@ import dataclasses
 import math
 from typing import Literal
 
+from jobs.flax_mlm.sizes import LEARNING_RATES, MAX_POSITIONS, SIZES, VOCABULARY_MULTIPLE, Size
 from jobs.runtime.errors import RequestError
 from jobs.runtime.profile import read_steps
 
-SIZES = {
-    "tiny": {"layers": 2, "width": 128, "heads": 2, "ff_width": 512, "vocab_size": 2048},
-    "small": {"layers": 4, "width": 256, "heads": 4, "ff_width": 1024, "vocab_size": 8192},
-    "base": {"layers": 12, "width": 768, "heads": 12, "ff_width": 3072, "vocab_size": 50265},
+GROUPS = {
+    "data": "The text",
+    "init_from": "The model",
+    "sequence_length": "Training",
+    "dtype": "How it is computed",
+    "log_every": "The run",
 }
-"""`base` is RoBERTa-base (Liu et al. 2019, table 9); the vocabulary counts where a tokenizer is trained."""
-
-Size = Literal["vocab_size", "layers", "width", "heads", "ff_width"]
-
-MAX_POSITIONS = 512
-"""As RoBERTa (Liu et al. 2019)."""
-
-LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "base": 6e-4}
-"""Peaks: base from Liu et al. 2019, table 9; the others by trial on the standard library's docstrings."""
+"""Headings of the help, each before this option."""
 
 FREE_ON_RESUME = frozenset(
     {
@@ -38,8 +33,6 @@ FREE_ON_RESUME = frozenset(
     }
 )
 """Options that a resumed run may change: they do not touch what is computed, or only in which order sums are taken."""
-VOCABULARY_MULTIPLE = 128
-"""The token table has a multiple of this many rows, as wide as a matrix unit, and --fsdp shares them out evenly."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +93,9 @@ class Config:
     attend_within: Literal["sequence", "document"] = "sequence"
     """What a token attends to: its whole sequence, which may hold the ends of several documents (as RoBERTa), or its
     own document alone."""
+    seed: int = 0
+    """Decides the initial parameters, the order of the data, masks and dropout."""
+
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What activations are computed in (auto: bfloat16 on TPU and GPU, float32 on CPU); parameters are float32."""
     fsdp: int = 1
@@ -109,8 +105,6 @@ class Config:
     work."""
     accumulate: int = 1
     """Parts in which a device takes its rows of a step, one after the other: less memory, the same result."""
-    seed: int = 0
-    """Decides the initial parameters, the order of the data, masks and dropout."""
 
     log_every: int = 20
     """Steps between two lines of metrics."""
@@ -145,11 +139,6 @@ class Config:
     @property
     def warmup_steps(self) -> int:
         return round(self.warmup_share * self.steps)
-
-
-def vocabulary_rows(vocab_size: int) -> int:
-    """Rows of the token table: RoBERTa's 50,265 tokens take 50,304. Those beyond the vocabulary are of no token."""
-    return -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 def problems(config: Config, *, devices: int) -> list[str]:

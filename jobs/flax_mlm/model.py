@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jobs.flax_mlm.attention import attend
-from jobs.flax_mlm.config import vocabulary_rows
 from jobs.flax_mlm.parts import add_bias, dropout, gelu, layer_norm, product
+from jobs.flax_mlm.sizes import vocabulary_rows
 
 INIT_STDDEV = 0.02
 NEVER = -1e30

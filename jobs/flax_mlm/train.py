@@ -16,9 +16,9 @@ from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, problems
 from jobs.flax_mlm.evaluate import Evaluation, evaluate
 from jobs.flax_mlm.export import export
+from jobs.flax_mlm.feed import Feed
 from jobs.flax_mlm.flops import step_flops
 from jobs.flax_mlm.guess import make_guess
-from jobs.flax_mlm.split import Split
 from jobs.flax_mlm.tokens import unigram_entropy
 from jobs.flax_mlm.watch import Trouble, Watch, save_batch
 from jobs.runtime import distributed, preemption
@@ -54,22 +54,9 @@ def train(run: Run, config: Config) -> Final:
     else:
         tokens = distributed.first_then_others(prepare, what=f"--data {config.data}", say=run.prepare)
     distributed.agree(f"--data {config.data}", tokens.fingerprint)
-    sequences = {"train": tokens.sequences("train", length), "eval": tokens.sequences("eval", length)}
     baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
-
     mesh = sharding.make_mesh(config.fsdp)
-    by_row = sharding.by_row(mesh)
-
-    def place(values_B: np.ndarray) -> jax.Array:
-        return jax.make_array_from_callback(values_B.shape, by_row, lambda rows: values_B[rows])
-
-    def rows_of(split: Split, indices_B: np.ndarray) -> jax.Array:
-        """(B,) indices to (B, S) tokens over all devices; a host reads the rows of its own devices only."""
-
-        def read(where: tuple[slice, ...] | None) -> np.ndarray:
-            return tokens.rows(split, indices_B[where[0] if where else slice(None)], length)
-
-        return jax.make_array_from_callback((indices_B.size, length), by_row, read)
+    feed = Feed(tokens, config, mesh)
 
     run.heartbeat.say("compiling the first step")
     optimizer = steps.make_optimizer(config)
@@ -80,8 +67,8 @@ def train(run: Run, config: Config) -> Final:
     eval_step = steps.make_eval_step(graph, eval_rule, mesh, state)
     run.say(
         f"{sum(leaf.size for leaf in jax.tree.leaves(state['params'])):,} parameters on {jax.device_count()} devices "
-        f"of {jax.process_count()} processes; {sequences['train']:,} sequences of {length} tokens to learn from, "
-        f"{sequences['eval']:,} held out; their unigram entropy is {baseline:.3f} nats"
+        f"of {jax.process_count()} processes; {feed.sequences('train'):,} sequences of {length} tokens to learn from, "
+        f"{feed.sequences('eval'):,} held out; their unigram entropy is {baseline:.3f} nats"
     )
 
     checkpoints = Checkpoints(run.directory, keep_last=config.keep_checkpoints)
@@ -94,7 +81,7 @@ def train(run: Run, config: Config) -> Final:
         if not first:
             state = steps.with_params(state, begun_from.params())
     metrics = Metrics(run.directory, first) if run.environment.is_first else None
-    rows_B = place(np.arange(batch_size, dtype=np.int32))
+    rows_B = feed.place(np.arange(batch_size, dtype=np.int32))
     best_loss = math.inf
     rates = Rates(
         run.time,
@@ -110,12 +97,6 @@ def train(run: Run, config: Config) -> Final:
     watch = Watch()
     in_flight: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
-    def indices_of(step: int) -> np.ndarray:
-        """(B,) the training sequences of a step, from 1."""
-        return data.step_indices(
-            step - 1, seed=config.seed, sequences=sequences["train"], batch_size=batch_size
-        )
-
     def busy() -> bool:
         """Whether the devices still have a step to compute."""
         return bool(in_flight) and not in_flight[-1][1]["loss"].is_ready()  # type: ignore[attr-defined]
@@ -126,9 +107,7 @@ def train(run: Run, config: Config) -> Final:
             run.say(f"step {step}: {wrong}")
             return
         if metrics is not None:
-            saved = save_batch(
-                run.directory, step, wrong, tokens, tokens.rows("train", indices_of(step), length)
-            )
+            saved = save_batch(run.directory, step, wrong, tokens, feed.step_on_host(step))
             run.say(f"step {step}: {wrong}; the batch is in {run.directory.path(saved)}")
             metrics.close()
         profile.close()
@@ -155,9 +134,9 @@ def train(run: Run, config: Config) -> Final:
         result = evaluate(
             eval_step,
             state["params"],
-            lambda indices_B: rows_of("eval", indices_B),
-            place,
-            sequences=min(limit, sequences["eval"]),
+            feed.held_out,
+            feed.place,
+            sequences=min(limit, feed.sequences("eval")),
             batch_size=batch_size,
             tick=run.heartbeat.tick,
         )
@@ -169,12 +148,12 @@ def train(run: Run, config: Config) -> Final:
     wanted = read_steps(config.profile, steps=config.steps)
     profile = Profile(run, wanted, done=first, settle=lambda: settle(0))
     if begun_from is not None and not first:
-        evaluated(0, sequences["eval"])
+        evaluated(0, feed.sequences("eval"))
 
     for step in range(first + 1, config.steps + 1):
         with profile.step(step):
             with rates.input(busy):
-                tokens_BS = rows_of("train", indices_of(step))
+                tokens_BS = feed.step(step)
             state, results = train_step(state, tokens_BS, rows_B)
             in_flight.append((step, results))
         if step == first + 1:
@@ -209,7 +188,7 @@ def train(run: Run, config: Config) -> Final:
     settle(0)
     run.time.enter("finish")
     run.heartbeat.state("saving")
-    final = evaluated(config.steps, sequences["eval"])
+    final = evaluated(config.steps, feed.sequences("eval"))
     with run.time.part("checkpoint"):
         checkpoints.save(config.steps, state, eval_loss=final.loss)
         checkpoints.close()
@@ -217,14 +196,14 @@ def train(run: Run, config: Config) -> Final:
     run.heartbeat.say("taking a closer look")
     params = jax.jit(lambda params: params, out_shardings=sharding.whole(mesh))(state["params"])
     closer = closer_look.sample(
-        sequences=sequences["eval"], length=length, trained_rows=config.steps * batch_size
+        sequences=feed.sequences("eval"), length=length, trained_rows=config.steps * batch_size
     )
     seen = closer_look.look(
         jax.jit(make_guess(graph), out_shardings=sharding.whole(mesh)),
         params,
         tokens.rows("eval", closer, length),
         tokens.tokenizer,
-        place,
+        feed.place,
         batch_size=batch_size,
         tick=run.heartbeat.tick,
     )

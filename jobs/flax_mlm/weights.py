@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jobs.flax_mlm.config import vocabulary_rows
+from jobs.flax_mlm.sizes import vocabulary_rows
 from jobs.runtime.errors import RequestError
 
 if TYPE_CHECKING:

@@ -29,19 +29,8 @@ STEP = 1e-5
 """Truncation is about STEP², rounding about 1e-16 / STEP: 1e-10 and 1e-11."""
 
 
-def attention(
-    q_BSHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, mask: Any = None, **_: Any
-) -> jax.Array:
-    """By definition. JAX's own takes its softmax in float32 even where everything else is float64."""
-    logits_BHSS = jnp.einsum("bqhk,bshk->bhqs", q_BSHK, k_BSHK) / np.sqrt(q_BSHK.shape[-1])
-    if mask is not None:
-        logits_BHSS = jnp.where(mask, logits_BHSS, -np.inf)
-    return jnp.einsum("bhqs,bshk->bqhk", jax.nn.softmax(logits_BHSS), v_BSHK)
-
-
 @pytest.fixture
 def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(jax.nn, "dot_product_attention", attention)
     monkeypatch.setattr(steps, "activations_dtype", lambda _: jnp.dtype("float64"))
     with jax.enable_x64(True):
         yield

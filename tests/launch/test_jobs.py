@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.config import GROUPS, Config
 from jobs.runtime.errors import RequestError
 from launch import jobs
 
@@ -76,6 +76,13 @@ def test_asking_for_help_among_the_options_shows_them_all() -> None:
 def test_a_jobs_help_names_every_option() -> None:
     text = jobs.find("flax_mlm").help()
     assert all(f"--{field.name.replace('_', '-')}" in text for field in dataclasses.fields(Config))
+
+
+def test_a_jobs_help_has_its_headings_each_before_its_first_option() -> None:
+    lines = [line.strip() for line in jobs.find("flax_mlm").help().splitlines()]
+    for field, heading in GROUPS.items():
+        assert lines[lines.index(heading) + 1].startswith(f"--{field.replace('_', '-')} ")
+    assert set(GROUPS) <= {field.name for field in dataclasses.fields(Config)}
 
 
 def test_a_resumed_run_may_change_what_does_not_touch_the_computation_and_nothing_else() -> None:
