@@ -112,7 +112,7 @@ def measure(
             os.killpg(process.pid, signal.SIGKILL)
     code = process.wait()
     memory.join()
-    if code not in (0, -signal.SIGKILL if kill_at_mb else 0):
+    if code != (-signal.SIGKILL if kill_at_mb else 0):
         raise SystemExit(f"ended with {code}")
     wall_s = time.monotonic() - began
     return {

@@ -39,7 +39,11 @@ def attend(
         q_BHMK, k_BHSK, v_BHSK = (x.swapaxes(1, 2) for x in (q_BMHK, k_BSHK, v_BSHK))
         return in_products(q_BHMK * q_BHMK.shape[-1] ** -0.5, k_BHSK, v_BHSK, mask_B1MS).swapaxes(1, 2)
     return jax.nn.dot_product_attention(
-        q_BMHK, k_BSHK, v_BSHK, mask=mask_B1MS, implementation="cudnn" if _takes_cudnn(q_BMHK) else "xla"
+        q_BMHK,
+        k_BSHK,
+        v_BSHK,
+        mask=mask_B1MS,
+        implementation="cudnn" if _takes_cudnn(q_BMHK, k_BSHK, mask_B1MS) else "xla",
     )
 
 
@@ -134,9 +138,12 @@ def _takes_splash(q_BMHK: jax.Array, k_BSHK: jax.Array) -> bool:
     )
 
 
-def _takes_cudnn(q_BMHK: jax.Array) -> bool:
+def _takes_cudnn(q_BMHK: jax.Array, k_BSHK: jax.Array, mask_B1MS: jax.Array | None) -> bool:
+    """With a mask cuDNN refuses to train on an odd number of positions (jax 0.12)."""
+    is_even = q_BMHK.shape[1] % 2 == 0 and k_BSHK.shape[1] % 2 == 0
     return (
-        jax.default_backend() == "gpu"
+        (mask_B1MS is None or is_even)
+        and jax.default_backend() == "gpu"
         and q_BMHK.dtype in (jnp.bfloat16, jnp.float16)
         and q_BMHK.shape[-1] <= CUDNN_MOST_HEAD_WIDTH
         and q_BMHK.shape[-1] % 8 == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +68,8 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
 
             load_tokenizer(Path(config.tokenizer))
         if found.size_bytes < ENOUGH_BYTES_PER_TOKEN * config.batch_size * config.sequence_length:
-            prepare(config, cache_dir, say=lambda _: None)
+            here = dataclasses.replace(config, remote_cache=None)
+            prepare(here, cache_dir, say=lambda _: None)
     except RequestError as error:
         return [str(error)]
     # Of a model that is gone on with, sizes are known only now; the devices have been counted before.

@@ -92,9 +92,10 @@ def _ask(
 
 
 def _start(tokenizer: Path, dtype: Dtype) -> subprocess.Popen[bytes]:
+    found = [str(Path(jobs.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {
         **os.environ,
-        "PYTHONPATH": str(Path(jobs.__file__).parents[1]),
+        "PYTHONPATH": os.pathsep.join(found),
         "TOKENIZERS_PARALLELISM": "false",
     }
     process = subprocess.Popen(

@@ -19,7 +19,7 @@ def all_but_layers(params: Any, params_specs: Any) -> Any:
     return {**collected, "layers": params["layers"]}
 
 
-def layer_by_layer(params_specs: Any, *, remat: bool) -> Apply:
+def layer_by_layer(params_specs: Any, *, remat: bool = False) -> Apply:
     """How a layer is applied on a device that may hold only a part of it.
 
     remat: of what a layer computes only its input is kept for the backward pass, and computed again from it.
@@ -45,10 +45,9 @@ def layer_by_layer(params_specs: Any, *, remat: bool) -> Apply:
 
 
 def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether a result is kept for the backward pass: not a collected matrix, nor its cast or a view of it."""
+    """Whether a result is kept for the backward pass: not a collected matrix, nor a view of it."""
     return primitive.name not in (
         "all_gather",
-        "convert_element_type",
         "transpose",
         "reshape",
         "slice",

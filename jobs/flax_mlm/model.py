@@ -193,7 +193,8 @@ class Mlm(nnx.Module):
         return x_BSD
 
     def logits(self, x_BMD: jax.Array) -> jax.Array:
-        """Hidden states at any positions to logits over the vocabulary, (B, M, V), of float32 at least."""
+        """Hidden states at any positions to logits over the vocabulary, (B, M, V): products in the activations' kind,
+        and float32 at least from there on."""
         logits_BMV = self.padded_logits(x_BMD)
         return logits_BMV[..., : self.vocab_size]
 

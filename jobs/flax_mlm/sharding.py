@@ -7,7 +7,7 @@ the layer, and of their gradient it keeps its own part, summed over the group; t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jobs.runtime.errors import RequestError
 
 DATA, FSDP = "data", "fsdp"
 """The grid's axes: groups of devices, and the devices of a group."""
@@ -24,22 +26,33 @@ CUT = PartitionSpec(FSDP)
 """By its first axis, which is neither the one that a matrix product runs along on TPU nor split in the middle."""
 
 
-def make_mesh(fsdp: int, devices: list[jax.Device] | None = None) -> Mesh:
-    """All devices in groups of `fsdp` neighbours; the groups of a multislice run lie within their slices.
+def make_mesh(fsdp: int, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """All devices (or these) in groups of `fsdp`; raises as `grid` does."""
+    return Mesh(grid(fsdp, jax.devices() if devices is None else devices), (DATA, FSDP))
+
+
+def grid(fsdp: int, devices: Sequence[Any]) -> np.ndarray:
+    """(groups, fsdp) devices: a group is of neighbours, and of a multislice run it lies within a slice.
 
     Raises:
-        ValueError: the number of devices is no multiple of `fsdp`.
+        RequestError: a slice's devices do not make groups of `fsdp`.
     """
-    devices = jax.devices() if devices is None else devices
-    if len(devices) % fsdp:
-        raise ValueError(f"{len(devices)} devices do not make groups of {fsdp}")
     slices = len({getattr(device, "slice_index", 0) for device in devices})
+    of_a_slice = len(devices) // slices
+    if of_a_slice % fsdp:
+        raise RequestError(
+            f"--fsdp {fsdp}: a group lies within a slice, and the {of_a_slice} devices of one do not make groups of "
+            f"{fsdp}; choose a number that divides {of_a_slice}"
+        )
+    within = (of_a_slice // fsdp, fsdp)
+    # Groups of 2 or 8 divide an axis of the network of 4 x 4 chips: without leave for that there is no such mesh.
     if slices > 1:
-        within = (len(devices) // slices // fsdp, fsdp)
-        grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1), devices)
+        made = mesh_utils.create_hybrid_device_mesh(
+            within, (slices, 1), devices, allow_split_physical_axes=True
+        )
     else:
-        grid = mesh_utils.create_device_mesh((len(devices) // fsdp, fsdp), devices)
-    return Mesh(np.asarray(grid), (DATA, FSDP))
+        made = mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
+    return np.asarray(made)
 
 
 def by_row(mesh: Mesh) -> NamedSharding:
@@ -63,6 +76,12 @@ def specs(tree: Any, mesh: Mesh) -> Any:
 def shardings(tree: Any, mesh: Mesh) -> Any:
     """`specs` as what jit and Orbax take."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs(tree, mesh))
+
+
+def to_host(tree: Any, mesh: Mesh) -> Any:
+    """Every leaf whole, in this host's memory: one after the other, so that no device holds more than one of them."""
+    collected = jax.jit(lambda leaf: leaf, out_shardings=whole(mesh))
+    return jax.tree.map(lambda leaf: np.asarray(collected(leaf)), tree)
 
 
 def collect(tree: Any, tree_specs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -142,7 +143,8 @@ def make_train_step(
         masked = mask(rule, _fold(key, MASK_STREAM, step), tokens_BS, rows_B)
         dropout_key = _fold(key, DROPOUT_STREAM, step)
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(dropout_key, rows_B)
-        nats, gradient = _by_parts(jax.value_and_grad(nats_of), config.accumulate, params, masked, keys_B)
+        slopes = functools.partial(jax.value_and_grad(nats_of), params)
+        nats, gradient = _sum_by_parts(slopes, config.accumulate, masked, keys_B)
         return sharding.sum_gradients(gradient, params_specs), *sharding.sum_over(
             (nats, masked.weights_BM.sum())
         )
@@ -156,7 +158,8 @@ def make_train_step(
 
     def step(state: State, tokens_BS: jax.Array, rows_B: jax.Array) -> tuple[State, dict[str, jax.Array]]:
         gradient, nats, hidden = sharded_sums(state["params"], tokens_BS, rows_B, state["step"])
-        gradient = jax.tree.map(lambda leaf: leaf / hidden, gradient)
+        # Of a batch that hides nothing the loss is no number, and the gradient nothing.
+        gradient = jax.tree.map(lambda leaf: leaf / jnp.maximum(hidden, 1), gradient)
         updates, opt_state = optimizer.update(gradient, state["opt_state"], state["params"])
         next_state = {
             "params": optax.apply_updates(state["params"], updates),
@@ -174,43 +177,44 @@ def make_train_step(
 
 
 def make_eval_step(
-    graph: nnx.GraphDef[Mlm], rule: MaskRule, mesh: Mesh, state: State
+    graph: nnx.GraphDef[Mlm], rule: MaskRule, mesh: Mesh, state: State, *, parts: int = 1
 ) -> Callable[[Any, jax.Array, jax.Array, jax.Array], jax.Array]:
     """(params, tokens_BS, rows_B, counts_B) to (3,) sums: cross-entropy, right guesses, hidden tokens.
 
     rows_B: the sequences' places in the held-out split; counts_B: 1.0, or 0.0 for a row that only fills the batch.
+    parts: in which a device takes its rows, as in training.
     """
     params_specs = sharding.specs(state["params"], mesh)
-    apply = layer_by_layer(params_specs, remat=False)
+    apply = layer_by_layer(params_specs)
 
-    def sums(params: Any, tokens_BS: jax.Array, rows_B: jax.Array, counts_B: jax.Array) -> jax.Array:
-        masked = mask(rule, jax.random.key(EVAL_SEED), tokens_BS, rows_B)
-        masked = masked._replace(weights_BM=masked.weights_BM * counts_B[:, None])
+    def sums(params: Any, *by_row: jax.Array) -> jax.Array:
         model = nnx.merge(graph, all_but_layers(params, params_specs))
-        logits_BMV = model(masked.inputs_BS, masked.positions_BM, apply=apply)
-        summed: jax.Array = sharding.sum_over(
-            jnp.stack([*cross_entropy(logits_BMV, masked), masked.weights_BM.sum()])
-        )
+
+        def of_part(tokens_BS: jax.Array, rows_B: jax.Array, counts_B: jax.Array) -> jax.Array:
+            masked = mask(rule, jax.random.key(EVAL_SEED), tokens_BS, rows_B)
+            masked = masked._replace(weights_BM=masked.weights_BM * counts_B[:, None])
+            logits_BMV = model(masked.inputs_BS, masked.positions_BM, apply=apply)
+            return jnp.stack([*cross_entropy(logits_BMV, masked), masked.weights_BM.sum()])
+
+        summed: jax.Array = sharding.sum_over(_sum_by_parts(of_part, parts, *by_row))
         return summed
 
     rows = sharding.ROWS
     return jax.jit(sharding.on_each_device(sums, mesh, (params_specs, rows, rows, rows), sharding.WHOLE))
 
 
-def _by_parts(
-    value_and_grad: Callable[..., tuple[jax.Array, Any]], parts: int, params: Any, *by_row: Any
-) -> tuple[jax.Array, Any]:
-    """The sums of values and gradients over a device's rows, taken in so many parts one after the other."""
+def _sum_by_parts(function: Callable[..., Any], parts: int, *by_row: Any) -> Any:
+    """The sum of `function` over a device's rows, taken in so many parts one after the other."""
     if parts == 1:
-        return value_and_grad(params, *by_row)
+        return function(*by_row)
     split = jax.tree.map(lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), by_row)
 
     def add(sums: Any, part: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, sums, value_and_grad(params, *part)), None
+        return jax.tree.map(jnp.add, sums, function(*part)), None
 
-    nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-    sums: tuple[jax.Array, Any] = jax.lax.scan(add, nothing, split)[0]
-    return sums
+    of_one = jax.eval_shape(function, *jax.tree.map(lambda leaf: leaf[0], split))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), of_one)
+    return jax.lax.scan(add, nothing, split)[0]
 
 
 def _fold(key: jax.Array, stream: int, step: jax.Array) -> jax.Array:

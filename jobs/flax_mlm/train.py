@@ -64,7 +64,7 @@ def train(run: Run, config: Config) -> Final:
     train_rule = steps.mask_rule(tokens.tokenizer, config.mask_share, length)
     eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, length)
     train_step = steps.make_train_step(graph, optimizer, train_rule, config, mesh, state)
-    eval_step = steps.make_eval_step(graph, eval_rule, mesh, state)
+    eval_step = steps.make_eval_step(graph, eval_rule, mesh, state, parts=config.accumulate)
     run.say(
         f"{sum(leaf.size for leaf in jax.tree.leaves(state['params'])):,} parameters on {jax.device_count()} devices "
         f"of {jax.process_count()} processes; {feed.sequences('train'):,} sequences of {length} tokens to learn from, "
@@ -110,8 +110,9 @@ def train(run: Run, config: Config) -> Final:
             saved = save_batch(run.directory, step, wrong, tokens, feed.step_on_host(step))
             run.say(f"step {step}: {wrong}; the batch is in {run.directory.path(saved)}")
             metrics.close()
-        profile.close()
+        checkpoints.wait()
         multihost_utils.sync_global_devices("the batch is saved")  # or whoever ends first takes rank 0 along
+        profile.close()
         raise Trouble(f"step {step}: {wrong}, or go on with --on-trouble warn")
 
     def settle(in_flight_after: int) -> None:
@@ -194,19 +195,19 @@ def train(run: Run, config: Config) -> Final:
         checkpoints.close()
     run.heartbeat.tick()
     run.heartbeat.say("taking a closer look")
-    params = jax.jit(lambda params: params, out_shardings=sharding.whole(mesh))(state["params"])
     closer = closer_look.sample(
         sequences=feed.sequences("eval"), length=length, trained_rows=config.steps * batch_size
     )
     seen = closer_look.look(
-        jax.jit(make_guess(graph), out_shardings=sharding.whole(mesh)),
-        params,
+        jax.jit(make_guess(graph, mesh, state["params"]), out_shardings=sharding.whole(mesh)),
+        state["params"],
         tokens.rows("eval", closer, length),
         tokens.tokenizer,
         feed.place,
         batch_size=batch_size,
         tick=run.heartbeat.tick,
     )
+    params = sharding.to_host(state["params"], mesh)
     if run.environment.is_first:
         export(run.directory, config, params, tokens)
     if metrics is not None:

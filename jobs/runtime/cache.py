@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from jobs.runtime.errors import RequestError
+from jobs.runtime.errors import RequestError, Unreachable
 
 WAIT_SAY_S = 60.0
 """Who waits for another process says so again after this long: a process that says nothing is taken to hang."""
@@ -35,7 +35,7 @@ def build_once(
     directory: Path,
     build: Callable[[Path], None],
     *,
-    wait_limit_s: float = 3600,
+    wait_limit_s: float = 24 * 3600,
     whole: Callable[[Path], bool] = Path.is_dir,
     goes_on: bool = False,
     say: Callable[[str], None] = _LOG.info,
@@ -115,7 +115,9 @@ def _build(directory: Path, build: Callable[[Path], None], goes_on: bool) -> Non
 
 def _is_in_vain(error: BaseException) -> bool:
     """Whether the same build would fail again, or what it has made is in the way of its remedy."""
-    return isinstance(error, RequestError) or (isinstance(error, OSError) and error.errno == errno.ENOSPC)
+    if isinstance(error, RequestError):
+        return not isinstance(error, Unreachable)
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 
 def _flush(path: str | Path) -> None:

@@ -15,10 +15,8 @@ from jobs.runtime.environment import Platform, ProcessEnvironment
 from jobs.runtime.errors import RequestError
 
 JOIN_LIMIT_S = 300
-AGREE_LIMIT_S = 3600
-"""As long as one host waits for another process of its own that makes the same data (`jobs.runtime.cache`)."""
-FIRST_LIMIT_S = 24 * 3600
-"""For what one host does for all of them, and says so meanwhile."""
+AGREE_LIMIT_S = FIRST_LIMIT_S = 24 * 3600
+"""For the slowest host to prepare a large corpus, or the one that does it for all; a host that dies is noticed."""
 SAY_PERIOD_S = 60
 PEER_SILENCE_LIMIT_S = 60
 """A peer whose machine vanished without closing its connections is given up after this long."""

@@ -119,12 +119,14 @@ class Profile:
         import jax
 
         with self._run.time.part("profile"):
-            jax.profiler.stop_trace()
-            self._run.heartbeat.tick()
-            for file, name in _names(Path(folder), traced, self._run.environment.process_id):
-                self._put(file, name)
+            try:
+                jax.profiler.stop_trace()
                 self._run.heartbeat.tick()
-            shutil.rmtree(folder, ignore_errors=True)
+                for file, name in _names(Path(folder), traced, self._run.environment.process_id):
+                    self._put(file, name)
+                    self._run.heartbeat.tick()
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
         self._run.say(f"steps {traced} are traced in {self._run.directory.path(PROFILE)}")
 
     def _start(self) -> None:

@@ -6,6 +6,7 @@ written last and says what each file has to be: a folder without one is not ther
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.runtime.errors import RequestError
+from jobs.runtime.errors import RequestError, Unreachable
 from jobs.runtime.patience import patiently
 
 MANIFEST = "manifest.json"
@@ -32,7 +33,7 @@ class RemoteCache:
         A torn one is not there either: its manifest is removed, so that the next `put` mends it.
 
         Raises:
-            RequestError: the place cannot be reached, or refuses.
+            Unreachable: it does not answer, or refuses.
         """
         files, root = self._open()
         manifest = self._manifest(files, root, name)
@@ -49,7 +50,8 @@ class RemoteCache:
                 torn = True
             if torn:
                 say(f"{self._url}/{name}/{file} is not what was put there: made again")
-                self._carry_out(lambda: files.rm_file(f"{root}/{name}/{MANIFEST}"), say)
+                with contextlib.suppress(FileNotFoundError):  # another host has found it torn as well
+                    self._carry_out(lambda: files.rm_file(f"{root}/{name}/{MANIFEST}"), say)
                 for each in manifest:
                     (into / each).unlink(missing_ok=True)
                 return False
@@ -62,7 +64,7 @@ class RemoteCache:
         """Copy the files of `folder` to `name`, unless they are there.
 
         Raises:
-            RequestError: the place cannot be reached, or refuses.
+            Unreachable: it does not answer, or refuses.
         """
         files, root = self._open()
         if self._manifest(files, root, name) is not None:
@@ -71,16 +73,21 @@ class RemoteCache:
         size = sum(known["size_bytes"] for known in manifest.values())
         say(f"copying {size / 1e6:,.0f} MB to {self._url}/{name}")
         place = f"{root}/{name}"
-        for file in manifest:
-            self._carry_out(functools.partial(files.put_file, str(folder / file), f"{place}/{file}"), say)
         content = json.dumps(manifest, indent=2).encode()
-        self._carry_out(lambda: files.pipe_file(f"{place}/{MANIFEST}", content), say)
+        try:
+            for file in manifest:
+                self._carry_out(functools.partial(files.put_file, str(folder / file), f"{place}/{file}"), say)
+            self._carry_out(lambda: files.pipe_file(f"{place}/{MANIFEST}", content), say)
+        except FileNotFoundError as error:
+            raise Unreachable(
+                f"--remote-cache {self._url}: cannot be written ({error}); make the bucket or folder first"
+            ) from None
 
     def _open(self) -> tuple[Any, str]:
         import fsspec
 
         try:
-            if "://" not in self._url:
+            if "://" not in self._url or self._url.startswith("file://"):
                 files, root = fsspec.core.url_to_fs(os.path.expanduser(self._url), auto_mkdir=True)
             else:  # other hosts write here too: a listing that is kept is a listing that is wrong
                 files, root = fsspec.core.url_to_fs(self._url, use_listings_cache=False)
@@ -96,10 +103,10 @@ class RemoteCache:
         except FileNotFoundError:
             return None
         try:
-            found: dict[str, Any] = json.loads(content)
+            found: Any = json.loads(content)
         except ValueError:
             return None  # on a shared disk it may be half-written; whoever puts it again finishes it
-        return found
+        return found if _is_manifest(found) else None
 
     def _carry_out[Result](self, action: Callable[[], Result], say: Callable[[str], None]) -> Result:
         def attempt() -> Result | FileNotFoundError:
@@ -111,13 +118,21 @@ class RemoteCache:
         try:
             result = patiently(attempt, what=self._url, say=say)
         except Exception as error:  # each driver has exceptions of its own
-            raise RequestError(
+            raise Unreachable(
                 f"--remote-cache {self._url}: {type(error).__name__}: {error}; check the address, the network and "
                 "your permission to read and write there"
             ) from error
         if isinstance(result, FileNotFoundError):
             raise result
         return result
+
+
+def _is_manifest(found: Any) -> bool:
+    """Whether it names plain files with what they have to be: a bucket may be written by others."""
+    return isinstance(found, dict) and all(
+        Path(name).name == name and isinstance(known, dict) and isinstance(known.get("size_bytes"), int)
+        for name, known in found.items()
+    )
 
 
 def _known(path: Path) -> dict[str, Any]:

@@ -68,3 +68,20 @@ def test_the_tpus_kernel_interpreted_gives_what_xla_gives_and_its_gradients(docu
     np.testing.assert_allclose(through("splash", inputs()), through("xla", inputs()), atol=2e-5)
     for ours, theirs in zip(summed("splash"), summed("xla"), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("positions", "documents", "takes_cudnn"), [(50, True, True), (51, True, False), (51, False, True)]
+)
+def test_on_a_gpu_an_odd_number_of_positions_with_documents_is_not_cudnns(
+    monkeypatch: pytest.MonkeyPatch, positions: int, documents: bool, takes_cudnn: bool
+) -> None:
+    """It refuses to train on them; the backend is made believe, nothing is computed."""
+    seen = []
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *_, **how: seen.append(how["implementation"]))
+    q_BMHK, k_BSHK, v_BSHK = (x.astype(jnp.bfloat16) for x in inputs())
+    of_BS = segments() if documents else None
+    of_BM = segments()[:, :positions] if documents else None
+    attend(q_BMHK[:, :positions], k_BSHK, v_BSHK, of_BM, of_BS)
+    assert seen == ["cudnn" if takes_cudnn else "xla"]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jobs.flax_mlm import sharding
 from jobs.flax_mlm.closer_look import MOST_ROWS, hidden_places, look, sample
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.fillings import CONTEXT_CHARACTERS, SHOWN, Place, filling, readable, shown
@@ -128,3 +129,18 @@ def test_the_guesses_of_a_slot_do_not_depend_on_the_batch_they_are_made_in(
     alone = guess(params, inputs_BS[1:2], positions_BM[1:2, 1:], truth_BM[1:2, 1:])
     assert float(both.nats_BM[1, 1]) == pytest.approx(float(alone.nats_BM[0, 0]), abs=1e-5)
     np.testing.assert_array_equal(both.tokens_BMG[1, 1], alone.tokens_BMG[0, 0])
+
+
+def test_devices_that_hold_parts_of_the_model_guess_what_one_with_all_of_it_does(
+    config: Config, facts: TokenizerFacts, two_devices: None
+) -> None:
+    graph, params = nnx.split(Mlm(dimensions(config, facts), jnp.dtype("float32"), nnx.Rngs(1)))
+    whole, mesh = nnx.to_pure_dict(params), sharding.make_mesh(2)
+    cut = jax.device_put(whole, sharding.shardings(whole, mesh))
+    inputs_BS = np.random.default_rng(0).integers(4, 40, (4, 12)).astype(np.int32)
+    positions_BM, truth_BM = np.array([[1], [5], [2], [6]]), np.array([[4], [5], [6], [7]])
+    asked = (inputs_BS, positions_BM, truth_BM)
+    on_one = make_guess(graph)(whole, *map(jnp.asarray, asked))
+    together = jax.jit(make_guess(graph, mesh, cut))(cut, *asked)
+    np.testing.assert_allclose(on_one.nats_BM, together.nats_BM, atol=1e-5)
+    np.testing.assert_array_equal(on_one.tokens_BMG, together.tokens_BMG)

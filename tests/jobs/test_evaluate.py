@@ -45,3 +45,16 @@ def test_the_last_batch_is_filled_up_without_being_counted_twice(
     for other in (second, third):
         assert dataclasses.astuple(other) == pytest.approx(dataclasses.astuple(first), abs=1e-6)
     assert fewer != first
+
+
+def test_rows_taken_in_parts_come_to_the_same(config: Config, facts: TokenizerFacts) -> None:
+    mesh = sharding.make_mesh(1, jax.devices()[:1])
+    graph, state = steps.create(config, facts, steps.make_optimizer(config), mesh)
+    rule, rows_B = steps.mask_rule(facts, 0.3, 12), jax.numpy.arange(4)
+    whole, parts = (
+        steps.make_eval_step(graph, rule, mesh, state, parts=parts)(
+            state["params"], jax.numpy.asarray(HELD_OUT[:4]), rows_B, jax.numpy.ones(4)
+        )
+        for parts in (1, 2)
+    )
+    np.testing.assert_allclose(whole, parts, rtol=1e-6)
