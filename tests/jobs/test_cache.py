@@ -14,7 +14,7 @@ import pytest
 import jobs
 from jobs.runtime import cache
 from jobs.runtime.cache import build_once, user_cache_dir
-from jobs.runtime.errors import RequestError
+from jobs.runtime.errors import RequestError, Unreachable
 
 # A process that builds argv[1]: counts itself in argv[2], says "building", and goes on at a line on stdin.
 BUILDER = """
@@ -178,6 +178,16 @@ def test_work_that_can_be_gone_on_with_is_kept_when_its_builder_ends(tmp_path: P
     assert build_once(tmp_path / "entry", rest, goes_on=True)
     assert {path.name for path in (tmp_path / "entry").iterdir()} == {"first half", "second half"}
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["entry"]
+
+
+def test_work_is_kept_where_only_a_place_did_not_answer(tmp_path: Path) -> None:
+    def build(directory: Path) -> None:
+        (directory / "half").touch()
+        raise Unreachable("the bucket does not answer")
+
+    with pytest.raises(Unreachable):
+        build_once(tmp_path / "entry", build, goes_on=True)
+    assert (tmp_path / "entry.building" / "half").exists()
 
 
 @pytest.mark.parametrize("error", [RequestError("wrong"), OSError(errno.ENOSPC, "No space left on device")])

@@ -13,7 +13,7 @@ import pytest
 
 from jobs.flax_mlm.tokens import Tokens, prepare
 from jobs.runtime import remote_cache as module
-from jobs.runtime.errors import RequestError
+from jobs.runtime.errors import RequestError, Unreachable
 from jobs.runtime.remote_cache import MANIFEST, RemoteCache
 
 
@@ -92,6 +92,53 @@ def test_a_folder_whose_manifest_is_not_whole_is_still_being_put(
     cache.put(folder, "tokens/abc", say=lambda _: None)
     write(url, f"tokens/abc/{MANIFEST}", content)
     assert not cache.fetch("tokens/abc", into, say=lambda _: None)
+
+
+def test_hosts_that_find_the_same_folder_torn_at_the_same_moment_each_make_it_again(
+    url: str, folder: Path, into: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = RemoteCache(url)
+    cache.put(folder, "tokens/abc", say=print)
+    write(url, "tokens/abc/train.bin", b"torn")
+    was_read = cache._manifest
+
+    def read_before_another_removes_it(files: Any, root: str, name: str) -> Any:
+        found = was_read(files, root, name)
+        write(url, f"{name}/{MANIFEST}", None)
+        return found
+
+    monkeypatch.setattr(cache, "_manifest", read_before_another_removes_it)
+    assert not cache.fetch("tokens/abc", into, say=print)
+    assert names(into) == {}
+
+
+@pytest.mark.parametrize(
+    "manifest", ['["train.bin"]', '{"../../outside": {"size_bytes": 1, "sha256": ""}}', '{"train.bin": {}}']
+)
+def test_a_manifest_that_speaks_of_anything_but_plain_files_is_none(
+    url: str, folder: Path, into: Path, manifest: str
+) -> None:
+    cache = RemoteCache(url)
+    cache.put(folder, "tokens/abc", say=print)
+    write(url, f"tokens/abc/{MANIFEST}", manifest.encode())
+    assert not cache.fetch("tokens/abc", into, say=print)
+
+
+def test_a_folder_may_be_named_as_a_url(folder: Path, into: Path, tmp_path: Path) -> None:
+    cache = RemoteCache(f"file://{tmp_path}/not/there/yet")
+    cache.put(folder, "tokens/abc", say=print)
+    assert cache.fetch("tokens/abc", into, say=print)
+
+
+def test_a_place_that_cannot_be_written_says_so_and_may_later_be(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_bucket(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("no such bucket")
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "put_file", no_bucket)
+    with pytest.raises(Unreachable, match="cannot be written .no such bucket.; make the bucket"):
+        RemoteCache(f"memory://{uuid.uuid4().hex}").put(folder, "tokens/abc", say=print)
 
 
 def test_the_manifest_is_written_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
