@@ -14,11 +14,11 @@ from tests.runs.lab import Lab, Losses, losses, saved_steps
 
 pytestmark = pytest.mark.timeout(900)
 
-KILLS = int(os.environ.get("TPU_STACK_KILLS", "4"))
+KILLS = int(os.environ.get("TPU_STACK_KILLS", "3"))
 """How often the run of the last test is killed; 50 take about ten minutes."""
 
 
-@pytest.mark.parametrize(("hosts", "fsdp"), [(2, 2), (4, 2), (4, 4)])
+@pytest.mark.parametrize(("hosts", "fsdp"), [(2, 2), (4, 2)])
 def test_a_run_resumes_on_another_mesh_with_the_same_losses_to_rounding(
     lab: Lab, lost_run: Run, right_losses: Losses, hosts: int, fsdp: int
 ) -> None:
