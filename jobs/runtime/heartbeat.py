@@ -86,8 +86,8 @@ class Heartbeat:
         else:
             self._write()
 
-    def say(self, message: str) -> None:
-        """What is being done within the present state, for whoever watches."""
+    def say(self, message: str | None) -> None:
+        """What is being done within the present state, for whoever watches; None: nothing that needs saying."""
         self.state(self._state, message)
 
     def end(self, state: State, message: str | None = None) -> None:

@@ -119,6 +119,8 @@ class Profile:
         import jax
 
         with self._run.time.part("profile"):
+            # A long trace takes longer than any step: said, it is no process that hangs.
+            self._run.heartbeat.say("writing the trace")
             try:
                 jax.profiler.stop_trace()
                 self._run.heartbeat.tick()
@@ -127,6 +129,7 @@ class Profile:
                     self._run.heartbeat.tick()
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
+            self._run.heartbeat.say(None)
         self._run.say(f"steps {traced} are traced in {self._run.directory.path(PROFILE)}")
 
     def _start(self) -> None:
