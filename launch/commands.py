@@ -49,13 +49,13 @@ def run(target: Target, argv: Sequence[str], *, grouped: bool, timeout_s: float 
     hosts, terminal = [host.index for host in target.hosts], Terminal()
     output = (Grouped if grouped else Prefixed)(hosts, terminal)
     heard: set[int] = set()
-    futures = {
-        host: _begin(transport, argv, _noting(host, heard, output.show(host)), timeout_s)
-        for host, transport in zip(hosts, target.transports, strict=True)
-    }
     names = {host.index: host.name for host in target.hosts}
+    futures: dict[int, Future[int | None]] = {}
     endings: dict[int, Ending] = {}
     try:
+        # Within: whoever interrupts when some hosts have begun means those too.
+        for host, transport in zip(hosts, target.transports, strict=True):
+            futures[host] = _begin(transport, argv, _noting(host, heard, output.show(host)), timeout_s)
         while len(endings) < len(futures) and terminal.fault is None:
             concurrent.futures.wait(
                 [future for host, future in futures.items() if host not in endings], timeout=LOOK_S

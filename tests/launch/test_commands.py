@@ -161,6 +161,24 @@ def test_an_interrupt_ends_the_command_on_every_host(
     assert capsys.readouterr().out.count("begun") in (1, 2)
 
 
+def test_an_interrupt_while_hosts_still_begin_ends_the_command_on_those_that_have(tmp_path: Path) -> None:
+    begun, pid_file = threading.Event(), tmp_path / "pid"
+
+    class Telling(LocalTransport):
+        def stream(self, argv: Sequence[str], show: Show, *, timeout_s: float | None) -> Future[int | None]:
+            return super().stream([*argv, str(pid_file)], lambda *_: begun.set(), timeout_s=timeout_s)
+
+    class Interrupted(LocalTransport):
+        def stream(self, argv: Sequence[str], show: Show, *, timeout_s: float | None) -> Future[int | None]:
+            assert begun.wait(30)
+            raise KeyboardInterrupt
+
+    argv = ["sh", "-c", 'echo $$ > "$0"; echo begun; exec sleep 600']
+    with pytest.raises(KeyboardInterrupt):
+        commands.run(target_of(Telling(), Interrupted()), argv, grouped=False, timeout_s=None)
+    assert ended(pid_file)
+
+
 def test_a_reader_that_goes_away_ends_the_command(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     read, write = os.pipe()
