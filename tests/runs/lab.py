@@ -82,14 +82,14 @@ class Lab:
         """The run after its resumed attempt has come to its end."""
         return self.finish(self.launch(*more, resume=run, hosts=hosts))
 
-    def finish(self, run: Run) -> Run:
+    def finish(self, run: Run, limit_s: float = WAIT_LIMIT_S) -> Run:
         """The run when it has a result, or is lost."""
 
         def has_ended() -> bool:
             state = self.state(run)
             return state == "lost" or (state not in ACTIVE and self.read(run).current_result() is not None)
 
-        self.until(has_ended, f"{run.run_id} has ended", pause_s=0.5)
+        self.until(has_ended, f"{run.run_id} has ended", limit_s, pause_s=0.5)
         return self.read(run)
 
     def fab(self, *arguments: str) -> Command:
