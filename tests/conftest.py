@@ -1,4 +1,5 @@
-"""What holds for every test: how hypothesis looks for examples, that Ctrl-C is heard, which devices JAX finds."""
+"""What holds for every test: how hypothesis looks for examples, that Ctrl-C is heard, which devices JAX finds and when
+it starts."""
 
 import signal
 
@@ -22,4 +23,10 @@ def two_devices() -> None:
 
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
-    assert jax.device_count() == 2
+    assert jax.device_count() == 2, "a test without two_devices has started JAX"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start JAX in this process come last: a process with its threads may no longer be forked, which tests
+    of the agent do."""
+    items.sort(key=lambda item: "two_devices" in getattr(item, "fixturenames", ()))

@@ -38,7 +38,8 @@ UNDROPPED = [name for name, each in VARIANTS.items() if not each.options and "dr
 BY_THEMSELVES = [name for name in UNDROPPED if name in BESIDES]
 Numbers = dict[str, float]
 
-pytestmark = pytest.mark.timeout(600)  # every variant compiles a step of its own
+# Every variant compiles a step of its own.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("two_devices")]
 
 
 def first_step(names: list[str], **options: Any) -> tuple[Numbers, list[Any]]:
@@ -73,7 +74,6 @@ def test_without_dropout_a_variant_comes_to_the_same_loss_and_gradient(name: str
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("two_devices")
 @pytest.mark.parametrize("name", [name for name in VARIANTS if "dropout" in name])
 def test_another_generator_of_dropout_drops_other_activations_and_as_many(name: str) -> None:
     with_ours, _ = first_step([], dropout=0.3)
@@ -95,13 +95,11 @@ def test_all_of_them_together_come_to_the_same_loss_too(as_it_is: Numbers) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("two_devices")
 def test_what_is_not_donated_is_still_there_after_the_step() -> None:
     _, state = first_step(["no buffer donated"])
     assert not any(leaf.is_deleted() for leaf in state)
 
 
-@pytest.mark.usefixtures("two_devices")
 def test_logits_at_every_position_are_as_many_as_positions() -> None:
     dims = steps.dimensions(CONFIG, FACTS)
     inputs = jnp.zeros((4, 12), jnp.int32), jnp.zeros((4, 3), jnp.int32)

@@ -180,7 +180,10 @@ def start(tmp_path: Path, base: str) -> Iterator[Callable[..., subprocess.Popen[
     def start(stack: str) -> subprocess.Popen[str]:
         if not house.exists():
             for name in ("fabfile", "launch", "jobs", "infra"):
-                shutil.copytree(CHECKOUT / name, house / name, ignore=shutil.ignore_patterns("__pycache__"))
+                # infra/.venv is a link to gigabytes.
+                shutil.copytree(
+                    CHECKOUT / name, house / name, ignore=shutil.ignore_patterns("__pycache__", ".venv")
+                )
             shutil.copytree(tmp_path / "images", house / "images")
             (house / "requirements").mkdir()
             (house / "requirements" / "uv.txt").touch()
