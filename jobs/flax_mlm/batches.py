@@ -35,7 +35,7 @@ class Batch:
         return sum(len(piece.text) for piece in self.pieces)
 
     @property
-    def is_even(self) -> bool:
+    def ends_whole(self) -> bool:
         """Whether its last document is whole: only then can the work be taken up again behind it."""
         return self.pieces[-1].ends
 

@@ -86,7 +86,7 @@ def _write(
         streams.write(ids, train_documents=batch.documents("train"), eval_documents=batch.documents("eval"))
         characters += batch.characters
         now_s = time.monotonic()
-        if batch.is_even and characters - noted >= NOTE_CHARACTERS:
+        if batch.ends_whole and characters - noted >= NOTE_CHARACTERS:
             streams.note()
             noted = characters
         if now_s - said_s >= SAY_PERIOD_S:

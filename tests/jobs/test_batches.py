@@ -66,7 +66,7 @@ def test_documents_that_are_done_are_left_out_and_the_others_counted_where_they_
     found = list(batches(sides, skip=1))  # type: ignore[arg-type]
     assert [batch.documents("eval") for batch in found] == [0, 0, 1, 0]
     assert [batch.documents("train") for batch in found] == [0, 0, 0, 1]
-    assert [batch.is_even for batch in found] == [False, False, True, True]
+    assert [batch.ends_whole for batch in found] == [False, False, True, True]
 
 
 def test_of_a_large_corpus_a_bounded_share_that_no_neighbour_changes_trains_the_tokenizer() -> None:
