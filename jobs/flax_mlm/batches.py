@@ -18,7 +18,7 @@ _SPACE = " "
 class Piece(NamedTuple):
     """A document, or a part of a long one."""
 
-    side: Split
+    split: Split
     text: str
     begins: bool
     ends: bool
@@ -39,19 +39,19 @@ class Batch:
         """Whether its last document is whole: only then can the work be taken up again behind it."""
         return self.pieces[-1].ends
 
-    def documents(self, side: Split) -> int:
-        """How many documents of `side` end here."""
-        return sum(piece.ends for piece in self.pieces if piece.side == side)
+    def documents(self, split: Split) -> int:
+        """How many documents of `split` end here."""
+        return sum(piece.ends for piece in self.pieces if piece.split == split)
 
 
-def batches(sides: Iterable[tuple[Split, str]], *, skip: int = 0) -> Iterator[Batch]:
+def batches(documents: Iterable[tuple[Split, str]], *, skip: int = 0) -> Iterator[Batch]:
     """All documents but the first `skip`. Which batch a document is in has no bearing on its tokens."""
     pieces: list[Piece] = []
     characters = 0
-    for number, (side, text) in enumerate(sides):
+    for number, (split, text) in enumerate(documents):
         if number < skip:
             continue
-        for piece in cut(side, text):
+        for piece in cut(split, text):
             pieces.append(piece)
             characters += len(piece.text)
             if characters >= BATCH_CHARACTERS:
@@ -61,7 +61,7 @@ def batches(sides: Iterable[tuple[Split, str]], *, skip: int = 0) -> Iterator[Ba
         yield Batch(pieces=tuple(pieces))
 
 
-def cut(side: Split, text: str) -> Iterator[Piece]:
+def cut(split: Split, text: str) -> Iterator[Piece]:
     """`text` in pieces of at most PIECE_CHARACTERS, cut before a single space between two words.
 
     There the tokens of the pieces are those of the whole: a byte-level BPE as RoBERTa's never joins what stands
@@ -70,9 +70,9 @@ def cut(side: Split, text: str) -> Iterator[Piece]:
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
         end = _place(text, start + PIECE_CHARACTERS // 2, start + PIECE_CHARACTERS)
-        yield Piece(side, text[start:end], begins=start == 0, ends=False)
+        yield Piece(split, text[start:end], begins=start == 0, ends=False)
         start = end
-    yield Piece(side, text[start:], begins=start == 0, ends=True)
+    yield Piece(split, text[start:], begins=start == 0, ends=True)
 
 
 def _place(text: str, lowest: int, highest: int) -> int:

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
 from jobs.flax_mlm.batches import Batch, Piece
-from jobs.flax_mlm.split import Split
+from jobs.flax_mlm.split import SPLITS
 from jobs.flax_mlm.tokenizer import load_tokenizer, open_tokenizer
 
 type Dtype = Literal["<u2", "<u4"]
 """As numpy and meta.json write it; every machine that JAX runs on is little-endian."""
 
 _TYPECODES = {"<u2": "H", "<u4": "I"}
-_SIDES: tuple[Split, Split] = ("train", "eval")
 _COUNT = struct.Struct("<I")
 _ANSWER = struct.Struct("<QQ")
 _EVAL, _BEGINS, _ENDS = 1, 2, 4
@@ -50,9 +49,9 @@ class Encoder:
         """
         texts = [piece.text for piece in batch.pieces]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        streams = {side: array(self._typecode) for side in _SIDES}
+        streams = {split: array(self._typecode) for split in SPLITS}
         for piece, encoding in zip(batch.pieces, encodings, strict=True):
-            stream = streams[piece.side]
+            stream = streams[piece.split]
             if piece.begins:
                 stream.append(self._bos)
             stream.fromlist(encoding.ids)
@@ -65,7 +64,8 @@ def question(batch: Batch) -> bytes:
     """A batch as bytes: the number of pieces, each one's length in bytes, each one's flags, the texts."""
     texts = [piece.text.encode() for piece in batch.pieces]
     flags = bytes(
-        _EVAL * (piece.side == "eval") | _BEGINS * piece.begins | _ENDS * piece.ends for piece in batch.pieces
+        _EVAL * (piece.split == "eval") | _BEGINS * piece.begins | _ENDS * piece.ends
+        for piece in batch.pieces
     )
     lengths = array("I", map(len, texts)).tobytes()
     return b"".join([_COUNT.pack(len(texts)), lengths, flags, *texts])
@@ -82,7 +82,7 @@ def read_question(stream: IO[bytes]) -> Batch | None:
     return Batch(
         pieces=tuple(
             Piece(
-                side="eval" if flag & _EVAL else "train",
+                split="eval" if flag & _EVAL else "train",
                 text=_exactly(stream, length).decode(),
                 begins=bool(flag & _BEGINS),
                 ends=bool(flag & _ENDS),

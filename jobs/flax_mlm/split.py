@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 from jobs.flax_mlm.corpus import Corpus
 from jobs.runtime.errors import RequestError
 
 Split = Literal["train", "eval"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 RULE_VERSION = 1
-"""Part of the key of everything made from one side: raise it when the same documents would fall otherwise."""
+"""Part of the key of everything made from one split: raise it when the same documents would fall otherwise."""
 
 
 def split_documents(
     corpus: Corpus, eval_fraction: float, *, warn: Callable[[str], None]
 ) -> Iterator[tuple[Split, str]]:
-    """Each document with its side, which a hash of its own text decides: order and neighbours don't matter.
+    """Each document with its split, which a hash of its own text decides: order and neighbours don't matter.
 
-    A document that occurs twice is thus never on both sides. Raises RequestError, at the end, when one side
+    A document that occurs twice is thus never in both splits. Raises RequestError, at the end, when one of them
     stayed empty.
     """
     lowest, highest = 1.0, -1.0

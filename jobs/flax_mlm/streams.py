@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from jobs.flax_mlm.encode import Encoded
-from jobs.flax_mlm.split import Split
+from jobs.flax_mlm.split import SPLITS, Split
 from jobs.runtime.files import DiskFiles
 
 JOURNAL = "journal.json"
-SIDES: tuple[Split, Split] = ("train", "eval")
 
 _VERSION = 1
 _READ_BYTES = 1 << 22
@@ -25,7 +24,7 @@ class Torn(Exception):
 
 
 class Stream:
-    """One side's file. `documents` and `size_bytes` are what has been written."""
+    """One split's file. `documents` and `size_bytes` are what has been written."""
 
     def __init__(self, path: Path, noted: Mapping[str, Any] | None) -> None:
         """Begin the file, or go on behind what was `noted` of it.
@@ -92,8 +91,8 @@ class Streams:
         self._directory = directory
         self._streams: dict[Split, Stream] = {}
         try:
-            for side in SIDES:
-                self._streams[side] = Stream(directory / f"{side}.bin", noted and noted[side])
+            for split in SPLITS:
+                self._streams[split] = Stream(directory / f"{split}.bin", noted and noted[split])
         except BaseException:
             self.close()
             raise
@@ -116,20 +115,20 @@ class Streams:
     def note(self) -> None:
         """From here a later writer goes on. To be called where all documents are whole."""
         journal: dict[str, Any] = {"version": _VERSION}
-        for side, stream in self._streams.items():
+        for split, stream in self._streams.items():
             stream.flush()
-            journal[side] = stream.facts()
+            journal[split] = stream.facts()
         DiskFiles().write(str(self._directory / JOURNAL), json.dumps(journal).encode())
 
     def facts(self, width: int) -> dict[str, dict[str, Any]]:
-        """Of each side what meta.json has, ids being `width` bytes wide."""
+        """Of each split what meta.json has, ids being `width` bytes wide."""
         return {
-            side: {
+            split: {
                 "documents": stream.documents,
                 "tokens": stream.size_bytes // width,
                 "sha256": stream.facts()["sha256"],
             }
-            for side, stream in self._streams.items()
+            for split, stream in self._streams.items()
         }
 
     def close(self) -> None:
@@ -151,10 +150,10 @@ def _journal(directory: Path) -> dict[str, Any] | None:
         noted: dict[str, Any] = json.loads(content)
         if noted["version"] != _VERSION:
             raise Torn
-        for side in SIDES:
-            _ = noted[side]["size_bytes"] + noted[side]["documents"], noted[side]["sha256"]
+        for split in SPLITS:
+            _ = noted[split]["size_bytes"] + noted[split]["documents"], noted[split]["sha256"]
     except (ValueError, KeyError, TypeError):
         raise Torn from None
-    if not all((directory / f"{side}.bin").exists() for side in SIDES):
+    if not all((directory / f"{split}.bin").exists() for split in SPLITS):
         raise Torn
     return noted

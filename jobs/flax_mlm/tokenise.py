@@ -13,7 +13,7 @@ from jobs.flax_mlm.batches import batches
 from jobs.flax_mlm.corpus import Corpus
 from jobs.flax_mlm.encode import Dtype
 from jobs.flax_mlm.encoders import encoded, processes_for
-from jobs.flax_mlm.split import split_documents
+from jobs.flax_mlm.split import SPLITS, split_documents
 from jobs.flax_mlm.streams import Streams, Torn, clear
 from jobs.flax_mlm.tokenizer import TokenizerFacts
 from jobs.runtime.files import DiskFiles
@@ -32,7 +32,7 @@ def tokenise(
     """Write train.bin, eval.bin and meta.json into `directory`, going on with what a killed call has left there.
 
     Raises:
-        RequestError: the corpus cannot be read, or gives nothing for one of the two sides.
+        RequestError: the corpus cannot be read, or gives nothing for one of the two splits.
         RuntimeError: a process that tokenises was killed.
         OSError: the disk is full, above all.
     """
@@ -57,8 +57,7 @@ def is_whole(directory: Path) -> bool:
         meta = json.loads((directory / META).read_bytes())
         width = int(meta["dtype"][-1])
         return all(
-            (directory / f"{side}.bin").stat().st_size == meta[side]["tokens"] * width
-            for side in ("train", "eval")
+            (directory / f"{split}.bin").stat().st_size == meta[split]["tokens"] * width for split in SPLITS
         )
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -147,8 +147,8 @@ def _trained_tokenizer(
         of = "" if share == 1 else f"{share:.1%} of "
         say(f"training a tokenizer of {vocab_size:,} tokens on {of}{corpus.source}")
         # What is not UTF-8 is said when the same documents are tokenised.
-        sides = split_documents(corpus, eval_fraction, warn=lambda _: None)
-        texts = (text for side, text in sides if side == "train")
+        documents = split_documents(corpus, eval_fraction, warn=lambda _: None)
+        texts = (text for split, text in documents if split == "train")
         train_tokenizer(sample(texts, share), vocab_size, temporary / "tokenizer.json")
 
     key = _key(corpus.fingerprint, vocab_size, eval_fraction, *([] if share == 1 else [share]))

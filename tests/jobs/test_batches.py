@@ -62,8 +62,8 @@ def test_one_huge_document_is_never_encoded_at_once() -> None:
 
 
 def test_documents_that_are_done_are_left_out_and_the_others_counted_where_they_end() -> None:
-    sides = [("train", "a" * 10), ("eval", "b" * (3 * PIECE_CHARACTERS)), ("train", "c")]
-    found = list(batches(sides, skip=1))  # type: ignore[arg-type]
+    documents = [("train", "a" * 10), ("eval", "b" * (3 * PIECE_CHARACTERS)), ("train", "c")]
+    found = list(batches(documents, skip=1))  # type: ignore[arg-type]
     assert [batch.documents("eval") for batch in found] == [0, 0, 1, 0]
     assert [batch.documents("train") for batch in found] == [0, 0, 0, 1]
     assert [batch.ends_whole for batch in found] == [False, False, True, True]

@@ -49,8 +49,8 @@ def test_an_error_in_the_text_comes_through_the_processes(tmp_path: Path, facts:
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 def test_processes_answer_as_this_one_does_and_in_order(facts: TokenizerFacts, dtype: Dtype) -> None:
     def work() -> Iterator[batches_module.Batch]:
-        sides = (("eval" if number % 3 == 0 else "train", text) for number, text in enumerate(several))
-        return batches_module.batches(sides)  # type: ignore[arg-type]
+        documents = (("eval" if number % 3 == 0 else "train", text) for number, text in enumerate(several))
+        return batches_module.batches(documents)  # type: ignore[arg-type]
 
     several = [*TEXTS, "", "é" * 700, "日本語 " * 300, "\N{GRINNING FACE} <mask> </s>"]
     here = list(encoders.encoded(work(), facts.path, dtype, processes=0))
