@@ -95,15 +95,7 @@ def prepare(
     def build(temporary: Path) -> None:
         tokenise(corpus, facts, eval_fraction, temporary, say)
 
-    build_once(
-        directory,
-        _shared(shared, directory, build, say),
-        whole=is_whole,
-        goes_on=True,
-        say=say,
-    )
-    if shared is not None:
-        shared.put(directory, _place(directory), say=say)
+    _make(directory, build, shared, say, whole=is_whole, goes_on=True)
     tokens = _open(directory, facts)
     say(f"{tokens.train.size:,} training tokens, {tokens.eval.size:,} held out (cached in {directory})")
     return tokens
@@ -153,9 +145,7 @@ def _trained_tokenizer(
 
     key = _key(corpus.fingerprint, vocab_size, eval_fraction, *([] if share == 1 else [share]))
     directory = root / "tokenizer" / key
-    build_once(directory, _shared(shared, directory, build, say), whole=_is_tokenizer, say=say)
-    if shared is not None:
-        shared.put(directory, _place(directory), say=say)
+    _make(directory, build, shared, say, whole=_is_tokenizer)
     facts = load_tokenizer(directory / "tokenizer.json")
     if facts.vocab_size < vocab_size:
         say(
@@ -173,21 +163,25 @@ def _is_tokenizer(directory: Path) -> bool:
     return True
 
 
-def _place(directory: Path) -> str:
-    """Where a folder of the cache lies in the remote one."""
-    return f"{directory.parent.name}/{directory.name}"
-
-
-def _shared(
-    shared: RemoteCache | None, directory: Path, build: Callable[[Path], None], say: Callable[[str], None]
-) -> Callable[[Path], None]:
-    """`build`, unless the remote cache has what it would make."""
+def _make(
+    directory: Path,
+    build: Callable[[Path], None],
+    shared: RemoteCache | None,
+    say: Callable[[str], None],
+    *,
+    whole: Callable[[Path], bool],
+    goes_on: bool = False,
+) -> None:
+    """A folder of the cache, unless it is there: fetched from the remote one or built. What that lacks it is given."""
+    place = f"{directory.parent.name}/{directory.name}"
 
     def fetch_or_build(temporary: Path) -> None:
-        if shared is None or not shared.fetch(_place(directory), temporary, say=say):
+        if shared is None or not shared.fetch(place, temporary, say=say):
             build(temporary)
 
-    return fetch_or_build
+    build_once(directory, fetch_or_build, whole=whole, goes_on=goes_on, say=say)
+    if shared is not None:
+        shared.put(directory, place, say=say)
 
 
 def _open(directory: Path, facts: TokenizerFacts) -> Tokens:
