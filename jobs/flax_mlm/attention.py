@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jobs.flax_mlm.parts import widened
+
 SPLASH_LEAST_POSITIONS = 512
 SPLASH_BLOCK = 128
 """Positions are taken in blocks of this many, so there must be a multiple of it."""
@@ -67,9 +69,8 @@ def _in_products_forward(
     scores_BHMS = q_BHMK @ k_BHSK.swapaxes(2, 3)
     if mask_B1MS is not None:
         scores_BHMS = jnp.where(mask_B1MS, scores_BHMS, jnp.asarray(-jnp.inf, scores_BHMS.dtype))
-    wide = jnp.promote_types(scores_BHMS.dtype, jnp.float32)
     highest_BHM1 = scores_BHMS.max(axis=-1, keepdims=True)
-    exponentials_BHMS = jnp.exp((scores_BHMS - highest_BHM1).astype(wide))
+    exponentials_BHMS = jnp.exp(widened(scores_BHMS - highest_BHM1))
     sums_BHM1 = exponentials_BHMS.sum(axis=-1, keepdims=True)
     exponentials_BHMS = exponentials_BHMS.astype(q_BHMK.dtype)
     mixed_BHMK = ((exponentials_BHMS @ v_BHSK) / sums_BHM1).astype(q_BHMK.dtype)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jobs.flax_mlm.attention import attend
-from jobs.flax_mlm.parts import add_bias, dropout, gelu, layer_norm, product
+from jobs.flax_mlm.parts import add_bias, dropout, gelu, layer_norm, product, widened
 from jobs.flax_mlm.sizes import vocabulary_rows
 
 INIT_STDDEV = 0.02
@@ -202,8 +202,7 @@ class Mlm(nnx.Module):
         """As `logits`, and behind them what is never chosen, up to `Dimensions.vocab_rows`: no copy is made."""
         x_BMD = self.head_norm(gelu(self.head_dense(x_BMD)))
         logits_BMV = product(x_BMD, self.embeddings.tokens.embedding[...].T)
-        wide_BMV = logits_BMV.astype(jnp.promote_types(logits_BMV.dtype, jnp.float32))
-        logits_BMV = add_bias(wide_BMV, self.head_bias[...])
+        logits_BMV = add_bias(widened(logits_BMV), self.head_bias[...])
         rows = logits_BMV.shape[-1]
         if rows == self.vocab_size:
             return logits_BMV

@@ -73,7 +73,7 @@ def gelu(x: jax.Array) -> jax.Array:
 
 def _normal_below(x: jax.Array) -> jax.Array:
     """Φ(x), the share of a normal distribution that lies below x; in float32 at least."""
-    return 0.5 * (1 + jax.lax.erf(_wide(x) * math.sqrt(0.5)))
+    return 0.5 * (1 + jax.lax.erf(widened(x) * math.sqrt(0.5)))
 
 
 def _gelu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -82,7 +82,7 @@ def _gelu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _gelu_backward(x: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
     """Φ(x) + x φ(x): only x is kept, Φ is computed again."""
-    wide = _wide(x)
+    wide = widened(x)
     slope = _normal_below(x) + wide * jnp.exp(-0.5 * wide * wide) * math.sqrt(0.5 / math.pi)
     return ((gradient * slope).astype(x.dtype),)
 
@@ -99,7 +99,7 @@ def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array
 def _layer_norm_forward(
     x: jax.Array, scale_D: jax.Array, bias_D: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    wide = _wide(x)
+    wide = widened(x)
     centred = wide - wide.mean(-1, keepdims=True)
     inverse = jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + LAYER_NORM_EPSILON)
     normal = (centred * inverse).astype(x.dtype)
@@ -108,8 +108,8 @@ def _layer_norm_forward(
 
 def _layer_norm_backward(kept: tuple[jax.Array, ...], gradient: jax.Array) -> tuple[jax.Array, ...]:
     """Of x: what is left of the scaled gradient without its mean and without its part along the normalised x."""
-    normal, inverse, scale_D = _wide(kept[0]), kept[1], kept[2]
-    wide = _wide(gradient)
+    normal, inverse, scale_D = widened(kept[0]), kept[1], kept[2]
+    wide = widened(gradient)
     scaled = wide * scale_D
     along = (scaled * normal).mean(-1, keepdims=True)
     of_x = inverse * (scaled - scaled.mean(-1, keepdims=True) - normal * along)
@@ -132,6 +132,11 @@ def dropout(x_BSD: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Arra
     return jnp.where(kept_BSD, x_BSD / (1.0 - rate), jnp.zeros_like(x_BSD))
 
 
+def widened(x: Any) -> jax.Array:
+    """x in float32, or in its own kind where that is wider."""
+    return jnp.asarray(x, _wide_type(x))
+
+
 def _noise(keys_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """32 bits for each place of each row: a hash of the place and of two words drawn from the row's key.
 
@@ -144,10 +149,6 @@ def _noise(keys_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     noise = (noise ^ (noise >> 16)) * jnp.uint32(0x7FEB352D) ^ second
     noise = (noise ^ (noise >> 15)) * jnp.uint32(0x846CA68B)
     return noise ^ (noise >> 16)
-
-
-def _wide(x: Any) -> jax.Array:
-    return jnp.asarray(x, _wide_type(x))
 
 
 def _wide_type(x: Any) -> jnp.dtype:
