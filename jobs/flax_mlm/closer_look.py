@@ -47,7 +47,7 @@ def look(
     """`pseudo_perplexity` and `fillings` for result.json. Every process makes the same call.
 
     Args:
-        guess: see guess.make_guess, compiled so that what it returns is whole on every device.
+        guess: see guess.make_sharded_guess, compiled so that what it returns is whole on every device.
         rows_NS: whole held-out sequences, the same on all processes.
         place: (B, …) values to an array over all devices.
         tick: called at every sign of progress.

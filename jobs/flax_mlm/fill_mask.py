@@ -6,6 +6,7 @@ each mask the best tokens, as {"token", "probability"}]}. Exit code 2 and a line
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -57,7 +58,8 @@ def fill(model: Pretrained, text: str) -> list[list[dict[str, Any]]]:
     tokens_1S = jax.numpy.asarray([ids])
     positions_1M = jax.numpy.asarray([[n for n, token in enumerate(ids) if token == model.tokenizer.mask_id]])
     params = jax.tree.map(jax.numpy.asarray, model.params())
-    guessed = make_guess(graph)(params, tokens_1S, positions_1M, jax.numpy.zeros_like(positions_1M))
+    guess = make_guess(functools.partial(nnx.merge, graph))
+    guessed = guess(params, tokens_1S, positions_1M, jax.numpy.zeros_like(positions_1M))
     reader = open_tokenizer(model.tokenizer.path)
     return [
         [

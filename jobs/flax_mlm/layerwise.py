@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import nnx
 
 from jobs.flax_mlm import sharding
-from jobs.flax_mlm.model import Apply, Layer, plainly
+from jobs.flax_mlm.model import Apply, Layer, Mlm, plainly
+
+type ModelOf = Callable[[Any], Callable[..., jax.Array]]
+"""Parameters to what they make of the inputs of `Mlm.__call__`, but for `apply`."""
 
 
-def all_but_layers(params: Any, params_specs: Any) -> Any:
+def model_of(graph: nnx.GraphDef[Mlm], params_specs: Any, *, remat: bool = False) -> ModelOf:
+    """On each device: parameters, of which it may hold only a part, to the model.
+
+    remat: of what a layer computes only its input is kept for the backward pass, and computed again from it.
+    Matrices that had to be collected are not kept either: they are collected a second time.
+    """
+    apply = _layer_by_layer(params_specs, remat)
+
+    def model(params: Any) -> Callable[..., jax.Array]:
+        return functools.partial(nnx.merge(graph, _all_but_layers(params, params_specs)), apply=apply)
+
+    return model
+
+
+def _all_but_layers(params: Any, params_specs: Any) -> Any:
     """The parameters with all that is no layer's collected: the layers' are when their turn comes."""
     collected = {
         name: sharding.collect(params[name], params_specs[name]) for name in params if name != "layers"
@@ -19,12 +38,8 @@ def all_but_layers(params: Any, params_specs: Any) -> Any:
     return {**collected, "layers": params["layers"]}
 
 
-def layer_by_layer(params_specs: Any, *, remat: bool = False) -> Apply:
-    """How a layer is applied on a device that may hold only a part of it.
-
-    remat: of what a layer computes only its input is kept for the backward pass, and computed again from it.
-    Matrices that had to be collected are not kept either: they are collected a second time.
-    """
+def _layer_by_layer(params_specs: Any, remat: bool) -> Apply:
+    """How a layer is applied on a device that may hold only a part of it."""
     layer_specs = params_specs["layers"][0]
     is_cut = any(spec == sharding.CUT for spec in jax.tree.leaves(layer_specs))
     if not is_cut and not remat:

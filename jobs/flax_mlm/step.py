@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jobs.flax_mlm import sharding
 from jobs.flax_mlm.config import Config
-from jobs.flax_mlm.layerwise import all_but_layers, layer_by_layer
+from jobs.flax_mlm.layerwise import model_of
 from jobs.flax_mlm.masking import Masked, MaskRule, mask, slots_for
 from jobs.flax_mlm.model import Dimensions, Mlm
 from jobs.flax_mlm.tokenizer import TokenizerFacts
@@ -131,11 +131,11 @@ def make_train_step(
     """
     schedule = learning_rate(config)
     state_shardings, params_specs = sharding.shardings(state, mesh), sharding.specs(state["params"], mesh)
-    apply = layer_by_layer(params_specs, remat=config.remat)
+    model = model_of(graph, params_specs, remat=config.remat)
 
     def nats_of(params: Any, masked: Masked, keys_B: jax.Array) -> jax.Array:
-        model = nnx.merge(graph, all_but_layers(params, params_specs))
-        return cross_entropy(model(masked.inputs_BS, masked.positions_BM, keys_B, apply), masked)[0]
+        logits_BMV = model(params)(masked.inputs_BS, masked.positions_BM, keys_B)
+        return cross_entropy(logits_BMV, masked)[0]
 
     def sums(params: Any, tokens_BS: jax.Array, rows_B: jax.Array, step: jax.Array) -> tuple[Any, ...]:
         """On each device: the gradient of the summed cross-entropy of its rows, that sum, and its hidden tokens."""
@@ -185,15 +185,15 @@ def make_eval_step(
     parts: in which a device takes its rows, as in training.
     """
     params_specs = sharding.specs(state["params"], mesh)
-    apply = layer_by_layer(params_specs)
+    model = model_of(graph, params_specs)
 
     def sums(params: Any, *by_row: jax.Array) -> jax.Array:
-        model = nnx.merge(graph, all_but_layers(params, params_specs))
+        logits = model(params)
 
         def of_part(tokens_BS: jax.Array, rows_B: jax.Array, counts_B: jax.Array) -> jax.Array:
             masked = mask(rule, jax.random.key(EVAL_SEED), tokens_BS, rows_B)
             masked = masked._replace(weights_BM=masked.weights_BM * counts_B[:, None])
-            logits_BMV = model(masked.inputs_BS, masked.positions_BM, apply=apply)
+            logits_BMV = logits(masked.inputs_BS, masked.positions_BM)
             return jnp.stack([*cross_entropy(logits_BMV, masked), masked.weights_BM.sum()])
 
         summed: jax.Array = sharding.sum_over(_sum_by_parts(of_part, parts, *by_row))

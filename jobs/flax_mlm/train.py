@@ -18,7 +18,7 @@ from jobs.flax_mlm.evaluate import Evaluation, evaluate
 from jobs.flax_mlm.export import export
 from jobs.flax_mlm.feed import Feed
 from jobs.flax_mlm.flops import step_flops
-from jobs.flax_mlm.guess import make_guess
+from jobs.flax_mlm.guess import make_sharded_guess
 from jobs.flax_mlm.tokens import unigram_entropy
 from jobs.flax_mlm.watch import Trouble, Watch, save_batch
 from jobs.runtime import distributed, preemption
@@ -199,7 +199,7 @@ def train(run: Run, config: Config) -> Final:
         sequences=feed.sequences("eval"), length=length, trained_rows=config.steps * batch_size
     )
     seen = closer_look.look(
-        jax.jit(make_guess(graph, mesh, state["params"]), out_shardings=sharding.whole(mesh)),
+        jax.jit(make_sharded_guess(graph, mesh, state["params"]), out_shardings=sharding.whole(mesh)),
         state["params"],
         tokens.rows("eval", closer, length),
         tokens.tokenizer,

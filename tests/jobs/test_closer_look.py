@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from jobs.flax_mlm import sharding
 from jobs.flax_mlm.closer_look import MOST_ROWS, hidden_places, look, sample
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.fillings import CONTEXT_CHARACTERS, SHOWN, Place, filling, readable, shown
-from jobs.flax_mlm.guess import BEST, make_guess
+from jobs.flax_mlm.guess import BEST, make_guess, make_sharded_guess
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.step import dimensions
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer, train_tokenizer
@@ -60,7 +61,7 @@ def test_pseudo_perplexity_is_exp_of_the_mean_surprise_at_each_token_hidden_alon
     devices, ticks = Devices(), []
     graph, params = nnx.split(model)
     seen = look(
-        devices.jit(make_guess(graph)),
+        devices.jit(make_guess(functools.partial(nnx.merge, graph))),
         nnx.to_pure_dict(params),
         rows_NS,
         trained,
@@ -122,7 +123,7 @@ def test_the_guesses_of_a_slot_do_not_depend_on_the_batch_they_are_made_in(
     config: Config, facts: TokenizerFacts
 ) -> None:
     graph, params = nnx.split(Mlm(dimensions(config, facts), jnp.dtype("float32"), nnx.Rngs(1)))
-    guess = make_guess(graph)
+    guess = make_guess(functools.partial(nnx.merge, graph))
     inputs_BS = jax.random.randint(jax.random.key(0), (3, 8), 4, 40)
     positions_BM, truth_BM = jnp.array([[1, 5], [2, 6], [3, 7]]), jnp.array([[4, 5], [6, 7], [8, 9]])
     both = guess(params, inputs_BS, positions_BM, truth_BM)
@@ -140,7 +141,7 @@ def test_devices_that_hold_parts_of_the_model_guess_what_one_with_all_of_it_does
     inputs_BS = np.random.default_rng(0).integers(4, 40, (4, 12)).astype(np.int32)
     positions_BM, truth_BM = np.array([[1], [5], [2], [6]]), np.array([[4], [5], [6], [7]])
     asked = (inputs_BS, positions_BM, truth_BM)
-    on_one = make_guess(graph)(whole, *map(jnp.asarray, asked))
-    together = jax.jit(make_guess(graph, mesh, cut))(cut, *asked)
+    on_one = make_guess(functools.partial(nnx.merge, graph))(whole, *map(jnp.asarray, asked))
+    together = jax.jit(make_sharded_guess(graph, mesh, cut))(cut, *asked)
     np.testing.assert_allclose(on_one.nats_BM, together.nats_BM, atol=1e-5)
     np.testing.assert_array_equal(on_one.tokens_BMG, together.tokens_BMG)
