@@ -119,6 +119,7 @@ def test_a_token_is_shown_so_that_it_can_be_seen(token: str, seen: str) -> None:
     assert shown(token) == seen
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_the_guesses_of_a_slot_do_not_depend_on_the_batch_they_are_made_in(
     config: Config, facts: TokenizerFacts
 ) -> None:
