@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,11 +15,8 @@ from bench.variants import BESIDES, VARIANTS, Variant, all_of_them, of_case, tak
 from jobs.flax_mlm import model, sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
-from jobs.flax_mlm.tokenizer import TokenizerFacts
+from tests.jobs.vocabulary import FACTS
 
-FACTS = TokenizerFacts(
-    path=Path("none"), vocab_size=48, bos_id=0, pad_id=1, eos_id=2, unk_id=3, mask_id=47, sha256=""
-)
 CONFIG = Config(
     layers=1,
     width=16,

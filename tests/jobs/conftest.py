@@ -9,21 +9,12 @@ import pytest
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.tokenizer import TokenizerFacts
 from jobs.runtime.environment import ProcessEnvironment
+from tests.jobs.vocabulary import FACTS
 
 
-@pytest.fixture
-def facts(tmp_path: Path) -> TokenizerFacts:
-    """A vocabulary of 48 ids with RoBERTa's special tokens; there is no tokenizer behind it."""
-    return TokenizerFacts(
-        path=tmp_path / "tokenizer.json",
-        vocab_size=48,
-        bos_id=0,
-        pad_id=1,
-        eos_id=2,
-        unk_id=3,
-        mask_id=47,
-        sha256="",
-    )
+@pytest.fixture(scope="session")
+def facts() -> TokenizerFacts:
+    return FACTS
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,12 +33,6 @@ def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(steps, "activations_dtype", lambda _: jnp.dtype("float64"))
     with jax.enable_x64(True):
         yield
-
-
-@pytest.fixture
-def facts() -> TokenizerFacts:
-    ids = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3, "mask_id": 47}
-    return TokenizerFacts(path=Path("tokenizer.json"), vocab_size=48, sha256="", **ids)
 
 
 KEEPS_GRADIENT = optax.GradientTransformation(

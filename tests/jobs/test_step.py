@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -59,12 +58,6 @@ def take(config: Config, facts: TokenizerFacts, devices: int) -> Taken:
         state, results = train_step(state, tokens_BS, rows_B)
         reported.append({name: float(value) for name, value in results.items()})
     return Taken(before=before, after=jax.tree.map(np.asarray, state), reported=reported)
-
-
-@pytest.fixture(scope="module")
-def facts() -> TokenizerFacts:
-    ids = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3, "mask_id": 47}
-    return TokenizerFacts(path=Path("tokenizer.json"), vocab_size=48, sha256="", **ids)
 
 
 @pytest.fixture(scope="module")
