@@ -13,7 +13,7 @@ from typing import Any
 from infra.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.errors import RequestError
-from jobs.runtime.files import BucketFiles, DiskFiles
+from jobs.runtime.files import DiskFiles, here, is_url
 from launch.agents import Agent, ProcessLink
 from launch.jobs import CHECKOUT
 from launch.target import LOCAL, Target
@@ -40,9 +40,8 @@ def resolve(
     target = local(count, platform, sorted(os.sched_getaffinity(0)), python)
     if runs is None:
         return target
-    if "://" in runs:
-        return dataclasses.replace(target, runs_url=runs.rstrip("/"), files=BucketFiles())
-    return dataclasses.replace(target, runs_url=os.path.abspath(os.path.expanduser(runs)))
+    runs_url = runs.rstrip("/") if is_url(runs) else os.path.abspath(os.path.expanduser(runs))
+    return dataclasses.replace(target, runs_url=runs_url, files=here(runs_url))
 
 
 def _count(text: str) -> int:

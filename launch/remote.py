@@ -6,7 +6,7 @@ import functools
 
 from infra.inventory import Inventory, Slice
 from jobs.runtime.errors import RequestError
-from jobs.runtime.files import BucketFiles, Files
+from jobs.runtime.files import BucketFiles, Files, is_url
 from launch import stack_output
 from launch.agents import Agent
 from launch.host_files import HostFiles
@@ -53,7 +53,7 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
 
 def _runs_url(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
     if asked is not None:
-        if "://" not in asked and not asked.startswith("/"):
+        if not is_url(asked) and not asked.startswith("/"):
             raise RequestError(
                 f"--runs {asked}: must be an absolute path on the hosts, or a URL such as gs://…"
             )
@@ -68,4 +68,4 @@ def _runs_url(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
 
 
 def _files(runs_url: str, agents: tuple[Agent, ...]) -> Files:
-    return BucketFiles() if "://" in runs_url else HostFiles(agents)
+    return BucketFiles() if is_url(runs_url) else HostFiles(agents)

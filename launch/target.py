@@ -10,7 +10,7 @@ from typing import Any
 from infra.catalogue import CatalogueError, accelerator
 from infra.inventory import Host, Inventory, Slice
 from jobs.runtime.errors import RequestError
-from jobs.runtime.files import Files
+from jobs.runtime.files import Files, is_url
 from launch.agents import Agent, GoneLink
 from launch.runs import RunsFolder
 from launch.ssh.access import address_and_port
@@ -81,7 +81,7 @@ class Target:
     @property
     def runs_on_share(self) -> bool:
         """Whether the runs lie on the hosts' own file system or share, and not in a bucket."""
-        return "://" not in self.runs_url
+        return not is_url(self.runs_url)
 
     @property
     def mount(self) -> str | None:

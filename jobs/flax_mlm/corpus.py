@@ -25,12 +25,12 @@ from jobs.flax_mlm.documents import (
     ending,
     is_jsonl,
     is_readable,
-    is_url,
     json_lines,
     stdlib_modules,
     stdlib_root,
 )
 from jobs.runtime.errors import RequestError
+from jobs.runtime.files import is_url
 
 STDLIB = "stdlib"
 

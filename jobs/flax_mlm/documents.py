@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.runtime.errors import RequestError
+from jobs.runtime.files import is_url
 
 ENDINGS = (".txt", ".md", ".rst", ".text", ".jsonl")
 DOCUMENT_CHARACTERS = 2_000
@@ -44,10 +45,6 @@ def ending(path: str) -> str:
     """What decides how a file is read: ".txt", ".jsonl.gz", "" and the like, in lower case."""
     name = path.lower()
     return os.path.splitext(name.removesuffix(".gz"))[1] + (".gz" if name.endswith(".gz") else "")
-
-
-def is_url(path: str) -> bool:
-    return "://" in path
 
 
 def blocks(path: str) -> Iterator[str]:

@@ -8,10 +8,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs.flax_mlm.documents import is_url
 from jobs.flax_mlm.weights import WEIGHTS
 from jobs.runtime.cache import build_once
 from jobs.runtime.errors import RequestError
+from jobs.runtime.files import is_url
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"

@@ -157,9 +157,14 @@ class BucketFiles:
         bucket.put(f"{folder}/", f"{path}/", recursive=True)
 
 
+def is_url(place: str) -> bool:
+    """Whether a place is a bucket's or any other that fsspec knows by URL; a path otherwise."""
+    return "://" in place
+
+
 def here(url: str) -> DiskFiles | BucketFiles:
     """The files that `url`, seen from this host, means."""
-    return BucketFiles() if "://" in url else DiskFiles()
+    return BucketFiles() if is_url(url) else DiskFiles()
 
 
 def beginning(offset: int, size: int) -> int:

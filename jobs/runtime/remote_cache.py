@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.runtime.errors import RequestError, Unreachable
+from jobs.runtime.files import is_url
 from jobs.runtime.patience import patiently
 
 MANIFEST = "manifest.json"
@@ -87,7 +88,7 @@ class RemoteCache:
         import fsspec
 
         try:
-            if "://" not in self._url or self._url.startswith("file://"):
+            if not is_url(self._url) or self._url.startswith("file://"):
                 files, root = fsspec.core.url_to_fs(os.path.expanduser(self._url), auto_mkdir=True)
             else:  # other hosts write here too: a listing that is kept is a listing that is wrong
                 files, root = fsspec.core.url_to_fs(self._url, use_listings_cache=False)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jobs.runtime.files import Files, here
+from jobs.runtime.files import Files, here, is_url
 
 RUN = "run.json"
 METRICS = "metrics.jsonl"
@@ -46,7 +46,7 @@ class RunDirectory:
 
     def __init__(self, url: str, files: Files | None = None) -> None:
         self.url = url.rstrip("/")
-        self.is_remote = "://" in url
+        self.is_remote = is_url(url)
         self._own = here(self.url)
         self._files: Files = files or self._own
 

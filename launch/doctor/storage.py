@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 
-from jobs.runtime.files import BucketFiles, Files
+from jobs.runtime.files import BucketFiles, Files, is_url
 from launch.agents import ask_all
 from launch.doctor.finding import Check, Said, fail, ok
 from launch.errors import HostError
@@ -118,7 +118,7 @@ def trial(url: str) -> str:
 def _remedy(url: str) -> str:
     return (
         f"have {ROLE} on it granted to you"
-        if "://" in url
+        if is_url(url)
         else "see to that folder: its disk, its owner, its mount"
     )
 
