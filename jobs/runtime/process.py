@@ -25,7 +25,7 @@ from jobs.runtime import run_directory
 from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.errors import RequestError
 from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.patience import PAUSES_S, patiently
+from jobs.runtime.patience import patiently
 from jobs.runtime.run_directory import RunDirectory
 from jobs.runtime.time_split import TimeSplit
 
@@ -179,9 +179,8 @@ def _finish(run: Run, outcome: str, final: Final) -> None:
 
 
 def _put(directory: RunDirectory, name: str, text: str) -> None:
-    """A bucket may refuse for a moment; a disk that is full stays full."""
     write = functools.partial(directory.write_text, name, text)
-    patiently(write, what=name, pauses_s=PAUSES_S if directory.is_remote else ())
+    patiently(write, what=name, pauses_s=directory.pauses_s)
 
 
 def _end_as_failed(run: Run, message: str) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jobs.runtime.errors import RequestError
-from jobs.runtime.patience import PAUSES_S, patiently
+from jobs.runtime.patience import patiently
 
 if TYPE_CHECKING:
     from jobs.runtime.process import Run
@@ -112,7 +112,7 @@ class Profile:
         Raises:
             OSError: it cannot be written; a bucket's library has kinds of its own too.
         """
-        folder, traced = self._folder, self._traced
+        folder, traced, directory = self._folder, self._traced, self._run.directory
         if folder is None or traced is None:
             return
         self._folder = None
@@ -125,12 +125,13 @@ class Profile:
                 jax.profiler.stop_trace()
                 self._run.heartbeat.tick()
                 for file, name in _names(Path(folder), traced, self._run.environment.process_id):
-                    self._put(file, name)
+                    put = functools.partial(directory.put_file, str(file), name)
+                    patiently(put, what=name, pauses_s=directory.pauses_s)
                     self._run.heartbeat.tick()
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
             self._run.heartbeat.say(None)
-        self._run.say(f"steps {traced} are traced in {self._run.directory.path(PROFILE)}")
+        self._run.say(f"steps {traced} are traced in {directory.path(PROFILE)}")
 
     def _start(self) -> None:
         import jax
@@ -142,12 +143,6 @@ class Profile:
             # Every call of a Python function would be an event: megabytes, and a loop that is slower than without.
             options.python_tracer_level = 0
             jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
-
-    def _put(self, file: Path, name: str) -> None:
-        """A bucket may refuse for a moment; a disk that is full stays full."""
-        directory = self._run.directory
-        put = functools.partial(directory.put_file, str(file), name)
-        patiently(put, what=name, pauses_s=PAUSES_S if directory.is_remote else ())
 
 
 def _names(folder: Path, traced: Steps, process_id: int) -> Iterator[tuple[Path, str]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jobs.runtime.files import Files, here, is_url
+from jobs.runtime.patience import PAUSES_S
 
 RUN = "run.json"
 METRICS = "metrics.jsonl"
@@ -49,6 +50,11 @@ class RunDirectory:
         self.is_remote = is_url(url)
         self._own = here(self.url)
         self._files: Files = files or self._own
+
+    @property
+    def pauses_s(self) -> tuple[float, ...]:
+        """Between tries to write: a bucket may refuse for a moment; a disk that is full stays full."""
+        return PAUSES_S if self.is_remote else ()
 
     def path(self, name: str) -> str:
         return f"{self.url}/{name}"
