@@ -86,8 +86,7 @@ def _training(config: Config, tokens: Tokens, batches: int) -> dict[str, Any]:
 
     @jax.jit
     def hidden(step: jax.Array, tokens_BS: jax.Array) -> Masked:
-        key = steps._fold(jax.random.key(config.seed), steps.MASK_STREAM, step)
-        return mask(rule, key, tokens_BS, jnp.arange(size))
+        return steps.mask_of_step(rule, config.seed, step, tokens_BS, jnp.arange(size))
 
     kept: dict[str, list[np.ndarray]] = {"tokens": [], "inputs": [], "labels": []}
     sequences = tokens.sequences("train", length)

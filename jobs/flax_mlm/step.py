@@ -108,6 +108,13 @@ def with_params(state: State, params: Any) -> State:
     return {**state, "params": jax.tree.map(put, state["params"], params)}
 
 
+def mask_of_step(
+    rule: MaskRule, seed: int, step: jax.Array, tokens_BS: jax.Array, rows_B: jax.Array
+) -> Masked:
+    """What the step that follows `step` steps hides of its tokens; rows_B: their places in the global batch."""
+    return mask(rule, _fold(seed, MASK_STREAM, step), tokens_BS, rows_B)
+
+
 def cross_entropy(logits_BMV: jax.Array, masked: Masked) -> tuple[jax.Array, jax.Array]:
     """Sums over the hidden tokens: of the cross-entropy in nats, and of the right guesses."""
     of_target_BM = jnp.take_along_axis(logits_BMV, masked.targets_BM[..., None], axis=-1)[..., 0]
@@ -139,9 +146,8 @@ def make_train_step(
 
     def sums(params: Any, tokens_BS: jax.Array, rows_B: jax.Array, step: jax.Array) -> tuple[Any, ...]:
         """On each device: the gradient of the summed cross-entropy of its rows, that sum, and its hidden tokens."""
-        key = jax.random.key(config.seed)
-        masked = mask(rule, _fold(key, MASK_STREAM, step), tokens_BS, rows_B)
-        dropout_key = _fold(key, DROPOUT_STREAM, step)
+        masked = mask_of_step(rule, config.seed, step, tokens_BS, rows_B)
+        dropout_key = _fold(config.seed, DROPOUT_STREAM, step)
         keys_B = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(dropout_key, rows_B)
         slopes = functools.partial(jax.value_and_grad(nats_of), params)
         nats, gradient = _sum_by_parts(slopes, config.accumulate, masked, keys_B)
@@ -217,5 +223,5 @@ def _sum_by_parts(function: Callable[..., Any], parts: int, *by_row: Any) -> Any
     return jax.lax.scan(add, nothing, split)[0]
 
 
-def _fold(key: jax.Array, stream: int, step: jax.Array) -> jax.Array:
-    return jax.random.fold_in(jax.random.fold_in(key, stream), step)
+def _fold(seed: int, stream: int, step: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), step)
