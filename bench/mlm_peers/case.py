@@ -106,14 +106,13 @@ def _held_out(config: Config, tokens: Tokens, sequences: int) -> dict[str, Any]:
     def hidden(tokens_BS: jax.Array, rows_B: jax.Array) -> Masked:
         return mask(rule, jax.random.key(steps.EVAL_SEED), tokens_BS, rows_B)
 
-    kept: dict[str, list[np.ndarray]] = {"tokens": [], "inputs": [], "labels": [], "rows": []}
+    kept: dict[str, list[np.ndarray]] = {"tokens": [], "inputs": [], "labels": []}
     batches = min(sequences, tokens.sequences("eval", length)) // size
     assert batches, f"{config.data}: has no {size} held-out sequences of {length} tokens; bring more text"
     for batch in range(batches):
         rows_B = np.arange(batch * size, (batch + 1) * size, dtype=np.int32)
         tokens_BS = tokens.rows("eval", rows_B, length)
         _keep(kept, tokens_BS, hidden(jnp.asarray(tokens_BS), jnp.asarray(rows_B)))
-        kept["rows"].append(rows_B)
     return {name: np.stack(values) for name, values in kept.items()}
 
 

@@ -5,6 +5,7 @@ python -m bench.mlm_peers.ours_step FOLDER [--options JSON] [--without VARIANT .
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
@@ -22,6 +23,7 @@ from bench.variants import taken_out
 from jobs.flax_mlm import data, sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.evaluate import evaluate
 from jobs.runtime.cache import user_cache_dir
 
 
@@ -53,32 +55,36 @@ def step(folder: Path, config: Config, facts: dict[str, Any], all_used: Any) -> 
     rule = steps.mask_rule(tokenizer, config.mask_share, config.sequence_length)
     train_step = steps.make_train_step(graph, optimizer, rule, config, mesh, state)
     batches = np.load(folder / "batches.npz")["tokens"]
-    rows_B = jax.device_put(np.arange(config.batch_size, dtype=np.int32), by_row)
+    place = functools.partial(jax.device_put, device=by_row)
+    rows_B = place(np.arange(config.batch_size, dtype=np.int32))
 
     def take(number: int) -> jax.Array:
         nonlocal state
-        state, results = train_step(state, jax.device_put(batches[number % len(batches)], by_row), rows_B)
+        state, results = train_step(state, place(batches[number % len(batches)]), rows_B)
         if number == 0:
             all_used()
         return results["loss"]
 
-    evaluate = None
+    evaluated = None
     if (folder / "held_out.npz").exists():
         held_out = np.load(folder / "held_out.npz")
         eval_rule = steps.mask_rule(tokenizer, steps.EVAL_MASK_SHARE, config.sequence_length)
         eval_step = steps.make_eval_step(graph, eval_rule, mesh, state)
-        all_BS = list(zip(held_out["tokens"], held_out["rows"], strict=True))
+        tokens_NS = held_out["tokens"].reshape(-1, config.sequence_length)
 
-        def evaluate() -> tuple[float, float]:
-            counts_B = jnp.ones(config.batch_size)
-            sums = [
-                np.asarray(eval_step(state["params"], tokens_BS, places_B, counts_B), np.float64)
-                for tokens_BS, places_B in all_BS
-            ]
-            nats, hits, hidden = np.sum(sums, axis=0)
-            return float(nats / hidden), float(hits / hidden)
+        def evaluated() -> tuple[float, float]:
+            found = evaluate(
+                eval_step,
+                state["params"],
+                lambda rows_B: place(tokens_NS[rows_B]),
+                place,
+                sequences=len(tokens_NS),
+                batch_size=config.batch_size,
+                tick=lambda: None,
+            )
+            return found.loss, found.accuracy
 
-    answer(take, {**facts, "machine_flops_per_s": machine_flops_per_s()}, evaluate)
+    answer(take, {**facts, "machine_flops_per_s": machine_flops_per_s()}, evaluated)
 
 
 def machine_flops_per_s(size: int = 1024, times: int = 30) -> float:
