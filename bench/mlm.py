@@ -14,7 +14,6 @@ python -m bench.mlm [--cases small long base] [--rounds 8] [--steps 2] [--dropou
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.mlm_peers.case import CASES, config_of, prepare
-from bench.program import PEERS, Program, compile_all, ours, peer, running
+from bench.program import PEERS, Program, added_bytes, compile_all, ours_and_peers, running
 
 
 def table(programs: Sequence[Program], facts: dict[str, Any]) -> str:
@@ -49,22 +48,17 @@ def table(programs: Sequence[Program], facts: dict[str, Any]) -> str:
 
 def memory(measured: dict[str, Any]) -> str:
     """The four cells about memory, in GiB; a dash where the system does not say."""
-    imported, stepping = measured["imported_bytes"], measured["stepping_peak_bytes"]
-    added = None if imported is None or stepping is None else stepping - imported
-    cells = (imported, measured["compiling_peak_bytes"], stepping, added)
-    return " | ".join("–" if cell is None else f"{cell / 2**30:.2f}" for cell in cells)
+    said = [measured[name] for name in ("imported_bytes", "compiling_peak_bytes", "stepping_peak_bytes")]
+    return " | ".join(
+        "–" if cell is None else f"{cell / 2**30:.2f}" for cell in (*said, added_bytes(measured))
+    )
 
 
 def compare(case: str, options: argparse.Namespace) -> None:
     """One table."""
     with tempfile.TemporaryDirectory(prefix="tpu-stack-bench-") as name:
-        folder, environ = Path(name), dict(os.environ)
-        facts = prepare(folder, config_of(case, dropout=options.dropout))
-        commands = {
-            f"flax_mlm, {dtype}": ours(folder, environ, options={"dtype": dtype}) for dtype in options.dtype
-        }
-        commands |= {each: peer(each, folder, environ) for each in PEERS}
-        with running(commands) as programs:
+        facts = prepare(Path(name), config_of(case, dropout=options.dropout))
+        with running(ours_and_peers(Path(name), options.dtype)) as programs:
             compile_all(programs)
             for _ in range(options.rounds):
                 for program in programs:

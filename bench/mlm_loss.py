@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import statistics
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.mlm_peers.case import CASES, config_of, prepare
-from bench.program import FLAX, PEERS, compile_all, ours, peer, running
+from bench.program import FLAX, compile_all, ours_and_peers, running
 
 HELD_OUT = 256
 
@@ -45,15 +44,10 @@ def spread(values: Sequence[float]) -> float:
 def trained(seed: int, options: argparse.Namespace) -> dict[str, float]:
     """The evaluation loss of each program after its steps, all from one seed."""
     with tempfile.TemporaryDirectory(prefix="tpu-stack-bench-") as name:
-        folder, environ = Path(name), dict(os.environ)
         config = config_of(options.case, dropout=options.dropout, seed=seed, steps=options.steps)
-        prepare(folder, config, batches=options.steps, held_out=HELD_OUT)
-        commands = {
-            f"flax_mlm, {dtype}": ours(folder, environ, options={"dtype": dtype}) for dtype in options.dtype
-        }
-        commands |= {each: peer(each, folder, environ) for each in PEERS}
+        prepare(Path(name), config, batches=options.steps, held_out=HELD_OUT)
         found = {}
-        with running(commands) as programs:
+        with running(ours_and_peers(Path(name), options.dtype)) as programs:
             compile_all(programs)
             for program in programs:
                 if options.steps > 1:

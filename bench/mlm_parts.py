@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.mlm_peers.case import CASES, config_of, prepare
-from bench.program import Command, Program, ours, running
+from bench.program import Command, Program, added_bytes, ours, running
 from bench.variants import VARIANTS, all_of_them, of_case
 
 AS_IS, ALL = "as it is", "without all of them"
@@ -51,7 +51,6 @@ def rows(programs: Sequence[Program]) -> list[Row]:
     found = []
     for program in programs:
         wall_s, cpu_s = statistics.median(program.wall_s), min(program.cpu_s)
-        peak, imported = program.last["stepping_peak_bytes"], program.last["imported_bytes"]
         found.append(
             Row(
                 name=program.name,
@@ -59,7 +58,7 @@ def rows(programs: Sequence[Program]) -> list[Row]:
                 cpu_s=cpu_s,
                 wall_ratio=wall_s / statistics.median(first.wall_s),
                 cpu_ratio=cpu_s / min(first.cpu_s),
-                added_bytes=None if peak is None or imported is None else peak - imported,
+                added_bytes=added_bytes(program.last),
                 first_loss=program.first_loss,
                 loss=program.last["loss"],
             )
@@ -132,15 +131,9 @@ def measure(case: str, names: Sequence[str], asked: argparse.Namespace) -> list[
             with running(commands(group, case, Path(name), dict(os.environ))) as programs:
                 for program in programs:
                     program.compile()
-                programs[0].turn(2)
-                steps = steps_of(asked.turn_s, programs[0].wall_s[-1])
-                # What was only tried out is no round, and the others have taken as many steps when they are compared.
-                programs[0].wall_s.clear()
-                programs[0].cpu_s.clear()
-                for program in programs[1:]:
-                    program.turn(2)
-                    program.wall_s.clear()
-                    program.cpu_s.clear()
+                # The others take them too, so that all have taken as many when they are compared.
+                step_s = [program.trial(2) for program in programs]
+                steps = steps_of(asked.turn_s, step_s[0])
                 for _ in range(asked.rounds):
                     for program in programs:
                         program.turn(steps)

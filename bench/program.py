@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -46,6 +47,10 @@ class Program:
         self.wall_s.append(measured["wall_s"])
         self.cpu_s.append(measured["cpu_s"])
         self.last = measured
+
+    def trial(self, steps: int) -> float:
+        """Let it take so many steps that are no turn; returns the seconds of one."""
+        return float(self._ask({"do": "step", "steps": steps})["wall_s"])
 
     def evaluate(self) -> float:
         """The mean cross-entropy in nats over the held-out tokens."""
@@ -116,6 +121,19 @@ def peer(name: str, folder: Path, environ: Mapping[str, str]) -> Command:
     lock, script = PEERS[name]
     command = [str(peers.python_of(lock)), "-s", str(PROGRAMS / script), str(folder)]
     return command, peers.environment(dict(environ))
+
+
+def ours_and_peers(folder: Path, dtypes: Sequence[str]) -> dict[str, Command]:
+    """flax_mlm's step once for each of `dtypes`, then all of PEERS."""
+    environ = dict(os.environ)
+    commands = {f"flax_mlm, {dtype}": ours(folder, environ, options={"dtype": dtype}) for dtype in dtypes}
+    return commands | {name: peer(name, folder, environ) for name in PEERS}
+
+
+def added_bytes(measured: Mapping[str, Any]) -> int | None:
+    """What stepping adds to what was resident once the frameworks were loaded; None where the system does not say."""
+    imported, stepping = measured["imported_bytes"], measured["stepping_peak_bytes"]
+    return None if imported is None or stepping is None else stepping - imported
 
 
 def compile_all(programs: Sequence[Program]) -> None:

@@ -34,6 +34,14 @@ def test_steps_are_counted_on_from_the_one_that_compiled(played: tuple[list[str]
         assert len(program.wall_s) == len(program.cpu_s) == 2  # compiling is no measurement
 
 
+def test_a_trial_takes_steps_and_is_no_turn(played: tuple[list[str], dict[str, str]]) -> None:
+    with running({"a": played}) as (program,):
+        program.compile()
+        assert program.trial(2) > 0
+        program.turn(1)
+        assert (program.last["step"], len(program.wall_s), len(program.cpu_s)) == (4, 1, 1)
+
+
 def test_an_evaluation_takes_no_step_and_is_no_turn(played: tuple[list[str], dict[str, str]]) -> None:
     with running({"a": played}) as (program,):
         assert program.evaluate() == 1.5  # before the first step too
