@@ -165,8 +165,21 @@ def clean_up(client: docker.DockerClient, image: str | None, container: str | No
         ]
         has_name = told.get("RepoTags") or told.get("RepoDigests")
         for left in (*unseen, *(() if has_name else (told["Id"],))):
-            with contextlib.suppress(docker.errors.APIError):
-                client.api.remove_image(left)
+            _remove(client, left)
+
+
+def _remove(client: docker.DockerClient, image: str) -> None:
+    """It may still be the image of a container that Docker had begun to make when its client went."""
+    until_s = time.monotonic() + CLEANUP_LIMIT_S
+    while True:
+        try:
+            client.api.remove_image(image)
+        except docker.errors.APIError:
+            in_use = client.api.containers(all=True, filters={"ancestor": image})
+            if in_use and time.monotonic() < until_s:
+                time.sleep(CLEANUP_PAUSE_S)
+                continue
+        return
 
 
 def _wait_for_end(client: docker.DockerClient, container: str) -> None:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -167,6 +168,17 @@ def test_an_image_with_a_name_that_somebody_gave_it_or_in_use_is_not_removed(
     (seen,) = [image for image in here.list_all(lab.client) if image.id == made.id]
     assert here.old([seen], current=[], used=[]) == []
     lab.client.api.remove_image("somebody/kept:mine")
+
+
+def test_an_image_whose_container_goes_a_moment_later_is_removed_then(make_lab: MakeLab) -> None:
+    lab = make_lab("late")
+    image = builder.build(lab.client, lab.recipe(), {"BASE_IMAGE": lab.base}, {}, Notes())
+    container = lab.client.containers.create(image, "true")
+    later = threading.Timer(1.0, container.remove)
+    later.start()
+    builder.clean_up(lab.client, image, None)
+    later.join()
+    assert lab.left() == []
 
 
 # --- as a person types it, and as two persons do ------------------------------------------------------------------
