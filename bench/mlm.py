@@ -3,7 +3,8 @@ data, hidden tokens and optimizer. They step in turn, so that whatever else the 
 
 Each is a process that has compiled its step and then takes as many as it is told. Wall: the median over the rounds.
 CPU: processor time of all threads, the least of the rounds; on a machine with other work it says more.
-MFU: the model's operations over what this machine's own matrix product (1,024, float32) does, measured in turn too.
+MFU: the model's operations over what this machine's own matrix product (1,024, of the same kind of numbers) does,
+measured in turn too.
 Memory is what is resident: `imported` once the frameworks are loaded and nothing else, `compiling` the peak until the
 first step is done, `stepping` the peak after that; the step itself adds `stepping` less `imported`, what compiling left
 with it.
@@ -28,7 +29,10 @@ from bench.program import PEERS, Program, added_bytes, compile_all, ours_and_pee
 def table(programs: Sequence[Program], facts: dict[str, Any]) -> str:
     """Of one case; the ratios are to the first peer."""
     first = next(program for program in programs if program.name in PEERS)
-    machine = max(program.last.get("machine_flops_per_s", 0.0) for program in programs)
+    machine: dict[str, float] = {}
+    for program in programs:
+        measured = program.last.get("machine_flops_per_s", 0.0)
+        machine[dtype_of(program)] = max(measured, machine.get(dtype_of(program), 0.0))
     lines = [
         (
             "| program | tokens/s | times (a) | CPU s a step | times (a) | MFU "
@@ -38,12 +42,23 @@ def table(programs: Sequence[Program], facts: dict[str, Any]) -> str:
     ]
     for program in programs:
         wall_s, cpu_s = statistics.median(program.wall_s), min(program.cpu_s)
+        mfu = share(facts["flops"] / wall_s, machine[dtype_of(program)])
         lines.append(
             f"| {program.name} | {facts['tokens'] / wall_s:,.0f} | {statistics.median(first.wall_s) / wall_s:.2f} "
-            f"| {cpu_s:.3f} | {min(first.cpu_s) / cpu_s:.2f} | {facts['flops'] / wall_s / machine:.0%} "
+            f"| {cpu_s:.3f} | {min(first.cpu_s) / cpu_s:.2f} | {mfu} "
             f"| {memory(program.last)} | {program.last['loss']:.4f} |"
         )
     return "\n".join(lines)
+
+
+def dtype_of(program: Program) -> str:
+    """What its products are of; the peers' are of float32."""
+    return str(program.last.get("dtype", "float32"))
+
+
+def share(flops_per_s: float, machine_flops_per_s: float) -> str:
+    """MFU; a dash where no product of that kind was measured."""
+    return f"{flops_per_s / machine_flops_per_s:.0%}" if machine_flops_per_s else "–"
 
 
 def memory(measured: dict[str, Any]) -> str:

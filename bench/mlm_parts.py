@@ -6,7 +6,7 @@ is the peak of resident memory while stepping less what is resident once the fra
 computes the same must come to the same first loss: the bench stops where one does not.
 
 python -m bench.mlm_parts [--cases small long base] [--variants "one-hot cross-entropy" ...] [--rounds 6]
-    [--turn-s 1] [--group 3] [--options '{"remat": true}' ...]"""
+    [--turn-s 1] [--group 3] [--dtype float32] [--options '{"remat": true}' ...]"""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ from typing import Any
 from bench.mlm_peers.case import CASES, config_of, prepare
 from bench.program import Command, Program, added_bytes, ours, running
 from bench.variants import VARIANTS, all_of_them, of_case
+from jobs.runtime import processor
 
+BEST = "bfloat16" if processor.multiplies_bfloat16() else "float32"
 AS_IS, ALL = "as it is", "without all of them"
-SAME_FIRST_LOSS = 1e-5
-"""How far apart, relatively, first losses may be that differ by the rounding of float32 alone."""
+SAME_FIRST_LOSS = {"float32": 1e-5, "bfloat16": 1e-3}
+"""How far apart, relatively, first losses may be that differ by rounding alone."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,17 +83,14 @@ def table(found: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def unlike(found: Sequence[Row], same_loss: Mapping[str, bool]) -> list[str]:
+def unlike(found: Sequence[Row], same_loss: Mapping[str, bool], within: float) -> list[str]:
     """What differs from the first row though it computes the same, and what is no number at all."""
     wanted = found[0].first_loss
     return [
         f"{row.name}: the first loss is {row.first_loss} and as it is {wanted}"
         for row in found
         if not math.isfinite(row.loss)
-        or (
-            same_loss.get(row.name, False)
-            and not math.isclose(row.first_loss, wanted, rel_tol=SAME_FIRST_LOSS)
-        )
+        or (same_loss.get(row.name, False) and not math.isclose(row.first_loss, wanted, rel_tol=within))
     ]
 
 
@@ -106,18 +105,22 @@ def steps_of(turn_s: float, step_s: float) -> int:
     return max(1, round(turn_s / step_s))
 
 
-def commands(names: Sequence[str], case: str, folder: Path, environ: Mapping[str, str]) -> dict[str, Command]:
+def commands(
+    names: Sequence[str], case: str, folder: Path, environ: Mapping[str, str], *, dtype: str
+) -> dict[str, Command]:
     """The step as it is, then each variant; a name that is JSON is a variant given as options."""
-    found = {AS_IS: ours(folder, environ)}
+    as_is = {"dtype": dtype}
+    found = {AS_IS: ours(folder, environ, options=as_is)}
     for name in names:
         if name.startswith("{"):
-            found[name] = ours(folder, environ, options=json.loads(name))
+            found[name] = ours(folder, environ, options=as_is | json.loads(name))
             continue
         without = all_of_them(case) if name == ALL else [name]
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = dict(as_is)
         for each in without:
             options |= VARIANTS[each].options
-        found[name] = ours(folder, environ, options=options, without=without)
+        told = {name: value for each in without for name, value in VARIANTS[each].environ.items()}
+        found[name] = ours(folder, {**environ, **told}, options=options, without=without)
     return found
 
 
@@ -128,7 +131,7 @@ def measure(case: str, names: Sequence[str], asked: argparse.Namespace) -> list[
     with tempfile.TemporaryDirectory(prefix="tpu-stack-bench-") as name:
         prepare(Path(name), config_of(case, dropout=asked.dropout))
         for group in groups(names, asked.group):
-            with running(commands(group, case, Path(name), dict(os.environ))) as programs:
+            with running(commands(group, case, Path(name), dict(os.environ), dtype=asked.dtype)) as programs:
                 for program in programs:
                     program.compile()
                 # The others take them too, so that all have taken as many when they are compared.
@@ -138,7 +141,7 @@ def measure(case: str, names: Sequence[str], asked: argparse.Namespace) -> list[
                     for program in programs:
                         program.turn(steps)
                 in_group = rows(programs)
-            wrong = unlike(in_group, same_loss)
+            wrong = unlike(in_group, same_loss, SAME_FIRST_LOSS[asked.dtype])
             if wrong:
                 raise SystemExit("; ".join(wrong))
             print(f"{case}: {', '.join(group)}: done", file=sys.stderr, flush=True)
@@ -156,11 +159,14 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--turn-s", type=float, default=1.0)
     parser.add_argument("--group", type=int, default=3, help="variants that are in memory at once")
     parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--dtype", choices=list(SAME_FIRST_LOSS), default=BEST)
     asked = parser.parse_args(arguments)
     for case in asked.cases:
         names = [name for name in asked.variants or [*VARIANTS, ALL] if name == ALL or name in of_case(case)]
         found = measure(case, [*names, *asked.options], asked)
-        print(f"\n{case}: {CASES[case]}, dropout {asked.dropout}\n\n{table(found)}", flush=True)
+        print(
+            f"\n{case}: {CASES[case]}, dropout {asked.dropout}, {asked.dtype}\n\n{table(found)}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import peers
+from launch.environment import ON_CPU
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).resolve().with_name("mlm_peers")
@@ -111,9 +112,9 @@ def ours(
     options: Mapping[str, Any] | None = None,
     without: Sequence[str] = (),
 ) -> Command:
-    """flax_mlm's own step, some of its options changed, some of `variants.VARIANTS` taken out."""
+    """flax_mlm's own step in a job's environment, some options changed, some of `variants.VARIANTS` taken out."""
     module = [sys.executable, "-m", "bench.mlm_peers.ours_step", str(folder)]
-    return [*module, "--options", json.dumps(options or {}), "--without", *without], environ
+    return [*module, "--options", json.dumps(options or {}), "--without", *without], {**ON_CPU, **environ}
 
 
 def peer(name: str, folder: Path, environ: Mapping[str, str]) -> Command:

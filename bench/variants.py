@@ -16,13 +16,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jobs.flax_mlm import model, parts, sizes
+from jobs.flax_mlm import attention, model, parts, sizes
 from jobs.flax_mlm import step as steps
+from launch.environment import ON_CPU
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variant:
     """instead: what takes the place of an object's attribute; around: the same, made of what stood there.
+    environ: of the process.
 
     same_loss: it draws the same dropout and computes the same, but for rounding. cases: of CASES, those where it
     changes anything; None: all.
@@ -31,6 +33,7 @@ class Variant:
     instead: Sequence[tuple[Any, str, Any]] = ()
     around: Sequence[tuple[Any, str, Callable[[Any], Any]]] = ()
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
     same_loss: bool = True
     cases: frozenset[str] | None = None
 
@@ -84,7 +87,11 @@ def _three_products(there: Any) -> Any:
 
 
 def _product(x: Any, kernel_IO: Any) -> Any:
-    return x @ kernel_IO
+    return x @ kernel_IO.astype(x.dtype)
+
+
+def _product_of_transposed(x: Any, kernel_OI: Any) -> Any:
+    return x @ kernel_OI.T.astype(x.dtype)
 
 
 def _attend(q_BMHK: Any, k_BSHK: Any, v_BSHK: Any, *segments: Any) -> Any:
@@ -99,13 +106,14 @@ def _jax_attend(q_BMHK: Any, k_BSHK: Any, v_BSHK: Any, *segments: Any) -> Any:
 
 
 def _add_bias(x: Any, bias_D: Any) -> Any:
-    return x + bias_D
+    return x + bias_D.astype(x.dtype)
 
 
 def _layer_norm(x: Any, scale_D: Any, bias_D: Any) -> Any:
-    centred = x - x.mean(-1, keepdims=True)
+    wide = parts.widened(x)
+    centred = wide - wide.mean(-1, keepdims=True)
     variance = (centred * centred).mean(-1, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + parts.LAYER_NORM_EPSILON) * scale_D + bias_D
+    return (centred * jax.lax.rsqrt(variance + parts.LAYER_NORM_EPSILON) * scale_D + bias_D).astype(x.dtype)
 
 
 def _threefry(x_BSD: Any, rate: float, keys_B: Any) -> Any:
@@ -123,6 +131,10 @@ def _unsafe_rbg(x_BSD: Any, rate: float, keys_B: Any) -> Any:
     return jnp.where(
         jax.random.bernoulli(key, 1 - rate, x_BSD.shape), x_BSD / (1 - rate), jnp.zeros_like(x_BSD)
     )
+
+
+def _as_it_lies(x: Any) -> Any:
+    return x.swapaxes(-1, -2)
 
 
 def _undonated(there: Any) -> Any:
@@ -156,7 +168,12 @@ VARIANTS: dict[str, Variant] = {
         around=[(model.Mlm, "encode", _whole_last_layer)], same_loss=False
     ),
     "three products for QKV": Variant(around=[(model.Linear, "__call__", _three_products)]),
-    "products of three axes": Variant(instead=[(model, "product", _product)]),
+    "products of three axes": Variant(
+        instead=[(model, "product", _product), (model, "product_of_transposed", _product_of_transposed)]
+    ),
+    "matrices transposed as they lie": Variant(
+        instead=[(parts, "transposed", _as_it_lies), (attention, "transposed", _as_it_lies)],
+    ),
     "bias by autodiff": Variant(instead=[(model, "add_bias", _add_bias)]),
     "attention by jax.nn": Variant(instead=[(model, "attend", _jax_attend)]),
     "attention by einsum": Variant(instead=[(model, "attend", _attend)]),
@@ -167,12 +184,19 @@ VARIANTS: dict[str, Variant] = {
     "no buffer donated": Variant(around=[(jax, "jit", _undonated)]),
     "vocabulary not padded": Variant(instead=[(sizes, "VOCABULARY_MULTIPLE", 1)], cases=frozenset({"base"})),
     "results fetched each step": Variant(around=[(steps, "make_train_step", _fetched)]),
-    "bfloat16": Variant(options={"dtype": "bfloat16"}, same_loss=False),
+    "large pages": Variant(environ=dict.fromkeys(ON_CPU, "")),
+    "float32": Variant(options={"dtype": "float32"}, same_loss=False),
 }
 """In this order they are put in, so that several go together: the second's logits at every position meet the first's
 cross-entropy. What draws dropout at other positions comes to another loss as well."""
 BESIDES = frozenset(
-    {"bfloat16", "dropout by unsafe_rbg", "last layer at every position", "attention by jax.nn"}
+    {
+        "float32",
+        "dropout by unsafe_rbg",
+        "last layer at every position",
+        "attention by jax.nn",
+        "matrices transposed as they lie",
+    }
 )
 """Left out of "all of them": no improvement everywhere, or one that another variant takes out with it."""
 

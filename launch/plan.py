@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.runtime import run_directory
+from launch import environment
 from launch.container import SHM_BYTES, Container
 from launch.target import Target
 
@@ -184,7 +185,7 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
             f"jobs.{plan.job}",
             *plan.arguments,
         ],
-        "env": environment(plan, process_id),
+        "env": environment.of(plan, process_id),
         "cwd": _cwd(plan),
         "log_path": f"{here}/{log}" if here else f"{plan.agent_root}/runs/{plan.run_id}/{log}",
         "run_dir": here,
@@ -230,26 +231,6 @@ def _container_of_preflight(plan: Plan) -> dict[str, Any]:
         return {}
     mounts = [*plan.container.mounts, *plan.container.read_only_mounts]
     return {"container": {"image": plan.container.image, "mounts": mounts}}
-
-
-def environment(plan: Plan, process_id: int) -> dict[str, str]:
-    """Contract 2 for one process, and where Python finds the code."""
-    return {
-        "RUN_ID": plan.run_id,
-        "RUN_DIR": plan.run_dir,
-        "RUN_JOB": plan.job,
-        "RUN_STACK": plan.stack,
-        "RUN_ATTEMPT": str(plan.attempt),
-        "RUN_NUM_PROCESSES": str(plan.processes),
-        "RUN_PROCESS_ID": str(process_id),
-        "RUN_COORDINATOR": plan.coordinator,
-        "RUN_PLATFORM": plan.platform,
-        "RUN_CACHE_DIR": plan.at_home(process_id, plan.cache_dir),
-        **({"RUN_LOCAL_DEVICES": str(plan.local_devices)} if plan.local_devices is not None else {}),
-        **({"RUN_PEAK_FLOPS_PER_S": str(plan.peak_flops_per_s)} if plan.peak_flops_per_s is not None else {}),
-        "PYTHONPATH": plan.at_home(process_id, f"{plan.agent_root}/bundles/{plan.bundle_sha256}"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
 
 
 def _local_path(run_dir: str) -> str | None:

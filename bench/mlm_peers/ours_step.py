@@ -84,12 +84,14 @@ def step(folder: Path, config: Config, facts: dict[str, Any], all_used: Any) -> 
             )
             return found.loss, found.accuracy
 
-    answer(take, {**facts, "machine_flops_per_s": machine_flops_per_s()}, evaluated)
+    dtype = steps.activations_dtype(config).name
+    facts |= {"dtype": dtype, "machine_flops_per_s": machine_flops_per_s(dtype)}
+    answer(take, facts, evaluated)
 
 
-def machine_flops_per_s(size: int = 1024, times: int = 30) -> float:
-    """What a matrix product of float32 comes to here, the best of several."""
-    square = jnp.ones((size, size), jnp.float32)
+def machine_flops_per_s(dtype: str, size: int = 1024, times: int = 30) -> float:
+    """What a matrix product comes to here, the best of several."""
+    square = jnp.ones((size, size), dtype)
     product = jax.jit(jnp.matmul)
     product(square, square).block_until_ready()
     took_s = []

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jobs.flax_mlm.parts import widened
+from jobs.flax_mlm.parts import transposed, widened
 
 SPLASH_LEAST_POSITIONS = 512
 SPLASH_BLOCK = 128
@@ -66,7 +66,7 @@ def in_products(
 def _in_products_forward(
     q_BHMK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, mask_B1MS: jax.Array | None
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    scores_BHMS = q_BHMK @ k_BHSK.swapaxes(2, 3)
+    scores_BHMS = q_BHMK @ transposed(k_BHSK)
     if mask_B1MS is not None:
         scores_BHMS = jnp.where(mask_B1MS, scores_BHMS, jnp.asarray(-jnp.inf, scores_BHMS.dtype))
     highest_BHM1 = scores_BHMS.max(axis=-1, keepdims=True)
@@ -83,10 +83,10 @@ def _in_products_backward(
     q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK = kept
     shared_BHMK = (gradient_BHMK / sums_BHM1).astype(q_BHMK.dtype)
     along_BHM1 = (shared_BHMK * mixed_BHMK).sum(axis=-1, keepdims=True)
-    of_scores_BHMS = exponentials_BHMS * (shared_BHMK @ v_BHSK.swapaxes(2, 3) - along_BHM1)
+    of_scores_BHMS = exponentials_BHMS * (shared_BHMK @ transposed(v_BHSK) - along_BHM1)
     of_q_BHMK = of_scores_BHMS @ k_BHSK
-    of_k_BHSK = of_scores_BHMS.swapaxes(2, 3) @ q_BHMK
-    of_v_BHSK = exponentials_BHMS.swapaxes(2, 3) @ shared_BHMK
+    of_k_BHSK = transposed(of_scores_BHMS) @ q_BHMK
+    of_v_BHSK = transposed(exponentials_BHMS) @ shared_BHMK
     return of_q_BHMK, of_k_BHSK, of_v_BHSK, None
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jobs.flax_mlm.attention import attend
-from jobs.flax_mlm.parts import add_bias, dropout, gelu, layer_norm, product, widened
+from jobs.flax_mlm.parts import add_bias, dropout, gelu, layer_norm, product, product_of_transposed, widened
 from jobs.flax_mlm.sizes import vocabulary_rows
 
 INIT_STDDEV = 0.02
@@ -201,7 +201,7 @@ class Mlm(nnx.Module):
     def padded_logits(self, x_BMD: jax.Array) -> jax.Array:
         """As `logits`, and behind them what is never chosen, up to `Dimensions.vocab_rows`: no copy is made."""
         x_BMD = self.head_norm(gelu(self.head_dense(x_BMD)))
-        logits_BMV = product(x_BMD, self.embeddings.tokens.embedding[...].T)
+        logits_BMV = product_of_transposed(x_BMD, self.embeddings.tokens.embedding[...])
         logits_BMV = add_bias(widened(logits_BMV), self.head_bias[...])
         rows = logits_BMV.shape[-1]
         if rows == self.vocab_size:

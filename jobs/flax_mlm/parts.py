@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 
 LAYER_NORM_EPSILON = 1e-5
 
@@ -28,12 +29,59 @@ def _product_forward(x: jax.Array, kernel_IO: jax.Array) -> tuple[jax.Array, tup
 
 def _product_backward(kept: tuple[jax.Array, jax.Array], gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, kernel_IO = kept
-    of_x = _rows(gradient) @ kernel_IO.astype(gradient.dtype).T
-    of_kernel_IO = jnp.matmul(_rows(x).T, _rows(gradient), preferred_element_type=kernel_IO.dtype)
+    of_x = _rows(gradient) @ transposed(kernel_IO.astype(gradient.dtype))
+    of_kernel_IO = _product_of_rows(x, gradient, kernel_IO.dtype)
     return of_x.reshape(x.shape), of_kernel_IO
 
 
 product.defvjp(_product_forward, _product_backward)
+
+
+@jax.custom_vjp
+def product_of_transposed(x: jax.Array, kernel_OI: jax.Array) -> jax.Array:
+    """x Wᵀ, otherwise as `product`."""
+    return (_rows(x) @ transposed(kernel_OI.astype(x.dtype))).reshape(*x.shape[:-1], kernel_OI.shape[0])
+
+
+def _transposed_forward(x: jax.Array, kernel_OI: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return product_of_transposed(x, kernel_OI), (x, kernel_OI)
+
+
+def _transposed_backward(
+    kept: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel_OI = kept
+    of_x = _rows(gradient) @ kernel_OI.astype(gradient.dtype)
+    of_kernel_OI = _product_of_rows(gradient, x, kernel_OI.dtype)
+    return of_x.reshape(x.shape), of_kernel_OI
+
+
+product_of_transposed.defvjp(_transposed_forward, _transposed_backward)
+
+
+def _product_of_rows(x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """xᵀ y, of two activations' rows: what each product gives to the gradient of its matrix."""
+    product = jnp.matmul(transposed(_rows(x)), _rows(y), preferred_element_type=dtype)
+    # Or XLA would fold a swap of its axes into the product, and has none of bfloat16 for that.
+    return _laid_out(product) if x.dtype == jnp.bfloat16 else product
+
+
+def transposed(x: jax.Array) -> jax.Array:
+    """The last two axes swapped; of bfloat16 on CPU as a copy, whose rows lie one after another.
+
+    XLA hands a matrix to a product on CPU as it lies, and of bfloat16 one that lies the other way takes twice the time:
+    27 ms instead of 12 and 1 for the copy (1,024 x 768 x 3,072, one core). Of float32 it makes no difference.
+    """
+    swapped = x.swapaxes(-1, -2)
+    return _laid_out(swapped) if x.dtype == jnp.bfloat16 else swapped
+
+
+def _laid_out(x: jax.Array) -> jax.Array:
+    """On CPU: x in memory row by row, whatever XLA would choose. Elsewhere it chooses better."""
+    if jax.default_backend() != "cpu":
+        return x
+    laid_out: jax.Array = with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    return laid_out
 
 
 @jax.custom_vjp

@@ -86,18 +86,18 @@ def test_a_variant_is_measured_against_the_step_of_its_own_group(programs: list[
 def test_a_variant_that_should_compute_the_same_and_does_not_is_told(programs: list[Program]) -> None:
     programs[1].first_loss = 9.001
     found = mlm_parts.rows(programs)
-    assert mlm_parts.unlike(found, {FLAX: False}) == []
-    [said] = mlm_parts.unlike(found, {FLAX: True})
+    assert mlm_parts.unlike(found, {FLAX: False}, 1e-5) == []
+    [said] = mlm_parts.unlike(found, {FLAX: True}, 1e-5)
     assert "9.001" in said and "9.0" in said and FLAX in said
     programs[1].first_loss = 9.00001
-    assert mlm_parts.unlike(mlm_parts.rows(programs), {FLAX: True}) == []
+    assert mlm_parts.unlike(mlm_parts.rows(programs), {FLAX: True}, 1e-5) == []
 
 
 def test_a_variant_whose_loss_is_no_number_is_told_even_if_another_loss_was_expected(
     programs: list[Program],
 ) -> None:
     programs[1].last["loss"] = math.nan
-    assert len(mlm_parts.unlike(mlm_parts.rows(programs), {FLAX: False})) == 1
+    assert len(mlm_parts.unlike(mlm_parts.rows(programs), {FLAX: False}, 1e-5)) == 1
 
 
 def test_every_variant_is_in_one_group() -> None:
