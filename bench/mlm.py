@@ -29,10 +29,7 @@ from bench.program import PEERS, Program, added_bytes, compile_all, ours_and_pee
 def table(programs: Sequence[Program], facts: dict[str, Any]) -> str:
     """Of one case; the ratios are to the first peer."""
     first = next(program for program in programs if program.name in PEERS)
-    machine: dict[str, float] = {}
-    for program in programs:
-        measured = program.last.get("machine_flops_per_s", 0.0)
-        machine[dtype_of(program)] = max(measured, machine.get(dtype_of(program), 0.0))
+    machine = machine_rates(programs)
     lines = [
         (
             "| program | tokens/s | times (a) | CPU s a step | times (a) | MFU "
@@ -49,6 +46,14 @@ def table(programs: Sequence[Program], facts: dict[str, Any]) -> str:
             f"| {memory(program.last)} | {program.last['loss']:.4f} |"
         )
     return "\n".join(lines)
+
+
+def machine_rates(programs: Sequence[Program]) -> dict[str, float]:
+    """Operations per second of this machine's own product, for each kind of numbers; 0 where none measured it."""
+    found: dict[str, float] = {}
+    for program in programs:
+        found[dtype_of(program)] = max(program.machine_flops_per_s, found.get(dtype_of(program), 0.0))
+    return found
 
 
 def dtype_of(program: Program) -> str:
@@ -77,10 +82,13 @@ def compare(case: str, options: argparse.Namespace) -> None:
             compile_all(programs)
             for _ in range(options.rounds):
                 for program in programs:
+                    program.multiply()
                     program.turn(options.steps)
             print(
                 f"\n{case}: {CASES[case]}, dropout {options.dropout}\n\n{table(programs, facts)}", flush=True
             )
+            for dtype, rate in machine_rates(programs).items():
+                print(f"The machine's own product of {dtype}: {rate / 1e9:,.0f} GFLOP/s", flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:

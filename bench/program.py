@@ -37,6 +37,7 @@ class Program:
     wall_s: list[float] = dataclasses.field(default_factory=list)
     cpu_s: list[float] = dataclasses.field(default_factory=list)
     last: dict[str, Any] = dataclasses.field(default_factory=dict)
+    machine_flops_per_s: float = 0.0
 
     def compile(self) -> None:
         """Let it take its first step; returns when it is ready for timed ones."""
@@ -52,6 +53,11 @@ class Program:
     def trial(self, steps: int) -> float:
         """Let it take so many steps that are no turn; returns the seconds of one."""
         return float(self._ask({"do": "step", "steps": steps})["wall_s"])
+
+    def multiply(self) -> None:
+        """Let it measure what the machine's own product comes to, of its kind of numbers; the best of all is kept."""
+        measured = self._ask({"do": "multiply"})["machine_flops_per_s"]
+        self.machine_flops_per_s = max(self.machine_flops_per_s, measured or 0.0)
 
     def evaluate(self) -> float:
         """The mean cross-entropy in nats over the held-out tokens."""

@@ -85,8 +85,7 @@ def step(folder: Path, config: Config, facts: dict[str, Any], all_used: Any) -> 
             return found.loss, found.accuracy
 
     dtype = steps.activations_dtype(config).name
-    facts |= {"dtype": dtype, "machine_flops_per_s": machine_flops_per_s(dtype)}
-    answer(take, facts, evaluated)
+    answer(take, {**facts, "dtype": dtype}, evaluated, lambda: machine_flops_per_s(dtype))
 
 
 def machine_flops_per_s(dtype: str, size: int = 1024, times: int = 30) -> float:

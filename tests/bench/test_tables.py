@@ -28,8 +28,8 @@ def programs() -> list[Program]:
             "imported_bytes": 1 << 30,
             "compiling_peak_bytes": 4 << 30,
             "stepping_peak_bytes": 3 << 30,
-            "machine_flops_per_s": 1e9,
         }
+        program.machine_flops_per_s = 1e9
         found.append(program)
     return found
 
@@ -106,3 +106,13 @@ def test_every_variant_is_in_one_group() -> None:
 
 def test_a_turn_is_one_step_at_least() -> None:
     assert [mlm_parts.steps_of(1.0, step_s) for step_s in (0.2, 0.35, 7.0)] == [5, 3, 1]
+
+
+def test_a_program_is_measured_against_the_machines_product_of_its_own_kind(programs: list[Program]) -> None:
+    programs[0].last["dtype"] = "bfloat16"
+    programs[0].machine_flops_per_s = 2e9
+    table = mlm.table(programs, {"tokens": 1000, "flops": 5e7}).splitlines()
+    assert [cells(line)[5] for line in table[2:4]] == ["25%", "17%"]
+    programs[1].machine_flops_per_s = 0.0
+    table = mlm.table(programs, {"tokens": 1000, "flops": 5e7}).splitlines()
+    assert [cells(line)[5] for line in table[2:4]] == ["25%", "–"]
