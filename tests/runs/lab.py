@@ -101,7 +101,8 @@ class Lab:
     def options(self) -> list[str]:
         """The smallest model that still learns; 12 sequences a step can be shared out to 1, 2 or 3 processes.
 
-        In float32, whatever this CPU multiplies: bfloat16 rounds too much to compare one number of processes with another.
+        In float32, whatever this CPU multiplies: bfloat16 rounds too much to compare one number of processes with
+        another.
         """
         sizes = "--layers 1 --width 32 --heads 2 --ff-width 64 --vocab-size 300 --max-positions 32"
         batch = "--sequence-length 16 --batch-size 12 --learning-rate 1e-2 --eval-fraction 0.2"
