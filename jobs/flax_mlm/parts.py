@@ -39,8 +39,11 @@ product.defvjp(_product_forward, _product_backward)
 
 @jax.custom_vjp
 def product_of_transposed(x: jax.Array, kernel_OI: jax.Array) -> jax.Array:
-    """x Wᵀ, otherwise as `product`."""
-    return (_rows(x) @ transposed(kernel_OI.astype(x.dtype))).reshape(*x.shape[:-1], kernel_OI.shape[0])
+    """x Wᵀ, otherwise as `product`, but what comes out is of W's kind: logits are not rounded to x's."""
+    found = jnp.matmul(
+        _rows(x), transposed(kernel_OI.astype(x.dtype)), preferred_element_type=kernel_OI.dtype
+    )
+    return found.reshape(*x.shape[:-1], kernel_OI.shape[0])
 
 
 def _transposed_forward(x: jax.Array, kernel_OI: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -51,7 +54,8 @@ def _transposed_backward(
     kept: tuple[jax.Array, jax.Array], gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     x, kernel_OI = kept
-    of_x = _rows(gradient) @ kernel_OI.astype(gradient.dtype)
+    gradient = gradient.astype(x.dtype)
+    of_x = _rows(gradient) @ kernel_OI.astype(x.dtype)
     of_kernel_OI = _product_of_rows(gradient, x, kernel_OI.dtype)
     return of_x.reshape(x.shape), of_kernel_OI
 
