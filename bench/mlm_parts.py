@@ -115,10 +115,11 @@ def commands(
             continue
         without = all_of_them(case) if name == ALL else [name]
         options: dict[str, Any] = dict(as_is)
+        told = dict(environ)
         for each in without:
             options |= VARIANTS[each].options
-        told = {name: value for each in without for name, value in VARIANTS[each].environ.items()}
-        found[name] = ours(folder, {**environ, **told}, options=options, without=without)
+            told |= VARIANTS[each].environ
+        found[name] = ours(folder, told, options=options, without=without)
     return found
 
 

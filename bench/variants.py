@@ -185,13 +185,13 @@ VARIANTS: dict[str, Variant] = {
     "vocabulary not padded": Variant(instead=[(sizes, "VOCABULARY_MULTIPLE", 1)], cases=frozenset({"base"})),
     "results fetched each step": Variant(around=[(steps, "make_train_step", _fetched)]),
     "large pages": Variant(environ=dict.fromkeys(ON_CPU, "")),
-    "float32": Variant(options={"dtype": "float32"}, same_loss=False),
+    "bfloat16": Variant(options={"dtype": "bfloat16"}, same_loss=False),
 }
 """In this order they are put in, so that several go together: the second's logits at every position meet the first's
 cross-entropy. What draws dropout at other positions comes to another loss as well."""
 BESIDES = frozenset(
     {
-        "float32",
+        "bfloat16",
         "dropout by unsafe_rbg",
         "last layer at every position",
         "attention by jax.nn",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.runtime import run_directory
+from jobs.runtime.files import is_url
 from launch import environment
 from launch.container import SHM_BYTES, Container
 from launch.target import Target
@@ -235,4 +236,4 @@ def _container_of_preflight(plan: Plan) -> dict[str, Any]:
 
 def _local_path(run_dir: str) -> str | None:
     """The run directory where it is a path on the host; None where it is in a bucket."""
-    return None if "://" in run_dir else run_dir
+    return None if is_url(run_dir) else run_dir

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jobs.flax_mlm.attention import attend
-from jobs.flax_mlm.parts import add_bias, dropout, gelu, layer_norm, product, product_of_transposed, widened
+from jobs.flax_mlm.parts import add_bias, dropout, gelu, layer_norm, product, product_of_transposed
 from jobs.flax_mlm.sizes import vocabulary_rows
 
 INIT_STDDEV = 0.02
@@ -193,8 +193,8 @@ class Mlm(nnx.Module):
         return x_BSD
 
     def logits(self, x_BMD: jax.Array) -> jax.Array:
-        """Hidden states at any positions to logits over the vocabulary, (B, M, V): products in the activations' kind,
-        and float32 at least from there on."""
+        """Hidden states at any positions to logits over the vocabulary, (B, M, V), of the parameters' kind though
+        the product is one of the activations'."""
         logits_BMV = self.padded_logits(x_BMD)
         return logits_BMV[..., : self.vocab_size]
 
@@ -202,7 +202,7 @@ class Mlm(nnx.Module):
         """As `logits`, and behind them what is never chosen, up to `Dimensions.vocab_rows`: no copy is made."""
         x_BMD = self.head_norm(gelu(self.head_dense(x_BMD)))
         logits_BMV = product_of_transposed(x_BMD, self.embeddings.tokens.embedding[...])
-        logits_BMV = add_bias(widened(logits_BMV), self.head_bias[...])
+        logits_BMV = add_bias(logits_BMV, self.head_bias[...])
         rows = logits_BMV.shape[-1]
         if rows == self.vocab_size:
             return logits_BMV

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import io
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import docker
@@ -170,28 +170,37 @@ def clean_up(client: docker.DockerClient, image: str | None, container: str | No
 
 def _remove(client: docker.DockerClient, image: str) -> None:
     """It may still be the image of a container that Docker had begun to make when its client went."""
-    until_s = time.monotonic() + CLEANUP_LIMIT_S
-    while True:
+
+    def is_settled() -> bool:
         try:
             client.api.remove_image(image)
         except docker.errors.APIError:
-            in_use = client.api.containers(all=True, filters={"ancestor": image})
-            if in_use and time.monotonic() < until_s:
-                time.sleep(CLEANUP_PAUSE_S)
-                continue
-        return
+            return not client.api.containers(all=True, filters={"ancestor": image})
+        return True
+
+    with contextlib.suppress(docker.errors.APIError):
+        _comes_true(is_settled)
 
 
 def _wait_for_end(client: docker.DockerClient, container: str) -> None:
-    until_s = time.monotonic() + CLEANUP_LIMIT_S
-    while time.monotonic() < until_s:
+    def is_gone() -> bool:
         try:
             client.api.inspect_container(container)
         except docker.errors.NotFound:
-            return
-        time.sleep(CLEANUP_PAUSE_S)
+            return True
+        return False
+
     with contextlib.suppress(docker.errors.NotFound):
-        client.api.remove_container(container, force=True)
+        if not _comes_true(is_gone):
+            client.api.remove_container(container, force=True)
+
+
+def _comes_true(is_so: Callable[[], bool]) -> bool:
+    """Whether it is so within CLEANUP_LIMIT_S."""
+    until_s = time.monotonic() + CLEANUP_LIMIT_S
+    while not (true := is_so()) and time.monotonic() < until_s:
+        time.sleep(CLEANUP_PAUSE_S)
+    return true
 
 
 @contextlib.contextmanager

@@ -103,11 +103,7 @@ class Lab:
         sizes = "--layers 1 --width 32 --heads 2 --ff-width 64 --vocab-size 300 --max-positions 32"
         batch = "--sequence-length 16 --batch-size 12 --learning-rate 1e-2 --eval-fraction 0.2"
         periods = f"--log-every 1 --eval-every 20 --checkpoint-every {CHECKPOINT_EVERY} --eval-sequences 24"
-        return [
-            "--data",
-            str(self.data),
-            *f"--steps {STEPS} {sizes} {batch} {periods}".split(),
-        ]
+        return ["--data", str(self.data), *f"--steps {STEPS} {sizes} {batch} {periods}".split()]
 
     def fab_train(self, *more: str) -> Command:
         return self.fab("train", "--job", "flax_mlm", "--args", " ".join([*self.options(), *more]))
