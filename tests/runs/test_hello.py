@@ -29,6 +29,7 @@ def launch(lab: Lab, resume: Run | None = None) -> Run:
         return launching.launch(request, local.resolve(hosts="2", platform="cpu"), lab.said.append)
 
 
+@pytest.mark.usefixtures("two_devices")
 def test_a_run_of_two_processes_that_is_preempted_and_resumed_has_the_losses_of_one_process(lab: Lab) -> None:
     run = launch(lab)
     lab.reach(run, 1)
@@ -40,9 +41,8 @@ def test_a_run_of_two_processes_that_is_preempted_and_resumed_has_the_losses_of_
 
     resumed = lab.finish(launch(lab, lab.read(run)))
     assert result(resumed)["outcome"] == "done"
-    with jax.default_device(jax.devices("cpu")[0]):
-        state, expected = first_state(), {}
-        for step in range(1, STEPS + 1):
-            state, error = jax.jit(take_step)(state, *points(step, 64))
-            expected[step] = float(error)
+    state, expected = first_state(), {}
+    for step in range(1, STEPS + 1):
+        state, error = jax.jit(take_step)(state, *points(step, 64))
+        expected[step] = float(error)
     assert losses(resumed) == pytest.approx(expected, rel=1e-3)
