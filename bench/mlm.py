@@ -2,6 +2,7 @@
 data, hidden tokens and optimizer. They step in turn, so that whatever else the machine does meets all of them.
 
 Each is a process that has compiled its step and then takes as many as it is told. Wall: the median over the rounds.
+Before each turn a program takes a step that is not measured, for it has waited (`Program.wake`).
 CPU: processor time of all threads, the least of the rounds; on a machine with other work it says more.
 MFU: the model's operations over what this machine's own matrix product (1,024, of the same kind of numbers) does,
 measured in turn too.
@@ -83,6 +84,7 @@ def compare(case: str, options: argparse.Namespace) -> None:
             for _ in range(options.rounds):
                 for program in programs:
                     program.multiply()
+                    program.wake()
                     program.turn(options.steps)
             print(
                 f"\n{case}: {CASES[case]}, dropout {options.dropout}\n\n{table(programs, facts)}", flush=True

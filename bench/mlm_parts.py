@@ -138,6 +138,7 @@ def measure(case: str, names: Sequence[str], asked: argparse.Namespace) -> list[
                 steps = steps_of(asked.turn_s, step_s[0])
                 for _ in range(asked.rounds):
                     for program in programs:
+                        program.wake()
                         program.turn(steps)
                 in_group = rows(programs)
             wrong = unlike(in_group, same_loss, SAME_FIRST_LOSS[asked.dtype])

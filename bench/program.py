@@ -54,6 +54,11 @@ class Program:
         """Let it take so many steps that are no turn; returns the seconds of one."""
         return float(self._ask({"do": "step", "steps": steps})["wall_s"])
 
+    def wake(self) -> None:
+        """Let it take a step that is not measured: from a program that waits for its turn the system may take memory,
+        and hand it over again in the next step. One that trains does not meet that."""
+        self.trial(1)
+
     def multiply(self) -> None:
         """Let it measure what the machine's own product comes to, of its kind of numbers; the best of all is kept."""
         measured = self._ask({"do": "multiply"})["machine_flops_per_s"]
