@@ -2,93 +2,17 @@
 
 from __future__ import annotations
 
-import errno
-import json
-import math
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-import jobs
 from jobs.flax_mlm import batches as batches_module
-from jobs.flax_mlm import tokens as tokens_module
-from jobs.flax_mlm.tokenizer import open_tokenizer, train_tokenizer
-from jobs.flax_mlm.tokens import Tokens, prepare, unigram_entropy
+from jobs.flax_mlm.tokenizer import train_tokenizer
+from jobs.flax_mlm.tokens import Tokens
 from jobs.runtime.errors import RequestError
-
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "the",
-    "dog",
-    "ate",
-    "the",
-    "hat",
-    "that",
-    "lay",
-    "there",
-    "when",
-    "it",
-    "rained",
-    "all",
-    "day",
-    "long",
-]
-
-
-def texts(count: int, *, seed: int = 0) -> list[str]:
-    random = Random(seed)
-    return [f"{n} " + " ".join(random.choices(WORDS, k=random.randint(5, 60))) for n in range(count)]
-
-
-def write(path: Path, documents: list[str]) -> Path:
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
-    return path
-
-
-def tokenised(
-    source: Path,
-    cache_dir: Path,
-    *,
-    eval_fraction: float = 0.25,
-    tokenizer: Path | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> Tokens:
-    return prepare(
-        str(source),
-        text_field="text",
-        vocab_size=300,
-        tokenizer=None if tokenizer is None else str(tokenizer),
-        eval_fraction=eval_fraction,
-        cache_dir=cache_dir,
-        say=say,
-    )
-
-
-def decoded(tokens: Tokens, ids: np.ndarray) -> list[str]:
-    """The documents of a stream, after checking that each is framed by <s> and </s>."""
-    tokenizer, facts = open_tokenizer(tokens.tokenizer.path), tokens.tokenizer
-    starts = np.flatnonzero(ids == facts.bos_id)
-    ends = np.flatnonzero(ids == facts.eos_id)
-    assert starts[0] == 0
-    assert ends[-1] == ids.size - 1
-    assert (starts[1:] == ends[:-1] + 1).all()
-    return [tokenizer.decode(ids[start + 1 : end].tolist()) for start, end in zip(starts, ends, strict=True)]
+from tests.jobs.documents import decoded, texts, tokenised, write
 
 
 @pytest.fixture(scope="module")
@@ -223,112 +147,3 @@ def test_what_is_not_utf8_is_said_once(tmp_path: Path) -> None:
     said = list[str]()
     tokenised(source, tmp_path / "cache", say=said.append)
     assert len([line for line in said if "1 places are not UTF-8" in line]) == 1
-
-
-def cut_in_half(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-@pytest.mark.parametrize("name", ["train.bin", "eval.bin", "meta.json", "tokenizer.json"])
-@pytest.mark.parametrize("tear", [cut_in_half, Path.unlink], ids=["cut in half", "gone"])
-def test_a_torn_cache_is_said_and_made_again(tmp_path: Path, name: str, tear: Callable[[Path], None]) -> None:
-    source, said = write(tmp_path / "a.jsonl", texts(50)), list[str]()
-    before = tokenised(source, tmp_path / "cache").fingerprint
-    [path] = (tmp_path / "cache").rglob(name)
-    tear(path)
-    assert tokenised(source, tmp_path / "cache", say=said.append).fingerprint == before
-    assert f"{path.parent} is torn: removed, to be built again" in said
-
-
-# A process that prepares argv[1] in argv[2]; given a third argument, it waits at the line that has it.
-PREPARER = """
-import sys
-from pathlib import Path
-from jobs.flax_mlm.tokens import prepare
-
-def say(line):
-    print(line, flush=True)
-    if len(sys.argv) > 3 and sys.argv[3] in line:
-        sys.stdin.readline()
-
-tokens = prepare(sys.argv[1], text_field="text", vocab_size=300, tokenizer=None, eval_fraction=0.25,
-                 cache_dir=Path(sys.argv[2]), say=say)
-print(tokens.fingerprint)
-"""
-
-
-def preparer(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PREPARER, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(jobs.__file__).parents[1])},
-    )
-
-
-def test_of_two_processes_at_once_one_tokenises_and_both_have_the_same(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.jsonl", texts(200))
-    with preparer(source, tmp_path / "cache") as one, preparer(source, tmp_path / "cache") as two:
-        said = [process.communicate()[0].splitlines() for process in (one, two)]
-    assert said[0][-1] == said[1][-1] == tokenised(source, tmp_path / "cache").fingerprint
-    assert len([line for lines in said for line in lines if line.startswith("tokenised ")]) == 1
-    assert len([line for lines in said for line in lines if line.startswith("training a ")]) == 1
-
-
-@pytest.mark.parametrize("moment", ["training a tokenizer", "not UTF-8"])
-def test_a_process_killed_at_work_leaves_nothing_that_is_taken_for_whole(tmp_path: Path, moment: str) -> None:
-    source = write(tmp_path / "a.jsonl", texts(50))
-    source.write_bytes(source.read_bytes() + b'{"text": "caf\xe9"}\n')  # said half-way
-    with preparer(source, tmp_path / "cache", moment) as process:
-        assert process.stdout is not None
-        assert any(moment in line for line in process.stdout)
-        process.send_signal(signal.SIGKILL)
-    assert list((tmp_path / "cache").rglob("*.building"))
-    left = tokenised(source, tmp_path / "cache")
-    assert left.fingerprint == tokenised(source, tmp_path / "clean").fingerprint
-    assert not list((tmp_path / "cache").rglob("*.building"))
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 128 KiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(place)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("only root may mount the small disk")
-    yield place
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-
-
-@pytest.mark.parametrize("given", [True, False], ids=["in the tokens", "in the tokenizer"])
-def test_a_full_disk_is_an_error_that_says_so_and_leaves_nothing(
-    tmp_path: Path, small_disk: Path, prepared: Tokens, given: bool
-) -> None:
-    source = write(tmp_path / "a.jsonl", texts(3_000))
-    if not given:
-        (small_disk / "ballast").write_bytes(bytes(120 * 1024))
-    with pytest.raises(OSError, match="No space left") as caught:
-        tokenised(source, small_disk, tokenizer=prepared.tokenizer.path if given else None)
-    assert caught.value.errno == errno.ENOSPC
-    left = {path.name for path in small_disk.rglob("*") if path.is_file() and path.suffix != ".lock"}
-    assert left <= {"ballast"}
-
-
-@given(st.lists(st.integers(5, 40), min_size=1, max_size=200), st.sampled_from([np.uint16, np.uint32]))
-def test_unigram_entropy_is_the_loss_of_guessing_by_frequency(ids: list[int], dtype: type) -> None:
-    loss = -sum(math.log(ids.count(token) / len(ids)) for token in ids) / len(ids)
-    framed: np.ndarray = np.array([0, *ids, 2, 1, 60_000], dtype)
-    assert unigram_entropy(framed, (0, 1, 2, 3, 60_000, 60_001)) == pytest.approx(loss)
-
-
-def test_tokens_equally_frequent_have_the_logarithm_of_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens_module, "_COUNT_AT_ONCE", 64)
-    assert unigram_entropy(np.arange(1_000, dtype=np.uint16), ()) == pytest.approx(math.log(1_000))
-
-
-@pytest.mark.parametrize("ids", [[], [0, 2]])
-def test_without_a_plain_token_there_is_no_entropy(ids: list[int]) -> None:
-    with pytest.raises(ValueError, match="all special"):
-        unigram_entropy(np.array(ids, np.uint16), (0, 1, 2))
