@@ -1,8 +1,8 @@
 """Self-attention through the best kernel that the platform has.
 
 TPU, from 512 positions on: splash attention, a flash attention whose scores never leave the chip's own memory
-(Dao et al. 2022, arXiv:2205.14135); below that XLA's fused products are faster. GPU in bfloat16: cuDNN's.
-CPU: products with a gradient written by hand. Anything else: XLA's. In the last two the scores are in memory.
+(Dao et al. 2022, arXiv:2205.14135). GPU in bfloat16: cuDNN's. Anything else: products with a gradient written by hand,
+whose scores are in memory.
 """
 
 from __future__ import annotations
@@ -37,16 +37,10 @@ def attend(
     mask_B1MS = None
     if segments_BM is not None and segments_BS is not None:
         mask_B1MS = (segments_BM[:, :, None] == segments_BS[:, None, :])[:, None]
-    if jax.default_backend() == "cpu":
-        q_BHMK, k_BHSK, v_BHSK = (x.swapaxes(1, 2) for x in (q_BMHK, k_BSHK, v_BSHK))
-        return in_products(q_BHMK * q_BHMK.shape[-1] ** -0.5, k_BHSK, v_BHSK, mask_B1MS).swapaxes(1, 2)
-    return jax.nn.dot_product_attention(
-        q_BMHK,
-        k_BSHK,
-        v_BSHK,
-        mask=mask_B1MS,
-        implementation="cudnn" if _takes_cudnn(q_BMHK, k_BSHK, mask_B1MS) else "xla",
-    )
+    if _takes_cudnn(q_BMHK, k_BSHK, mask_B1MS):
+        return jax.nn.dot_product_attention(q_BMHK, k_BSHK, v_BSHK, mask=mask_B1MS, implementation="cudnn")
+    q_BHMK, k_BHSK, v_BHSK = (x.swapaxes(1, 2) for x in (q_BMHK, k_BSHK, v_BSHK))
+    return in_products(q_BHMK * q_BHMK.shape[-1] ** -0.5, k_BHSK, v_BHSK, mask_B1MS).swapaxes(1, 2)
 
 
 @jax.custom_vjp
@@ -59,6 +53,10 @@ def in_products(
     divided: the sums of the exponentials divide the results, which are smaller, and in the backward pass their
     gradients (as flash attention does it, Dao et al. 2022, appendix B). On a CPU such passes over memory took half as
     long as attention's matrix products.
+
+    Scores, and what the gradient of each of them is the difference of, are float32 at least: while attention is nearly
+    even that difference is smaller than what bfloat16 rounds off, and a small model then does not learn what to attend
+    to (`docs/benchmarks.md`).
     """
     return _in_products_forward(q_BHMK, k_BHSK, v_BHSK, mask_B1MS)[0]
 
@@ -66,14 +64,14 @@ def in_products(
 def _in_products_forward(
     q_BHMK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, mask_B1MS: jax.Array | None
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    scores_BHMS = q_BHMK @ transposed(k_BHSK)
+    scores_BHMS = _widely(q_BHMK, transposed(k_BHSK))
     if mask_B1MS is not None:
         scores_BHMS = jnp.where(mask_B1MS, scores_BHMS, jnp.asarray(-jnp.inf, scores_BHMS.dtype))
     highest_BHM1 = scores_BHMS.max(axis=-1, keepdims=True)
-    exponentials_BHMS = jnp.exp(widened(scores_BHMS - highest_BHM1))
+    exponentials_BHMS = jnp.exp(scores_BHMS - highest_BHM1)
     sums_BHM1 = exponentials_BHMS.sum(axis=-1, keepdims=True)
     exponentials_BHMS = exponentials_BHMS.astype(q_BHMK.dtype)
-    mixed_BHMK = ((exponentials_BHMS @ v_BHSK) / sums_BHM1).astype(q_BHMK.dtype)
+    mixed_BHMK = (_widely(exponentials_BHMS, v_BHSK) / sums_BHM1).astype(q_BHMK.dtype)
     return mixed_BHMK, (q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK)
 
 
@@ -82,8 +80,9 @@ def _in_products_backward(
 ) -> tuple[jax.Array | None, ...]:
     q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK = kept
     shared_BHMK = (gradient_BHMK / sums_BHM1).astype(q_BHMK.dtype)
-    along_BHM1 = (shared_BHMK * mixed_BHMK).sum(axis=-1, keepdims=True)
-    of_scores_BHMS = exponentials_BHMS * (shared_BHMK @ transposed(v_BHSK) - along_BHM1)
+    along_BHM1 = (widened(shared_BHMK) * mixed_BHMK).sum(axis=-1, keepdims=True)
+    of_shares_BHMS = _widely(shared_BHMK, transposed(v_BHSK))
+    of_scores_BHMS = (exponentials_BHMS * (of_shares_BHMS - along_BHM1)).astype(q_BHMK.dtype)
     of_q_BHMK = of_scores_BHMS @ k_BHSK
     of_k_BHSK = transposed(of_scores_BHMS) @ q_BHMK
     of_v_BHSK = transposed(exponentials_BHMS) @ shared_BHMK
@@ -91,6 +90,11 @@ def _in_products_backward(
 
 
 in_products.defvjp(_in_products_forward, _in_products_backward)
+
+
+def _widely(x: jax.Array, y: jax.Array) -> jax.Array:
+    """x y, not rounded to their own kind."""
+    return jnp.matmul(x, y, preferred_element_type=widened(x).dtype)
 
 
 def splash(

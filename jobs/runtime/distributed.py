@@ -127,6 +127,13 @@ def first_then_others[Result](work: Callable[[], Result], *, what: str, say: Cal
     return work()
 
 
+def everywhere(here: bool) -> bool:
+    """Whether it holds for every process; all of them ask together."""
+    import numpy as np
+
+    return bool(np.all(multihost_utils.process_allgather(np.array(here))))
+
+
 def leave() -> None:
     """Leave the group in order; all processes do so together."""
     jax.distributed.shutdown()

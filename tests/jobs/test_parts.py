@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +12,10 @@ import pytest
 from jax.test_util import check_grads
 
 from jobs.flax_mlm import parts
+from jobs.runtime.processor import multiplies_bfloat16
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
-CPUINFO = Path("/proc/cpuinfo")
 X = np.random.default_rng(0).normal(0.5, 2.0, (3, 5, 8))
 SCALE, BIAS = (np.random.default_rng(seed).normal(1.0, 0.5, 8) for seed in (1, 2))
 
@@ -110,10 +109,7 @@ def test_a_product_and_its_gradients_are_those_of_the_same_matrices_in_float64(
     assert found(parts.product)[2].dtype == jnp.float32
 
 
-@pytest.mark.skipif(
-    not CPUINFO.exists() or " avx512_bf16 " not in CPUINFO.read_text(),
-    reason="on such a CPU XLA turns bfloat16 into float32 first",
-)
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="on this CPU XLA turns bfloat16 into float32 first")
 def test_on_a_cpu_a_transposed_matrix_of_bfloat16_is_copied_before_it_is_multiplied() -> None:
     x = jnp.ones((8, 24), jnp.bfloat16)
     compiled = jax.jit(lambda x, y: parts.transposed(x) @ y).lower(x, x).compile().as_text() or ""

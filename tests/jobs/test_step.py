@@ -16,6 +16,7 @@ from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.masking import Masked
 from jobs.flax_mlm.tokenizer import TokenizerFacts
+from jobs.runtime import processor
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -213,6 +214,18 @@ def test_the_loss_counts_slots_by_their_weight_only() -> None:
     assert float(hits) == 2.0
 
 
-def test_activations_are_float32_on_a_cpu_unless_asked_for_otherwise() -> None:
+@pytest.mark.parametrize(("able", "left_open"), [(True, jnp.bfloat16), (False, jnp.float32)])
+def test_activations_are_bfloat16_where_the_cpu_multiplies_it_unless_asked_for_otherwise(
+    able: bool, left_open: jnp.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: able)
     kinds = [steps.activations_dtype(Config(dtype=dtype)) for dtype in ("auto", "float32", "bfloat16")]
-    assert kinds == [jnp.float32, jnp.float32, jnp.bfloat16]
+    assert kinds == [left_open, jnp.float32, jnp.bfloat16]
+
+
+def test_activations_are_float32_on_all_hosts_where_one_of_them_cannot_multiply_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr("jax.experimental.multihost_utils.process_allgather", lambda mine: [mine, False])
+    assert steps.activations_dtype(Config(dtype="auto")) == jnp.float32
