@@ -6,7 +6,7 @@ is the peak of resident memory while stepping less what is resident once the fra
 computes the same must come to the same first loss: the bench stops where one does not.
 
 python -m bench.mlm_parts [--cases small long base] [--variants "one-hot cross-entropy" ...] [--rounds 6]
-    [--turn-s 1] [--group 3] [--dtype float32] [--options '{"remat": true}' ...]"""
+    [--turn-s 1] [--group 3] [--dtype bfloat16] [--options '{"remat": true}' ...]"""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ from typing import Any
 from bench.mlm_peers.case import CASES, config_of, prepare
 from bench.program import Command, Program, added_bytes, ours, running
 from bench.variants import VARIANTS, all_of_them, of_case
-from jobs.runtime import processor
 
-BEST = "bfloat16" if processor.multiplies_bfloat16() else "float32"
 AS_IS, ALL = "as it is", "without all of them"
 SAME_FIRST_LOSS = {"float32": 1e-5, "bfloat16": 1e-3}
 """How far apart, relatively, first losses may be that differ by rounding alone."""
@@ -161,7 +159,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--turn-s", type=float, default=1.0)
     parser.add_argument("--group", type=int, default=3, help="variants that are in memory at once")
     parser.add_argument("--dropout", type=float, default=0.1)
-    parser.add_argument("--dtype", choices=list(SAME_FIRST_LOSS), default=BEST)
+    parser.add_argument("--dtype", choices=list(SAME_FIRST_LOSS), default="float32")
     asked = parser.parse_args(arguments)
     for case in asked.cases:
         names = [name for name in asked.variants or [*VARIANTS, ALL] if name == ALL or name in of_case(case)]

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jobs.flax_mlm import attention, model, parts, sizes
+from jobs.flax_mlm import attention, model, parts, products, sizes
 from jobs.flax_mlm import step as steps
 from launch.environment import ON_CPU
 
@@ -91,7 +91,7 @@ def _product(x: Any, kernel_IO: Any) -> Any:
 
 
 def _product_of_transposed(x: Any, kernel_OI: Any) -> Any:
-    return x @ kernel_OI.T.astype(x.dtype)
+    return jnp.matmul(x, kernel_OI.T.astype(x.dtype), preferred_element_type=kernel_OI.dtype)
 
 
 def _attend(q_BMHK: Any, k_BSHK: Any, v_BSHK: Any, *segments: Any) -> Any:
@@ -172,7 +172,7 @@ VARIANTS: dict[str, Variant] = {
         instead=[(model, "product", _product), (model, "product_of_transposed", _product_of_transposed)]
     ),
     "matrices transposed as they lie": Variant(
-        instead=[(parts, "transposed", _as_it_lies), (attention, "transposed", _as_it_lies)],
+        instead=[(products, "transposed", _as_it_lies), (attention, "transposed", _as_it_lies)],
     ),
     "bias by autodiff": Variant(instead=[(model, "add_bias", _add_bias)]),
     "attention by jax.nn": Variant(instead=[(model, "attend", _jax_attend)]),

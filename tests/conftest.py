@@ -35,20 +35,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def _named() -> list[str]:
+def _started_in() -> list[str]:
+    """The test after which JAX had been started."""
     return []
 
 
 @pytest.fixture(autouse=True)
-def _only_who_asks_starts_jax(request: pytest.FixtureRequest, _named: list[str]) -> Iterator[None]:
+def _only_who_asks_starts_jax(request: pytest.FixtureRequest, _started_in: list[str]) -> Iterator[None]:
     yield
     # JAX has no public question that does not start it.
     bridge = sys.modules.get("jax._src.xla_bridge")
-    if (
-        bridge
-        and bridge.backends_are_initialized()
-        and not _named
-        and "two_devices" not in request.fixturenames
-    ):
-        _named.append(request.node.nodeid)
-        pytest.fail("this test starts JAX and does not ask for two_devices")
+    if bridge and bridge.backends_are_initialized() and not _started_in:
+        _started_in.append(request.node.nodeid)
+        if "two_devices" not in request.fixturenames:
+            pytest.fail("this test starts JAX and does not ask for two_devices")

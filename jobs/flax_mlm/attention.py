@@ -1,8 +1,8 @@
 """Self-attention through the best kernel that the platform has.
 
 TPU, from 512 positions on: splash attention, a flash attention whose scores never leave the chip's own memory
-(Dao et al. 2022, arXiv:2205.14135). GPU in bfloat16: cuDNN's. Anything else: products with a gradient written by hand,
-whose scores are in memory.
+(Dao et al. 2022, arXiv:2205.14135). GPU in bfloat16: cuDNN's. Anything else, and shapes that those do not take:
+products with a gradient written by hand, whose scores are in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jobs.flax_mlm.parts import transposed, widened
+from jobs.flax_mlm.parts import widened
+from jobs.flax_mlm.products import transposed, wide_type
 
 SPLASH_LEAST_POSITIONS = 512
 SPLASH_BLOCK = 128
@@ -54,9 +55,9 @@ def in_products(
     gradients (as flash attention does it, Dao et al. 2022, appendix B). On a CPU such passes over memory took half as
     long as attention's matrix products.
 
-    Scores, and what the gradient of each of them is the difference of, are float32 at least: while attention is nearly
-    even that difference is smaller than what bfloat16 rounds off, and a small model then does not learn what to attend
-    to (`docs/benchmarks.md`).
+    Scores, and what the gradient of each of them is the difference of, are float32 at least and of the same rounded
+    exponentials: while attention is nearly even that difference is smaller than what bfloat16 rounds off, and a small
+    model then learns late what to attend to (`docs/benchmarks.md`).
     """
     return _in_products_forward(q_BHMK, k_BHSK, v_BHSK, mask_B1MS)[0]
 
@@ -68,11 +69,10 @@ def _in_products_forward(
     if mask_B1MS is not None:
         scores_BHMS = jnp.where(mask_B1MS, scores_BHMS, jnp.asarray(-jnp.inf, scores_BHMS.dtype))
     highest_BHM1 = scores_BHMS.max(axis=-1, keepdims=True)
-    exponentials_BHMS = jnp.exp(scores_BHMS - highest_BHM1)
-    sums_BHM1 = exponentials_BHMS.sum(axis=-1, keepdims=True)
-    exponentials_BHMS = exponentials_BHMS.astype(q_BHMK.dtype)
-    mixed_BHMK = (_widely(exponentials_BHMS, v_BHSK) / sums_BHM1).astype(q_BHMK.dtype)
-    return mixed_BHMK, (q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK)
+    exponentials_BHMS = jnp.exp(scores_BHMS - highest_BHM1).astype(q_BHMK.dtype)
+    sums_BHM1 = widened(exponentials_BHMS).sum(axis=-1, keepdims=True)
+    mixed_BHMK = _widely(exponentials_BHMS, v_BHSK) / sums_BHM1
+    return mixed_BHMK.astype(q_BHMK.dtype), (q_BHMK, k_BHSK, v_BHSK, exponentials_BHMS, sums_BHM1, mixed_BHMK)
 
 
 def _in_products_backward(
@@ -94,7 +94,7 @@ in_products.defvjp(_in_products_forward, _in_products_backward)
 
 def _widely(x: jax.Array, y: jax.Array) -> jax.Array:
     """x y, not rounded to their own kind."""
-    return jnp.matmul(x, y, preferred_element_type=widened(x).dtype)
+    return jnp.matmul(x, y, preferred_element_type=wide_type(x))
 
 
 def splash(

@@ -97,8 +97,8 @@ class Config:
     """Decides the initial parameters, the order of the data, masks and dropout."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What activations are computed in; parameters are float32. auto: bfloat16, and float32 on a CPU that has no
-    instructions for bfloat16."""
+    """What activations are computed in; parameters are float32. auto: bfloat16, and float32 on a CPU
+    without avx512_bf16."""
     fsdp: int = 1
     """Devices that share one copy of the parameters and of the optimizer's state; 1: each device has them whole."""
     remat: bool = False

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jobs.flax_mlm.attention import attend
-from jobs.flax_mlm.parts import add_bias, dropout, gelu, layer_norm, product, product_of_transposed
+from jobs.flax_mlm.parts import dropout, gelu, layer_norm
+from jobs.flax_mlm.products import add_bias, product, product_of_transposed
 from jobs.flax_mlm.sizes import vocabulary_rows
 
 INIT_STDDEV = 0.02

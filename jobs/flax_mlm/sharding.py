@@ -122,6 +122,6 @@ def on_each_device(
     """`body` on each device's own part of the inputs.
 
     Without check_vma: that check makes autodiff sum each parameter's gradient by itself, where one sum of them all is
-    many times faster on CPU, and wants gradients that are written by hand (parts.py) to do that too (jax 0.12).
+    many times faster on CPU, and wants gradients that are written by hand to do that too (jax 0.12).
     """
     return jax.shard_map(body, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)

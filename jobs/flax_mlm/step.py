@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -53,16 +54,17 @@ def mask_rule(tokenizer: TokenizerFacts, share: float, length: int) -> MaskRule:
     )
 
 
-def activations_dtype(config: Config) -> jnp.dtype:
-    """Where it is left open bfloat16, but float32 on a CPU that would have to do without instructions for bfloat16.
+def decided(config: Config) -> Config:
+    """What its activations are computed in, where that is left open: bfloat16, but float32 where a CPU would have to do
+    without instructions for it. All processes ask together: they compute in the same."""
+    if config.dtype != "auto":
+        return config
+    is_fast = jax.default_backend() != "cpu" or distributed.everywhere(processor.multiplies_bfloat16())
+    return dataclasses.replace(config, dtype="bfloat16" if is_fast else "float32")
 
-    All processes ask together: they compute in the same.
-    """
-    name = config.dtype
-    if name == "auto":
-        is_fast = jax.default_backend() != "cpu" or distributed.everywhere(processor.multiplies_bfloat16())
-        name = "bfloat16" if is_fast else "float32"
-    return jnp.dtype(name)
+
+def activations_dtype(config: Config) -> jnp.dtype:
+    return jnp.dtype(decided(config).dtype)
 
 
 def learning_rate(config: Config) -> optax.Schedule:

@@ -54,6 +54,7 @@ def train(run: Run, config: Config) -> Final:
     else:
         tokens = distributed.first_then_others(prepare, what=f"--data {config.data}", say=run.prepare)
     distributed.agree(f"--data {config.data}", tokens.fingerprint)
+    config = steps.decided(config)
     baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
     mesh = sharding.make_mesh(config.fsdp)
     feed = Feed(tokens, config, mesh)
@@ -65,11 +66,10 @@ def train(run: Run, config: Config) -> Final:
     eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, length)
     train_step = steps.make_train_step(graph, optimizer, train_rule, config, mesh, state)
     eval_step = steps.make_eval_step(graph, eval_rule, mesh, state, parts=config.accumulate)
-    dtype = steps.activations_dtype(config)
     run.say(
         f"{sum(leaf.size for leaf in jax.tree.leaves(state['params'])):,} parameters on {jax.device_count()} devices "
-        f"of {jax.process_count()} processes, in {dtype}; {feed.sequences('train'):,} sequences of {length} tokens to "
-        f"learn from, {feed.sequences('eval'):,} held out; their unigram entropy is {baseline:.3f} nats"
+        f"of {jax.process_count()} processes, in {config.dtype}; {feed.sequences('train'):,} sequences of {length} "
+        f"tokens to learn from, {feed.sequences('eval'):,} held out; their unigram entropy is {baseline:.3f} nats"
     )
 
     checkpoints = Checkpoints(run.directory, keep_last=config.keep_checkpoints)

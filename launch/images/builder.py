@@ -164,22 +164,23 @@ def clean_up(client: docker.DockerClient, image: str | None, container: str | No
             if each.get("ParentId") == told["Id"]
         ]
         has_name = told.get("RepoTags") or told.get("RepoDigests")
-        for left in (*unseen, *(() if has_name else (told["Id"],))):
-            _remove(client, left)
+        left = [*unseen, *(() if has_name else (told["Id"],))]
+
+        def remove_what_nobody_holds() -> bool:
+            """Whether nothing is left. Docker may still begin a container of an image when its client has gone."""
+            left[:] = [each for each in left if not _remove(client, each)]
+            return not left
+
+        _comes_true(remove_what_nobody_holds)
 
 
-def _remove(client: docker.DockerClient, image: str) -> None:
-    """It may still be the image of a container that Docker had begun to make when its client went."""
-
-    def is_settled() -> bool:
-        try:
-            client.api.remove_image(image)
-        except docker.errors.APIError:
-            return not client.api.containers(all=True, filters={"ancestor": image})
-        return True
-
-    with contextlib.suppress(docker.errors.APIError):
-        _comes_true(is_settled)
+def _remove(client: docker.DockerClient, image: str) -> bool:
+    """Whether it is settled: removed, or there is no container of it, so that something else holds it."""
+    try:
+        client.api.remove_image(image)
+    except docker.errors.APIError:
+        return not client.api.containers(all=True, filters={"ancestor": image})
+    return True
 
 
 def _wait_for_end(client: docker.DockerClient, container: str) -> None:
@@ -198,9 +199,9 @@ def _wait_for_end(client: docker.DockerClient, container: str) -> None:
 def _comes_true(is_so: Callable[[], bool]) -> bool:
     """Whether it is so within CLEANUP_LIMIT_S."""
     until_s = time.monotonic() + CLEANUP_LIMIT_S
-    while not (true := is_so()) and time.monotonic() < until_s:
+    while not (found := is_so()) and time.monotonic() < until_s:
         time.sleep(CLEANUP_PAUSE_S)
-    return true
+    return found
 
 
 @contextlib.contextmanager

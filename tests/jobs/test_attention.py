@@ -59,11 +59,13 @@ def test_what_nearly_even_attention_learns_is_not_lost_in_bfloat16() -> None:
         return np.asarray(gradient, np.float64)
 
     exactly = of_k("float32")
-    assert np.linalg.norm(of_k("bfloat16") - exactly) < 0.1 * np.linalg.norm(exactly)
+    assert np.linalg.norm(of_k("bfloat16") - exactly) < 0.01 * np.linalg.norm(exactly)
 
 
 @pytest.mark.parametrize("documents", [False, True])
-def test_the_tpus_kernel_interpreted_gives_what_xla_gives_and_its_gradients(documents: bool) -> None:
+def test_the_tpus_kernel_interpreted_gives_what_our_products_give_and_their_gradients(
+    documents: bool,
+) -> None:
     """The kernel's own program, run by an interpreter: no TPU is here."""
     of_BS = segments() if documents else None
 
@@ -79,8 +81,8 @@ def test_the_tpus_kernel_interpreted_gives_what_xla_gives_and_its_gradients(docu
         gradients = jax.grad(lambda qkv: (through(kernel, qkv) * weights).sum())(inputs())
         return gradients
 
-    np.testing.assert_allclose(through("splash", inputs()), through("xla", inputs()), atol=2e-5)
-    for ours, theirs in zip(summed("splash"), summed("xla"), strict=True):
+    np.testing.assert_allclose(through("splash", inputs()), through("products", inputs()), atol=2e-5)
+    for ours, theirs in zip(summed("splash"), summed("products"), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
@@ -90,7 +92,7 @@ def test_the_tpus_kernel_interpreted_gives_what_xla_gives_and_its_gradients(docu
 def test_on_a_gpu_an_odd_number_of_positions_with_documents_is_not_cudnns(
     monkeypatch: pytest.MonkeyPatch, positions: int, documents: bool, takes_cudnn: bool
 ) -> None:
-    """It refuses to train on them; the backend is made believe, nothing is computed."""
+    """It refuses to train on them, and our products take them. The backend is made believe."""
     seen = []
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *_, **how: seen.append(how["implementation"]))

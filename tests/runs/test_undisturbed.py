@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.runtime.processor import multiplies_bfloat16
 from launch.runs import Run
 from tests.runs.lab import Lab, Losses, result, saved_steps
 
@@ -88,3 +89,10 @@ def test_a_run_changes_nothing_in_the_checkout(checkout: tuple[str, str]) -> Non
 
     before, after = checkout
     assert kept(after) == kept(before)
+
+
+def test_what_to_compute_in_is_decided_by_all_processes_where_it_is_left_open(lab: Lab) -> None:
+    run = lab.finish(lab.launch("--dtype", "auto", "--steps", "2"))
+    assert result(run)["outcome"] == "done"
+    kind = "bfloat16" if multiplies_bfloat16() else "float32"
+    assert [f" of 2 processes, in {kind}; " in lab.log(run, host) for host in (0, 1)] == [True, False]
