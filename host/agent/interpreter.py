@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import subprocess
 from .checks import check
 from .files import tail
 from .process import plain_environment
+from .waiting import wait_until
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from .protocol import Json
 
+LOOK_PAUSE_S = 0.005
 REMEDY = "install the requirements on this host, or name the interpreter that has them"
 PROBE = """
 import json, sys
@@ -56,13 +59,13 @@ def check_python(
 
     def finding() -> Json:
         with asked:
-            try:
-                said, complaint = asked.communicate(timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                asked.kill()
-                message = f"{found} did not answer within {timeout_s:.0f} s"
-                return check("python", message, "see what that program is")
-        return judged(found, said, complaint, len(modules), remedy)
+            # `communicate` sleeps until the process has ended, which fails where the clock is libfaketime's.
+            if wait_until(lambda: asked.poll() is not None, timeout_s, LOOK_PAUSE_S):
+                with contextlib.suppress(subprocess.TimeoutExpired):  # what it began may hold its pipes
+                    said, complaint = asked.communicate(timeout=timeout_s)
+                    return judged(found, said, complaint, len(modules), remedy)
+            asked.kill()
+        return check("python", f"{found} did not answer within {timeout_s:.0f} s", "see what that program is")
 
     return finding
 
