@@ -106,24 +106,26 @@ class Norm(nnx.Module):
 class Embeddings(nnx.Module):
     """Token and position embeddings, normalised. The token table is also the output's matrix (`Mlm.logits`)."""
 
-    def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+    def __init__(self, dims: Dimensions, rngs: nnx.Rngs) -> None:
         self.tokens = Table(dims.vocab_rows, dims.width, rngs)
         self.positions = Table(dims.max_positions + dims.position_offset, dims.width, rngs)
-        self.dtype = dtype
         self.norm = Norm(dims.width)
         self.dropout, self.position_offset = dims.dropout, dims.position_offset
 
     def __call__(self, tokens_BS: jax.Array, keys_B: jax.Array | None) -> jax.Array:
         positions_S = jnp.arange(tokens_BS.shape[1]) + self.position_offset
         x_BSD = self.tokens(tokens_BS) + self.positions(positions_S)
-        return dropout(self.norm(x_BSD.astype(self.dtype)), self.dropout, keys_B)
+        return dropout(self.norm(x_BSD), self.dropout, keys_B)
 
 
 class Layer(nnx.Module):
-    """Self-attention over all positions, then the feed-forward, each summed into its input and normalised."""
+    """Self-attention over all positions, then the feed-forward, each summed into its input and normalised.
 
-    def __init__(self, dims: Dimensions, rngs: nnx.Rngs) -> None:
-        self.heads, self.dropout = dims.heads, dims.dropout
+    The input and the sums are of the parameters' kind, what is summed into them of `dtype`.
+    """
+
+    def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
+        self.heads, self.dropout, self.dtype = dims.heads, dims.dropout, dtype
         self.qkv = Linear(dims.width, 3 * dims.width, rngs)
         self.attention_out = Linear(dims.width, dims.width, rngs)
         self.attention_norm = Norm(dims.width)
@@ -140,34 +142,36 @@ class Layer(nnx.Module):
     ) -> jax.Array:
         """(B, S, D), or (B, M, D) where only some positions' results are asked for."""
         d, k = x_BSD.shape[-1], x_BSD.shape[-1] // self.heads
+        narrow_BSD = x_BSD.astype(self.dtype)
         if positions_BM is None:
             asked_BMD, asked_segments_BM = x_BSD, segments_BS
-            q_BMD, k_BSD, v_BSD = jnp.split(self.qkv(x_BSD), 3, axis=-1)
+            q_BMD, k_BSD, v_BSD = jnp.split(self.qkv(narrow_BSD), 3, axis=-1)
         else:
             asked_BMD = jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1)
             asked_segments_BM = None
             if segments_BS is not None:
                 asked_segments_BM = jnp.take_along_axis(segments_BS, positions_BM, axis=1)
-            q_BMD = self.qkv(asked_BMD, slice(0, d))
-            k_BSD, v_BSD = jnp.split(self.qkv(x_BSD, slice(d, None)), 2, axis=-1)
+            q_BMD = self.qkv(asked_BMD.astype(self.dtype), slice(0, d))
+            k_BSD, v_BSD = jnp.split(self.qkv(narrow_BSD, slice(d, None)), 2, axis=-1)
         q_BMHK, k_BSHK, v_BSHK = (x.reshape(*x.shape[:2], self.heads, k) for x in (q_BMD, k_BSD, v_BSD))
         mixed_BMHK = attend(q_BMHK, k_BSHK, v_BSHK, asked_segments_BM, segments_BS)
         attended_BMD = self.attention_out(mixed_BMHK.reshape(asked_BMD.shape))
         asked_BMD = self.attention_norm(asked_BMD + dropout(attended_BMD, self.dropout, _fold(keys_B, 0)))
-        fed_BMD = self.ff_out(gelu(self.ff_in(asked_BMD)))
+        fed_BMD = self.ff_out(gelu(self.ff_in(asked_BMD.astype(self.dtype))))
         return self.ff_norm(asked_BMD + dropout(fed_BMD, self.dropout, _fold(keys_B, 1)))
 
 
 class Mlm(nnx.Module):
     """The encoder and the head that predicts tokens at masked positions.
 
-    `dtype` is what activations are computed in; parameters are float32.
+    `dtype` is what products and what lies between them are computed in. Parameters are float32, and so is what runs
+    through the layers, in which each is a small addition.
     """
 
     def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
-        self.vocab_size, self.document_start = dims.vocab_size, dims.document_start
-        self.embeddings = Embeddings(dims, dtype, rngs)
-        self.layers = nnx.List([Layer(dims, rngs) for _ in range(dims.layers)])
+        self.vocab_size, self.document_start, self.dtype = dims.vocab_size, dims.document_start, dtype
+        self.embeddings = Embeddings(dims, rngs)
+        self.layers = nnx.List([Layer(dims, dtype, rngs) for _ in range(dims.layers)])
         self.head_dense = Linear(dims.width, dims.width, rngs)
         self.head_norm = Norm(dims.width)
         self.head_bias = nnx.Param(jnp.zeros(dims.vocab_rows))
@@ -201,7 +205,7 @@ class Mlm(nnx.Module):
 
     def padded_logits(self, x_BMD: jax.Array) -> jax.Array:
         """As `logits`, and behind them what is never chosen, up to `Dimensions.vocab_rows`: no copy is made."""
-        x_BMD = self.head_norm(gelu(self.head_dense(x_BMD)))
+        x_BMD = self.head_norm(gelu(self.head_dense(x_BMD.astype(self.dtype))))
         logits_BMV = product_of_transposed(x_BMD, self.embeddings.tokens.embedding[...])
         logits_BMV = add_bias(logits_BMV, self.head_bias[...])
         rows = logits_BMV.shape[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -59,15 +60,21 @@ def test_the_filling_of_the_token_table_is_never_guessed_and_never_learned() -> 
         assert np.asarray(leaf[:40]).any()
 
 
-def test_parameters_are_float32_whatever_the_activations_are() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parameters_and_what_runs_through_the_layers_are_float32_and_products_of_the_kind_asked_for(
+    dtype: str,
+) -> None:
     def parts() -> tuple[Any, jax.Array, jax.Array]:
-        model = Mlm(dimensions(), jnp.dtype("bfloat16"), nnx.Rngs(0))
+        model = Mlm(dimensions(), jnp.dtype(dtype), nnx.Rngs(0))
         hidden_BSD = model.encode(some_tokens())
         return nnx.state(model, nnx.Param), hidden_BSD, model.logits(hidden_BSD)
 
     params, hidden_BSD, logits_BSV = nnx.eval_shape(parts)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("float32")}
-    assert [str(array.dtype) for array in (hidden_BSD, logits_BSV)] == ["bfloat16", "float32"]
+    assert [str(array.dtype) for array in (hidden_BSD, logits_BSV)] == ["float32", "float32"]
+    lowered = jax.jit(lambda: parts()[2]).lower().as_text()
+    kinds = set(re.findall(r"dot_general.*: \(tensor<[^>]*x(\w+)>", lowered))
+    assert kinds == {{"float32": "f32", "bfloat16": "bf16"}[dtype]}
 
 
 def test_gradients_are_the_slopes_that_finite_differences_find() -> None:
