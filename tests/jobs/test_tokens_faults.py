@@ -98,8 +98,10 @@ def test_a_full_disk_is_an_error_that_says_so_and_leaves_nothing(
     tmp_path: Path, small_disk: Path, given: bool
 ) -> None:
     source = write(tmp_path / "a.jsonl", texts(3_000))
-    tokenizer = tokenised(source, tmp_path / "cache").tokenizer.path if given else None
-    if not given:
+    tokenizer = None
+    if given:
+        tokenizer = tokenised(write(tmp_path / "b.jsonl", texts(200)), tmp_path / "cache").tokenizer.path
+    else:
         (small_disk / "ballast").write_bytes(bytes(120 * 1024))
     with pytest.raises(OSError, match="No space left") as caught:
         tokenised(source, small_disk, tokenizer=tokenizer)
