@@ -73,8 +73,7 @@ class Engine:
         self.program = program
         self.world = World(path=folder / "world.json")
         self.folder = folder
-        self._tpu_url = tpu_url
-        self._settings_file = folder / "work" / f"Pulumi.{stack}.yaml"
+        self.settings_file = folder / "work" / f"Pulumi.{stack}.yaml"
         for name in ("work", "backend", "home", "cloudsdk"):
             (folder / name).mkdir(parents=True)
         project = _project(project_file)
@@ -86,8 +85,10 @@ class Engine:
         self._stack = automation.create_stack(
             stack, project_name=project["name"], program=self._run_program, opts=options
         )
-        self._configuration: dict[str, object] = {}
         self._stack.set_config("gcp:accessToken", automation.ConfigValue(value=ACCESS_TOKEN, secret=True))
+        # What every settings file of this stack has to hold: how its secrets are kept, and where the cloud is.
+        self.own_settings: dict[str, Any] = yaml.safe_load(self.settings_file.read_text(encoding="utf-8"))
+        self.own_settings["config"]["gcp:tpuV2CustomEndpoint"] = f"{tpu_url}/v2/"
         self._write({})
 
     # --- life -----------------------------------------------------------------------------------------------------
@@ -110,12 +111,13 @@ class Engine:
         """The stack's whole configuration from now on, keys with their namespace, values as in YAML."""
         self._write(values)
 
+    def adopt(self, settings: bytes) -> None:
+        """The stack's settings file from now on, to the byte; without `own_settings` it has no cloud to ask."""
+        self.settings_file.write_bytes(settings)
+
     def _write(self, values: Mapping[str, object]) -> None:
-        settings = yaml.safe_load(self._settings_file.read_text(encoding="utf-8"))
-        own = {"gcp:tpuV2CustomEndpoint": f"{self._tpu_url}/v2/"}
-        token = settings["config"]["gcp:accessToken"]
-        settings["config"] = {**values, **own, "gcp:accessToken": token}
-        self._settings_file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+        settings = {**self.own_settings, "config": {**values, **self.own_settings["config"]}}
+        self.settings_file.write_text(yaml.safe_dump(settings), encoding="utf-8")
 
     # --- operations -----------------------------------------------------------------------------------------------
 

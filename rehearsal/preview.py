@@ -13,9 +13,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import yaml
-
+from rehearsal import settings_text
 from rehearsal.engine import ROOT, Engine, Program
 from rehearsal.engine_report import Report, Step
 from rehearsal.tpu_api import TpuApi
@@ -29,24 +29,29 @@ class PreviewError(Exception):
     """The configuration cannot be tried; the message says why."""
 
 
-def read_configuration(path: Path) -> dict[str, object]:
-    """The keys and values of a stack's file, less what only a real run needs. Raises PreviewError."""
+def read_settings(path: Path) -> bytes:
+    """The file. Raises PreviewError."""
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return path.read_bytes()
     except OSError as error:
         raise PreviewError(
             f"{path}: {error.strerror}; name a file: make preview CONFIG=Pulumi.dev.yaml"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise PreviewError(f"{path} is no YAML: {error}") from None
-    config = settings.get("config") if isinstance(settings, dict) else None
-    if not isinstance(config, dict):
-        raise PreviewError(f'{path} has no "config:" with keys below it; see Pulumi.example.yaml')
-    kept = {str(key): value for key, value in config.items() if not _is_for_google_alone(str(key))}
-    secret = [key for key, value in kept.items() if isinstance(value, dict) and "secure" in value]
-    if secret:
-        raise PreviewError(f"{path}: {', '.join(secret)} is encrypted, and only its stack can read it")
-    return kept
+
+
+def for_the_engine(path: Path, own: Mapping[str, Any]) -> bytes:
+    """The file as it is, with `own` settings in place of those that need an account. Raises PreviewError."""
+    content = read_settings(path)
+    try:
+        made = settings_text.adapted(content.decode(), own)
+    except UnicodeDecodeError:
+        return content  # the engine says what is wrong with it
+    if made.encrypted:
+        raise PreviewError(
+            f"{path}: {', '.join(made.encrypted)} is encrypted, and only its stack can read it; nothing of"
+            " tpu-stack is a secret: `pulumi config set` it anew without --secret"
+        )
+    return made.text.encode()
 
 
 def stack_of(path: Path) -> str:
@@ -87,7 +92,6 @@ def remarks(report: Report) -> list[str]:
 
 def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_file: Path) -> int:
     """Prints it and returns the exit code. Raises PreviewError."""
-    configuration = read_configuration(path)
     print(f"previewing {path} with Pulumi {cli.version} …", flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="tpu-stack-preview-") as folder,
@@ -101,9 +105,11 @@ def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_
             stack=stack_of(path),
         ) as engine,
     ):
-        engine.configure(configuration)
+        engine.adopt(for_the_engine(path, engine.own_settings))
         report = engine.preview(color="always" if sys.stdout.isatty() else "never")
-    print("\n".join(["", *tree(report.steps), "", *remarks(report)]).rstrip())
+    parts = ("\n".join(lines).strip("\n") for lines in (tree(report.steps), remarks(report)))
+    for part in filter(None, parts):
+        print(f"\n{part}".replace(str(engine.settings_file), str(path)))
     print(
         "\nSimulated: Google Cloud (a stand-in for Pulumi's gcp provider) and the Cloud TPU API. Real: Pulumi's engine"
         f"\nand the program, with {path}. No account was used, nothing was made."
@@ -118,7 +124,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("config", nargs="?", default="Pulumi.example.yaml", metavar="CONFIG")
     path = Path(parser.parse_args(arguments).config)
     try:
-        read_configuration(path)
+        read_settings(path)
         from infra.program import declare  # only now, because loading pulumi_gcp takes its time
 
         cli = pulumi_cli.find_or_build(environ, lambda line: print(line, file=sys.stderr, flush=True))
@@ -129,12 +135,6 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         print("\npreview: interrupted", file=sys.stderr)
         return 130
-
-
-def _is_for_google_alone(key: str) -> bool:
-    """Credentials and endpoints: a preview has its own."""
-    name = key.removeprefix("gcp:")
-    return name != key and (name in ("accessToken", "credentials") or name.endswith("CustomEndpoint"))
 
 
 def _short(type_token: str) -> str:

@@ -57,3 +57,26 @@ def test_what_the_program_refuses_ends_with_exit_code_2_and_the_reasons(
     assert preview(config_file, program=program, cli=cli, project_file=project_file) == 2
     said = capsys.readouterr().out
     assert "tpu-stack:slices: required" in said and "Traceback" not in said
+
+
+def test_the_engine_reads_the_file_itself(
+    cli: PulumiCli, project_file: Path, config_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another reader of YAML takes the last of two keys, no for false, 1:30 for 90, and fails at a date like this."""
+
+    def program() -> None:
+        config = pulumi.Config("tpu-stack")
+        pulumi.export("read", [config.require(key) for key in ("flag", "days", "until")])
+
+    config_file.write_text(
+        config_file.read_text()
+        + "  tpu-stack:flag: no\n  tpu-stack:days: 1:30\n  tpu-stack:until: 2026-13-45\n"
+    )
+    assert preview(config_file, program=program, cli=cli, project_file=project_file) == 0
+    said = capsys.readouterr().out
+    assert all(f': "{text}"' in said for text in ("no", "1:30", "2026-13-45")), said
+
+    config_file.write_text(config_file.read_text() + "  tpu-stack:flag: yes\n")
+    assert preview(config_file, program=program, cli=cli, project_file=project_file) == 2
+    said = capsys.readouterr().out
+    assert 'line 7: mapping key "tpu-stack:flag" already defined at line 4' in said, said

@@ -1,12 +1,14 @@
-"""`make preview` up to the engine: which configurations are tried, and how what the engine says is laid out."""
+"""`make preview` up to the engine: what of a file the engine gets, and how what it says is laid out."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from rehearsal import preview
 from rehearsal.engine_report import Report, Step
-from rehearsal.preview import PreviewError, read_configuration, remarks, stack_of, tree
+from rehearsal.preview import PreviewError, for_the_engine, remarks, stack_of, tree
+from rehearsal.settings_text import adapted
 
 
 def written(folder: Path, text: str) -> Path:
@@ -19,40 +21,73 @@ def report(*lines: str) -> Report:
     return Report(kind="preview", ok=True, lines=lines, changes={}, steps=(), diagnostics=(), outputs={})
 
 
-def test_the_keys_are_read_and_what_is_only_for_google_is_left_out(tmp_path: Path) -> None:
-    path = written(
-        tmp_path,
-        "config:\n  gcp:project: p\n  tpu-stack:slices:\n    - name: main\n  gcp:credentials:\n    secure: v1:abc\n"
-        "  gcp:accessToken: t\n  gcp:computeCustomEndpoint: x\nencryptionsalt: v1:abc\n",
-    )
-    assert read_configuration(path) == {"gcp:project": "p", "tpu-stack:slices": [{"name": "main"}]}
+OWN = {"config": {"gcp:accessToken": {"secure": "v1:own"}}, "encryptionsalt": "v1:own"}
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "lines"),
     [
-        ("config: [", "is no YAML"),
-        ("", 'has no "config:"'),
-        ("config:\n", 'has no "config:"'),
-        ("- config\n", 'has no "config:"'),
-        ("config: text\n", 'has no "config:"'),
-        ("config:\n  tpu-stack:zone:\n    secure: v1:abc\n", "tpu-stack:zone is encrypted"),
+        # What stands twice, yes and no, 1:30 and a date that is none: the engine's to judge.
+        ("config:\n  a: 1\n  a: 2\n", ["config:", "  a: 1", "  a: 2", "  TOKEN", "SALT"]),
+        ("config: # of dev\n  a: no # or yes\n  b: 1:30\n  c: 2026-13-45",
+         ["config: # of dev", "  a: no # or yes", "  b: 1:30", "  c: 2026-13-45", "  TOKEN", "SALT"]),
+        # What needs the user's account goes, and every other line stays where it was.
+        ("config:\n  gcp:accessToken: t\n  a: 1\n", ["config:", "", "  a: 1", "  TOKEN", "SALT"]),
+        ("encryptionsalt: v1:a\nconfig:\n  a:\n    - b\n  gcp:credentials:\n    secure: v1:b\n  # more\n  d: e\n",
+         ["", "config:", "  a:", "    - b", "", "", "", "  d: e", "  TOKEN", "SALT"]),
+        ("config:\n    a: 1\n    gcp:config:tpuV2CustomEndpoint: x\nsecretsprovider: gcpkms://k\n",
+         ["config:", "    a: 1", "", "    TOKEN", "", "SALT"]),
+        ("config: {gcp:credentials: c, a: 1}\n", ["config: {TOKEN, a: 1}", "SALT"]),
+        # Files that say little.
+        ("config:\n", ["config: {TOKEN}", "SALT"]),
+        ("a: 1\n", ["a: 1", "SALT", 'CONFIG']),
+        ("# nothing\n", ["# nothing", "{CONFIG, SALT}"]),
+        # And those that the engine will refuse.
+        ("config: [\n", ["config: ["]),
+        ("- config\n", ["- config"]),
+        ("config: text\n", ["config: text", "SALT"]),
+    ],
+)  # fmt: skip
+def test_the_engine_gets_the_file_line_by_line_but_for_what_needs_an_account(
+    text: str, lines: list[str]
+) -> None:
+    shown = adapted(text, OWN).text
+    for written, name in (
+        ('"gcp:accessToken": {"secure": "v1:own"}', "TOKEN"),
+        ('"encryptionsalt": "v1:own"', "SALT"),
+        ('"config": {TOKEN}', "CONFIG"),
+    ):
+        shown = shown.replace(written, name)
+    # Trailing commas and blanks are YAML's to ignore.
+    assert [line.replace(", }", "}").rstrip() for line in shown.splitlines()] == lines
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ("\n    secure: v1:abc", "tpu-stack:storage"),
+        ("\n    nfs: {mount: {secure: v1:abc}}", "tpu-stack:storage.nfs.mount"),
+        ("\n    - secure: v1:abc", "tpu-stack:storage[0]"),
     ],
 )
-def test_a_file_that_cannot_be_tried_is_refused_with_the_reason(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(PreviewError, match=said):
-        read_configuration(written(tmp_path, text))
+def test_a_value_that_only_its_stack_can_read_is_refused_with_its_path(
+    tmp_path: Path, value: str, path: str
+) -> None:
+    file = written(tmp_path, f"config:\n  gcp:credentials:\n    secure: v1:a\n  tpu-stack:storage:{value}\n")
+    with pytest.raises(PreviewError, match=f": {re.escape(path)} is encrypted.*without --secret"):
+        for_the_engine(file, OWN)
 
 
-def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_refused_and_one_that_is_no_text_is_the_engines_to_refuse(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(PreviewError, match=r"No such file.*make preview CONFIG="):
-        read_configuration(tmp_path / "Pulumi.dev.yaml")
+        for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN)
     (tmp_path / "Pulumi.dev.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PreviewError, match="is no YAML"):
-        read_configuration(tmp_path / "Pulumi.dev.yaml")
+    assert for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN) == b"\xff\xfe\x00"
 
 
-def test_a_wrong_file_ends_with_exit_code_2_before_anything_is_started(
+def test_a_missing_file_ends_with_exit_code_2_before_anything_is_started(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert preview.main([str(tmp_path / "Pulumi.dev.yaml")], {"PATH": "/nonexistent"}) == 2
