@@ -8,7 +8,7 @@ from typing import Any
 from fabric import task
 
 from fabfile import options
-from fabfile.options import RUNTIME, WHERE
+from fabfile.options import ACCESS, RUNTIME, WHERE
 from fabfile.terminal import reported
 
 
@@ -44,6 +44,7 @@ def deploy(
         "platform": "cpu, gpu or tpu",
         "python": "the interpreter on the hosts",
         "runtime": RUNTIME,
+        "container_access": ACCESS,
     }
 )
 @reported
@@ -56,12 +57,13 @@ def verify(
     platform: str = "",
     python: str = "",
     runtime: str = "",
+    container_access: str = "",
 ) -> int:
     """Try on all hosts: devices, a matmul, an all-reduce."""
     from launch import verify as verification
 
     target = options.target(stack, slice, hosts, platform=platform, python=python)
-    return verification.verify(target, framework, runtime or None)
+    return verification.verify(target, framework, runtime or None, container_access or None)
 
 
 @task(help={**WHERE, "json": "print every finding as JSON"})

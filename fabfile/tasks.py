@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fabric import task
 
 from fabfile import options
-from fabfile.options import RUNTIME, WHERE
+from fabfile.options import ACCESS, RUNTIME, WHERE
 from fabfile.terminal import reported, whole
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ RUNS = "where runs are kept, if not where `fab train` keeps them"
         "platform": "cpu, gpu or tpu",
         "python": "the interpreter on the hosts",
         "runtime": RUNTIME,
+        "container_access": ACCESS,
         "runs": "where runs are kept: a path that every host sees, or a URL such as gs://…",
         "name": "a name of your own for the run",
         "max_restarts": "how often the run is started again when it was lost, failed or hung",
@@ -48,6 +49,7 @@ def train(
     platform: str = "",
     python: str = "",
     runtime: str = "",
+    container_access: str = "",
     runs: str = "",
     name: str = "",
     max_restarts: str = "0",
@@ -70,6 +72,7 @@ def train(
         hang_floor_s=float(whole("--hang-limit", hang_limit, least=1) or 0),
         restarts=whole("--max-restarts", max_restarts, least=0) or 0,
         runtime=runtime or None,
+        container_access=container_access or None,
     )
 
 

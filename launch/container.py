@@ -12,6 +12,8 @@ from jobs.runtime.errors import RequestError
 from launch.target import Target
 
 RUNTIMES = ("bare", "docker")
+ACCESSES = ("devices", "privileged")
+"""Of a container to its host: the platform's device nodes and nothing more, or all that the host's root may."""
 SHM_BYTES = 8 * 2**30
 """Of /dev/shm, which data loaders share; memory is taken only as it is filled. Docker's own 64 MiB is too little."""
 
@@ -22,11 +24,12 @@ FindImage = Callable[[str, str], str]
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Container:
     """image: by digest, or the id of one that was built on the host. mounts, read_only_mounts: paths of the host, in
-    the container under the same name."""
+    the container under the same name. access: one of ACCESSES."""
 
     image: str
     mounts: tuple[str, ...] = ()
     read_only_mounts: tuple[str, ...] = ()
+    access: str = ACCESSES[0]
 
 
 def choose(
@@ -35,15 +38,21 @@ def choose(
     wanted: str | None,
     find_image: FindImage,
     before: Mapping[str, Any] | None = None,
+    access: str | None = None,
 ) -> Container | None:
     """What the processes of a framework stack run in on this target; None: bare.
 
     wanted: as --runtime says it. Without it a run goes on as it was started (`before`, its run.json), and a new one
-    runs in the image that the inventory has for the stack, if it has one.
+    runs in the image that the inventory has for the stack, if it has one. access: as --container-access says it;
+    without it as the run was started, and a new one with the devices alone.
 
     Raises:
-        RequestError: there is no such runtime, or no image for it.
+        RequestError: there is no such runtime or access, no image, or an access without a container.
     """
+    if access not in (None, *ACCESSES):
+        raise RequestError(
+            f'--container-access: "{access}" is not an access; choose one of {", ".join(ACCESSES)}'
+        )
     if wanted not in (None, *RUNTIMES):
         raise RequestError(f'--runtime: "{wanted}" is not a runtime; choose one of {", ".join(RUNTIMES)}')
     image: str | None
@@ -54,9 +63,28 @@ def choose(
     else:
         image = target.inventory.images.get(stack) if wanted is None else None
     if image is None:
+        if access is not None:
+            raise RequestError(
+                f"--container-access {access}: the processes run in no container here; add --runtime docker, "
+                "or leave it out"
+            )
         return None
     share = target.inventory.storage.nfs_mount
-    return Container(image=image, mounts=() if share is None else (share,))
+    return Container(
+        image=image,
+        mounts=() if share is None else (share,),
+        access=access or (before or {}).get("container_access") or ACCESSES[0],
+    )
+
+
+def way_out(container: Container | None, platform: str) -> str | None:
+    """What to try where the processes of a TPU run did not come as far as the group; None where that is no help."""
+    if container is None or platform != "tpu" or container.access == "privileged":
+        return None
+    return (
+        "if the logs say that the TPU did not initialise: in a container it has its device nodes and nothing more; "
+        "`--container-access privileged` gives it all that the host's root may (docs/images.md)"
+    )
 
 
 def built_here(stack: str, platform: str) -> str:

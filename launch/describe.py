@@ -54,6 +54,7 @@ def describe(
             "git_dirty": commit.is_dirty if commit else None,
         },
         "image": image,
+        "container_access": plan.container.access if plan.container is not None else None,
         "hang_limit_s": plan.hang_floor_s,
         "versions": versions() if target.is_local and plan.container is None else {},
         "slice": dataclasses.asdict(target.slice),

@@ -222,6 +222,7 @@ def _container(plan: Plan) -> dict[str, Any]:
             "mounts": mounts,
             "read_only_mounts": [code, *plan.container.read_only_mounts],
             "shm_bytes": SHM_BYTES,
+            "access": plan.container.access,
         }
     }
 

@@ -38,7 +38,7 @@ POLL_S = 0.25
 class Request:
     """A run that somebody wants: a new one of `job`, or `resume`, a run that has been.
 
-    runtime: as `launch.container.choose` takes it.
+    runtime, container_access: as `launch.container.choose` takes them.
     """
 
     job: str
@@ -47,6 +47,7 @@ class Request:
     resume: Run | None
     hang_floor_s: float = plans.HANG_FLOOR_S
     runtime: str | None = None
+    container_access: str | None = None
 
 
 class LaunchFailed(Exception):
@@ -73,7 +74,9 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     _check(request, job, config, target)
     cwd = _cwd(request, target)
     before = request.resume.described if request.resume else None
-    box = container.choose(target, job.stack, request.runtime, container.built_here, before)
+    box = container.choose(
+        target, job.stack, request.runtime, container.built_here, before, request.container_access
+    )
     if box is not None and target.is_local:
         box = container.with_files(box, dataclasses.asdict(config), cwd)
     code = bundles.build(jobs.CHECKOUT)
@@ -122,6 +125,8 @@ def launch(request: Request, target: Target, say: Say) -> Run:
         except rollout.NotJoined as error:
             _settle(directory)
             rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)
+            if hint := container.way_out(box, target.platform):
+                say(hint)
             raise LaunchFailed(conclude(_read(directory), "failed", str(error))) from None
         except KeyboardInterrupt:
             rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)

@@ -37,6 +37,7 @@ def train(
     hang_floor_s: float,
     restarts: int,
     runtime: str | None = None,
+    container_access: str | None = None,
 ) -> int:
     """Start a run (or go on with one) and, unless `detach`, follow it to its end; `restarts`: how often anew."""
     console = terminal()
@@ -52,6 +53,7 @@ def train(
         resume=old,
         hang_floor_s=hang_floor_s,
         runtime=runtime,
+        container_access=container_access,
     )
     return _carry_out(console, request, target, open_target, restarts, detach=detach)
 

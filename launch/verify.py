@@ -34,8 +34,10 @@ LIMIT_S = 600.0
 POLL_S = 0.5
 
 
-def verify(target: Target, framework: str, runtime: str | None) -> int:
-    """Print what each host found and whether all is well; 0 or 1. runtime: as `launch.container.choose` takes it.
+def verify(target: Target, framework: str, runtime: str | None, container_access: str | None = None) -> int:
+    """Print what each host found and whether all is well; 0 or 1.
+
+    runtime, container_access: as `launch.container.choose` takes them.
 
     Raises:
         RequestError: there is no such framework here.
@@ -44,7 +46,8 @@ def verify(target: Target, framework: str, runtime: str | None) -> int:
     if framework not in MODULES:
         raise RequestError(f"--framework {framework}: choose one of {', '.join(MODULES)}")
     console = terminal()
-    plan = _plan(target, framework, container.choose(target, framework, runtime, container.built_here))
+    box = container.choose(target, framework, runtime, container.built_here, access=container_access)
+    plan = _plan(target, framework, box)
     directory = RunDirectory(plan.run_dir, target.files)
     failures = _carry_out(plan, target)
     found = directory.read_jsons([f"verify/host-{index}.json" for index in range(plan.processes)])
@@ -89,7 +92,8 @@ def _carry_out(plan: Plan, target: Target) -> list[str]:
             rollout.join(plan, target.agents)
             is_over = _wait(plan, target)
         except NotJoined as error:
-            return [str(error), *_reasons(plan, target)]
+            hint = container.way_out(plan.container, plan.platform)
+            return [str(error), *_reasons(plan, target), *([hint] if hint else [])]
         return _reasons(plan, target) + ([] if is_over else [f"it was not done within {LIMIT_S:.0f} s"])
     finally:
         rollout.stop(target.agents, plan.run_id, plan.attempt, grace_s=0)

@@ -1,4 +1,5 @@
-"""Who a container's process is, and which devices of the host it has: those of its platform and nothing more."""
+"""Who a container's process is, and which devices of the host it has: those of its platform and nothing more, unless
+the run was started with `--container-access privileged`."""
 
 from __future__ import annotations
 
@@ -67,6 +68,13 @@ def access(platform: str, devices: Sequence[Node], uid: int, gid: int, groups: S
             " a udev rule that gives them a group, or mode 0666, mends it"
         )
     return Access(arguments, bool(closed), note)
+
+
+def privileged(platform: str) -> Access:
+    """The same for `--container-access privileged`, where the devices alone do not do: all that the host's root may."""
+    gpus = ["--gpus", "all"] if platform == "gpu" else []
+    note = "the container is privileged and runs as the host's root, whose the files are that it makes"
+    return Access(["--user", "0:0", "--privileged", *gpus], True, note)
 
 
 def _may_open(node: Node, uid: int, groups: set[int]) -> bool:

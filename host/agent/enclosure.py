@@ -8,7 +8,7 @@ import os
 from . import container_command as command
 from . import engine
 from .container import GONE, MARKER, Container, name_of, of
-from .container_access import NODE_GLOBS, access, nodes
+from .container_access import NODE_GLOBS, access, nodes, privileged
 from .facts import user_name
 from .files import tail_of, write_json
 from .notes import note
@@ -65,11 +65,15 @@ def enclose(process: Process, request: Json) -> Enclosure:
     docker = engine.required_program()
     platform = request["container"]["platform"]
     make_mounts(process, request)
-    who = access(platform, nodes(NODE_GLOBS[platform]), os.getuid(), os.getgid(), sorted(os.getgroups()))
-    if platform == "tpu" and "--device" not in who.arguments:
+    devices = nodes(NODE_GLOBS[platform])
+    if platform == "tpu" and not devices:
         raise Failed(
             "start: this host has no TPU", "choose a host that has one, or another platform than tpu"
         )
+    if request["container"].get("access") == "privileged":
+        who = privileged(platform)
+    else:
+        who = access(platform, devices, os.getuid(), os.getgid(), sorted(os.getgroups()))
     environment = command.environment(request["env"], os.environ, user_name())
     environment["RUN_CONTROL_DIR"] = process.dir
     root = root_of(process)

@@ -92,6 +92,7 @@ def is_container(value: object) -> bool:
         and value.get("platform") in ("cpu", "gpu", "tpu")
         and all(is_list_of(is_path)(value.get(name)) for name in ("mounts", "read_only_mounts"))
         and is_optional_size(value.get("shm_bytes"))
+        and value.get("access") in (None, "devices", "privileged")
     )
 
 
@@ -133,7 +134,7 @@ KINDS: dict[str, Kind] = {
     "image": (is_image, "an image by digest, HOST/PATH@sha256:…, or the id of one here, sha256:…"),
     "container": (
         is_container,
-        "an object with image (HOST/PATH@sha256:… or sha256:…), platform, mounts, read_only_mounts and shm_bytes",
+        "an object with image (HOST/PATH@sha256:… or sha256:…), platform, mounts, read_only_mounts, shm_bytes, access",
     ),
     "image_here": (
         is_image_here,

@@ -62,6 +62,47 @@ def test_docker_without_an_image_in_the_inventory_says_how_it_gets_there(slice_o
     )
 
 
+@pytest.mark.parametrize(
+    ("before", "asked", "access"),
+    [
+        (None, None, "devices"),
+        (None, "privileged", "privileged"),
+        ({"container_access": "privileged"}, None, "privileged"),
+        ({"container_access": "privileged"}, "devices", "devices"),
+        ({}, None, "devices"),
+    ],
+)
+def test_a_container_has_the_devices_alone_unless_more_is_asked_for_now_or_was_when_the_run_began(
+    slice_of_two: Target, before: dict[str, Any] | None, asked: str | None, access: str
+) -> None:
+    described = None if before is None else {"runtime": "docker", "image": OLD, **before}
+    found = container.choose(slice_of_two, "jax", None, unasked, described, asked)
+    assert found is not None and found.access == access
+
+
+@pytest.mark.parametrize(("runtime", "access"), [("bare", "privileged"), (None, "root")])
+def test_an_access_that_is_none_or_that_no_container_has_is_refused(
+    slice_of_two: Target, runtime: str | None, access: str
+) -> None:
+    with pytest.raises(RequestError, match=f'--container-access:? "?{access}'):
+        container.choose(slice_of_two, "jax", runtime, unasked, None, access)
+
+
+@pytest.mark.parametrize(
+    ("box", "platform", "is_hint"),
+    [
+        (Container(image=BUILT), "tpu", True),
+        (Container(image=BUILT, access="privileged"), "tpu", False),
+        (Container(image=BUILT), "cpu", False),
+        (None, "tpu", False),
+    ],
+)
+def test_only_where_a_container_may_keep_a_tpu_from_initialising_the_way_out_is_named(
+    box: Container | None, platform: str, is_hint: bool
+) -> None:
+    assert ("--container-access privileged" in (container.way_out(box, platform) or "")) == is_hint
+
+
 def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_built_here(
     here: Target,
 ) -> None:

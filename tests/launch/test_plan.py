@@ -188,6 +188,7 @@ def test_in_a_container_a_process_is_the_images_python_and_sees_code_cache_and_s
         "mounts": ["/share", "~/.cache/tpu-stack"],
         "read_only_mounts": ["~/.cache/tpu-stack/agent/bundles/" + "ab" * 32, "/text"],
         "shm_bytes": 8 * 2**30,
+        "access": "devices",
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from host.agent import container_command as command
-from host.agent.container_access import Node, access, nodes
+from host.agent.container_access import Node, access, nodes, privileged
 from host.agent.container_end import judged
 from host.agent.protocol import Failed, is_container, is_image
 
@@ -119,6 +119,13 @@ def test_a_device_is_opened_by_the_user_or_by_its_group_and_else_by_root(
 def test_only_the_platform_s_devices_are_given() -> None:
     assert "--device" not in access("cpu", [], 7, 7, []).arguments
     assert access("gpu", [], 7, 7, []).arguments[-2:] == ["--gpus", "all"]
+
+
+def test_a_privileged_container_is_the_host_s_root_without_a_single_restriction() -> None:
+    """Whatever is dropped, or a user that is not root, would be one more reason why a TPU does not initialise."""
+    found = privileged("tpu")
+    assert (found.arguments, found.as_root) == (["--user", "0:0", "--privileged"], True)
+    assert found.note and "root" in found.note
 
 
 def test_what_is_no_device_node_is_not_passed_on(tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ def test_a_job_ends_with_its_own_exit_code_and_nothing_is_left_of_it(boxed: Any)
 
 
 def test_a_job_is_the_agent_s_user_and_has_no_more_of_the_host_than_it_needs(boxed: Any) -> None:
-    boxed.start_and_hear("say(os.getuid()); say(os.getgid()); live()", cpus=[0], boxed={"shm_bytes": 1 << 27})
+    boxed.start_and_hear(
+        'say("%d %d" % (os.getuid(), os.getgid())); live()', cpus=[0], boxed={"shm_bytes": 1 << 27}
+    )
     assert boxed.log().split() == [str(os.getuid()), str(os.getgid())]
     given = boxed.of_container(".HostConfig")
     assert given["Privileged"] is False
@@ -47,6 +49,26 @@ def test_a_job_is_the_agent_s_user_and_has_no_more_of_the_host_than_it_needs(box
     assert given["Devices"] in (None, [])
     assert (given["ShmSize"], given["CpusetCpus"]) == (1 << 27, "0")
     assert given["LogConfig"]["Type"] == "none"
+
+
+def test_a_privileged_job_may_all_that_root_may_on_the_host_and_ends_as_any_other(
+    boxed: Any, until: Any
+) -> None:
+    if docker("run", "--rm", "--privileged", boxed.image, "echo", "ran", check=False) != "ran":
+        pytest.skip("Docker itself has not all capabilities on this machine")
+    shows = '[line.split()[1] for line in open("/proc/self/status") if line.startswith(("Uid", "CapEff"))]'
+    boxed.start_and_hear(SAVES.replace('"up"', f'" ".join({shows})'), boxed={"access": "privileged"})
+    until(lambda: boxed.log().count("\n") == 2)  # the agent's own word comes first
+    user, capabilities = boxed.log().splitlines()[-1].split()
+    bounds = next(line for line in Path("/proc/1/status").read_text().splitlines() if "CapBnd" in line)
+    assert (user, int(capabilities, 16)) == ("0", int(bounds.split()[1], 16))
+    assert boxed.log().startswith("tpu-stack: the container is privileged and runs as the host's root")
+    assert (boxed.of_container(".HostConfig.Privileged"), boxed.of_container(".HostConfig.CapDrop")) == (
+        True,
+        None,
+    )
+    assert boxed.stop()["code"] == 75
+    assert boxed.containers() == []
 
 
 def test_values_of_the_environment_are_in_no_command_line(boxed: Any, until: Any) -> None:
