@@ -16,7 +16,8 @@ from launch.bundle import Bundle
 from launch.errors import HostError, HostsError
 from launch.plan import Plan
 
-JOIN_LIMIT_S = 180.0
+JOIN_LIMIT_S = {"cpu": 180.0, "gpu": 180.0, "tpu": 600.0}
+"""By platform, from the start until all are in the group: the first start of a TPU's runtime takes minutes."""
 PULL_ATTEMPTS = 5
 PULL_LIMIT_S = 3600.0
 """Gigabytes on every host of a large slice, with the pauses between attempts."""
@@ -114,14 +115,17 @@ def start(plan: Plan, agents: Sequence[Agent]) -> None:
         all_or_error("the run could not be started everywhere, so it was stopped again:", answers)
 
 
-def join(plan: Plan, agents: Sequence[Agent], *, limit_s: float = JOIN_LIMIT_S) -> None:
+def join(plan: Plan, agents: Sequence[Agent], *, limit_s: float | None = None) -> None:
     """Wait until every process has entered the group. Whoever started them stops them where this raises.
+
+    limit_s: None is JOIN_LIMIT_S of the platform.
 
     Each host waits for its own process and answers once: watching them costs one journey, however long it takes.
 
     Raises:
         NotJoined: one failed, or the time ran out: the message says who is missing.
     """
+    limit_s = JOIN_LIMIT_S[plan.platform] if limit_s is None else limit_s
     requests = [{**plan.process(index), "limit_s": limit_s} for index in range(plan.processes)]
     answers = ask_all(agents, "join", requests, timeout_s=limit_s + AGENTS_LIMIT_S + 30)
     silent = [str(answer) for answer in answers if isinstance(answer, HostError)]

@@ -74,6 +74,32 @@ class Target:
         return found.peak_bf16_flops_per_s / found.devices
 
     @property
+    def part_of_tpu(self) -> str | None:
+        """Why these hosts cannot compute together, where they are not all that the TPU slice has.
+
+        A TPU's runtime waits for every host of its slice, and tells nobody: "Expected 4 worker addresses, got 1".
+        """
+        if self.platform != "tpu" or self.is_local:
+            return None
+        there, type_name = len(self.slice.hosts), self.slice.accelerator_type
+        try:
+            whole = accelerator(type_name).hosts * self.slice.count
+        except CatalogueError:
+            whole = there
+        if len(self.hosts) < there:
+            return (
+                f"--hosts: {len(self.hosts)} of the {there} hosts of {self.slice.name}, and the TPU's runtime waits "
+                "for all of them; leave --hosts out, or take a smaller slice (tpu-stack:slices). `fab run`, `put`, "
+                "`get` and `ssh` take a part"
+            )
+        if there < whole:
+            return (
+                f"the slice {self.slice.name} ({type_name}) has {whole} hosts, and the TPU's runtime waits for all of "
+                f"them; the inventory has {there}: `pulumi up --refresh` finds the others"
+            )
+        return None
+
+    @property
     def addresses(self) -> tuple[tuple[str, str, int], ...]:
         """Of each host its name, and where the others find its SSH server."""
         return tuple((host.name, *address_and_port(host.internal_address)) for host in self.hosts)

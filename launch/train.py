@@ -157,6 +157,8 @@ def _remove_if_empty(plan: Plan, target: Target) -> None:
 
 
 def _check(request: Request, job: jobs.Job, config: Any, target: Target) -> None:
+    if part := target.part_of_tpu:
+        raise RequestError(part)
     problems = job.problems(config, devices=target.devices)
     if not problems and target.is_local:
         problems = _data_problems(request, job, config, target)

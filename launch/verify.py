@@ -40,11 +40,13 @@ def verify(target: Target, framework: str, runtime: str | None, container_access
     runtime, container_access: as `launch.container.choose` takes them.
 
     Raises:
-        RequestError: there is no such framework here.
+        RequestError: there is no such framework here, or the hosts are a part of a TPU slice.
         HostsError: a host failed the preflight, and nothing was started; or a start, and all was stopped again.
     """
     if framework not in MODULES:
         raise RequestError(f"--framework {framework}: choose one of {', '.join(MODULES)}")
+    if part := target.part_of_tpu:
+        raise RequestError(part)
     console = terminal()
     box = container.choose(target, framework, runtime, container.built_here, access=container_access)
     plan = _plan(target, framework, box)

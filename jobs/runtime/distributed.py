@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 from jobs.runtime.environment import Platform, ProcessEnvironment
 from jobs.runtime.errors import RequestError
 
-JOIN_LIMIT_S = 300
+JOIN_LIMIT_S: dict[Platform, int] = {"cpu": 300, "gpu": 300, "tpu": 600}
 AGREE_LIMIT_S = FIRST_LIMIT_S = 24 * 3600
 """For the slowest host to prepare a large corpus, or the one that does it for all; a host that dies is noticed."""
 SAY_PERIOD_S = 60
@@ -53,7 +53,7 @@ def start(environment: ProcessEnvironment) -> None:
         coordinator_address=environment.coordinator,
         num_processes=environment.num_processes,
         process_id=environment.process_id,
-        initialization_timeout=JOIN_LIMIT_S,
+        initialization_timeout=JOIN_LIMIT_S[environment.platform],
         heartbeat_timeout_seconds=(
             PEER_SILENCE_LIMIT_S if environment.control_dir is None else SUPERVISED_PEER_SILENCE_LIMIT_S
         ),

@@ -11,14 +11,15 @@ from launch.errors import HostError
 from launch.printable import printable
 from launch.transport import Stream
 
-State = Literal["doing", "ok", "changed", "skipped", "failed"]
+State = Literal["doing", "ok", "changed", "skipped", "warned", "failed"]
 STATES: tuple[State, ...] = get_args(State)
 LONGEST_LINE = 64 * 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One step of one host. `doing`: it is under way, and the message says with what."""
+    """One step of one host. `doing`: it is under way, and the message says with what.
+    `warned`: it failed, and no run needs it."""
 
     step: str
     state: State

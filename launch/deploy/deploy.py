@@ -12,7 +12,7 @@ from launch.deploy.deployment import Deployment
 from launch.deploy.locks import Locks
 from launch.deploy.python_environment import Lock
 from launch.deploy.reach import reach
-from launch.deploy.steps import Step, certificates, comforts, first_boot, folders, share
+from launch.deploy.steps import Step, certificates, comforts, first_boot, folders, huge_pages, share
 from launch.display import say, terminal
 from launch.errors import HostError
 from launch.jobs import CHECKOUT
@@ -62,6 +62,7 @@ def steps(
         certificates(),
         *((share(target.mount, target.inventory.storage.nfs_source),) if target.mount is not None else ()),
         folders(places, needs),
+        *((huge_pages(),) if target.platform == "tpu" else ()),
         *((docker_engine.step(),) if contained else ()),
         *docker_login.steps(docker_login.registries(target.inventory.images.values())),
         *(() if contained else (_python(target, modules, lock),)),
@@ -91,7 +92,7 @@ def _carry_out(
         name = target.hosts[index].name
 
         def show(answer: Answer) -> None:
-            if answer.state in ("doing", "changed", "failed"):
+            if answer.state in ("doing", "changed", "warned", "failed"):
                 with lock:
                     tell(f"[{name}] {answer.step}: {answer.message}")
 

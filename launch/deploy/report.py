@@ -9,7 +9,7 @@ from rich.table import Table
 from launch.deploy.answers import Answer, Outcome
 
 NOTHING = "nothing to do"
-MARKS = {"changed": "changed", "failed": "FAILED"}
+MARKS = {"changed": "changed", "warned": "warning", "failed": "FAILED"}
 Row = tuple[str, str, str]
 
 

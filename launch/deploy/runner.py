@@ -1,7 +1,7 @@
 """Runs on a host: carries out the steps of a deployment, one after the other, and says of each how it went.
 
 `python3 -S -E -c TEXT STEPS`: TEXT is this file, STEPS the JSON of `launch.deploy.steps`. An answer is a line of JSON:
-step, state (doing, ok, changed, skipped, failed), message, remedy, took_s. Exit status 1 where a step failed.
+step, state (doing, ok, changed, skipped, warned, failed), message, remedy, took_s. Exit status 1 where a step failed.
 Python 3.8 or later on Linux, the standard library alone.
 """
 
@@ -107,6 +107,8 @@ class Steps:
     def carry_out(self, step: dict[str, Any]) -> None:
         began_s = time.monotonic()
         state, message, remedy = self.outcome(step)
+        if state == "failed" and not step["needed"]:
+            state = "warned"
         if state == "failed":
             self.failed.add(step["name"])
         self.tell(step, state, message, remedy, time.monotonic() - began_s)

@@ -14,6 +14,8 @@ SHARE_LIMIT_S = 240.0
 COMFORTS = ("zsh", "byobu", "mosh")
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 SHARE_UNIT = "tpu-stack-share.service"
+HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
+HUGE_PAGES_AT_BOOT = "/etc/tmpfiles.d/tpu-stack-huge-pages.conf"
 STARTUP_UNIT = "google-startup-scripts.service"
 
 
@@ -23,7 +25,7 @@ class Step:
 
     when: whether the step applies to this host at all (none: it does). check: whether it is in order. change: makes it
     so, within `limit_s`; none: it is waited for that long. root: whether `change` needs root. needs: steps without
-    which this one is not tried.
+    which this one is not tried. needed: whether runs need it; where they do not, it failing is a warning.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Step:
     look_limit_s: float = LOOK_LIMIT_S
     root: bool = False
     needs: tuple[str, ...] = ()
+    needed: bool = True
     remedy: str = ""
 
 
@@ -109,6 +112,30 @@ def certificates() -> Step:
         limit_s=PACKAGES_LIMIT_S,
         root=True,
         remedy="see that the host reaches its package mirror (Cloud NAT, Private Google Access)",
+    )
+
+
+def huge_pages(setting: str = HUGE_PAGES, at_boot: str = HUGE_PAGES_AT_BOOT) -> Step:
+    """Transparent huge pages for all memory, now and after each boot.
+
+    Without them libtpu starts and stops slowly from v5e on, as JAX itself warns (jax/_src/cloud_tpu_init.py). systemd
+    writes at boot what a file in /etc/tmpfiles.d says.
+    """
+    return Step(
+        name="huge pages",
+        when=f"[ -e {setting} ] || {{ echo 'this kernel has no transparent huge pages'; exit 1; }}",
+        check=f"""
+grep -qF '[always]' {setting} || {{ echo "transparent huge pages are at: $(cat {setting})"; exit 1; }}
+echo "transparent huge pages are on"
+""",
+        change=f"""
+mkdir -p "$(dirname {at_boot})" && echo 'w {setting} - - - - always' >{at_boot}
+echo always >{setting}
+""",
+        limit_s=30.0,
+        root=True,
+        needed=False,
+        remedy="without them a TPU starts and stops slowly, no more; an administrator can write `always` to that file",
     )
 
 

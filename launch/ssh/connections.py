@@ -151,9 +151,10 @@ class Ssh:
                 await asyncio.gather(*others, return_exceptions=True)
                 for connection in open_now:
                     await connection.wait_closed()
-        for task in self._shared.values():
-            if task.done() and not task.cancelled() and isinstance(task.result(), Identities):
-                await task.result().close()
+        good = [task for task in self._shared.values() if task.done() and not _is_over_badly(task)]
+        for found in (task.result() for task in good):
+            if isinstance(found, Identities):
+                await found.close()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -173,3 +174,7 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 def _is_over(task: asyncio.Task[asyncssh.SSHClientConnection]) -> bool:
     """Whether it failed, or the connection that it opened is closed."""
     return task.done() and (task.cancelled() or task.exception() is not None or task.result().is_closed())
+
+
+def _is_over_badly(task: asyncio.Task[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None

@@ -179,6 +179,19 @@ def test_a_process_that_fails_or_ends_before_all_have_joined_is_a_failure(
         join(make_agent, joined("joined"), joined("starting"), answer)
 
 
+def test_a_tpu_has_ten_minutes_to_join_and_a_cpu_three(make_agent: MakeAgent) -> None:
+    for platform, limit_s in (("tpu", 600), ("cpu", 180)):
+        plan = dataclasses.replace(PLAN, platform=platform, cpus=(None,))
+        asked: list[float] = []
+
+        def give(verb: str, request: dict[str, Any], asked: list[float] = asked) -> Any:
+            asked.append(request["limit_s"])
+            return joined("joined")
+
+        rollout.join(plan, [make_agent(give)])
+        assert asked == [limit_s]
+
+
 def test_who_does_not_join_in_time_is_named(make_agent: MakeAgent) -> None:
     with pytest.raises(NotJoined, match="^w-1, w-2 did not join within 9 s$"):
         join(make_agent, joined("joined"), joined("starting"), joined("starting"))

@@ -11,11 +11,12 @@ import pytest
 from infra.inventory import Host, Inventory, Slice, Storage, to_json
 from jobs.runtime.errors import RequestError
 from jobs.runtime.files import BucketFiles
-from launch import remote, targets
+from launch import remote, targets, train, verify
 from launch.errors import HostError
 from launch.host_files import HostFiles
 from launch.target import Target
 from launch.targets import Given, Wanted
+from launch.train import Request
 
 HOSTS = tuple(
     Host(
@@ -69,6 +70,34 @@ def test_a_stacks_hosts_are_a_tpus_with_their_runs_on_the_share() -> None:
     )
     assert isinstance(found.files, HostFiles)
     assert found.pulumi_stack == "dev"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "listed", "platform", "why"),
+    [
+        (None, 4, "tpu", None),
+        ("0-3", 4, "tpu", None),
+        ("1-3", 4, "tpu", "--hosts: 3 of the 4 hosts of main"),
+        ("1-3", 4, "cpu", None),
+        (None, 3, "tpu", "the slice main (v5litepod-16) has 4 hosts"),
+    ],
+)
+def test_a_part_of_a_tpu_slice_cannot_compute_and_a_part_of_other_hosts_can(
+    hosts: str | None, listed: int, platform: str, why: str | None
+) -> None:
+    slices = (dataclasses.replace(MAIN, hosts=HOSTS[:listed]),)
+    found = target(dataclasses.replace(STACK, slices=slices), hosts=hosts, platform=platform).part_of_tpu
+    assert (found or "").startswith(why) if why else found is None
+
+
+@pytest.mark.parametrize("compute", ["train", "verify"])
+def test_training_and_verifying_on_a_part_of_a_tpu_slice_is_refused_before_a_host_is_asked(
+    compute: str,
+) -> None:
+    part = target(hosts="0")
+    request = Request(job="jax_hello", arguments=(), name=None, resume=None)
+    with pytest.raises(RequestError, match="1 of the 4 hosts of main"):
+        train.launch(request, part, print) if compute == "train" else verify.verify(part, "jax", None)
 
 
 def test_runs_go_to_the_bucket_where_there_is_no_share_and_to_where_they_are_asked_to_go() -> None:

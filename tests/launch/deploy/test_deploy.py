@@ -33,12 +33,17 @@ def names(target: Target, **options: Any) -> list[str]:
 
 def test_each_target_gets_the_steps_that_it_needs(agents: list[Agent]) -> None:
     target = make_target(agents)
-    always = ["first boot", "certificates", "share", "folders", "docker helper", "docker log-in", "python"]
+    before, after = (
+        ["first boot", "certificates", "share", "folders"],
+        ["docker helper", "docker log-in", "python"],
+    )
+    always = [*before, "huge pages", *after]
     assert names(target) == always
+    assert names(dataclasses.replace(target, platform="cpu")) == [*before, *after]
     assert names(target, with_comforts=True) == [*always, "comforts"]
     bare = dataclasses.replace(target.inventory, storage=NONE, images={})
     in_bucket = dataclasses.replace(target, inventory=bare, runs_url="gs://b/runs")
-    assert names(in_bucket) == ["first boot", "certificates", "folders", "python"]
+    assert names(in_bucket) == ["first boot", "certificates", "folders", "huge pages", "python"]
 
 
 def test_hosts_whose_runs_are_in_containers_get_docker_and_no_python(agents: list[Agent]) -> None:
@@ -48,6 +53,7 @@ def test_hosts_whose_runs_are_in_containers_get_docker_and_no_python(agents: lis
         "certificates",
         "share",
         "folders",
+        "huge pages",
         "docker",
         "docker helper",
         "docker log-in",

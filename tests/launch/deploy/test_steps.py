@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import json
 import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launch.deploy import steps
+from launch.deploy import answers, steps
 from launch.deploy.steps import Step
 
 CarryOut = Callable[..., list[dict[str, Any]]]
@@ -36,6 +37,33 @@ def test_a_folder_that_cannot_be_made_or_written_is_named(carry_out: CarryOut, t
     (tmp_path / "file").write_text("")
     state, message = result(carry_out([steps.folders([str(tmp_path / "file" / "folder")])]))
     assert state == "failed" and "Not a directory" in message
+
+
+def test_huge_pages_are_turned_on_now_and_for_every_boot_and_that_once(
+    carry_out: CarryOut, tmp_path: Path
+) -> None:
+    setting, at_boot = tmp_path / "enabled", tmp_path / "tmpfiles.d" / "tpu-stack.conf"
+    step = dataclasses.replace(steps.huge_pages(str(setting), str(at_boot)), root=False)
+    assert result(carry_out([step])) == ("skipped", "this kernel has no transparent huge pages")
+    setting.write_text("always [madvise] never\n")
+    # The kernel shows what is chosen in brackets; a file keeps what was written.
+    kernel = dataclasses.replace(
+        step, change=f"{step.change}\nsed -i 's/.*/[always] madvise never/' {setting}"
+    )
+    assert result(carry_out([kernel])) == ("changed", "transparent huge pages are on")
+    assert at_boot.read_text() == f"w {setting} - - - - always\n"
+    assert result(carry_out([step])) == ("ok", "transparent huge pages are on")
+
+
+def test_huge_pages_that_nobody_may_turn_on_are_a_warning_and_the_host_is_ready(
+    carry_out: CarryOut, tmp_path: Path
+) -> None:
+    (tmp_path / "enabled").write_text("always [madvise] never\n")
+    step = dataclasses.replace(steps.huge_pages(str(tmp_path / "enabled"), "/proc/no"), root=False)
+    (answer,) = carry_out([step])
+    assert answer["state"] == "warned" and "starts and stops slowly" in answer["remedy"]
+    parsed = answers.parse(json.dumps(answer).encode())
+    assert parsed is not None and not answers.Outcome(host="w-0", answers=(parsed,)).failed
 
 
 def test_a_full_disk_shows_in_the_folders(carry_out: CarryOut) -> None:
