@@ -7,16 +7,17 @@ Cloud TPU API's own lists of accelerator types and runtime versions are the trut
 from __future__ import annotations
 
 import dataclasses
-import re
 
 from infra.catalogue import prices, topology
 from infra.catalogue.generations import GENERATIONS, OFFERED, Generation
+from infra.catalogue.zones import ZONE
 from infra.inventory import Capacity
 
 __all__ = [
     "ACCELERATORS",
     "GENERATIONS",
     "PRICES_READ_IN",
+    "ZONE",
     "Accelerator",
     "CatalogueError",
     "Generation",
@@ -30,8 +31,6 @@ __all__ = [
 ]
 
 PRICES_READ_IN = prices.READ_IN
-
-ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z0-9]+")
 
 
 class CatalogueError(ValueError):

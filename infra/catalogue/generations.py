@@ -11,6 +11,7 @@ single tenants get are left out. Which v4 and v5p sizes there are: the same cata
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Literal
 
 from infra.catalogue import topology
@@ -84,6 +85,7 @@ _V6E_ZONES = (
     "us-east1-d",
     "us-east5-a",
     "us-east5-b",
+    "us-south1-ai1b",
     "europe-west4-a",
     "asia-northeast1-b",
     "asia-south1-b",
@@ -203,3 +205,17 @@ GENERATIONS = (V2, V3, V4, V5E, V5P, V6E, TPU7X)
 
 OFFERED = tuple(which for which in GENERATIONS if which.offered)
 """Those that the Cloud TPU API makes."""
+
+RUNTIME_VERSIONS = (
+    *dict.fromkeys(which.runtime_version for which in OFFERED if which.runtime_version),
+    *("tpu-vm-base", "tpu-vm-v4-base", "v2-alpha-tpuv4", "v2-alpha-tpuv4-pod"),
+)
+"""Those with a name of their own, Google's of today first."""
+_FRAMEWORK_RUNTIME = re.compile(
+    r"tpu-vm-(?:v4-)?(?:tf|pt)-[0-9]+\.[0-9]+(?:\.[0-9]+)?(?:-pod)?(?:-(?:pjrt|se))?"
+)
+
+
+def is_runtime_version(name: str) -> bool:
+    """Whether it is one of the above, or named as those for TensorFlow and PyTorch are: tpu-vm-tf-2.18.0-pod-pjrt."""
+    return name in RUNTIME_VERSIONS or _FRAMEWORK_RUNTIME.fullmatch(name) is not None

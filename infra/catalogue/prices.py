@@ -84,6 +84,12 @@ PRICES: dict[str, dict[str, Price]] = {
 """Generation → region → price."""
 
 
+def lowest_usd_per_chip_hour(generation: str, capacity: Capacity) -> float | None:
+    """The least that a chip of a generation costs in any region; None where no price is known."""
+    found = [price.usd_per_chip_hour(capacity) for price in PRICES.get(generation, {}).values()]
+    return min((usd for usd in found if usd is not None), default=None)
+
+
 def list_price(generation: str, region: str, *, hosts: int) -> Price | None:
     """The price of a chip in a slice of so many hosts; None where none is known."""
     table = ONE_HOST.get(generation, PRICES.get(generation, {})) if hosts == 1 else PRICES.get(generation, {})

@@ -10,16 +10,15 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from infra import naming
+from infra import catalogue, naming
 from infra.cloud_tpu.wanted import is_unknown
 
 Props = Mapping[str, Any]
 Mistake = tuple[str, str]  # the property's name and what is wrong with it
 
-ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z]")
 GENERATIONS = ("V2", "V3", "V4", "V5LITE_POD", "V5P", "V6E")  # AcceleratorConfig.type of tpu.v2
 TOPOLOGY = re.compile(r"[1-9]\d*x[1-9]\d*(x[1-9]\d*)?")
-RESERVATION = re.compile(r"projects/[^/]+/locations/[^/]+/reservations/[^/]+")
+RESERVATION = re.compile(r"(projects|folders|organizations)/[^/]+/locations/[^/]+/reservations/[^/]+")
 DISK = re.compile(r"projects/[^/]+/(zones|regions)/[^/]+/disks/[^/]+")
 CAPACITIES = ("on-demand", "spot", "reserved")
 MODES = ("read-write", "read-only")
@@ -93,7 +92,7 @@ def _rules(given: Props, unknown: set[str]) -> list[Mistake]:
     longest = naming.LONGEST - (len(f"-{nodes - 1}") if nodes > 1 else 0)
     own_id = str(given.get("queued_resource_id", ""))
     require("project", bool(given.get("project")), "must not be empty")
-    require("zone", matches("zone", ZONE), "is no zone; such as us-central1-a")
+    require("zone", matches("zone", catalogue.ZONE), "is no zone; such as us-central1-a")
     require(
         "queued_resource_id",
         matches("queued_resource_id", naming.NAME) and len(own_id) <= longest,

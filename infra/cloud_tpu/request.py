@@ -123,7 +123,6 @@ def differences(wanted: Wanted, found: Json, *, waiting: bool) -> tuple[str, ...
     pairs: list[tuple[str, object, object]] = [
         ("runtime_version", wanted.runtime_version, node.get("runtimeVersion")),
         ("capacity", wanted.capacity, _capacity(found)),
-        ("reservation_name", _last(wanted.reservation_name), _last(found.get("reservationName"))),
         ("node_count", wanted.node_count, spec.get("multisliceParams", {}).get("nodeCount", 1)),
         (
             "guaranteed_s",
@@ -137,6 +136,10 @@ def differences(wanted: Wanted, found: Json, *, waiting: bool) -> tuple[str, ...
             node.get("bootDiskConfig", {}).get("customerEncryptionKey", {}).get("kmsKeyName", ""),
         ),
     ]
+    if _last(wanted.reservation_name) != "-":  # any reservation: Google may name the one that it took
+        pairs.append(
+            ("reservation_name", _last(wanted.reservation_name), _last(found.get("reservationName")))
+        )
     if wanted.accelerator_type and "acceleratorType" in node:
         pairs.append(("accelerator_type", wanted.accelerator_type, node["acceleratorType"]))
     if wanted.accelerator_generation and hardware:

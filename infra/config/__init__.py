@@ -37,7 +37,8 @@ class SliceConfig:
     valid_until_s: the queue gives up when the request has waited so long; None: never.
     guaranteed_s: asks for capacity that is there for at least so long; None: no such demand.
     wait_s: how long one `pulumi up` waits for the slice; a request still queued then stays so, and the next waits on.
-    reservation: full name, projects/P/locations/Z/reservations/R; there exactly when capacity is reserved.
+    reservation: full name, projects/P/locations/Z/reservations/R (or folders/…, organizations/…; R may be "-", any);
+    there exactly when capacity is reserved.
     """
 
     name: str

@@ -67,7 +67,7 @@ def _disk(
     wrong = f"is no type of disk that a {generation or 'TPU'} VM takes"
     disk_type = section.choice("type", types[0], types, wrong=wrong)
     size_gib = section.integer("size-gib", None, least=LEAST_GIB[disk_type], most=MOST_GIB)
-    source = places.full_name(section, "source", "zones", project=project, zone=zone)
+    source = places.disk(section, project=project, zone=zone)
     made, exists = section.has("size-gib"), section.has("source")
     mode = section.choice("mode", "read-only" if exists else "read-write", MODES)
     if made and exists:

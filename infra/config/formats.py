@@ -10,8 +10,10 @@ stack names the Pulumi command line's own rule.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from infra import catalogue, naming
+from infra.catalogue import generations, zones
 from infra.config.shown import Rule
 
 PROJECT = re.compile(r"(?:[a-z0-9][-.a-z0-9]*:)?[a-z][-a-z0-9]{4,28}[a-z0-9]")
@@ -28,6 +30,7 @@ FEDERATED = re.compile(r"principal(?:Set)?://[a-z]+\.googleapis\.com/[^\s]+")
 REFERENCE = re.compile(r"[-.a-z0-9]+(?::[0-9]+)?(?:/[-._a-z0-9]+)+@sha256:[0-9a-f]{64}")
 MACHINE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(?:-[a-z0-9]+)*")
 RUNTIME = re.compile(r"[a-z0-9](?:[-._a-z0-9]*[a-z0-9])?")
+UNLISTED = "tpu-stack:allow-unlisted"
 ARM_FAMILIES = ("a4x", "c4a", "n4a", "t2a")
 MULTI_REGIONS = ("asia", "asia1", "eu", "eur4", "eur5", "eur7", "eur8", "europe", "nam4", "us")
 
@@ -46,24 +49,57 @@ def stack(text: str) -> str | None:
     return "is no name for a stack; write letters, digits, hyphens, underscores and dots"
 
 
-def zone(text: str) -> str | None:
-    if catalogue.ZONE.fullmatch(text):
-        return None
-    if REGION.fullmatch(text):
-        return f"is a region; write one of its zones, such as {text}-b"
-    return "is not a zone; write it as us-central1-b"
+def zone(*, unlisted: bool) -> Rule:
+    """unlisted: take one that is not known here too."""
+
+    def rule(text: str) -> str | None:
+        if catalogue.ZONE.fullmatch(text):
+            return None if unlisted or text in zones.ZONES else _unknown_zone(text)
+        if REGION.fullmatch(text):
+            own = zones.of_region(text)
+            return f"is a region; write one of its zones, {', '.join(own) or f'such as {text}-b'}"
+        return "is not a zone; write it as us-central1-b"
+
+    return rule
 
 
-def region(text: str) -> str | None:
-    if REGION.fullmatch(text):
-        return None
-    if text.lower() in MULTI_REGIONS:
+def _unknown_zone(text: str) -> str:
+    region_name = catalogue.region_of(text)
+    own = zones.of_region(region_name)
+    if own:
         return (
-            "is a multi-region, which a TPU does not read free of charge; write a region such as us-central1"
+            f"is not a zone of {region_name} that is known; choose one of {', '.join(own)}{_newer(', or if')}"
         )
-    if catalogue.ZONE.fullmatch(text):
-        return f"is a zone; write its region, {catalogue.region_of(text)}"
-    return "is not a region; write it as us-central1"
+    return f"is not a zone that is known{_meant(text, zones.ZONES)}"
+
+
+def region(*, unlisted: bool) -> Rule:
+    """unlisted: take one that is not known here too."""
+
+    def rule(text: str) -> str | None:
+        if text.lower() in MULTI_REGIONS:
+            return (
+                "is a multi-region, which a TPU does not read free of charge; "
+                "write a region such as us-central1"
+            )
+        if REGION.fullmatch(text):
+            known = unlisted or text in zones.REGIONS
+            return None if known else f"is not a region that is known{_meant(text, zones.REGIONS)}"
+        if catalogue.ZONE.fullmatch(text):
+            return f"is a zone; write its region, {catalogue.region_of(text)}"
+        return "is not a region; write it as us-central1"
+
+    return rule
+
+
+def _meant(text: str, names: Collection[str]) -> str:
+    """What may have been meant, and the way round for what is right all the same."""
+    near = zones.nearest(text, names)
+    return f"; did you mean {near}?{_newer(' If')}" if near else _newer("; if")
+
+
+def _newer(begins: str) -> str:
+    return f"{begins} it is newer than this list, set {UNLISTED}: true"
 
 
 def name(*, longest: int) -> Rule:
@@ -160,26 +196,50 @@ def reference(text: str) -> str | None:
     return "is no image by digest; write HOST/PATH@sha256: and 64 hexadecimal digits"
 
 
-def image_stack(text: str) -> str | None:
-    if re.fullmatch(r"[a-z][-_a-z0-9]{0,30}", text):
+FRAMEWORKS = ("jax", "tensorflow", "pytorch", "pytorch_xla")
+"""The folders of `images/`: what an image can be of, and a run asks the inventory for."""
+
+
+def framework(text: str) -> str | None:
+    if text in FRAMEWORKS:
         return None
-    return "is no name of an image's stack; write lower-case letters, digits, hyphens and underscores"
+    near = zones.nearest(text, FRAMEWORKS)
+    return (
+        f"is not a framework; {f'did you mean {near}?' if near else f'choose one of {", ".join(FRAMEWORKS)}'}"
+    )
 
 
-FAMILIES = ("e2", "n1", "n2", "n2d", "t2d")
-"""x86 with Persistent Disk: https://cloud.google.com/compute/docs/machine-resource; newer ones take Hyperdisk alone."""
+def machine_type(*, unlisted: bool) -> Rule:
+    """unlisted: take one that is not known here too."""
+
+    def rule(text: str) -> str | None:
+        if MACHINE.fullmatch(text) is None:
+            return "is not a machine type; write one such as e2-small"
+        family = zones.family_of(text)
+        if family in ARM_FAMILIES:
+            return "is an Arm machine, the gateway's image is for x86; write one such as e2-small"
+        if family not in zones.FAMILIES:
+            known = ", ".join(zones.FAMILIES)
+            return f"is not of a family that takes the gateway's pd-balanced disks; write one of {known}"
+        if unlisted or zones.is_machine_type(text):
+            return None
+        kind = text.rpartition("-")[0] + "-"
+        sizes = [each[len(kind) :] for each in zones.MACHINE_TYPES if each.startswith(kind)]
+        if sizes and sizes[0].isdigit():
+            return f"is not a size that is known; those of {kind}N are {', '.join(sizes)}{_newer('; if')}"
+        return f"is not a machine type that is known{_meant(text, zones.MACHINE_TYPES)}"
+
+    return rule
 
 
-def machine_type(text: str) -> str | None:
-    if MACHINE.fullmatch(text) is None:
-        return "is not a machine type; write one such as e2-small"
-    family = text.partition("-")[0]
-    if family in ARM_FAMILIES:
-        return "is an Arm machine, the gateway's image is for x86; write one such as e2-small"
-    if family not in FAMILIES:
-        return f"is not of a family that takes the gateway's pd-balanced disks; write one of {', '.join(FAMILIES)}"
-    return None
+def runtime_version(*, unlisted: bool) -> Rule:
+    """unlisted: take one that is not known here too."""
 
+    def rule(text: str) -> str | None:
+        if RUNTIME.fullmatch(text) is None:
+            return "is not a runtime version; write one such as v2-alpha-tpuv6e"
+        if unlisted or generations.is_runtime_version(text):
+            return None
+        return f"is not a runtime version that is known{_meant(text, generations.RUNTIME_VERSIONS)}"
 
-def runtime_version(text: str) -> str | None:
-    return None if RUNTIME.fullmatch(text) else "is not a runtime version; write one such as v2-alpha-tpuv6e"
+    return rule

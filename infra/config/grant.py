@@ -14,8 +14,9 @@ CAPACITIES: tuple[Capacity, ...] = tuple(each for each in typing.get_args(Capaci
 MOST_CHIPS = 1_000_000
 
 
-def read(root: Section) -> tuple[GrantLine, ...]:
-    return tuple(_line(section) for section in root.sections("grant"))
+def read(root: Section, *, unlisted: bool) -> tuple[GrantLine, ...]:
+    """unlisted: take zones that are not known here too."""
+    return tuple(_line(section, unlisted) for section in root.sections("grant"))
 
 
 def read_alone(value: object) -> tuple[GrantLine, ...]:
@@ -26,16 +27,19 @@ def read_alone(value: object) -> tuple[GrantLine, ...]:
     """
     problems: list[str] = []
     root = Section({"grant": value}, prefix="tpu-stack:", problems=problems)
-    lines = read(root)
+    lines = read(root, unlisted=True)
     if problems:
         raise ConfigError(tuple(problems))
     return lines
 
 
-def _line(section: Section) -> GrantLine:
+def _line(section: Section, unlisted: bool) -> GrantLine:
     generation = _generation(section)
     zone = section.text(
-        "zone", "", rule=formats.zone, missing="a grant is for one zone; write it as the grant does"
+        "zone",
+        "",
+        rule=formats.zone(unlisted=unlisted),
+        missing="a grant is for one zone; write it as the grant does",
     )
     chips = section.integer("chips", 0, least=1, most=MOST_CHIPS, missing="write how many the grant lists")
     capacity = section.choice(

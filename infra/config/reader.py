@@ -5,11 +5,16 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import re
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import pulumi
 import pulumi.runtime
 
+from infra.catalogue import zones
 from infra.config import Allowances, Config, ConfigError, formats
 from infra.config import grant as config_grant
 from infra.config import images as config_images
@@ -18,11 +23,14 @@ from infra.config import slices as config_slices
 from infra.config import storage as config_storage
 from infra.config.fields import Section
 from infra.config.places import Home
-from infra.config.shown import shown
+from infra.config.shown import key_shown, shown
 
 NAMESPACE = "tpu-stack"
 PROJECT_KEY = "gcp:project"
 PLACES_OF_THE_PROVIDER = ("gcp:zone", "gcp:region")
+PROVIDER = "gcp:"
+UNNAMED = ("version", "pluginDownloadURL")
+"""What the engine reads of any provider."""
 
 
 def from_pulumi() -> Config:
@@ -36,13 +44,13 @@ def from_pulumi() -> Config:
     prefix = f"{NAMESPACE}:"
     values = {key.removeprefix(prefix): everything[key] for key in everything if key.startswith(prefix)}
     secrets = [key for key in values if pulumi.runtime.is_config_secret(prefix + key)]
-    ignored = [key for key in PLACES_OF_THE_PROVIDER if key in everything]
+    provider_keys = [key for key in everything if key.startswith(PROVIDER)]
     return read(
         values,
         project=pulumi.Config("gcp").get("project"),
         stack=pulumi.get_stack(),
         secrets=secrets,
-        ignored=ignored,
+        provider_keys=provider_keys,
     )
 
 
@@ -52,12 +60,12 @@ def read(
     project: str | None,
     stack: str,
     secrets: Collection[str] = (),
-    ignored: Collection[str] = (),
+    provider_keys: Collection[str] = (),
 ) -> Config:
     """values: this project's keys without the namespace, as YAML has them or as the texts that Pulumi makes of them.
 
     secrets: the keys that are kept as secrets, which none of them is; their values are neither read nor shown.
-    ignored: keys of the provider that the user set, taking them for ours.
+    provider_keys: those below gcp: that are set, with the namespace.
 
     Raises:
         ConfigError: with every mistake in it.
@@ -70,19 +78,22 @@ def read(
     root = Section(
         open_values, prefix=f"{NAMESPACE}:", problems=problems, as_text=True, hidden=frozenset(secrets)
     )
+    problems += _unknown_keys_of_the_provider(provider_keys)
     project = _project(project, problems)
     if (wrong := formats.stack(stack)) is not None:
         problems.append(f"stack: {shown(stack)} {wrong}; `pulumi stack rename NAME` changes it")
-    home = _home(root, project, ignored)
+    unlisted = root.flag("allow-unlisted", default=False)
+    ignored = [key for key in PLACES_OF_THE_PROVIDER if key in provider_keys]
+    home = _home(root, project, ignored, unlisted)
     slices = config_slices.read(root, home)
     first_zone = next((each.zone for each in slices if each.zone), home.zone)
-    bucket, nfs = config_storage.read(root, project=project, stack=stack, zone=first_zone)
+    bucket, nfs = config_storage.read(root, project=project, stack=stack, zone=first_zone, unlisted=unlisted)
     network = config_network.read(root)
     access = config_network.read_access(root)
-    images = config_images.read(root, stack=stack, zone=first_zone)
-    grant = config_grant.read(root)
+    images = config_images.read(root, stack=stack, zone=first_zone, unlisted=unlisted)
+    grant = config_grant.read(root, unlisted=unlisted)
     allow = Allowances(
-        unlisted=root.flag("allow-unlisted", default=False),
+        unlisted=unlisted,
         billable=root.flag("allow-billable", default=False),
         cross_region=root.flag("allow-cross-region", default=False),
     )
@@ -117,11 +128,38 @@ def _project(project: str | None, problems: list[str]) -> str | None:
     )
 
 
-def _home(root: Section, project: str | None, ignored: Collection[str]) -> Home:
-    zone = root.text("zone", None, rule=formats.zone)
-    region = root.text("region", None, rule=formats.region)
+def _home(root: Section, project: str | None, ignored: Collection[str], unlisted: bool) -> Home:
+    zone = root.text("zone", None, rule=formats.zone(unlisted=unlisted))
+    region = root.text("region", None, rule=formats.region(unlisted=unlisted))
     if root.has("zone") and root.has("region"):
         root.say("region", "stands beside tpu-stack:zone; write one of the two")
     verb = "is" if len(ignored) == 1 else "are"
     said = f" ({' and '.join(ignored)} {verb} the provider's own and not read for this)" if ignored else ""
-    return Home(project=project, zone=zone, region=region, fine=root.fine("zone", "region"), ignored=said)
+    return Home(
+        project=project,
+        zone=zone,
+        region=region,
+        fine=root.fine("zone", "region"),
+        ignored=said,
+        unlisted=unlisted,
+    )
+
+
+def _unknown_keys_of_the_provider(keys: Collection[str]) -> list[str]:
+    """The provider itself takes them without a word."""
+    known = _keys_of_the_provider()
+    return [
+        f"{PROVIDER}{key_shown(name)}: unknown key of Pulumi's gcp provider; "
+        + (f"did you mean {PROVIDER}{near}?" if (near := zones.nearest(name, known)) else "remove it")
+        for name in sorted(key.removeprefix(PROVIDER) for key in keys)
+        if name not in known
+    ]
+
+
+@functools.cache
+def _keys_of_the_provider() -> frozenset[str]:
+    """Read from the SDK's own list, as text: to import it takes a second."""
+    package = importlib.util.find_spec("pulumi_gcp")
+    assert package is not None and package.submodule_search_locations is not None
+    text = Path(package.submodule_search_locations[0], "config", "vars.py").read_text(encoding="utf-8")
+    return frozenset({*re.findall(r"__config__\.get\w*\(.(\w+).\)", text), *UNNAMED})

@@ -60,8 +60,8 @@ def _slice(section: Section, home: Home) -> SliceConfig:
     guaranteed_s = section.duration("guaranteed-for", None, least_s=LEAST_S, most_s=MOST_S)
     wait_s = section.duration("wait", None, least_s=LEAST_S, most_s=MOST_S)
     reservation = _reservation(section, capacity, home.project, zone)
-    kms_key = _boot_disk_kms_key(section, provisioning)
-    runtime_version = _runtime_version(section, accelerator)
+    kms_key = _boot_disk_kms_key(section, provisioning, zone)
+    runtime_version = _runtime_version(section, accelerator, home)
     labels = _labels(section)
     data_disks = disks.read(section, accelerator, home.project, zone, count=count)
     if valid_until_s is not None and wait_s is not None and wait_s > valid_until_s:
@@ -129,18 +129,19 @@ def _accelerator(section: Section) -> Accelerator | None:
 
 
 def _reservation(section: Section, capacity: Capacity, project: str | None, zone: str | None) -> str | None:
-    reservation = places.full_name(section, "reservation", "locations", project=project, zone=zone)
+    reservation = places.reservation(section, project=project, zone=zone)
     if section.fine("capacity"):
         if capacity == "reserved" and not section.has("reservation"):
-            section.say("reservation", "missing; capacity reserved needs the name of the reservation")
+            section.say(
+                "reservation", "missing; capacity reserved needs a name, or - for any of the project's own"
+            )
         if capacity != "reserved" and section.has("reservation"):
             section.say("reservation", "is used with capacity reserved alone; write that, or remove it")
     return reservation
 
 
-def _runtime_version(section: Section, accelerator: Accelerator | None) -> str:
-    """Only a version that names another chip is refused: Google adds versions faster than a list could follow."""
-    text = section.text("runtime-version", None, rule=formats.runtime_version)
+def _runtime_version(section: Section, accelerator: Accelerator | None, home: Home) -> str:
+    text = section.text("runtime-version", None, rule=formats.runtime_version(unlisted=home.unlisted))
     if accelerator is None:
         return text or ""
     default = accelerator.generation.runtime_version or ""
@@ -157,11 +158,18 @@ def _runtime_version(section: Section, accelerator: Accelerator | None) -> str:
     return text or default
 
 
-def _boot_disk_kms_key(section: Section, provisioning: Provisioning) -> str | None:
+def _boot_disk_kms_key(section: Section, provisioning: Provisioning, zone: str | None) -> str | None:
+    """A key of a region is of use in that region alone; one of a multi-region, or global, is Google's to judge."""
     boot_disk = section.section("boot-disk")
     kms_key = boot_disk.text("kms-key", None, rule=formats.kms_key)
     if boot_disk.has("kms-key") and provisioning == "direct":
         boot_disk.say("kms-key", OF_THE_QUEUE)
+    elif kms_key is not None and zone is not None:
+        location, region = kms_key.split("/")[3], catalogue.region_of(zone)
+        if location != region and formats.REGION.fullmatch(location):
+            boot_disk.refuse(
+                "kms-key", f"is a key of {location}, the slice is in {region}; take one of {region} or global"
+            )
     if boot_disk.has("size-gib"):
         boot_disk.say(
             "size-gib",

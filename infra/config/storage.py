@@ -12,6 +12,7 @@ import re
 import typing
 
 from infra import catalogue, naming
+from infra.catalogue import zones
 from infra.config import BucketConfig, NfsConfig, NfsKind, formats
 from infra.config.fields import Section
 
@@ -19,12 +20,16 @@ KINDS: tuple[NfsKind | typing.Literal["none"], ...] = (*typing.get_args(NfsKind)
 DEFAULT_GIB: dict[NfsKind, int] = {"gateway": 200, "filestore": 1024}
 LEAST_GIB: dict[NfsKind, int] = {"gateway": 10, "filestore": 1024}
 MOST_GIB: dict[NfsKind, int] = {"gateway": 65536, "filestore": 65433}
-MACHINE_TYPE = "e2-small"
 MOUNT = "/mnt/share"
 
-# Nothing is mounted over these; over what is below the first kind neither.
-SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "root", "run", "sbin", "sys", "usr")
-SHARED = ("home", "media", "mnt", "opt", "snap", "srv", "tmp", "var")
+# Nothing is mounted over these, nor over anything below the first kind: programs, people's homes, Docker's images.
+SYSTEM = (
+    *("bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "lost+found", "proc", "root"),
+    *("run", "sbin", "snap", "sys", "tmp", "usr", "var"),
+)
+SHARED = ("media", "mnt", "opt", "srv")
+OF_IMAGES = ("/opt/venv", "/opt/tpu-stack")
+"""What the images of `images/` keep there; the share is seen in containers under the same path."""
 
 LEAST_SOFT_DELETE_DAYS, MOST_SOFT_DELETE_DAYS = 7, 90
 MOST_TEMPORARY_DAYS = 365
@@ -32,17 +37,22 @@ DEFAULT_DAYS = 7
 
 
 def read(
-    root: Section, *, project: str | None, stack: str, zone: str | None
+    root: Section, *, project: str | None, stack: str, zone: str | None, unlisted: bool
 ) -> tuple[BucketConfig | None, NfsConfig | None]:
-    """zone: of the first slice, where everything is that does not say otherwise; None: unknown, and said so."""
+    """zone: of the first slice, where everything is that does not say otherwise; None: unknown, and said so.
+
+    unlisted: take places and machine types that are not known here too.
+    """
     section = root.section("storage")
-    bucket = _bucket(section, project=project, stack=stack, zone=zone)
-    nfs = _nfs(section.section("nfs"), zone)
+    bucket = _bucket(section, project=project, stack=stack, zone=zone, unlisted=unlisted)
+    nfs = _nfs(section.section("nfs"), zone, unlisted)
     section.close()
     return bucket, nfs
 
 
-def _bucket(section: Section, *, project: str | None, stack: str, zone: str | None) -> BucketConfig | None:
+def _bucket(
+    section: Section, *, project: str | None, stack: str, zone: str | None, unlisted: bool
+) -> BucketConfig | None:
     if section.is_false("bucket"):
         return None
     bucket = section.section("bucket")
@@ -51,7 +61,7 @@ def _bucket(section: Section, *, project: str | None, stack: str, zone: str | No
     name = bucket.text("name", None, rule=formats.bucket)
     if not bucket.has("name") and (wrong := formats.bucket(default)) is not None:
         bucket.say("name", f'missing, and the default "{default}" {wrong}')
-    region = bucket.text("region", None, rule=formats.region)
+    region = bucket.text("region", None, rule=formats.region(unlisted=unlisted))
     soft_delete_days = bucket.integer("soft-delete-days", DEFAULT_DAYS, least=0, most=MOST_SOFT_DELETE_DAYS)
     if 0 < soft_delete_days < LEAST_SOFT_DELETE_DAYS:
         bucket.refuse("soft-delete-days", "is not 0 (off) or 7 to 90")
@@ -65,10 +75,20 @@ def _bucket(section: Section, *, project: str | None, stack: str, zone: str | No
     )
 
 
-def _nfs(section: Section, default_zone: str | None) -> NfsConfig | None:
+def _nfs(section: Section, slice_zone: str | None, unlisted: bool) -> NfsConfig | None:
     kind = section.choice("kind", "gateway", KINDS)
-    zone = section.text("zone", None, rule=formats.zone)
-    machine_type = section.text("machine-type", MACHINE_TYPE, rule=formats.machine_type)
+    # An AI zone has accelerators, and hardly the small machines and the file service of its parent.
+    default_zone = zones.parent_of(slice_zone) if slice_zone else ""
+    zone = section.text("zone", default_zone, rule=formats.zone(unlisted=unlisted))
+    machine_type = section.text("machine-type", None, rule=formats.machine_type(unlisted=unlisted))
+    default_type = zones.gateway_machine_type(zone)
+    if machine_type is not None and not unlisted:
+        there = zones.families_in(zone)
+        if zones.family_of(machine_type) not in there:
+            section.refuse(
+                "machine-type",
+                f"is not to be had in {zone}, which has {', '.join(there)}; write {default_type}, or leave it out",
+            )
     mount = section.text("mount", MOUNT, rule=_mount_rule)
     if kind == "none":
         for key in ("zone", "size-gib", "machine-type", "mount"):
@@ -87,7 +107,11 @@ def _nfs(section: Section, default_zone: str | None) -> NfsConfig | None:
         section.say("machine-type", "is of the gateway alone; remove it, or write kind: gateway")
     section.close()
     return NfsConfig(
-        kind=kind, zone=zone or default_zone or "", size_gib=size_gib, machine_type=machine_type, mount=mount
+        kind=kind,
+        zone=zone,
+        size_gib=size_gib,
+        machine_type=machine_type or default_type,
+        mount=mount,
     )
 
 
@@ -97,6 +121,7 @@ def _mount_rule(text: str) -> str | None:
     if posixpath.normpath(text) != text:
         return "is not the shortest form of that path; leave out dots, doubled slashes and the last slash"
     first, _, rest = text[1:].partition("/")
-    if not first or first in SYSTEM or (first in SHARED and not rest):
-        return f"is a folder of the system, which a mount would hide; write one such as {MOUNT}"
+    in_image = any(f"{text}/".startswith(f"{each}/") for each in OF_IMAGES)
+    if not first or first in SYSTEM or (first in SHARED and not rest) or in_image:
+        return f"would hide a folder of the system, of people or of the images; write one such as {MOUNT}"
     return None

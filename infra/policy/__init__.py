@@ -12,6 +12,8 @@ from infra.policy.findings import Finding, warning
 from infra.policy.grant import GrantUse
 
 BUDGET = "tpu-stack:budget-usd-per-hour"
+ASKS_ABOVE_USD_PER_HOUR = 100.0
+"""What may be billed an hour before a budget has to be written down: 2,400 USD a day and more is no slip of the pen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,7 @@ def review(config: Config, *, today: datetime.date) -> Review:
             *supply.findings(config),
             *grant.findings(config, coverage, today),
             *egress.findings(config),
-            *_budget(config, cost),
+            *_budget(config, cost, estimate.least_usd_per_hour(config, coverage.covered_chips)),
             *exposure.findings(config),
         ),
         cost=cost,
@@ -50,10 +52,22 @@ def review(config: Config, *, today: datetime.date) -> Review:
     )
 
 
-def _budget(config: Config, cost: Cost) -> list[Finding]:
+def _budget(config: Config, cost: Cost, least_usd_per_hour: float) -> list[Finding]:
+    """least_usd_per_hour: with what TPUs cost elsewhere in place of a price that is not known."""
     budget = config.budget_usd_per_hour
     if budget is None:
-        return []
+        if least_usd_per_hour <= ASKS_ABOVE_USD_PER_HOUR:
+            return []
+        chips = sum(each.chips for each in config.slices)
+        return [
+            Finding(
+                severity="error",
+                path=BUDGET,
+                message=f"missing; {chips:,} chips and what belongs to them are billed at {least_usd_per_hour:,.2f} "
+                f"USD an hour or more, and above {ASKS_ABOVE_USD_PER_HOUR:,.0f} you have to allow it by a figure: "
+                "write a budget that covers it, ask for less, or write the grant that pays for it",
+            )
+        ]
     if cost.usd_per_hour > budget:
         dearest = max(
             (line for line in cost.lines if not line.covered_by_grant),
@@ -65,6 +79,16 @@ def _budget(config: Config, cost: Cost) -> list[Finding]:
                 path=BUDGET,
                 message=f"{budget:,.2f} USD an hour is less than the {cost.usd_per_hour:,.2f} that is billed, most "
                 f"of it for {dearest.what} ({dearest.usd_per_hour or 0:,.2f}); raise the budget or ask for less",
+            )
+        ]
+    if least_usd_per_hour > budget:
+        return [
+            Finding(
+                severity="error",
+                path=BUDGET,
+                message=f"{budget:,.2f} USD an hour is less than the {least_usd_per_hour:,.2f} that is billed at "
+                f"least, with the lowest price of elsewhere for {', '.join(cost.not_known)}; raise the budget or ask "
+                "for less",
             )
         ]
     if cost.not_known:

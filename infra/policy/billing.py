@@ -111,6 +111,9 @@ E2_SHARES = {
 """How many vCPUs of an E2 machine are billed; these types have 4 GiB of memory for each, so one price is enough. The
 prices of the three small ones in `REGIONAL_SOURCE` are exactly so many times that of e2-medium."""
 
+N1, N1_USD_PER_HOUR = "n1-standard-1", 0.04749975
+"""In us-central1, from `REGIONAL_SOURCE`; us-central2, where the gateway is one, has no list of its own."""
+
 
 def regional(region: str) -> Regional:
     return REGIONAL.get(region, REGIONAL[STAND_IN])
@@ -122,7 +125,9 @@ def is_listed(region: str) -> bool:
 
 
 def machine_usd_per_hour(machine_type: str, region: str) -> float | None:
-    """On demand; None for a machine that is no E2 of those above."""
+    """On demand; None for a machine that is no E2 of those above, nor the gateway of zones without E2."""
+    if machine_type == N1 and regional(region) is REGIONAL[STAND_IN]:
+        return N1_USD_PER_HOUR
     share = E2_SHARES.get(machine_type)
     return None if share is None else share * regional(region).e2_usd_per_hour
 

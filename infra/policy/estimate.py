@@ -33,6 +33,20 @@ def chips_usd_per_hour(each: SliceConfig, chips: int) -> float | None:
     return None if whole is None else whole / each.accelerator.chips * chips
 
 
+def least_usd_per_hour(config: Config, covered_chips: Sequence[int]) -> float:
+    """What is billed; chips whose price is not known in their zone at the lowest price of their generation anywhere.
+
+    Reserved chips are paid for already.
+    """
+    unpriced = sum(
+        (prices.lowest_usd_per_chip_hour(each.accelerator.generation.name, each.capacity) or 0.0)
+        * (each.chips - covered)
+        for each, covered in zip(config.slices, covered_chips, strict=True)
+        if chips_usd_per_hour(each, 1) is None
+    )
+    return cost_of(config, covered_chips).usd_per_hour + unpriced
+
+
 def _slice_lines(each: SliceConfig, covered: int) -> Iterable[CostLine]:
     number = f"{each.count} x " if each.count > 1 else ""
     what = f"slice {each.name}: {number}{each.accelerator.type_name}, {each.zone}"

@@ -2,22 +2,80 @@
 
 from __future__ import annotations
 
+from infra.catalogue import generations, zones
 from infra.config import Config, SliceConfig
 from infra.policy.findings import Finding, note, refused, slice_path, warning
 
 LARGE_SPOT_CHIPS = 64
+OLD = ("v2", "v3")
 
 
 def findings(config: Config) -> tuple[Finding, ...]:
-    return tuple(
+    of_slices = tuple(
         found
         for index, each in enumerate(config.slices)
         for found in (
             *_unlisted(config, index, each),
+            *_ai_zone(index, each),
+            *_old(index, each),
             *_direct(config, index, each),
             *_large_spot(index, each),
         )
     )
+    return (*of_slices, *_not_known(config))
+
+
+def _not_known(config: Config) -> list[Finding]:
+    """What the reader takes only where `allow-unlisted` is set: newer than our lists, or misspelt."""
+    named: list[tuple[str, str, bool]] = []
+    for index, each in enumerate(config.slices):
+        version = each.runtime_version
+        named.append((slice_path(index, "runtime-version"), version, generations.is_runtime_version(version)))
+    for index, line in enumerate(config.grant):
+        named.append((f"tpu-stack:grant[{index}].zone", line.zone, line.zone in zones.ZONES))
+    if config.bucket is not None:
+        region = config.bucket.region
+        named.append(("tpu-stack:storage.bucket.region", region, region in zones.REGIONS))
+    if config.nfs is not None:
+        nfs = config.nfs
+        named.append(("tpu-stack:storage.nfs.zone", nfs.zone, nfs.zone in zones.ZONES))
+        if nfs.kind == "gateway":
+            there = zones.family_of(nfs.machine_type) in zones.families_in(nfs.zone)
+            known = there and zones.is_machine_type(nfs.machine_type)
+            named.append(("tpu-stack:storage.nfs.machine-type", nfs.machine_type, known))
+    region = config.images.region
+    named.append(("tpu-stack:images.region", region, region in zones.REGIONS))
+    return [
+        warning(path, f'"{value}" is not known here; Google refuses it if it is misspelt')
+        for path, value, known in named
+        if not known
+    ]
+
+
+def _ai_zone(index: int, each: SliceConfig) -> list[Finding]:
+    """https://cloud.google.com/compute/docs/regions-zones/ai-zones, November 2026."""
+    if not zones.is_ai_zone(each.zone):
+        return []
+    return [
+        warning(
+            slice_path(index, "zone"),
+            f"{each.zone} is an AI zone: a project uses it after AI zones were made visible to it, and with capacity "
+            "that is reserved there; its storage is in the standard zones of the region",
+        )
+    ]
+
+
+def _old(index: int, each: SliceConfig) -> list[Finding]:
+    """A v3 that fails so: https://github.com/jax-ml/jax/issues/30834."""
+    name = each.accelerator.generation.name
+    if name not in OLD:
+        return []
+    return [
+        warning(
+            slice_path(index, "accelerator"),
+            f"{name}: today's JAX may fail on it at the start (\"Couldn't mmap\"); take v4 or later where you can",
+        )
+    ]
 
 
 def _unlisted(config: Config, index: int, each: SliceConfig) -> list[Finding]:

@@ -29,7 +29,7 @@ def test_all_types_together_are_drawn_whole_and_within_the_width() -> None:
 def test_a_price_is_the_lowest_of_the_zones_or_that_of_the_zone_asked_for() -> None:
     (anywhere,) = [line.split() for line in drawn(None, "v6e") if line.startswith("v6e-8 ")]
     (there,) = [line.split() for line in drawn("us-east5-a", "v6e") if line.startswith("v6e-8 ")]
-    assert anywhere[-3:] == ["21.60", "2.90", "10"]
+    assert anywhere[-3:] == ["21.60", "2.90", "11"]
     assert there[-2:] == ["21.60", "9.72"]
 
 

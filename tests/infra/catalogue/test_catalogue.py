@@ -20,6 +20,7 @@ from infra.catalogue import (
     price_usd_per_hour,
     region_of,
     topology,
+    zones,
     zones_of,
 )
 
@@ -60,12 +61,29 @@ def test_a_name_and_a_topology_lead_back_to_the_type() -> None:
 def test_every_type_has_a_price_in_each_of_its_zones_and_spot_is_less() -> None:
     for made in ACCELERATORS.values():
         assert made.zones, made
-        for zone in made.zones:
+        # An AI zone is for who has reserved capacity there, and that has no list price.
+        for zone in [each for each in made.zones if not zones.is_ai_zone(each)]:
             on_demand = price_usd_per_hour(made, zone, "on-demand")
             spot = price_usd_per_hour(made, zone, "spot")
             assert on_demand is not None and on_demand > 0, (made, zone)
             assert spot is None or 0 < spot < on_demand, (made, zone)
             assert price_usd_per_hour(made, zone, "reserved") is None
+
+
+def test_every_zone_of_the_catalogue_is_known_and_an_ai_zone_belongs_to_a_standard_one() -> None:
+    listed = {zone for which in GENERATIONS for zone in which.zones}
+    assert listed - set(zones.ZONES) == set()
+    for zone in zones.AI_ZONES:
+        assert zones.is_ai_zone(zone) and zones.parent_of(zone) in zones.of_region(region_of(zone))
+    assert zones.parent_of("us-central1-b") == "us-central1-b"
+    assert region_of("us-south1-ai1b") == "us-south1"
+
+
+def test_the_gateway_s_default_is_a_machine_that_its_zone_has() -> None:
+    for zone in zones.ZONES:
+        default = zones.gateway_machine_type(zone)
+        assert zones.family_of(default) in zones.families_in(zone) and zones.is_machine_type(default)
+    assert "e2" not in zones.families_in("us-central2-b")
 
 
 # --- what Google documents ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from infra.config import ConfigError, reader
+from infra.config.formats import FRAMEWORKS
 
 TABLE = Path(__file__).with_name("mistakes.txt")
 SLICE = {"name": "main", "accelerator": "v5litepod-8", "zone": "us-central1-a"}
@@ -118,7 +119,7 @@ def test_a_zone_that_is_set_for_the_provider_alone_is_said_to_be_no_zone_of_slic
             {"slices": [{"name": "main", "accelerator": "v6e-8"}]},
             project="my-project",
             stack="dev",
-            ignored=["gcp:zone", "gcp:region"],
+            provider_keys=["gcp:project", "gcp:zone", "gcp:region"],
         )
     assert error.value.problems == (
         (
@@ -126,6 +127,22 @@ def test_a_zone_that_is_set_for_the_provider_alone_is_said_to_be_no_zone_of_slic
             "(gcp:zone and gcp:region are the provider's own and not read for this)"
         ),
     )
+
+
+def test_an_unknown_key_of_the_provider_is_a_mistake_and_each_of_its_own_is_none() -> None:
+    fine = ["project", "zone", "billingProject", "tpuV2CustomEndpoint", "accessToken", "version"]
+    keys = [f"gcp:{name}" for name in (*fine, "projct", "nonsense")]
+    with pytest.raises(ConfigError) as error:
+        reader.read({"slices": [SLICE]}, project="my-project", stack="dev", provider_keys=keys)
+    assert error.value.problems == (
+        "gcp:nonsense: unknown key of Pulumi's gcp provider; remove it",
+        "gcp:projct: unknown key of Pulumi's gcp provider; did you mean gcp:project?",
+    )
+
+
+def test_the_frameworks_of_image_references_are_those_that_there_are_images_of() -> None:
+    folders = Path(__file__).parents[3] / "images"
+    assert sorted(FRAMEWORKS) == sorted(path.parent.name for path in folders.glob("*/Dockerfile"))
 
 
 def test_a_slice_has_no_more_labels_than_a_resource_takes_beside_ours() -> None:

@@ -99,12 +99,50 @@ def test_an_up_waits_as_long_as_the_queue_may_take(written: dict[str, object], w
 
 
 @pytest.mark.parametrize(
-    "version", ["v2-alpha-tpuv5-lite", "v2-alpha-tpuv5-litepod-next", "tpu-vm-tf-2.17.0-pjrt"]
+    ("version", "newer"),
+    [
+        ("v2-alpha-tpuv5-lite", {}),
+        ("tpu-vm-tf-2.17.0-pod-pjrt", {}),
+        ("v2-alpha-tpuv5-litepod-next", {"allow-unlisted": True}),
+    ],
 )
-def test_a_runtime_version_is_taken_as_written_unless_it_names_another_chip(version: str) -> None:
-    assert (
-        read({**LEAST, "slices": [{**MAIN, "runtime-version": version}]}).slices[0].runtime_version == version
-    )
+def test_a_runtime_version_is_taken_as_written_unless_it_names_another_chip(
+    version: str, newer: dict[str, Any]
+) -> None:
+    values = {**LEAST, **newer, "slices": [{**MAIN, "runtime-version": version}]}
+    assert read(values).slices[0].runtime_version == version
+
+
+def test_what_is_newer_than_the_lists_is_taken_where_that_is_said() -> None:
+    values = {
+        "allow-unlisted": True,
+        "slices": [{**MAIN, "zone": "mars-north1-a"}],
+        "storage": {
+            "bucket": {"region": "mars-south1"},
+            "nfs": {"zone": "mars-north1-b", "machine-type": "e2-huge"},
+        },
+    }
+    config = read(values)
+    assert config.nfs is not None and config.bucket is not None
+    assert (config.slices[0].region, config.bucket.region) == ("mars-north1", "mars-south1")
+    assert (config.nfs.zone, config.nfs.machine_type) == ("mars-north1-b", "e2-huge")
+
+
+@pytest.mark.parametrize(
+    ("zone", "accelerator", "nfs_zone", "machine_type"),
+    [
+        ("us-central1-a", "v5litepod-8", "us-central1-a", "e2-small"),
+        ("us-central2-b", "v4-8", "us-central2-b", "n1-standard-1"),
+        ("us-south1-ai1b", "v6e-8", "us-south1-b", "e2-small"),
+    ],
+)
+def test_the_gateway_is_by_default_what_its_zone_has(
+    zone: str, accelerator: str, nfs_zone: str, machine_type: str
+) -> None:
+    config = read({"slices": [{**MAIN, "zone": zone, "accelerator": accelerator}]})
+    assert config.nfs is not None and config.bucket is not None
+    assert (config.nfs.zone, config.nfs.machine_type) == (nfs_zone, machine_type)
+    assert config.bucket.region == zone.rpartition("-")[0]
 
 
 def test_a_slice_may_be_called_like_the_first_part_of_one_that_has_no_parts() -> None:
@@ -139,7 +177,7 @@ def test_the_limits_themselves_are_taken(written: dict[str, object]) -> None:
         *({"storage": {"bucket": {"name": name}}} for name in ("abc", "a" * 63, "1_a")),
         *({"storage": {"nfs": {"size-gib": size}}} for size in (10, 65536)),
         *({"storage": {"nfs": {"kind": "filestore", "size-gib": size}}} for size in (1024, 65433)),
-        *({"storage": {"nfs": {"mount": mount}}} for mount in ("/data", "/home/shared", "/mnt/a.b_c-D/e")),
+        *({"storage": {"nfs": {"mount": mount}}} for mount in ("/data", "/srv/shared", "/mnt/a.b_c-D/e")),
         *({"images": {"keep": keep}} for keep in (1, 1000)),
         *({"budget-usd-per-hour": usd} for usd in (0.01, 1, 1_000_000)),
         {"access": {"members": ["domain:example.com", "serviceAccount:a@p.iam.gserviceaccount.com"]}},
@@ -161,6 +199,24 @@ def test_short_names_of_reservations_and_disks_become_full_ones() -> None:
     config = read(FULL)
     assert config.slices[0].reservation == "projects/my-project/locations/us-central2-b/reservations/mine"
     assert config.slices[0].data_disks[0].source == "projects/my-project/zones/us-central2-b/disks/mine"
+
+
+@pytest.mark.parametrize(
+    ("written", "full"),
+    [
+        ("-", "projects/my-project/locations/us-central1-a/reservations/-"),
+        (
+            "projects/other-project/reservations/theirs",
+            "projects/other-project/locations/us-central1-a/reservations/theirs",
+        ),
+        ("projects/other-project/locations/us-central1-a/reservations/-",) * 2,
+        ("folders/123/reservations/-", "folders/123/locations/us-central1-a/reservations/-"),
+        ("organizations/456/locations/us-central1-a/reservations/shared",) * 2,
+    ],
+)
+def test_a_reservation_may_be_any_or_another_project_s_or_a_folder_s(written: str, full: str) -> None:
+    reserved = {**MAIN, "zone": "us-central1-a", "capacity": "reserved", "reservation": written}
+    assert read({"slices": [reserved]}).slices[0].reservation == full
 
 
 def test_full_names_of_reservations_and_disks_stay_as_they_are() -> None:

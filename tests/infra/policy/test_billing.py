@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra import catalogue
+from infra.catalogue import zones
 from infra.policy import billing
 from infra.policy.billing import ListPrice
 
@@ -104,3 +105,10 @@ def test_cloud_nat_costs_by_vm_up_to_32_and_no_more_beyond() -> None:
 def test_a_region_without_prices_has_those_of_us_central1() -> None:
     assert not billing.is_listed("us-central2")
     assert billing.regional("us-central2") is billing.REGIONAL["us-central1"]
+
+
+def test_the_gateway_of_the_zone_of_v4_has_a_price() -> None:
+    assert (
+        billing.machine_usd_per_hour(zones.gateway_machine_type("us-central2-b"), "us-central2") == 0.04749975
+    )
+    assert billing.machine_usd_per_hour("n1-standard-1", "europe-west4") is None

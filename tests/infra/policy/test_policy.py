@@ -80,7 +80,7 @@ def test_more_than_the_budget_is_an_error_that_names_both_and_what_costs_most() 
     )
 
 
-def test_just_the_budget_is_enough_and_no_budget_is_no_limit() -> None:
+def test_just_the_budget_is_enough_and_no_budget_is_no_limit_for_what_costs_little() -> None:
     total = review(a_stack()).cost.usd_per_hour
     assert budget(a_stack(), total) == ()
     assert only(budget(a_stack(), total - 1e-6)).severity == "error"
@@ -105,6 +105,34 @@ def test_a_price_that_is_not_known_leaves_the_budget_unproven() -> None:
 def test_an_unknown_price_does_not_hide_that_the_known_ones_are_too_high() -> None:
     config = a_stack(a_slice("a"), a_slice("b", capacity="reserved"))
     assert only(budget(config, 2)).severity == "error"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"count": 8, "accelerator": "v5litepod-16"}, None),
+        ({"count": 256, "accelerator": "v5litepod-256"}, "missing; 65,536 chips and what belongs to them are billed"),
+        # No price is known there: the lowest of elsewhere is enough to see that somebody has to say that it is meant.
+        ({"zone": "us-south1-ai1b", "accelerator": "v6e-256", "capacity": "on-demand"}, "missing; 256 chips"),
+        ({"count": 256, "accelerator": "v5litepod-256", "capacity": "reserved", "reservation": "r"}, None),
+    ],
+)  # fmt: skip
+def test_above_a_stated_cost_an_hour_somebody_has_to_write_a_budget(
+    asked: dict[str, Any], said: str | None
+) -> None:
+    config = a_stack(a_slice(**asked))
+    found = budget(config, None)
+    assert [(each.severity, each.path) for each in found] == [("error", policy.BUDGET)] * (said is not None)
+    assert said is None or only(found).message.startswith(said)
+    # allow-billable says which chips, and not how dear they may be.
+    allowed = dataclasses.replace(config.allow, billable=True)
+    assert budget(dataclasses.replace(config, allow=allowed), None) == found
+    assert said is None or [each.severity for each in budget(config, 60_000)] in ([], ["warning"])
+    assert said is None or [each.severity for each in budget(config, 50)] == ["error"]
+
+
+def test_what_a_grant_covers_needs_no_budget() -> None:
+    assert budget(a_stack(a_slice(accelerator="v5litepod-256", count=8), grant=(a_grant(2048),)), None) == ()
 
 
 # --- a whole review -----------------------------------------------------------------------------------------

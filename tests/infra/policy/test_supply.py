@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from infra import catalogue
 from infra.config import Allowances
 from infra.policy import supply
-from tests.infra.policy.stacks import a_slice, a_stack, only
+from tests.infra.policy.stacks import a_grant, a_slice, a_stack, an_nfs, only
 
 
 def test_a_zone_that_lists_the_type_is_no_finding() -> None:
@@ -25,9 +26,41 @@ def test_a_zone_that_does_not_list_the_type_is_refused_with_those_that_do() -> N
 
 
 def test_a_slice_is_not_listed_where_only_its_single_host_is() -> None:
-    assert supply.findings(a_stack(a_slice(accelerator="v2-8", zone="us-central1-b"))) == ()
-    finding = only(supply.findings(a_stack(a_slice(accelerator="v2-32", zone="us-central1-b"))))
+    (one_host,) = supply.findings(a_stack(a_slice(accelerator="v2-8", zone="us-central1-b")))
+    assert "does not list" not in one_host.message
+    finding, _ = supply.findings(a_stack(a_slice(accelerator="v2-32", zone="us-central1-b")))
     assert "these do: us-central1-a, europe-west4-a" in finding.message
+
+
+@pytest.mark.parametrize(("accelerator", "warned"), [("v2-8", True), ("v3-8", True), ("v4-8", False)])
+def test_v2_and_v3_get_a_warning_that_today_s_jax_may_not_start_there(accelerator: str, warned: bool) -> None:
+    zone = catalogue.accelerator(accelerator).zones[0]
+    found = supply.findings(a_stack(a_slice(accelerator=accelerator, zone=zone)))
+    assert [(each.severity, "JAX may fail" in each.message) for each in found] == [("warning", True)] * warned
+
+
+def test_an_ai_zone_gets_a_warning_of_what_it_takes() -> None:
+    found = only(supply.findings(a_stack(a_slice(accelerator="v6e-8", zone="us-south1-ai1b"))))
+    assert (found.severity, found.path) == ("warning", "tpu-stack:slices[0].zone")
+    assert "reserved there" in found.message
+
+
+def test_what_is_taken_although_it_is_not_known_is_warned_of_one_by_one() -> None:
+    config = a_stack(
+        a_slice(runtime_version="tpu-ubuntu2204-bas"),
+        region="us-centrall1",
+        nfs=an_nfs("us-central2-b", machine_type="e2-small"),
+        grant=(a_grant(64, zone="us-centrall1-a"),),
+    )
+    found = supply.findings(config)
+    assert {each.severity for each in found} == {"warning"}
+    assert [each.path.removeprefix("tpu-stack:") for each in found] == [
+        "slices[0].runtime-version",
+        "grant[0].zone",
+        "storage.bucket.region",
+        "storage.nfs.machine-type",
+        "images.region",
+    ]
 
 
 def test_allowing_an_unlisted_zone_leaves_a_warning() -> None:
