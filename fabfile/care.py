@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fabric import task
-
 from fabfile import options
 from fabfile.options import ACCESS, RUNTIME, WHERE
-from fabfile.terminal import reported
+from fabfile.terminal import reported, task
 
 
 @task(

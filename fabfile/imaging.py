@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fabric import task
-
 from fabfile import options
-from fabfile.terminal import reported
+from fabfile.terminal import reported, task
 
 PLATFORM = "tpu, or cpu for rehearsals and this machine"
 

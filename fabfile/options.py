@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launch.runs import Run
@@ -49,6 +49,11 @@ def target(
         ),
         like,
     )
+
+
+def after_dashes(c: Any) -> list[str]:
+    """The words behind `--` on the command line, as they were typed."""
+    return list(c.after_dashes)
 
 
 def _rehearsal() -> Given:

@@ -6,14 +6,9 @@ import os
 import sys
 from typing import Any
 
-import fabric.main
-from fabric import task
-
-from fabfile import options, words
+from fabfile import options
 from fabfile.options import WHERE
-from fabfile.terminal import reported, whole
-
-COMMAND = words.take(fabric.main.program, "run")
+from fabfile.terminal import reported, task, whole
 
 
 @task(
@@ -37,7 +32,7 @@ def run(
     """Run a command on all hosts: `fab run -- COMMAND …`."""
     from launch import commands
 
-    argv = commands.argv_of(COMMAND, command)
+    argv = commands.argv_of(options.after_dashes(c), command)
     timeout_s = whole("--timeout", timeout, least=1)
     return commands.run(options.target(stack, slice, hosts), argv, grouped=group, timeout_s=timeout_s)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fabric import task
-
-from fabfile.terminal import reported, whole
+from fabfile.terminal import reported, task, whole
 
 ACTIONS = (
     "up, down, status, env, acts; or an act such as kill, cut, preempt (`fab rehearsal acts` lists them)"

@@ -5,17 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fabric import task
-
 from fabfile import options
 from fabfile.options import ACCESS, RUNTIME, WHERE
-from fabfile.terminal import reported, whole
+from fabfile.terminal import reported, task, whole
 
 if TYPE_CHECKING:
     from launch.runs import Run
     from launch.target import Target
 
-RUN_HELP = 'a run: its id, the beginning or end of it, its --name, or "latest"'
+RUN_HELP = 'a run of `fab runs`: its id, the beginning or end of it, its --name, or "latest"'
 
 RUNS = "where runs are kept, if not where `fab train` keeps them"
 
@@ -23,7 +21,7 @@ RUNS = "where runs are kept, if not where `fab train` keeps them"
 @task(
     help={
         "job": "what to train (see `fab jobs`)",
-        "args": 'the job\'s own options, in one string: "--steps 2000 --model small"',
+        "args": 'the job\'s own options in one word ("--steps 2000 --model small"), instead of after --',
         "resume": "go on with " + RUN_HELP,
         **WHERE,
         "platform": "cpu, gpu or tpu",
@@ -56,8 +54,16 @@ def train(
     hang_limit: str = "120",
     detach: bool = False,
 ) -> int:
-    """Train a job on all hosts, and follow it."""
-    from launch import training
+    """Train a job on all hosts, and follow it.
+
+    The job's own options come after --, as in: fab train --job flax_mlm -- --steps 2000
+    `fab jobs` lists them.
+    """
+    from launch import console, training
+
+    words = training.words(args, options.after_dashes(c))
+    if {"-h", "--help"} & {*words}:
+        return console.list_jobs(job or None)
 
     def open_target(like: Run | None) -> Target:
         return options.target(stack, slice, hosts, platform=platform, python=python, runs=runs, like=like)
@@ -65,7 +71,7 @@ def train(
     return training.train(
         open_target,
         job=job or None,
-        arguments=args or None,
+        arguments=words,
         resume=resume or None,
         name=name or None,
         detach=detach,

@@ -118,7 +118,7 @@ def with_files(container: Container, config: Mapping[str, Any], cwd: str) -> Con
     texts = [value.removeprefix("file://") for value in config.values() if isinstance(value, str)]
     for text in texts:
         if text.startswith("~") and os.path.exists(os.path.expanduser(text)):
-            raise RequestError(f"--args: {text} means another folder in a container; write its path out")
+            raise RequestError(f"{text} means another folder in a container; write its path out")
     named = {os.path.normpath(os.path.join(cwd, text)) for text in texts if text and "\0" not in text}
     outside = sorted(path for path in named if os.path.exists(path) and not Path(path).is_relative_to(cwd))
     return dataclasses.replace(container, read_only_mounts=(cwd, *outside))

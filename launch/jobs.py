@@ -45,11 +45,9 @@ class Job:
         try:
             with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                 return tyro.cli(kind, args=list(arguments), prog=self.name, default=base or kind())
-        except SystemExit as stop:
+        except SystemExit:
             text = TYROS_HINT.sub(f"all options: fab jobs --job {self.name}", said.getvalue().strip())
-            if stop.code == 0:  # --help was among the words
-                raise RequestError(f"options of {self.name}:\n{text}") from None
-            raise RequestError(f"--args: {self.name} does not take {shlex.join(arguments)}\n{text}") from None
+            raise RequestError(f"{self.name} does not take {shlex.join(arguments)}\n{text}") from None
 
     def config_of(self, run_id: str, stored: Mapping[str, Any]) -> Any:
         """The Config that run.json holds. An option that has come since has its default.
@@ -76,13 +74,22 @@ class Job:
             for word in _words(field.name.replace("_", "-"), value)
         ]
 
+    def options(self) -> list[str]:
+        """The options as they are typed, a switch both ways."""
+        fields = dataclasses.fields(self.config_module().Config)
+        names = [field.name.replace("_", "-") for field in fields]
+        switches = [
+            name for name, field in zip(names, fields, strict=True) if isinstance(field.default, bool)
+        ]
+        return [*(f"--{name}" for name in names), *(f"--no-{name}" for name in switches)]
+
     def help(self) -> str:
         """All options with their defaults, as the job's own --help prints them, under the headings of its GROUPS."""
         import tyro
 
         said = io.StringIO()
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(said):
-            tyro.cli(self.config_module().Config, args=["--help"], prog=f"fab train --job {self.name} --args")
+            tyro.cli(self.config_module().Config, args=["--help"], prog=f"fab train --job {self.name} --")
         text = said.getvalue()
         for field, heading in getattr(self.config_module(), "GROUPS", {}).items():
             option = f"\n  --{field.replace('_', '-')} "

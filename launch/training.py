@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
@@ -30,7 +30,7 @@ def train(
     open_target: Open,
     *,
     job: str | None,
-    arguments: str | None,
+    arguments: Sequence[str],
     resume: str | None,
     name: str | None,
     detach: bool,
@@ -48,7 +48,7 @@ def train(
         raise RequestError(f"--job: say what to train; choose one of {', '.join(job_index.names())}")
     request = Request(
         job=job or (old.described["job"] if old else ""),
-        arguments=tuple(_words(arguments or "")),
+        arguments=tuple(arguments),
         name=name,
         resume=old,
         hang_floor_s=hang_floor_s,
@@ -56,6 +56,23 @@ def train(
         container_access=container_access,
     )
     return _carry_out(console, request, target, open_target, restarts, detach=detach)
+
+
+def words(arguments: str, after_dashes: Sequence[str]) -> list[str]:
+    """The job's own options: those of --args, which is split as a shell would, or those after `--`.
+
+    Raises:
+        RequestError: both are given, or --args cannot be split.
+    """
+    if arguments and after_dashes:
+        raise RequestError(
+            f"--args {shlex.quote(arguments)} and -- {shlex.join(after_dashes)}: the job's options are given twice; "
+            "write them all in one of the two places"
+        )
+    try:
+        return shlex.split(arguments) or list(after_dashes)
+    except ValueError as error:
+        raise RequestError(f"--args: {arguments!r} has a quote that is not closed ({error})") from None
 
 
 def resumed(target: Target, wanted: str, job: str | None) -> Run:
@@ -102,13 +119,6 @@ def resuming(run: Run) -> Request:
     """The request to go on as the run began."""
     limit_s = float(run.described.get("hang_limit_s", HANG_FLOOR_S))
     return Request(job=run.described["job"], arguments=(), name=None, resume=run, hang_floor_s=limit_s)
-
-
-def _words(arguments: str) -> list[str]:
-    try:
-        return shlex.split(arguments)
-    except ValueError as error:
-        raise RequestError(f"--args: {arguments!r} has a quote that is not closed ({error})") from None
 
 
 def _how_to_come_back(run: Run, target: Target) -> str:

@@ -10,15 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from invoke.exceptions import Exit
 
-from fabfile import words
 from launch.jobs import CHECKOUT
 
-FAB = [sys.executable, "-c", "from fabric.main import program; program.run()"]
+FAB = [sys.executable, "-c", "from fabfile.program import main; main()"]
 Fab = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -46,33 +43,6 @@ def fab(environment: dict[str, str]) -> Fab:
     return run
 
 
-def program(*argv: str) -> SimpleNamespace:
-    """Fabric's, after it has read its command line."""
-    tasks, _, rest = " ".join(argv[1:]).partition(" -- ")
-    args = SimpleNamespace(complete=SimpleNamespace(value=False))
-    core = SimpleNamespace(unparsed=tasks.split(), remainder=rest)
-    return SimpleNamespace(argv=list(argv), core=core, args=args)
-
-
-def test_the_words_after_dashes_are_taken_as_they_are_and_fabric_has_none_left() -> None:
-    started = program("fab", "run", "--group", "--", "ls", "a b", "--", "-l")
-    assert words.take(started, "run") == ("ls", "a b", "--", "-l")
-    assert started.core.remainder == ""
-
-
-def test_words_that_no_task_takes_are_a_mistake_and_are_not_run_anywhere() -> None:
-    with pytest.raises(Exit, match="only `fab run` takes words after --") as raised:
-        words.take(program("fab", "status", "--", "ls"), "run")
-    assert raised.value.code == 2
-
-
-def test_completion_of_a_command_line_is_left_to_fabric() -> None:
-    completing = program("fab", "--complete", "--", "run ")
-    completing.args.complete.value = True
-    assert words.take(completing, "run") == ()
-    assert words.take(SimpleNamespace(), "run") == ()
-
-
 def test_words_arrive_on_every_host_as_they_were_typed(fab: Fab) -> None:
     typed = ["a b", "$HOME", "'", "*", "", "--", "-H"]
     done = fab("run", "--group", "--", "printf", "<%s>", *typed)
@@ -96,7 +66,7 @@ def test_one_word_is_a_line_of_shell_and_its_exit_code_is_told(fab: Fab, argumen
         (["run"], "error: say one command: "),
         (["run", "--command", "ls", "--", "ls"], "error: say one command: "),
         (["run", "--timeout", "0", "--", "ls"], "error: --timeout 0: must be a whole number of at least 1"),
-        (["status", "--", "ls"], "error: -- ls: only `fab run` takes words after --"),
+        (["status", "--", "ls"], "error: -- ls: only `fab train` and `fab run` take words after --"),
         (["put", "/no/such", "/tmp"], "error: /no/such: there is no such file on this machine"),
         (["get", "..", "/tmp"], "error: ..: name the folder itself"),
         (["ssh"], "error: the hosts are this machine, which needs no SSH; say --stack as well"),

@@ -48,7 +48,7 @@ def test_options_become_the_jobs_config() -> None:
 
 def test_an_unknown_option_is_answered_with_the_near_ones() -> None:
     text = said("--stepz", "3")
-    assert text.startswith("--args: flax_mlm does not take --stepz 3\n")
+    assert text.startswith("flax_mlm does not take --stepz 3\n")
     assert "--steps" in text
 
 
@@ -69,8 +69,14 @@ def test_a_value_that_does_not_fit_is_named_with_its_option(arguments: list[str]
 
 
 def test_asking_for_help_among_the_options_shows_them_all() -> None:
-    text = said("--help")
-    assert all(f"--{field.name.replace('_', '-')}" in text for field in dataclasses.fields(Config))
+    assert all(f"--{field.name.replace('_', '-')}" in said("--help") for field in dataclasses.fields(Config))
+
+
+def test_the_options_as_they_are_typed_have_a_switch_both_ways() -> None:
+    options = jobs.find("flax_mlm").options()
+    assert {"--steps", "--learning-rate", "--remat", "--no-remat"} <= {*options}
+    assert "--no-steps" not in options
+    assert jobs.find("flax_mlm").parse(["--no-remat"]).remat is False
 
 
 def test_a_jobs_help_names_every_option() -> None:

@@ -29,8 +29,9 @@ def train(*, hosts: str | None = None, platform: str | None = None, **changed: A
         return targets.resolve(targets.Wanted(hosts=hosts, platform=platform), like)
 
     wanted: dict[str, Any] = {"job": "flax_mlm", "detach": True, "hang_floor_s": 120.0, "restarts": 0}
-    absent = dict.fromkeys(("arguments", "resume", "name"))
-    return training.train(open_target, **{**wanted, **absent, **changed})
+    absent = dict.fromkeys(("resume", "name"))
+    arguments = training.words(changed.pop("arguments", ""), ())
+    return training.train(open_target, **{**wanted, **absent, **changed, "arguments": arguments})
 
 
 def refused(runs_dir: Path, **changed: Any) -> str:
@@ -64,7 +65,7 @@ def test_without_a_job_the_answer_is_the_jobs_there_are(runs_dir: Path) -> None:
         ({"hosts": "-1"}, ["--hosts -1: must be a whole number from 1 to 64"]),
         ({"hosts": "1000"}, ["--hosts 1000: must be a whole number from 1 to 64"]),
         ({"arguments": '--data "my text'}, ["--args: '--data \"my text' has a quote that is not closed"]),
-        ({"arguments": "--stepz 3"}, ["--args: flax_mlm does not take --stepz 3", "--steps"]),
+        ({"arguments": "--stepz 3"}, ["flax_mlm does not take --stepz 3", "--steps"]),
         ({"arguments": "--steps many"}, ["--steps", "many"]),
         ({"arguments": "--steps 0"}, ["--steps 0: must be at least 1"]),
         ({"arguments": "--sequence-length 600"}, ["--sequence-length 600: the model takes at most", "512"]),

@@ -38,9 +38,8 @@ if only:
     rollout.start = start
 else:
     setattr(rollout, phase, die)
-from fabric.main import program
-sys.argv[0] = "fab"
-program.run()
+from fabfile.program import main
+main()
 """
 
 
