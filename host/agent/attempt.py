@@ -77,6 +77,7 @@ class Attempt:
         beat = ending["beat"]
         report = {
             "message": str(beat["message"])[:2000],
+            "says_all": beat["says_all"],
             "exit_code": beat["exit_code"],
             "step": step_of(beat),
             "ago_s": max(0.0, time.time() - beat["time"]),
@@ -118,7 +119,8 @@ class Attempt:
         mine = ending["beat"]
         beats = heartbeats(self._run_dir, mine["attempt"])
         order = self._line.order or {"reason": "its connection ended"}
-        lost = {**mine, "rank": 0, "message": f"lost: {order['reason']}", "exit_code": None}
+        lost = {**mine, "rank": 0, "message": f"lost: {order['reason']}"}
+        lost |= {"exit_code": None, "says_all": False}
         blamed = culprit(by_itself(beats)) or lost
         lines: list[str] = log_of(self._run_dir, mine["attempt"], blamed["rank"])
         return failed_result(blamed, max(map(step_of, [*beats, mine])), lines)

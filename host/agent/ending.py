@@ -60,13 +60,13 @@ def conclude(
     }
     beat = ending["beat"]
     if ended.get("words"):
-        beat["message"] = how
+        beat.update(message=how, says_all=False)
     if ending["was_asked"]:
         beat["state"] = "stopped"
     elif order is not None and process.process_id in order.get("ranks", ()):
         beat["message"] = order["message"]
     elif order is not None:
-        beat.update(message=stopped_because, exit_code=LOST_A_PEER)
+        beat.update(message=stopped_because, exit_code=LOST_A_PEER, says_all=False)
     if others is not None:
         others.tell(ending)
     texts = dict(ended.get("texts", {}))
@@ -94,6 +94,7 @@ def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
     own_words = mine.get("message") if mine.get("state") == "failed" else None
     words = own_words or next((line for line in reversed(record["tail"]) if line.strip()), None)
     how = f"exit code {record['code']}"
+    says_all = bool(own_words and mine.get("says_all") and record["code"] is not None)
     return {
         "rank": process.process_id,
         "attempt": process.attempt,
@@ -102,6 +103,11 @@ def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
         "time": record["time"],
         "step_time": mine.get("step_time"),
         "pid": process.record["pid"],
-        "message": record["reason"] if record["code"] is None or not words else f"{how}: {words}",
+        "message": own_words
+        if says_all
+        else record["reason"]
+        if record["code"] is None or not words
+        else f"{how}: {words}",
+        "says_all": says_all,
         "exit_code": record["code"],
     }

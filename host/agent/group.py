@@ -82,7 +82,7 @@ class Group:
     def ended(self, rank: int, report: Json, now: float) -> None:
         """The process of `rank` failed, or was stopped by the order.
 
-        report: message, exit_code, step, lines (the last of its log), ago_s, was_stopped.
+        report: message, says_all, exit_code, step, lines (the last of its log), ago_s, was_stopped.
         """
         host = self.hosts[rank]
         if host.is_over:
@@ -167,7 +167,8 @@ class Group:
         return [rank for rank, host in enumerate(self.hosts) if host.state == "here"]
 
     def verdict(self) -> Json | None:
-        """How the attempt ended, unless it ended well: outcome, rank to blame, message, exit_code, lines, steps."""
+        """How the attempt ended, unless it ended well: outcome, rank to blame, message, says_all, exit_code,
+        lines, steps."""
         if self.order is None:
             return None
         reports = [host.report for host in self.hosts if host.state in ("ended", "lost")]
@@ -187,6 +188,7 @@ class Group:
             "rank": blamed["rank"],
             "ranks": blamed.get("ranks", [blamed["rank"]]),
             "message": blamed["message"],
+            "says_all": blamed.get("says_all", False),
             "exit_code": blamed.get("exit_code"),
             "lines": blamed.get("lines", []),
             "steps": max(steps),

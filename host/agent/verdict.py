@@ -54,7 +54,8 @@ def step_of(beat: Json) -> int:
 def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
     """result.json of a run that failed, in the words of the host that was first to fail.
 
-    blamed: rank, message, exit_code, attempt and time, as in a heartbeat, and outcome where it is not `failed`.
+    blamed: rank, message, exit_code, attempt and time, as in a heartbeat, and outcome where it is not `failed`. The
+    lines of its log are left out where its message says all.
     """
     outcome = blamed.get("outcome", "failed")
     # A hang is told of all hosts that hang; their logs have nothing to add.
@@ -62,7 +63,7 @@ def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
     result = {
         "outcome": outcome,
         "steps": steps,
-        "error": "\n".join([str(message), *lines]),
+        "error": "\n".join([str(message), *([] if blamed.get("says_all") else lines)]),
         "failed_host": blamed["rank"],
         "attempt": blamed["attempt"],
         "time": blamed["time"],

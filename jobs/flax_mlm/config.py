@@ -118,8 +118,8 @@ class Config:
     keep_checkpoints: int = 2
     """The latest checkpoints that are kept; the best one is kept besides."""
     on_trouble: Literal["stop", "warn"] = "stop"
-    """What follows a loss that is not finite, leaps, or has nothing left to learn: stop and keep the batch under
-    trouble/, or only say so."""
+    """What follows where the loss stays away from its usual value, stays not finite, or has nothing left to learn:
+    stop, or only say so. A single outlier never stops a run; its batch is kept under trouble/."""
 
     profile: str | None = None
     """Steps A:B, both included, that are traced into profile/, for TensorBoard and Perfetto: 100:104."""

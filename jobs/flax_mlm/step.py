@@ -142,7 +142,8 @@ def make_train_step(
     """(state, tokens_BS, rows_B) to (next state, {loss, grad_norm, learning_rate}).
 
     rows_B: the sequences' places in the global batch. The state's memory is used again. The loss is the mean over
-    all hidden tokens of the global batch, whichever host holds them.
+    all hidden tokens of the global batch, whichever host holds them. A step whose loss or gradient is not finite
+    changes neither parameters nor the optimizer's means, which it would destroy; the next one goes on from there.
     """
     schedule = learning_rate(config)
     state_shardings, params_specs = sharding.shardings(state, mesh), sharding.specs(state["params"], mesh)
@@ -185,7 +186,8 @@ def make_train_step(
             "grad_norm": optax.tree.norm(gradient),
             "learning_rate": schedule(state["step"]),
         }
-        return next_state, results
+        is_finite = jnp.isfinite(results["loss"]) & jnp.isfinite(results["grad_norm"])
+        return _applied_if(is_finite, next_state, state), results
 
     return jax.jit(step, donate_argnums=0, out_shardings=(state_shardings, sharding.whole(mesh)))
 
@@ -215,6 +217,16 @@ def make_eval_step(
 
     rows = sharding.ROWS
     return jax.jit(sharding.on_each_device(sums, mesh, (params_specs, rows, rows, rows), sharding.WHOLE))
+
+
+def _applied_if(is_finite: jax.Array, after: State, before: State) -> State:
+    """The state after a step, or as it was before. Counters go on in either case: the learning rate is the step's."""
+    chosen: State = jax.tree.map(
+        lambda new, old: new if jnp.issubdtype(new.dtype, jnp.integer) else jnp.where(is_finite, new, old),
+        after,
+        before,
+    )
+    return chosen
 
 
 def _sum_by_parts(function: Callable[..., Any], parts: int, *by_row: Any) -> Any:

@@ -20,10 +20,10 @@ from jobs.flax_mlm.feed import Feed
 from jobs.flax_mlm.flops import step_flops
 from jobs.flax_mlm.guess import make_sharded_guess
 from jobs.flax_mlm.tokens import unigram_entropy
-from jobs.flax_mlm.watch import Trouble, Watch, save_batch
+from jobs.flax_mlm.watch import MOST_KEPT, MOST_WRITTEN, Outlier, Watch, batch_file, save_batch
 from jobs.runtime import distributed, preemption
 from jobs.runtime.checkpoints import Checkpoints
-from jobs.runtime.errors import RequestError
+from jobs.runtime.errors import JobFailed, RequestError
 from jobs.runtime.metrics import Metrics
 from jobs.runtime.process import Final, Run
 from jobs.runtime.profile import Profile, read_steps
@@ -39,7 +39,7 @@ def train(run: Run, config: Config) -> Final:
     Raises:
         RequestError: the options cannot work here, or the data is missing, too small or not the same on all hosts.
         Preempted: a host got SIGTERM; the state is saved.
-        Trouble: the numbers say that training on is of no use; the batch is saved.
+        JobFailed: the numbers say that training on is of no use; the batch is saved.
     """
     config, begun_from = pretrained.adopt(config, Path(run.environment.cache_dir), run.prepare)
     wrong = problems(config, devices=jax.device_count())
@@ -95,26 +95,32 @@ def train(run: Run, config: Config) -> Final:
         ),
         peak_flops_per_s=run.environment.peak_flops_per_s,
     )
-    watch = Watch()
+    watch = Watch.from_notes(checkpoints.notes)
     in_flight: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
     def busy() -> bool:
         """Whether the devices still have a step to compute."""
         return bool(in_flight) and not in_flight[-1][1]["loss"].is_ready()  # type: ignore[attr-defined]
 
-    def in_trouble(step: int, wrong: str) -> None:
-        """Say so, and stop unless told otherwise; rank 0 keeps the batch."""
-        if config.on_trouble == "warn":
-            run.say(f"step {step}: {wrong}")
+    def in_trouble(step: int, outlier: Outlier) -> None:
+        """Rank 0 keeps the batch of an outlier that is the first of several, and of the one too many, which ends the
+        run unless that is not wanted."""
+        said = f"step {step}: {outlier}"
+        is_end = outlier.ends and config.on_trouble == "stop"
+        if is_end or (outlier.row == 1 and watch.series <= MOST_KEPT):
+            said += f"; its batch is in {run.directory.path(batch_file(step))}"
+            if metrics is not None:
+                save_batch(run.directory, step, str(outlier), tokens, feed.step_on_host(step))
+        if outlier.row == 1 and not is_end:
+            run.say(said)
+        if not is_end:
             return
         if metrics is not None:
-            saved = save_batch(run.directory, step, wrong, tokens, feed.step_on_host(step))
-            run.say(f"step {step}: {wrong}; the batch is in {run.directory.path(saved)}")
             metrics.close()
         checkpoints.wait()
         multihost_utils.sync_global_devices("the batch is saved")  # or whoever ends first takes rank 0 along
         profile.close()
-        raise Trouble(f"step {step}: {wrong}, or go on with --on-trouble warn")
+        raise JobFailed(f"{said}. To go on all the same: --on-trouble warn")
 
     def settle(in_flight_after: int) -> None:
         """Wait for the steps that were begun, all but the last `in_flight_after`, and log those that are due."""
@@ -123,12 +129,18 @@ def train(run: Run, config: Config) -> Final:
             values = {name: float(value) for name, value in results.items()}
             rates.step_done()
             run.heartbeat.step(step)
-            wrong = watch.look(values)
-            if wrong is not None:
-                in_trouble(step, wrong)
-            if metrics is not None and (step % config.log_every == 0 or step == config.steps):
+            before = watch.row
+            outlier = watch.look(values)
+            is_due = step % config.log_every == 0 or step == config.steps
+            is_told = outlier is not None and (outlier.ends or watch.outliers <= MOST_WRITTEN)
+            if metrics is not None and (is_due or is_told):
                 with run.time.part("logging"):
-                    metrics.write(step, {**values, **rates.take()})
+                    counted = {"outliers": watch.outliers} if outlier else {}
+                    metrics.write(step, {**values, **(rates.take() if is_due else {}), **counted})
+            if outlier is not None:
+                in_trouble(step, outlier)
+            elif before:
+                run.say(f"step {step}: the loss is {values['loss']:.4g}, as usual, after {before} outliers")
 
     @run.time.part("evaluation")
     def evaluated(step: int, limit: int) -> Evaluation:
@@ -152,6 +164,7 @@ def train(run: Run, config: Config) -> Final:
     if begun_from is not None and not first:
         evaluated(0, feed.sequences("eval"))
 
+    is_held_back = False
     for step in range(first + 1, config.steps + 1):
         with profile.step(step):
             with rates.input(busy):
@@ -168,14 +181,16 @@ def train(run: Run, config: Config) -> Final:
 
         leaving = preemption.notified(step)
         evaluating = step % config.eval_every == 0 and not leaving
-        saving = step % config.checkpoint_every == 0 or leaving
+        saving = step % config.checkpoint_every == 0 or leaving or (is_held_back and not watch.row)
         if evaluating or saving:
             settle(0)
             loss = evaluated(step, config.eval_sequences).loss if evaluating else math.inf
-            if saving or loss < best_loss:
+            # Among outliers only who leaves saves: the newest checkpoint is to be from before a trouble that stays.
+            is_held_back = bool(watch.row) and (saving or is_held_back) and not leaving
+            if (saving or loss < best_loss) and (leaving or not watch.row):
                 with run.time.part("checkpoint"):
                     run.heartbeat.state("saving")
-                    checkpoints.save(step, state, eval_loss=loss)
+                    checkpoints.save(step, state, eval_loss=loss, notes=watch.notes())
                     run.heartbeat.tick()
             best_loss = min(best_loss, loss)
             if leaving:
@@ -192,7 +207,7 @@ def train(run: Run, config: Config) -> Final:
     run.heartbeat.state("saving")
     final = evaluated(config.steps, feed.sequences("eval"))
     with run.time.part("checkpoint"):
-        checkpoints.save(config.steps, state, eval_loss=final.loss)
+        checkpoints.save(config.steps, state, eval_loss=final.loss, notes=watch.notes())
         checkpoints.close()
     run.heartbeat.tick()
     run.heartbeat.say("taking a closer look")
@@ -219,5 +234,7 @@ def train(run: Run, config: Config) -> Final:
         "eval_loss": final.loss,
         "eval_accuracy": final.accuracy,
         "unigram_entropy": baseline,
+        "outliers": watch.outliers,
+        "skipped_updates": watch.skipped,
         **seen,
     }

@@ -17,7 +17,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 from jobs.runtime.errors import RequestError
 from jobs.runtime.run_directory import CHECKPOINTS, RunDirectory
 
-STATE = "state"
+STATE, NOTES = "state", "notes"
 TORN = "checkpoints-torn"
 
 
@@ -37,6 +37,8 @@ class Checkpoints:
                 keep_checkpoints_without_metrics=False,
             ),
         ]
+        self.notes: dict[str, Any] | None = None
+        """What was noted beside the state that has been restored."""
         self._directory = directory
         self._manager = ocp.CheckpointManager(
             directory.path(CHECKPOINTS),
@@ -54,8 +56,17 @@ class Checkpoints:
         self._manager.reload()
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, state: Any, *, eval_loss: float | None = None) -> None:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        eval_loss: float | None = None,
+        notes: Mapping[str, Any] | None = None,
+    ) -> None:
         """Begin to write the state after `step`; a step that is already there is left as it is.
+
+        notes: what else a resumed run has to know, of what JSON can hold; the same on all processes.
 
         Raises:
             OSError, ValueError: an earlier write failed (Orbax reports it at the next call).
@@ -63,9 +74,10 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return
         known = eval_loss is not None and math.isfinite(eval_loss)
+        noted = {} if notes is None else {NOTES: ocp.args.JsonSave(dict(notes))}
         self._manager.save(
             step,
-            args=ocp.args.Composite(**{STATE: ocp.args.StandardSave(state)}),
+            args=ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), **noted}),
             metrics={"eval_loss": eval_loss} if known else None,
             force=True,
         )
@@ -80,7 +92,8 @@ class Checkpoints:
         self._manager.check_for_errors()
 
     def restore_latest(self, like: Any) -> tuple[int, Any] | None:
-        """The newest state that can be read, with its step; None where there is no checkpoint at all.
+        """The newest state that can be read, with its step; None where there is no checkpoint at all. Its notes, where
+        there are any, are then in `notes`.
 
         Checkpoints that cannot be read are said, put aside under checkpoints-torn/ and passed over for the one
         before them, by all processes alike.
@@ -94,10 +107,11 @@ class Checkpoints:
         abstract = jax.tree.map(ocp.tree.to_shape_dtype_struct, like)
         torn: dict[int, str] = {}
         for step in reversed(self.steps()):
-            restored, reason = self._restore(step, abstract)
+            restored, notes, reason = self._restore(step, abstract)
             read_by_all = multihost_utils.process_allgather(np.asarray(reason is None))
             if np.asarray(read_by_all).all():
                 self._put_aside(torn, step)
+                self.notes = notes
                 return step, restored
             torn[step] = reason or "another host could not read it"
         if torn:
@@ -108,13 +122,18 @@ class Checkpoints:
             )
         return None
 
-    def _restore(self, step: int, abstract: Any) -> tuple[Any, str | None]:
-        """The state of `step`, or why it cannot be read."""
-        wanted = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(abstract)})
+    def _restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any] | None, str | None]:
+        """The state of `step` and its notes, or why it cannot be read."""
+        state: dict[str, Any] = {STATE: ocp.args.StandardRestore(abstract)}
         try:
-            return self._manager.restore(step, args=wanted)[STATE], None
+            try:
+                both = ocp.args.Composite(**state, **{NOTES: ocp.args.JsonRestore()})
+                found = self._manager.restore(step, args=both)
+            except KeyError:  # it was saved without notes
+                found = self._manager.restore(step, args=ocp.args.Composite(**state))
+            return found[STATE], found.get(NOTES), None
         except Exception as error:  # Orbax and TensorStore raise many kinds for a torn file; all are reported
-            return None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+            return None, None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
 
     def _put_aside(self, torn: Mapping[int, str], used: int) -> None:
         if not torn:

@@ -1,4 +1,4 @@
-"""The one exception that means "the request was wrong, not the program"."""
+"""The exceptions whose message is all that the user has to see: no traceback says more."""
 
 
 class RequestError(Exception):
@@ -11,3 +11,10 @@ class RequestError(Exception):
 
 class Unreachable(RequestError):
     """A place does not answer, or refuses: the same request may succeed later."""
+
+
+class JobFailed(Exception):
+    """The job has judged its own results, and training on is of no use; the message says why and what to do.
+
+    Every process raises it after the same step. It ends with exit code 1 and without a traceback.
+    """

@@ -41,6 +41,7 @@ class Heartbeat:
         self._step = 0
         self._step_time = time.time()
         self._message: str | None = None
+        self._says_all = False
         self._changed, self._ended = threading.Event(), threading.Event()
         self._writing, self._writing_here = threading.Lock(), threading.Lock()
 
@@ -90,15 +91,15 @@ class Heartbeat:
         """What is being done within the present state, for whoever watches; None: nothing that needs saying."""
         self.state(self._state, message)
 
-    def end(self, state: State, message: str | None = None) -> None:
-        """The last heartbeat: nothing is written after it.
+    def end(self, state: State, message: str | None = None, *, says_all: bool = False) -> None:
+        """The last heartbeat: nothing is written after it. says_all: the message needs no lines of the log beside it.
 
         Raises:
             OSError: the run directory, on a disk, cannot be written. What a bucket refuses is said in the log.
         """
         self._ended.set()
         self._changed.set()
-        self._state, self._message = state, message
+        self._state, self._message, self._says_all = state, message, says_all
         self.make_room()
         self._write_here()
         if not self._directory.is_remote:
@@ -161,6 +162,7 @@ class Heartbeat:
             "step_time": self._step_time,
             "pid": os.getpid(),
             "message": self._message,
+            "says_all": self._says_all,
         }
 
 

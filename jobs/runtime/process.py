@@ -5,6 +5,7 @@ Exit codes: 0 done; 2 the request was wrong; 75 saved, resume me; 76 another hos
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import faulthandler
@@ -23,7 +24,7 @@ from typing import Any, TextIO
 from jobs.runtime import environment as process_environment
 from jobs.runtime import run_directory
 from jobs.runtime.environment import ProcessEnvironment
-from jobs.runtime.errors import RequestError
+from jobs.runtime.errors import JobFailed, RequestError
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.patience import patiently
 from jobs.runtime.run_directory import RunDirectory
@@ -75,7 +76,8 @@ class Run:
 def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final]) -> None:
     """Read the environment and the options, join the group, train, write the result, and exit.
 
-    `train` returns the run's final metrics, and may raise RequestError (exit 2) or Preempted (exit 75).
+    `train` returns the run's final metrics, and may raise RequestError (exit 2), JobFailed (exit 1) or Preempted
+    (exit 75).
     """
     faulthandler.enable()
     try:
@@ -134,8 +136,14 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
         return code
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        _end_as_failed(run, str(error))
+        _end_as_failed(run, str(error), says_all=True)
         return WRONG_REQUEST
+    except JobFailed as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        _end_as_failed(run, str(error), says_all=True)
+        with contextlib.suppress(RuntimeError):  # XLA's own, where another process was lost just now
+            distributed.leave()
+        return FAILED
     except Exception as error:
         code, message = explain(error, run.environment)
         run.heartbeat.make_room()
@@ -183,9 +191,9 @@ def _put(directory: RunDirectory, name: str, text: str) -> None:
     patiently(write, what=name, pauses_s=directory.pauses_s)
 
 
-def _end_as_failed(run: Run, message: str) -> None:
+def _end_as_failed(run: Run, message: str, *, says_all: bool = False) -> None:
     try:
-        run.heartbeat.end("failed", message)
+        run.heartbeat.end("failed", message, says_all=says_all)
     except OSError as error:
         print(f"heartbeat not written: {error}", file=sys.stderr, flush=True)
 

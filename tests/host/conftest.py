@@ -25,7 +25,7 @@ def beat(state, step, **more):
     path = run_dir + "/heartbeats/host-%d.json" % rank
     with open(path + ".new", "w") as file:
         json.dump(dict(rank=rank, attempt=attempt, state=state, step=step, time=time.time(),
-                       step_time=time.time(), pid=os.getpid(), message=None, **more), file)
+                       step_time=time.time(), pid=os.getpid(), **{"message": None, **more}), file)
     os.replace(path + ".new", path)
 def say(text):
     print(text, flush=True)

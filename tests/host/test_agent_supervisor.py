@@ -97,6 +97,15 @@ def test_an_exit_code_is_reported_with_the_last_line_and_the_lines_before_it(age
     assert json.loads((agent.state_dir() / "exit.json").read_text())["tail"] == error[1:]
 
 
+def test_a_job_that_says_all_itself_is_told_in_its_words_alone(agent: Any) -> None:
+    last_words = 'beat("failed", 21, message="the loss stays away; lower --learning-rate", says_all=True)'
+    agent.start(f'say("Traceback"); {last_words}; say("E1122 gRPC: a peer is gone"); sys.exit(1)')
+    agent.ended()
+    result = agent.result()
+    assert result["error"] == "host 0: the loss stays away; lower --learning-rate"
+    assert (result["outcome"], result["steps"]) == ("failed", 21)
+
+
 def test_a_wrong_request_is_marked_as_one(agent: Any) -> None:
     agent.start('say("--steps: must be positive"); sys.exit(2)')
     agent.ended()

@@ -65,6 +65,22 @@ def test_what_was_saved_is_restored_to_the_bit(directory: RunDirectory, checkpoi
         np.testing.assert_array_equal(mine, theirs)
 
 
+def test_what_was_noted_beside_a_state_comes_back_with_it_and_older_ones_have_none(
+    directory: RunDirectory, checkpoints: Checkpoints
+) -> None:
+    notes = {"losses": [0.1 + 0.2, 1e-300], "row": 3}
+    checkpoints.save(5, state(5))
+    checkpoints.save(10, state(10), notes=notes)
+    checkpoints.wait()
+    again = Checkpoints(directory, keep_last=2)
+    assert again.restore_latest(state(0)) is not None
+    assert again.notes == notes
+    shutil.rmtree(directory.path("checkpoints/10"))
+    assert again.restore_latest(state(0)) is not None
+    assert again.notes is None
+    again.close()
+
+
 def test_the_latest_are_kept_and_the_best_besides(checkpoints: Checkpoints) -> None:
     saved(checkpoints, {1: 3.0, 2: 1.0, 3: None, 4: 2.0, 5: 2.5, 6: None})
     assert checkpoints.steps() == [2, 5, 6]
@@ -87,14 +103,18 @@ def test_a_step_that_is_there_is_not_written_again(directory: RunDirectory, chec
 
 # Orbax leaves a closed event loop behind where a read fails.
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("damage", ["truncated", "deleted", "emptied"])
+@pytest.mark.parametrize("damage", ["truncated", "deleted", "emptied", "notes torn"])
 def test_a_torn_checkpoint_is_put_aside_and_the_one_before_it_used(
     directory: RunDirectory, checkpoints: Checkpoints, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    saved(checkpoints, {5: None, 10: None})
+    saved(checkpoints, {5: None})
+    checkpoints.save(10, state(10), notes={"row": 1})
+    checkpoints.wait()
     newest = Path(directory.path("checkpoints/10"))
     if damage == "emptied":
         shutil.rmtree(newest / "state")
+    if damage == "notes torn":
+        (newest / "notes" / "metadata").write_text('{"row"')
     for path in newest.rglob("*"):
         if path.is_file() and damage == "truncated":
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])

@@ -58,6 +58,7 @@ def test_the_first_heartbeat_is_there_when_start_returns(
         "step": 0,
         "pid": os.getpid(),
         "message": None,
+        "says_all": False,
     }
 
 

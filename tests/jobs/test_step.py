@@ -151,6 +151,29 @@ def test_a_step_changes_every_parameter(on_one: Taken) -> None:
     assert same == []
 
 
+def test_a_step_whose_numbers_are_not_finite_changes_nothing_but_the_counters(facts: TokenizerFacts) -> None:
+    mesh = sharding.make_mesh(1, jax.devices()[:1])
+    optimizer = steps.make_optimizer(CONFIG)
+    graph, state = steps.create(CONFIG, facts, optimizer, mesh)
+    rule = steps.mask_rule(facts, CONFIG.mask_share, CONFIG.sequence_length)
+    train_step = steps.make_train_step(graph, optimizer, rule, CONFIG, mesh, state)
+    tokens_BS, rows_B = jnp.asarray(BATCHES[0]), jnp.arange(4, dtype=jnp.int32)
+
+    def step_on(state: steps.State) -> tuple[steps.State, steps.State, dict[str, Any]]:
+        before = jax.tree.map(np.asarray, state)
+        after, results = train_step(state, tokens_BS, rows_B)
+        return before, jax.tree.map(np.asarray, after), results
+
+    state = step_on(state)[1]
+    table = state["params"]["embeddings"]["tokens"]
+    table["embedding"] = np.where(np.arange(len(table["embedding"]))[:, None] < 5, table["embedding"], np.inf)
+    before, after, results = step_on(state)
+    assert not np.isfinite(float(results["loss"]))
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        np.testing.assert_array_equal(new, old + 1 if old.dtype == np.int32 else old)
+    assert any(leaf.any() for leaf in jax.tree.leaves(after["opt_state"]) if leaf.ndim > 1)
+
+
 def test_another_seed_draws_other_parameters(on_one: Taken, facts: TokenizerFacts) -> None:
     mesh = sharding.make_mesh(1, jax.devices()[:1])
     other = dataclasses.replace(CONFIG, seed=1)

@@ -1,4 +1,4 @@
-"""A run whose numbers go wrong stops by itself on every host, says why, and keeps the batch."""
+"""A run whose numbers stay wrong ends by itself on every host, says why once, and keeps the batch."""
 
 from __future__ import annotations
 
@@ -7,32 +7,47 @@ from pathlib import Path
 
 import pytest
 
+from jobs.flax_mlm.watch import USELESS_LIMIT_STEPS
+from launch import outcome
 from tests.runs.lab import Lab, result, saved_steps
 
 pytestmark = pytest.mark.timeout(300)
 
-RUINOUS = ("--learning-rate", "1e30", "--warmup-share", "0.0")
+RUINOUS = ("--learning-rate", "1e30", "--warmup-share", "0.0", "--log-every", "20")
+"""The first step ruins the parameters: no later one has a loss that is finite."""
+LAST = 1 + USELESS_LIMIT_STEPS
 
 
-def test_a_run_that_comes_apart_stops_with_a_diagnosis_and_the_batch_and_no_ruined_checkpoint(
-    lab: Lab,
-) -> None:
+def test_a_run_that_stays_ruined_ends_with_one_message_the_batch_and_no_ruined_checkpoint(lab: Lab) -> None:
     run = lab.finish(lab.launch(*RUINOUS))
     found = result(run)
-    assert found["outcome"] == "failed"
-    assert "lower --learning-rate" in found["error"]
-    assert "--on-trouble warn" in found["error"]
-    (kept,) = Path(run.directory.path("trouble")).iterdir()
-    batch = json.loads(kept.read_text())
-    assert kept.name == f"step-{batch['step']}.json"
-    assert f"step {batch['step']}" in found["error"]
-    assert (len(batch["tokens"]), len(batch["texts"])) == (12, 12)
-    assert all(step < batch["step"] for step in saved_steps(run))
+    assert (found["outcome"], found["steps"]) == ("failed", LAST)
+    error = found["error"]
+    assert error.startswith(f"host {found['failed_host']}: step {LAST}: the loss is nan")
+    assert f"the last of {USELESS_LIMIT_STEPS} outliers in a row" in error
+    assert "lower --learning-rate" in error and "--on-trouble warn" in error
+    assert error.count(f"step {LAST}") == 1 and f"/trouble/step-{LAST}.json" in error
+    assert "\n" not in error and "Traceback" not in error
+    assert "\n".join(outcome.summary(run, "failed")).count("lower --learning-rate") == 1
+    for host in (0, 1):
+        assert "Traceback" not in lab.log(run, host)
+        assert lab.log(run, host).count("lower --learning-rate") == 1
+    kept = {path.name: json.loads(path.read_text()) for path in Path(run.directory.path("trouble")).iterdir()}
+    assert sorted(kept) == [f"step-{step}.json" for step in (2, LAST)]
+    assert {(len(batch["tokens"]), len(batch["texts"])) for batch in kept.values()} == {(12, 12)}
+    assert saved_steps(run) == []
+    written = [line for line in run.directory.read_metrics() if "loss" in line]
+    assert [line["step"] for line in written] == list(range(2, LAST + 1))
+    assert [line["outliers"] for line in written] == list(range(1, USELESS_LIMIT_STEPS + 1))
     assert {end["code"] for end in lab.exits(run)} == {1}
 
 
-def test_a_run_that_is_told_to_goes_on_whatever_its_numbers_say(lab: Lab) -> None:
-    run = lab.finish(lab.launch(*RUINOUS, "--on-trouble", "warn", "--steps", "6"))
-    assert result(run)["outcome"] == "done"
-    assert "the loss is" in lab.log(run)
-    assert run.directory.list("trouble") == []
+def test_a_run_that_is_told_to_goes_on_whatever_its_numbers_say_and_counts_them(lab: Lab) -> None:
+    run = lab.finish(lab.launch(*RUINOUS, "--on-trouble", "warn", "--steps", str(LAST + 9)))
+    found = result(run)
+    assert (found["outcome"], found["outliers"], found["skipped_updates"]) == ("done", LAST + 8, LAST + 8)
+    assert found["eval_loss"] is None
+    log = lab.log(run)
+    assert [f"step {step}: the loss is nan" in log for step in (2, 3, LAST + 1)] == [True, False, True]
+    assert run.directory.list("trouble") == [f"step-{step}.json" for step in (2, LAST + 1)]
+    assert saved_steps(run) == [LAST + 9]  # those on the way were held back
