@@ -94,8 +94,12 @@ def create(
     tokenizer: TokenizerFacts,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
+    compiled: Callable[..., Callable[[], State]] = lambda function: function,
 ) -> tuple[nnx.GraphDef[Mlm], State]:
-    """The model's structure, and its state before the first step, drawn from the seed, on each device its part."""
+    """The model's structure, and its state before the first step, drawn from the seed, on each device its part.
+
+    compiled: what makes a program of a function of jax.jit's, such as `Executables.of`.
+    """
     dims, dtype = dimensions(config, tokenizer), activations_dtype(config)
     graph = nnx.split(nnx.eval_shape(lambda: Mlm(dims, dtype, nnx.Rngs(0))))[0]
 
@@ -104,7 +108,7 @@ def create(
         params = nnx.to_pure_dict(nnx.state(Mlm(dims, dtype, nnx.Rngs(key)), nnx.Param))
         return {"params": params, "opt_state": optimizer.init(params), "step": jnp.zeros((), jnp.int32)}
 
-    return graph, jax.jit(draw, out_shardings=sharding.shardings(jax.eval_shape(draw), mesh))()
+    return graph, compiled(jax.jit(draw, out_shardings=sharding.shardings(jax.eval_shape(draw), mesh)))()
 
 
 def with_params(state: State, params: Any) -> State:

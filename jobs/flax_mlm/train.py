@@ -24,6 +24,7 @@ from jobs.flax_mlm.watch import MOST_KEPT, MOST_WRITTEN, Outlier, Watch, batch_f
 from jobs.runtime import distributed, preemption
 from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.errors import JobFailed, RequestError
+from jobs.runtime.executables import Executables
 from jobs.runtime.metrics import Metrics
 from jobs.runtime.process import Final, Run
 from jobs.runtime.profile import Profile, read_steps
@@ -61,11 +62,12 @@ def train(run: Run, config: Config) -> Final:
 
     run.heartbeat.say("compiling the first step")
     optimizer = steps.make_optimizer(config)
-    graph, state = steps.create(config, tokens.tokenizer, optimizer, mesh)
+    compiled = Executables(run.environment.cache_dir, mesh.devices.flat).of
+    graph, state = steps.create(config, tokens.tokenizer, optimizer, mesh, compiled)
     train_rule = steps.mask_rule(tokens.tokenizer, config.mask_share, length)
     eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, length)
-    train_step = steps.make_train_step(graph, optimizer, train_rule, config, mesh, state)
-    eval_step = steps.make_eval_step(graph, eval_rule, mesh, state, parts=config.accumulate)
+    train_step = compiled(steps.make_train_step(graph, optimizer, train_rule, config, mesh, state))
+    eval_step = compiled(steps.make_eval_step(graph, eval_rule, mesh, state, parts=config.accumulate))
     run.say(
         f"{sum(leaf.size for leaf in jax.tree.leaves(state['params'])):,} parameters on {jax.device_count()} devices "
         f"of {jax.process_count()} processes, in {config.dtype}; {feed.sequences('train'):,} sequences of {length} "
@@ -215,7 +217,9 @@ def train(run: Run, config: Config) -> Final:
         sequences=feed.sequences("eval"), length=length, trained_rows=config.steps * batch_size
     )
     seen = closer_look.look(
-        jax.jit(make_sharded_guess(graph, mesh, state["params"]), out_shardings=sharding.whole(mesh)),
+        compiled(
+            jax.jit(make_sharded_guess(graph, mesh, state["params"]), out_shardings=sharding.whole(mesh))
+        ),
         state["params"],
         tokens.rows("eval", closer, length),
         tokens.tokenizer,

@@ -45,7 +45,7 @@ def start(environment: ProcessEnvironment) -> None:
     if environment.platform == "cpu" and environment.local_devices is not None:
         jax.config.update("jax_num_cpu_devices", environment.local_devices)
     if environment.platform != "cpu":
-        # On the CPU a cached program may have been compiled for another machine's instructions.
+        # For what is not kept as an Executable. On the CPU a program in it may be for another machine's instructions.
         jax.config.update("jax_compilation_cache_dir", str(Path(environment.cache_dir) / COMPILATION_CACHE))
     host, _, port = environment.coordinator.rpartition(":")
     loopback = host in ("127.0.0.1", "localhost")

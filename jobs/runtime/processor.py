@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import platform
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -15,6 +16,14 @@ BFLOAT16 = "avx512_bf16"
 def multiplies_bfloat16() -> bool:
     """Whether it has instructions for products of bfloat16; without them they are many times slower."""
     return BFLOAT16 in flags(CPUINFO.read_text() if CPUINFO.exists() else "")
+
+
+@functools.cache
+def kind() -> str:
+    """Its model and its features, by which a program that was compiled for it is known from one for another."""
+    cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
+    models = {line for line in cpuinfo.splitlines() if line.startswith(("model name", "CPU part"))}
+    return f"{platform.machine()} {sorted(models)} {sorted(flags(cpuinfo))}"
 
 
 def flags(cpuinfo: str) -> frozenset[str]:
