@@ -87,8 +87,10 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
     watch = _Watch(display)
     failed_s: float | None = None
     unheard: set[str] = set()
+    unread = ""
     while True:
-        run = with_agents_beats(_read(run), known)
+        fresh, unread = _read(run, display, unread)
+        run = with_agents_beats(fresh, known)
         with contextlib.suppress(HostError):
             watch.show(run)
         looks_ended = run.current_result() is not None or any(
@@ -111,12 +113,20 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
         time.sleep(BUCKET_POLL_S if run.directory.is_remote and not looks_ended else POLL_S)
 
 
-def _read(run: Run) -> Run:
-    """The run as it is now, or as it was where its hosts cannot be asked just now: that is told elsewhere."""
+def _read(run: Run, display: Display, before: str) -> tuple[Run, str]:
+    """The run as it is now, or as it was where its directory cannot be read just now, and why it cannot.
+
+    Of a bucket this is said, once; hosts that do not answer are told of elsewhere.
+    """
     try:
-        return runs.read(run.directory) or run
-    except HostError:
-        return run
+        fresh = runs.read(run.directory) or run
+    except HostError as error:
+        if run.directory.is_remote and not before:
+            display.note(f"{error}; it is asked again")
+        return run, str(error)
+    if run.directory.is_remote and before:
+        display.note(f"{run.directory.url} answers again")
+    return fresh, ""
 
 
 def with_agents_beats(run: Run, known: Look) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,15 @@ from typing import Any
 from infra.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.errors import RequestError
-from jobs.runtime.files import DiskFiles, here, is_url
+from jobs.runtime.files import DiskFiles, is_url
 from launch.agents import Agent, ProcessLink
+from launch.buckets import Buckets
 from launch.jobs import CHECKOUT
 from launch.target import LOCAL, Target
 from launch.transport import LocalTransport
 
+RUNS = "TPU_STACK_RUNS"
+"""Names the folder of this machine's runs, or a URL, where it is not this checkout's runs/."""
 DEFAULT_HOSTS = {"cpu": 2, "gpu": 1, "tpu": 1}
 MOST_HOSTS = 64
 AGENT = CHECKOUT / "host" / "__main__.py"
@@ -27,7 +31,7 @@ AGENT = CHECKOUT / "host" / "__main__.py"
 def resolve(
     *, hosts: str | None, platform: str, python: str | None = None, runs: str | None = None
 ) -> Target:
-    """This machine as that many hosts. runs: a folder or a URL (default: `runs_dir`).
+    """This machine as that many hosts. runs: a folder or a URL (default: $TPU_STACK_RUNS, else this checkout's runs/).
 
     Raises:
         RequestError: it cannot be so many.
@@ -38,10 +42,7 @@ def resolve(
             f"--hosts {count}: on this machine one process drives all its {platform.upper()}s; leave --hosts out"
         )
     target = local(count, platform, sorted(os.sched_getaffinity(0)), python)
-    if runs is None:
-        return target
-    runs_url = runs.rstrip("/") if is_url(runs) else os.path.abspath(os.path.expanduser(runs))
-    return dataclasses.replace(target, runs_url=runs_url, files=here(runs_url))
+    return target if runs is None else dataclasses.replace(target, **_place(runs, "--runs"))
 
 
 def _count(text: str) -> int:
@@ -92,8 +93,7 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
         agents=agents([host.name for host in hosts], cache_dir),
         find_agents=agents_of,
         python=python or sys.executable,
-        runs_url=str(runs_dir()),
-        files=DiskFiles(),
+        **_place(os.environ.get(RUNS) or str(CHECKOUT / "runs"), f"${RUNS}"),
         agent_root=str(cache_dir / "agent"),
         cache_dir=str(cache_dir),
         cpus=shares(processors, count) if platform == "cpu" else (None,) * count,
@@ -106,9 +106,17 @@ def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
     return agents([host["name"] for host in described["hosts"]], Path(described["cache_dir"]))
 
 
-def runs_dir() -> Path:
-    """Where runs are kept: $TPU_STACK_RUNS where it is set, else this checkout's runs/."""
-    return Path(os.environ.get("TPU_STACK_RUNS") or CHECKOUT / "runs").absolute()
+def _place(runs: str, said: str) -> dict[str, Any]:
+    """Where runs are kept, and how this machine gets there.
+
+    Raises:
+        RequestError: it is a path that is all but a URL.
+    """
+    if is_url(runs):
+        return {"runs_url": runs.rstrip("/"), "files": Buckets()}
+    if near := re.match(r"(gs|gcs|s3):/*", runs):
+        raise RequestError(f"{said} {runs}: is no URL; write {near[1]}://{runs[near.end() :]}")
+    return {"runs_url": os.path.abspath(os.path.expanduser(runs)), "files": DiskFiles()}
 
 
 def agents(hosts: Sequence[str], cache_dir: Path) -> tuple[Agent, ...]:

@@ -6,9 +6,10 @@ import functools
 
 from infra.inventory import Inventory, Slice
 from jobs.runtime.errors import RequestError
-from jobs.runtime.files import BucketFiles, Files, is_url
+from jobs.runtime.files import Files, is_url
 from launch import stack_output
 from launch.agents import Agent
+from launch.buckets import Buckets
 from launch.host_files import HostFiles
 from launch.ssh.access import address_and_port
 from launch.ssh.connections import Ssh
@@ -68,4 +69,4 @@ def _runs_url(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
 
 
 def _files(runs_url: str, agents: tuple[Agent, ...]) -> Files:
-    return BucketFiles() if is_url(runs_url) else HostFiles(agents)
+    return Buckets() if is_url(runs_url) else HostFiles(agents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -19,13 +20,13 @@ from jobs.runtime import run_directory
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.errors import RequestError
 from jobs.runtime.run_directory import RunDirectory
+from launch import buckets, container, follow, jobs, rollout, runs
 from launch import bundle as bundles
-from launch import container, follow, jobs, rollout, runs
 from launch import plan as plans
 from launch.agents import ask_all
 from launch.conclude import conclude
 from launch.describe import describe
-from launch.errors import HostsError
+from launch.errors import HostError, HostsError
 from launch.plan import Plan
 from launch.runs import Run
 from launch.target import Target
@@ -160,6 +161,8 @@ def _check(request: Request, job: jobs.Job, config: Any, target: Target) -> None
     if part := target.part_of_tpu:
         raise RequestError(part)
     problems = job.problems(config, devices=target.devices)
+    if not problems:
+        problems = _bucket_problems(config, target)
     if not problems and target.is_local:
         problems = _data_problems(request, job, config, target)
     if request.resume is not None:
@@ -172,6 +175,25 @@ def _check(request: Request, job: jobs.Job, config: Any, target: Target) -> None
             )
     if problems:
         raise RequestError("\n".join(problems))
+
+
+def _bucket_problems(config: Any, target: Target) -> list[str]:
+    """Of where runs lie and, on this machine, of what the options name: a stack's hosts have rights of their own."""
+    wanted = [(target.runs_url, target.runs_url)]
+    options = dataclasses.asdict(config).items() if target.is_local else ()
+    wanted += [
+        (value, f"--{name.replace('_', '-')} {value}") for name, value in options if isinstance(value, str)
+    ]
+
+    def problem(url: str, asked: str) -> str | None:
+        try:
+            buckets.reach(url, asked, one_object=url != target.runs_url)
+        except HostError as error:
+            return str(error)
+        return None
+
+    with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
+        return [found for found in pool.map(problem, *zip(*wanted, strict=True)) if found]
 
 
 def _data_problems(request: Request, job: jobs.Job, config: Any, target: Target) -> list[str]:

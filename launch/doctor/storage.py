@@ -6,8 +6,9 @@ import json
 import secrets
 import threading
 
-from jobs.runtime.files import BucketFiles, Files, is_url
+from jobs.runtime.files import Files, is_url
 from launch.agents import ask_all
+from launch.buckets import Buckets
 from launch.doctor.finding import Check, Said, fail, ok
 from launch.errors import HostError
 from launch.target import Target
@@ -39,7 +40,7 @@ def checks(target: Target) -> list[Check]:
         found.append(Check(AREA, "share", lambda: shared(target)))
     if bucket is not None and not target.runs_url.startswith(f"{bucket}/"):
         # What lies on a share is reached through the hosts; the bucket is not.
-        found.append(Check(AREA, "bucket", lambda: from_here(BucketFiles(), bucket)))
+        found.append(Check(AREA, "bucket", lambda: from_here(Buckets(), bucket)))
     if bucket is not None:
         found.append(Check(AREA, "bucket from a host", lambda: from_host(target, bucket)))
     return found
@@ -64,7 +65,8 @@ def _try(files: Files, url: str) -> Said:
         found = files.read([path])[0]
         files.remove(path)
     except HostError as error:
-        return fail(f"{url}: {error.reason}", error.remedy, host=error.host or None)
+        of_a_host = error.host and not is_url(error.host)
+        return fail(f"{url}: {error.reason}", error.remedy, host=error.host if of_a_host else None)
     except Exception as error:  # every client library has errors of its own
         return fail(f"{url}: {_first_line(error)}", _remedy(url))
     if found != data:

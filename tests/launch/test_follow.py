@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from jobs.runtime.run_directory import RunDirectory
 from launch import follow, runs
 from launch.agents import Agent
 from launch.display import Progress
+from launch.errors import HostError
 from launch.runs import Run
 
 MakeAgent = Callable[..., Agent]
@@ -197,3 +200,36 @@ def test_a_hosts_own_heartbeat_counts_where_the_run_directory_has_an_older_one(
         entry["beat"] = own
     known = follow.look([make_agent(lambda verb, _: answer)], run)
     assert [each["step"] for each in follow.with_agents_beats(run, known).heartbeats if each] == [3, 9]
+
+
+def test_a_bucket_that_cannot_be_read_for_a_while_is_told_once_and_the_run_is_followed_on(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "BUCKET_POLL_S", 0)
+    done = write_run(beats=[beat("done")] * 2, result={"outcome": "done"})
+    before = dataclasses.replace(
+        write_run(beats=[beat("stepping")] * 2),
+        directory=RunDirectory("gs://b/runs/r", done.directory._files),
+    )
+    gone = HostError(host="gs://b", reason="there is no network")
+    answers: Iterator[Run | HostError] = iter(
+        [gone, gone, dataclasses.replace(done, directory=before.directory)]
+    )
+
+    def read(directory: RunDirectory) -> Run | None:
+        answer = next(answers)
+        if isinstance(answer, HostError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(runs, "read", read)
+    monkeypatch.setattr(RunDirectory, "read_new_metrics", lambda *_: ([], 0))
+    agent = make_agent(lambda verb, _: status(before, *["running"] * 2))
+    states = iter(["running", "running", "done"])
+    monkeypatch.setattr(follow, "state", lambda *_: next(states))
+    shown = Recorded()
+    assert follow.follow(before, [agent], shown) == "done"
+    assert shown.notes == [
+        "gs://b: there is no network; it is asked again",
+        "gs://b/runs/r answers again",
+    ]

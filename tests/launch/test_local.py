@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from infra.inventory import from_json, to_json
-from jobs.runtime.files import BucketFiles, DiskFiles
+from jobs.runtime.errors import RequestError
+from jobs.runtime.files import DiskFiles
 from launch import local
+from launch.buckets import Buckets
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=70, unique=True), st.integers(1, 70))
@@ -46,12 +48,26 @@ def test_without_a_number_of_hosts_there_are_two_on_cpu_and_one_elsewhere(
     [
         ("elsewhere", str(Path.cwd() / "elsewhere"), DiskFiles),
         ("/srv/runs/", "/srv/runs", DiskFiles),
-        ("gs://bucket/runs/", "gs://bucket/runs", BucketFiles),
+        ("gs://bucket/runs/", "gs://bucket/runs", Buckets),
     ],
 )
-def test_runs_lie_where_they_are_asked_to(asked: str, there: str, files: type) -> None:
+def test_runs_lie_where_they_are_asked_to_by_option_or_environment(
+    asked: str, there: str, files: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = local.resolve(hosts="1", platform="cpu", runs=asked)
     assert (target.runs_url, type(target.files)) == (there, files)
+    monkeypatch.setenv("TPU_STACK_RUNS", asked)
+    target = local.resolve(hosts="1", platform="cpu")
+    assert (target.runs_url, type(target.files)) == (there, files)
+
+
+@pytest.mark.parametrize("asked", ["gs:/bucket/runs", "gs:bucket/runs"])
+def test_a_url_with_too_few_slashes_makes_no_folder(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RequestError, match=f"^--runs {asked}: is no URL; write gs://bucket/runs$"):
+        local.resolve(hosts="1", platform="cpu", runs=asked)
+    monkeypatch.setenv("TPU_STACK_RUNS", asked)
+    with pytest.raises(RequestError, match=r"^\$TPU_STACK_RUNS gs:"):
+        local.resolve(hosts="1", platform="cpu")
 
 
 def test_this_machines_inventory_is_one_that_contract_1_can_hold(runs_dir: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from infra.inventory import Host, Inventory, Slice, Storage, to_json
 from jobs.runtime.errors import RequestError
-from jobs.runtime.files import BucketFiles
 from launch import remote, targets, train, verify
+from launch.buckets import Buckets
 from launch.errors import HostError
 from launch.host_files import HostFiles
 from launch.target import Target
@@ -103,7 +103,7 @@ def test_training_and_verifying_on_a_part_of_a_tpu_slice_is_refused_before_a_hos
 def test_runs_go_to_the_bucket_where_there_is_no_share_and_to_where_they_are_asked_to_go() -> None:
     no_share = dataclasses.replace(STACK, storage=dataclasses.replace(SHARE, nfs_source=None, nfs_mount=None))
     assert target(no_share).runs_url == "gs://b/runs"
-    assert isinstance(target(no_share).files, BucketFiles)
+    assert isinstance(target(no_share).files, Buckets)
     assert target(no_share).mount is None
     assert (target(runs="gs://b/other/").runs_url, target(runs="gs://b/other").mount) == (
         "gs://b/other",

@@ -87,6 +87,21 @@ def test_a_wrong_request_is_told_and_leaves_no_run(
     assert [part for part in parts if part not in text] == []
 
 
+def test_every_bucket_that_is_out_of_reach_is_named_before_a_run_begins(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    text = refused(runs_dir, arguments="--data gs://a/t --init-from gs://b/x --remote-cache gs://c")
+    why = "127.0.0.1:9 cannot be reached from this machine (Connection refused)"
+    assert sorted(line.partition(" →")[0] for line in text.splitlines()) == [
+        f"--data gs://a/t: {why}",
+        f"--init-from gs://b/x: {why}",
+        f"--remote-cache gs://c: {why}",
+    ]
+    monkeypatch.setenv("TPU_STACK_RUNS", "gs://mine/runs")
+    assert refused(runs_dir).startswith(f"gs://mine/runs: {why}")
+
+
 @pytest.mark.parametrize("text", ["", "\n \n"])
 def test_data_without_text_leaves_no_run(runs_dir: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "empty.txt").write_text(text)

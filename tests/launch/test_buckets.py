@@ -1,0 +1,217 @@
+"""A bucket that cannot be used is told of soon, by name, with the reason. A server here takes Google's part."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import google.auth
+import google.auth.exceptions
+import pytest
+
+from jobs.runtime.files import BucketFiles
+from launch import buckets
+from launch.buckets import Buckets, reach
+from launch.errors import HostError
+
+NoneFound: Callable[[str], Exception] = google.auth.exceptions.DefaultCredentialsError
+Expired: Callable[[str], Exception] = google.auth.exceptions.RefreshError
+NoWay: Callable[[str], Exception] = google.auth.exceptions.TransportError
+SAID = "ann@example.com does not have storage.objects.list access."
+KEY = "Bearer of-ann"
+
+
+class Google(http.server.BaseHTTPRequestHandler):
+    """Each bucket is named by how it answers: to all, and to those with a key."""
+
+    def do_GET(self) -> None:
+        bucket, _, name = self.path.partition("/b/")[2].partition("/o")
+        anybody, known = {
+            "public": (200, 200),
+            "mine": (401, 200),
+            "none": (404, 404),
+            "theirs": (401, 403),
+            "one-object": (401, 200 if name.startswith("/a%2Fb.txt") else 403),
+            "busy": (503, 503),
+            "hidden": (401, 404),
+        }[bucket]
+        status = known if self.headers["Authorization"] == KEY else anybody
+        body = json.dumps({"error": {"message": f"{SAID}\nMore."}}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Google) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        here = f"127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{here}")
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        yield here
+        server.shutdown()
+        thread.join()
+
+
+class Ann:
+    """Credentials; or what refreshing them comes to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def refresh(self, request: object) -> None:
+        if self._error:
+            raise self._error
+
+    def apply(self, headers: dict[str, str]) -> None:
+        headers["Authorization"] = KEY
+
+
+Log = Callable[[Ann | Exception], None]
+
+
+@pytest.fixture
+def logged_in(monkeypatch: pytest.MonkeyPatch) -> Log:
+    def log_in(found: Ann | Exception) -> None:
+        def default(scopes: object) -> tuple[Ann, None]:
+            if isinstance(found, Exception):
+                raise found
+            return found, None
+
+        monkeypatch.setattr(google.auth, "default", default)
+
+    log_in(Ann())
+    return log_in
+
+
+def refused(url: str, **options: Any) -> HostError:
+    with pytest.raises(HostError) as error:
+        reach(url, **options)
+    return error.value
+
+
+def test_a_bucket_that_may_be_read_is_reached_with_credentials_or_without(logged_in: Log) -> None:
+    reach("gs://mine/runs")
+    reach("gs://one-object/a/b.txt", one_object=True)
+    logged_in(NoneFound("none"))
+    reach("gs://public/runs")
+    reach("memory://whatever")
+    reach("/a/path")
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("gs://none/runs", "there is no bucket none"),
+        ("gs://hidden/runs", "there is no bucket hidden"),
+        ("gs://theirs/runs", f"no permission in the bucket theirs: {SAID}"),
+        ("gs://one-object/a", f"no permission in the bucket one-object: {SAID}"),
+        ("gs://busy/runs", f"ADDRESS answers 503: {SAID}"),
+    ],
+)
+def test_it_is_said_what_is_wrong_with_which_bucket(
+    logged_in: Log, address: str, url: str, reason: str
+) -> None:
+    error = refused(url, asked=f"--data {url}", one_object=True)
+    assert (error.host, error.reason) == (f"--data {url}", reason.replace("ADDRESS", address))
+    assert error.remedy
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (
+            NoneFound("File /k.json was not found. See more"),
+            "the bucket mine is not public, and this machine has no credentials of Google's (File /k.json was",
+        ),
+        (
+            Ann(Expired("invalid_grant: expired\n{}")),
+            "Google refuses this machine's credentials (invalid_grant: expired)",
+        ),
+        (
+            Ann(NoWay("no route")),
+            "Google cannot be asked for a token (no route)",
+        ),
+    ],
+)
+def test_missing_credentials_and_refused_ones_are_told_apart(
+    logged_in: Log, found: Ann | Exception, reason: str
+) -> None:
+    logged_in(found)
+    error = refused("gs://mine/runs")
+    assert error.reason.startswith(reason)
+    assert "gcloud auth application-default login" in error.remedy or "oauth2.googleapis.com" in error.remedy
+
+
+@pytest.mark.parametrize(("path", "why"), [("refused", "Connection refused"), ("silent", "timed out")])
+def test_without_a_network_it_is_the_network_that_is_named_soon(
+    path: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "ANSWER_LIMIT_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # which nobody answers at
+        host = f"127.0.0.1:{server.getsockname()[1] if path == 'silent' else 9}"
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
+        error = refused("gs://mine/runs")
+    assert error.reason == f"{host} cannot be reached from this machine ({why})"
+
+
+def test_whoever_hangs_is_given_up_and_the_credentials_that_do_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit_s = buckets.REACH_LIMIT_S
+    assert max(buckets.ANSWER_LIMIT_S, buckets.CREDENTIALS_LIMIT_S) < limit_s <= 13
+    stop = threading.Event()
+    monkeypatch.setattr(google.auth, "default", lambda scopes: stop.wait(60))
+    monkeypatch.setattr(buckets, "CREDENTIALS_LIMIT_S", 0.1)
+    assert "this machine has no credentials" in refused("gs://mine/runs").reason
+    monkeypatch.setattr(buckets, "CREDENTIALS_LIMIT_S", 60.0)
+    monkeypatch.setattr(buckets, "REACH_LIMIT_S", 0.2)
+    began_s = time.monotonic()
+    assert refused("gs://mine/runs").reason == "no answer within 0 s"
+    assert time.monotonic() - began_s < 5
+    stop.set()
+
+
+def test_what_the_driver_raises_names_the_bucket_and_its_own_tries_are_silent(
+    logged_in: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("Bad Request: b/mine\nmore")
+
+    monkeypatch.setattr(BucketFiles, "list", fail)
+    with pytest.raises(HostError, match=r"^gs://mine/runs: ValueError: Bad Request: b/mine → check"):
+        Buckets().list("gs://mine/runs")
+    assert not logging.getLogger("gcsfs").isEnabledFor(logging.ERROR)
+    with pytest.raises(HostError, match="^gs://none: there is no bucket none → "):
+        Buckets().read(["gs://none/runs/r/run.json"])
+    with pytest.raises(HostError, match=r"^nonsense://b/runs: ValueError: Protocol not known: nonsense"):
+        Buckets().read_from("nonsense://b/runs", 0)
+
+
+def test_a_bucket_is_asked_once_and_then_used_as_any_files_are(
+    logged_in: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = []
+    monkeypatch.setattr(buckets, "reach", lambda url, asked: reached.append(asked))
+    files = Buckets()
+    for data in (b"one", b"two"):
+        files.write("memory://launch-buckets/runs/r/file", data)
+    assert files.read(["memory://launch-buckets/runs/r/file", "memory://launch-buckets/none"]) == [
+        b"two",
+        None,
+    ]
+    assert files.read_from("memory://launch-buckets/runs/r/file", -1) == (b"o", 2)
+    assert files.list("memory://launch-buckets/runs") == ["r"]
+    files.remove("memory://launch-buckets/runs/r/file")
+    assert files.read([]) == [] and reached == ["memory://launch-buckets"]
