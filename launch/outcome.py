@@ -7,8 +7,6 @@ from launch.display import duration
 from launch.runs import Run, State
 
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
-COMMITTED = "commit_success.txt"
-"""What Orbax writes last into a checkpoint where a folder cannot be renamed, as in a bucket."""
 
 
 def exit_code(run: Run, state: State) -> int:
@@ -26,7 +24,7 @@ def summary(run: Run, state: State) -> list[str]:
     if state == "done":
         return _done(run)
     resume = f"resume with `fab train --resume {run.run_id}`"
-    saved = checkpoint_steps(run)
+    saved = run.directory.checkpoint_steps()
     resume += f" (from step {saved[-1]})" if saved else " (no checkpoint yet: from the start)"
     if state in ("stopped", "preempted"):
         return [f"{run.run_id} was {state}; {resume}"]
@@ -44,15 +42,6 @@ def summary(run: Run, state: State) -> list[str]:
     return [*lines, f"  {resume}"]
 
 
-def checkpoint_steps(run: Run) -> list[int]:
-    """Steps that have a checkpoint, in order."""
-    steps = sorted(int(name) for name in run.directory.list(run_directory.CHECKPOINTS) if name.isdigit())
-    if not run.directory.is_remote:
-        return steps  # the folder has its name from the moment on that it is whole
-    signs = run.directory.read_texts([f"{run_directory.CHECKPOINTS}/{step}/{COMMITTED}" for step in steps])
-    return [step for step, sign in zip(steps, signs, strict=True) if sign is not None]
-
-
 def _done(run: Run) -> list[str]:
     result = run.current_result() or {}
     lines = [f"{run.run_id} is done"]
@@ -68,7 +57,7 @@ def _done(run: Run) -> list[str]:
         lines.append(f"  speed        {result['tokens_per_s']:,.0f} tokens/s")
     lines.append(f"  wall time    {duration(result.get('wall_s') or 0)} for {result.get('steps')} steps")
     lines += _time_split(result.get("time_s"))
-    saved = checkpoint_steps(run)
+    saved = run.directory.checkpoint_steps()
     if saved:
         lines.append(f"  checkpoint   {run.directory.path(f'{run_directory.CHECKPOINTS}/{saved[-1]}')}")
     if run.directory.list(run_directory.EXPORT):

@@ -14,7 +14,6 @@ from launch.agents import ask_all
 from launch.deploy.deploy import deploy
 from launch.errors import HostError
 from launch.jobs import CHECKOUT
-from launch.outcome import checkpoint_steps
 from launch.runs import Run, State
 from launch.target import Target
 
@@ -42,7 +41,7 @@ def decide(state: State, run: Run) -> Decision:
     result = run.current_result() or {}
     if result.get("request"):
         return Decision(resume=False, reason=f"it would fail again: {result.get('error')}")
-    saved = checkpoint_steps(run)
+    saved = run.directory.checkpoint_steps()
     where = (
         f"from the checkpoint of step {saved[-1]}" if saved else "from the start, as there is no checkpoint"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import deque
 from pathlib import Path
 
@@ -85,7 +84,6 @@ def train(run: Run, config: Config) -> Final:
             state = steps.with_params(state, begun_from.params())
     metrics = Metrics(run.directory, first) if run.environment.is_first else None
     rows_B = feed.place(np.arange(batch_size, dtype=np.int32))
-    best_loss = math.inf
     rates = Rates(
         run.time,
         tokens_per_step=batch_size * length,
@@ -186,15 +184,13 @@ def train(run: Run, config: Config) -> Final:
         saving = step % config.checkpoint_every == 0 or leaving or (is_held_back and not watch.row)
         if evaluating or saving:
             settle(0)
-            loss = evaluated(step, config.eval_sequences).loss if evaluating else math.inf
             # Among outliers only who leaves saves: the newest checkpoint is to be from before a trouble that stays.
-            is_held_back = bool(watch.row) and (saving or is_held_back) and not leaving
-            if (saving or loss < best_loss) and (leaving or not watch.row):
+            is_held_back = bool(watch.row) and not leaving
+            if not is_held_back:
                 with run.time.part("checkpoint"):
                     run.heartbeat.state("saving")
-                    checkpoints.save(step, state, eval_loss=loss, notes=watch.notes())
+                    checkpoints.save(step, state, notes=watch.notes())
                     run.heartbeat.tick()
-            best_loss = min(best_loss, loss)
             if leaving:
                 with run.time.part("checkpoint"):
                     checkpoints.wait()
@@ -203,15 +199,19 @@ def train(run: Run, config: Config) -> Final:
                 profile.close()
                 raise preemption.Preempted(step)
             run.heartbeat.state("stepping")
+            if evaluating:
+                checkpoints.evaluated(step, evaluated(step, config.eval_sequences).loss)
+                run.heartbeat.say(None)
 
     settle(0)
     run.time.enter("finish")
     run.heartbeat.state("saving")
+    with run.time.part("checkpoint"):
+        checkpoints.save(config.steps, state, notes=watch.notes())
+    run.heartbeat.tick()
     final = evaluated(config.steps, feed.sequences("eval"))
     with run.time.part("checkpoint"):
-        checkpoints.save(config.steps, state, eval_loss=final.loss, notes=watch.notes())
         checkpoints.close()
-    run.heartbeat.tick()
     run.heartbeat.say("taking a closer look")
     closer = closer_look.sample(
         sequences=feed.sequences("eval"), length=length, trained_rows=config.steps * batch_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
 from jobs.runtime.errors import RequestError
+from jobs.runtime.preemption import Preempted, watch
 from jobs.runtime.run_directory import CHECKPOINTS, RunDirectory
 
 STATE, NOTES = "state", "notes"
@@ -28,17 +29,10 @@ class Checkpoints:
     """
 
     def __init__(self, directory: RunDirectory, *, keep_last: int) -> None:
-        policies = [
-            keep.LatestN(keep_last),
-            keep.BestN(
-                get_metric_fn=lambda metrics: float(metrics["eval_loss"]),
-                reverse=True,
-                n=1,
-                keep_checkpoints_without_metrics=False,
-            ),
-        ]
         self.notes: dict[str, Any] | None = None
         """What was noted beside the state that has been restored."""
+        self._best = _Best()
+        policies = [keep.LatestN(keep_last), self._best]
         self._directory = directory
         self._manager = ocp.CheckpointManager(
             directory.path(CHECKPOINTS),
@@ -50,37 +44,38 @@ class Checkpoints:
                 async_options=ocp.AsyncOptions(barrier_sync_fn=_meet),
             ),
         )
+        for line in directory.read_metrics() if self._manager.all_steps() else ():
+            self.evaluated(line["step"], line.get("eval_loss"))
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, in order."""
         self._manager.reload()
         return sorted(self._manager.all_steps())
 
-    def save(
-        self,
-        step: int,
-        state: Any,
-        *,
-        eval_loss: float | None = None,
-        notes: Mapping[str, Any] | None = None,
-    ) -> None:
+    def save(self, step: int, state: Any, *, notes: Mapping[str, Any] | None = None) -> None:
         """Begin to write the state after `step`; a step that is already there is left as it is.
+
+        A state is saved before it is evaluated: what happens meanwhile, it is not lost.
 
         notes: what else a resumed run has to know, of what JSON can hold; the same on all processes.
 
         Raises:
+            Preempted: all processes are to leave here, and the checkpoint is complete.
             OSError, ValueError: an earlier write failed (Orbax reports it at the next call).
         """
-        if step in self._manager.all_steps():
-            return
-        known = eval_loss is not None and math.isfinite(eval_loss)
-        noted = {} if notes is None else {NOTES: ocp.args.JsonSave(dict(notes))}
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), **noted}),
-            metrics={"eval_loss": eval_loss} if known else None,
-            force=True,
-        )
+        watch.about_to_save(step)
+        if step not in self._manager.all_steps():
+            noted = {} if notes is None else {NOTES: ocp.args.JsonSave(dict(notes))}
+            both = ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), **noted})
+            self._manager.save(step, args=both, force=True)
+        if watch.save_begun(step, self.wait):
+            self.wait()
+            raise Preempted(step)
+
+    def evaluated(self, step: int, loss: float | None) -> None:
+        """Take in the evaluation loss of the state after `step`: the checkpoint with the lowest one is kept."""
+        if loss is not None and math.isfinite(loss):
+            self._best.losses[step] = loss
 
     def wait(self) -> None:
         """Until everything that was begun is on the disk.
@@ -112,6 +107,7 @@ class Checkpoints:
             if np.asarray(read_by_all).all():
                 self._put_aside(torn, step)
                 self.notes = notes
+                watch.restored(step)
                 return step, restored
             torn[step] = reason or "another host could not read it"
         if torn:
@@ -150,6 +146,23 @@ class Checkpoints:
 
     def close(self) -> None:
         self._manager.close()
+
+
+class _Best:
+    """A preservation policy: the checkpoint with the lowest evaluation loss is kept, known when it is long written."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, float] = {}
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[keep.PolicyCheckpointInfo],
+        *,
+        context: keep.PreservationContext,  # noqa: ARG002 - Orbax gives it
+    ) -> Sequence[bool]:
+        known = [info.step for info in checkpoints if info.step in self.losses]
+        best = min(known, key=self.losses.__getitem__, default=None)
+        return [info.step == best for info in checkpoints]
 
 
 def _meet(*, key: str, timeout_ms: int) -> None:

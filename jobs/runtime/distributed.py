@@ -7,12 +7,14 @@ import glob
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
 
 from jobs.runtime.environment import Platform, ProcessEnvironment
 from jobs.runtime.errors import RequestError
+from jobs.runtime.preemption import watch
 
 JOIN_LIMIT_S: dict[Platform, int] = {"cpu": 300, "gpu": 300, "tpu": 600}
 AGREE_LIMIT_S = FIRST_LIMIT_S = 24 * 3600
@@ -49,6 +51,8 @@ def start(environment: ProcessEnvironment) -> None:
         jax.config.update("jax_compilation_cache_dir", str(Path(environment.cache_dir) / COMPILATION_CACHE))
     host, _, port = environment.coordinator.rpartition(":")
     loopback = host in ("127.0.0.1", "localhost")
+    # It would take SIGTERM for itself, and see it only between two steps.
+    jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
         coordinator_address=environment.coordinator,
         num_processes=environment.num_processes,
@@ -59,6 +63,7 @@ def start(environment: ProcessEnvironment) -> None:
         ),
         coordinator_bind_address=f"127.0.0.1:{port}" if loopback and environment.is_first else None,
     )
+    watch.formed(Notes())
     try:
         found = jax.default_backend()
     except RuntimeError as error:
@@ -70,6 +75,27 @@ def start(environment: ProcessEnvironment) -> None:
             f"RUN_PLATFORM is {environment.platform}, but JAX found {found} ({jax.devices()[0].device_kind}); "
             "nothing is trained on another platform than the one asked for"
         )
+    watch.listen()
+
+
+class Notes:
+    """What the processes of the group have to tell each other, in its key-value store: see preemption.Board."""
+
+    def __init__(self) -> None:
+        # JAX offers its users no other way to it; Orbax takes the same one.
+        self._client: Any = jax._src.distributed.global_state.client
+
+    def put(self, name: str, text: str) -> None:
+        self._client.key_value_set(f"tpu-stack/{name}", text, allow_overwrite=True)
+
+    def get(self, name: str) -> str | None:
+        try:
+            found: str = self._client.key_value_try_get(f"tpu-stack/{name}")
+        except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith("NOT_FOUND"):
+                return None
+            raise
+        return found
 
 
 def _require_device(platform: Platform) -> None:

@@ -62,6 +62,11 @@ class Heartbeat:
             # Apart from the other: a bucket or a share that hangs must not make the process look dead.
             threading.Thread(target=self._renew_here, name="heartbeat here", daemon=True).start()
 
+    @property
+    def last_step(self) -> int:
+        """The last step that was said to be computed; 0 before the first one of this attempt."""
+        return self._step
+
     def step(self, step: int) -> None:
         """The step that has been computed; costs nothing, the thread writes it. The first one ends "joined"."""
         self._step, self._step_time = step, time.time()

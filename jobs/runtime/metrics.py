@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from jobs.runtime.environment import ProcessEnvironment
+from jobs.runtime.preemption import watch
 from jobs.runtime.run_directory import METRICS, TENSORBOARD, RunDirectory
 
 BUCKET_PERIOD_S = 30.0
@@ -34,7 +35,9 @@ class Metrics:
         self._lines = [json.dumps(line) + "\n" for line in kept]
         directory.write_text(METRICS, "".join(self._lines))
         self._put_s = time.monotonic()
+        self._is_closed = False
         self._events = _EventFile(directory, resumed_step)
+        watch.on_leaving(self.flush)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One line: `step`, `values` and the time. A value that is not finite is written as null."""
@@ -50,6 +53,8 @@ class Metrics:
         self._events.write(step, values)
 
     def flush(self) -> None:
+        if self._is_closed:
+            return
         if self._directory.is_remote:
             self._directory.write_text(METRICS, "".join(self._lines))
             self._put_s = time.monotonic()
@@ -57,6 +62,7 @@ class Metrics:
 
     def close(self) -> None:
         self.flush()
+        self._is_closed = True
         self._events.close()
 
 

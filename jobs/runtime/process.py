@@ -19,10 +19,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from jobs.runtime import environment as process_environment
-from jobs.runtime import run_directory
+from jobs.runtime import preemption, run_directory
 from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.errors import JobFailed, RequestError
 from jobs.runtime.heartbeat import Heartbeat
@@ -80,6 +80,7 @@ def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final
     (exit 75).
     """
     faulthandler.enable()
+    preemption.watch.listen()
     try:
         environment = process_environment.read(os.environ)
         config = _parse(config_type)
@@ -89,9 +90,19 @@ def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final
     stacks = _answer_sigusr1(environment.control_dir)
     directory = RunDirectory(environment.run_dir)
     run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
+    preemption.watch.start(
+        rank=environment.process_id,
+        size=environment.num_processes,
+        step_now=lambda: run.heartbeat.last_step,
+        leave=functools.partial(_leave, run),
+    )
     code = _carry_out(run, config, train)
     if stacks is not None:
         stacks.close()
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: after a failure the group's own exit handlers would wait for processes that are gone.
@@ -119,38 +130,66 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
         run.heartbeat.start()
         # Imported here: a wrong option or variable is answered before JAX is loaded.
         from jobs.runtime import distributed
-        from jobs.runtime.preemption import Preempted, was_requested
 
         try:
             distributed.start(run.environment)
             run.heartbeat.state("joined")
             final = train(run, config)
+            preemption.watch.end()
             _finish(run, "done", final)
-            code = DONE
-        except Preempted as notice:
-            outcome = "stopped" if was_requested(run.environment.control_dir) else "preempted"
-            _finish(run, outcome, {"steps": notice.step})
-            run.say(f"{outcome}: {notice}; resume with `fab train --resume {run.environment.run_id}`")
-            code = RESUME_ME
+        except preemption.Preempted as notice:
+            preemption.watch.flush()
+            _finish_early(run, notice.step)
+            return RESUME_ME
         distributed.leave()
-        return code
-    except RequestError as error:
+        return DONE
+    except Exception as error:
+        preemption.watch.claim()
+        return _fail(run, error)
+
+
+def _leave(run: Run, step: int) -> NoReturn:
+    """End a process that has been told to stop, from a thread of its own: the main thread may be busy for long."""
+    try:
+        _finish_early(run, step)
+        _exit(RESUME_ME)
+    except Exception as error:  # the disk may be full
+        _exit(_fail(run, error))
+
+
+def _finish_early(run: Run, step: int) -> None:
+    """Say that the run was stopped, or preempted, and where it goes on; then leave the group.
+
+    step: the one that it is saved after; 0 where this attempt has not restored a checkpoint yet, if there is any.
+    """
+    outcome = "stopped" if preemption.was_requested(run.environment.control_dir) else "preempted"
+    step = step or max(run.directory.checkpoint_steps(), default=0)
+    where = f"saved after step {step}" if step else "nothing was computed yet"
+    run.say(f"{outcome}: {where}; resume with `fab train --resume {run.environment.run_id}`")
+    _finish(run, outcome, {"steps": step})
+    preemption.watch.part()
+
+
+def _fail(run: Run, error: Exception) -> int:
+    """Say what went wrong; the exit code."""
+    if isinstance(error, RequestError):
         print(f"error: {error}", file=sys.stderr, flush=True)
         _end_as_failed(run, str(error), says_all=True)
         return WRONG_REQUEST
-    except JobFailed as error:
+    if isinstance(error, JobFailed):
         print(f"error: {error}", file=sys.stderr, flush=True)
         _end_as_failed(run, str(error), says_all=True)
+        from jobs.runtime import distributed
+
         with contextlib.suppress(RuntimeError):  # XLA's own, where another process was lost just now
             distributed.leave()
         return FAILED
-    except Exception as error:
-        code, message = explain(error, run.environment)
-        run.heartbeat.make_room()
-        traceback.print_exc()
-        print(f"error: {message}", file=sys.stderr, flush=True)
-        _end_as_failed(run, message)
-        return code
+    code, message = explain(error, run.environment)
+    run.heartbeat.make_room()
+    traceback.print_exception(error)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    _end_as_failed(run, message)
+    return code
 
 
 def _finish(run: Run, outcome: str, final: Final) -> None:

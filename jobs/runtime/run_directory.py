@@ -39,6 +39,10 @@ def log(attempt: int, process_id: int) -> str:
     return f"{LOGS}/{attempt}/host-{process_id}.log"
 
 
+COMMITTED = "commit_success.txt"
+"""What Orbax writes last into a checkpoint where a folder cannot be renamed, as in a bucket."""
+
+
 class RunDirectory:
     """Files of one run under `url`: a path on this host (a disk, NFS), or a URL that fsspec knows (gs://).
 
@@ -106,6 +110,14 @@ class RunDirectory:
     def put_folder(self, folder: str, name: str) -> None:
         """Copy a folder of this host to `name`; what was there before is replaced."""
         self._own.put_folder(folder, self.path(name))
+
+    def checkpoint_steps(self) -> builtins.list[int]:
+        """Steps that have a complete checkpoint, in order."""
+        steps = sorted(int(name) for name in self.list(CHECKPOINTS) if name.isdigit())
+        if not self.is_remote:
+            return steps  # the folder has its name from the moment on that it is whole
+        signs = self.read_texts([f"{CHECKPOINTS}/{step}/{COMMITTED}" for step in steps])
+        return [step for step, sign in zip(steps, signs, strict=True) if sign is not None]
 
     def read_metrics(self) -> builtins.list[dict[str, Any]]:
         """The lines of metrics.jsonl in order; a torn line (its writer was killed) is left out."""

@@ -40,7 +40,8 @@ def state(step: int) -> dict[str, Any]:
 
 def saved(checkpoints: Checkpoints, losses: dict[int, float | None]) -> None:
     for step, loss in losses.items():
-        checkpoints.save(step, state(step), eval_loss=loss)
+        checkpoints.save(step, state(step))
+        checkpoints.evaluated(step, loss)
     checkpoints.wait()
 
 

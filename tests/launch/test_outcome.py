@@ -117,7 +117,7 @@ def test_resuming_goes_on_from_the_latest_complete_checkpoint(write_run: WriteRu
     run = write_run()
     for name in ("9", "10", "11.orbax-checkpoint-tmp", "notes"):
         run.directory.write_text(f"checkpoints/{name}/state", "x")
-    assert outcome.checkpoint_steps(run) == [9, 10]
+    assert run.directory.checkpoint_steps() == [9, 10]
     assert outcome.summary(run, state)[-1] == f"  resume with `fab train --resume {RUN_ID}` (from step 10)"
 
 
@@ -128,7 +128,7 @@ def test_in_a_bucket_a_checkpoint_counts_once_its_last_file_is_there(write_run: 
     run.directory.write_text(
         "checkpoints/100/state/d/half", "x"
     )  # a bucket cannot rename: it has its name already
-    assert outcome.checkpoint_steps(run) == [50]
+    assert run.directory.checkpoint_steps() == [50]
 
 
 @pytest.mark.parametrize("state", ["stopped", "preempted"])
