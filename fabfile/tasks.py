@@ -32,6 +32,7 @@ RUNS = "where runs are kept, if not where `fab train` keeps them"
         "name": "a name of your own for the run",
         "max_restarts": "how often the run is started again when it was lost, failed or hung",
         "hang_limit": "least seconds without progress after which it is taken to hang",
+        "heartbeat_limit": "seconds without a heartbeat after which it is, whatever it is doing",
         "detach": "return when the run has started",
     }
 )
@@ -52,6 +53,7 @@ def train(
     name: str = "",
     max_restarts: str = "0",
     hang_limit: str = "120",
+    heartbeat_limit: str = "300",
     detach: bool = False,
 ) -> int:
     """Train a job on all hosts, and follow it.
@@ -76,6 +78,7 @@ def train(
         name=name or None,
         detach=detach,
         hang_floor_s=float(whole("--hang-limit", hang_limit, least=1) or 0),
+        heartbeat_limit_s=float(whole("--heartbeat-limit", heartbeat_limit, least=10) or 0),
         restarts=whole("--max-restarts", max_restarts, least=0) or 0,
         runtime=runtime or None,
         container_access=container_access or None,

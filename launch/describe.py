@@ -56,6 +56,7 @@ def describe(
         "image": image,
         "container_access": plan.container.access if plan.container is not None else None,
         "hang_limit_s": plan.hang_floor_s,
+        "heartbeat_limit_s": plan.heartbeat_limit_s,
         "versions": versions() if target.is_local and plan.container is None else {},
         "slice": dataclasses.asdict(target.slice),
         "hosts": [

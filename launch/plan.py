@@ -26,6 +26,8 @@ MODULES_OF_STACK = {
 
 HANG_FLOOR_S = 120.0
 """Least time without progress after which a run is taken to hang, however quick its steps are."""
+HEARTBEAT_LIMIT_S = 300.0
+"""Time without a heartbeat after which a run is taken to hang, whatever it is doing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ class Plan:
     python_remedy: str | None = None
     stand_in_devices: tuple[str, ...] | None = None
     hang_floor_s: float = HANG_FLOOR_S
+    heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
     container: Container | None = None
     peak_flops_per_s: int | None = None
     coordinator_port: int = 0
@@ -96,6 +99,7 @@ def on(
     attempt: int = 0,
     arguments: Sequence[str] = (),
     hang_floor_s: float = HANG_FLOOR_S,
+    heartbeat_limit_s: float = HEARTBEAT_LIMIT_S,
     container: Container | None = None,
 ) -> Plan:
     """The plan of an attempt on the hosts of a target, before the preflight."""
@@ -121,6 +125,7 @@ def on(
         python_remedy=_python_remedy(target, stack),
         stand_in_devices=target.stand_in_devices,
         hang_floor_s=hang_floor_s,
+        heartbeat_limit_s=heartbeat_limit_s,
         container=container,
         peak_flops_per_s=round(peak * target.devices) if (peak := target.peak_flops_per_s) else None,
     )
@@ -196,6 +201,7 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
         "hub_port": plan.hub_port,
         "hub_token": plan.hub_token,
         "hang_floor_s": plan.hang_floor_s,
+        "heartbeat_limit_s": plan.heartbeat_limit_s,
         **_container(plan),
     }
 

@@ -47,6 +47,7 @@ class Request:
     name: str | None
     resume: Run | None
     hang_floor_s: float = plans.HANG_FLOOR_S
+    heartbeat_limit_s: float = plans.HEARTBEAT_LIMIT_S
     runtime: str | None = None
     container_access: str | None = None
 
@@ -98,6 +99,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             cwd=cwd,
             bundle_sha256=code.sha256,
             hang_floor_s=request.hang_floor_s,
+            heartbeat_limit_s=request.heartbeat_limit_s,
             container=box,
         )
         began_s = time.monotonic()

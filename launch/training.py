@@ -14,7 +14,7 @@ from launch import train as launching
 from launch.conclude import conclude
 from launch.display import say, terminal
 from launch.errors import HostError
-from launch.plan import HANG_FLOOR_S
+from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from launch.runs import Run, State
 from launch.target import Target
 from launch.train import Request
@@ -34,7 +34,8 @@ def train(
     resume: str | None,
     name: str | None,
     detach: bool,
-    hang_floor_s: float,
+    hang_floor_s: float = HANG_FLOOR_S,
+    heartbeat_limit_s: float = HEARTBEAT_LIMIT_S,
     restarts: int,
     runtime: str | None = None,
     container_access: str | None = None,
@@ -52,6 +53,7 @@ def train(
         name=name,
         resume=old,
         hang_floor_s=hang_floor_s,
+        heartbeat_limit_s=heartbeat_limit_s,
         runtime=runtime,
         container_access=container_access,
     )
@@ -117,8 +119,14 @@ def _carry_out(
 
 def resuming(run: Run) -> Request:
     """The request to go on as the run began."""
-    limit_s = float(run.described.get("hang_limit_s", HANG_FLOOR_S))
-    return Request(job=run.described["job"], arguments=(), name=None, resume=run, hang_floor_s=limit_s)
+    return Request(
+        job=run.described["job"],
+        arguments=(),
+        name=None,
+        resume=run,
+        hang_floor_s=float(run.described.get("hang_limit_s", HANG_FLOOR_S)),
+        heartbeat_limit_s=float(run.described.get("heartbeat_limit_s", HEARTBEAT_LIMIT_S)),
+    )
 
 
 def _how_to_come_back(run: Run, target: Target) -> str:

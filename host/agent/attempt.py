@@ -49,8 +49,10 @@ class Attempt:
         self._hub = hubs.Hub(listener, self._group, hello, note) if listener is not None else None
         address = request["hub_host"], request["hub_port"]
         self._line = Lifeline(*address, {**hello, "rank": self._rank}, notify, **limits)
-        floor_s = request["hang_floor_s"]
-        self._watchdog = Watchdog() if floor_s is None else Watchdog(floor_s)
+        limits = {"floor_s": request["hang_floor_s"], "heartbeat_limit_s": request["heartbeat_limit_s"]}
+        self._watchdog = Watchdog(
+            **{name: limit_s for name, limit_s in limits.items() if limit_s is not None}
+        )
         self._said_hung = False
 
     def start(self) -> None:
@@ -65,7 +67,9 @@ class Attempt:
         self._line.progress(self._watchdog.progress())
         if self._watchdog.is_hung and not self._said_hung:
             self._said_hung = True
-            note(f"no progress for {self._watchdog.stood_s:.1f} s")
+            note(
+                f"no progress for {self._watchdog.stood_s:.1f} s, no heartbeat for {self._watchdog.silent_s:.1f} s"
+            )
             self._line.tell({"hung": self._watchdog.progress()})
         return self._line.order
 

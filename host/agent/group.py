@@ -24,6 +24,8 @@ ENDING_LIMIT_S = 30.0
 SAME_MOMENT_S = 3.0
 """A standstill is seen at each look, a second apart, and told with each ping, two seconds apart."""
 
+WITHOUT_HEARTBEAT = "stopped from outside, or blocked outside Python"
+
 
 class Host:
     def __init__(self, now: float) -> None:
@@ -93,28 +95,40 @@ class Group:
             self._stop(now, rank, f"host {rank} failed: {report['message']}")
 
     def hung(self, rank: int, now: float) -> None:
-        """The process of `rank` has made no progress for longer than its limit; it need not be the one to blame."""
+        """The process of `rank` is over one of its limits: of the heartbeat, which is its own fault, or of progress,
+        where it need not be the one to blame."""
         here = [rank for rank, host in enumerate(self.hosts) if host.state == "here" and host.progress]
         if self.order is not None or rank not in here:
             return
 
-        def stood_s(rank: int) -> float:
+        def seconds(rank: int, name: str) -> float:
             host = self.hosts[rank]
-            return float(host.progress["stood_s"]) + now - host.heard
+            return float(host.progress[name]) + now - host.heard
 
-        longest = max(map(stood_s, here))
-        still = [rank for rank in here if stood_s(rank) > longest - SAME_MOMENT_S]
-        silent = [rank for rank in still if self.hosts[rank].progress["is_silent"]]
-        blamed = silent or still
-        first, judge = self.hosts[blamed[0]].progress, self.hosts[rank].progress
-        median_s = judge.get("median_s")
-        usual = "" if median_s is None else f"; a step took {median_s:.3g} s until then"
-        message = (
-            f"{named(blamed)} stood still at step {first['step']} for {longest:.0f} s "
-            f"(limit {judge['limit_s']:.0f} s{usual})"
-        )
-        if silent:
-            message += ", and so did the heartbeat: stopped from outside, or blocked outside Python"
+        def longest(name: str) -> tuple[float, list[int]]:
+            most = max(seconds(rank, name) for rank in here)
+            return most, [rank for rank in here if seconds(rank, name) > most - SAME_MOMENT_S]
+
+        judge = self.hosts[rank].progress
+        if seconds(rank, "silent_s") > judge["heartbeat_limit_s"]:
+            silent_s, blamed = longest("silent_s")
+            step = self.hosts[blamed[0]].progress["step"]
+            message = (
+                f"{named(blamed)} had no heartbeat for {silent_s:.0f} s at step {step} "
+                f"(limit {judge['heartbeat_limit_s']:.0f} s): {WITHOUT_HEARTBEAT}"
+            )
+        else:
+            stood_s, still = longest("stood_s")
+            silent = [rank for rank in still if self.hosts[rank].progress["is_silent"]]
+            blamed = silent or still
+            step, median_s = self.hosts[blamed[0]].progress["step"], judge.get("median_s")
+            usual = "" if median_s is None else f"; a step took {median_s:.3g} s until then"
+            message = (
+                f"{named(blamed)} stood still at step {step} for {stood_s:.0f} s "
+                f"(limit {judge['limit_s']:.0f} s{usual})"
+            )
+            if silent:
+                message += f", and so did the heartbeat: {WITHOUT_HEARTBEAT}"
         self._stop(now, blamed[0], f"the run hung: {message}", outcome="hung", message=message, ranks=blamed)
 
     def look(self, now: float) -> None:

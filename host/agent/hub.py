@@ -196,9 +196,17 @@ class Hub:
             channel.send({"noted": True})
 
 
+PROGRESS: dict[str, Any] = {
+    "step": int,
+    "stood_s": NUMBERS,
+    "limit_s": NUMBERS,
+    "silent_s": NUMBERS,
+    "heartbeat_limit_s": NUMBERS,
+    "is_silent": bool,
+}
 FIELDS: dict[str, dict[str, Any]] = {
-    "ping": {"step": int, "stood_s": NUMBERS, "is_silent": bool, "limit_s": NUMBERS},
-    "hung": {"step": int, "stood_s": NUMBERS, "is_silent": bool, "limit_s": NUMBERS},
+    "ping": PROGRESS,
+    "hung": PROGRESS,
     "left": {"was_asked": bool},
     "ended": {"message": str, "step": int, "ago_s": NUMBERS, "was_stopped": bool, "lines": list},
 }

@@ -20,13 +20,14 @@ CLOCK = "time:time max_clock_offset_s:seconds"
 WHERE = "device_globs:texts? lockfiles:texts? proc_root:path?"
 PROGRAM = "argv:argv env:env cwd:path log_path:path run_dir:path? num_processes:positive cpus:cpus?"
 HUB = "hub_host:text? hub_port:port? hub_token:text? assemble_s:seconds? silence_s:seconds?"
+LIMITS = "hang_floor_s:seconds? heartbeat_limit_s:seconds?"
 # Each verb with its module and function, and its fields; one with a question mark may be absent or null.
 VERBS: dict[str, tuple[str, str]] = {
     "preflight": ("preflight.preflight", f"{HOST} {PLACES} {CLOCK} {WHERE} container:image_here?"),
     "stage": ("bundles.stage", "sha256:sha256 archive_base64:text?"),
     "start": (
         "start.start",
-        f"{ONE} {PROGRAM} settle_s:seconds? {HUB} hang_floor_s:seconds? container:container?",
+        f"{ONE} {PROGRAM} settle_s:seconds? {HUB} {LIMITS} container:container?",
     ),
     "pull": ("pull.pull", "image:image attempts:positive min_free_bytes:bytes keep:texts? limit_s:seconds?"),
     "prune": ("prune.prune", "keep:texts"),

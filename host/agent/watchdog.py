@@ -22,20 +22,22 @@ GAPS_KEPT = 101
 LONGEST_LOOK_S = 5.0
 """More than this between two looks, and the watcher itself was not running: that time is not held against the job."""
 SILENT_S = 5.0
-"""A heartbeat is renewed every second by a thread that does nothing else."""
+"""A heartbeat is renewed every second by a thread that does nothing else; compilers leave it the interpreter."""
+HEARTBEAT_LIMIT_S = 300.0
+LARGEST = 2**63
 
 
 class Watchdog:
     """Watches one process.
 
-    floor_s: least limit, however quick the steps are. stood_s: seconds since the process's step, or its `tick`, last
-    moved. silent_s: seconds since its heartbeat was last renewed.
+    floor_s: least limit, however quick the steps are. heartbeat_limit_s: limit for silent_s, in any state.
+    stood_s: seconds since the process's step, or its `tick`, last moved. silent_s: since its heartbeat was renewed.
     """
 
-    def __init__(self, floor_s: float = FLOOR_S) -> None:
+    def __init__(self, floor_s: float = FLOOR_S, heartbeat_limit_s: float = HEARTBEAT_LIMIT_S) -> None:
         self.stood_s = self.silent_s = 0.0
         self.beat: Json = {}
-        self._floor_s = floor_s
+        self._floor_s, self._heartbeat_limit_s = floor_s, heartbeat_limit_s
         self._looked: float | None = None
         self._gaps: collections.deque[float] = collections.deque(maxlen=GAPS_KEPT)
         self._progressed: set[Phase] = set()
@@ -83,8 +85,8 @@ class Watchdog:
 
     @property
     def is_hung(self) -> bool:
-        """Whether the limit is over. A process that never wrote a heartbeat is not judged: there is nothing to see."""
-        return bool(self.beat) and self.stood_s > self.limit_s
+        """Whether a limit is over. A process that never wrote a heartbeat is not judged: there is nothing to see."""
+        return bool(self.beat) and (self.stood_s > self.limit_s or self.silent_s > self._heartbeat_limit_s)
 
     def progress(self) -> Json:
         """What is told of this process to the others."""
@@ -92,7 +94,9 @@ class Watchdog:
             "step": int(_number(self.beat, "step")),
             "state": self.beat.get("state"),
             "stood_s": round(self.stood_s, 3),
+            "silent_s": round(self.silent_s, 3),
             "is_silent": self.silent_s > SILENT_S,
+            "heartbeat_limit_s": self._heartbeat_limit_s,
             "limit_s": round(self.limit_s, 3),
             "median_s": self.median_s,
         }
@@ -109,4 +113,5 @@ def _phase(beat: Json) -> Phase:
 
 def _number(beat: Json, name: str) -> float:
     value = beat.get(name)
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and abs(value) < LARGEST else 0.0

@@ -76,6 +76,7 @@ def test_the_start_request_of_a_process_is_this() -> None:
         "hub_port": 4001,
         "hub_token": "0123",
         "hang_floor_s": 120.0,
+        "heartbeat_limit_s": 300.0,
     }
 
 

@@ -146,6 +146,8 @@ def test_hosts_that_pulumi_did_not_make_are_the_users_to_bring_back(make_agent: 
         recover.repaired(target(make_agent(gone), None), must_not_be_asked, lambda text: None)
 
 
-def test_a_run_that_goes_on_keeps_the_limit_that_it_was_started_with(write_run: WriteRun) -> None:
+def test_a_run_that_goes_on_keeps_the_limits_that_it_was_started_with(write_run: WriteRun) -> None:
     assert training.resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
-    assert training.resuming(write_run()).hang_floor_s == plan.HANG_FLOOR_S
+    assert training.resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
+    fresh = training.resuming(write_run())
+    assert (fresh.hang_floor_s, fresh.heartbeat_limit_s) == (plan.HANG_FLOOR_S, plan.HEARTBEAT_LIMIT_S)

@@ -27,6 +27,7 @@ def report(code: int | None = 1, message: str = "a bug", **more: Any) -> dict[st
 
 def progress(stood_s: float, **more: Any) -> dict[str, Any]:
     usual = {"step": 41, "is_silent": False, "limit_s": 120.0, "median_s": 0.5}
+    usual.update(silent_s=0.0, heartbeat_limit_s=300.0)
     return {**usual, "stood_s": stood_s, **more}
 
 
@@ -173,6 +174,20 @@ def test_of_hosts_that_stand_still_together_the_one_whose_heartbeat_does_so_too_
         made.heard(rank, 200.0, progress(121.0, is_silent=rank == 3))
     made.hung(0, 200.5)
     assert blamed(made) == 3
+
+
+def test_a_silent_heartbeat_is_held_against_its_own_host_though_others_stand_still_for_longer() -> None:
+    made = group()
+    for rank in range(4):
+        made.heard(rank, 400.0, progress(390.0, limit_s=1800.0, step=0))
+    made.heard(2, 400.0, progress(302.0, limit_s=1800.0, step=0, silent_s=301.0, is_silent=True))
+    made.hung(2, 400.5)
+    verdict = made.verdict()
+    assert verdict is not None
+    assert (verdict["outcome"], verdict["ranks"]) == ("hung", [2])
+    assert verdict["message"].startswith(
+        "host 2 had no heartbeat for 302 s at step 0 (limit 300 s): stopped from"
+    )
 
 
 def test_hosts_that_stand_still_together_are_all_named() -> None:

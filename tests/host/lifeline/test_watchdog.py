@@ -139,6 +139,21 @@ def test_a_heartbeat_that_cannot_be_read_for_once_is_no_news() -> None:
     assert (watchdog.beat["step"], watchdog.stood_s) == (10, 1)
 
 
+@pytest.mark.parametrize("state", ["starting", "joined", "stepping", "saving", "done"])
+def test_a_heartbeat_that_is_not_renewed_is_a_hang_in_any_state(state: str) -> None:
+    watchdog = Watchdog(heartbeat_limit_s=20)
+    for second in range(600):  # standing still, and alive: compiling, say
+        watchdog.look(beat(0, START_S, state, time=START_S + second), START_S + second)
+        assert not watchdog.is_hung
+    for second in range(20):
+        watchdog.look(beat(0, START_S, state, time=START_S + 599), START_S + 600 + second)
+        assert not watchdog.is_hung
+    watchdog.look({}, START_S + 620)
+    assert watchdog.is_hung
+    watchdog.look(beat(0, START_S, state, time=START_S + 621), START_S + 621)
+    assert not watchdog.is_hung
+
+
 def test_a_process_is_silent_when_even_its_heartbeat_is_not_renewed() -> None:
     watchdog, now = trained(1.0)
     for second in range(7):
