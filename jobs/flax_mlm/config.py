@@ -114,7 +114,7 @@ class Config:
     eval_sequences: int = 256
     """Held-out sequences of an evaluation on the way; the last one takes them all."""
     checkpoint_every: int = 500
-    """Steps between two checkpoints; an evaluation that is the best so far writes one too."""
+    """Steps between two checkpoints; before an evaluation one is written too."""
     keep_checkpoints: int = 2
     """The latest checkpoints that are kept; the best one is kept besides."""
     on_trouble: Literal["stop", "warn"] = "stop"
