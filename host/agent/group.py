@@ -24,8 +24,6 @@ ENDING_LIMIT_S = 30.0
 SAME_MOMENT_S = 3.0
 """A standstill is seen at each look, a second apart, and told with each ping, two seconds apart."""
 
-WITHOUT_HEARTBEAT = "stopped from outside, or blocked outside Python"
-
 
 class Host:
     def __init__(self, now: float) -> None:
@@ -115,7 +113,7 @@ class Group:
             step = self.hosts[blamed[0]].progress["step"]
             message = (
                 f"{named(blamed)} had no heartbeat for {silent_s:.0f} s at step {step} "
-                f"(limit {judge['heartbeat_limit_s']:.0f} s): {WITHOUT_HEARTBEAT}"
+                f"(limit {judge['heartbeat_limit_s']:.0f} s): stopped from outside, or blocked outside Python"
             )
         else:
             stood_s, still = longest("stood_s")
@@ -128,7 +126,7 @@ class Group:
                 f"(limit {judge['limit_s']:.0f} s{usual})"
             )
             if silent:
-                message += f", and so did the heartbeat: {WITHOUT_HEARTBEAT}"
+                message += ", and so did the heartbeat: stopped from outside, or blocked outside Python"
         self._stop(now, blamed[0], f"the run hung: {message}", outcome="hung", message=message, ranks=blamed)
 
     def look(self, now: float) -> None:
