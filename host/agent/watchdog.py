@@ -113,5 +113,6 @@ def _phase(beat: Json) -> Phase:
 
 def _number(beat: Json, name: str) -> float:
     value = beat.get(name)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number and abs(value) < LARGEST else 0.0
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) < LARGEST:
+        return 0.0
+    return value

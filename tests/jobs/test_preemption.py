@@ -92,8 +92,9 @@ def own_handler() -> Iterator[None]:
 
 def hosts(size: int, board: Notes | None) -> list[Host]:
     made = [Host(rank, size) for rank in range(size)]
-    for host in made if board is not None else ():
-        host.watch.formed(board)
+    for host in made:
+        if board is not None:
+            host.watch.formed(board)
     return made
 
 
