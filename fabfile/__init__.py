@@ -7,7 +7,7 @@ import sys
 
 from invoke.collection import Collection
 
-from fabfile.care import deploy, doctor, verify
+from fabfile.care import deploy, doctor, trust, verify
 from fabfile.imaging import build, images, push
 from fabfile.program import main
 from fabfile.reaching import get, jupyter, put, run, ssh, ssh_config
@@ -18,7 +18,7 @@ namespace = Collection()
 """In the order in which a user meets them, which `fab --list` keeps."""
 for command in (
     *(train, status, logs, stop, recover, runs, fill_mask, jobs),
-    *(deploy, verify, doctor, run, put, get, ssh, ssh_config, jupyter),
+    *(deploy, verify, doctor, trust, run, put, get, ssh, ssh_config, jupyter),
     *(build, push, images),
     *(rehearsal, accelerators),
 ):

@@ -75,3 +75,31 @@ def doctor(c: Any, stack: str = "", slice: str = "", hosts: str = "", json: bool
         wants_stack=(stack or os.environ.get("TPU_STACK") or "local") != "local",
         as_json=json,
     )
+
+
+@task(
+    help={
+        "host": "which, as 0 or 0-3,5",
+        "stack": options.STACK,
+        "slice": options.SLICE,
+        "instance": "the name of the host's VM, where it has published none",
+        "fingerprint": "SHA256:…, compared already: then nothing is asked",
+    },
+    positional=[],
+)
+@reported
+def trust(
+    c: Any, host: str, stack: str = "", slice: str = "", instance: str = "", fingerprint: str = ""
+) -> int:
+    """Show a host's SSH key, ask, and keep it beside the inventory."""
+    from launch import targets
+    from launch import trust as trusting
+
+    wanted = options.wanted(stack, slice)
+    return trusting.trust(
+        targets.resolve(wanted),
+        wanted,
+        hosts=host,
+        instance=instance or None,
+        fingerprint=fingerprint or None,
+    )

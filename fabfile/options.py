@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from launch.runs import Run
     from launch.target import Target
-    from launch.targets import Given
+    from launch.targets import Given, Wanted
 
 STACK = "where: local (this machine), a Pulumi stack, an inventory file, or rehearsal (default: $TPU_STACK)"
 SLICE = "a slice of the stack, by name (default: the only one)"
@@ -34,20 +34,26 @@ def target(
     Raises:
         RequestError: there is no such stack, slice or host, or no rehearsal is up.
     """
-    from launch.targets import Wanted, resolve
+    from launch.targets import resolve
+
+    return resolve(wanted(stack, slice, hosts, platform=platform, python=python, runs=runs), like)
+
+
+def wanted(
+    stack: str = "", slice: str = "", hosts: str = "", *, platform: str = "", python: str = "", runs: str = ""
+) -> Wanted:
+    """What the options ask for, before anything is looked up. Raises RequestError: no rehearsal is up."""
+    from launch.targets import Wanted
 
     chosen = stack or os.environ.get("TPU_STACK") or "local"
-    return resolve(
-        Wanted(
-            stack=chosen,
-            slice=slice or None,
-            hosts=hosts or None,
-            platform=platform or None,
-            python=python or None,
-            runs=runs or None,
-            given=_rehearsal() if chosen == REHEARSAL else None,
-        ),
-        like,
+    return Wanted(
+        stack=chosen,
+        slice=slice or None,
+        hosts=hosts or None,
+        platform=platform or None,
+        python=python or None,
+        runs=runs or None,
+        given=_rehearsal() if chosen == REHEARSAL else None,
     )
 
 
@@ -69,6 +75,7 @@ def _rehearsal() -> Given:
         raise RequestError(f"--stack {REHEARSAL}: {error}") from None
     os.environ.update(found.environment)
     return Given(
+        folder=state.folder_of(os.environ),
         inventory=parse(found.inventory_json, "the rehearsal"),
         platform=found.platform,
         python=found.python,

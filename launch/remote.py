@@ -7,7 +7,7 @@ import functools
 from infra.inventory import Inventory, Slice
 from jobs.runtime.errors import RequestError
 from jobs.runtime.files import Files, is_url
-from launch import stack_output
+from launch import stack_output, trust
 from launch.agents import Agent
 from launch.buckets import Buckets
 from launch.host_files import HostFiles
@@ -22,6 +22,7 @@ CACHE_DIR = "~/.cache/tpu-stack"
 
 def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
     """The hosts of a slice, reached over SSH; nothing is connected to yet."""
+    inventory = trust.applied(inventory, trust.read(trust.place(wanted)))
     one_slice = choose_slice(inventory, wanted.slice)
     hosts = choose_hosts(one_slice.hosts, wanted.hosts)
     given = wanted.given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from infra.inventory import Inventory
 from jobs.runtime.errors import RequestError
@@ -17,9 +18,10 @@ PYTHON = "~/.local/share/tpu-stack/venv/bin/python"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Given:
-    """An inventory that is at hand already, and what it cannot say of its hosts: a rehearsal's."""
+    """An inventory that is at hand already, and what it cannot say of its hosts: that of a rehearsal, in `folder`."""
 
     inventory: Inventory
+    folder: Path
     platform: str
     python: str
     stand_in_devices: tuple[str, ...]

@@ -88,7 +88,8 @@ def awaited(client: Client, pace: Pace, nodes: Sequence[Json], limit_s: float) -
             ]
             pace.say(
                 f"warning: {node['name'].rpartition('/')[2]}: worker {', '.join(late) or 'list'} has published no name"
-                " or host key yet; it cannot be reached until `pulumi up --refresh` has found them"
+                " or host key yet; it cannot be reached until `pulumi up --refresh` has found them (under the"
+                " organisation policy compute.disableGuestAttributesAccess it never publishes them: `fab trust`)"
             )
     return found
 

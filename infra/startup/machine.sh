@@ -41,7 +41,7 @@ tell() {
     "http://$host/computeMetadata/v1/instance/guest-attributes/tpu-stack/ready" 2>&1) || answer=${answer%%$'\n'*}
   case $answer in
     2*) ;;
-    403 | 404) say "could not tell \"$1\": guest attributes are off; set enable-guest-attributes=TRUE" ;;
+    403 | 404) say "could not tell \"$1\": guest attributes are off; set enable-guest-attributes=TRUE, or the policy compute.disableGuestAttributesAccess forbids them" ;;
     *) say "could not tell \"$1\" to the metadata server $host: $answer" ;;
   esac
 }

@@ -139,7 +139,9 @@ class Checkpoints:
                 f"checkpoint {step} cannot be read ({reason}); it is put aside in {TORN}/ and {used} is used",
                 flush=True,
             )
-            if jax.process_index() == 0:
+            if (
+                jax.process_index() == 0
+            ):  # any one of them, the one that removes old checkpoints for Orbax too
                 self._directory.move(f"{CHECKPOINTS}/{step}", f"{TORN}/{step}-{time.time_ns()}")
         multihost_utils.sync_global_devices("torn checkpoints put aside")
         self._manager.reload()

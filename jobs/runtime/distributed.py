@@ -107,6 +107,15 @@ def _require_device(platform: Platform) -> None:
         )
 
 
+def rank() -> int:
+    """The number of this process that RUN_PROCESS_ID has told the group: host-N of the run's files and messages.
+
+    On a TPU `jax.process_index()` is another one: the slice numbers its hosts itself, whatever `initialize` was told.
+    What JAX orders (devices, rows, what is gathered, Orbax's first process) goes by that; what names a host, by this.
+    """
+    return int(jax._src.distributed.global_state.process_id)
+
+
 def agree(name: str, fingerprint: str) -> None:
     """Make sure that every process holds the same `fingerprint` (64 hexadecimal digits) of `name`.
 
@@ -118,9 +127,10 @@ def agree(name: str, fingerprint: str) -> None:
 
     # A host may have come with the data long before the others: gloo's own patience ends after half a minute.
     ocp.multihost.get_barrier_sync_fn()(key=f"agree on {name}", timeout_ms=AGREE_LIMIT_S * 1000)
-    mine = np.frombuffer(bytes.fromhex(fingerprint), dtype=np.uint8)
+    mine = np.frombuffer(rank().to_bytes(4, "big") + bytes.fromhex(fingerprint), dtype=np.uint8)
     everyone = np.asarray(multihost_utils.process_allgather(mine)).reshape(-1, mine.size)
-    different = [index for index, theirs in enumerate(everyone) if not (theirs == everyone[0]).all()]
+    prints = {int.from_bytes(each[:4].tobytes(), "big"): each[4:].tobytes() for each in everyone}
+    different = sorted(host for host, theirs in prints.items() if theirs != prints[0])
     if different:
         raise RequestError(
             f"{name} is not the same on every host: hosts {different} differ from host 0; "
@@ -139,7 +149,7 @@ def first_then_others[Result](work: Callable[[], Result], *, what: str, say: Cal
     barrier = functools.partial(
         ocp.multihost.get_barrier_sync_fn(), key=f"first {what}", timeout_ms=FIRST_LIMIT_S * 1000
     )
-    if jax.process_index() == 0:
+    if rank() == 0:
         result = work()
         barrier()
         return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from infra.catalogue import CatalogueError, accelerator, price_usd_per_hour, region_of
 from infra.inventory import Inventory, Slice
 from launch.doctor.finding import Said, ok, skip, warn
+from launch.ssh.problems import ATTRIBUTES_POLICY
 
 MULTI_REGIONS = {"us": "us", "eu": "europe", "asia": "asia"}
 EGRESS = "reading across regions is billed by the gigabyte"
@@ -32,7 +33,8 @@ def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Said]:
         said.append(
             warn(
                 f"no host key is known of host {', '.join(nameless)}, so that nobody can be sure who answers",
-                "`pulumi up --refresh`; in an inventory of your own: host_keys",
+                "`pulumi up --refresh` reads what they have published; where the organisation policy "
+                f"{ATTRIBUTES_POLICY} holds, or in an inventory of your own: `fab trust --host {nameless[0]}`",
             )
         )
     return [*said, cost(one_slice)]

@@ -20,6 +20,7 @@ class Access:
     host_keys: "TYPE BASE64" each; without one nobody connects.
     proxy_command: a program whose standard input and output are the connection; None: a TCP connection.
     through: the server that makes the connection; `otherwise` is the way where that one cannot be reached.
+    index: of the host in its slice; None: it is no host of one. project: Google's, None where it is in none.
     """
 
     name: str
@@ -32,6 +33,8 @@ class Access:
     proxy_command: tuple[str, ...] | None = None
     through: Access | None = None
     otherwise: Access | None = None
+    index: int | None = None
+    project: str | None = None
 
 
 def routes(inventory: Inventory, one_slice: Slice) -> tuple[Access, ...]:
@@ -67,6 +70,7 @@ def gateway_access(inventory: Inventory, gateway: Gateway) -> Access:
         host_keys=gateway.host_keys,
         made_by_pulumi=inventory.project is not None,
         proxy_command=tunnel,
+        project=inventory.project,
     )
 
 
@@ -94,6 +98,8 @@ def _route(inventory: Inventory, one_slice: Slice, host: Host, first: Access | N
         os_login=inventory.project is not None,
         host_keys=host.host_keys,
         made_by_pulumi=inventory.project is not None,
+        index=host.index,
+        project=inventory.project,
     )
     if host.reach == "direct":
         address, port = address_and_port(host.external_address or host.internal_address)

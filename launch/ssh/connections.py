@@ -86,6 +86,21 @@ class Ssh:
             task.add_done_callback(_look_at)
         return await asyncio.shield(task)
 
+    async def host_key(self, access: Access) -> asyncssh.SSHKey:
+        """The key that a host shows: over a way of its own where there is one, else through the one before it.
+
+        Raises:
+            HostError: it shows none.
+        """
+        if access.otherwise is not None:
+            try:
+                return await opening.host_key(access.otherwise, hop=None, limits=self._limits)
+            except HostError as error:
+                if not error.reason.startswith("gcloud"):
+                    raise
+        hop = await self.connection(access.through) if access.through is not None else None
+        return await opening.host_key(access, hop=hop, limits=self._limits)
+
     def close(self) -> None:
         """Close every connection for good; what is still under way ends."""
         with self._lock:

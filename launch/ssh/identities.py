@@ -48,6 +48,14 @@ def fingerprint(public_data: bytes) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
+def public_data(line: str) -> bytes:
+    """Of a public key as an inventory has it, "TYPE BASE64"; what is none has none."""
+    try:
+        return asyncssh.import_public_key(line).public_data
+    except asyncssh.KeyImportError:
+        return b""
+
+
 def files(environment: Mapping[str, str], home: Path) -> tuple[Path, ...]:
     """The key files that there are; only the one that $TPU_STACK_SSH_KEY names, where it is set."""
     if named := environment.get(KEY_VARIABLE):

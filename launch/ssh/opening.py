@@ -104,6 +104,43 @@ async def open_connection(
     return connection
 
 
+async def host_key(
+    access: Access, *, hop: asyncssh.SSHClientConnection | None, limits: Limits
+) -> asyncssh.SSHKey:
+    """The key that a server shows, which says nothing yet of who it is. Nothing is logged in to.
+
+    Raises:
+        HostError: it shows none, and why.
+    """
+    proxy = None
+    try:
+        async with asyncio.timeout(limits.connect_s + limits.login_s):
+            if access.proxy_command is not None and hop is None:
+                proxy = await Proxy.start(access.proxy_command)
+            found = await asyncssh.get_server_host_key(
+                access.address,
+                access.port,
+                sock=proxy.socket if proxy else None,
+                tunnel=hop,
+                config=None,
+                server_host_key_algs=list(HOST_KEY_KINDS),
+            )
+    except Exception as error:
+        ended = await _ended(proxy, error)
+        proxy = None
+        if isinstance(error, FileNotFoundError | PermissionError) and access.proxy_command:
+            raise problems.proxy_missing(access, access.proxy_command[0]) from None
+        if ended is not None:
+            raise problems.proxy_ended(access, *ended) from None
+        raise problems.no_connection(access, error) from None
+    finally:
+        if proxy is not None:
+            await proxy.stop()
+    if found is None:
+        raise problems.no_login(access, asyncssh.ConnectionLost("no host key was shown"), limits.login_s)
+    return found
+
+
 class _Greeting(asyncssh.SSHClient):
     """What is seen of a server while a connection is opened."""
 

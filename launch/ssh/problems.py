@@ -16,18 +16,27 @@ NEW_KEY = (
 )
 
 
+ATTRIBUTES_POLICY = "compute.disableGuestAttributesAccess"
+"""The organisation policy under which no host publishes its name and its host keys."""
+
+
 def host_key_unknown(access: Access) -> HostError:
     """Nothing is known that the host could be told from another by."""
     if access.made_by_pulumi:
         remedy = (
-            "`pulumi up --refresh` reads the key once the host has published it, a minute after it started"
+            "`pulumi up --refresh` reads the key once the host has published it, a minute after it started; where the "
+            f"organisation policy {ATTRIBUTES_POLICY} holds it never does: {_by_hand(access)} shows the key and asks"
         )
     else:
         remedy = (
             "put the first two words of its /etc/ssh/ssh_host_ed25519_key.pub into host_keys of the inventory; "
-            "read them on the host itself, or with ssh-keyscan over a way that you trust"
+            f"read them on the host itself; or {_by_hand(access)} shows the key and asks"
         )
     return HostError(host=access.name, reason="its host key is not known", remedy=remedy)
+
+
+def _by_hand(access: Access) -> str:
+    return "`fab trust`" if access.index is None else f"`fab trust --host {access.index}`"
 
 
 def host_key_unreadable(access: Access, line: str, why: str) -> HostError:
@@ -48,7 +57,8 @@ def host_key_changed(access: Access, expected: Sequence[str], found: str) -> Hos
     return HostError(
         host=access.name,
         reason=f"shows the host key {found}, and the inventory has {' and '.join(expected)}",
-        remedy=f"if it was {again}; if you did not expect that, somebody may be in between: do not connect",
+        remedy=f"if it was {again}; where what it publishes stays the old one, {_by_hand(access)} shows the key and "
+        "asks; if you did not expect that, somebody may be in between: do not connect",
     )
 
 

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import asyncssh
+
 from launch.ssh import commands, copying, problems
 from launch.ssh.access import Access
 from launch.ssh.session import PYTHON, Sessions
@@ -65,6 +67,10 @@ class SshTransport:
             await copying.get(connection, self.access, source, target, progress)
 
         self._wait(work())
+
+    def host_key(self, access: Access) -> asyncssh.SSHKey:
+        """The key that the host shows to whoever comes by the way `access`; raises HostError where it shows none."""
+        return self._wait(self._ssh.host_key(access))
 
     def connect(self) -> Future[None]:
         """Open the connection, for those who want to know only whether there is one."""

@@ -122,7 +122,11 @@ def test_a_choice_of_hosts_keeps_their_order_and_the_first_of_them_is_where_the_
 
 def test_a_rehearsals_hosts_have_processors_and_their_own_python() -> None:
     given = Given(
-        inventory=STACK, platform="cpu", python="/venv/bin/python", stand_in_devices=("/run/accel0",)
+        folder=Path("/none"),
+        inventory=STACK,
+        platform="cpu",
+        python="/venv/bin/python",
+        stand_in_devices=("/run/accel0",),
     )
     found = target(given=given)
     assert (found.platform, found.devices, found.python) == ("cpu", 4, "/venv/bin/python")

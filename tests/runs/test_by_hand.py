@@ -101,3 +101,80 @@ def test_with_a_remote_cache_the_first_host_prepares_the_data_and_the_others_com
         "tokenizer",
         "tokens",
     ]
+
+
+PERMUTED = """
+import jax, jax.numpy as jnp, dataclasses
+from jax._src.lib import xla_client
+
+client = xla_client.make_cpu_client
+xla_client.make_cpu_client = lambda **given: client(**{**given, "node_id": (given["node_id"] + 1) % 3})
+
+from jobs.runtime import checkpoints, devices, distributed, process
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    pass
+
+def train(run, config):
+    me = run.environment.process_id
+    assert (distributed.rank(), jax.process_index()) == (me, (me + 1) % 3)
+    run.say("said once")
+    done = run.directory.path("first")
+    mark = lambda: open(done, "a").write(str(me))
+    distributed.first_then_others(mark, what="marking", say=run.prepare)
+    everywhere = devices.Devices()
+    state = {"x": everywhere.jit(lambda: jnp.arange(6.0))()}
+    assert float(everywhere.jit(lambda x_B: x_B.sum())(everywhere.rows(jnp.arange(6.0)))) == 15
+    kept = checkpoints.Checkpoints(run.directory, keep_last=1)
+    kept.save(1, state)
+    kept.save(2, {"x": state["x"] + 1})
+    kept.wait()
+    step, restored = kept.restore_latest(state)
+    assert step == 2 and kept.steps() == [2] and float(restored["x"][5]) == 6
+    distributed.agree("what is the same", "ab" * 32)
+    distributed.agree("the data", ("cd" if me == 2 else "ab") * 32)
+
+process.main(Config, train)
+"""
+
+
+def test_where_the_slice_numbers_its_hosts_otherwise_everything_is_named_by_the_number_that_the_launcher_gave(
+    tmp_path: Path,
+) -> None:
+    """As on a TPU, where `jax.process_index()` is not what `jax.distributed.initialize` was told."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    environment = {
+        "RUN_ID": "permuted",
+        "RUN_DIR": str(run_dir),
+        "RUN_JOB": "none",
+        "RUN_STACK": "jax",
+        "RUN_ATTEMPT": "0",
+        "RUN_NUM_PROCESSES": "3",
+        "RUN_COORDINATOR": f"127.0.0.1:{port}",
+        "RUN_PLATFORM": "cpu",
+        "RUN_CACHE_DIR": str(tmp_path / "cache"),
+        "RUN_LOCAL_DEVICES": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PERMUTED],
+            cwd=CHECKOUT,
+            env={**os.environ, **environment, "RUN_PROCESS_ID": str(index)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(3)
+    ]
+    logs = [process.communicate(timeout=200)[0] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2, 2], "\n".join(logs)
+    assert all("the data is not the same on every host: hosts [2] differ from host 0" in log for log in logs)
+    assert ["said once" in log for log in logs] == [True, False, False]
+    assert (run_dir / "first").read_text()[0] == "0"
+    beats = [json.loads((run_dir / "heartbeats" / f"host-{index}.json").read_text()) for index in range(3)]
+    assert [beat["rank"] for beat in beats] == [0, 1, 2]

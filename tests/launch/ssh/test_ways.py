@@ -12,19 +12,7 @@ from pathlib import Path
 import pytest
 
 from launch.ssh.connections import Ssh
-from tests.launch.ssh.conftest import Server, at, free_port, refusal
-
-RELAY = """
-import socket, sys, threading
-there = socket.create_connection((sys.argv[1], int(sys.argv[2])))
-def up():
-    while data := sys.stdin.buffer.raw.read(65536):
-        there.sendall(data)
-    there.shutdown(socket.SHUT_WR)
-threading.Thread(target=up, daemon=True).start()
-while data := there.recv(65536):
-    sys.stdout.buffer.write(data); sys.stdout.buffer.flush()
-"""
+from tests.launch.ssh.conftest import RELAY, Server, at, free_port, refusal
 
 
 def relay(server: Server) -> tuple[str, ...]:

@@ -75,7 +75,11 @@ class Pair:
             mock.patch.object(remote, "Ssh", lambda: ssh),
         ):
             given = Given(
-                inventory=self.inventory, platform=platform, python=PYTHON, stand_in_devices=(DEVICE,)
+                folder=self.inventory_path.parent,
+                inventory=self.inventory,
+                platform=platform,
+                python=PYTHON,
+                stand_in_devices=(DEVICE,),
             )
             yield remote.of_inventory(self.inventory, Wanted(stack=str(self.inventory_path), given=given))
 
