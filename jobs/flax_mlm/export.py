@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jobs.flax_mlm.config import Config
-from jobs.flax_mlm.model import Dimensions
+from jobs.flax_mlm.model import Dimensions, init_stddev
 from jobs.flax_mlm.step import dimensions
 from jobs.flax_mlm.tokenizer import TokenizerFacts, export_tokenizer
 from jobs.flax_mlm.tokens import Tokens
@@ -62,7 +62,7 @@ def hugging_face_config(dims: Dimensions, tokenizer: TokenizerFacts) -> dict[str
         # Hugging Face counts the rows of the position table, the unused ones included.
         "max_position_embeddings": dims.max_positions + dims.position_offset,
         "type_vocab_size": 1,
-        "initializer_range": 0.02,
+        "initializer_range": init_stddev(dims.width),
         "layer_norm_eps": 1e-5,
         "position_embedding_type": "absolute",
         "tie_word_embeddings": True,

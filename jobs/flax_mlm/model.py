@@ -10,6 +10,7 @@ positions, layer norm after each residual sum, exact GELU, embeddings tied to th
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -21,7 +22,8 @@ from jobs.flax_mlm.parts import dropout, gelu, layer_norm
 from jobs.flax_mlm.products import add_bias, product, product_of_transposed
 from jobs.flax_mlm.sizes import vocabulary_rows
 
-INIT_STDDEV = 0.02
+BERT_STDDEV, BERT_WIDTH = 0.02, 768
+"""What BERT and RoBERTa draw weights with, and for which width (Devlin et al. 2019; `initializer_range`)."""
 NEVER = -1e30
 """The logit of what is no token."""
 
@@ -62,15 +64,36 @@ class Dimensions:
         return vocabulary_rows(self.vocab_size)
 
 
-def _draw(rngs: nnx.Rngs, rows: int, columns: int) -> jax.Array:
-    return INIT_STDDEV * jax.random.normal(rngs.params(), (rows, columns))
+def init_stddev(width: int) -> float:
+    """The standard deviation of the initial weights of a model of this width: RoBERTa's 0.02 at RoBERTa's width.
+
+    A product over the width then has the same size in every model. With 0.02 at a width of 128, all positions of a
+    sequence begin in nearly one hidden state, and training steps as long as the weights (docs/benchmarks.md).
+    """
+    return BERT_STDDEV * math.sqrt(BERT_WIDTH / width)
+
+
+def sinusoids(rows: int, width: int, longest: float, stddev: float) -> jax.Array:
+    """(rows, width) sines and cosines of the row in turn (Vaswani et al. 2017), of that standard deviation.
+
+    Their wavelengths rise geometrically from 2π to `longest` rows: neighbours are as near to each other anywhere, so
+    attention finds "the token before" by one linear map, which learned positions that begin as noise find late.
+    """
+    place_R1, column_D = jnp.arange(rows)[:, None], jnp.arange(width)
+    exponent_D = (column_D // 2) * 2 / width
+    angle_RD = place_R1 * (longest / (2 * math.pi)) ** -exponent_D
+    return math.sqrt(2) * stddev * jnp.where(column_D % 2 == 0, jnp.sin(angle_RD), jnp.cos(angle_RD))
+
+
+def _drawn(rows: int, columns: int, dims: Dimensions, rngs: nnx.Rngs) -> jax.Array:
+    return init_stddev(dims.width) * jax.random.normal(rngs.params(), (rows, columns))
 
 
 class Table(nnx.Module):
     """A row of numbers for each id."""
 
-    def __init__(self, rows: int, width: int, rngs: nnx.Rngs) -> None:
-        self.embedding = nnx.Param(_draw(rngs, rows, width))
+    def __init__(self, rows_RD: jax.Array) -> None:
+        self.embedding = nnx.Param(rows_RD)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         return self.embedding[...][ids]
@@ -79,9 +102,9 @@ class Table(nnx.Module):
 class Linear(nnx.Module):
     """x W + b, or some columns of it alone, in x's kind."""
 
-    def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs) -> None:
-        self.kernel = nnx.Param(_draw(rngs, inputs, outputs))
-        self.bias = nnx.Param(jnp.zeros(outputs))
+    def __init__(self, kernel_IO: jax.Array) -> None:
+        self.kernel = nnx.Param(kernel_IO)
+        self.bias = nnx.Param(jnp.zeros(kernel_IO.shape[1]))
 
     def __call__(self, x: jax.Array, columns: slice = slice(None)) -> jax.Array:
         kernel_IO, bias_O = self.kernel[...][:, columns], self.bias[...][columns]
@@ -107,8 +130,9 @@ class Embeddings(nnx.Module):
     """Token and position embeddings, normalised. The token table is also the output's matrix (`Mlm.logits`)."""
 
     def __init__(self, dims: Dimensions, rngs: nnx.Rngs) -> None:
-        self.tokens = Table(dims.vocab_rows, dims.width, rngs)
-        self.positions = Table(dims.max_positions + dims.position_offset, dims.width, rngs)
+        self.tokens = Table(_drawn(dims.vocab_rows, dims.width, dims, rngs))
+        rows, stddev = dims.max_positions + dims.position_offset, init_stddev(dims.width)
+        self.positions = Table(sinusoids(rows, dims.width, longest=dims.max_positions, stddev=stddev))
         self.norm = Norm(dims.width)
         self.dropout, self.position_offset = dims.dropout, dims.position_offset
 
@@ -122,16 +146,21 @@ class Layer(nnx.Module):
     """Self-attention over all positions, then the feed-forward, each summed into its input and normalised.
 
     The input and the sums are of the parameters' kind, what is summed into them of `dtype`.
+
+    Queries and keys begin as the same products, so that a position first attends to what is like it in place and
+    token, its neighbours (mimetic initialisation: Trockman & Kolter 2023, arXiv:2305.09828).
     """
 
     def __init__(self, dims: Dimensions, dtype: jnp.dtype, rngs: nnx.Rngs) -> None:
         self.heads, self.dropout, self.dtype = dims.heads, dims.dropout, dtype
-        self.qkv = Linear(dims.width, 3 * dims.width, rngs)
-        self.attention_out = Linear(dims.width, dims.width, rngs)
-        self.attention_norm = Norm(dims.width)
-        self.ff_in = Linear(dims.width, dims.ff_width, rngs)
-        self.ff_out = Linear(dims.ff_width, dims.width, rngs)
-        self.ff_norm = Norm(dims.width)
+        width, ff_width = dims.width, dims.ff_width
+        q_DD, v_DD = _drawn(width, width, dims, rngs), _drawn(width, width, dims, rngs)
+        self.qkv = Linear(jnp.concatenate([q_DD, q_DD, v_DD], axis=1))
+        self.attention_out = Linear(_drawn(width, width, dims, rngs))
+        self.attention_norm = Norm(width)
+        self.ff_in = Linear(_drawn(width, ff_width, dims, rngs))
+        self.ff_out = Linear(_drawn(ff_width, width, dims, rngs))
+        self.ff_norm = Norm(width)
 
     def __call__(
         self,
@@ -172,7 +201,7 @@ class Mlm(nnx.Module):
         self.vocab_size, self.document_start, self.dtype = dims.vocab_size, dims.document_start, dtype
         self.embeddings = Embeddings(dims, rngs)
         self.layers = nnx.List([Layer(dims, dtype, rngs) for _ in range(dims.layers)])
-        self.head_dense = Linear(dims.width, dims.width, rngs)
+        self.head_dense = Linear(_drawn(dims.width, dims.width, dims, rngs))
         self.head_norm = Norm(dims.width)
         self.head_bias = nnx.Param(jnp.zeros(dims.vocab_rows))
 

@@ -44,6 +44,28 @@ def test_base_has_roberta_bases_parameters_less_the_one_token_type_and_with_its_
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == ROBERTA_BASE_PARAMETERS - 768 + filling
 
 
+@pytest.mark.parametrize(("width", "stddev"), [(768, 0.02), (192, 0.04), (128, 0.049)])
+def test_initial_weights_are_robertas_at_its_width_and_larger_in_narrower_models(
+    width: int, stddev: float
+) -> None:
+    model = model_of(dimensions(width=width, ff_width=256, layers=1, vocab_size=512))
+    layer = model.layers[0]
+    drawn = [model.embeddings.tokens.embedding, model.embeddings.positions.embedding, model.head_dense.kernel]
+    drawn += [one.kernel for one in (layer.qkv, layer.attention_out, layer.ff_in, layer.ff_out)]
+    for leaf in drawn:
+        assert float(leaf[...].std()) == pytest.approx(stddev, rel=0.1)
+
+
+def test_positions_begin_as_near_to_each_other_as_they_lie_in_the_text() -> None:
+    table_RD = np.asarray(modelling.sinusoids(514, 128, longest=512, stddev=0.05))
+    nearness_RR = table_RD @ table_RD.T
+    for shift in (0, 1, 5, 40):
+        along = np.diagonal(nearness_RR, shift)
+        assert along == pytest.approx(along[0], abs=1e-4)  # wherever the two positions are
+    distances = nearness_RR[0, [0, 1, 2, 4, 8, 16, 64]]
+    assert (np.diff(distances) < 0).all()
+
+
 def test_the_filling_of_the_token_table_is_never_guessed_and_never_learned() -> None:
     graph, params = nnx.split(model_of(dimensions()), nnx.Param)
     tokens_BS, positions_BM = some_tokens(), jnp.array([[1, 4], [0, 5], [2, 3]])

@@ -1,0 +1,192 @@
+"""Whether flax_mlm trains stably from every seed for any number of steps, and what it comes to.
+
+Each cell is one training in one process, by the job's own step, schedule, data and loss guard, without checkpoints;
+so many processes at once as there are processors. A cell is stable where no step was an outlier (`watch.py`). No time
+is measured: run it beside whatever you like. The table gives the evaluation loss over all held-out text.
+
+python -m bench.stability [--steps 100 200 … 3000] [--seeds 5] [--dtype float32 bfloat16] [--learning-rate RATE] [--out FILE]"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.mlm_loss import spread
+from jobs.flax_mlm.config import Config
+from jobs.runtime.cache import user_cache_dir
+
+STEPS = (100, 200, 300, 350, 400, 450, 500, 600, 800, 1000, 1500, 2000, 3000)
+IN_FLIGHT = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What one training came to. steps: those taken, fewer than asked for where the guard ended it.
+
+    outliers: the steps that were, the first ten. grad_norm: the largest after a tenth of the steps. unigrams: what the
+    held-out tokens' own frequencies come to, in nats as `loss`.
+    """
+
+    dtype: str
+    asked: int
+    seed: int
+    steps: int
+    loss: float
+    unigrams: float
+    outliers: Sequence[int]
+    grad_norm: float
+
+
+def train(config: Config) -> Cell:
+    """Train one cell here, on the first device."""
+    import jax
+    import numpy as np
+
+    from jobs.flax_mlm import data, sharding
+    from jobs.flax_mlm import step as steps
+    from jobs.flax_mlm.evaluate import evaluate
+    from jobs.flax_mlm.feed import Feed
+    from jobs.flax_mlm.tokens import unigram_entropy
+    from jobs.flax_mlm.watch import Watch
+
+    length, batch_size = config.sequence_length, config.batch_size
+    tokens = data.prepare(config, user_cache_dir(), lambda _: None)
+    mesh = sharding.make_mesh(1)
+    feed = Feed(tokens, config, mesh)
+    optimizer = steps.make_optimizer(config)
+    graph, state = steps.create(config, tokens.tokenizer, optimizer, mesh)
+    train_rule = steps.mask_rule(tokens.tokenizer, config.mask_share, length)
+    eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, length)
+    train_step = steps.make_train_step(graph, optimizer, train_rule, config, mesh, state)
+    rows_B = feed.place(np.arange(batch_size, dtype=np.int32))
+    watch, outliers, norms = Watch(), [], []
+    in_flight: list[dict[str, jax.Array]] = []
+    for step in range(1, config.steps + IN_FLIGHT + 1):
+        if step <= config.steps:
+            state, results = train_step(state, feed.step(step), rows_B)
+            in_flight.append(results)
+        if step > IN_FLIGHT and in_flight:
+            values = {name: float(value) for name, value in in_flight.pop(0).items()}
+            norms.append(values["grad_norm"])
+            found = watch.look(values)
+            if found is not None:
+                outliers.append(step - IN_FLIGHT)
+                if found.ends:
+                    break
+    result = evaluate(
+        steps.make_eval_step(graph, eval_rule, mesh, state),
+        state["params"],
+        feed.held_out,
+        feed.place,
+        sequences=feed.sequences("eval"),
+        batch_size=batch_size,
+        tick=lambda: None,
+    )
+    return Cell(
+        dtype=config.dtype,
+        asked=config.steps,
+        seed=config.seed,
+        steps=len(norms),
+        loss=result.loss,
+        unigrams=unigram_entropy(tokens.eval, tokens.tokenizer.special_ids),
+        outliers=outliers[:10],
+        grad_norm=max(norms[config.steps // 10 :]),
+    )
+
+
+def all_trained(configs: Sequence[Config]) -> Iterator[Cell]:
+    """The cells in the order in which they come to their end, a processor each."""
+    processors = sorted(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("spawn")
+    free = context.SimpleQueue()
+    for processor in processors:
+        free.put(processor)
+    # A process compiles for its own cell; what it holds is gone with it.
+    with concurrent.futures.ProcessPoolExecutor(
+        len(processors), mp_context=context, initializer=_begin, initargs=(free,), max_tasks_per_child=16
+    ) as pool:
+        # The longest first, so that no processor is left with one at the end.
+        order = sorted(configs, key=lambda config: -config.steps)
+        for done in concurrent.futures.as_completed([pool.submit(train, config) for config in order]):
+            yield done.result()
+
+
+def _begin(free: Any) -> None:
+    """Take a processor of one's own, as a host process of the local target does."""
+    processor = free.get()
+    os.sched_setaffinity(0, {processor})
+    free.put(processor)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """A line for each kind of numbers and number of steps, the seeds side by side."""
+    seeds = sorted({cell.seed for cell in cells})
+    lines = [
+        "| activations | steps | "
+        + "".join(f"seed {seed} | " for seed in seeds)
+        + "mean | ± | outliers | gradient |",
+        "|---|---:|" + "---:|" * len(seeds) + "---:|---:|---:|---:|",
+    ]
+    for dtype, asked in sorted({(cell.dtype, cell.asked) for cell in cells}):
+        row = sorted(
+            (cell for cell in cells if (cell.dtype, cell.asked) == (dtype, asked)), key=lambda cell: cell.seed
+        )
+        losses = [cell.loss for cell in row]
+        by_seed = {cell.seed: f"{cell.loss:.3f}" + _ended(cell) for cell in row}
+        lines.append(
+            f"| {dtype} | {asked:,} | "
+            + "".join(f"{by_seed.get(seed, '')} | " for seed in seeds)
+            + f"{statistics.fmean(losses):.3f} | {spread(losses):.3f} | {sum(len(cell.outliers) for cell in row)} "
+            + f"| {max(cell.grad_norm for cell in row):.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _ended(cell: Cell) -> str:
+    return f" (ended at {cell.steps})" if cell.steps < cell.asked else ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints a table; 1 where a cell was ended, had an outlier or has learned nothing beyond the unigrams."""
+    parser = argparse.ArgumentParser(prog="python -m bench.stability", description=__doc__)
+    parser.add_argument("--steps", type=int, nargs="+", default=STEPS)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--learning-rate", type=float, help="default: the job's")
+    parser.add_argument(
+        "--out", type=Path, help="a file that each cell is appended to as JSON; those in it are kept"
+    )
+    asked = parser.parse_args(arguments)
+    cells = []
+    if asked.out is not None and asked.out.exists():
+        cells = [Cell(**json.loads(line)) for line in asked.out.read_text().splitlines()]
+    there = {(cell.dtype, cell.asked, cell.seed) for cell in cells}
+    wanted = [
+        Config(steps=steps, seed=seed, dtype=dtype, learning_rate=asked.learning_rate)
+        for dtype in asked.dtype
+        for steps in asked.steps
+        for seed in range(asked.seeds)
+        if (dtype, steps, seed) not in there
+    ]
+    for cell in all_trained(wanted):
+        cells.append(cell)
+        print(json.dumps(dataclasses.asdict(cell)), file=sys.stderr, flush=True)
+        if asked.out is not None:
+            with asked.out.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(cell)) + "\n")
+    print(f"\nunigrams: {cells[0].unigrams:.3f} nats\n\n{table(cells)}", flush=True)
+    return int(any(cell.outliers or cell.steps < cell.asked or cell.loss > cell.unigrams for cell in cells))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
