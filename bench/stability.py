@@ -4,7 +4,8 @@ Each cell is one training in one process, by the job's own step, schedule, data 
 so many processes at once as there are processors. A cell is stable where no step was an outlier (`watch.py`). No time
 is measured: run it beside whatever you like. The table gives the evaluation loss over all held-out text.
 
-python -m bench.stability [--steps 100 200 … 3000] [--seeds 5] [--dtype float32 bfloat16] [--learning-rate RATE] [--out FILE]"""
+python -m bench.stability [--steps 100 200 … 3000] [--seeds 5] [--dtype float32 bfloat16] [--learning-rate RATE]
+    [--out FILE]"""
 
 from __future__ import annotations
 
