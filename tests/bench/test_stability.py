@@ -1,4 +1,4 @@
-"""Training is stable: some of the cells of docs/benchmarks.md's table, and what the table says of a cell that is not."""
+"""Training is stable: some cells of docs/benchmarks.md's table, and what the table says of a cell that is not."""
 
 from __future__ import annotations
 
