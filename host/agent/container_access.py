@@ -18,15 +18,20 @@ if TYPE_CHECKING:
         gid: int
 
     class Access(NamedTuple):
+        """become: what runs in the container before the job's init, as root, to become its user."""
+
         arguments: list[str]
         as_root: bool
         note: str | None
+        become: list[str]
 else:
     from collections import namedtuple
 
     Node = namedtuple("Node", "path mode uid gid")
-    Access = namedtuple("Access", "arguments as_root note")
+    Access = namedtuple("Access", "arguments as_root note become")
 
+LARGEST_ID = 2**31 - 1
+"""What Docker takes for a user or a group. OS Login gives ids up to 2**32 (3721906406 was seen)."""
 NODE_GLOBS = {"tpu": ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/vfio/vfio"), "gpu": (), "cpu": ()}
 
 
@@ -51,12 +56,13 @@ def access(platform: str, devices: Sequence[Node], uid: int, gid: int, groups: S
     may = {node: _may_open(node, uid, {gid, *groups}) for node in devices}
     by_group = {node.gid for node in devices if not may[node] and node.mode & 0o060 == 0o060}
     closed = [node.path for node in devices if not may[node] and node.mode & 0o060 != 0o060]
-    arguments = ["--user", "0:0" if closed else f"{uid}:{gid}"]
-    for group in sorted({*groups, *by_group} - {gid}):
-        arguments += ["--group-add", str(group)]
-    arguments += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+    others = sorted({*groups, *by_group} - {gid})
     if closed:
-        arguments += ["--cap-add", "DAC_OVERRIDE"]
+        # Root gets past the groups of files too, so that those that Docker does not take are not missed.
+        fit = [group for group in others if group <= LARGEST_ID]
+        arguments, become = [*_user("0:0", fit), "--cap-add", "DAC_OVERRIDE"], []
+    else:
+        arguments, become = as_user(uid, gid, others)
     for node in devices:
         arguments += ["--device", node.path]
     if platform == "gpu":
@@ -67,14 +73,41 @@ def access(platform: str, devices: Sequence[Node], uid: int, gid: int, groups: S
             f"only their owner may open {', '.join(closed)}, so the container runs as root, whose its files are;"
             " a udev rule that gives them a group, or mode 0666, mends it"
         )
-    return Access(arguments, bool(closed), note)
+    return Access(arguments, bool(closed), note, become)
+
+
+def as_user(uid: int, gid: int, groups: Sequence[int] = ()) -> tuple[list[str], list[str]]:
+    """Arguments by which a container's process is a user, and the words in front of its program. Pure.
+
+    Docker refuses an id above 2147483647, the kernel takes it. Then the container begins as root with the two
+    capabilities that it takes to change ids, and the first program, `setpriv` of the image's util-linux, becomes the
+    user and is replaced by the job's init: of root nothing is left, the process and its files are the user's.
+    """
+    if max(uid, gid, *groups) <= LARGEST_ID:
+        return _user(f"{uid}:{gid}", groups), []
+    words = ["--groups", ",".join(map(str, groups))] if groups else ["--clear-groups"]
+    capabilities = ["--cap-add", "SETUID", "--cap-add", "SETGID"]
+    return [*_user("0:0", []), *capabilities], [
+        "setpriv",
+        "--reuid",
+        str(uid),
+        "--regid",
+        str(gid),
+        *words,
+        "--",
+    ]
+
+
+def _user(user: str, groups: Sequence[int]) -> list[str]:
+    added = [word for group in groups for word in ("--group-add", str(group))]
+    return ["--user", user, *added, "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
 
 
 def privileged(platform: str) -> Access:
     """The same for `--container-access privileged`, where the devices alone do not do: all that the host's root may."""
     gpus = ["--gpus", "all"] if platform == "gpu" else []
     note = "the container is privileged and runs as the host's root, whose the files are that it makes"
-    return Access(["--user", "0:0", "--privileged", *gpus], True, note)
+    return Access(["--user", "0:0", "--privileged", *gpus], True, note, [])
 
 
 def _may_open(node: Node, uid: int, groups: set[int]) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 
+from .container_access import as_user
 from .protocol import Failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from .container_access import Access
     from .protocol import Json
 
 SAVE_LIMIT_S = 60
@@ -26,11 +28,11 @@ NETWORK = ["--network", "host", "--log-driver", "none", "--pull", "never"]
 
 
 def run(
-    request: Json, name: str, control_dir: str, own: list[str], access: list[str], environment: Iterable[str]
+    request: Json, name: str, control_dir: str, own: list[str], access: Access, environment: Iterable[str]
 ) -> list[str]:
     """`docker run` for one process of an attempt; its end leaves the container, which says more than an exit code.
 
-    own: its labels. access: who it is and which devices it has (container_access). environment: names.
+    own: its labels. environment: names.
     """
     container = request["container"]
     cpus = request["cpus"]
@@ -42,28 +44,28 @@ def run(
         *["--stop-timeout", str(SAVE_LIMIT_S)],
         # An accelerator's driver pins what it transfers; a Docker inside of a container may not raise the limit.
         *([] if container["platform"] == "cpu" else ["--ulimit", "memlock=-1"]),
-        *access,
+        *access.arguments,
         *([] if shm is None else ["--shm-size", str(shm)]),
         *([] if cpus is None else ["--cpuset-cpus", ",".join(map(str, sorted(set(cpus))))]),
         *mount_arguments(mounts(container, control_dir)),
         *["--workdir", request["cwd"]],
         *named(environment),
-        *program(container["image"], request["argv"]),
+        *program(container["image"], request["argv"], access.become),
     ]
 
 
 def deliver(
-    request: Json, name: str, user: str, arguments: list[str], environment: Iterable[str]
+    request: Json, name: str, uid: int, gid: int, arguments: list[str], environment: Iterable[str]
 ) -> list[str]:
     """`docker run` for a short program of the same image that reads its work from stdin."""
+    who, become = as_user(uid, gid)
     container = request["container"]
     seen = [*container["read_only_mounts"], os.path.dirname(request["log_path"])]
     return [
-        *["run", "--rm", "--interactive", "--name", name, *NETWORK, "--user", user],
-        *["--cap-drop", "ALL", "--security-opt", "no-new-privileges"],
+        *["run", "--rm", "--interactive", "--name", name, *NETWORK, *who],
         *mount_arguments(mounts({"mounts": [], "read_only_mounts": seen})),
         *named(environment),
-        *program(container["image"], arguments),
+        *program(container["image"], arguments, become),
     ]
 
 
@@ -73,9 +75,13 @@ def labels(request: Json, root: str, host: str) -> list[str]:
     return [word for name, value in found.items() for word in ("--label", f"tpu-stack.{name}={value}")]
 
 
-def program(image: str, argv: list[str]) -> list[str]:
-    """The image's own tini is the first process: it passes on signals, which a first process itself may not get."""
-    return ["--entrypoint", "tini", image, "--", *argv]
+def program(image: str, argv: list[str], become: list[str]) -> list[str]:
+    """The image's own tini is the first process: it passes on signals, which a first process itself may not get.
+
+    become: the words that run first, and are replaced by tini.
+    """
+    first, *rest = [*become, "tini", "--", *argv]
+    return ["--entrypoint", first, image, *rest]
 
 
 def mounts(container: Json, *own: str) -> dict[str, bool]:

@@ -43,9 +43,8 @@ def delivery(request: Json, url: str) -> Delivery:
     environment = command.environment(request["env"], os.environ, user_name())
     process = name_of(request["run_id"], request["attempt"], request["process_id"])
     name = f"{process}-deliver-{os.getpid()}-{next(_numbers)}"
-    user = f"{os.getuid()}:{os.getgid()}"
     return Delivery(
-        [docker, *command.deliver(request, name, user, argv, environment)],
+        [docker, *command.deliver(request, name, os.getuid(), os.getgid(), argv, environment)],
         "/",
         {**engine.client_environment(os.environ), **environment},
         Container(name, docker),

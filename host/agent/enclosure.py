@@ -85,7 +85,7 @@ def enclose(process: Process, request: Json) -> Enclosure:
     write_json(marker, {"name": name, "docker": docker, "as_root": who.as_root})
     return Enclosure(
         name,
-        [docker, *command.run(request, name, process.dir, own, who.arguments, environment)],
+        [docker, *command.run(request, name, process.dir, own, who, environment)],
         {**engine.client_environment(os.environ), **environment},
         None if who.note is None else f"tpu-stack: {who.note}\n",
         os.path.join(process.dir, command.CID),

@@ -24,6 +24,7 @@ REMEDIES = (
     ("gathering device information", "the device is gone; see `dmesg` on this host, or choose another one"),
     ("bind source path does not exist", "make that directory, or leave it out of the mounts"),
     ("tini.*executable file not found", "this is no image of `fab build`: those have tini; build or name another"),
+    ("setpriv.*executable file not found", "your user id is larger than Docker takes: the image needs util-linux"),
     ("no space left on device", "`docker image ls` and `docker image rm` on this host, or a larger disk"),
 )  # fmt: skip
 # What the client itself reads; the rest of this agent's environment is none of its business.

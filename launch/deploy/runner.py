@@ -34,6 +34,8 @@ export LC_ALL=C DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a PYTHON={python
 say() {{ printf 'say: %s\\n' "$*"; }}
 as_root() {{ if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n -- "$@"; fi; }}
 """
+SETTLED = {0: "ok", 3: "warned"}
+"""Exit status of a check → what has become of the step, where there is nothing to wait for."""
 GRACE_S = 5
 LATE_S = 15.0
 LOOK_AGAIN_S = 2.0
@@ -123,8 +125,8 @@ class Steps:
             if status != 0:
                 return "skipped", last(lines), ""
         status, lines = self.look(step, step["check"])
-        if status == 0:
-            return "ok", last(lines), ""
+        if status in SETTLED:
+            return SETTLED[status], last(lines), step["remedy"] if status else ""
         if not step["change"]:
             return self.wait(step, lines)
         if step["root"] and not self.may_be_root():
@@ -157,8 +159,8 @@ class Steps:
                 self.tell(step, "doing", "waiting: " + told)
             time.sleep(min(LOOK_AGAIN_S, step["limit_s"]))
             status, lines = self.look(step, step["check"])
-            if status == 0:
-                return "ok", last(lines), ""
+            if status in SETTLED:
+                return SETTLED[status], last(lines), step["remedy"] if status else ""
         waited = f" (waited {step['limit_s']:g} s)" if step["limit_s"] else ""
         return "failed", last(lines) + waited, step["remedy"]
 

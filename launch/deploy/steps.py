@@ -23,9 +23,10 @@ STARTUP_UNIT = "google-startup-scripts.service"
 class Step:
     """One thing that a host needs. `when`, `check` and `change` are text for sh; their last line is the message.
 
-    when: whether the step applies to this host at all (none: it does). check: whether it is in order. change: makes it
-    so, within `limit_s`; none: it is waited for that long. root: whether `change` needs root. needs: steps without
-    which this one is not tried. needed: whether runs need it; where they do not, it failing is a warning.
+    when: whether the step applies to this host at all (none: it does). check: whether it is in order (status 3: it is
+    not, and nothing changes that, but no run needs it). change: makes it so, within `limit_s`; none: it is waited for
+    that long. root: whether `change` needs root. needs: steps without which this one is not tried. needed: whether runs
+    need it; where they do not, it failing is a warning.
     """
 
     name: str
@@ -85,7 +86,10 @@ apt_install() {
 
 
 def first_boot() -> Step:
-    """A fresh VM is still being set up when its sshd answers already."""
+    """A fresh VM is still being set up when its sshd answers already.
+
+    Some images have cloud-init and do not run it: after the boot nothing comes any more, and nothing here needs it.
+    """
     return Step(
         name="first boot",
         when="command -v cloud-init >/dev/null || { echo 'this host has no cloud-init'; exit 1; }",
@@ -94,11 +98,18 @@ state=$(cloud-init status 2>/dev/null | sed -n 's/^status: *//p')
 case $state in
   done|disabled|degraded*) echo "cloud-init is through" ;;
   error*) echo "cloud-init is through, with errors (cloud-init status --long)" ;;
+  'not run'*|'not started'*)
+    boot=$(systemctl is-system-running 2>/dev/null)
+    case $boot in
+      initializing|starting) echo "cloud-init is at: $state, and the boot is under way"; exit 1 ;;
+    esac
+    echo "cloud-init was not run on this host: what an image leaves to it has not been done"
+    exit 3 ;;
   *) echo "cloud-init is at: ${state:-no answer}"; exit 1 ;;
 esac
 """,
         limit_s=FIRST_BOOT_LIMIT_S,
-        remedy="see /var/log/cloud-init-output.log on that host",
+        remedy="see `cloud-init status --long` and /var/log/cloud-init-output.log on that host",
     )
 
 

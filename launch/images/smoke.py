@@ -24,6 +24,7 @@ LIMIT_S = 900
 """Longest of all: importing TensorFlow and a first compilation on a machine with two busy cores take a minute."""
 TPU_NODES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 SHM_BYTES = 2**30
+LARGEST_ID = 2**31 - 1
 LINES_OF_ERROR = 20
 
 
@@ -47,7 +48,8 @@ def options(recipe: Recipe, nodes: list[str], uid: int, gid: int) -> dict[str, A
     if on_tpu:
         made["devices"] = [f"{node}:{node}:rwm" for node in nodes]
         made["ulimits"] = [{"Name": "memlock", "Soft": -1, "Hard": -1}]
-    if uid != 0:  # root's rights are not those of a job: then as the image's own user
+    # Root's rights are not those of a job, and ids as large as OS Login's Docker does not take: the image's own user.
+    if uid != 0 and max(uid, gid) <= LARGEST_ID:
         made["user"] = f"{uid}:{gid}"
     return made
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from host.agent import container_command as command
-from host.agent.container_access import Node, access, nodes, privileged
+from host.agent.container_access import Access, Node, access, as_user, nodes, privileged
 from host.agent.container_end import judged
 from host.agent.protocol import Failed, is_container, is_image
+from tests.host.conftest import until
+from tests.host.containers.conftest import docker
 
 REF = "region-docker.pkg.dev/project/images/jax@sha256:" + "a" * 64
+
+
+FIVE = Access(["--user", "5:6"], False, None, [])
+OS_LOGIN_ID = 3721906406
 
 
 def request(**fields: Any) -> dict[str, Any]:
@@ -33,7 +40,7 @@ def request(**fields: Any) -> dict[str, Any]:
 
 def test_a_job_s_container_is_told_to_docker_in_these_words() -> None:
     own = command.labels(request(), "/root/agent", "host-1")
-    said = command.run(request(), "name", "/control", own, ["--user", "5:6"], ["RUN_ID", "A"])
+    said = command.run(request(), "name", "/control", own, FIVE, ["RUN_ID", "A"])
     assert said == [
         *["run", "--name", "name", "--cidfile", "/control/container.id"],
         *["--label", "tpu-stack.run=run-1", "--label", "tpu-stack.attempt=2"],
@@ -51,12 +58,12 @@ def test_a_job_s_container_is_told_to_docker_in_these_words() -> None:
 
 def test_what_is_not_asked_for_is_not_said() -> None:
     plain = {**request(shm_bytes=None, platform="cpu"), "cpus": None}
-    said = command.run(plain, "name", "/control", [], [], [])
+    said = command.run(plain, "name", "/control", [], FIVE, [])
     assert not {"--shm-size", "--cpuset-cpus", "--ulimit", "--privileged", "--device"} & set(said)
 
 
 def test_a_delivery_sees_the_code_and_the_log_and_may_change_neither() -> None:
-    said = command.deliver(request(), "name", "5:6", ["python", "-m", "deliver"], ["A"])
+    said = command.deliver(request(), "name", 5, 6, ["python", "-m", "deliver"], ["A"])
     assert [said[place + 1] for place, word in enumerate(said) if word == "--mount"] == [
         "type=bind,source=/code,target=/code,readonly",
         "type=bind,source=/logs,target=/logs,readonly",
@@ -114,6 +121,89 @@ def test_a_device_is_opened_by_the_user_or_by_its_group_and_else_by_root(
     assert [said[place + 1] for place, word in enumerate(said) if word == "--group-add"] == groups
     assert said[said.index("--device") + 1] == "/dev/accel0"
     assert (found.as_root, "--cap-add" in said, found.note is not None) == (as_root, as_root, as_root)
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid", "groups", "user", "become"),
+    [
+        (7, 8, [9], "7:8", ""),
+        (2**31 - 1, 2**31 - 1, [], f"{2**31 - 1}:{2**31 - 1}", ""),
+        (2**31, 8, [], "0:0", f"setpriv --reuid {2**31} --regid 8 --clear-groups --"),
+        (7, OS_LOGIN_ID, [9], "0:0", f"setpriv --reuid 7 --regid {OS_LOGIN_ID} --groups 9 --"),
+        (7, 8, [9, OS_LOGIN_ID], "0:0", f"setpriv --reuid 7 --regid 8 --groups 9,{OS_LOGIN_ID} --"),
+    ],
+)
+def test_ids_that_docker_does_not_take_are_taken_on_in_the_container(
+    uid: int, gid: int, groups: list[int], user: str, become: str
+) -> None:
+    """OS Login's ids are up to 2**32, Docker's `--user` and `--group-add` up to 2**31 - 1."""
+    arguments, words = as_user(uid, gid, groups)
+    assert (arguments[arguments.index("--user") + 1], " ".join(words)) == (user, become)
+    assert [arguments[place + 1] for place, word in enumerate(arguments) if word == "--cap-add"] == (
+        ["SETUID", "SETGID"] if become else []
+    )
+    assert not [word for word in arguments if word.isdigit() and int(word) >= 2**31]
+    assert arguments[arguments.index("--cap-drop") + 1] == "ALL" and "no-new-privileges" in arguments
+    if become:
+        run = command.run(request(), "name", "/control", [], Access(arguments, False, None, words), [])
+        assert " ".join(run[run.index("--entrypoint") :]) == (
+            f"--entrypoint setpriv {REF} {become.removeprefix('setpriv ')} tini -- python -m job"
+        )
+        assert "--user 0:0" in " ".join(command.deliver(request(), "n", uid, max(gid, 2**31), [], []))
+
+
+def test_a_root_who_opens_a_closed_device_does_without_a_group_that_docker_does_not_take() -> None:
+    found = access("tpu", [node(0o600)], OS_LOGIN_ID, OS_LOGIN_ID, [20, OS_LOGIN_ID - 1])
+    said = found.arguments
+    assert (said[said.index("--user") + 1], found.as_root, found.become) == ("0:0", True, [])
+    assert [said[place + 1] for place, word in enumerate(said) if word == "--group-add"] == ["20"]
+
+
+@pytest.mark.slow
+def test_a_container_of_a_large_id_is_that_user_s_and_keeps_nothing_of_root(
+    image: str, tmp_path: Path
+) -> None:
+    """A real engine: what it writes is the user's, it may remove what is the user's, and a stop reaches it."""
+    (tmp_path / "run").mkdir(mode=0o700)
+    (tmp_path / "run/old").touch()
+    for path in (tmp_path / "run", tmp_path / "run/old"):
+        os.chown(path, OS_LOGIN_ID, OS_LOGIN_ID - 1)
+    program = (
+        "import os, signal, sys, time\n"
+        "os.remove('old'); open('new', 'w').close()\n"
+        "status = dict(line.split(':', 1) for line in open('/proc/self/status'))\n"
+        "print(os.getresuid(), os.getresgid(), os.getgroups())\n"
+        "print(status['CapEff'].strip(), status['NoNewPrivs'].strip())\n"
+        "sys.stdout.flush()\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
+        "open('up', 'w').close(); time.sleep(60)\n"
+    )
+    asked = {
+        **request(
+            image=image, platform="cpu", mounts=[str(tmp_path / "run")], read_only_mounts=[], shm_bytes=None
+        ),
+        "cpus": None,
+        "cwd": str(tmp_path / "run"),
+        "argv": ["python", "-c", program],
+    }
+    name = f"tpu-stack-large-id-{os.getpid()}"
+    who = access("cpu", [], OS_LOGIN_ID, OS_LOGIN_ID - 1, [OS_LOGIN_ID - 1, 20, OS_LOGIN_ID + 1])
+    (tmp_path / "control").mkdir()
+    argv = ["docker", *command.run(asked, name, str(tmp_path / "control"), [], who, [])]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
+        try:
+            until(lambda: (tmp_path / "run/up").exists() or client.poll() is not None, 60)
+            docker("kill", "--signal", "SIGTERM", name, check=False)
+            said, complaint = client.communicate(timeout=60)
+        finally:
+            docker("rm", "--force", name, check=False)
+    large, group = OS_LOGIN_ID, OS_LOGIN_ID - 1
+    who_it_was, what_it_could = said.splitlines() or (complaint, "")
+    assert who_it_was == f"{(large,) * 3} {(group,) * 3} {[20, OS_LOGIN_ID + 1]}"
+    assert what_it_could == "0000000000000000 1"
+    assert client.returncode == 75
+    made = (tmp_path / "run/new").stat()
+    assert (made.st_uid, made.st_gid) == (large, group)
 
 
 def test_only_the_platform_s_devices_are_given() -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from launch.deploy import answers, steps
 from launch.deploy.steps import Step
 
@@ -181,6 +183,22 @@ def test_cloud_init_that_is_through_even_with_errors_is_not_waited_for(
         found = result(carry_out([step], environ={"PATH": path}))
         assert (said, found[0]) == (said, state)
     assert found[1] == "cloud-init is at: running (waited 0.1 s)"
+
+
+@pytest.mark.parametrize(
+    ("said", "boot", "state", "message"),
+    [
+        ("not run", "running", "warned", "cloud-init was not run on this host"),
+        ("not started", "degraded", "warned", "cloud-init was not run on this host"),
+        ("not run", "starting", "failed", "cloud-init is at: not run, and the boot is under way"),
+    ],
+)
+def test_cloud_init_that_an_image_does_not_run_is_a_warning_once_the_boot_is_over(
+    carry_out: CarryOut, tmp_path: Path, said: str, boot: str, state: str, message: str
+) -> None:
+    path = stand_ins(tmp_path, **{"cloud-init": f"echo 'status: {said}'", "systemctl": f"echo {boot}"})
+    found = result(carry_out([dataclasses.replace(steps.first_boot(), limit_s=0.1)], environ={"PATH": path}))
+    assert found[0] == state and found[1].startswith(message)
 
 
 def test_every_step_that_changes_something_has_a_limit_and_a_remedy() -> None:
