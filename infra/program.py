@@ -10,7 +10,7 @@ import datetime
 
 import pulumi
 
-from infra import inventory, policy
+from infra import inventory, offered, policy
 from infra.config import Config, ConfigError, reader
 from infra.stack import declare_stack
 
@@ -39,15 +39,21 @@ def declare() -> None:
 
 
 def review(config: Config) -> None:
-    """Log what the policies find, and what the stack costs.
+    """Log what the policies find, what the zones do not offer (a preview alone asks), and what the stack costs.
 
     Raises:
         pulumi.RunError: a finding is an error.
     """
     reviewed = policy.review(config, today=datetime.datetime.now(datetime.UTC).date())
-    for finding in reviewed.findings:
+    asked = offered.ask(config, _setting) if pulumi.runtime.is_dry_run() else offered.Offered()
+    for finding in (*reviewed.findings, *offered.findings(config, asked)):
         LOGS[finding.severity](f"{finding.path}: {finding.message}")
     pulumi.log.info(reviewed.table)
     refused = sum(finding.severity == "error" for finding in reviewed.findings)
     if refused:
         raise pulumi.RunError(f"nothing was made: {refused} of the findings above are errors")
+
+
+def _setting(key: str) -> str | None:
+    """A key of the provider, in the clear where it is a secret."""
+    return pulumi.Config("gcp").get(key.removeprefix("gcp:"))

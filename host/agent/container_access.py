@@ -57,10 +57,11 @@ def access(platform: str, devices: Sequence[Node], uid: int, gid: int, groups: S
     by_group = {node.gid for node in devices if not may[node] and node.mode & 0o060 == 0o060}
     closed = [node.path for node in devices if not may[node] and node.mode & 0o060 != 0o060]
     others = sorted({*groups, *by_group} - {gid})
+    become: list[str] = []
     if closed:
         # Root gets past the groups of files too, so that those that Docker does not take are not missed.
         fit = [group for group in others if group <= LARGEST_ID]
-        arguments, become = [*_user("0:0", fit), "--cap-add", "DAC_OVERRIDE"], []
+        arguments = [*_user("0:0", fit), "--cap-add", "DAC_OVERRIDE"]
     else:
         arguments, become = as_user(uid, gid, others)
     for node in devices:

@@ -80,8 +80,8 @@ def program(image: str, argv: list[str], become: list[str]) -> list[str]:
 
     become: the words that run first, and are replaced by tini.
     """
-    first, *rest = [*become, "tini", "--", *argv]
-    return ["--entrypoint", first, image, *rest]
+    words = [*become, "tini", "--", *argv]
+    return ["--entrypoint", words[0], image, *words[1:]]
 
 
 def mounts(container: Json, *own: str) -> dict[str, bool]:

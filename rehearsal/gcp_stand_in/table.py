@@ -9,7 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from infra.catalogue import zones
 from rehearsal.gcp_stand_in.kinds import Kind
+from rehearsal.gcp_stand_in.world import WorldError
 
 Json = dict[str, Any]
 
@@ -19,6 +21,16 @@ def _disk(inputs: Json, number: int) -> Json:
 
 
 def _instance(inputs: Json, number: int) -> Json:
+    """Raises WorldError, in Compute Engine's words, for a machine type that its zone does not have."""
+    zone, machine_type = inputs["zone"], inputs["machineType"].rpartition("/")[2]
+    if zones.family_of(machine_type) not in zones.families_in(zone) or not zones.is_machine_type(
+        machine_type
+    ):
+        link = f"projects/{inputs['project']}/zones/{zone}/machineTypes/{machine_type}"
+        raise WorldError(
+            f"Error creating instance: googleapi: Error 400: Invalid value for field 'resource.machineType': '{link}'. "
+            f"Machine type with name '{machine_type}' does not exist in zone '{zone}'., invalid"
+        )
     interfaces = [
         {
             "networkIp": f"10.127.{number // 250}.{number % 250 + 2}",

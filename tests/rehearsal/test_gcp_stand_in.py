@@ -270,6 +270,29 @@ def test_a_protected_machine_is_not_deleted(gcp: Provider, world: World) -> None
     assert world.things()
 
 
+@pytest.mark.parametrize(
+    ("zone", "machine_type", "made"),
+    [
+        ("us-central1-a", "e2-small", True),
+        ("us-central2-b", "n1-standard-1", True),
+        ("us-central2-b", "e2-small", False),
+        ("us-central1-a", "e2-smal", False),
+    ],
+)
+def test_a_machine_that_its_zone_does_not_have_is_refused_in_google_s_words(
+    gcp: Provider, world: World, zone: str, machine_type: str, made: bool
+) -> None:
+    inputs: dict[str, Any] = {"name": "vm", "project": "p", "zone": zone, "machineType": machine_type}
+    inputs |= {"bootDisk": {}, "networkInterfaces": [{"network": "n"}]}
+    if made:
+        gcp.create(urn("gcp:compute/instance:Instance"), inputs, 0)
+    else:
+        wrong = f"Machine type with name '{machine_type}' does not exist in zone '{zone}'., invalid"
+        with pytest.raises(WorldError, match=f"Error 400: Invalid value for field .*{wrong}"):
+            gcp.create(urn("gcp:compute/instance:Instance"), inputs, 0)
+    assert bool(world.of_type("compute:Instance")) is made
+
+
 def test_an_id_is_made_of_the_name_where_a_link_is_given(gcp: Provider) -> None:
     router = "projects/p/regions/us-central1/routers/r"
     inputs = {"name": "nat", "project": "p", "region": "us-central1", "router": router}

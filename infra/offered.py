@@ -1,0 +1,313 @@
+"""What Google says that it offers where a configuration wants it: asked in a preview, where there are credentials.
+
+The catalogue answers without an account. This asks the Cloud TPU API for the accelerator types and runtime versions of
+each zone, Compute for the gateway's machine type, and Resource Manager for the organisation that the project is in, all
+at once and with one short limit. A preview never fails of it: what could not be asked is said in one line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import queue
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from infra.catalogue import zones
+from infra.config import Config
+from infra.policy.findings import Finding, note, slice_path, warning
+
+Json = dict[str, Any]
+Setting = Callable[[str], Any]
+"""A key of the configuration with its namespace → its value or None."""
+
+LIMIT_S = 8.0
+ANSWER_LIMIT_S = 5
+COMPUTE = "https://compute.googleapis.com/compute/v1"
+RESOURCE_MANAGER = "https://cloudresourcemanager.googleapis.com/v1"
+CONSUMER_DOMAINS = ("gmail.com", "googlemail.com")
+"""Of accounts that belong to no organisation."""
+EXTERNAL = "roles/compute.osLoginExternalUser"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Organisation:
+    """domain: None where this account may not read it. id: None where the project is in no organisation."""
+
+    id: str | None
+    domain: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Offered:
+    """By zone, where it could be asked. machine_type: None where that could not. not_asked: why something could not."""
+
+    accelerators: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    runtimes: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    machine_type: bool | None = None
+    organisation: Organisation | None = None
+    not_asked: str | None = None
+
+
+class _NotAskedError(Exception):
+    """Why one question has no answer, in words."""
+
+
+def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offered:
+    """Never raises, and is over within the limit."""
+    # Loading Google's client takes half a second, and only a preview has this question. Not in the threads, where it
+    # would count against the limit.
+    import google_auth_httplib2  # type: ignore[import-untyped]  # noqa: F401
+
+    from infra.cloud_tpu import settings as settings_
+    from infra.cloud_tpu.errors import CloudTpuError
+
+    ends = time.monotonic() + limit_s
+    try:
+        settings = settings_.read(setting)
+    except CloudTpuError as error:
+        return Offered(not_asked=str(error))
+    (credentials,) = _together([lambda: settings_.credentials(settings)], limit_s)
+    if isinstance(credentials, Exception):
+        return Offered(not_asked=_said(credentials))
+    api = _Api(credentials)
+    wanted = dict.fromkeys(each.zone for each in config.slices)
+    tpus = f"{settings.endpoint}/v2/projects/{config.project}/locations"
+    questions: dict[tuple[str, str], Callable[[], Any]] = {}
+    for zone in wanted:
+        questions["accelerators", zone] = functools.partial(api.names, f"{tpus}/{zone}", "acceleratorTypes")
+        questions["runtimes", zone] = functools.partial(api.names, f"{tpus}/{zone}", "runtimeVersions")
+    compute = _endpoint(setting, "compute", COMPUTE, ours=settings.is_rehearsal)
+    if config.nfs is not None and config.nfs.kind == "gateway" and compute is not None:
+        place = f"{compute}/projects/{config.project}/zones/{config.nfs.zone}/machineTypes"
+        machine_type = config.nfs.machine_type
+        questions["machine_type", ""] = lambda: api.is_there(f"{place}/{machine_type}")
+    manager = _endpoint(setting, "resourceManager", RESOURCE_MANAGER, ours=settings.is_rehearsal)
+    if _people(config) and manager is not None:
+        questions["organisation", ""] = lambda: api.organisation(manager, config.project)
+    answers = dict(
+        zip(questions, _together(list(questions.values()), max(0.1, ends - time.monotonic())), strict=True)
+    )
+    # Who may not ask for the organisation loses a hint alone.
+    failed = [
+        answer
+        for (what, _), answer in answers.items()
+        if what != "organisation" and isinstance(answer, Exception)
+    ]
+    good = {key: answer for key, answer in answers.items() if not isinstance(answer, Exception)}
+    return Offered(
+        accelerators={zone: good[what, zone] for what, zone in good if what == "accelerators"},
+        runtimes={zone: good[what, zone] for what, zone in good if what == "runtimes"},
+        machine_type=good.get(("machine_type", "")),
+        organisation=good.get(("organisation", "")),
+        not_asked=_said(failed[0]) if failed else None,
+    )
+
+
+def findings(config: Config, offered: Offered) -> tuple[Finding, ...]:
+    """A warning for each thing that is wanted and not offered. Pure."""
+    made = [found for index in range(len(config.slices)) for found in _of_slice(config, index, offered)]
+    if config.nfs is not None and offered.machine_type is False:
+        nfs = config.nfs
+        made.append(
+            warning(
+                "tpu-stack:storage.nfs.machine-type",
+                f"Compute Engine has no {nfs.machine_type} in {nfs.zone}; `gcloud compute machine-types list "
+                f"--zones {nfs.zone}` shows what it has",
+            )
+        )
+    made += _externals(config, offered.organisation)
+    if offered.not_asked is not None:
+        made.append(
+            note(
+                "gcp:project",
+                f"what Google offers in these zones could not be asked, the catalogue alone was: {offered.not_asked}",
+            )
+        )
+    return tuple(made)
+
+
+def _of_slice(config: Config, index: int, offered: Offered) -> list[Finding]:
+    each = config.slices[index]
+    types, versions = offered.accelerators.get(each.zone), offered.runtimes.get(each.zone)
+    made = []
+    if types is not None and each.accelerator.type_name not in types:
+        made.append(
+            warning(
+                slice_path(index, "accelerator"),
+                f"the Cloud TPU API lists no {each.accelerator.type_name} in {each.zone} for {config.project}; "
+                f"it lists {_few(types) or 'no TPU at all'}",
+            )
+        )
+    if versions is not None and each.runtime_version not in versions:
+        near = zones.nearest(each.runtime_version, versions)
+        made.append(
+            warning(
+                slice_path(index, "runtime-version"),
+                f'the Cloud TPU API lists no "{each.runtime_version}" in {each.zone}'
+                + (f"; did you mean {near}?" if near else f"; it lists {_few(versions)}"),
+            )
+        )
+    return made
+
+
+def _externals(config: Config, organisation: Organisation | None) -> list[Finding]:
+    """Whom OS Login does not let in without a role that only an organisation can give, not a project's stack.
+
+    https://cloud.google.com/compute/docs/oslogin/set-up-oslogin (users from outside the organisation): their login
+    names begin with ext_.
+    """
+    if organisation is not None and organisation.id is None:
+        return []
+    domain = organisation.domain if organisation else None
+    outside = [
+        who
+        for who in _people(config)
+        if (_domain(who) in CONSUMER_DOMAINS if domain is None else _domain(who) != domain)
+    ]
+    if not outside:
+        return []
+    if organisation is None:
+        return [
+            note(
+                "tpu-stack:access",
+                f"{', '.join(outside)}: if {config.project} belongs to an organisation, its administrator has to give "
+                f"{EXTERNAL} to those from outside; no project can",
+            )
+        ]
+    commands = " ".join(
+        f"`gcloud organizations add-iam-policy-binding {organisation.id} --member {who} --role {EXTERNAL}`"
+        for who in outside
+    )
+    return [
+        warning(
+            "tpu-stack:access",
+            f"{', '.join(outside)} seem to be from outside the organisation {domain or organisation.id}: OS Login lets "
+            f"them in after its administrator has run {commands}; no project can give that role",
+        )
+    ]
+
+
+def _people(config: Config) -> list[str]:
+    everybody = dict.fromkeys((*config.access.administrators, *config.access.members))
+    return [who for who in everybody if who.startswith("user:")]
+
+
+def _domain(who: str) -> str:
+    return who.rpartition("@")[2]
+
+
+def _few(names: frozenset[str]) -> str:
+    found = sorted(names)
+    return ", ".join(found) if len(found) <= 10 else f"{', '.join(found[:9])} … ({len(found)} in all)"
+
+
+# --- asking ---------------------------------------------------------------------------------------------------
+
+
+def _together(questions: list[Callable[[], Any]], limit_s: float) -> list[Any]:
+    """Their answers in order, an exception where there is none. Threads that hang in a network are left behind."""
+    late = _NotAskedError(f"no answer within {limit_s:.0f} s")
+    found: list[Any] = [late] * len(questions)
+    answered: queue.Queue[tuple[int, Any]] = queue.Queue()
+
+    def answer(index: int) -> None:
+        try:
+            answered.put((index, questions[index]()))
+        except Exception as error:  # whatever it is, it is said and stops nothing
+            answered.put((index, error))
+
+    for index in range(len(questions)):
+        threading.Thread(target=answer, args=(index,), daemon=True).start()
+    ends = time.monotonic() + limit_s
+    for _ in questions:
+        try:
+            index, value = answered.get(timeout=max(0.0, ends - time.monotonic()))
+        except queue.Empty:
+            break
+        found[index] = value
+    return found
+
+
+def _endpoint(setting: Setting, name: str, google: str, *, ours: bool) -> str | None:
+    """Where an API is, as the gcp provider finds it. ours: a cloud on this machine has those alone that are named."""
+    variable = (
+        "GOOGLE_COMPUTE_CUSTOM_ENDPOINT" if name == "compute" else "GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT"
+    )
+    given = setting(f"gcp:{name}CustomEndpoint") or os.environ.get(variable)
+    return str(given).rstrip("/") if given else None if ours else google
+
+
+class _Api:
+    """One request after the other of a thread; each has a connection of its own, as httplib2 wants it."""
+
+    def __init__(self, credentials: Any) -> None:
+        self._credentials = credentials
+
+    def names(self, parent: str, collection: str) -> frozenset[str]:
+        """The last parts of the names of all that are listed."""
+        found: list[str] = []
+        token = ""
+        while True:
+            query = urllib.parse.urlencode({"pageSize": 1000, **({"pageToken": token} if token else {})})
+            page = self._request("GET", f"{parent}/{collection}?{query}")
+            found += [str(each.get("name", "")).rpartition("/")[2] for each in page.get(collection, [])]
+            token = page.get("nextPageToken", "")
+            if not token:
+                return frozenset(found)
+
+    def is_there(self, url: str) -> bool:
+        return self._request("GET", url, absent={}) != {}
+
+    def organisation(self, manager: str, project: str) -> Organisation:
+        ancestors = self._request("POST", f"{manager}/projects/{project}:getAncestry").get("ancestor", [])
+        ids = [each["resourceId"]["id"] for each in ancestors if each["resourceId"]["type"] == "organization"]
+        if not ids:
+            return Organisation(id=None)
+        try:
+            domain = self._request("GET", f"{manager}/organizations/{ids[0]}").get("displayName")
+        except _NotAskedError:
+            domain = None
+        return Organisation(id=ids[0], domain=domain)
+
+    def _request(self, method: str, url: str, absent: Json | None = None) -> Json:
+        """absent: what is answered for a 404; None: that is an error as others are."""
+        import google_auth_httplib2
+        import httplib2  # type: ignore[import-untyped]
+
+        from infra.cloud_tpu.errors import Refusal
+
+        plain = httplib2.Http(timeout=ANSWER_LIMIT_S)
+        http = google_auth_httplib2.AuthorizedHttp(self._credentials, http=plain)
+        body = "{}" if method == "POST" else None
+        try:
+            answer, content = http.request(
+                url, method, body=body, headers={"Content-Type": "application/json"}
+            )
+        finally:
+            plain.close()
+        if int(answer.status) == 200:
+            found: Json = json.loads(content)
+            return found
+        if int(answer.status) == 404 and absent is not None:
+            return absent
+        refusal = Refusal.parse(int(answer.status), content)
+        host = urllib.parse.urlsplit(url).netloc
+        if refusal.is_disabled:
+            raise _NotAskedError(f"{host} is not turned on for the project yet, which `pulumi up` does")
+        first = (refusal.message.strip().splitlines() or [""])[0]
+        raise _NotAskedError(f"{host}: HTTP {refusal.http_code}: {first[:200]}")
+
+
+def _said(error: Exception) -> str:
+    """In a line; of an exception that is not ours the kind alone, for its text may hold what a server has sent."""
+    from infra.cloud_tpu.errors import CloudTpuError
+
+    if isinstance(error, _NotAskedError | CloudTpuError):
+        return str(error)
+    return f"Google cannot be reached ({type(error).__name__})"

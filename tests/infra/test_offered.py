@@ -1,0 +1,196 @@
+"""What Google does not offer is warned of in a preview, what cannot be asked is said once, and neither stops it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from infra import offered
+from infra.config import Config
+from infra.offered import Offered, Organisation
+from rehearsal.tpu_api import TpuApi
+from tests.infra.conftest import Configure
+from tests.infra.policy.stacks import a_slice, a_stack, an_nfs
+
+DISABLED = "Compute Engine API has not been used in project 1 before or it is disabled."
+
+
+@pytest.fixture(scope="module")
+def tpu_api() -> Iterator[TpuApi]:
+    with TpuApi() as api:
+        yield api
+
+
+class Google:
+    """Compute and Resource Manager on loopback: path → status and answer; one that is not there is a 404."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, Any]] = {}
+        self.hangs = threading.Event()
+        self.hangs.set()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.hangs.wait(20)
+                missing = (404, {"error": {"status": "NOT_FOUND", "message": "was not found"}})
+                status, body = outer.answers.get(self.path, missing)
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                self.do_GET()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def google() -> Iterator[Google]:
+    made = Google()
+    yield made
+    made.hangs.set()
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def settings(tpu_api: TpuApi, google: Google | None = None) -> dict[str, str]:
+    found = {"gcp:tpuV2CustomEndpoint": tpu_api.url}
+    if google is not None:
+        found |= {
+            "gcp:computeCustomEndpoint": f"{google.url}/compute/v1/",
+            "gcp:resourceManagerCustomEndpoint": f"{google.url}/v1/",
+        }
+    return found
+
+
+def ask(config: Config, settings: dict[str, str]) -> Offered:
+    """With time enough for a machine that is busy."""
+    return offered.ask(config, settings.get, limit_s=60)
+
+
+MACHINE = "/compute/v1/projects/my-project/zones/us-central1-a/machineTypes/e2-small"
+ANCESTRY = "/v1/projects/my-project:getAncestry"
+
+
+def test_what_the_zone_offers_is_no_finding(tpu_api: TpuApi, google: Google) -> None:
+    google.answers = {MACHINE: (200, {"name": "e2-small"}), ANCESTRY: (200, {"ancestor": []})}
+    config = a_stack()
+    asked = ask(config, settings(tpu_api, google))
+    assert (asked.machine_type, asked.organisation, asked.not_asked) == (True, Organisation(id=None), None)
+    assert {"v5litepod-16", "v5p-8"} <= asked.accelerators["us-central1-a"]
+    assert offered.findings(config, asked) == ()
+
+
+def test_what_the_zone_does_not_offer_is_a_warning_each(tpu_api: TpuApi, google: Google) -> None:
+    # The pages of a long list are all read: v5p-12288 is far behind the first hundred.
+    config = a_stack(
+        a_slice("a", accelerator="v6e-8", runtime_version="v2-alpha-tpuv6f"),
+        a_slice("b", accelerator="v5p-12288"),
+    )
+    found = offered.findings(config, ask(config, settings(tpu_api, google)))
+    assert [(each.severity, each.path) for each in found] == [
+        ("warning", "tpu-stack:slices[0].accelerator"),
+        ("warning", "tpu-stack:slices[0].runtime-version"),
+        ("warning", "tpu-stack:storage.nfs.machine-type"),
+    ]
+    assert "lists no v6e-8 in us-central1-a for my-project" in found[0].message
+    assert found[1].message.endswith("did you mean v2-alpha-tpuv6e?")
+    assert "no e2-small in us-central1-a" in found[2].message
+
+
+def test_a_cloud_on_this_machine_is_asked_alone_and_google_s_own_apis_are_not(tpu_api: TpuApi) -> None:
+    asked = ask(a_stack(), settings(tpu_api))
+    assert (asked.machine_type, asked.organisation, asked.not_asked) == (None, None, None)
+    assert offered.findings(a_stack(), asked) == ()
+
+
+def test_what_cannot_be_asked_is_said_once_and_the_rest_still_counts(tpu_api: TpuApi, google: Google) -> None:
+    google.answers = {MACHINE: (403, {"error": {"status": "PERMISSION_DENIED", "message": DISABLED}})}
+    config = a_stack(a_slice(accelerator="v6e-8", runtime_version="v2-alpha-tpuv6e"))
+    found = offered.findings(config, ask(config, settings(tpu_api, google)))
+    assert [each.severity for each in found] == ["warning", "note"]
+    assert "not turned on for the project yet" in found[1].message
+
+
+def test_a_google_that_does_not_answer_holds_a_preview_up_for_no_longer_than_the_limit(
+    tpu_api: TpuApi, google: Google
+) -> None:
+    google.hangs.clear()
+    began_s = time.monotonic()
+    asked = offered.ask(a_stack(), settings(tpu_api, google).get, limit_s=1.5)
+    assert time.monotonic() - began_s < 15  # the server lets go after 20 s
+    assert asked.not_asked is not None and "no answer within" in asked.not_asked
+    assert [each.severity for each in offered.findings(a_stack(), asked)] == ["note"]
+
+
+def test_without_credentials_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+    asked = ask(a_stack(), {})
+    assert asked.not_asked is not None and "gcloud auth application-default login" in asked.not_asked
+    assert ask(a_stack(), {"gcp:tpuV2CustomEndpoint": "ftp://x"}).not_asked is not None
+
+
+def test_a_member_from_outside_the_organisation_needs_a_role_that_no_project_can_give(
+    configure: Configure, tpu_api: TpuApi, google: Google
+) -> None:
+    people = {"members": ["user:ada@example.com", "user:bob@gmail.com", "group:all@elsewhere.com"]}
+    config = configure(access=people)
+    google.answers = {
+        ANCESTRY: (200, {"ancestor": [{"resourceId": {"type": "project", "id": "my-project"}},
+                                      {"resourceId": {"type": "organization", "id": "42"}}]}),
+        "/v1/organizations/42": (200, {"displayName": "example.com"}),
+    }  # fmt: skip
+    asked = ask(config, settings(tpu_api, google))
+    assert asked.organisation == Organisation(id="42", domain="example.com")
+    (found,) = [each for each in offered.findings(config, asked) if each.path == "tpu-stack:access"]
+    assert found.severity == "warning"
+    assert (
+        "`gcloud organizations add-iam-policy-binding 42 --member user:bob@gmail.com "
+        "--role roles/compute.osLoginExternalUser`" in found.message
+    )
+    assert "ada@" not in found.message and "elsewhere" not in found.message
+
+
+@pytest.mark.parametrize(
+    ("member", "organisation", "severities"),
+    [
+        ("user:ada@example.com", None, []),
+        ("user:ada@gmail.com", None, ["note"]),
+        ("user:ada@gmail.com", Organisation(id=None), []),
+        ("user:ada@gmail.com", Organisation(id="42"), ["warning"]),
+        ("user:ada@example.com", Organisation(id="42"), []),
+        ("user:ada@example.org", Organisation(id="42", domain="example.com"), ["warning"]),
+        (
+            "serviceAccount:robot@other.iam.gserviceaccount.com",
+            Organisation(id="42", domain="example.com"),
+            [],
+        ),
+    ],
+)
+def test_who_is_outside_is_told_as_far_as_it_is_known(
+    configure: Configure, member: str, organisation: Organisation | None, severities: list[str]
+) -> None:
+    config = configure(access={"members": [member]})
+    found = offered.findings(config, Offered(organisation=organisation))
+    assert [each.severity for each in found] == severities
+
+
+def test_only_a_gateway_has_a_machine_type_to_ask_for(tpu_api: TpuApi, google: Google) -> None:
+    for nfs in (None, an_nfs("us-central1-a", kind="filestore")):
+        assert ask(a_stack(nfs=nfs), settings(tpu_api, google)).machine_type is None
