@@ -1,10 +1,10 @@
 """What the simulated cloud has on offer in each zone: accelerator types and runtime versions, out of the catalogue."""
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
 from infra import catalogue
+from infra.catalogue import generations
 from rehearsal.errors import ApiError, invalid
 from rehearsal.pools import Pool
 
@@ -13,8 +13,6 @@ Json = dict[str, Any]
 # The API's names of generations (enum of AcceleratorConfig.type) and the catalogue's.
 KINDS = {"V2": "v2", "V3": "v3", "V4": "v4", "V5LITE_POD": "v5e", "V5P": "v5p", "V6E": "v6e"}
 _KIND_OF = {name: kind for kind, name in KINDS.items()}
-# Runtime versions for TensorFlow and PyTorch follow a pattern; there are more than any list here would keep up with.
-_FRAMEWORK_RUNTIME = re.compile(r"tpu-vm-(tf|pt)-\d+\.\d+(\.\d+)?(-pod)?(-(pjrt|se))?")
 _OFFERED = [which for which in catalogue.GENERATIONS if which.offered]
 
 
@@ -72,7 +70,7 @@ class Offers:
 
     def has_runtime(self, version: str) -> bool:
         """Whether a node may have it."""
-        return version in self.runtime_versions() or _FRAMEWORK_RUNTIME.fullmatch(version) is not None
+        return generations.is_runtime_version(version)
 
 
 def config_of(accelerator: catalogue.Accelerator) -> Json:

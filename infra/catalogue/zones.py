@@ -112,5 +112,5 @@ def parent_of(zone: str) -> str:
 
 def nearest(name: str, names: Collection[str]) -> str | None:
     """The one of some names that somebody may have meant."""
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return found[0] if found else None
