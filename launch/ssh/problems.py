@@ -11,6 +11,11 @@ import asyncssh
 from launch.errors import HostError
 from launch.ssh.access import Access
 
+# OS Login's names for users from outside the organisation that the project belongs to.
+EXTERNAL = (
+    "; a login that begins with ext_ also needs roles/compute.osLoginExternalUser, which the organisation's "
+    "administrator gives"
+)
 NEW_KEY = (
     "`gcloud compute os-login ssh-keys add --key-file ~/.ssh/id_ed25519.pub`; a new key works within a minute"
 )
@@ -67,11 +72,14 @@ def permission_denied(
 ) -> HostError:
     """None of the keys is let in. kept_back: why others were not offered."""
     keys = ", ".join(offered) or "no key"
+    outside = EXTERNAL if user.startswith("ext_") else ""
     aside = "".join(f"; {reason}" for reason in kept_back)
     return HostError(
         host=access.name,
         reason=f"does not let {user} in with {keys}{aside}",
-        remedy=NEW_KEY if access.os_login else f"add one of them to ~{user}/.ssh/authorized_keys there",
+        remedy=NEW_KEY + outside
+        if access.os_login
+        else f"add one of them to ~{user}/.ssh/authorized_keys there",
     )
 
 

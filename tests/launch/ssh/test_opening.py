@@ -16,6 +16,7 @@ import asyncssh
 import pytest
 
 from launch.errors import HostError
+from launch.ssh import problems
 from launch.ssh.connections import Ssh
 from tests.launch.ssh.conftest import Server, at, free_port, refusal, write_key
 
@@ -177,6 +178,11 @@ def test_a_refused_key_is_named_with_the_user_and_the_remedy(
     assert re.search(r"host-0: does not let \w+ in with id_ed25519 → add one of them to", said)
     said = refusal(ssh, dataclasses.replace(server.access, os_login=True))
     assert "gcloud compute os-login ssh-keys add" in said
+    for user, outside in (("ada_example_com", False), ("ext_ada_example_com", True)):
+        denied = problems.permission_denied(
+            dataclasses.replace(server.access, os_login=True), user, ["k"], []
+        )
+        assert ("roles/compute.osLoginExternalUser" in denied.remedy) is outside
 
 
 def test_more_keys_than_a_server_takes_still_end_in_a_refusal(
