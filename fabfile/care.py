@@ -64,10 +64,22 @@ def verify(
     return verification.verify(target, framework, runtime or None, container_access or None)
 
 
-@task(help={**WHERE, "json": "print every finding as JSON"})
+@task(
+    help={
+        **WHERE,
+        "json": "print every finding as JSON",
+        "first_day": "print instead what only real hosts can tell, for a bug report",
+    }
+)
 @reported
-def doctor(c: Any, stack: str = "", slice: str = "", hosts: str = "", json: bool = False) -> int:
+def doctor(
+    c: Any, stack: str = "", slice: str = "", hosts: str = "", json: bool = False, first_day: bool = False
+) -> int:
     """Look for everything that can be wrong, with remedies."""
+    if first_day:
+        from launch.doctor import first_day as report
+
+        return report.first_day(options.target(stack, slice, hosts))
     from launch.doctor import doctor as visit
 
     return visit.doctor(

@@ -14,6 +14,7 @@ from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.errors import RequestError
 from launch.beside import beside
 from launch.display import say, terminal
+from launch.errors import HostError
 from launch.ssh import identities, login
 from launch.ssh.access import Access, routes
 from launch.ssh_config import (
@@ -100,11 +101,21 @@ def _entries(target: Target, indices: Sequence[int]) -> list[Entry]:
 async def _users(accesses: Sequence[Access]) -> dict[Access, str]:
     """OS Login is asked once for all."""
     asked = next((access for access in accesses if access.os_login and not access.user), None)
-    of_os_login = await login.user_of(asked) if asked else ""
+    of_os_login = await login.user_of(asked, await _identities()) if asked else ""
     return {
         access: of_os_login if access.os_login and not access.user else await login.user_of(access)
         for access in accesses
     }
+
+
+async def _identities() -> identities.Identities | None:
+    """What OS Login may be given; OpenSSH says itself where there is none."""
+    try:
+        found = await identities.load(os.environ, Path.home())
+    except HostError:
+        return None
+    await found.close()
+    return found
 
 
 def _with_whole_path(access: Access) -> Access:

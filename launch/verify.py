@@ -43,16 +43,8 @@ def verify(target: Target, framework: str, runtime: str | None, container_access
         RequestError: there is no such framework here, or the hosts are a part of a TPU slice.
         HostsError: a host failed the preflight, and nothing was started; or a start, and all was stopped again.
     """
-    if framework not in MODULES:
-        raise RequestError(f"--framework {framework}: choose one of {', '.join(MODULES)}")
-    if part := target.part_of_tpu:
-        raise RequestError(part)
     console = terminal()
-    box = container.choose(target, framework, runtime, container.built_here, access=container_access)
-    plan = _plan(target, framework, box)
-    directory = RunDirectory(plan.run_dir, target.files)
-    failures = _carry_out(plan, target)
-    found = directory.read_jsons([f"verify/host-{index}.json" for index in range(plan.processes)])
+    plan, failures, found = gather(target, framework, runtime, container_access)
     hosts = [host.name for host in target.hosts]
     problems = [*failures, *verdict.problems(verdict.expected(target), hosts, found)]
     console.print(verdict.table(hosts, found, verdict.expected(target)))
@@ -61,8 +53,32 @@ def verify(target: Target, framework: str, runtime: str | None, container_access
     if problems:
         say(console)(f"what the hosts wrote: {plan.run_dir}")
         return 1
-    _clear(target, plan)
+    clear(target, plan)
     return 0
+
+
+def gather(
+    target: Target, framework: str, runtime: str | None, container_access: str | None = None
+) -> tuple[Plan, list[str], Sequence[Mapping[str, Any] | None]]:
+    """What was carried out, what failed, and each process's report, in worker order. Raises as `verify`."""
+    if framework not in MODULES:
+        raise RequestError(f"--framework {framework}: choose one of {', '.join(MODULES)}")
+    if part := target.part_of_tpu:
+        raise RequestError(part)
+    box = container.choose(target, framework, runtime, container.built_here, access=container_access)
+    plan = _plan(target, framework, box)
+    failures = _carry_out(plan, target)
+    names = [f"verify/host-{index}.json" for index in range(plan.processes)]
+    return plan, failures, RunDirectory(plan.run_dir, target.files).read_jsons(names)
+
+
+def clear(target: Target, plan: Plan) -> None:
+    """Leave nothing behind of what went well."""
+    if target.is_local:
+        shutil.rmtree(plan.run_dir, ignore_errors=True)
+        return
+    with contextlib.suppress(HostError, OSError):  # a few kilobytes that stay are no reason to fail
+        _remove(target, plan.run_dir, depth=4)
 
 
 def _plan(target: Target, framework: str, box: Container | None) -> Plan:
@@ -150,15 +166,6 @@ def _reason(entry: Mapping[str, Any], beat: Mapping[str, Any] | None) -> str | N
         f"ended by signal {entry['signal']}" if entry.get("signal") else f"exit code {entry.get('code')}"
     )
     return str(said or how)
-
-
-def _clear(target: Target, plan: Plan) -> None:
-    """Leave nothing behind of what went well."""
-    if target.is_local:
-        shutil.rmtree(plan.run_dir, ignore_errors=True)
-        return
-    with contextlib.suppress(HostError, OSError):  # a few kilobytes that stay are no reason to fail
-        _remove(target, plan.run_dir, depth=4)
 
 
 def _remove(target: Target, path: str, *, depth: int) -> None:

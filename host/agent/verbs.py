@@ -30,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
         f"{ONE} {PROGRAM} settle_s:seconds? {HUB} {LIMITS} container:container?",
     ),
     "pull": ("pull.pull", "image:image attempts:positive min_free_bytes:bytes keep:texts? limit_s:seconds?"),
+    "describe": ("describe.describe", ""),
     "prune": ("prune.prune", "keep:texts"),
     "join": ("join.join", f"{ONE} limit_s:seconds"),
     "status": ("status.status", "run_id:name? attempt:count? process_id:count?"),

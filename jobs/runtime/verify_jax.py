@@ -55,6 +55,7 @@ def verify(run: process.Run, config: Config) -> Mapping[str, float | None]:
         "local_devices": jax.local_device_count(),
         "devices": jax.device_count(),
         "processes": jax.process_count(),
+        "process_index": jax.process_index(),
         "cpus": len(os.sched_getaffinity(0)),
         "versions": versions(),
     }

@@ -65,6 +65,7 @@ def findings(here: Machine, open_target: Open, *, wants_stack: bool, framework: 
         if wants_stack:
             yield from carry_out([Check("this machine", "gcloud", lambda: machine.gcloud(here.ask))])
             yield from carry_out([Check("this machine", "ssh keys", lambda: keys.usable(here))])
+            yield from carry_out([Check("this machine", "os login", lambda: keys.os_login(here))])
         return
     if not target.is_local:
         yield from carry_out(_account(here, target))

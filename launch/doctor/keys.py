@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import stat
-
-import asyncssh
 
 from launch.doctor.finding import Said, fail, ok, warn
 from launch.doctor.machine import Machine
-from launch.errors import HostError
 from launch.ssh import identities, login
 from launch.ssh.problems import NEW_KEY
 
@@ -39,12 +34,19 @@ def os_login(machine: Machine) -> list[Said]:
         return [fail("cannot be asked without `gcloud`", "install it")]
     if answer.exit_code != 0:
         return [fail(f"`{' '.join(login.PROFILE)}` says: {answer.last_line}", "`gcloud auth login`")]
+    known, keys = login.known_keys(answer.stdout), _load(machine)
+    named = ", ".join(identities.fingerprint(key.public_data) for key in keys.keys)
+    if not known:
+        return [
+            warn(
+                f"OS Login knows no key of your account yet; the first connection adds {keys.names[0]}",
+                f"or now: {NEW_KEY}",
+            )
+        ]
     user = login.user_of_profile(answer.stdout)
-    known, keys = _known(answer.stdout), _load(machine)
     ours = [key for key in keys.keys if key.public_data in known]
     if ours:
         return [ok(f"user {user}, with {len(ours)} of the keys above")]
-    named = ", ".join(identities.fingerprint(key.public_data) for key in keys.keys)
     return [fail(f"user {user}, but OS Login knows none of this machine's keys ({named})", NEW_KEY)]
 
 
@@ -55,24 +57,3 @@ def _load(machine: Machine) -> identities.Identities:
         return found
 
     return asyncio.run(load())
-
-
-def _known(profile: str) -> set[bytes]:
-    """The public keys in the profile that gcloud prints; one that cannot be read is none.
-
-    Raises:
-        HostError: it is no such profile.
-    """
-    try:
-        lines = [str(each["key"]) for each in (json.loads(profile).get("sshPublicKeys") or {}).values()]
-    except (ValueError, AttributeError, LookupError, TypeError):
-        raise HostError(
-            host="",
-            reason="gcloud's answer about OS Login cannot be read",
-            remedy="`gcloud components update`",
-        ) from None
-    found = set()
-    for line in lines:
-        with contextlib.suppress(asyncssh.KeyImportError):
-            found.add(asyncssh.import_public_key(line).public_data)
-    return found

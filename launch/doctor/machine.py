@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from launch import bundle
-from launch.doctor.finding import Check, Said, fail, ok, warn
+from launch.doctor.finding import Check, Said, fail, ok, skip, warn
 
 AREA = "this machine"
 LEAST_PYTHON = (3, 12)
 LITTLE_BYTES, TOO_LITTLE_BYTES = 2 * 2**30, 256 * 2**20
 COMMAND_LIMIT_S = 30.0
+LEAST_GCLOUD = 478
+GCLOUD_LOGIN = "`gcloud auth login`; `gcloud auth application-default login` is another login, Pulumi's"
 PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)[^\S\n]*(;)?", re.MULTILINE)
 
 
@@ -75,7 +77,10 @@ def checks(machine: Machine, *, needs_pulumi: bool) -> list[Check]:
         Check(AREA, "checkout", lambda: checkout(machine.checkout)),
         Check(AREA, "disk", lambda: [disk(path) for path in (machine.checkout, machine.cache_dir)]),
     ]
-    return found + ([Check(AREA, "pulumi", lambda: pulumi(machine.ask))] if needs_pulumi else [])
+    if needs_pulumi:
+        found.append(Check(AREA, "pulumi", lambda: pulumi(machine.ask)))
+        found.append(Check(AREA, "pulumi login", lambda: pulumi_login(machine.ask)))
+    return found
 
 
 def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Said:
@@ -153,17 +158,50 @@ def pulumi(ask: Ask, wanted: str | None = None) -> Said:
     return ok(f"{have[0]}")
 
 
-def gcloud(ask: Ask) -> Said:
-    """gcloud, with an account."""
-    answer = ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"])
+def pulumi_login(ask: Ask) -> Said:
+    """Whether Pulumi knows where the states of stacks are kept."""
+    answer = ask(["pulumi", "whoami", "--non-interactive"])
     if answer.exit_code is None:
-        return fail(
-            "`gcloud` is not on PATH",
-            "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install",
-        )
+        return skip("cannot be asked without `pulumi`")
     if answer.exit_code != 0:
-        return fail(f"`gcloud auth list` says: {answer.last_line}", "`gcloud auth login`")
+        return warn(
+            f"`pulumi whoami` says: {answer.last_line}",
+            "`pulumi login`; with stacks in a bucket `pulumi login gs://BUCKET`, or here `pulumi login --local`",
+        )
+    return ok("there is one")
+
+
+def gcloud(ask: Ask) -> list[Said]:
+    """gcloud: new enough, and with an account of its own, which application default credentials are not."""
+    version = ask(["gcloud", "version", "--format=json"])
+    if version.exit_code is None:
+        return [
+            fail(
+                "`gcloud` is not on PATH",
+                "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install",
+            )
+        ]
+    return [gcloud_version(version), gcloud_account(ask)]
+
+
+def gcloud_version(answer: Answer) -> Said:
+    """A TPU's worker is an instance that nobody may ask about; before 478 (May 2024) a tunnel did so first."""
+    have = re.search(r'"Google Cloud SDK": *"(\d+)[.\d]*"', answer.stdout)
+    if have is None:
+        return warn(f"`gcloud version` says: {answer.last_line}", "see that it is the Google Cloud CLI")
+    if int(have[1]) < LEAST_GCLOUD:
+        return fail(
+            f"gcloud is version {have[1]}, and {LEAST_GCLOUD} or later is needed for tunnels to TPU hosts",
+            "`gcloud components update`, or by the package manager that installed it",
+        )
+    return ok(f"version {have[1]}")
+
+
+def gcloud_account(ask: Ask) -> Said:
+    answer = ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"])
+    if answer.exit_code != 0:
+        return fail(f"`gcloud auth list` says: {answer.last_line}", GCLOUD_LOGIN)
     accounts = answer.stdout.split()
     if not accounts:
-        return fail("gcloud has no account", "`gcloud auth login`")
+        return fail("gcloud has no account", GCLOUD_LOGIN)
     return ok(f"as {accounts[0]}")

@@ -124,7 +124,8 @@ class Ssh:
         try:
             identities: Identities = await self._once("identities", load(os.environ, Path.home()))
             user: str = await self._once(
-                "user" if access.os_login and not access.user else f"user of {access}", login.user_of(access)
+                "user" if access.os_login and not access.user else f"user of {access}",
+                login.user_of(access, identities),
             )
         except HostError as error:
             raise dataclasses.replace(error, host=access.name) from None

@@ -56,6 +56,12 @@ def public_data(line: str) -> bytes:
         return b""
 
 
+def public_line(data: bytes) -> str:
+    """The same, the other way round: the data begin with their kind's name."""
+    length = int.from_bytes(data[:4], "big")
+    return f"{data[4 : 4 + length].decode()} {base64.b64encode(data).decode()}"
+
+
 def files(environment: Mapping[str, str], home: Path) -> tuple[Path, ...]:
     """The key files that there are; only the one that $TPU_STACK_SSH_KEY names, where it is set."""
     if named := environment.get(KEY_VARIABLE):

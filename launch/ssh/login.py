@@ -1,4 +1,4 @@
-"""The name to log in as, where the inventory has none: OS Login's, or this machine's."""
+"""The name to log in as, where the inventory has none: OS Login's, which gets a key first, or this machine's."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import getpass
 import json
 import os
 import signal
+import sys
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from launch.errors import HostError
 from launch.ssh.access import Access
+from launch.ssh.identities import Identities, fingerprint, public_data, public_line
 
 PROFILE = ("gcloud", "compute", "os-login", "describe-profile", "--format=json")
+ADD_KEY = ("gcloud", "compute", "os-login", "ssh-keys", "add")
 PROFILE_LIMIT_S = 30.0
 
 
-async def user_of(access: Access) -> str:
+async def user_of(access: Access, identities: Identities | None = None) -> str:
     """The user to log in as.
 
     Raises:
@@ -25,14 +30,36 @@ async def user_of(access: Access) -> str:
     """
     if access.user:
         return access.user
-    return await os_login_user() if access.os_login else getpass.getuser()
+    return await os_login_user(access.project, identities) if access.os_login else getpass.getuser()
 
 
-async def os_login_user() -> str:
-    """The name that OS Login gives the account which gcloud is logged in with. The `host` of its error is empty."""
+async def os_login_user(project: str | None = None, identities: Identities | None = None) -> str:
+    """The name that OS Login gives the account which gcloud is logged in with. The `host` of its error is empty.
+
+    An account without any key in OS Login, as every new one is, gets the first of `identities`, which makes its user
+    name too. It is done once, and announced; an account that has keys is left as it is.
+    """
+    profile = await _gcloud(PROFILE)
+    if identities is not None and not known_keys(profile):
+        key = identities.keys[0]
+        in_project = () if project is None else (f"--project={project}",)
+        await _gcloud((*ADD_KEY, f"--key={public_line(key.public_data)}", "--format=json", *in_project))
+        print(
+            f"OS Login knew no SSH key of your account: added {identities.names[0]} "
+            f"({fingerprint(key.public_data)}), which lets you in to every host where you have the role. "
+            "`gcloud compute os-login ssh-keys list` shows it, `… remove` takes it away",
+            file=sys.stderr,
+            flush=True,
+        )
+        profile = await _gcloud(PROFILE)
+    return user_of_profile(profile)
+
+
+async def _gcloud(command: Sequence[str]) -> str:
+    """What gcloud prints."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *PROFILE,
+            *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -50,7 +77,7 @@ async def os_login_user() -> str:
     except TimeoutError:
         raise HostError(
             host="",
-            reason=f"`{' '.join(PROFILE)}` gave no answer within {PROFILE_LIMIT_S:g} s",
+            reason=f"`{' '.join(command[:4])}` gave no answer within {PROFILE_LIMIT_S:g} s",
             remedy="run it by itself and see what it waits for",
         ) from None
     finally:
@@ -60,12 +87,37 @@ async def os_login_user() -> str:
             await process.wait()
     if process.returncode != 0:
         said = stderr.decode(errors="replace").strip().splitlines()
+        last = said[-1] if said else "no reason given"
+        reason = f"gcloud does not tell the user name of OS Login: {last}"
+        if command[: len(ADD_KEY)] == ADD_KEY:
+            reason = f"gcloud does not take a key for OS Login: {last}"
         raise HostError(
             host="",
-            reason=f"gcloud does not tell the user name of OS Login: {said[-1] if said else 'no reason given'}",
+            reason=reason,
             remedy="`gcloud auth login`, then `gcloud compute os-login describe-profile` must show an account",
         )
-    return user_of_profile(stdout.decode(errors="replace"))
+    return stdout.decode(errors="replace")
+
+
+def known_keys(profile: str) -> set[bytes]:
+    """The public keys in the profile that gcloud prints; one that has expired, or cannot be read, is none.
+
+    Raises:
+        HostError: it is no such profile.
+    """
+    found = set()
+    try:
+        for each in (json.loads(profile).get("sshPublicKeys") or {}).values():
+            expires_us = int(each.get("expirationTimeUsec") or 0)
+            if not expires_us or expires_us > time.time() * 1e6:
+                found.add(public_data(str(each["key"])))
+    except (ValueError, AttributeError, LookupError, TypeError):
+        raise HostError(
+            host="",
+            reason="gcloud's answer about OS Login cannot be read",
+            remedy="`gcloud components update`",
+        ) from None
+    return found - {b""}
 
 
 def user_of_profile(text: str) -> str:

@@ -15,6 +15,9 @@ from typing import Any, NoReturn
 FOLDER_VARIABLE = "TPU_STACK_REHEARSAL"
 ACCOUNT = "you@rehearsal.example"
 PROJECT = "my-rehearsal"
+VERSION = "478.0.0"
+"""Whose tunnels this one makes: the oldest that `fab doctor` takes."""
+KEYS = "os-login.json"
 TOKEN = "rehearsal-access-token"
 CONNECT_LIMIT_S = 10.0
 PIECE = 1 << 16
@@ -31,6 +34,9 @@ def main(arguments: list[str]) -> int:
         return describe(TPU_KINDS[words[2]], words, arguments)
     if words[:3] == ["compute", "os-login", "describe-profile"]:
         print(json.dumps(profile(state())))
+    elif words[:4] == ["compute", "os-login", "ssh-keys", "add"]:
+        add_key(arguments)
+        print(json.dumps({"loginProfile": profile(state())}))
     elif words[:2] == ["auth", "list"]:
         print(json.dumps([{"account": ACCOUNT, "status": "ACTIVE"}]) if _as_json(arguments) else ACCOUNT)
     elif words[:1] == ["auth"] and words[-1] == "print-access-token":
@@ -38,7 +44,12 @@ def main(arguments: list[str]) -> int:
     elif words[:1] == ["config"] and words[-1] in ("account", "project"):
         print(ACCOUNT if words[-1] == "account" else PROJECT)
     elif words[:1] == ["version"] or arguments == ["--version"]:
-        print("Google Cloud SDK: the rehearsal's stand-in")
+        told = {"Google Cloud SDK": VERSION, "rehearsal": "a stand-in"}
+        print(
+            json.dumps(told)
+            if _as_json(arguments)
+            else f"Google Cloud SDK {VERSION} (the rehearsal's stand-in)"
+        )
     else:
         fail(
             f"({'.'.join(['gcloud', *words[:3]])}) this is the rehearsal's stand-in for gcloud and does not know that; "
@@ -59,17 +70,42 @@ def state() -> State:
 
 
 def profile(found: State) -> State:
-    """Of OS Login: the user's name on the hosts and the public keys that they take."""
-    keys: State = {}
-    try:
-        with open(
-            os.path.join(os.environ[FOLDER_VARIABLE], "ssh", "id_ed25519.pub"), encoding="utf-8"
-        ) as file:
-            keys["rehearsal"] = {"fingerprint": "rehearsal", "key": file.read().strip()}
-    except OSError:
-        pass  # a profile without keys, as Google gives it to who has uploaded none
+    """Of OS Login: the user's name on the hosts and the public keys that they take.
+
+    As Google gives it: nothing but its name before the first key was added, which makes the user too.
+    """
+    given = keys()
+    if not given:
+        return {"name": "rehearsal"}
     account = {"primary": True, "username": found["user"], "operatingSystemType": "LINUX"}
-    return {"name": "rehearsal", "posixAccounts": [account], "sshPublicKeys": keys}
+    public = {str(number): {"fingerprint": str(number), "key": key} for number, key in enumerate(given)}
+    return {"name": "rehearsal", "posixAccounts": [account], "sshPublicKeys": public}
+
+
+def keys() -> list[str]:
+    """The public keys that were added."""
+    try:
+        with open(os.path.join(os.environ[FOLDER_VARIABLE], KEYS), encoding="utf-8") as file:
+            found: list[str] = json.load(file)
+            return found
+    except FileNotFoundError:
+        return []
+
+
+def add_key(arguments: list[str]) -> None:
+    """The key of --key or --key-file. The hosts let in the rehearsal's own alone, whatever else is added."""
+    state()
+    given = dict(each[2:].split("=", 1) for each in arguments if each.startswith("--") and "=" in each)
+    key = given.get("key", "")
+    if path := given.get("key-file"):
+        with open(os.path.expanduser(path), encoding="utf-8") as file:
+            key = file.read()
+    if not key.strip():
+        fail("(gcloud.compute.os-login.ssh-keys.add) Exactly one of (--key | --key-file) must be specified.")
+    path = os.path.join(os.environ[FOLDER_VARIABLE], KEYS)
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump(sorted({*keys(), key.strip()}), file)
+    os.replace(f"{path}.new", path)
 
 
 def describe(kind: str, words: list[str], arguments: list[str]) -> int:

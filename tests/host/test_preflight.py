@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +163,46 @@ def test_a_bundle_that_is_there_is_said_to_be(host: Any) -> None:
     (host.agent.root / "bundles" / ("a" * 64)).mkdir(parents=True)
     assert host.response(bundle="a" * 64)["facts"]["bundle_present"] is True
     assert host.response(bundle="b" * 64)["facts"]["bundle_present"] is False
+
+
+def test_what_a_host_describes_of_itself_is_texts_and_of_settings_the_names_alone(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TPU_SECRET_SETTING", "s3cret-value")
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    found = host.agent("describe")["found"]
+    assert all(isinstance(each, str) and each for each in found.values())
+    assert f"user {os.getuid()}, group {os.getgid()}" in found["ids"]
+    assert "memlock " in found["limits"] and "none of /dev/accel*" in found["device nodes"]
+    assert found["guest attributes"].startswith("no metadata server answers")
+    assert found["settings in the environment"] == "TPU_SECRET_SETTING"
+    assert "s3cret-value" not in str(found)
+
+
+def test_of_what_an_instance_publishes_the_names_are_told_and_no_value(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest = {"hostkeys": {"ssh-ed25519": "AAAA"}, "tpu-stack": {"ready": "yes"}}
+    told = {"startup-script": "s3cret", "agent-worker-number": "3"}
+
+    class Metadata(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.headers["Metadata-Flavor"] == "Google"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(guest if "guest-attributes" in self.path else told).encode())
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Metadata) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{server.server_port}")
+        found = host.agent("describe")["found"]
+        server.shutdown()
+        thread.join()
+    assert found["guest attributes"] == "hostkeys/ssh-ed25519, tpu-stack/ready"
+    assert found["instance attributes"] == "agent-worker-number, startup-script"
+    assert (found["agent-worker-number"], found["accelerator-type"]) == ("3", "none")
+    assert "s3cret" not in str(found) and "AAAA" not in str(found)

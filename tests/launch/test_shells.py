@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import asyncssh
 import pytest
 
 from infra.inventory import Gateway, Host
@@ -62,7 +63,8 @@ def gcloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `gcloud` that knows the user, first on PATH; it notes how often it was asked."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    profile = json.dumps({"posixAccounts": [{"username": "sa_me", "primary": True}]})
+    keys = {"1": {"key": asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode().strip()}}
+    profile = json.dumps({"posixAccounts": [{"username": "sa_me", "primary": True}], "sshPublicKeys": keys})
     (folder / "gcloud").write_text(f"#!/bin/sh\necho asked >> {folder}/asked\necho '{profile}'\n")
     (folder / "gcloud").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from jobs.runtime.errors import RequestError
+from launch import local
 from launch.agents import Agent
-from launch.doctor import doctor
+from launch.doctor import doctor, first_day
 from launch.doctor.finding import Finding, State
 from launch.doctor.machine import Machine
 from launch.target import Target
@@ -67,7 +70,8 @@ def test_a_stack_that_cannot_be_read_is_a_finding_and_this_machine_is_looked_at_
 
     found = list(doctor.findings(make_machine(), refuse, wants_stack=True, framework="jax"))
     assert ("inventory", "fail") in [(each.name, each.state) for each in found]
-    assert {"python", "packages", "pulumi", "gcloud", "ssh keys"} <= {each.name for each in found}
+    wanted = {"python", "packages", "pulumi", "pulumi login", "gcloud", "ssh keys", "os login"}
+    assert wanted <= {each.name for each in found}
 
 
 def test_the_first_host_being_lost_keeps_nobody_from_looking_at_the_others(
@@ -114,3 +118,42 @@ def test_as_json_every_finding_is_there_and_one_failure_is_exit_code_1(
     assert said["ok"] is False and [each["name"] for each in said["findings"]] == ["a", "b"]
     everything.pop()
     assert doctor.doctor(lambda: make_target([]), wants_stack=True, as_json=True) == 0
+
+
+def test_the_text_of_the_first_day_says_once_what_all_hosts_say() -> None:
+    hosts = [{"ids": "1", "limits": "a"}, {"ids": "1", "limits": "b"}, {"agent": "w-2: does not answer"}]
+    assert first_day.grouped(hosts) == [
+        "ids [host 0,1]: 1",
+        "limits [host 0]: a",
+        "limits [host 1]: b",
+        "agent [host 2]: w-2: does not answer",
+    ]
+    assert first_day.grouped(hosts[:1] * 3) == ["ids: 1", "limits: a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("as ada@example.org in my-project-7", "as E-MAIL in PROJECT"),
+        ("/home/ada_l/.cache", "/home/USER/.cache"),
+        ("Bearer ya29.a0Af-x_y.z", "Bearer (left out)"),
+        ("GITHUB_TOKEN=abc db_password: x y", "GITHUB_TOKEN=(left out) db_password: (left out) y"),
+        ("crw-rw---- 0:44 /dev/vfio/0", "crw-rw---- 0:44 /dev/vfio/0"),
+        ("-----BEGIN OPENSSH PRIVATE KEY----- b3Bl", "(left out)"),
+    ],
+)
+def test_nobody_and_no_credential_is_in_the_text_of_the_first_day(text: str, told: str) -> None:
+    assert first_day.without_names(text, {"my-project-7": "PROJECT", "ada_l": "USER"}) == told
+
+
+@pytest.mark.slow
+def test_the_text_of_the_first_day_has_both_numbers_of_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert first_day.first_day(local.local(2, "cpu", sorted(os.sched_getaffinity(0)))) == 0
+    text = capsys.readouterr().out
+    assert "RUN_PROCESS_ID and jax.process_index(): 0 and 0 (1 of 2 devices), 1 and 1" in text
+    assert text.startswith("```\ntpu-stack ") and "\nids: user" in text
+    assert not list((tmp_path / "runs").rglob("*.json"))

@@ -92,11 +92,9 @@ def test_os_login_has_to_know_one_of_this_machines_keys(
 @pytest.mark.parametrize(
     "answer",
     [
-        "{}",
         "[]",
         "not json",
-        '{"posixAccounts": [{}]}',
-        '{"posixAccounts": [{"username": "me"}], "sshPublicKeys": []}',
+        '{"posixAccounts": [{"username": "me"}], "sshPublicKeys": ["x"]}',
         Answer(exit_code=1, stderr="x"),
         Answer(exit_code=None),
     ],
@@ -107,3 +105,15 @@ def test_whatever_gcloud_answers_of_os_login_is_a_finding_with_a_remedy(
     make_key()
     ((state, _, remedy),) = said(make_machine({"gcloud compute": answer}), keys.os_login)
     assert state == "fail" and remedy
+
+
+@pytest.mark.parametrize(
+    "answer", ["{}", '{"posixAccounts": [{}]}', '{"posixAccounts": [{"username": "me"}]}']
+)
+def test_an_account_without_any_key_is_told_that_the_first_connection_adds_one(
+    make_machine: MakeMachine, make_key: Callable[..., str], answer: str
+) -> None:
+    make_key()
+    ((state, message, remedy),) = said(make_machine({"gcloud compute": answer}), keys.os_login)
+    assert state == "warn" and "the first connection adds somebody@somewhere" in message
+    assert "os-login ssh-keys add" in remedy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch.doctor import machine
+from launch.doctor.finding import ok
 from launch.doctor.machine import Answer, Machine
 from launch.jobs import CHECKOUT
 
@@ -73,17 +75,41 @@ def test_pulumis_command_line_must_not_be_older_than_its_package(
 def test_tools_that_are_not_installed_are_told_with_where_to_get_them(make_machine: MakeMachine) -> None:
     bare = make_machine()
     assert "pulumi.com" in machine.pulumi(bare.ask, "3.250.0").remedy
-    assert "cloud.google.com/sdk" in machine.gcloud(bare.ask).remedy
+    assert "cloud.google.com/sdk" in machine.gcloud(bare.ask)[0].remedy
 
 
-def test_gcloud_without_an_account_is_a_failure(make_machine: MakeMachine) -> None:
-    assert (
-        machine.gcloud(make_machine({"gcloud auth list": "a@example.org\n"}).ask).message
-        == "as a@example.org"
-    )
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [("477.0.1", "fail"), ("478.0.0", "ok"), ("550.0.0", "ok"), ("99.0.0", "fail"), (None, "warn")],
+)
+def test_gcloud_has_to_be_one_whose_tunnels_reach_tpu_hosts(
+    make_machine: MakeMachine, version: str | None, state: str
+) -> None:
+    said = json.dumps({"Google Cloud SDK": version, "core": "2026.01.01"}) if version else "hello"
+    answers = {"gcloud version": said, "gcloud auth list": "a@example.org\n"}
+    found = machine.gcloud(make_machine(answers).ask)
+    assert [each.state for each in found] == [state, "ok"]
+    assert found[1].message == "as a@example.org"
+
+
+def test_gcloud_without_an_account_is_a_failure_and_its_two_logins_are_told_apart(
+    make_machine: MakeMachine,
+) -> None:
     for answer in ("", Answer(exit_code=1, stderr="ERROR: broken")):
-        said = machine.gcloud(make_machine({"gcloud auth list": answer}).ask)
-        assert (said.state, said.remedy) == ("fail", "`gcloud auth login`")
+        said = machine.gcloud_account(make_machine({"gcloud auth list": answer}).ask)
+        assert said.state == "fail" and said.remedy.startswith(
+            "`gcloud auth login`; `gcloud auth application-default"
+        )
+
+
+def test_a_pulumi_that_is_not_logged_in_is_worth_a_word_and_its_user_is_not_told(
+    make_machine: MakeMachine,
+) -> None:
+    command = "pulumi whoami"
+    assert machine.pulumi_login(make_machine({command: "ada@example.org\n"}).ask) == ok("there is one")
+    refused = Answer(exit_code=255, stderr="error: PULUMI_ACCESS_TOKEN must be set for login")
+    said = machine.pulumi_login(make_machine({command: refused}).ask)
+    assert said.state == "warn" and said.remedy.startswith("`pulumi login`")
 
 
 def test_a_command_is_given_nothing_to_read_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import getpass
 import json
 import os
 import subprocess
@@ -149,6 +150,9 @@ def test_the_primary_account_of_os_login_gives_the_user() -> None:
             user_of_profile(text)
 
 
+OF_ANOTHER_MACHINE = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode().strip()
+
+
 @pytest.fixture
 def gcloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """A stand-in for gcloud that is the shell script given."""
@@ -165,7 +169,10 @@ def gcloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 def test_gcloud_is_asked_once_for_all_hosts(
     gcloud: Callable[[str], None], serve: Callable[..., Server], ssh: Ssh, tmp_path: Path
 ) -> None:
-    gcloud(f'echo "$@" >>{tmp_path}/asked; echo \'{{"posixAccounts": [{{"username": "no_such_user"}}]}}\'')
+    profile = json.dumps(
+        {"posixAccounts": [{"username": "no_such_user"}], "sshPublicKeys": {"1": {"key": OF_ANOTHER_MACHINE}}}
+    )
+    gcloud(f"echo \"$@\" >>{tmp_path}/asked; echo '{profile}'")
     hosts = [dataclasses.replace(serve().access, user=None, os_login=True) for _ in range(2)]
     for future in [ssh.host(access).connect() for access in hosts]:
         with pytest.raises(HostError, match="does not let no_such_user in"):
@@ -186,3 +193,46 @@ def test_what_keeps_gcloud_from_answering_is_said(
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(HostError, match="gcloud cannot be run.*install the Google Cloud CLI"):
         asyncio.run(os_login_user())
+
+
+NEW_ACCOUNT = """
+case "$*" in
+*describe-profile*) cat {folder}/profile ;;
+*"ssh-keys add"*) echo "$@" >>{folder}/added; echo '{after}' >{folder}/profile ;;
+esac
+"""
+
+
+def test_an_account_that_os_login_knows_no_key_of_gets_this_machines_first_one_once_and_is_told(
+    gcloud: Callable[[str], None],
+    serve: Callable[..., Server],
+    ssh: Ssh,
+    user_home: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    expired = {"key": OF_ANOTHER_MACHINE, "expirationTimeUsec": "1700000000000000"}
+    (tmp_path / "profile").write_text(json.dumps({"name": "1", "sshPublicKeys": {"old": expired}}))
+    public = " ".join((user_home / ".ssh" / "id_ed25519.pub").read_text().split()[:2])
+    after = {"posixAccounts": [{"username": getpass.getuser()}], "sshPublicKeys": {"1": {"key": public}}}
+    gcloud(NEW_ACCOUNT.format(folder=tmp_path, after=json.dumps(after)))
+    hosts = [dataclasses.replace(serve().access, user=None, os_login=True, project="p-1") for _ in range(2)]
+    for future in [ssh.host(access).connect() for access in hosts]:
+        future.result(30)
+    wanted = f"compute os-login ssh-keys add --key={public} --format=json --project=p-1\n"
+    assert (tmp_path / "added").read_text() == wanted
+    told = capfd.readouterr().err
+    assert told.count("added id_ed25519 (SHA256:") == 1 and "ssh-keys list" in told
+    with Ssh() as later:
+        later.host(hosts[0]).connect().result(30)
+    assert (tmp_path / "added").read_text() == wanted
+
+
+def test_a_key_that_gcloud_does_not_take_is_said(
+    gcloud: Callable[[str], None], user_home: Path, tmp_path: Path
+) -> None:
+    gcloud(
+        "case $* in *describe*) echo '{}';; *) echo 'ERROR: Login profile size exceeds 32 KiB.' >&2; exit 1;; esac"
+    )
+    with pytest.raises(HostError, match="gcloud does not take a key for OS Login: ERROR: Login profile size"):
+        asyncio.run(os_login_user("p", loaded(user_home)))

@@ -94,14 +94,23 @@ def test_a_tunnel_to_a_host_that_is_down_fails_with_4003(shell: Shell) -> None:
     assert done.returncode == 1 and b"4003" in done.stderr
 
 
-def test_os_login_tells_the_user_and_the_key_of_the_rehearsal(shell: Shell) -> None:
+def test_os_login_knows_nobody_before_the_first_key_was_added(shell: Shell, tmp_path: Path) -> None:
     shell.tell()
-    (shell.folder / "ssh").mkdir()
-    (shell.folder / "ssh" / "id_ed25519.pub").write_text("ssh-ed25519 AAAA rehearsal\n")
-    done = shell.type("gcloud", "compute", "os-login", "describe-profile", "--format=json")
-    profile = json.loads(done.stdout)
+    login = ("gcloud", "compute", "os-login")
+    assert json.loads(shell.type(*login, "describe-profile", "--format=json").stdout) == {"name": "rehearsal"}
+    (tmp_path / "key.pub").write_text("ssh-ed25519 BBBB me\n")
+    for key in ("--key=ssh-ed25519 AAAA", f"--key-file={tmp_path}/key.pub", "--key=ssh-ed25519 AAAA"):
+        assert shell.type(*login, "ssh-keys", "add", key).returncode == 0
+    profile = json.loads(shell.type(*login, "describe-profile", "--format=json").stdout)
     assert [account["username"] for account in profile["posixAccounts"]] == ["sa_rehearsal"]
-    assert [key["key"] for key in profile["sshPublicKeys"].values()] == ["ssh-ed25519 AAAA rehearsal"]
+    known = [key["key"] for key in profile["sshPublicKeys"].values()]
+    assert known == ["ssh-ed25519 AAAA", "ssh-ed25519 BBBB me"]
+    assert shell.type(*login, "ssh-keys", "add").returncode == 1
+
+
+def test_its_version_is_one_that_the_doctor_takes(shell: Shell) -> None:
+    told = json.loads(shell.type("gcloud", "version", "--format=json").stdout)
+    assert told["Google Cloud SDK"] == "478.0.0" and "stand-in" in told["rehearsal"]
 
 
 def test_the_state_of_a_slice_is_what_the_simulated_api_says(shell: Shell) -> None:
