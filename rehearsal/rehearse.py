@@ -40,6 +40,10 @@ class StoryError(Exception):
     """Something did not come true; the message says what."""
 
 
+class NotBegunError(StoryError):
+    """There is no rehearsal to tell the story in."""
+
+
 class Story:
     """Says and does one step after the other. environ: of the commands."""
 
@@ -119,7 +123,10 @@ def tell(story: Story, hosts: int, scratch: Path) -> None:
         "A cloud on this machine: a simulated Cloud TPU API, the real Pulumi engine with the program of infra/, and"
         f" {hosts} containers as hosts, each with its own address, SSH server and host key."
     )
-    story.type(f"fab rehearsal up --hosts {hosts}")
+    try:
+        story.type(f"fab rehearsal up --hosts {hosts}")
+    except StoryError as problem:
+        raise NotBegunError(f"{problem}; what is missing is said above") from None
 
     story.tell("Prepare the hosts: what is there already is left as it is.")
     story.type("fab deploy --stack rehearsal")
@@ -205,6 +212,7 @@ def rehearse(hosts: int, environ: Mapping[str, str], say: Say) -> int:
             code = 0
         except StoryError as problem:
             say(f"\nnot as it should be: {problem}")
+            code = 2 if isinstance(problem, NotBegunError) else 1
         except KeyboardInterrupt:
             say("\ninterrupted")
             code = 130

@@ -4,6 +4,7 @@ the kind "docker" have a Docker daemon of their own too, and an image registry b
 It imports docker and of ours `tools.go`; `rehearsal` and tests import it. PYTHON is the jobs' interpreter on the hosts,
 TPU_STACK_BASE_IMAGE names another base for their image.
 
+    require_base(os.environ, "plain")                      # in seconds: Docker answers, the base can be had
     with Machines(name="demo", say=print) as machines:     # Docker is asked; a guardian waits for this process's death
         image = machines.prepare()                         # the host image; minutes once, then nothing
         network = machines.network()                       # .subnet: give addresses out of it, but not those reserved
@@ -41,7 +42,7 @@ Faults      each with its undoing, all take the machine's name:
 
 from rehearsal.machines.errors import MachinesError
 from rehearsal.machines.faults import Faults
-from rehearsal.machines.host_image import Kind
+from rehearsal.machines.host_image import Kind, require_base
 from rehearsal.machines.machine import DEVICE, PYTHON, Machine, Standing
 from rehearsal.machines.machines import Machines
 from rehearsal.machines.network import Network
@@ -62,4 +63,5 @@ __all__ = [
     "Standing",
     "Storage",
     "remove_everything",
+    "require_base",
 ]

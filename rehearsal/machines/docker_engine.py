@@ -25,10 +25,10 @@ HOW_TO_GET = (
 )
 
 
-def connect() -> docker.DockerClient:
-    """A client that has been answered. Raises MachinesError, which says how to get Docker."""
+def connect(limit_s: int = ANSWER_LIMIT_S) -> docker.DockerClient:
+    """A client that has been answered, and waits so long each time. Raises MachinesError: how to get Docker."""
     try:
-        client = docker.from_env(timeout=ANSWER_LIMIT_S)
+        client = docker.from_env(timeout=limit_s)
         client.ping()
     except (docker.errors.DockerException, requests.RequestException) as error:
         where = os.environ.get("DOCKER_HOST", "/var/run/docker.sock")

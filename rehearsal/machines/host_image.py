@@ -13,7 +13,9 @@ from typing import Any, Literal, get_args
 import docker
 import docker.errors
 import filelock
+import requests
 
+from rehearsal.machines import docker_engine
 from rehearsal.machines.docker_engine import asking
 from rehearsal.machines.errors import MachinesError
 from rehearsal.machines.machine import archive
@@ -38,6 +40,8 @@ PASSED_ON = (
 LABEL = "tpu-stack.rehearsal-image"
 CONFLICT = 409
 BUILD_LIMIT_S = 1800
+BASE_LIMIT_S = 20
+"""For a registry to say that it has the base."""
 LINES_OF_ERROR = 15
 # Colours and whatever else would move a terminal's cursor.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
@@ -45,6 +49,40 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 Say = Callable[[str], None]
 Kind = Literal["plain", "docker"]
 """A stage of the Dockerfile: a host without Docker, or with a daemon of its own."""
+
+
+def require_base(environ: Mapping[str, str], kind: Kind) -> None:
+    """Before anything is built that takes minutes: Docker answers, and the image is there, or its base is, or the base
+    can be fetched. Raises MachinesError within seconds.
+    """
+    with contextlib.closing(docker_engine.connect(BASE_LIMIT_S)) as client:
+        _require_base(client, environ, kind)
+
+
+def _require_base(client: docker.DockerClient, environ: Mapping[str, str], kind: Kind) -> None:
+    contents = {name: (ROOT / path).read_bytes() for name, path in FILES.items()}
+    chosen = environ.get(BASE_VARIABLE) or None
+    base = chosen or official_base(contents["Dockerfile"].decode())
+    if _is_there(client, name_of(contents, chosen, kind)) or _is_there(client, base):
+        return
+    try:
+        client.images.get_registry_data(base)
+    except (docker.errors.DockerException, requests.RequestException) as error:
+        raise MachinesError(
+            f"the base of the hosts' image, {base}, is not on this machine"
+            + (f" ({BASE_VARIABLE} names it)" if chosen else "")
+            + f", and Docker cannot fetch it: {_reason(error)}\n"
+            "  Behind a proxy, tell Docker's daemon of it. Where no registry can be reached, make a stand-in from "
+            "Debian packages and this machine's Python (half a minute, as root), and name it:\n"
+            f"    export {BASE_VARIABLE}=$(.venv/bin/python -m tools.stand_in_base)"
+        ) from None
+
+
+def official_base(dockerfile: str) -> str:
+    """The base that the Dockerfile names itself."""
+    found = re.search(r"^ARG BASE_IMAGE=(\S+)$", dockerfile, flags=re.MULTILINE)
+    assert found is not None
+    return found[1]
 
 
 def find_or_build(client: docker.DockerClient, environ: Mapping[str, str], say: Say, kind: Kind) -> str:
@@ -121,6 +159,11 @@ def follow(answers: Iterable[Mapping[str, Any]], say: Say) -> None:
             if plain := CONTROL.sub("", line).rstrip():
                 lines.append(plain)
                 say(f"  {lines[-1]}")
+
+
+def _reason(error: Exception) -> str:
+    said = str(getattr(error, "explanation", None) or error).strip()
+    return said.splitlines()[0][:300] if said else type(error).__name__
 
 
 def _is_there(client: docker.DockerClient, tag: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from rehearsal import state
 from rehearsal.cloud import Delays
-from rehearsal.machines import DEVICE, PYTHON, Kind, Machine, Machines, MachinesError, Registry
+from rehearsal.machines import DEVICE, PYTHON, Kind, Machine, Machines, MachinesError, Registry, require_base
 from rehearsal.room import keys, outputs, typed, wanted
 from rehearsal.room.door import Caller
 from rehearsal.room.hosts import Hosts
@@ -72,6 +72,7 @@ class Room:
             RehearsalError: something of it cannot be had.
         """
         try:
+            require_base(os.environ, self._kind)
             cli = pulumi_cli.find_or_build(
                 {**os.environ, "PATH": state.without_stand_ins(os.environ.get("PATH", os.defpath))}, self.say
             )

@@ -70,9 +70,13 @@ def test_every_command_is_shown_before_it_is_run(try_it: Rehearse) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "fails", ["rehearsal?up*", "deploy*", "train*--detach", "recover*", "get*", "rehearsal?pre*"]
-)
+def test_a_rehearsal_that_cannot_be_had_is_no_story_that_went_wrong(try_it: Rehearse) -> None:
+    code, typed, said = try_it(fails="rehearsal?up*")
+    assert (code, typed[-1]) == (2, "rehearsal down")
+    assert any("what is missing is said above" in line for line in said)
+
+
+@pytest.mark.parametrize("fails", ["deploy*", "train*--detach", "recover*", "get*", "rehearsal?pre*"])
 def test_a_step_that_fails_ends_the_story_and_it_is_taken_down(try_it: Rehearse, fails: str) -> None:
     code, typed, said = try_it(fails=fails)
     assert code == 1

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import socket
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,51 @@ def test_a_build_goes_out_by_the_same_proxy_and_index_and_knows_nothing_else_of_
     environ = {"HTTPS_PROXY": "http://proxy", "PIP_INDEX_URL": "", "HOME": "/root", "SECRET": "s"}
     assert host_image.build_arguments(environ, None) == {"HTTPS_PROXY": "http://proxy"}
     assert host_image.build_arguments({}, "base:1") == {"BASE_IMAGE": "base:1"}
+
+
+class Engine:
+    """Docker with some images here, and some in a registry that answers, or not at all."""
+
+    def __init__(self, here: Collection[str], there: Collection[str] | None) -> None:
+        self.images, self._here, self._there = self, here, there
+
+    def get(self, name: str) -> None:
+        if not any(name.startswith(each) for each in self._here):
+            raise docker.errors.ImageNotFound(name)
+
+    def get_registry_data(self, name: str) -> None:
+        if self._there is None:
+            raise requests.ReadTimeout("Read timed out.\nmore")
+        if name not in self._there:
+            raise docker.errors.APIError("500", explanation="no such host\nmore")
+
+
+OFFICIAL = host_image.official_base((host_image.ROOT / host_image.FILES["Dockerfile"]).read_text())
+
+
+@pytest.mark.parametrize(
+    ("base", "here", "there", "problem"),
+    [
+        (None, ["tpu-stack-rehearsal-host:"], None, None),
+        (None, [OFFICIAL], None, None),
+        (None, [], [OFFICIAL], None),
+        (None, [], [], rf"{OFFICIAL}, is not on this machine, and Docker cannot fetch it: no such host\n"),
+        (None, [], None, r"fetch it: Read timed out\.\n"),
+        ("mine:1", ["mine:1"], None, None),
+        ("mine:1", [OFFICIAL], [OFFICIAL], r"mine:1, is not .* \(TPU_STACK_BASE_IMAGE names it\)"),
+    ],
+)
+def test_a_base_that_cannot_be_had_is_told_before_anything_is_built(
+    base: str | None, here: list[str], there: list[str] | None, problem: str | None
+) -> None:
+    environ = {"TPU_STACK_BASE_IMAGE": base} if base else {}
+    client: Any = Engine(here, there)
+    if problem is None:
+        host_image._require_base(client, environ, "plain")
+        return
+    with pytest.raises(MachinesError, match=problem) as caught:
+        host_image._require_base(client, environ, "plain")
+    assert "export TPU_STACK_BASE_IMAGE=$(.venv/bin/python -m tools.stand_in_base)" in str(caught.value)
 
 
 def test_no_password_of_an_index_gets_into_the_image() -> None:
