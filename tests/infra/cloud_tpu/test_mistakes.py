@@ -23,6 +23,14 @@ def test_what_is_right_has_no_mistakes() -> None:
     assert mistakes.found_in(wanted_props(__provider="gASV", data_disks=[{"source_disk": DISK}])) == ()
 
 
+@pytest.mark.parametrize("owner", ["projects/other", "folders/123", "organizations/456"])
+def test_an_ai_zone_and_any_reservation_of_whoever_shares_one_are_right(owner: str) -> None:
+    zone = "us-south1-ai1b"
+    any_reservation = f"{owner}/locations/{zone}/reservations/-"
+    asked = wanted_props(zone=zone, capacity="reserved", reservation_name=any_reservation)
+    assert mistakes.found_in(asked) == ()
+
+
 def test_every_property_is_known() -> None:
     names = {field.name for field in dataclasses.fields(QueuedResourceArgs)}
     assert names == mistakes.KNOWN

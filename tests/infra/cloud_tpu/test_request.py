@@ -178,6 +178,14 @@ def test_every_property_that_is_another_is_a_difference(name: str, value: Any) -
     assert request.differences(other, found, waiting=True) == (name,)
 
 
+def test_whichever_reservation_google_took_is_no_difference_where_any_was_asked_for() -> None:
+    found = request.queued_resource(wanted(**EVERYTHING))
+    any_reservation = f"{RESERVATION.rpartition('/')[0]}/-"
+    asked = wanted(**(EVERYTHING | {"reservation_name": any_reservation}))
+    assert request.queued_resource(asked)["reservationName"] == any_reservation
+    assert request.differences(asked, found, waiting=True) == ()
+
+
 def test_another_capacity_is_a_difference() -> None:
     found = request.queued_resource(wanted())
     assert request.differences(wanted(capacity="on-demand"), found, waiting=True) == ("capacity",)
