@@ -19,8 +19,13 @@ from launch.environment import ON_CPU
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).resolve().with_name("mlm_peers")
 ANSWER_LIMIT_S = 600.0
-FLAX, PYTORCH = "FlaxRobertaForMaskedLM", "PyTorch, compiled"
-PEERS = {FLAX: ("flax", "flax_step.py"), PYTORCH: ("pytorch", "torch_step.py")}
+FLAX, PYTORCH, PYTORCH_BFLOAT16 = "FlaxRobertaForMaskedLM", "PyTorch, float32", "PyTorch, bfloat16"
+PEERS = {
+    FLAX: ("flax", "flax_step.py"),
+    PYTORCH: ("pytorch", "torch_step.py", "--dtype", "float32"),
+    PYTORCH_BFLOAT16: ("pytorch", "torch_step.py", "--dtype", "bfloat16"),
+}
+"""By name: whose environment (bench/locks), which program, and what it is told. The last is PyTorch at its best."""
 
 Command = tuple[Sequence[str], Mapping[str, str]]
 """Arguments and environment of a process."""
@@ -130,8 +135,8 @@ def ours(
 
 def peer(name: str, folder: Path, environ: Mapping[str, str]) -> Command:
     """One of PEERS, in its own environment."""
-    lock, script = PEERS[name]
-    command = [str(peers.python_of(lock)), "-s", str(PROGRAMS / script), str(folder)]
+    lock, script, *options = PEERS[name]
+    command = [str(peers.python_of(lock)), "-s", str(PROGRAMS / script), str(folder), *options]
     return command, peers.environment(dict(environ))
 
 

@@ -1,11 +1,13 @@
-"""RobertaForMaskedLM in PyTorch with a plain training loop, its forward and backward pass compiled; float32.
+"""RobertaForMaskedLM in PyTorch with a plain training loop: forward and backward pass compiled, attention by
+scaled_dot_product_attention, fused AdamW; in float32, or in bfloat16 by autocast, the parameters staying float32.
 
-Runs in the environment of bench/locks/pytorch.txt, which has nothing of ours: python torch_step.py FOLDER"""
+Runs in the environment of bench/locks/pytorch.txt, which has nothing of ours:
+python torch_step.py FOLDER [--dtype bfloat16]"""
 
 # mypy: ignore-errors
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +16,13 @@ from transformers import RobertaForMaskedLM
 from turns import answer, resident_bytes
 
 
-def main(folder):
+def main(folder, dtype):
     """See above."""
-    facts = {"imported_bytes": resident_bytes()}
+    facts = {"imported_bytes": resident_bytes(), "dtype": dtype}
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bfloat16")
     torch.manual_seed(0)
     told = json.loads((folder / "optimizer.json").read_text())
-    model = RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float32)
+    model = RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     model.train()
     compiled = torch.compile(model)
     groups = [
@@ -37,7 +40,8 @@ def main(folder):
         one = number % len(inputs)
         for group in optimizer.param_groups:
             group["lr"] = told["rates"][number]
-        loss = compiled(input_ids=inputs[one], labels=labels[one]).loss
+        with autocast:
+            loss = compiled(input_ids=inputs[one], labels=labels[one]).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -50,7 +54,9 @@ def main(folder):
         sums = np.zeros(3)
         for hidden, answers in zip(held_out["inputs"], held_out["labels"], strict=True):
             asked = torch.tensor(answers >= 0)
-            logits, right = model(torch.tensor(hidden)).logits[asked], torch.tensor(answers).long()[asked]
+            with autocast:
+                logits = model(torch.tensor(hidden)).logits[asked].float()
+            right = torch.tensor(answers).long()[asked]
             nats = torch.nn.functional.cross_entropy(logits, right, reduction="sum")
             sums += [nats.item(), (logits.argmax(-1) == right).sum().item(), len(right)]
         model.train()
@@ -60,4 +66,7 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    main(**vars(parser.parse_args()))

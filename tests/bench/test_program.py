@@ -92,6 +92,7 @@ def test_the_others_are_ended_when_one_fails(played: tuple[list[str], dict[str, 
 def test_every_peer_has_a_lock_and_a_program() -> None:
     locks = PROGRAMS.parent / "locks"
     assert all(
-        (locks / f"{lock}.txt").exists() and (PROGRAMS / script).exists() for lock, script in PEERS.values()
+        (locks / f"{lock}.txt").exists() and (PROGRAMS / script).exists()
+        for lock, script, *_ in PEERS.values()
     )
     assert VARIANTS
