@@ -220,7 +220,7 @@ def test_make_preview_shows_what_would_be_made_and_what_it_costs(clone: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(1700)
 def test_a_rehearsal_takes_the_commands_that_are_for_a_stack(
     clone: Path, base_image: Mapping[str, str]
 ) -> None:
@@ -230,7 +230,7 @@ def test_a_rehearsal_takes_the_commands_that_are_for_a_stack(
         person.types("make install")
         try:
             for command in IN_A_REHEARSAL:
-                person.types(command)
+                person.types(command, limit_s=1200)  # the first one may have to make the image of the hosts
         finally:
             person.types("fab rehearsal down")
 
