@@ -33,7 +33,14 @@ about two seconds. After that the launcher stops what is left."""
 
 
 class NotJoined(Exception):
-    """Not every process entered the group."""
+    """Not every process entered the group.
+
+    outcome: what the run's is: failed, or that somebody stopped it meanwhile.
+    """
+
+    def __init__(self, message: str, outcome: str = "failed") -> None:
+        super().__init__(message)
+        self.outcome = outcome
 
 
 def preflight(plan: Plan, agents: Sequence[Agent]) -> list[dict[str, Any]]:
@@ -132,6 +139,11 @@ def join(plan: Plan, agents: Sequence[Agent], *, limit_s: float | None = None) -
     if silent:
         raise NotJoined("; ".join(silent))
     answered = [answer for answer in answers if not isinstance(answer, HostError)]
+    told = {agent.host: answer["state"] for agent, answer in zip(agents, answered, strict=True)}
+    for outcome in ("stopped", "preempted"):
+        hosts = [host for host, state in told.items() if state == outcome]
+        if hosts:
+            raise NotJoined(f"{', '.join(hosts)} left before all had joined: told to stop", outcome)
     if any(_has_failed(answer) for answer in answered):
         raise NotJoined("a process failed before all had joined")
     missing = [

@@ -128,9 +128,9 @@ def launch(request: Request, target: Target, say: Say) -> Run:
         except rollout.NotJoined as error:
             _settle(directory)
             rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)
-            if hint := container.way_out(box, target.platform):
+            if error.outcome == "failed" and (hint := container.way_out(box, target.platform)):
                 say(hint)
-            raise LaunchFailed(conclude(_read(directory), "failed", str(error))) from None
+            raise LaunchFailed(conclude(_read(directory), error.outcome, str(error))) from None
         except KeyboardInterrupt:
             rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)
             raise LaunchFailed(conclude(_read(directory), "stopped", "interrupted")) from None

@@ -42,7 +42,7 @@ class Attempt:
         notify: Callable[[], None],
     ) -> None:
         self._request, self._run_dir, self._rank = request, request["run_dir"], request["process_id"]
-        self._beat_path = process.beat_path
+        self._process, self._beat_path = process, process.beat_path
         hello = {"token": request["hub_token"], "run_id": request["run_id"], "attempt": request["attempt"]}
         limits = {name: request[name] for name in ("assemble_s", "silence_s") if request[name] is not None}
         self._group = Group(request["num_processes"], time.monotonic(), **limits)
@@ -53,7 +53,7 @@ class Attempt:
         self._watchdog = Watchdog(
             **{name: limit_s for name, limit_s in limits.items() if limit_s is not None}
         )
-        self._said_hung = False
+        self._said_hung = self._has_passed_on = False
 
     def start(self) -> None:
         self._line.progress(self._watchdog.progress())
@@ -71,12 +71,16 @@ class Attempt:
                 f"no progress for {self._watchdog.stood_s:.1f} s, no heartbeat for {self._watchdog.silent_s:.1f} s"
             )
             self._line.tell({"hung": self._watchdog.progress()})
+        if self._line.has_to_leave and not self._has_passed_on:
+            self._has_passed_on = True
+            note("another host was told to stop and has left, so this process is told too")
+            self._process.terminate()
         return self._line.order
 
     def tell(self, ending: Json) -> None:
         """Say to the others how the process ended; they are told before any disk is written."""
         if ending["is_good"] or ending["was_asked"]:
-            self._line.tell({"left": {"was_asked": ending["was_asked"]}})
+            self._line.tell({"left": {"was_asked": ending["was_asked"], "is_saved": ending["is_saved"]}})
             return
         beat = ending["beat"]
         report = {

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 
 from .files import read_json, remove, tail_of, write_json
 from .notes import tried
 from .process import exit_record, signal_name
-from .verdict import DONE, LOST_A_PEER, SAVED, heartbeats, step_of
+from .verdict import DONE, LOST_A_PEER, SAVED, heartbeats, saved_step, step_of, stopped_result
 from .waiting import wait_until
 
 TYPE_CHECKING = False
@@ -44,8 +45,11 @@ def conclude(
     recorded = tried("writing exit.json", lambda: write_json(process.exit_path, record))
     with contextlib.suppress(ChildProcessError):
         os.waitpid(process.record["pid"], 0)
+    # A job takes SIGTERM from the moment on that it has a heartbeat: whoever dies of it had not begun.
+    not_begun = signum == signal.SIGTERM and order is None and not os.path.exists(process.beat_path)
     ending: Json = {
-        "is_good": code in (DONE, SAVED),
+        "is_good": code in (DONE, SAVED) or not_begun,
+        "is_saved": code == SAVED or not_begun,
         "was_asked": os.path.exists(process.stop_path),  # who asked knows why, and what the outcome is called
         "was_stopped": order is not None,
         "was_killed": ended.get("was_killed", False),
@@ -63,6 +67,8 @@ def conclude(
         beat.update(message=how, says_all=False)
     if ending["was_asked"]:
         beat["state"] = "stopped"
+    elif not_begun:
+        beat["state"] = "preempted"
     elif order is not None and process.process_id in order.get("ranks", ()):
         beat["message"] = order["message"]
     elif order is not None:
@@ -70,7 +76,7 @@ def conclude(
     if others is not None:
         others.tell(ending)
     texts = dict(ended.get("texts", {}))
-    if not ending["is_good"]:
+    if not ending["is_good"] or not_begun:
         # What the job kept free for its last words; one that was killed could not give it back itself.
         files.remove(f"heartbeats/.host-{process.process_id}.reserve")
         texts[f"heartbeats/host-{process.process_id}.json"] = json.dumps(beat)
@@ -80,6 +86,8 @@ def conclude(
         files.put(texts)  # by which the others on a shared disk learn of it
         texts = {}
     result = None if others is None else others.result(ending)
+    if result is None and not_begun and process.process_id == 0:
+        result = stopped_result(beat, saved_step(files.dir))
     files.put(texts, {} if result is None else {"result.json": json.dumps(result)})
     if not recorded:  # the disk may have been freed meanwhile
         wait_until(lambda: tried("writing exit.json", lambda: write_json(process.exit_path, record)), 60, 1)

@@ -21,6 +21,8 @@ ENDING_SILENCE_S = 6.0
 """Three pings: once all are told to stop, whoever is silent is not waited for as long."""
 ENDING_LIMIT_S = 30.0
 """Time for every host to save stacks, to end its process and to say so."""
+LEAVE_TOGETHER_S = 3.0
+"""A job that is told to stop leaves on all hosts at once. Where one host could not tell the others, the hub does."""
 SAME_MOMENT_S = 3.0
 """A standstill is seen at each look, a second apart, and told with each ping, two seconds apart."""
 
@@ -54,6 +56,7 @@ class Group:
         self._grace_s = silence_s * GRACE_SHARE
         self._begun = self._looked = self._ordered = now
         self._asked: float | None = None
+        self._saved: float | None = None
 
     def came(self, rank: int, now: float) -> None:
         host = self.hosts[rank]
@@ -71,8 +74,10 @@ class Group:
         if self.hosts[rank].state == "here":
             self.hosts[rank].state, self.hosts[rank].away_since = "away", now
 
-    def left(self, rank: int, was_asked: bool) -> None:
-        """The process of `rank` ended well, or because somebody asked it to."""
+    def left(self, rank: int, was_asked: bool, is_saved: bool = False) -> None:
+        """The process of `rank` ended well, or because somebody asked it to. is_saved: to be resumed."""
+        if is_saved and self._saved is None:
+            self._saved = self._looked
         if not self.hosts[rank].is_over:
             self.hosts[rank].state = "left"
             self.hosts[rank].report = {"was_asked": was_asked}
@@ -167,6 +172,10 @@ class Group:
         if self.order is None:
             self.order = {"outcome": outcome, "rank": rank, "reason": reason, **more}
             self._ordered = now
+
+    def has_to_leave(self, now: float) -> bool:
+        """Whether whoever is still here is to be told to stop, as others were who have left."""
+        return self._saved is not None and self.order is None and now - self._saved > LEAVE_TOGETHER_S
 
     def is_over(self, now: float) -> bool:
         """Whether nothing more is to come: every host has ended, or had its time to."""

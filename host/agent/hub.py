@@ -1,7 +1,8 @@
 """The middle of an attempt's lifeline, at process 0: hears all hosts, and tells all to stop when one fails.
 
 A line of JSON each way. From a host: hello (token, run_id, attempt, rank) first, then ping with its progress every
-two seconds, hung, and at the end ended or left. To a host: ping, stop (the order), noted (its end has been heard).
+two seconds, hung, and at the end ended or left. To a host: ping, leave (as others have, who were told to stop), stop
+(the order), noted (its end has been heard).
 Who does not say hello with the token is dropped, unanswered.
 """
 
@@ -69,6 +70,7 @@ class Hub:
         self._channels: dict[int, Channel] = {}
         self._strangers: dict[Channel, float] = {}
         self._told: dict[int, Channel] = {}
+        self._told_to_leave: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._serve, name="hub", daemon=True)
 
@@ -94,6 +96,7 @@ class Hub:
                     pinged = now
                     self._tell_all({"ping": self._group.left_over()})
                 self._pass_on_the_order()
+                self._tell_to_leave(now)
                 for channel in list(self._channels.values()):
                     channel.flush()
                     if channel.broken is not None:
@@ -107,6 +110,12 @@ class Hub:
             if self._told.get(rank) is not channel:
                 self._told[rank] = channel
                 channel.send({"stop": order})
+
+    def _tell_to_leave(self, now: float) -> None:
+        for rank, channel in self._channels.items() if self._group.has_to_leave(now) else ():
+            if rank not in self._told_to_leave:
+                self._told_to_leave.add(rank)
+                channel.send({"leave": True})
 
     def _tell_all(self, message: Json) -> None:
         for channel in self._channels.values():
@@ -189,7 +198,7 @@ class Hub:
         if "hung" in message:
             self._group.hung(rank, now)
         elif "left" in message:
-            self._group.left(rank, message["left"]["was_asked"])
+            self._group.left(rank, message["left"]["was_asked"], message["left"]["is_saved"])
         elif "ended" in message:
             self._group.ended(rank, message["ended"], now)
         if "left" in message or "ended" in message:
@@ -207,7 +216,7 @@ PROGRESS: dict[str, Any] = {
 FIELDS: dict[str, dict[str, Any]] = {
     "ping": PROGRESS,
     "hung": PROGRESS,
-    "left": {"was_asked": bool},
+    "left": {"was_asked": bool, "is_saved": bool},
     "ended": {"message": str, "step": int, "ago_s": NUMBERS, "was_stopped": bool, "lines": list},
 }
 

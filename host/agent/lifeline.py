@@ -44,6 +44,8 @@ class Lifeline:
         silence_s: float = SILENCE_S,
     ) -> None:
         self.order: Json | None = None
+        self.has_to_leave = False
+        """Whether the process is to be told to stop: others were, who could not tell it."""
         self.left_over: list[int] = []
         """The hosts that were here when the hub was last heard of."""
         self.is_noted = threading.Event()
@@ -168,6 +170,9 @@ class Lifeline:
     def _hear(self, message: Json) -> None:
         if isinstance(message.get("ping"), list):
             self.left_over = message["ping"]
+        if message.get("leave"):
+            self.has_to_leave = True
+            self._notify()
         if isinstance(message.get("stop"), dict) and self.order is None:
             self._take(message["stop"])
         if message.get("noted"):

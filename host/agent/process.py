@@ -78,6 +78,18 @@ class Process:
             return "starting", {}
         return ("running" if alive or supervised else "lost"), {}
 
+    def terminate(self) -> None:
+        """SIGTERM to the job's own process; to a container by way of Docker, not of its client, which passes on nothing
+        before the container runs."""
+        container = self.container
+        try:
+            if container is not None and container.signal(signal.SIGTERM, self.is_alive):
+                return
+        except Failed:
+            pass
+        if self.is_alive():
+            signal_quietly(os.kill, self.record["pid"], signal.SIGTERM)
+
     def kill(self) -> str | None:
         """SIGKILL to the process group and to whatever else was started from it, until nothing is left.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import signal
 import time
 
 from .container import REMOVAL_LIMIT_S
 from .files import read_json, write_json
-from .process import KILL_LIMIT_S, Process, exit_record, processes, signal_quietly
+from .process import KILL_LIMIT_S, Process, exit_record, processes
 from .protocol import Failed
 from .start import CONTAINER_START_LIMIT_S
 from .waiting import wait_until
@@ -87,24 +86,8 @@ def ask_to_stop(process: Process) -> None:
         file.seek(0)
         asked = bool(file.read())
         if not asked:
-            asked = ask(process)
+            process.terminate()
+            asked = True
             file.write("sent\n")
     if not asked:
-        ask(process)
-
-
-def ask(process: Process) -> bool:
-    if process.is_alive() and not ask_container(process):
-        signal_quietly(os.kill, process.record["pid"], signal.SIGTERM)
-    return True
-
-
-def ask_container(process: Process) -> bool:
-    """By way of Docker, not of its client, which passes on nothing before the container runs."""
-    container = process.container
-    if container is None:
-        return False
-    try:
-        return container.signal(signal.SIGTERM, process.is_alive)
-    except Failed:
-        return False
+        process.terminate()

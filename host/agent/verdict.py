@@ -51,6 +51,21 @@ def step_of(beat: Json) -> int:
     return step if isinstance(step, int) else 0
 
 
+def saved_step(run_dir: str | None) -> int:
+    """The newest step that has a checkpoint; 0 where there is none, or where the run directory cannot be seen here."""
+    try:
+        names = os.listdir(os.path.join(run_dir or "", "checkpoints")) if run_dir else []
+    except OSError:
+        return 0
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def stopped_result(beat: Json, steps: int) -> Json:
+    """result.json of a run whose process 0 was told to stop before it had begun."""
+    result = {"outcome": beat["state"], "steps": steps, "error": None, "failed_host": None}
+    return {**result, "attempt": beat["attempt"], "time": beat["time"], **dict.fromkeys(UNKNOWN)}
+
+
 def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
     """result.json of a run that failed, in the words of the host that was first to fail.
 

@@ -75,7 +75,7 @@ def start(environment: ProcessEnvironment) -> None:
             f"RUN_PLATFORM is {environment.platform}, but JAX found {found} ({jax.devices()[0].device_kind}); "
             "nothing is trained on another platform than the one asked for"
         )
-    watch.listen()
+    watch.listen_again()
 
 
 class Notes:

@@ -110,7 +110,7 @@ class Watch:
     # --- told by the process ---
 
     def listen(self) -> None:
-        """Take SIGTERM. Called again where a library may have put a handler of its own: libtpu does when it starts.
+        """Take SIGTERM.
 
         The interpreter's own handler, in C, writes to the pipe at once; one in Python would wait for the main thread.
         """
@@ -119,6 +119,11 @@ class Watch:
             os.set_blocking(self._pipe[1], False)
         signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+
+    def listen_again(self) -> None:
+        """Where a library may have put a handler of its own, as libtpu does when it starts."""
+        if self._pipe is not None:
+            self.listen()
 
     def start(
         self, *, rank: int, size: int, step_now: Callable[[], int], leave: Callable[[int], object]

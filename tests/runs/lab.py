@@ -65,7 +65,9 @@ class Lab:
     def agent_root(self) -> Path:
         return self.cache_home / "tpu-stack" / "agent"
 
-    def launch(self, *more: str, hosts: int = 2, resume: Run | None = None) -> Run:
+    def launch(
+        self, *more: str, hosts: int = 2, resume: Run | None = None, heartbeat_limit_s: float = 300.0
+    ) -> Run:
         """A run that has just joined, or `resume` gone on with; `more`: options besides the usual ones."""
         arguments = resume.described["args"] if resume else self.options()
         request = launching.Request(
@@ -73,6 +75,7 @@ class Lab:
             arguments=(*arguments, *more),
             name=None,
             resume=self.read(resume) if resume else None,
+            heartbeat_limit_s=heartbeat_limit_s,
         )
         with mock.patch.dict(os.environ, self.environ):
             target = local.resolve(hosts=str(hosts), platform="cpu")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
+from launch.runs import Run
 from tests.runs.lab import FAST, SLOWLY, STEPS, Lab, Losses, losses, result, saved_steps
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_sigterm_to_one_process_makes_all_save_after_the_same_step_and_no_step_is_lost(
-    lab: Lab, right_losses: Losses
+def test_sigterm_to_one_process_makes_all_leave_together_and_no_step_is_lost_whatever_the_run_is_doing(
+    lab: Lab, right_losses: Losses, reference: Run
 ) -> None:
     run = lab.launch(*SLOWLY)
     lab.reach(run, 1)
@@ -29,9 +31,27 @@ def test_sigterm_to_one_process_makes_all_save_after_the_same_step_and_no_step_i
     assert saved_steps(preempted)[-1] == step
     assert losses(preempted) == {n: right_losses[n] for n in range(1, step + 1)}
 
+    # Told before the first step of the resumed attempt, on one host again.
+    begun_s = time.monotonic()
+    lab.signal(lab.launch(*FAST, resume=run), signal.SIGTERM, 1)
+    again = lab.finish(run)
+    assert [ended["code"] for ended in lab.exits(again)] == [75, 75]
+    assert (lab.state(again), result(again)["steps"]) == ("preempted", step), time.monotonic() - begun_s
+    assert f"preempted: saved after step {step}; resume with" in lab.log(again)
+    assert saved_steps(again)[-1] == step
+
+    # And after its last step, while it evaluates, looks and exports.
+    last = lab.launch(*FAST, resume=run)
+    lab.until(lambda: STEPS in saved_steps(last), "the last step is saved")
+    lab.signal(last, signal.SIGTERM)
+    last = lab.finish(last)
+    assert [ended["code"] for ended in lab.exits(last)] == [75, 75]
+    assert (lab.state(last), result(last)["steps"]) == ("preempted", STEPS)
+
     resumed = lab.resume(run, *FAST)
-    assert f"resumed after step {step}\n" in lab.log(resumed)
+    assert f"resumed after step {STEPS}\n" in lab.log(resumed)
     assert losses(resumed) == right_losses
+    assert result(resumed)["eval_loss"] == pytest.approx(result(reference)["eval_loss"], rel=1e-6)
 
 
 def test_fab_stop_saves_the_run_which_can_then_be_resumed_but_not_stopped_again(
@@ -72,3 +92,28 @@ def test_ctrl_c_to_a_following_fab_train_saves_the_run_and_says_how_to_go_on(lab
     stopped = lab.read(run)
     assert result(stopped)["outcome"] == "stopped"
     assert saved_steps(stopped)[-1] == result(stopped)["steps"] < STEPS
+
+
+def test_a_process_that_is_stopped_from_outside_before_its_first_step_is_a_hang_after_the_heartbeats_limit(
+    lab: Lab,
+) -> None:
+    run = lab.launch(heartbeat_limit_s=10)
+    lab.signal(run, signal.SIGSTOP, 1)
+    hung = lab.finish(run)
+    assert lab.state(run) == "hung"
+    assert result(hung)["error"].startswith("host 1 had no heartbeat for ")
+    assert "did not answer SIGUSR1" in (hung.directory.read_text("stacks/0/host-1.txt") or "")
+
+
+def test_a_process_that_is_told_to_stop_while_the_group_forms_takes_the_others_along(lab: Lab) -> None:
+    command = lab.fab_train()
+    lab.until(lambda: command.has_said("started "), "the processes are started")
+    run = lab.all_runs()[0]
+    lab.signal(run, signal.SIGTERM, 1)  # at once: its interpreter has not come as far as the job
+    ended = command.ended()
+    assert ended.code == 130, ended.said
+    assert f"{run.run_id} was preempted; resume with" in ended.said
+    assert "(no checkpoint yet: from the start)" in ended.said
+    assert result(lab.finish(run))["outcome"] == "preempted"
+    codes = [(exit["code"], exit["signal_name"]) for exit in lab.exits(run)]
+    assert all(code in ((75, None), (None, "SIGTERM")) for code in codes), codes

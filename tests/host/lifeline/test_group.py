@@ -157,6 +157,18 @@ def test_all_that_end_well_end_the_group_without_a_verdict() -> None:
     assert made.verdict() is None
 
 
+def test_when_a_host_has_left_to_be_resumed_those_that_stay_are_told_to_leave_too() -> None:
+    made = group()
+    made.left(3, was_asked=False)
+    look_until(made, 20, speaking=(0, 1, 2))
+    assert not made.has_to_leave(20.0)
+    made.left(2, was_asked=False, is_saved=True)
+    assert not made.has_to_leave(22.0)
+    assert made.has_to_leave(24.0)
+    made.ended(1, report(), 24.0)
+    assert not made.has_to_leave(25.0)
+
+
 def test_of_hosts_that_stand_still_those_are_named_that_did_so_first() -> None:
     made = group()
     for rank in range(4):
