@@ -38,7 +38,7 @@ main()
 """
 TASKS = [
     *("train", "status", "logs", "stop", "recover", "runs", "fill-mask", "jobs"),
-    *("deploy", "verify", "doctor", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
+    *("deploy", "verify", "doctor", "trust", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
     *("build", "push", "images"),
     *("rehearsal", "accelerators"),
 ]
