@@ -37,19 +37,8 @@ class Gateway(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: GatewayArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("tpu-stack:gateway:Gateway", name, {}, opts)
-        child = pulumi.ResourceOptions(parent=self)
         labels = naming.labels(args.config.stack)
         full_name = naming.resource_name(args.config.stack, "gateway")
-        address = compute.Address(
-            "address",
-            name=full_name,
-            project=args.config.project,
-            region=args.nfs.region,
-            address_type="INTERNAL",
-            subnetwork=args.subnetwork,
-            labels=labels,
-            opts=child,
-        )
         data = compute.Disk(
             "data",
             name=naming.resource_name(args.config.stack, "share"),
@@ -59,6 +48,18 @@ class Gateway(pulumi.ComponentResource):
             size=args.nfs.size_gib,
             labels=labels,
             opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
+        )
+        address = compute.Address(
+            "address",
+            name=full_name,
+            project=args.config.project,
+            region=args.nfs.region,
+            address_type="INTERNAL",
+            subnetwork=args.subnetwork,
+            labels=labels,
+            # Where both move, one after the other, since the engine deletes the VM before the first and lets only that
+            # one wait for it. The disk first: it may be protected, and then nothing has been touched.
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[data]),
         )
         machine = compute.Instance(
             "machine",
@@ -98,6 +99,9 @@ class Gateway(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(
                 parent=self,
                 delete_before_replace=True,
+                # Else a disk or address that is made again is deleted while the VM runs with it: the provider takes
+                # another one for a change in place.
+                replace_on_changes=["attachedDisks", "networkInterfaces"],
                 # The image family moves on with every release of Debian's images; the VM updates itself.
                 ignore_changes=["bootDisk.initializeParams.image"],
             ),

@@ -39,19 +39,20 @@ class Registry(pulumi.ComponentResource):
             format="DOCKER",
             description=f"Training images of {args.config.stack}",
             cleanup_policy_dry_run=False,
+            # By their ids, in the order in which Google gives them back.
             cleanup_policies=[
-                artifactregistry.RepositoryCleanupPolicyArgs(
-                    id="delete-untagged",
-                    action="DELETE",
-                    condition=artifactregistry.RepositoryCleanupPolicyConditionArgs(
-                        tag_state="UNTAGGED", older_than=f"{UNTAGGED_DAYS * DAY_S}s"
-                    ),
-                ),
                 artifactregistry.RepositoryCleanupPolicyArgs(
                     id="delete-old",
                     action="DELETE",
                     condition=artifactregistry.RepositoryCleanupPolicyConditionArgs(
                         tag_state="ANY", older_than=f"{OLD_DAYS * DAY_S}s"
+                    ),
+                ),
+                artifactregistry.RepositoryCleanupPolicyArgs(
+                    id="delete-untagged",
+                    action="DELETE",
+                    condition=artifactregistry.RepositoryCleanupPolicyConditionArgs(
+                        tag_state="UNTAGGED", older_than=f"{UNTAGGED_DAYS * DAY_S}s"
                     ),
                 ),
                 # What is kept wins over what is deleted (https://cloud.google.com/artifact-registry/docs/repositories/

@@ -17,6 +17,10 @@ from infra.config import Config, DataDisk, SliceConfig
 from infra.node_workers import NodeWorkers, NodeWorkersArgs
 from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs
 
+IN_FLIGHT_S = 30
+"""When its time is over, the gcp provider gives a request in flight so much longer, and one that is refused because a
+quota is used up (HTTP 429), and asked again and again, is in flight all the time."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuSliceArgs:
@@ -123,7 +127,7 @@ def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[in
             parent=parent,
             # The name is fixed, so that a create that failed is not made again beside its remains.
             delete_before_replace=True,
-            custom_timeouts=pulumi.CustomTimeouts(create=f"{asked.wait_s}s"),
+            custom_timeouts=pulumi.CustomTimeouts(create=f"{asked.wait_s - IN_FLIGHT_S}s"),
         ),
     )
     full_name = f"projects/{args.config.project}/locations/{asked.zone}/nodes/{node_id}"

@@ -70,7 +70,8 @@ def read(config: Callable[[str], Any]) -> Settings:
             " remove it to use Google's own"
         )
     return Settings(
-        endpoint=f"{url.scheme}://{url.netloc}",  # the provider's own value ends in /v2/; the client adds that
+        # Without the path that the provider's own value has, /v2alpha1/ (gcp provider 9) or /v2/; the client adds /v2/.
+        endpoint=f"{url.scheme}://{url.netloc}",
         access_token=first("gcp:accessToken", "GOOGLE_OAUTH_ACCESS_TOKEN"),
         credentials=first("gcp:credentials", "GOOGLE_CREDENTIALS"),
         quota_project=first("gcp:billingProject", "GOOGLE_BILLING_PROJECT"),

@@ -18,7 +18,8 @@ class Kind:
     """id: a template of the inputs. in_place: inputs that an update takes; any other makes the resource again.
 
     grows: of in_place, those that are made again when they get smaller. fill: (inputs, a number that is nobody else's)
-    to what Google adds. guard: the input that has to be off for a deletion.
+    to what Google adds. guard: the input that has to be off for a deletion. sorted_by: of an input that is a list of
+    objects, the field by which Google gives it back sorted.
     """
 
     id: str
@@ -28,6 +29,7 @@ class Kind:
     fill: Fill = lambda _inputs, _number: {}
     guard: str | None = None
     names_itself: bool = False
+    sorted_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def replaces(self, name: str, old: object, new: object) -> bool:
         """Whether this change of an input makes the resource again."""
@@ -38,9 +40,19 @@ class Kind:
         return name not in self.in_place
 
 
-def outputs(kind: Kind, own_id: str, inputs: Json, number: int) -> Json:
-    """What the engine is told of a resource: its inputs, defaults, and what Google adds."""
-    filled = dict(kind.defaults) | inputs | kind.fill(inputs | {"id": own_id}, number)
+def as_kept(kind: Kind, inputs: Json) -> Json:
+    """The inputs as Google gives them back."""
+    lists = {name: field for name, field in kind.sorted_by.items() if inputs.get(name)}
+    return inputs | {
+        name: sorted(inputs[name], key=lambda each: each[field]) for name, field in lists.items()
+    }
+
+
+def outputs(kind: Kind, own_id: str, inputs: Json, place: Json, number: int) -> Json:
+    """What the engine is told of a resource: its inputs, defaults, and what Google adds.
+
+    place: the inputs, and what else `fill` goes by."""
+    filled = dict(kind.defaults) | inputs | kind.fill(place | {"id": own_id}, number)
     if kind.id.startswith("projects/{project}/") and "selfLink" not in filled:
         filled["selfLink"] = COMPUTE + own_id
     return filled | labels(inputs)

@@ -13,13 +13,20 @@ from rehearsal.gcp_stand_in.arguments import Mistake
 from rehearsal.gcp_stand_in.kinds import Kind
 from rehearsal.gcp_stand_in.table import KINDS
 from rehearsal.gcp_stand_in.tpu_vm import TpuVms
-from rehearsal.gcp_stand_in.world import Thing, World, WorldError, short
+from rehearsal.gcp_stand_in.world import Thing, World, WorldError, same, short
 
 Json = dict[str, Any]
 
 WORLD_VARIABLE = "TPU_STACK_STAND_IN_WORLD"
 TPU_VM = "gcp:tpu/v2Vm:V2Vm"
+MACHINE = "gcp:compute/instance:Instance"
+DISK = "gcp:compute/disk:Disk"
+ADDRESS = "gcp:compute/address:Address"
+NETWORK = "gcp:compute/network:Network"
+SUBNETWORK = "gcp:compute/subnetwork:Subnetwork"
 HANG_POLL_S = 0.05
+SHUTDOWN_S = 0.5
+"""A machine has its disks and addresses until it is gone: whoever deletes those at the same time is seen."""
 
 # Inputs that the provider's own configuration gives where a resource leaves them out.
 FROM_CONFIG = ("project", "region", "zone")
@@ -78,6 +85,14 @@ class Provider:
         ]
         return filled, [*arguments.mistakes(type_token, filled), *missing]
 
+    def old_first(self, urn: str, changed: list[str], again: list[str]) -> bool:
+        """Whether a replacement deletes the old one before it makes the new one.
+
+        Google has one thing of a name, so that is how it is where the program gives the name and keeps it. The provider
+        knows this only of what it could give a name itself; of others, such as image repositories, the new comes first.
+        """
+        return bool(again) and kind_of(type_of(urn)).names_itself and "name" not in changed
+
     def diff(self, urn: str, olds: Json, news: Json, ignored: list[str]) -> tuple[list[str], list[str]]:
         """The inputs that differ, and those of them that make the resource again."""
         kind = kind_of(type_of(urn))
@@ -93,7 +108,9 @@ class Provider:
         if type_token == TPU_VM:
             self._tpus().create(own_id, inputs, limit_s)
         else:
-            made = kinds.outputs(kind, own_id, inputs, self._world().number())
+            inputs = kinds.as_kept(kind, inputs)
+            place = inputs | {"addressRange": self._address_range(inputs)}
+            made = kinds.outputs(kind, own_id, inputs, place, self._world().number())
             self._world().add(Thing(type=type_token, id=own_id, inputs=inputs, outputs=made))
         self._suffer(type_token, "hang-after")
         return own_id, self._outputs(type_token, own_id, inputs) or {}
@@ -115,6 +132,7 @@ class Provider:
         if type_token == TPU_VM:
             self._tpus().update(own_id, news, changes(olds, news), limit_s)
             return self._outputs(type_token, own_id, news) or {}
+        news = kinds.as_kept(kind, news)
         there = self._world().find(type_token, own_id)
         made = (there.outputs if there else {}) | news
         made |= kinds.labels(news)
@@ -138,7 +156,59 @@ class Provider:
             raise WorldError(
                 f"Error trying to delete bucket {own_id} containing objects without `force_destroy` set to true"
             )
+        self._free(type_token, own_id)
+        if type_token == MACHINE:
+            time.sleep(SHUTDOWN_S)
         self._world().remove(type_token, own_id)
+
+    def _free(self, type_token: str, own_id: str) -> None:
+        """What comes before a deletion. Raises WorldError where Google refuses it, and where nothing is there of a type
+        whose deletion the provider does not take for done then."""
+        world, name = self._world(), short(type_token).partition(":")[2]
+        there = world.find(type_token, own_id)
+        if there is None:
+            if type_token == MACHINE:
+                raise WorldError(
+                    f"Error deleting instance: googleapi: Error 404: The resource '{own_id}' was not found, notFound"
+                )
+            return
+        user = next(iter(self._users(there)), None)
+        if type_token == DISK and user is not None and world.fault(type_token) != "kept":
+            world.pull(own_id, user)  # the provider detaches it, whatever the machine is doing
+        elif user is not None or world.fault(type_token) == "kept":
+            by = user.id if user else "something (a fault of the rehearsal)"
+            raise WorldError(
+                f"Error when reading or editing {name}: googleapi: Error 400: The resource '{own_id}' is already being"
+                f" used by '{by}', resourceInUseByAnotherResource"
+            )
+
+    def _users(self, thing: Thing) -> list[Thing]:
+        """Machines that have a disk or an address, and what is in a network or subnetwork."""
+        found = []
+        for other in self._world().things().values():
+            interfaces = other.inputs.get("networkInterfaces") or []
+            if thing.type == DISK:
+                used = [each.get("source") for each in other.inputs.get("attachedDisks") or []]
+            elif thing.type == ADDRESS:
+                taken = [each.get("networkIp") for each in interfaces]
+                used = [thing.id] if thing.outputs["address"] in taken else []
+            elif thing.type in (NETWORK, SUBNETWORK):
+                parts = [other.inputs, *interfaces] if other.type.startswith("gcp:compute/") else []
+                used = [each.get(field) for each in parts for field in ("network", "subnetwork")]
+            else:
+                return []
+            if any(same(each, thing.id) for each in used):
+                found.append(other)
+        return found
+
+    def _address_range(self, inputs: Json) -> str:
+        """Of the subnetwork that a machine or address is in; of one that the world does not hold, as Google's own."""
+        places = [inputs, *(inputs.get("networkInterfaces") or [])]
+        named = [each["subnetwork"] for each in places if each.get("subnetwork")]
+        for thing in self._world().of_type("compute:Subnetwork"):
+            if any(same(each, thing.id) for each in named):
+                return str(thing.inputs["ipCidrRange"])
+        return "10.128.0.0/20"
 
     def invoke(self, function: str, given: Json) -> Json:
         """A look-up. Raises WorldError for one that the stand-in cannot answer."""

@@ -80,8 +80,7 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
         olds, news = from_struct(request.old_inputs), from_struct(request.news)
         changed, again = self._provider.diff(request.urn, olds, news, list(request.ignoreChanges))
         made = proto.DiffResponse.DIFF_SOME if changed else proto.DiffResponse.DIFF_NONE
-        # Google has one thing of a name, so the old one goes first unless the new one is called otherwise.
-        first = bool(again) and "name" not in changed
+        first = self._provider.old_first(request.urn, changed, again)
         return proto.DiffResponse(changes=made, diffs=changed, replaces=again, deleteBeforeReplace=first)
 
     @told

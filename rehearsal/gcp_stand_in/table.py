@@ -5,6 +5,7 @@ there what is not marked "Changing this forces a new resource". A type that is n
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +34,7 @@ def _instance(inputs: Json, number: int) -> Json:
         )
     interfaces = [
         {
-            "networkIp": f"10.127.{number // 250}.{number % 250 + 2}",
+            "networkIp": _address_in(inputs["addressRange"], number),
             "name": f"nic{index}",
             "stackType": "IPV4_ONLY",
         }
@@ -47,6 +48,16 @@ def _instance(inputs: Json, number: int) -> Json:
         for index, interface in enumerate(inputs["networkInterfaces"])
     ]
     return {"instanceId": str(number), "currentStatus": "RUNNING", "networkInterfaces": interfaces}
+
+
+def _address(inputs: Json, number: int) -> Json:
+    if inputs.get("addressType") != "INTERNAL":
+        return {
+            "address": f"198.51.100.{number % 250 + 2}",
+            "addressType": "EXTERNAL",
+            "networkTier": "PREMIUM",
+        }
+    return {"address": _address_in(inputs["addressRange"], number), "purpose": "GCE_ENDPOINT"}
 
 
 def _account(inputs: Json, number: int) -> Json:
@@ -91,7 +102,12 @@ KINDS: Mapping[str, Kind] = {
         id="projects/{project}/global/networks/{name}",
         names_itself=True,
         in_place=frozenset({"routingMode", "networkFirewallPolicyEnforcementOrder"}),
-        defaults={"autoCreateSubnetworks": True, "routingMode": "REGIONAL"},
+        defaults={
+            "autoCreateSubnetworks": True,
+            "mtu": 1460,
+            "networkFirewallPolicyEnforcementOrder": "AFTER_CLASSIC_FIREWALL",
+            "routingMode": "REGIONAL",
+        },
         fill=lambda _inputs, number: {"networkId": str(number), "gatewayIpv4": ""},
     ),
     "gcp:compute/subnetwork:Subnetwork": Kind(
@@ -106,6 +122,7 @@ KINDS: Mapping[str, Kind] = {
                 "stackType",
             }
         ),
+        defaults={"purpose": "PRIVATE", "stackType": "IPV4_ONLY"},
         fill=lambda inputs, number: {"subnetworkId": number, "gatewayAddress": _first(inputs["ipCidrRange"])},
     ),
     "gcp:compute/router:Router": Kind(
@@ -122,6 +139,15 @@ KINDS: Mapping[str, Kind] = {
                 *("tcpEstablishedIdleTimeoutSec", "tcpTransitoryIdleTimeoutSec", "tcpTimeWaitTimeoutSec"),
             }
         ),
+        defaults={
+            "udpIdleTimeoutSec": 30,
+            "icmpIdleTimeoutSec": 30,
+            "tcpEstablishedIdleTimeoutSec": 1200,
+            "tcpTransitoryIdleTimeoutSec": 30,
+            "tcpTimeWaitTimeoutSec": 120,
+            "endpointTypes": ["ENDPOINT_TYPE_VM"],
+            "type": "PUBLIC",
+        },
     ),
     "gcp:compute/firewall:Firewall": Kind(
         id="projects/{project}/global/firewalls/{name}",
@@ -152,7 +178,7 @@ KINDS: Mapping[str, Kind] = {
         id=f"{_REGION}/addresses/{{name}}",
         names_itself=True,
         in_place=frozenset({"labels"}),
-        fill=lambda _inputs, number: {"address": f"198.51.100.{number % 250 + 2}"},
+        fill=_address,
     ),
     "gcp:compute/disk:Disk": Kind(
         id=f"{_ZONE}/disks/{{name}}",
@@ -180,6 +206,7 @@ KINDS: Mapping[str, Kind] = {
                 *("allowStoppingForUpdate", "canIpForward", "minCpuPlatform"),
             }
         ),
+        defaults={"canIpForward": False, "deletionProtection": False},
         fill=_instance,
         guard="deletionProtection",
     ),
@@ -233,6 +260,8 @@ KINDS: Mapping[str, Kind] = {
                 *("virtualRepositoryConfig", "vulnerabilityScanningConfig"),
             }
         ),
+        defaults={"mode": "STANDARD_REPOSITORY"},
+        sorted_by={"cleanupPolicies": "id"},
         fill=_repository,
     ),
     "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember": _member(
@@ -257,6 +286,12 @@ KINDS: Mapping[str, Kind] = {
         in_place=frozenset({"description", "dataDisks", "metadata", "tags", "labels"}),
     ),
 }
+
+
+def _address_in(ip_range: str, number: int) -> str:
+    """One of the addresses that Google hands out of a range: not the first two, nor the last two."""
+    network = ipaddress.ip_network(ip_range)
+    return str(network[2 + number % (network.num_addresses - 4)])
 
 
 def _first(ip_range: str) -> str:

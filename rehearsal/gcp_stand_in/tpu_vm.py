@@ -1,7 +1,7 @@
 """Nodes of the Cloud TPU API for `gcp.tpu.V2Vm`, over REST as the real provider makes them.
 
 So capacity, stock-outs and preemption are those of the one simulated cloud. A 429 is tried again, silently and with
-growing gaps, until the time is over, as the real provider does; other refusals are told at once."""
+growing gaps, until the time is over and IN_FLIGHT_S more, as the real provider does; others are told at once."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ Json = dict[str, Any]
 
 POLL_S = 0.05
 LONGEST_GAP_S = 1.0
+IN_FLIGHT_S = 30.0
 REQUEST_LIMIT_S = 60.0
 DEFAULT_LIMIT_S = 1200.0
 AGAIN = (429, 500, 502, 503)
@@ -103,7 +104,8 @@ class TpuVms:
             try:
                 return self._send(method, path, content)
             except Refusal as refusal:
-                if refusal.code not in AGAIN or time.monotonic() + gap_s > deadline:
+                end = deadline + (IN_FLIGHT_S if refusal.code == 429 else 0)
+                if refusal.code not in AGAIN or time.monotonic() + gap_s > end:
                     raise
             time.sleep(gap_s)
             gap_s = min(2 * gap_s, LONGEST_GAP_S)

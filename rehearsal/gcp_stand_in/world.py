@@ -1,7 +1,8 @@
 """What the stand-in has made, in a JSON file that outlives it: what is in no state but in the file is a zombie.
 
     {"things": {"gcp:compute/network:Network projects/p/global/networks/n": {"type", "id", "inputs", "outputs"}},
-     "faults": {"compute:Network": "quota"}, "objects": {"my-bucket": 3}, "count": 1}
+     "faults": {"compute:Network": "quota"}, "objects": {"my-bucket": 3}, "count": 1,
+     "pulled": ["projects/p/zones/z/disks/d from projects/p/zones/z/instances/i"]}
 
 A test reads it, takes things away (`vanish`), and asks for faults. Several processes may do so at once.
 """
@@ -20,9 +21,9 @@ import filelock
 
 Json = dict[str, Any]
 
-# quota, denied, disabled: refused, nothing made. hang-before: no answer, nothing made. hang-after: made, and no answer.
-# Both hang until the fault is taken out of the file.
-Fault = Literal["quota", "denied", "disabled", "hang-before", "hang-after"]
+# quota, denied, disabled: refused, nothing made. kept: made, and its deletion is refused. hang-before: no answer,
+# nothing made. hang-after: made, and no answer. Both hang until the fault is taken out of the file.
+Fault = Literal["quota", "denied", "disabled", "kept", "hang-before", "hang-after"]
 
 LOCK_LIMIT_S = 30.0
 
@@ -47,6 +48,11 @@ class Thing:
 
 def key_of(type_token: str, own_id: str) -> str:
     return f"{type_token} {own_id}"
+
+
+def same(reference: object, own_id: str) -> bool:
+    """Whether a reference, by id or by link, is to the thing of that id."""
+    return isinstance(reference, str) and (reference == own_id or reference.endswith(f"/{own_id}"))
 
 
 def short(type_token: str) -> str:
@@ -99,6 +105,17 @@ class World:
         with self._change() as world:
             world["things"].pop(key_of(type_token, own_id), None)
 
+    def pull(self, disk: str, machine: Thing) -> None:
+        """A disk leaves a machine that runs: what was open on it is lost."""
+        left = [each for each in machine.inputs.get("attachedDisks") or [] if not same(each["source"], disk)]
+        self.put(dataclasses.replace(machine, inputs=machine.inputs | {"attachedDisks": left}))
+        with self._change() as world:
+            world["pulled"].append(f"{disk} from {machine.id}")
+
+    def pulled(self) -> list[str]:
+        """Every disk that was taken from a machine that ran, and from which."""
+        return [str(each) for each in self._read()["pulled"]]
+
     def objects_in(self, bucket: str) -> int:
         return int(self._read()["objects"].get(bucket, 0))
 
@@ -136,4 +153,4 @@ class World:
             found: Json = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             found = {}
-        return {"things": {}, "faults": {}, "objects": {}, "count": 0} | found
+        return {"things": {}, "faults": {}, "objects": {}, "count": 0, "pulled": []} | found

@@ -145,6 +145,64 @@ def test_filestore_in_an_existing_network_is_previewed_made_and_mounted(engine: 
     assert f"SHARE_SOURCE={source}" in node["metadata"]["startup-script"]
 
 
+def with_gateway(zone: str) -> dict[str, Any]:
+    """A gateway there, and no slice."""
+    return configuration(slices=[], network={}, storage={"bucket": False, "nfs": {"zone": zone}})
+
+
+@pytest.mark.parametrize("zone", ["us-central1-b", "us-east1-d"])
+def test_a_gateway_that_moves_lets_go_of_its_disk_and_address_before_they_are_deleted(
+    engine: Engine, zone: str
+) -> None:
+    """The real provider takes a disk out of a machine that runs, and Google refuses to delete an address in use."""
+    engine.configure(with_gateway("us-central1-a"))
+    assert engine.up().ok
+    engine.configure(with_gateway(zone))
+    moved = engine.up()
+    assert moved.ok, moved.text
+    assert engine.world.pulled() == []
+    region = zone[:-2]
+    for kind, place in (
+        ("Instance", f"zones/{zone}"),
+        ("Disk", f"zones/{zone}"),
+        ("Address", f"regions/{region}"),
+    ):
+        (one,) = engine.world.of_type(f"compute:{kind}")
+        assert one.id.startswith(f"projects/my-project/{place}/")
+    (machine,), (address,) = engine.world.of_type("compute:Instance"), engine.world.of_type("compute:Address")
+    assert machine.inputs["networkInterfaces"][0]["networkIp"] == address.outputs["address"]
+    assert set(engine.up().changes) == {"same"}
+    assert engine.destroy().ok and engine.world.things() == {}
+
+
+def test_a_protected_disk_keeps_a_gateway_from_moving_and_nothing_is_touched(engine: Engine) -> None:
+    engine.configure(with_gateway("us-central1-a") | {"tpu-stack:protect": True})
+    assert engine.up().ok
+    before = engine.world.things()
+    engine.configure(with_gateway("us-east1-d") | {"tpu-stack:protect": True})
+    refused = engine.up()
+    assert not refused.ok and "protect" in refused.text, refused.text
+    assert {key for key in engine.world.things() if "/us-east1" not in key} >= before.keys()
+
+
+def test_a_move_that_is_refused_halfway_is_freed_by_taking_the_machine_out_of_the_state(
+    engine: Engine,
+) -> None:
+    """The engine deletes once more what it has deleted for a replacement, and the provider takes that for a failure."""
+    engine.configure(with_gateway("us-central1-a"))
+    assert engine.up().ok
+    engine.configure(with_gateway("us-central1-b"))
+    engine.world.inject({"compute:Disk": "kept"})
+    assert "resourceInUseByAnotherResource" in engine.up().text
+    engine.world.inject({})
+    stuck = engine.up(refresh=True)
+    assert not stuck.ok and "Error deleting instance: googleapi: Error 404" in stuck.text, stuck.text
+    (urn,) = [each["urn"] for each in engine.resources() if each["type"] == "gcp:compute/instance:Instance"]
+    assert engine.type("state", "delete", "--yes", urn)[0]
+    freed = engine.up()
+    assert freed.ok, freed.text
+
+
 def test_without_slices_the_storage_stays(engine: Engine, api: TpuApi) -> None:
     storage = {"bucket": {"name": "our-runs"}, "nfs": {"kind": "none"}}
     engine.configure(configuration(storage=storage))

@@ -156,6 +156,7 @@ def test_what_is_temporary_is_deleted_and_what_is_deleted_can_be_had_back(declar
 def test_the_newest_images_outlive_the_clean_up(declare: Any) -> None:
     policies = declare(images={"keep": 4}).one("Repository").inputs["cleanupPolicies"]
     by_id = {each["id"]: each for each in policies}
+    assert list(by_id) == sorted(by_id)  # as Google gives them back: another order would show as drift
     assert by_id["keep-newest"] == {
         "id": "keep-newest", "action": "KEEP", "mostRecentVersions": {"keepCount": 4}
     }  # fmt: skip
@@ -223,7 +224,8 @@ def test_a_direct_node_is_asked_for_as_configured(declare: Any) -> None:
     assert node.inputs["acceleratorType"] == "v6e-8"
     assert node.inputs["runtimeVersion"] == "v2-alpha-tpuv6e"
     assert node.inputs["schedulingConfig"] == {"spot": True}
-    assert node.options.customTimeouts.create == "1500s"
+    # The provider adds half a minute of its own where a quota is used up.
+    assert node.options.customTimeouts.create == "1470s"
     assert node.options.deleteBeforeReplace
 
 
