@@ -10,7 +10,7 @@ import datetime
 
 import pulumi
 
-from infra import inventory, offered, policy
+from infra import inventory, offered, policy, sdk_loader
 from infra.config import Config, ConfigError, reader
 from infra.stack import declare_stack
 
@@ -33,6 +33,7 @@ def declare() -> None:
         many = "a mistake" if len(error.problems) == 1 else f"{len(error.problems)} mistakes"
         raise pulumi.RunError(f"nothing was made: the configuration has {many}") from None
     review(config)
+    sdk_loader.load_by_class()
     stack = declare_stack(config)
     pulumi.export("inventory", stack.inventory.apply(inventory.to_json))
     pulumi.export("image_repository", stack.image_repository)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +14,30 @@ import pytest
 from infra import inventory
 from tests.infra.shapes import SHAPES, TWO_ZONES, every_shape
 
+ROOT = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 LABELLED = ("QueuedResource", "V2Vm", "Disk", "Address", "Bucket", "Repository", "compute/instance:Instance")
+
+
+def test_of_the_sdk_only_the_files_of_what_is_used_are_loaded_and_all_of_it_is_there() -> None:
+    program = """
+import sys
+from pulumi_gcp import projects, storage
+from infra import sdk_loader
+sdk_loader.load_by_class()
+assert projects.IAMMember.__module__ == "pulumi_gcp.projects.iam_member"
+assert projects.IAMMemberConditionArgs.__module__ == "pulumi_gcp.projects._inputs"
+assert projects.outputs.IAMMemberCondition and callable(projects.get_project)
+assert "pulumi_gcp.projects.service" not in sys.modules, "the rest of the package was loaded"
+try:
+    projects.Nonsense
+except AttributeError:
+    assert "pulumi_gcp.projects.service" in sys.modules, "what is not found so was not looked for in the whole"
+assert projects.Service and projects.IAMMember.__module__ == "pulumi_gcp.projects.iam_member"
+sdk_loader.load_by_class()
+assert projects.Service.__module__ == "pulumi_gcp.projects.service"
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, cwd=ROOT)
 
 
 def test_bucket_images_and_file_server_are_in_the_region_of_the_slices(declare: Any) -> None:
