@@ -179,7 +179,7 @@ def stop(c: Any, run: str = "", grace: str = "120", stack: str = "", slice: str 
 )
 @reported
 def runs(c: Any, all: bool = False, stack: str = "", slice: str = "", runs: str = "") -> int:
-    """List the runs: state, step, loss, age."""
+    """List the runs: state, step, what they measure, age."""
     from launch import console
 
     return console.list_runs(options.target(stack, slice, runs=runs), limit=None if all else 20)

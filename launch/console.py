@@ -38,10 +38,11 @@ def status(target: Target, wanted: str | None) -> int:
         chosen = [run for run in chosen if states[run.run_id] in runs.ACTIVE] or chosen[:1]
     for run in chosen:
         run = follow.with_agents_beats(run, known)
-        step, loss = runs.progress(run)
+        step, latest = runs.progress(run)
+        figure = runs.figure(run, latest)
         say(console)(
             f"{run.run_id}  {states[run.run_id]}  step {step}/{run.total_steps or '?'}"
-            + (f"  loss {loss:.3f}" if loss is not None else "")
+            + (f"  {printable(figure)}" if figure else "")
             + f"  attempt {run.attempt}  {runs.age(run)} old"
         )
         console.print(_hosts_table(run, known.of(run)))
@@ -111,18 +112,18 @@ def list_runs(target: Target, *, limit: int | None) -> int:
         say(console)(NO_RUNS)
         return 0
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("run", "name", "job", "state", "step", "loss", "age"):
-        table.add_column(heading, justify="right" if heading in ("step", "loss", "age") else "left")
+    for heading in ("run", "name", "job", "state", "step", "measured", "age"):
+        table.add_column(heading, justify="right" if heading in ("step", "age") else "left")
     known = follow.look_at_all(_agents(target, everything[:limit]))
     for run in everything[:limit]:
-        step, loss = runs.progress(run)
+        step, latest = runs.progress(run)
         table.add_row(
             run.run_id,
             run.described.get("name") or "",
             run.described["job"],
             follow.state(run, known),
             f"{step}/{run.total_steps or '?'}",
-            f"{loss:.3f}" if loss is not None else "",
+            printable(runs.figure(run, latest)),
             runs.age(run),
         )
     console.print(table)

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.runtime import metric_definitions
 from launch import bundle, jobs, runs
 from launch.plan import Plan
 from launch.target import Target
@@ -48,6 +49,7 @@ def describe(
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),
         "config": dataclasses.asdict(config),
+        "metric_definitions": metric_definitions.as_json(jobs.find(plan.job).metrics),
         "code": {
             "bundle": plan.bundle_sha256,
             "git_commit": commit.hash if commit else None,

@@ -17,13 +17,12 @@ WIDE = 240
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run is. `left_s`: seconds until the last step at the present rate."""
+    """Where a run is. figures: what it measures. left_s: seconds until the last step at the present rate."""
 
     step: int
     total: int | None
-    loss: float | None
-    tokens_per_s: float | None
-    left_s: float | None
+    figures: tuple[str, ...] = ()
+    left_s: float | None = None
 
 
 def terminal() -> Console:
@@ -59,7 +58,7 @@ def make(console: Console) -> Display:
 
 
 class Bar:
-    """A bar with step, loss, rate and time left, renewed in place."""
+    """A bar with step, what is measured, and the time left, renewed in place."""
 
     def __init__(self, console: Console) -> None:
         from rich import progress
@@ -124,11 +123,7 @@ def _step_text(progress: Progress) -> str:
 
 
 def _figures(progress: Progress) -> str:
-    parts = []
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.3f}")
-    if progress.tokens_per_s is not None:
-        parts.append(f"{progress.tokens_per_s:,.0f} tokens/s")
+    parts = list(progress.figures)
     if progress.left_s is not None:
         parts.append(f"{duration(progress.left_s)} left")
     return "  ".join(parts)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from jobs.runtime.cache import build_once, user_cache_dir
 from jobs.runtime.errors import RequestError
+from jobs.runtime.report.fillings import quoted
 from jobs.runtime.run_directory import EXPORT
 from launch import jobs, runs
 from launch.display import say, terminal
@@ -99,7 +100,7 @@ def print_fillings(text: str, masks: list[list[dict[str, Any]]]) -> None:
         table.add_column(justify="right")
         table.add_column()
         for guess in best:
-            table.add_row(f"{100 * guess['probability']:.1f} %", printable(guess["token"]) or "(blank)")
+            table.add_row(f"{100 * guess['probability']:.1f} %", quoted(printable(guess["token"])))
         console.print(table)
 
 

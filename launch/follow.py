@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from jobs.runtime.metric_definitions import Metrics, finite
 from launch import rollout, runs
 from launch.agents import Agent, ask_all
 from launch.display import Display, Progress
@@ -20,6 +22,8 @@ BUCKET_POLL_S = 5.0
 """Each look at a run in a bucket is billed, and its heartbeats are written every 10 s only."""
 AGENTS_PERIOD_S = 5.0
 UNANSWERED_LIMIT_S = 10.0
+PACE_LOOKS = 60
+"""Half a minute of looks at a quick run."""
 ENDING_LIMIT_S = 45.0
 """How long the hosts of a run in which a process failed have to end the others and to say what happened; they need
 two seconds, and half a minute where one of them does not answer. After that the launcher stops what is left."""
@@ -162,6 +166,8 @@ class _Watch:
         self._display = display
         self._offset = -runs.METRICS_TAIL_BYTES
         self._last: dict[str, Any] = {}
+        self._warned: set[str] = set()
+        self._pace = Pace()
 
     def show(self, run: Run) -> None:
         began_s = runs.parse_time(run.described["attempts"][-1]["started"])
@@ -169,29 +175,57 @@ class _Watch:
         for line in lines:
             if line.get("time", 0) < began_s:
                 continue  # an earlier attempt's
-            if "eval_loss" in line:
-                self._display.note(_evaluation(line))
-            elif "loss" in line:
-                self._last = line
+            evaluation = _evaluation(run.metrics, line)
+            if evaluation:
+                self._display.note(printable(evaluation))
+            self._last |= line
+        for warning in warnings(run):
+            if warning not in self._warned:
+                self._warned.add(warning)
+                self._display.note(f"warning: {printable(warning)}")
         beats = [beat for beat in run.current() if beat]
         if not beats or any(beat["state"] in ("starting", "joined") for beat in beats):
             messages = [beat["message"] for beat in beats if beat.get("message")]
             self._display.waiting(printable(messages[0]) if messages else "starting")
             return
         step = max([*(beat["step"] for beat in beats), self._last.get("step", 0)])
-        total, step_s = run.total_steps, self._last.get("step_s")
+        total, step_s = run.total_steps, self._last.get("step_s") or self._pace.step_s(step, time.monotonic())
+        known = ((run.metrics.get(name), finite(self._last.get(name))) for name in run.metrics.progress)
         self._display.progress(
             Progress(
                 step=step,
                 total=total,
-                loss=self._last.get("loss"),
-                tokens_per_s=self._last.get("tokens_per_s"),
+                figures=tuple(printable(metric.named(value)) for metric, value in known if value is not None),
                 left_s=(total - step) * step_s if total and step_s else None,
             )
         )
 
 
-def _evaluation(line: dict[str, Any]) -> str:
-    loss, accuracy = line["eval_loss"], line["eval_accuracy"]
-    figures = f"{loss:.3f}, accuracy {accuracy:.1%}" if loss is not None else "is not a finite number"
-    return f"step {line['step']}: eval loss {figures}"
+class Pace:
+    """How long a step of a run takes, by the steps that were seen: of a job that does not measure it itself."""
+
+    def __init__(self) -> None:
+        self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=PACE_LOOKS)
+
+    def step_s(self, step: int, now_s: float) -> float | None:
+        """Note that `step` is the latest at `now_s`; None as long as too little has been seen."""
+        if not self._seen or step != self._seen[-1][1]:
+            self._seen.append((now_s, step))
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        return (last_s - first_s) / (last - first) if last > first and last_s > first_s else None
+
+
+def warnings(run: Run) -> list[str]:
+    """What its processes have warned of in the latest attempt."""
+    found = [text for beat in run.current() if beat for text in beat.get("warnings") or ()]
+    return [text for text in dict.fromkeys(found) if isinstance(text, str)]
+
+
+def _evaluation(metrics: Metrics, line: dict[str, Any]) -> str | None:
+    """The evaluation that a line of metrics tells of, in words."""
+    told = [metric for metric in metrics.metrics if metric.is_evaluation and metric.name in line]
+    figures = [
+        f"{metric.title} is not a finite number" if value is None else metric.named(value)
+        for metric, value in ((metric, finite(line[metric.name])) for metric in told)
+    ]
+    return f"step {line['step']}: {', '.join(figures)}" if figures else None

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from jobs.runtime.errors import RequestError
+from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 
 TYROS_HINT = re.compile(r"For full helptext, (see|run) .* --help")
 """Names a command that does not exist here."""
@@ -23,11 +24,13 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job: its name, its docstring's first line, and the framework stack (image) that it runs on."""
+    """One job: its name, its docstring's first line, the framework stack (image) that it runs on, and what it says of
+    its metrics."""
 
     name: str
     summary: str
     stack: str
+    metrics: Metrics = UNDECLARED
 
     def config_module(self) -> ModuleType:
         return importlib.import_module(f"jobs.{self.name}.config")
@@ -141,4 +144,9 @@ def find(name: str) -> Job:
         hint = f'; did you mean "{near[0]}"?' if near else ""
         raise RequestError(f'--job: "{name}" is not a job; choose one of {", ".join(known)}{hint}')
     package = importlib.import_module(f"jobs.{name}")
-    return Job(name=name, summary=(package.__doc__ or "").strip().splitlines()[0], stack=package.STACK)
+    return Job(
+        name=name,
+        summary=(package.__doc__ or "").strip().splitlines()[0],
+        stack=package.STACK,
+        metrics=getattr(package, "METRICS", UNDECLARED),
+    )

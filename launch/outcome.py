@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from jobs.runtime import run_directory
+from jobs.runtime.metric_definitions import NO_METRICS, finite
+from launch import runs
 from launch.display import duration
+from launch.printable import printable
 from launch.runs import Run, State
 
 DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
@@ -44,29 +47,35 @@ def summary(run: Run, state: State) -> list[str]:
 
 def _done(run: Run) -> list[str]:
     result = run.current_result() or {}
-    lines = [f"{run.run_id} is done"]
-    loss, baseline = result.get("eval_loss"), result.get("unigram_entropy")
-    if loss is not None and baseline is not None:
-        side = "below" if loss < baseline else "above"
-        lines.append(
-            f"  eval loss    {loss:.3f} nats, {abs(baseline - loss):.3f} {side} the unigram baseline of {baseline:.3f}"
-        )
-    if result.get("eval_accuracy") is not None:
-        lines.append(f"  accuracy     {result['eval_accuracy']:.1%} of the masked tokens")
-    if result.get("tokens_per_s"):
-        lines.append(f"  speed        {result['tokens_per_s']:,.0f} tokens/s")
-    lines.append(f"  wall time    {duration(result.get('wall_s') or 0)} for {result.get('steps')} steps")
-    lines += _time_split(result.get("time_s"))
+    rows: list[tuple[str, str]] = []
+    measured = {
+        name: value for name, value in result.items() if finite(value) is not None and name not in NO_METRICS
+    }
+    if run.metrics.headline not in measured:  # a job may leave it to the last line of its metrics
+        _, latest = runs.progress(run)
+        value = finite(latest.get(run.metrics.headline))
+        measured |= {} if value is None else {run.metrics.headline: value}
+    rows += [
+        (printable(metric.title), printable(run.metrics.compared(metric, measured)))
+        for metric in run.metrics.told(measured)
+        if not metric.is_detail
+    ]
+    rows.append(("wall time", f"{duration(result.get('wall_s') or 0)} for {result.get('steps')} steps"))
+    rows += _time_split(result.get("time_s"))
     saved = run.directory.checkpoint_steps()
     if saved:
-        lines.append(f"  checkpoint   {run.directory.path(f'{run_directory.CHECKPOINTS}/{saved[-1]}')}")
+        rows.append(("checkpoint", run.directory.path(f"{run_directory.CHECKPOINTS}/{saved[-1]}")))
     if run.directory.list(run_directory.EXPORT):
-        lines.append(f"  export       {run.directory.path(run_directory.EXPORT)}")
-    lines.append(f"  report       {run.directory.path(run_directory.REPORT)}")
-    return lines
+        rows.append(("export", run.directory.path(run_directory.EXPORT)))
+    warned = result.get("warnings")
+    if isinstance(warned, list) and warned:
+        rows.append(("warnings", f"{len(warned)}; the report has them"))
+    rows.append(("report", run.directory.path(run_directory.REPORT)))
+    width = max(12, *(len(label) for label, _ in rows))
+    return [f"{run.run_id} is done", *(f"  {label:<{width}} {text}" for label, text in rows)]
 
 
-def _time_split(said: object) -> list[str]:
+def _time_split(said: object) -> list[tuple[str, str]]:
     """The shares of the parts that took 1 % of the time or more, the largest first."""
     parts = (
         {name: s for name, s in said.items() if isinstance(s, int | float) and s > 0}
@@ -76,4 +85,4 @@ def _time_split(said: object) -> list[str]:
     total_s = sum(parts.values())
     largest = sorted(parts.items(), key=lambda part: -part[1])
     shares = [f"{name.replace('_', ' ')} {s / total_s:.0%}" for name, s in largest if s > 0.01 * total_s]
-    return [f"  of that      {', '.join(shares)}"] if shares else []
+    return [("of that", ", ".join(shares))] if shares else []

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import random
 import re
+import shlex
 import string
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +15,13 @@ from typing import Any, Literal
 from jobs.runtime import run_directory
 from jobs.runtime.errors import RequestError
 from jobs.runtime.files import Files
+from jobs.runtime.metric_definitions import Metrics, finite, of_run
 from jobs.runtime.run_directory import RunDirectory
 
 RUN_VERSION = 1
 RUN_ID = re.compile(r"^[a-z][a-z0-9_]*-\d{8}-\d{6}-[a-z]{4}$")
+NAME = re.compile(r"^\w(?:[\w. -]{0,98}\w)?\Z")
+LATEST = "latest"
 
 State = Literal["starting", "running", "saving", "done", "failed", "stopped", "preempted", "hung", "lost"]
 ACTIVE: tuple[State, ...] = ("starting", "running", "saving")
@@ -57,6 +61,11 @@ class Run:
     @property
     def processes(self) -> int:
         return int(self.described["attempts"][-1]["processes"])
+
+    @property
+    def metrics(self) -> Metrics:
+        """What its job says of the metrics."""
+        return of_run(self.described)
 
     @property
     def total_steps(self) -> int | None:
@@ -150,7 +159,7 @@ def find(folder: RunsFolder, wanted: str) -> Run:
         raise RequestError(
             f'"{wanted}": there is no run in {folder.url}; start one with `fab train --job flax_mlm`'
         )
-    if wanted == "latest":
+    if wanted == LATEST:
         return runs[0]
     fitting = [run for run in runs if run.described.get("name") == wanted]
     fitting = fitting or [
@@ -164,6 +173,31 @@ def find(folder: RunsFolder, wanted: str) -> Run:
             f'"{wanted}" fits {len(fitting)} runs: {", ".join(run.run_id for run in fitting[:5])}'
         )
     return fitting[0]
+
+
+def check_name(folder: RunsFolder, name: str | None, own: str | None = None) -> None:
+    """Make sure that a name means one run; own: the id of the run that is to have it, where that is there already.
+
+    Raises:
+        RequestError: it means something else already, or cannot be typed as a name.
+    """
+    if name is None:
+        return
+    if name == LATEST:
+        raise RequestError(f"--name {name}: means the run that was started last; choose another name")
+    if RUN_ID.match(name):
+        raise RequestError(f"--name {name}: looks like the id of a run; choose another name")
+    if not NAME.match(name):
+        raise RequestError(
+            f"--name {name!r}: a name has 1 to 100 letters, digits, dots, dashes, underlines and blanks, and begins "
+            "and ends with a letter or a digit"
+        )
+    others = [run for run in list_runs(folder) if run.described.get("name") == name and run.run_id != own]
+    if others:
+        raise RequestError(
+            f"--name {name}: {others[0].run_id} has this name already; choose another one, or go on with that run: "
+            f"`fab train --resume {shlex.quote(name)}`"
+        )
 
 
 def state(run: Run, processes: Sequence[Mapping[str, Any]], *, unanswered: int = 0, now_s: float) -> State:
@@ -207,13 +241,21 @@ def _outcome(result: Mapping[str, Any]) -> State:
     return next((name for name in known if name == outcome), "failed")
 
 
-def progress(run: Run) -> tuple[int, float | None]:
-    """The latest step that some process reached, and the latest training loss."""
+def progress(run: Run) -> tuple[int, dict[str, Any]]:
+    """The latest step that some process reached, and the latest value of each metric by the end of metrics.jsonl."""
     steps = [beat["step"] for beat in run.current() if beat]
     lines, _ = run.directory.read_new_metrics(-METRICS_TAIL_BYTES)
-    losses = [line for line in lines if "loss" in line]
-    step = max([*steps, *(int(line["step"]) for line in losses[-1:]), 0])
-    return step, losses[-1]["loss"] if losses else None
+    latest = {name: value for line in lines for name, value in line.items()}
+    return max([*steps, int(latest.get("step") or 0), 0]), latest
+
+
+def figure(run: Run, latest: Mapping[str, Any]) -> str:
+    """The number that says most of a run: its headline metric when it has ended, and what it shows first until then."""
+    result, shown = run.current_result(), run.metrics.progress[:1]
+    order = (run.metrics.headline, *shown) if result else (*shown, run.metrics.headline)
+    values = {**latest, **(result or {})}
+    known = ((name, finite(values.get(name))) for name in order)
+    return next((run.metrics.get(name).named(value) for name, value in known if value is not None), "")
 
 
 def parse_time(text: str) -> float:

@@ -73,6 +73,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
         job.config_of(request.resume.run_id, request.resume.described["config"]) if request.resume else None
     )
     config = job.parse(request.arguments, base=base)
+    runs.check_name(target.runs, request.name, request.resume.run_id if request.resume else None)
     _check(request, job, config, target)
     cwd = _cwd(request, target)
     before = request.resume.described if request.resume else None

@@ -117,5 +117,6 @@ def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
         if record["code"] is None or not words
         else f"{how}: {words}",
         "says_all": says_all,
+        "warnings": mine.get("warnings") or [],
         "exit_code": record["code"],
     }

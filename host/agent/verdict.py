@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .protocol import Json
 
 DONE, SAVED, WRONG_REQUEST, LOST_A_PEER = 0, 75, 2, 76
-UNKNOWN = ("wall_s", "tokens_per_s", "eval_loss", "eval_accuracy", "unigram_entropy")
 
 
 def heartbeats(run_dir: str | None, attempt: int) -> list[Json]:
@@ -63,7 +62,7 @@ def saved_step(run_dir: str | None) -> int:
 def stopped_result(beat: Json, steps: int) -> Json:
     """result.json of a run whose process 0 was told to stop before it had begun."""
     result = {"outcome": beat["state"], "steps": steps, "error": None, "failed_host": None}
-    return {**result, "attempt": beat["attempt"], "time": beat["time"], **dict.fromkeys(UNKNOWN)}
+    return {**result, "attempt": beat["attempt"], "time": beat["time"], "wall_s": None}
 
 
 def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
@@ -82,6 +81,6 @@ def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
         "failed_host": blamed["rank"],
         "attempt": blamed["attempt"],
         "time": blamed["time"],
-        **dict.fromkeys(UNKNOWN),
+        "wall_s": None,
     }
     return {**result, "request": True} if blamed.get("exit_code") == WRONG_REQUEST else result

@@ -142,6 +142,18 @@ class Config:
         return round(self.warmup_share * self.steps)
 
 
+def settings(config: Config, *, vocab_size: int) -> dict[str, object]:
+    """Every option with the value that it has in the end, also where it was left open."""
+    dimensions: tuple[Size, ...] = ("layers", "width", "heads", "ff_width")
+    return {
+        **dataclasses.asdict(config),
+        **{name: config.size(name) for name in dimensions},
+        "vocab_size": vocab_size,
+        "max_positions": config.positions,
+        "learning_rate": config.peak_learning_rate,
+    }
+
+
 def problems(config: Config, *, devices: int) -> list[str]:
     """Everything that is wrong with `config` on `devices` devices in all; empty where it can run."""
     found = [

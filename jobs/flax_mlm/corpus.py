@@ -13,6 +13,7 @@ import os
 import re
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ from typing import Any
 from jobs.flax_mlm.documents import (
     ENDINGS,
     blocks,
+    check_text,
     docstrings,
     ending,
     is_jsonl,
@@ -39,6 +41,9 @@ _FORMAT = 1  # part of the fingerprint: raise it when the same files give other 
 _UNDECODABLE = re.compile("[\ud800-\udfff]+")
 # What object stores and file systems say of a file's content, the surest first.
 _VERSION_KEYS = ("md5Hash", "crc32c", "ETag", "etag", "mtime", "LastModified", "updated", "created")
+
+_MOST_NAMED = 3
+_MOST_LOOKED_AT = 1000
 
 _LOG = logging.getLogger(__name__)
 
@@ -98,26 +103,36 @@ class Corpus:
           line end after 100,000 characters.
         - "stdlib": the docstrings of one module.
 
-        Documents of nothing but white space are left out. Bytes that are no UTF-8 become U+FFFD and are
-        counted; `warn` is called once, at the end. Raises RequestError for a .jsonl line that is no JSON
+        Documents of nothing but white space are left out. Bytes that are no UTF-8 become U+FFFD (one for each run of
+        them) and are counted; `warn` is called once, at the end. Raises RequestError for a .jsonl line that is no JSON
         object with such a field, for a damaged .gz file, and for a file that is not text.
         """
-        replaced = 0
-        damaged: dict[str, None] = {}
+        replaced: Counter[str] = Counter()
+        documents = damaged = 0
         for file in self.files:
             for raw in self._read(file.path):
-                text, count = (raw, 0) if raw.isascii() else _UNDECODABLE.subn("\ufffd", raw)
-                if count:
-                    replaced += count
-                    damaged[file.path] = None
+                text = raw
+                if not raw.isascii() and (bad := sum(map(len, _UNDECODABLE.findall(raw)))):
+                    text = _UNDECODABLE.sub("\ufffd", raw)
+                    replaced[file.path] += bad
+                    damaged += 1
                 if text and not text.isspace():
+                    documents += 1
                     yield text
         if replaced:
-            first, *others = damaged
+            worst = ", ".join(f"{path} ({count:,})" for path, count in replaced.most_common(_MOST_NAMED))
+            more = len(replaced) - _MOST_NAMED
             warn(
-                f"{first}{f' and {len(others)} more' if others else ''}: {replaced} places are not UTF-8 and "
-                "were read as U+FFFD; convert the text to UTF-8 if they should be something else"
+                f"{replaced.total():,} bytes in {damaged:,} of {documents:,} documents are not UTF-8 and were read as "
+                f"U+FFFD: {worst}{f' and {more} more files' if more > 0 else ''}; convert them (`iconv -f ENCODING "
+                "-t UTF-8`) if they should be something else"
             )
+
+    def check_text(self) -> None:
+        """Look at the beginning of files on this machine; raises RequestError for the first that is not text."""
+        here = [file.path for file in self.files if file.size_bytes and not is_url(file.path)]
+        for path in here[:_MOST_LOOKED_AT] if self.source != STDLIB else ():
+            check_text(path)
 
     def _read(self, path: str) -> Iterator[str]:
         if self.source == STDLIB:

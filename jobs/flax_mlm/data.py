@@ -63,6 +63,7 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
     try:
         config, _ = pretrained.adopt(config, cache_dir, say=lambda _: None)
         found = corpus.open_corpus(config.data, text_field=config.text_field)
+        found.check_text()
         if config.tokenizer is not None:
             from jobs.flax_mlm.tokenizer import load_tokenizer
 

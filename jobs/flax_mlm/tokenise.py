@@ -19,6 +19,8 @@ from jobs.flax_mlm.tokenizer import TokenizerFacts
 from jobs.runtime.files import DiskFiles
 
 META = "meta.json"
+WARNINGS = "warnings.json"
+"""What was warned of when the files were made, a list of texts: to be said by whoever uses them."""
 FORMAT = 1
 """Part of every key and of meta.json: raised when the same corpus gives other files."""
 NOTE_CHARACTERS = 64_000_000
@@ -45,8 +47,10 @@ def tokenise(
         say(f"{directory} is torn: tokenising {corpus.source} anew")
         clear(directory)
         streams = Streams(directory)
+    warnings: list[str] = []
     with streams:
-        meta = _write(corpus, facts, eval_fraction, streams, say)
+        meta = _write(corpus, facts, eval_fraction, streams, say, warnings.append)
+    DiskFiles().write(str(directory / WARNINGS), (json.dumps(warnings, indent=2) + "\n").encode())
     DiskFiles().write(str(directory / META), (json.dumps(meta, indent=2) + "\n").encode())
     clear(directory)
 
@@ -69,6 +73,7 @@ def _write(
     eval_fraction: float,
     streams: Streams,
     say: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> dict[str, object]:
     processes = processes_for(corpus.text_bytes, len(os.sched_getaffinity(0)))
     dtype: Dtype = "<u2" if facts.vocab_size <= 1 << 16 else "<u4"
@@ -78,7 +83,7 @@ def _write(
     say(f"tokenising {corpus.source}{by}{behind}")
     # Documents that are done are read once more and not encoded (5 ms instead of 220 a million characters): so the
     # split's rules, and what is said of damaged text, hold for the whole corpus.
-    todo = batches(split_documents(corpus, eval_fraction, warn=say), skip=begun)
+    todo = batches(split_documents(corpus, eval_fraction, warn=warn), skip=begun)
     started_s = said_s = time.monotonic()
     characters = noted = 0
     for batch, ids in encoded(todo, facts.path, dtype, processes=processes):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.flax_mlm.corpus import Corpus, open_corpus
 from jobs.flax_mlm.sample import sample, sample_share
 from jobs.flax_mlm.split import RULE_VERSION, Split, split_documents
-from jobs.flax_mlm.tokenise import FORMAT, META, is_whole, tokenise
+from jobs.flax_mlm.tokenise import FORMAT, META, WARNINGS, is_whole, tokenise
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, train_tokenizer
 from jobs.runtime.cache import build_once
 from jobs.runtime.errors import RequestError
@@ -32,6 +32,7 @@ class Tokens:
     """Two flat streams of ids, `<s> document </s> <s> document </s> …`, memory-mapped and read-only.
 
     `fingerprint` covers all that training reads: hosts that differ in it would learn from different data.
+    `warnings`: what whoever trains on it should know, as of text that is not UTF-8.
     """
 
     directory: Path
@@ -41,6 +42,7 @@ class Tokens:
     train_documents: int
     eval_documents: int
     fingerprint: str
+    warnings: tuple[str, ...] = ()
 
     def sequences(self, split: Split, length: int) -> int:
         """How many full sequences of `length` tokens the split has; the rest of its tail is left out."""
@@ -197,4 +199,13 @@ def _open(directory: Path, facts: TokenizerFacts) -> Tokens:
         train_documents=meta["train"]["documents"],
         eval_documents=meta["eval"]["documents"],
         fingerprint=hashlib.sha256(content).hexdigest(),
+        warnings=_warnings(directory),
     )
+
+
+def _warnings(directory: Path) -> tuple[str, ...]:
+    """None where older code made the files: their own fingerprint does not cover these."""
+    try:
+        return tuple(map(str, json.loads((directory / WARNINGS).read_bytes())))
+    except (FileNotFoundError, ValueError, TypeError):
+        return ()

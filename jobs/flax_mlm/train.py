@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 
 from jobs.flax_mlm import closer_look, data, pretrained, sharding
 from jobs.flax_mlm import step as steps
-from jobs.flax_mlm.config import Config, problems
+from jobs.flax_mlm.config import Config, problems, settings
 from jobs.flax_mlm.evaluate import Evaluation, evaluate
 from jobs.flax_mlm.export import export
 from jobs.flax_mlm.feed import Feed
@@ -55,6 +55,9 @@ def train(run: Run, config: Config) -> Final:
         tokens = distributed.first_then_others(prepare, what=f"--data {config.data}", say=run.prepare)
     distributed.agree(f"--data {config.data}", tokens.fingerprint)
     config = steps.decided(config)
+    run.decide(settings(config, vocab_size=tokens.tokenizer.vocab_size))
+    for text in tokens.warnings:
+        run.warn(text)
     baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
     mesh = sharding.make_mesh(config.fsdp)
     feed = Feed(tokens, config, mesh)
@@ -86,7 +89,8 @@ def train(run: Run, config: Config) -> Final:
     rows_B = feed.place(np.arange(batch_size, dtype=np.int32))
     rates = Rates(
         run.time,
-        tokens_per_step=batch_size * length,
+        name="tokens_per_s",
+        per_step=batch_size * length,
         flops_per_step=step_flops(
             steps.dimensions(config, tokens.tokenizer),
             batch_size=batch_size,
@@ -112,7 +116,7 @@ def train(run: Run, config: Config) -> Final:
             if metrics is not None:
                 save_batch(run.directory, step, str(outlier), tokens, feed.step_on_host(step))
         if outlier.row == 1 and not is_end:
-            run.say(said)
+            run.warn(said)
         if not is_end:
             return
         if metrics is not None:

@@ -27,6 +27,8 @@ BUCKET_PERIOD_S = 10.0
 RESERVE_BYTES = 64 * 1024
 """Room that is kept for the last words of a process whose disk is full: its log, its heartbeat and the result."""
 LOCAL = "heartbeat.json"
+MOST_WARNINGS = 20
+"""Of a process: they are written with each of its heartbeats."""
 
 
 class Heartbeat:
@@ -42,6 +44,8 @@ class Heartbeat:
         self._step_time = time.time()
         self._message: str | None = None
         self._says_all = False
+        self.warnings: list[str] = []
+        """What was warned of so far, the last time in words that there were more."""
         self._changed, self._ended = threading.Event(), threading.Event()
         self._writing, self._writing_here = threading.Lock(), threading.Lock()
 
@@ -95,6 +99,13 @@ class Heartbeat:
     def say(self, message: str | None) -> None:
         """What is being done within the present state, for whoever watches; None: nothing that needs saying."""
         self.state(self._state, message)
+
+    def warn(self, text: str) -> None:
+        """Something that whoever watches has to know, though the process goes on; MOST_WARNINGS of them at most."""
+        if len(self.warnings) < MOST_WARNINGS:
+            self.warnings = [*self.warnings, text]
+        elif len(self.warnings) == MOST_WARNINGS:
+            self.warnings = [*self.warnings, "there were more warnings: the log has them all"]
 
     def end(self, state: State, message: str | None = None, *, says_all: bool = False) -> None:
         """The last heartbeat: nothing is written after it. says_all: the message needs no lines of the log beside it.
@@ -168,6 +179,7 @@ class Heartbeat:
             "pid": os.getpid(),
             "message": self._message,
             "says_all": self._says_all,
+            "warnings": self.warnings,
         }
 
 

@@ -67,6 +67,19 @@ class Run:
         if self.environment.is_first:
             print(text, flush=True)
 
+    def warn(self, text: str) -> None:
+        """What whoever trains should know though the run goes on: a line in the log, shown to whoever follows the run,
+        in its report and in result.json; from rank 0 only."""
+        if self.environment.is_first:
+            print(f"warning: {text}", flush=True)
+            self.heartbeat.warn(text)
+
+    def decide(self, settings: Mapping[str, Any]) -> None:
+        """The options with the values that they have in the end, where run.json leaves some open: for the report and
+        for whoever reads the run later; by rank 0."""
+        if self.environment.is_first:
+            self.directory.write_json(run_directory.SETTINGS, settings)
+
     def prepare(self, text: str) -> None:
         """What is done before the first step: a line in every host's log, and shown to whoever follows the run."""
         print(text, flush=True)
@@ -195,13 +208,10 @@ def _fail(run: Run, error: Exception) -> int:
 def _finish(run: Run, outcome: str, final: Final) -> None:
     """Rank 0 writes the result and the report; then every rank's last heartbeat says the outcome."""
     if run.environment.is_first:
-        blank: dict[str, Any] = dict.fromkeys(
-            ("steps", "tokens_per_s", "eval_loss", "eval_accuracy", "unigram_entropy")
-        )
         result = {
             "outcome": outcome,
-            **blank,
-            # JSON knows no nan: a loss that is not finite is null, as in metrics.jsonl.
+            "steps": None,
+            # JSON knows no nan: a number that is not finite is null, as in metrics.jsonl.
             **{
                 name: None if isinstance(value, float) and not math.isfinite(value) else value
                 for name, value in final.items()
@@ -209,6 +219,7 @@ def _finish(run: Run, outcome: str, final: Final) -> None:
             "wall_s": round(run.time.wall_s(), 3),
             # A job that tells no parts apart has only its start, which would say that it never began.
             **({"time_s": parts} if len(parts := run.time.seconds()) > 1 else {}),
+            "warnings": list(run.heartbeat.warnings),
             "error": None,
             "failed_host": None,
             "attempt": run.environment.attempt,
@@ -217,9 +228,12 @@ def _finish(run: Run, outcome: str, final: Final) -> None:
         from jobs.runtime.report.render import render
 
         described = run.directory.read_json(run_directory.RUN) or {"run_id": run.environment.run_id}
+        settings = run.directory.read_json(run_directory.SETTINGS) or {}
         names = (run_directory.heartbeat(index) for index in range(run.environment.num_processes))
-        beats = [beat for beat in map(run.directory.read_json, names) if beat is not None]
-        page = render(described, run.directory.read_metrics(), result, beats)
+        # All are at the same end, and say so themselves in a moment.
+        ended = {"state": outcome, "message": None, **({"step": final["steps"]} if "steps" in final else {})}
+        beats = [{**beat, **ended} for beat in map(run.directory.read_json, names) if beat is not None]
+        page = render({**described, "settings": settings}, run.directory.read_metrics(), result, beats)
         _put(run.directory, run_directory.REPORT, page)
         _put(run.directory, run_directory.RESULT, json.dumps(result, indent=2) + "\n")
     run.heartbeat.end("done" if outcome == "done" else "stopped" if outcome == "stopped" else "preempted")

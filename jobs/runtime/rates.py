@@ -16,7 +16,8 @@ class Rates:
 
     Args:
         time: where the seconds come from; `start` enters its part "compute".
-        tokens_per_step: tokens of a global batch.
+        name: what the rate is called in the metrics, as "tokens_per_s".
+        per_step: how many of what it counts are in a step, over all hosts.
         flops_per_step: what the model's arithmetic of a step comes to, over all hosts.
         peak_flops_per_s: what the devices together could do; None where it is not known, and then there is no mfu.
     """
@@ -25,11 +26,12 @@ class Rates:
         self,
         time: TimeSplit,
         *,
-        tokens_per_step: int,
+        name: str,
+        per_step: int,
         flops_per_step: int = 0,
         peak_flops_per_s: float | None = None,
     ) -> None:
-        self._time, self._tokens_per_step = time, tokens_per_step
+        self._time, self._name, self._per_step = time, name, per_step
         self._flops_per_step, self._peak_flops_per_s = flops_per_step, peak_flops_per_s
         self._started = False
         self._steps, self._total_steps, self._total_s = 0, 0, 0.0
@@ -58,7 +60,7 @@ class Rates:
             yield
 
     def take(self) -> dict[str, float]:
-        """tokens_per_s, step_s, input_wait_s (per step) and, where the peak is known, mfu (0 to 1) since the last call.
+        """The rate, step_s, input_wait_s (per step) and, where the peak is known, mfu (0 to 1) since the last call.
 
         Empty where no step was counted. mfu: model FLOPs utilisation, Chowdhery et al. 2022, appendix B.
         """
@@ -70,7 +72,7 @@ class Rates:
         self._steps = 0
         self._total_steps, self._total_s = self._total_steps + steps, self._total_s + seconds
         taken = {
-            "tokens_per_s": round(steps * self._tokens_per_step / seconds, 1),
+            self._name: round(steps * self._per_step / seconds, 1),
             "step_s": round(seconds / steps, 6),
             "input_wait_s": round(input_wait_s / steps, 6),
         }
@@ -79,8 +81,8 @@ class Rates:
         return taken
 
     def overall(self) -> float | None:
-        """Tokens per second over all that was taken; None where nothing was."""
-        return round(self._total_steps * self._tokens_per_step / self._total_s, 1) if self._total_s else None
+        """The rate over all that was taken; None where nothing was."""
+        return round(self._total_steps * self._per_step / self._total_s, 1) if self._total_s else None
 
     def _take_seconds(self) -> tuple[float, float]:
         """Seconds of stepping, and those of them that waited for input, since the last call."""

@@ -14,6 +14,7 @@ from jobs.runtime.files import Files, here, is_url
 from jobs.runtime.patience import PAUSES_S
 
 RUN = "run.json"
+SETTINGS = "settings.json"
 METRICS = "metrics.jsonl"
 RESULT = "result.json"
 REPORT = "report.html"

@@ -28,7 +28,7 @@ def test_a_killed_process_is_reported_with_its_signal_and_its_last_step(agent: A
     result = agent.result()
     assert (result["outcome"], result["failed_host"], result["steps"]) == ("failed", 0, 41)
     assert result["error"] == "host 0: killed by signal 9 (SIGKILL)\nstep 41"
-    assert {"wall_s", "tokens_per_s", "eval_loss", "eval_accuracy", "unigram_entropy"} <= set(result)
+    assert result["wall_s"] is None
     assert "request" not in result
 
 

@@ -183,7 +183,42 @@ def test_what_is_not_utf8_is_replaced_counted_and_said_once(tmp_path: Path) -> N
     documents = list(open_corpus(str(tmp_path)).documents(warn=said.append))
     assert documents == ["caf� and caf� and a true �", "caf�", "� alone", "😀"]
     assert len(said) == 1
-    assert said[0].startswith(f"{tmp_path / 'a.txt'} and 1 more: 4 places are not UTF-8")
+    assert said[0].startswith("4 bytes in 3 of 4 documents are not UTF-8 and were read as U+FFFD: ")
+    assert f"{tmp_path / 'a.txt'} (2), {tmp_path / 'b.jsonl'} (2); convert them" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            "Привет, мир. ".encode("cp1251") * 20,
+            r"binary, or in another encoding \([67]\d% of its first 260 bytes",
+        ),
+        ("日本語の文章。".encode("shift-jis") * 9000, "in another encoding .*iconv -f ENCODING -t UTF-8"),
+        ("text".encode("utf-16"), "it is UTF-16: convert it"),
+        ("text".encode("utf-16-be"), "UTF-16 .it has NUL bytes"),
+        ("text".encode("utf-32"), "it is UTF-32: convert it"),
+        (gzip.compress(b"text"), "it is gzip-compressed: give it a name that ends in .gz"),
+        (b"%PDF-1.7\n", "it is a PDF"),
+    ],
+)
+def test_what_is_no_utf8_text_for_the_most_part_is_refused_by_its_kind_before_anything_is_read(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"true text")
+    (tmp_path / "b.txt").write_bytes(content)
+    corpus = open_corpus(str(tmp_path))
+    for look in (corpus.check_text, lambda: list(corpus.documents(warn=lambda _: None))):
+        with pytest.raises(RequestError, match=rf"b\.txt: not UTF-8 text; .*{says}.*leave it out of --data"):
+            look()
+
+
+@pytest.mark.parametrize("text", ["déjà vu, où ça? ", "größer Übung "])
+def test_western_text_in_an_old_encoding_and_utf8_cut_anywhere_are_text(tmp_path: Path, text: str) -> None:
+    (tmp_path / "old.txt").write_bytes(text.encode("latin-1") * 100)
+    for start in range(4):
+        (tmp_path / f"cut{start}.txt").write_bytes("日本語の文章。".encode()[start:] * 4000)
+    open_corpus(str(tmp_path)).check_text()
 
 
 def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
@@ -283,7 +318,7 @@ def test_data_without_permission_is_refused_when_it_is_opened(locked: str) -> No
         (gzip.compress(Random(0).randbytes(50_000).hex().encode())[:30_000], "damaged, or not gzip"),
         (gzip.compress(b"x" * 100_000)[:-6], "damaged, or not gzip"),
         (b"not compressed at all", "damaged, or not gzip"),
-        (gzip.compress("UTF-16".encode("utf-16")), "NUL bytes: a binary file, or UTF-16"),
+        (gzip.compress("UTF-16".encode("utf-16")), "it is UTF-16: convert it"),
     ],
     ids=["cut off", "cut off at the end", "not gzip", "not text"],
 )

@@ -59,6 +59,7 @@ def test_the_first_heartbeat_is_there_when_start_returns(
         "pid": os.getpid(),
         "message": None,
         "says_all": False,
+        "warnings": [],
     }
 
 

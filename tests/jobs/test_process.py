@@ -92,6 +92,10 @@ def test_the_result_says_the_outcome_and_holds_nothing_but_json(
     first = ProcessEnvironment(**{**vars(environment), "process_id": 0})
     run = Run(environment=first, directory=directory, heartbeat=Heartbeat(directory, first))
     run.time.enter("compute")
+    run.warn("it is cold")
+    run.decide({"learning_rate": 0.003})
+    for rank in (0, 1):
+        directory.write_json(f"heartbeats/host-{rank}.json", {"rank": rank, "state": "saving", "step": 6})
     process._finish(run, outcome, {"steps": 7, "eval_loss": math.nan, "eval_accuracy": 0.5})
     text = directory.read_text("result.json")
     assert text is not None
@@ -101,12 +105,14 @@ def test_the_result_says_the_outcome_and_holds_nothing_but_json(
 
     result = json.loads(text, parse_constant=refuse)
     assert (result["outcome"], result["steps"], result["attempt"], result["error"]) == (outcome, 7, 3, None)
-    assert (result["eval_loss"], result["eval_accuracy"], result["unigram_entropy"]) == (None, 0.5, None)
+    assert (result["eval_loss"], result["eval_accuracy"], result["warnings"]) == (None, 0.5, ["it is cold"])
     assert result["wall_s"] == pytest.approx(sum(result["time_s"].values()), abs=0.01)
     beat = directory.read_json("heartbeats/host-0.json")
     assert beat is not None
     assert beat["state"] == outcome
-    assert directory.read_text("report.html")
+    page = directory.read_text("report.html") or ""
+    assert page.count(f"<td>{outcome}</td><td>7</td>") == 2 and "saving" not in page
+    assert "it is cold" in page and "0.003" in page
 
 
 def test_a_job_that_tells_no_parts_of_its_time_apart_is_not_said_to_have_only_started(

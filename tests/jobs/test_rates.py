@@ -18,7 +18,7 @@ class Clock:
 def make(**peak: float) -> tuple[Rates, TimeSplit, Clock]:
     clock = Clock()
     split = TimeSplit(clock)
-    return Rates(split, tokens_per_step=10, flops_per_step=3 * 10**12, **peak), split, clock
+    return Rates(split, name="tokens_per_s", per_step=10, flops_per_step=3 * 10**12, **peak), split, clock
 
 
 def no() -> bool:

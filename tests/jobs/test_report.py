@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from jobs.flax_mlm import METRICS
+from jobs.runtime.metric_definitions import Metric, Metrics, as_json
 from jobs.runtime.report.page import escape
 from jobs.runtime.report.render import read_and_render, render
 
@@ -19,7 +21,8 @@ RUN: dict[str, Any] = {
     "job": "flax_mlm",
     "platform": "tpu",
     "args": ["--steps", "100", "--note", "two words"],
-    "config": {"steps": 100, "model": "small"},
+    "config": {"steps": 100, "model": "small", "learning_rate": None},
+    "metric_definitions": as_json(METRICS),
     "code": {"bundle": "9f2c", "git_commit": "4be81c0", "git_dirty": True},
     "slice": {"name": "pod", "accelerator_type": "v5litepod-8"},
     "hosts": [
@@ -84,14 +87,55 @@ class Words(HTMLParser):
 
 def test_the_headline_compares_the_evaluation_loss_with_the_unigram_baseline() -> None:
     text = Words(render(RUN, training(100), RESULT, [])).text
-    assert "Evaluation loss 4.93 nats , 1.42 below the unigram baseline of 6.35" in text
-    assert "0.20 above the unigram baseline" in Words(render(RUN, [], {**RESULT, "eval_loss": 6.55}, [])).text
+    assert "Eval loss 4.930 nats , 1.420 below the unigram baseline of 6.350" in text
+    assert (
+        "0.200 above the unigram baseline" in Words(render(RUN, [], {**RESULT, "eval_loss": 6.55}, [])).text
+    )
 
 
 def test_the_tiles_say_accuracy_rate_time_and_steps_in_units() -> None:
     text = Words(render(RUN, training(100), {**RESULT, "steps": 80}, [])).text
-    for part in ("Masked accuracy 23.1 %", "Tokens/s 12,346", "Wall time 4 min 12 s", "Steps 80 of 100"):
+    for part in (
+        "Accuracy 23.1% of the masked tokens",
+        "Speed 12,346 tokens/s",
+        "Wall time 4 min 12 s",
+        "Steps 80 of 100",
+    ):
         assert part in text
+
+
+def test_a_job_of_other_metrics_has_a_report_in_its_own_words() -> None:
+    reward = Metric(name="reward", title="mean reward", unit="points", better="higher")
+    run = {**RUN, "metric_definitions": as_json(Metrics(headline="reward", metrics=(reward,)))}
+    lines = [
+        {"step": step, "reward": step / 10, "games_per_s": 5.0, "time": STARTED_S} for step in range(1, 6)
+    ]
+    page = render(run, lines, {"outcome": "done", "steps": 5, "games": 1200}, [])
+    text = Words(page).text
+    for part in ("Mean reward 0.500 points at step 5", "higher is better", "Games 1,200", "Games per s"):
+        assert part in text
+    assert not re.search("token|nats|unigram|eval", text.replace("flax_mlm", ""), re.IGNORECASE)
+
+
+def test_the_best_evaluation_is_told_where_it_was_not_the_last() -> None:
+    lines = [{"step": step, "eval_loss": loss} for step, loss in ((10, 5.0), (20, 4.5), (30, 4.93))]
+    assert "Best eval loss 4.500 nats at step 20" in Words(render(RUN, lines, RESULT, [])).text
+
+
+def test_settings_are_told_as_they_were_decided() -> None:
+    assert "learning_rate none" in Words(render(RUN, [], RESULT, [])).text
+    decided = {**RUN, "settings": {"learning_rate": 0.003, "dtype": "bfloat16"}}
+    text = Words(render(decided, [], RESULT, [])).text
+    assert "learning_rate 0.003" in text and "dtype bfloat16" in text and "model small" in text
+
+
+@pytest.mark.parametrize("of_result", [True, False])
+def test_what_was_warned_of_is_in_the_report_whether_the_run_is_done_or_not(of_result: bool) -> None:
+    warned = {"warnings": ["step 97: <leapt>"]}
+    beats = [{"rank": 0, "state": "failed", **warned}]
+    page = render(RUN, [], {**RESULT, **(warned if of_result else {"outcome": "failed"})}, beats)
+    assert Words(page).text.count("step 97: <leapt>") == 1
+    assert "Warnings" not in Words(render(RUN, [], RESULT, [])).text
 
 
 def test_the_facts_name_arguments_options_code_and_hosts() -> None:
@@ -135,7 +179,7 @@ def test_losses_that_are_not_finite_break_the_curve_and_are_marked() -> None:
     lines[2]["loss"], lines[3]["loss"], lines[4]["loss"] = math.nan, math.inf, None
     page = render(RUN, lines, None, [])
     assert "not a finite number (3)" in page
-    [path] = re.findall(r'<path class="smooth" data-label="training" d="([^"]*)"', page)
+    [path] = re.findall(r'<path class="smooth" data-label="loss" d="([^"]*)"', page)
     assert path.count("M") == 2
     assert "none of the 2 values is a finite number" in render(
         RUN, [{"step": 1, "loss": "x"}, {"step": 2, "loss": None}], None, []
@@ -202,7 +246,7 @@ def test_a_run_directory_is_read_with_a_torn_last_line_and_the_failed_hosts_log(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
     text = Words(read_and_render(tmp_path)).text
-    assert "Training loss 7.25 nats at step 2" in text
+    assert "Loss 7.250 nats at step 2" in text
     assert "told by host 1" in text and "line 99" in text and "line 59 " not in text
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from jobs.flax_mlm import METRICS
+from jobs.runtime.metric_definitions import as_json
 from jobs.runtime.report.fillings import fillings
 from jobs.runtime.report.render import render
 
@@ -20,11 +22,21 @@ ONE = {
 def test_the_true_word_is_marked_in_its_text_and_among_the_guesses() -> None:
     shown = fillings({"fillings": [ONE]})
     assert "Return the <mark>length</mark> of &lt;b&gt;x&lt;/b&gt;" in shown
-    assert "size 52 %, <b>length</b> 30 %" in shown
+    assert "size 52 % · <b>length</b> 30 %" in shown
+
+
+def test_guesses_that_are_no_words_are_to_be_seen_as_what_they_are() -> None:
+    shown = fillings({"fillings": [{**ONE, "guesses": [[",", 0.4], ["", 0.2], ["v2", 0.1]]}]})
+    assert "“,” 40 % · “” 20 % · v2 10 %" in shown
 
 
 def test_the_page_has_the_sentences_and_the_pseudo_perplexity() -> None:
-    page = render({}, [], {"outcome": "done", "pseudo_perplexity": 41.26, "fillings": [ONE]}, [])
+    page = render(
+        {"metric_definitions": as_json(METRICS)},
+        [],
+        {"outcome": "done", "pseudo_perplexity": 41.26, "fillings": [ONE]},
+        [],
+    )
     assert "What it has learned" in page
     assert "<dt>Pseudo-perplexity</dt><dd>41.3</dd>" in page
 

@@ -6,6 +6,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jobs.flax_mlm import METRICS
+from jobs.runtime.metric_definitions import as_json
 from jobs.runtime.report.chart import GRID_HEIGHT, GRID_WIDTH
 from jobs.runtime.report.render import render
 
@@ -24,6 +26,8 @@ RUN_KEYS = [
     "attempts",
     "image",
     "cwd",
+    "metric_definitions",
+    "settings",
 ]
 RESULT_KEYS = [
     "outcome",
@@ -37,6 +41,8 @@ RESULT_KEYS = [
     "failed_host",
     "attempt",
     "time_s",
+    "warnings",
+    "outliers",
 ]
 
 loose = st.recursive(
@@ -62,6 +68,17 @@ run_objects = objects(*RUN_KEYS).flatmap(
             "hosts": st.lists(objects("index", "name", "address"), max_size=3),
             "attempts": st.lists(objects("attempt", "started", "processes", "outcome"), max_size=3),
             "config": objects("steps"),
+            "metric_definitions": st.fixed_dictionaries(
+                {"headline": st.sampled_from(["loss", "eval_loss", "x"]) | loose},
+                optional={
+                    "progress": st.lists(st.sampled_from(["loss", "mfu"]) | loose, max_size=3) | loose,
+                    "metrics": st.lists(
+                        objects("name", "title", "unit", "better", "baseline", "is_evaluation", "chart"),
+                        max_size=3,
+                    ),
+                },
+            )
+            | st.just(as_json(METRICS)),
         },
     ).map(lambda more: {**run, **more})
 )
@@ -80,7 +97,7 @@ lines = st.fixed_dictionaries(
     run=run_objects,
     metrics=st.lists(lines, max_size=25),
     result=st.none() | objects(*RESULT_KEYS),
-    beats=st.lists(objects("rank", "state", "step", "time", "message"), max_size=3),
+    beats=st.lists(objects("rank", "state", "step", "time", "message", "warnings"), max_size=3),
 )
 def test_no_input_stops_the_page_or_draws_outside_the_plot(
     run: dict[str, Any],

@@ -141,9 +141,12 @@ def test_data_that_leaves_one_side_empty_is_refused(
     assert not list(tmp_path.rglob("*.bin"))
 
 
-def test_what_is_not_utf8_is_said_once(tmp_path: Path) -> None:
+def test_what_is_not_utf8_is_known_to_later_users_of_the_tokens_too(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", texts(50))
     source.write_bytes(source.read_bytes() + b'{"text": "caf\xe9"}\n')
     said = list[str]()
-    tokenised(source, tmp_path / "cache", say=said.append)
-    assert len([line for line in said if "1 places are not UTF-8" in line]) == 1
+    first = tokenised(source, tmp_path / "cache", say=said.append)
+    (warning,) = first.warnings
+    assert warning.startswith("1 bytes in 1 of ")
+    again = tokenised(source, tmp_path / "cache", say=said.append)
+    assert again.warnings == first.warnings and warning not in said

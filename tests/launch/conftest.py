@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from jobs.flax_mlm import METRICS
 from jobs.runtime.cache import user_cache_dir
+from jobs.runtime.metric_definitions import as_json
 from jobs.runtime.run_directory import RunDirectory
 from launch import runs
 from launch.agents import Agent
@@ -99,6 +101,7 @@ def write_run(runs_dir: Path) -> Callable[..., Run]:
             "image": None,
             "args": [],
             "config": {"steps": 100},
+            "metric_definitions": as_json(METRICS),
             "hosts": [{"index": index, "name": f"h/{index}", "address": "127.0.0.1"} for index in range(2)],
             "created": STARTED,
             "cwd": "/",

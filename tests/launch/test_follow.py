@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jobs.runtime.metric_definitions import Metric, Metrics, as_json
 from jobs.runtime.run_directory import RunDirectory
 from launch import follow, runs
 from launch.agents import Agent
@@ -72,8 +73,52 @@ def test_a_run_that_is_done_is_shown_once_and_left(
     run = write_run(beats=[beat("done", step=94)] * 2, metrics=metrics, result={"outcome": "done"})
     shown, state = followed(run, make_agent, lambda verb, _: status(run, "exited", "exited", ended_s=1.0))
     assert state == "done"
-    assert shown.notes == ["step 95: eval loss 2.250, accuracy 12.5%"]
-    assert shown.steps == [Progress(step=94, total=100, loss=2.5, tokens_per_s=100.0, left_s=3.0)]
+    assert shown.notes == ["step 95: eval loss 2.250 nats, accuracy 12.5% of the masked tokens"]
+    assert shown.steps == [
+        Progress(step=95, total=100, figures=("loss 2.500 nats", "100.0 tokens/s"), left_s=2.5)
+    ]
+
+
+REWARD = Metric(name="reward", title="mean reward", unit="points", better="higher", is_evaluation=True)
+
+
+@pytest.mark.parametrize(
+    ("declared", "notes", "figures"),
+    [
+        (
+            as_json(Metrics(headline="reward", progress=("reward",), metrics=(REWARD,))),
+            ["step 5: mean reward 0.250 points"],
+            ("mean reward 0.250 points",),
+        ),
+        (None, [], ("loss 9.000",)),
+    ],
+)
+def test_a_job_is_shown_in_its_own_words_and_one_that_declares_none_by_the_name_of_its_loss(
+    write_run: WriteRun, beat: Beat, declared: Any, notes: list[str], figures: tuple[str, ...]
+) -> None:
+    metrics = [{"step": 5, "reward": 0.25, "loss": 9.0, "time": STARTED_S}]
+    run = write_run(beats=[beat("stepping", step=5)] * 2, metrics=metrics, metric_definitions=declared)
+    shown = Recorded()
+    follow._Watch(shown).show(run)
+    assert (shown.notes, shown.steps[-1].figures) == (notes, figures)
+
+
+def test_the_time_left_of_a_job_that_does_not_time_its_steps_is_told_by_the_steps_that_were_seen() -> None:
+    pace = follow.Pace()
+    assert pace.step_s(10, 100.0) is None
+    assert pace.step_s(10, 101.0) is None
+    assert pace.step_s(14, 102.0) == 0.5
+    assert pace.step_s(14, 103.0) == 0.5
+
+
+def test_what_a_run_warns_of_is_told_once(write_run: WriteRun, beat: Beat, make_agent: MakeAgent) -> None:
+    warned = beat("stepping", step=5, warnings=["12 bytes are not UTF-8", "\x1b[2Jstep 3 is an outlier"])
+    run = write_run(beats=[warned, beat("stepping", step=5)])
+    shown = Recorded()
+    watch = follow._Watch(shown)
+    for _ in range(2):
+        watch.show(run)
+    assert shown.notes == ["warning: 12 bytes are not UTF-8", "warning: ␛[2Jstep 3 is an outlier"]
 
 
 def test_losses_that_are_not_finite_are_told_and_do_not_end_the_following(
@@ -83,8 +128,8 @@ def test_losses_that_are_not_finite_are_told_and_do_not_end_the_following(
     metrics = [{"step": 5, "time": STARTED_S, **line} for line in lines]
     run = write_run(beats=[beat("done", step=5)] * 2, metrics=metrics, result={"outcome": "done"})
     shown, _ = followed(run, make_agent, lambda verb, _: status(run, "exited", "exited", ended_s=1.0))
-    assert shown.notes == ["step 5: eval loss is not a finite number"]
-    assert shown.steps[-1].loss is None
+    assert shown.notes == ["step 5: eval loss is not a finite number, accuracy is not a finite number"]
+    assert shown.steps[-1].figures == ()
 
 
 def test_before_the_first_step_the_first_message_is_what_is_waited_for(

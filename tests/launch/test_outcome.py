@@ -87,6 +87,22 @@ def test_where_the_time_went_is_told_of_parts_that_took_more_than_a_hundredth(
     assert [line.removeprefix("  of that      ") for line in lines if "of that" in line] == said
 
 
+def test_a_run_of_a_job_that_says_nothing_of_its_metrics_is_told_by_their_names(write_run: WriteRun) -> None:
+    result = {"outcome": "done", "steps": 3, "wall_s": 1.0, "eval_loss": 2.5, "games": 1200, "outliers": 0}
+    run = write_run(result=result, metrics=[{"step": 3, "loss": 0.0}], metric_definitions=None)
+    assert outcome.summary(run, "done")[1:5] == [
+        "  loss         0.000",
+        "  eval loss    2.500",
+        "  games        1,200",
+        "  wall time    0:01 for 3 steps",
+    ]
+
+
+def test_warnings_are_counted_and_where_they_are_is_said(write_run: WriteRun) -> None:
+    run = write_run(result={"outcome": "done", "steps": 3, "wall_s": 1.0, "warnings": ["a", "b"]})
+    assert "  warnings     2; the report has them" in outcome.summary(run, "done")
+
+
 def test_a_loss_worse_than_the_baseline_is_told_as_that(write_run: WriteRun) -> None:
     run = write_run(result={"outcome": "done", "eval_loss": 6.0, "unigram_entropy": 5.75})
     assert "  eval loss    6.000 nats, 0.250 above the unigram baseline of 5.750" in outcome.summary(

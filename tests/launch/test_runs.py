@@ -170,8 +170,52 @@ def test_where_there_are_no_runs_the_message_says_how_to_start_one(runs_dir: Pat
 def test_progress_is_the_furthest_step_and_the_latest_training_loss(write_run: WriteRun, beat: Beat) -> None:
     metrics = [{"step": 40, "loss": 2.0}, {"step": 60, "loss": None}, {"step": 60, "eval_loss": 1.0}]
     run = write_run(beats=[beat("stepping", step=55), None], metrics=metrics)
-    assert runs.progress(run) == (60, None)
-    assert runs.progress(write_run("flax_mlm-20261120-214500-bbbb")) == (0, None)
+    assert runs.progress(run) == (60, {"step": 60, "loss": None, "eval_loss": 1.0})
+    assert runs.progress(write_run("flax_mlm-20261120-214500-bbbb")) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("result", "latest", "said"),
+    [
+        (None, {"loss": 5.5, "eval_loss": 6.0}, "loss 5.500 nats"),
+        (None, {"loss": None, "eval_loss": 6.0}, "eval loss 6.000 nats"),
+        ({"outcome": "done", "eval_loss": 3.5}, {"loss": 5.5, "eval_loss": 6.0}, "eval loss 3.500 nats"),
+        ({"outcome": "failed", "eval_loss": None}, {"loss": 5.5}, "loss 5.500 nats"),
+        (None, {}, ""),
+    ],
+)
+def test_the_figure_of_a_run_is_its_headline_when_it_has_ended_and_what_it_trains_on_until_then(
+    write_run: WriteRun, result: dict[str, Any] | None, latest: dict[str, Any], said: str
+) -> None:
+    assert runs.figure(write_run(result=result), latest) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("latest", "--name latest: means the run that was started last"),
+        ("a/b", "letters, digits"),
+        ("../x", "letters, digits"),
+        (" x", "letters, digits"),
+        ("-x", "letters, digits"),
+        ("x" * 101, "letters, digits"),
+        ("flax_mlm-20261120-214500-abcd", "looks like the id of a run"),
+        ("taken", "flax_mlm-20261121-214500-bbbb has this name already; .*`fab train --resume taken`"),
+    ],
+)
+def test_a_name_that_would_not_mean_one_run_is_refused(
+    write_run: WriteRun, runs_dir: Path, name: str, said: str
+) -> None:
+    write_run("flax_mlm-20261121-214500-bbbb", name="taken")
+    with pytest.raises(RequestError, match=said):
+        runs.check_name(folder(runs_dir), name)
+
+
+def test_a_run_keeps_its_own_name_and_a_new_one_may_be_of_words(write_run: WriteRun, runs_dir: Path) -> None:
+    run = write_run(name="taken")
+    runs.check_name(folder(runs_dir), "taken", own=run.run_id)
+    for name in ("first try", "v1.2_small-3", "x", "größer", None):
+        runs.check_name(folder(runs_dir), name)
 
 
 @pytest.mark.parametrize(

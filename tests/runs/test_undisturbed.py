@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from jobs.flax_mlm import METRICS
+from jobs.runtime.metric_definitions import of_run
 from jobs.runtime.processor import multiplies_bfloat16
 from launch.runs import Run
 from tests.runs.lab import Lab, Losses, result, saved_steps
@@ -17,8 +20,12 @@ def test_an_undisturbed_run_is_done_and_its_directory_is_whole(shared_lab: Lab, 
     home = Path(reference.directory.url)
     assert {path.name for path in home.iterdir()} == {
         *("run.json", "metrics.jsonl", "tensorboard", "checkpoints", "logs", "heartbeats"),
-        *("export", "report.html", "result.json"),
+        *("export", "report.html", "result.json", "settings.json"),
     }
+    settings = reference.directory.read_json("settings.json") or {}
+    assert settings.keys() == reference.described["config"].keys()
+    assert (settings["layers"], settings["learning_rate"], settings["dtype"]) == (1, 0.01, "float32")
+    assert settings["vocab_size"] is not None and settings["max_positions"] == 32
     assert shared_lab.state(reference) == "done"
     assert [beat["state"] for beat in reference.heartbeats if beat] == ["done", "done"]
     steps = reference.total_steps
@@ -40,6 +47,7 @@ def test_run_json_says_what_was_run_where_and_how_the_attempt_began(reference: R
     (attempt,) = described["attempts"]
     assert (attempt["attempt"], attempt["processes"]) == (0, 2)
     assert attempt["bundle"] == described["code"]["bundle"]
+    assert of_run(json.loads(json.dumps(described))) == METRICS
 
 
 def test_the_metrics_have_every_step_once_with_a_falling_loss(reference: Run, right_losses: Losses) -> None:

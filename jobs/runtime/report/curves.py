@@ -2,14 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from jobs.runtime.metric_definitions import Metric, Metrics, of_run
 from jobs.runtime.report.chart import Chart, Level, Mark, Point, Series
 from jobs.runtime.report.fields import Json, moment, number, rows
 
 _FEWEST_TO_SMOOTH = 12
 _MOST_SMOOTHED = 300
 _WIDEST_HALF = 2000
+_MOST_CHARTS = 20
 
 
 def curve(metrics: Iterable[Json], key: str) -> list[Point]:
@@ -46,30 +48,63 @@ def smooth(points: Sequence[Point]) -> list[Point]:
     return _running(medians, max(1, half // every // 2), 1, statistics.fmean)
 
 
-def charts(run: Json, metrics: Sequence[Json], baseline: float | None) -> list[Chart]:
-    """The loss, then the smaller charts beside it, of what was recorded."""
-    marks = resumes(run, metrics)
-    training, evaluation = _noisy("training", curve(metrics, "loss")), curve(metrics, "eval_loss")
-    loss = Chart(
-        title="Loss",
-        unit="nats",
-        series=training
-        + ([Series(label="evaluation", kind="eval", points=evaluation)] if evaluation else []),
-        level=None if baseline is None else Level(label=f"unigram baseline {baseline:.4g}", value=baseline),
-        marks=marks,
-        from_zero=False,
+def charts(run: Json, metrics: Sequence[Json], baselines: Mapping[str, float]) -> list[Chart]:
+    """The headline's chart, then the smaller ones beside it, of what was recorded. baselines: by metric."""
+    definitions, marks = of_run(run), resumes(run, metrics)
+    recorded = dict.fromkeys(name for line in metrics for name in line if isinstance(name, str))
+    told = [metric for metric in definitions.told(recorded) if _is_drawn(metric, definitions, metrics)]
+    headline = definitions.get(definitions.headline)
+    first = headline.chart or headline.name
+    names = dict.fromkeys([first, *(metric.chart or metric.name for metric in told)])
+    found = []
+    for name in list(names)[:_MOST_CHARTS]:
+        main = definitions.get(name)
+        inside = [main, *(metric for metric in told if metric.chart == name and metric.name != name)]
+        level = next((_level(definitions, metric, baselines) for metric in inside if metric.baseline), None)
+        series = [each for metric in inside for each in _series(metric, metrics)]
+        hint = f"{main.better} is better" if main.better and name == first else ""
+        chart = Chart(
+            title=capitalised(main.title),
+            unit=" · ".join(text for text in (main.unit, hint) if text),
+            series=series,
+            level=level,
+            marks=marks,
+            from_zero=name != first,
+            buckets=600 if name == first else 250,
+        )
+        if name == first or any(each.points for each in series):
+            found.append(chart)
+    waits = _noisy("share", input_wait(metrics))
+    if waits[0].points:
+        waiting = Chart(title="Input wait", unit="% of the step", series=waits, marks=marks, buckets=250)
+        found.insert(min(3, len(found)), waiting)
+    return found
+
+
+def _is_drawn(metric: Metric, definitions: Metrics, metrics: Sequence[Json]) -> bool:
+    """What is declared, and whatever else has numbers."""
+    return metric in definitions.metrics or any(number(line.get(metric.name)) is not None for line in metrics)
+
+
+def _series(metric: Metric, metrics: Sequence[Json]) -> list[Series]:
+    points, scale = curve(metrics, metric.name), 100.0 if metric.unit.startswith("%") else 1.0
+    scaled = [(step, scale * value) for step, value in points]
+    if metric.is_evaluation:
+        return [Series(label=metric.title, kind="eval", points=scaled)] if scaled else []
+    return _noisy(metric.title, scaled)
+
+
+def _level(definitions: Metrics, metric: Metric, baselines: Mapping[str, float]) -> Level | None:
+    baseline = metric.baseline or ""
+    if baseline not in baselines:
+        return None
+    return Level(
+        label=f"{definitions.get(baseline).title} {baselines[baseline]:.4g}", value=baselines[baseline]
     )
-    small = [
-        ("Throughput", "tokens/s", _noisy("rate", curve(metrics, "tokens_per_s"))),
-        ("Learning rate", "", [Series(label="rate", kind="smooth", points=curve(metrics, "learning_rate"))]),
-        ("Input wait", "% of the step", _noisy("share", input_wait(metrics))),
-        ("Gradient norm", "", _noisy("norm", curve(metrics, "grad_norm"))),
-    ]
-    return [loss] + [
-        Chart(title=title, unit=unit, series=series, marks=marks, buckets=250)
-        for title, unit, series in small
-        if series[0].points
-    ]
+
+
+def capitalised(title: str) -> str:
+    return title[:1].upper() + title[1:]
 
 
 def resumes(run: Json, metrics: Iterable[Json]) -> list[Mark]:

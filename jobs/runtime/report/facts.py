@@ -36,9 +36,9 @@ def facts(run: Json) -> str:
     }
     shown = [(name, value) for name, value in values.items() if value is not None]
     terms = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in shown)
-    config = list(mapping(run.get("config")).items())
+    config = list({**mapping(run.get("config")), **mapping(run.get("settings"))}.items())
     options = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        f"<div><dt>{escape(name)}</dt><dd>{escape('none' if value is None else value)}</dd></div>"
         for name, value in config[:_MOST_OPTIONS]
     )
     return (

@@ -17,6 +17,11 @@ def fillings(result: Json) -> str:
     return f'<h2>What it has learned</h2><p>{told}</p><div class="scroll">{table}</div>'
 
 
+def quoted(token: str) -> str:
+    """A guess for people: a comma, a dash, a blank or nothing is only to be seen between quotation marks."""
+    return token if any(character.isalnum() for character in token) else f"“{token}”"
+
+
 def _row(each: Json) -> str:
     truth, guesses = text(each.get("truth", "")), each.get("guesses")
     pairs = (
@@ -24,8 +29,8 @@ def _row(each: Json) -> str:
         if isinstance(guesses, list)
         else []
     )
-    shown = ", ".join(
-        f"{'<b>' if text(word) == truth else ''}{escape(word)}{'</b>' if text(word) == truth else ''} "
+    shown = " · ".join(
+        f"{'<b>' if text(word) == truth else ''}{escape(quoted(text(word)))}{'</b>' if text(word) == truth else ''} "
         f"{100 * share:.0f} %"
         for word, value in pairs[:_MOST_GUESSES]
         if (share := number(value)) is not None

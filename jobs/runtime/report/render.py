@@ -8,17 +8,18 @@ import math
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run
 from jobs.runtime.report.chart import draw
-from jobs.runtime.report.curves import charts, curve
+from jobs.runtime.report.curves import capitalised, charts, curve
 from jobs.runtime.report.facts import attempts_table, facts, host_name, hosts_table, slice_name
 from jobs.runtime.report.fields import Json, mapping, number, rows, text
 from jobs.runtime.report.fillings import fillings
 from jobs.runtime.report.page import escape, page
 from jobs.runtime.report.time_split import time_split
-from jobs.runtime.run_directory import RESULT, RUN, RunDirectory, heartbeat, log
+from jobs.runtime.run_directory import RESULT, RUN, SETTINGS, RunDirectory, heartbeat, log
 
 OUTCOMES = {
     "done": ("good", "The job ran to its end."),
@@ -31,6 +32,8 @@ OUTCOMES = {
 
 _LOG_LINES = 40
 _LONGEST_ERROR = 5000
+_MOST_TILES = 24
+_MOST_WARNINGS = 50
 
 
 def render(
@@ -42,17 +45,19 @@ def render(
 ) -> str:
     """The page, from run.json, the lines of metrics.jsonl, result.json (None before the end), the heartbeats.
 
-    The end of `log_tail`, the failed host's log, is shown; `run` may have `versions` (name → version).
+    The end of `log_tail`, the failed host's log, is shown; `run` may have `versions` (name → version) and `settings`
+    (the options as they were decided).
     """
     result = result or {}
-    baseline = _latest("unigram_entropy", result, metrics)
-    loss, *others = (draw(chart) for chart in charts(run, metrics, baseline))
+    latest = _latest(result, metrics)
+    first, *others = (draw(chart) for chart in charts(run, metrics, latest))
     body = "".join(
         (
-            _header(run, metrics, result, heartbeats, baseline),
-            _tiles(run, metrics, result),
+            _header(run, metrics, result, heartbeats, latest),
+            _tiles(run, metrics, result, latest),
             _failure(run, result, heartbeats, log_tail),
-            f'<h2>Curves</h2><div class="wide">{loss}</div><div class="small">{"".join(others)}</div>',
+            _warnings(result, heartbeats),
+            f'<h2>Curves</h2><div class="wide">{first}</div><div class="small">{"".join(others)}</div>',
             time_split(result),
             fillings(result),
             facts(run),
@@ -77,6 +82,7 @@ def read_and_render(run_dir: str | Path) -> str:
             f"{directory.path(RUN)}: there is no such file, or it holds no JSON object; a run's directory "
             "has one from before its start; give the directory of a run"
         )
+    run = {**run, "settings": directory.read_json(SETTINGS) or {}}
     result = directory.read_json(RESULT)
     attempts = rows(run.get("attempts"))
     processes = [number(attempt.get("processes")) or 0.0 for attempt in attempts]
@@ -91,7 +97,11 @@ def read_and_render(run_dir: str | Path) -> str:
 
 
 def _header(
-    run: Json, metrics: Sequence[Json], result: Json, heartbeats: Sequence[Json], baseline: float | None
+    run: Json,
+    metrics: Sequence[Json],
+    result: Json,
+    heartbeats: Sequence[Json],
+    latest: Mapping[str, float],
 ) -> str:
     outcome = text(result.get("outcome") or "no result yet")
     colour, meaning = OUTCOMES.get(outcome, ("plain", ""))
@@ -104,53 +114,90 @@ def _header(
     name = f"<p>{escape(run['run_id'])}</p>" if run.get("name") and run.get("run_id") else ""
     return (
         f"<header><p>{escape(where)}</p><h1>{escape(_title(run))}</h1>{name}"
-        f'<p class="lede">{_headline(metrics, result, baseline)}</p>'
+        f'<p class="lede">{_headline(of_run(run), metrics, latest)}</p>'
         f'<p class="end"><span class="outcome {colour}">{escape(outcome)}</span>{escape(meaning)}</p>'
         "</header>"
     )
 
 
-def _headline(metrics: Sequence[Json], result: Json, baseline: float | None) -> str:
-    loss = _latest("eval_loss", result, metrics)
-    if loss is None:
-        training = [point for point in curve(metrics, "loss") if math.isfinite(point[1])]
-        if not training:
-            return "No loss recorded yet."
-        step, value = training[-1]
-        return f"Training loss <b>{_short(value)} nats</b> at step {step:,.0f}; no evaluation recorded"
-    if baseline is None:
-        return f"Evaluation loss <b>{_short(loss)} nats</b>"
-    side = "below" if loss <= baseline else "above"
-    return (
-        f"Evaluation loss <b>{_short(loss)} nats</b>, {_short(abs(baseline - loss))} {side} "
-        f"the unigram baseline of {_short(baseline)}"
-    )
+def _headline(definitions: Metrics, metrics: Sequence[Json], latest: Mapping[str, float]) -> str:
+    headline = definitions.get(definitions.headline)
+    if headline.name in latest:
+        told, rest = _halves(definitions.compared(headline, latest))
+        at = "" if headline.is_evaluation else _at(headline.name, metrics)
+        return f"{escape(capitalised(headline.title))} <b>{escape(told)}</b>{escape(rest)}{at}"
+    for name in definitions.progress:
+        if name in latest:
+            metric = definitions.get(name)
+            title, value = escape(capitalised(metric.title)), escape(metric.text(latest[name]))
+            return f"{title} <b>{value}</b>{_at(name, metrics)}; no {escape(headline.title)} recorded"
+    return f"No {escape(headline.title)} recorded yet."
 
 
-def _tiles(run: Json, metrics: Sequence[Json], result: Json) -> str:
-    accuracy, steps = _latest("eval_accuracy", result, metrics), number(result.get("steps"))
-    perplexity = number(result.get("pseudo_perplexity"))
-    rates, utilisations = _finite(metrics, "tokens_per_s"), _finite(metrics, "mfu")
-    rate = number(result.get("tokens_per_s"))
-    if rate is None and rates:
-        rate = statistics.median(rates)
+def _halves(compared: str) -> tuple[str, str]:
+    value, comma, rest = compared.partition(", ")
+    return value, comma + rest
+
+
+def _at(name: str, metrics: Sequence[Json]) -> str:
+    points = [point for point in curve(metrics, name) if math.isfinite(point[1])]
+    return f" at step {points[-1][0]:,.0f}" if points else ""
+
+
+def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str, float]) -> str:
+    definitions = of_run(run)
+    shown = [name for name in latest if number(result.get(name)) is not None and name not in NO_METRICS]
+    shown += [metric.name for metric in definitions.metrics if metric.is_evaluation and metric.name in latest]
+    shown += [name for name in definitions.progress if name in latest]
+    values = {
+        escape(capitalised(metric.title)): escape(metric.text(latest[metric.name]))
+        for metric in definitions.told(dict.fromkeys(shown))
+        if metric.name != definitions.headline
+    }
+    values |= _best(definitions, metrics, latest)
+    utilisations = _finite(metrics, "mfu")
+    steps = number(result.get("steps"))
     if steps is None:
         steps = max(
             (step for line in metrics if (step := number(line.get("step"))) is not None), default=None
         )
     wanted = number(mapping(run.get("config")).get("steps"))
     of = f" <small>of {wanted:,.0f}</small>" if wanted is not None and wanted != steps else ""
-    values = {
-        "Masked accuracy": None if accuracy is None else f"{100 * accuracy:.1f} %",
-        "Pseudo-perplexity": None if perplexity is None else f"{perplexity:,.1f}",
-        "Tokens/s": None if rate is None else f"{rate:,.0f}",
+    outliers = number(result.get("outliers"))
+    own = {
         "MFU": f"{100 * statistics.median(utilisations):.1f} %" if utilisations else None,
         "Wall time": _duration(number(result.get("wall_s"))),
         "Steps": None if steps is None else f"{steps:,.0f}{of}",
+        "Outliers": f"{outliers:,.0f} <small>steps</small>" if outliers else None,
         "Hosts": str(len(rows(run.get("hosts"))) or "") or None,
     }
-    shown = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in values.items() if value)
-    return f'<dl class="tiles">{shown}</dl>' if shown else ""
+    values |= {name: value for name, value in own.items() if value}
+    tiles = "".join(
+        f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in list(values.items())[:_MOST_TILES]
+    )
+    return f'<dl class="tiles">{tiles}</dl>' if tiles else ""
+
+
+def _best(definitions: Metrics, metrics: Sequence[Json], latest: Mapping[str, float]) -> dict[str, str]:
+    """The headline's best value of those on the way, where it is not the last one."""
+    headline = definitions.get(definitions.headline)
+    points = [point for point in curve(metrics, headline.name) if math.isfinite(point[1])]
+    if headline.better is None or not headline.is_evaluation or not points:
+        return {}
+    choose = min if headline.better == "lower" else max
+    step, value = choose(points, key=lambda point: point[1])
+    if value == latest.get(headline.name) or step == points[-1][0]:
+        return {}
+    at = f"<small>at step {step:,.0f}</small>"
+    return {f"Best {escape(headline.title)}": f"{escape(headline.text(value))} {at}"}
+
+
+def _warnings(result: Json, heartbeats: Sequence[Json]) -> str:
+    """What the run's processes have warned of: it went on all the same."""
+    said = [result.get("warnings"), *(beat.get("warnings") for beat in heartbeats)]
+    found = dict.fromkeys(text(each) for some in said if isinstance(some, list | tuple) for each in some)
+    items = "".join(f"<li>{escape(each)}</li>" for each in list(found)[:_MOST_WARNINGS])
+    return f"<h2>Warnings</h2><ul>{items}</ul>" if items else ""
 
 
 def _failure(run: Json, result: Json, heartbeats: Sequence[Json], log_tail: Sequence[str]) -> str:
@@ -188,18 +235,14 @@ def _title(run: Json) -> str:
     return text(run.get("name") or run.get("run_id") or "a run without a name")
 
 
-def _latest(key: str, result: Json, metrics: Sequence[Json]) -> float | None:
-    """A final metric: what the result says, else the last finite value on a metrics line."""
-    said = number(result.get(key))
-    return said if said is not None else next(reversed(_finite(metrics, key)), None)
+def _latest(result: Json, metrics: Sequence[Json]) -> dict[str, float]:
+    """Of each number its final value: what the result says, else the last finite value on a metrics line."""
+    fields = [item for line in [*metrics, result] for item in line.items()]
+    return {name: known for name, value in fields if (known := number(value)) is not None}
 
 
 def _finite(metrics: Sequence[Json], key: str) -> list[float]:
     return [value for line in metrics if (value := number(line.get(key))) is not None]
-
-
-def _short(value: float) -> str:
-    return f"{value:.2f}" if value == 0 or 0.01 <= abs(value) < 1e5 else f"{value:.3g}"
 
 
 def _duration(seconds: float | None) -> str | None:

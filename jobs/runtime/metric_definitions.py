@@ -1,0 +1,131 @@
+"""What a job says of its own metrics: their titles, units, which way is better, which one is the headline.
+
+A job's package declares them as METRICS, the launcher writes them into run.json, and whoever shows a run reads them
+there: a run is understood from its directory alone. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+Better = Literal["lower", "higher"]
+
+OF_EVERY_JOB = frozenset({"step", "time", "step_s", "input_wait_s", "mfu", "outliers"})
+"""Fields of a line of metrics that mean the same in every job, and are shown by whoever knows what they mean."""
+NO_METRICS = frozenset({"steps", "wall_s", "failed_host", "attempt", "time", "outliers", "skipped_updates"})
+"""Numbers of result.json that are no metrics of the job."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One number, by its name in metrics.jsonl or result.json.
+
+    title: what people call it. unit: is written behind the number; one that begins with % makes a share, 0 to 1, per
+    cent. better: which way is better, where one is. baseline: the metric that this one is compared with.
+    is_evaluation: it comes from an evaluation, now and then, and is told when it comes. is_detail: it is for the report
+    alone. chart: the metric into whose chart this one is drawn too; None: it has one of its own.
+    """
+
+    name: str
+    title: str
+    unit: str = ""
+    better: Better | None = None
+    baseline: str | None = None
+    is_evaluation: bool = False
+    is_detail: bool = False
+    chart: str | None = None
+
+    def text(self, value: float) -> str:
+        """The value with its unit: 3.210 nats, 43.2% of the masked tokens, 19,043 tokens/s."""
+        if self.unit.startswith("%"):
+            return f"{100 * value:.1f}{self.unit}"
+        return f"{short(value)} {self.unit}".rstrip()
+
+    def named(self, value: float) -> str:
+        """The same behind its title, or alone where a rate's unit says what it is."""
+        return self.text(value) if self.unit.endswith("/s") else f"{self.title} {self.text(value)}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """A job's metrics. headline: the one that says how good a run is. progress: those that are shown while it runs."""
+
+    headline: str
+    metrics: tuple[Metric, ...]
+    progress: tuple[str, ...] = ()
+
+    def get(self, name: str) -> Metric:
+        """The metric; one that is not declared is called by its name."""
+        return next(
+            (metric for metric in self.metrics if metric.name == name),
+            Metric(name=name, title=name.replace("_", " ")),
+        )
+
+    def baselines(self) -> set[str]:
+        return {metric.baseline for metric in self.metrics if metric.baseline is not None}
+
+    def told(self, names: Iterable[str]) -> list[Metric]:
+        """Those of `names` that stand for themselves: the headline first, then as declared, then what is not."""
+        left = [name for name in names if name not in OF_EVERY_JOB and name not in self.baselines()]
+        order = [self.headline, *(metric.name for metric in self.metrics)]
+        return [self.get(name) for name in dict.fromkeys([*order, *left]) if name in left]
+
+    def compared(self, metric: Metric, values: Mapping[str, Any]) -> str:
+        """The metric's value among `values`, and how far it is from its baseline, where that is there too."""
+        value, baseline = values[metric.name], finite(values.get(metric.baseline or ""))
+        if baseline is None:
+            return metric.text(value)
+        side, known = "below" if value < baseline else "above", self.get(metric.baseline or "")
+        return f"{metric.text(value)}, {short(abs(baseline - value))} {side} the {known.title} of {short(baseline)}"
+
+
+UNDECLARED = Metrics(
+    headline="loss", progress=("loss",), metrics=(Metric(name="loss", title="loss", better="lower"),)
+)
+"""Of a job that declares nothing, and of runs from before there were declarations."""
+
+
+def as_json(metrics: Metrics) -> dict[str, Any]:
+    """What run.json holds."""
+    return dataclasses.asdict(metrics)
+
+
+def of_run(described: Mapping[str, Any]) -> Metrics:
+    """What run.json says; UNDECLARED where it says nothing, or nothing that can be understood."""
+    said = described.get("metric_definitions")
+    try:
+        known = {field.name for field in dataclasses.fields(Metric)}
+        metrics = tuple(
+            Metric(**{name: value for name, value in each.items() if name in known})
+            for each in said["metrics"]  # type: ignore[index]
+        )
+        for metric in metrics:
+            _check(metric)
+        headline, progress = str(said["headline"]), tuple(map(str, said["progress"]))  # type: ignore[index]
+        return Metrics(headline=headline, metrics=metrics, progress=progress)
+    except (TypeError, KeyError, AttributeError, ValueError):
+        return UNDECLARED
+
+
+def _check(metric: Metric) -> None:
+    texts = (metric.name, metric.title, metric.unit, metric.baseline or "", metric.chart or "")
+    if not all(isinstance(each, str) for each in texts) or metric.better not in ("lower", "higher", None):
+        raise ValueError
+
+
+def finite(value: object) -> float | None:
+    """The value, where it is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def short(value: float) -> str:
+    """A number for people, with as many digits as say something: 0.000123, 3.210, 41.3, 19,043."""
+    size = abs(value)
+    if size >= 1e9 or 0 < size < 0.001:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.1f}" if size >= 20 else f"{value:.3f}"
