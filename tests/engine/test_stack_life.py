@@ -185,24 +185,6 @@ def test_a_protected_disk_keeps_a_gateway_from_moving_and_nothing_is_touched(eng
     assert {key for key in engine.world.things() if "/us-east1" not in key} >= before.keys()
 
 
-def test_a_move_that_is_refused_halfway_is_freed_by_taking_the_machine_out_of_the_state(
-    engine: Engine,
-) -> None:
-    """The engine deletes once more what it has deleted for a replacement, and the provider takes that for a failure."""
-    engine.configure(with_gateway("us-central1-a"))
-    assert engine.up().ok
-    engine.configure(with_gateway("us-central1-b"))
-    engine.world.inject({"compute:Disk": "kept"})
-    assert "resourceInUseByAnotherResource" in engine.up().text
-    engine.world.inject({})
-    stuck = engine.up(refresh=True)
-    assert not stuck.ok and "Error deleting instance: googleapi: Error 404" in stuck.text, stuck.text
-    (urn,) = [each["urn"] for each in engine.resources() if each["type"] == "gcp:compute/instance:Instance"]
-    assert engine.type("state", "delete", "--yes", urn)[0]
-    freed = engine.up()
-    assert freed.ok, freed.text
-
-
 def test_without_slices_the_storage_stays(engine: Engine, api: TpuApi) -> None:
     storage = {"bucket": {"name": "our-runs"}, "nfs": {"kind": "none"}}
     engine.configure(configuration(storage=storage))
