@@ -58,6 +58,7 @@ def test_fab_stop_saves_the_run_which_can_then_be_resumed_but_not_stopped_again(
     lab: Lab, right_losses: Losses
 ) -> None:
     run = lab.launch(*SLOWLY)
+    lab.reach(run, 1)
     with lab.frozen(run):
         resume = lab.fab("train", "--resume", run.run_id).ended()
         assert (resume.code, "Traceback" in resume.said) == (2, False), resume.said
@@ -83,6 +84,7 @@ def test_fab_stop_saves_the_run_which_can_then_be_resumed_but_not_stopped_again(
 def test_ctrl_c_to_a_following_fab_train_saves_the_run_and_says_how_to_go_on(lab: Lab) -> None:
     command = lab.fab_train(*SLOWLY)
     run = lab.joined(command)
+    lab.reach(run, 1)
     command.interrupt()
     ended = command.ended()
 
