@@ -7,24 +7,25 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import invoke.tasks
+import fabric.tasks
 from invoke.parser.argument import Argument
 
 
-class Command(invoke.tasks.Task[Any]):
+class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
     """A task of which -h means --help, and not the first option with an h; its help can be asked for more than once."""
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
-        help_of_all = {**self.help}
-        found = super().get_arguments(ignore_unknown_help)
+        help_of_all: dict[str, str] = {**self.help}  # type: ignore[has-type]
+        found: list[Argument] = super().get_arguments(ignore_unknown_help)
         self.help = help_of_all
         return found
 
     def arg_opts(self, name: str, default: str, taken_names: set[str]) -> dict[str, Any]:
-        return super().arg_opts(name, default, {*taken_names, "h"})
+        opts: dict[str, Any] = super().arg_opts(name, default, {*taken_names, "h"})
+        return opts
 
 
-task = functools.partial(invoke.tasks.task, klass=Command)
+task = functools.partial(fabric.tasks.task, klass=Command)
 
 
 def whole(option: str, text: str, *, least: int) -> int | None:

@@ -18,8 +18,6 @@ from fabfile.program import after_dashes, main, program
 from launch.jobs import CHECKOUT
 
 HEAVY = (
-    "fabric",
-    "paramiko",
     "jax",
     "flax",
     "optax",
