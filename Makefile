@@ -25,10 +25,14 @@ images: install ## build and try the images of images/ (STACK=jax PLATFORM=cpu)
 
 .PHONY: test
 test: install ## run the tests that take seconds
-	@$(BIN)/pytest -m "not slow" --durations 10 --durations-min 1
+	@$(BIN)/pytest -m "not slow and not nightly" --durations 10 --durations-min 1
 
 .PHONY: test-all
-test-all: install ## run every test
+test-all: install ## run the slow tests too: real runs, containers, the README's commands
+	@$(BIN)/pytest -m "not nightly" --durations 40 --durations-min 1
+
+.PHONY: test-nightly
+test-nightly: install ## run every test: all images and all faults too, which takes hours
 	@$(BIN)/pytest --durations 20 --durations-min 1
 
 .PHONY: bench

@@ -71,6 +71,7 @@ NOT_RUN = {
     "make check": BY_CI,
     "make test": BY_CI,
     "make test-all": BY_CI,
+    "make test-nightly": "takes hours",
     "make lock": "resolves all versions anew; tests/test_house.py looks at what it made",
 }
 """Why a command is not run here, and where the same is; a pattern for those of other programs."""

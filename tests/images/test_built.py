@@ -45,7 +45,10 @@ def environ() -> Mapping[str, str]:
     return {**os.environ, **({base.VARIABLE: found} if found else {})}
 
 
-@pytest.mark.parametrize(("stack", "platform"), [*((stack, "tpu") for stack in stacks()), ("jax", "cpu")])
+@pytest.mark.parametrize(
+    ("stack", "platform"),
+    [*(pytest.param(stack, "tpu", marks=pytest.mark.nightly) for stack in stacks()), ("jax", "cpu")],
+)
 def test_every_image_builds_and_passes_its_smoke_test(
     stack: str, platform: Platform, environ: Mapping[str, str]
 ) -> None:
@@ -66,6 +69,7 @@ def test_every_image_builds_and_passes_its_smoke_test(
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stack", stacks())
 def test_no_image_has_tools_to_build_with(stack: str, environ: Mapping[str, str]) -> None:
     image = here.required(stack, "tpu", environ)
@@ -77,6 +81,7 @@ def test_no_image_has_tools_to_build_with(stack: str, environ: Mapping[str, str]
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("stack", stacks())
 def test_a_tpu_that_is_asked_for_and_not_there_fails_the_smoke_test(
     stack: str, environ: Mapping[str, str]

@@ -23,7 +23,7 @@ from jobs.flax_mlm.model import Dimensions, Mlm
 from jobs.flax_mlm.step import cross_entropy
 from jobs.flax_mlm.tokenizer import TokenizerFacts
 
-pytestmark = [pytest.mark.usefixtures("two_devices"), pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.usefixtures("two_devices"), pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 DIMS = Dimensions(
     vocab_size=211, max_positions=40, position_offset=2, layers=3, width=32, heads=4, ff_width=80

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
+
+import pytest
+from _pytest.mark import ParameterSet
 
 from launch import rollout
 from tests.rehearsal.faults.pair import Pair
@@ -108,3 +111,12 @@ def exactly_before(phase: str, happens: Callable[[], Any]) -> Iterator[None]:
 
     with mock.patch.object(rollout, phase, disturbed):
         yield
+
+
+def nightly_but(each_time: set[str], cases: Mapping[str, Sequence[object]]) -> list[ParameterSet]:
+    """The cases as parameters; of one rule's cases some are enough each time, and `make test-nightly` runs all."""
+    assert each_time <= set(cases)
+    return [
+        pytest.param(*case, id=name, marks=() if name in each_time else pytest.mark.nightly)
+        for name, case in cases.items()
+    ]

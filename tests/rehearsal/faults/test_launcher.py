@@ -13,6 +13,7 @@ import pytest
 
 from launch import runs
 from rehearsal.machines import PYTHON
+from tests.rehearsal.faults.faults import nightly_but
 from tests.rehearsal.faults.pair import Pair, options
 from tests.runs.lab import Losses, losses
 
@@ -54,7 +55,7 @@ def dying_fab(pair: Pair, phase: str, only: str = "") -> None:
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("phase", ["preflight", "stage"])
+@pytest.mark.parametrize("phase", [pytest.param("preflight", marks=pytest.mark.nightly), "stage"])
 def test_a_launcher_that_dies_before_it_starts_anything_leaves_nothing(pair: Pair, phase: str) -> None:
     before = pair.run_names()
     dying_fab(pair, phase)
@@ -64,7 +65,7 @@ def test_a_launcher_that_dies_before_it_starts_anything_leaves_nothing(pair: Pai
         assert set(found) <= set(before), "a run is listed that never was"
 
 
-@pytest.mark.parametrize("only", ["", "0", "1"], ids=["no-host", "host-0", "host-1"])
+@pytest.mark.parametrize("only", nightly_but({"host-0"}, {"no-host": [""], "host-0": ["0"], "host-1": ["1"]}))
 def test_what_a_dead_launcher_left_half_started_is_gone_within_a_minute_and_can_be_resumed(
     pair: Pair, right_losses: Losses, only: str
 ) -> None:

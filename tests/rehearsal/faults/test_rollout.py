@@ -9,7 +9,7 @@ import pytest
 from launch.errors import HostsError
 from launch.train import LaunchFailed
 from tests.rehearsal.faults import faults
-from tests.rehearsal.faults.faults import Fault, exactly_before, ready
+from tests.rehearsal.faults.faults import Fault, exactly_before, nightly_but, ready
 from tests.rehearsal.faults.pair import NAMES, Pair
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -31,7 +31,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("phase", "fault"), CASES.values(), ids=CASES)
+EACH_TIME = {"stage-disk-full", "start-killed", "join-killed"}
+
+
+@pytest.mark.parametrize(("phase", "fault"), nightly_but(EACH_TIME, CASES))
 def test_a_launch_that_meets_a_fault_fails_with_its_host_named_and_leaves_nothing(
     pair: Pair, phase: str, fault: Fault
 ) -> None:

@@ -11,7 +11,7 @@ from launch import follow, runs
 from launch.runs import Run, State
 from launch.target import Target
 from tests.rehearsal.faults import faults
-from tests.rehearsal.faults.faults import Fault, ready
+from tests.rehearsal.faults.faults import Fault, nightly_but, ready
 from tests.rehearsal.faults.pair import NAMES, Pair, read, until
 from tests.runs.lab import Losses, losses, result
 
@@ -35,6 +35,7 @@ CHECKPOINT_CASES = {
     "host-1-killed": (faults.KILLED, NAMES[1]),
     "share-full": (faults.SHARE_FULL, NAMES[0]),
 }
+EACH_TIME = {"host-0-killed", "disk-full"}
 
 
 def mended_and_gone_on(pair: Pair, run_id: str) -> tuple[State, Losses]:
@@ -70,7 +71,7 @@ def disturbed(pair: Pair, fault: Fault, host: str, *more: str, saving: bool = Fa
     return run.run_id
 
 
-@pytest.mark.parametrize(("fault", "host"), TRAINING_CASES.values(), ids=TRAINING_CASES)
+@pytest.mark.parametrize(("fault", "host"), nightly_but(EACH_TIME, TRAINING_CASES))
 def test_a_run_whose_host_fails_stops_everywhere_and_goes_on_with_the_same_losses(
     pair: Pair, right_losses: Losses, fault: Fault, host: str
 ) -> None:
@@ -79,7 +80,7 @@ def test_a_run_whose_host_fails_stops_everywhere_and_goes_on_with_the_same_losse
     assert found == right_losses
 
 
-@pytest.mark.parametrize(("fault", "host"), CHECKPOINT_CASES.values(), ids=CHECKPOINT_CASES)
+@pytest.mark.parametrize(("fault", "host"), nightly_but({"share-full"}, CHECKPOINT_CASES))
 def test_a_fault_in_a_checkpoint_leaves_one_to_go_on_from_with_the_same_losses(
     pair: Pair, right_losses: Losses, fault: Fault, host: str
 ) -> None:
@@ -118,6 +119,7 @@ def beats(target: Target, run: Run) -> int:
     return len(seen) // len(NAMES)
 
 
+@pytest.mark.nightly
 def test_a_host_whose_door_and_tools_change_does_not_disturb_what_runs_there(
     pair: Pair, right_losses: Losses
 ) -> None:
