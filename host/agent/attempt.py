@@ -128,7 +128,7 @@ class Attempt:
         beats = heartbeats(self._run_dir, mine["attempt"])
         order = self._line.order or {"reason": "its connection ended"}
         lost = {**mine, "rank": 0, "message": f"lost: {order['reason']}"}
-        lost |= {"exit_code": None, "says_all": False}
+        lost.update(exit_code=None, says_all=False)
         blamed = culprit(by_itself(beats)) or lost
         lines: list[str] = log_of(self._run_dir, mine["attempt"], blamed["rank"])
         return failed_result(blamed, max(map(step_of, [*beats, mine])), lines)

@@ -63,7 +63,7 @@ def undisturbed(corpus: Corpus, facts: TokenizerFacts, tmp_path: Path) -> dict[s
     directory = tmp_path / "undisturbed"
     directory.mkdir()
     tokenise.tokenise(corpus, facts, FRACTION, directory, lambda _: None)
-    assert sorted(files(directory)) == ["eval.bin", "meta.json", "train.bin"]
+    assert sorted(files(directory)) == ["eval.bin", "meta.json", "train.bin", "warnings.json"]
     return files(directory)
 
 

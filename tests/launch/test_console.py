@@ -36,7 +36,7 @@ def test_status_shows_what_hosts_say_letter_by_letter(
     )
     assert console.status(here(), None) == 0
     said = capsys.readouterr().out
-    assert f"{RUN_ID}  failed  step 7/100  loss 2.000  attempt 0" in said
+    assert f"{RUN_ID}  failed  step 7/100  loss 2.000 nats  attempt 0" in said
     assert "no file [/tmp/a] :x:" in said
     assert f"resume with `fab train --resume {RUN_ID}`" in said
 
