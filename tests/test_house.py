@@ -107,9 +107,17 @@ def test_what_runs_on_a_bare_python_imports_the_standard_library_alone(path: str
 JOBS = sorted(f"jobs/{path.parent.name}" for path in ROOT.glob("jobs/*/__init__.py"))
 
 
-@pytest.mark.parametrize("room", ["launch", "infra", "host", "jobs", "rehearsal", *JOBS])
+@pytest.mark.parametrize("room", ["launch", "infra", "host", "jobs", "rehearsal"])
 def test_importing_a_package_loads_nothing(room: str) -> None:
     assert imported(ROOT / room / "__init__.py") == set()
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_jobs_package_imports_no_more_than_what_its_metrics_are_defined_with(job: str) -> None:
+    lines = (ROOT / job / "__init__.py").read_text().splitlines()
+    of_definitions = "from jobs.runtime.metric_definitions import "
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    assert [line for line in imports if not line.startswith(of_definitions)] == []
 
 
 @pytest.mark.parametrize("room", [*ROOMS, "bench", "tests", "tools", "requirements"])
