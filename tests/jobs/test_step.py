@@ -133,7 +133,7 @@ def test_what_is_computed_again_is_not_kept(facts: TokenizerFacts) -> None:
 def test_a_step_reports_the_loss_of_the_parameters_that_it_began_with(on_one: Taken) -> None:
     first, second = on_one.reported
     assert first["learning_rate"] == 0.0
-    assert first["loss"] == pytest.approx(np.log(48), abs=0.5)  # logits of new parameters differ by about 0.6
+    assert 0 < first["loss"] - np.log(48) < 0.5  # new parameters know nothing, and guess a little unevenly
     assert first["loss"] != pytest.approx(second["loss"], abs=1e-5)
     assert first["grad_norm"] > 0
 
