@@ -5,7 +5,7 @@ BIN := .venv/bin
 
 .PHONY: help
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: train
 train: install ## train a language model on this machine: make train ARGS="--steps 200"
@@ -16,7 +16,7 @@ preview: install ## show what `pulumi up` would make; needs no account (CONFIG=P
 	@$(BIN)/python -m rehearsal.preview $(if $(CONFIG),"$(CONFIG)")
 
 .PHONY: rehearse
-rehearse: install ## the whole path in containers: up, train, a host dies, recover, destroy (HOSTS=2)
+rehearse: install ## the whole path in containers: up, train, kill a host, recover, destroy (HOSTS=2)
 	@$(BIN)/python -m rehearsal.rehearse $(if $(HOSTS),--hosts "$(HOSTS)")
 
 .PHONY: images
@@ -63,7 +63,7 @@ INSTALL = @for python in $(BIN)/python $(PYTHON) python3 /usr/bin/python3 python
 	     "pyenv install 3.12, or your system's own way) and make again" >&2; exit 2
 
 .PHONY: install
-install: ## make .venv from the lock (LOCK=gpu: for an NVIDIA GPU; PYTHON=path: with that one)
+install: ## make .venv from the lock (LOCK=gpu: for NVIDIA; PYTHON=path: with that one)
 	$(call INSTALL,$(if $(LOCK),--lock "$(LOCK)"))
 
 .PHONY: lock
