@@ -77,7 +77,7 @@ NOT_RUN = {
 """Why a command is not run here, and where the same is; a pattern for those of other programs."""
 
 PROGRAMS = "make|fab|pulumi|gcloud|git|cp|export|source|python|docker|curl|pip|ssh"
-SHOWN = ("making .venv", "Cost at list prices:", "inventory ──►", "runs/flax_mlm-")
+SHOWN = ("making .venv", "Cost at list prices:", "config ──►", "runs/flax_mlm-")
 """How the README's blocks begin that are no commands: what a command prints, and pictures."""
 
 
