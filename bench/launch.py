@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bench import ssh_hosts
-from infra.inventory import Inventory, from_json, to_json
+from contracts.inventory import Inventory, from_json, to_json
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 600

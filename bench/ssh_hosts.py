@@ -21,7 +21,7 @@ from typing import Any
 
 import asyncssh
 
-from infra.inventory import Host, Inventory, Slice, Storage
+from contracts.inventory import Host, Inventory, Slice, Storage
 
 START_S = 60.0
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from invoke.parser.context import ParserContext
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 
 HELP = ("-h", "--help")
 AFTER_DASHES = {"train": "OPTIONS OF THE JOB", "run": "COMMAND …"}

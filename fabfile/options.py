@@ -64,7 +64,7 @@ def after_dashes(c: Any) -> list[str]:
 
 def _rehearsal() -> Given:
     """The rehearsal that is up: its stand-ins come first on PATH, and its bucket in place of Google's."""
-    from jobs.runtime.errors import RequestError
+    from contracts.errors import RequestError
     from launch.stack_output import parse
     from launch.targets import Given
     from rehearsal import state

@@ -22,8 +22,8 @@ from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
 from invoke.program import Program
 
+from contracts.errors import RequestError
 from fabfile import hints
-from jobs.runtime.errors import RequestError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LIST_HINT = "`fab help COMMAND` shows a command's options, `fab jobs` the jobs and theirs."

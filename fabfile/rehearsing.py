@@ -34,7 +34,7 @@ def rehearsal(
     for_good: bool = False,
 ) -> int:
     """Rehearse: a cloud on this machine, whose hosts can be killed."""
-    from jobs.runtime.errors import RequestError
+    from contracts.errors import RequestError
     from rehearsal.room.person import Typed, carry_out
     from rehearsal.state import RehearsalError
 

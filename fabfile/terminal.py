@@ -39,7 +39,7 @@ def whole(option: str, text: str, *, least: int) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
-        from jobs.runtime.errors import RequestError
+        from contracts.errors import RequestError
 
         raise RequestError(f"{option} {text}: must be a whole number of at least {least}")
     return int(text)
@@ -53,7 +53,7 @@ def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
 
     @functools.wraps(body)
     def task(*args: P.args, **kwargs: P.kwargs) -> None:
-        from jobs.runtime.errors import RequestError
+        from contracts.errors import RequestError
         from launch.errors import HostError, HostsError
 
         try:

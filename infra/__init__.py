@@ -1,4 +1,4 @@
 """What `pulumi up` declares on Google Cloud: one component a file, pure rules and data apart from them.
 
 It may import pulumi, pulumi-gcp and Google's client libraries, and nothing of launch, jobs, host or fabfile.
-Others may import `infra.inventory` and `infra.catalogue` alone, which need only the standard library."""
+Others may import only `infra.catalogue`, which needs only the standard library."""

@@ -7,7 +7,8 @@ import dataclasses
 import pulumi
 from pulumi_gcp import compute
 
-from infra import inventory, naming, startup
+from contracts import inventory
+from infra import naming, startup
 from infra.access import LOG_IN_METADATA
 from infra.config import Config, NfsConfig
 from infra.network import client_ranges

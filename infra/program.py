@@ -10,7 +10,8 @@ import datetime
 
 import pulumi
 
-from infra import inventory, offered, policy, sdk_loader
+from contracts import inventory
+from infra import offered, policy, sdk_loader
 from infra.config import Config, ConfigError, reader
 from infra.stack import declare_stack
 

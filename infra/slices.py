@@ -10,7 +10,8 @@ from typing import Any
 import pulumi
 from pulumi_gcp import compute, tpu
 
-from infra import direct_watch, inventory, naming, startup
+from contracts import inventory
+from infra import direct_watch, naming, startup
 from infra.access import LOG_IN_METADATA
 from infra.cloud_tpu.request import MODES, SCOPES
 from infra.config import Config, DataDisk, SliceConfig

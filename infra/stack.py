@@ -6,7 +6,8 @@ import dataclasses
 
 import pulumi
 
-from infra import inventory, startup
+from contracts import inventory
+from infra import startup
 from infra.access import Access, AccessArgs
 from infra.buckets import StorageBucket, StorageBucketArgs
 from infra.config import Config, NfsConfig

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from contracts.errors import RequestError
 from infra import catalogue
 from infra.catalogue import Accelerator, CatalogueError
-from jobs.runtime.errors import RequestError
 
 MOST_CHIPS = 64
 """What is listed when nobody says how large: a line of a typical grant, and few enough rows for one screen."""

@@ -10,9 +10,9 @@ import subprocess
 import tarfile
 from pathlib import Path
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 
-FOLDERS = ("jobs",)
+FOLDERS = ("contracts", "jobs")
 LARGEST_BYTES = 16 * 2**20
 LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"})
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.errors import HostError
 from launch.output import Grouped, Prefixed, Terminal, ranges
 from launch.printable import printable

@@ -7,7 +7,7 @@ import time
 
 from rich.table import Table
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import follow, log, outcome, rollout, runs
 from launch import jobs as job_index
 from launch.agents import Agent

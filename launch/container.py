@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.target import Target
 
 RUNTIMES = ("bare", "docker")

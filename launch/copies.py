@@ -16,8 +16,8 @@ from pathlib import Path
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from infra.inventory import Host
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import Host
 from launch.display import say, terminal
 from launch.errors import HostError, HostsError
 from launch.places import Kind, Place, decide, kind_of, size_of

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
+from contracts.errors import RequestError
 from jobs.runtime.cache import build_once, user_cache_dir
-from jobs.runtime.errors import RequestError
 from jobs.runtime.report.fillings import quoted
 from jobs.runtime.run_directory import EXPORT
 from launch import jobs, runs

@@ -9,10 +9,10 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from contracts.errors import RequestError
 from infra import catalogue
 from infra.catalogue import Accelerator
 from infra.config import ConfigError, GrantLine, grant
-from jobs.runtime.errors import RequestError
 from launch.accelerators import HARDWARE, WIDTH, hardware
 
 KEY = "tpu-stack:grant"

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 
 TYROS_HINT = re.compile(r"For full helptext, (see|run) .* --help")

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.inventory import Host, Inventory, Slice, Storage
+from contracts.errors import RequestError
+from contracts.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.errors import RequestError
 from jobs.runtime.files import DiskFiles, is_url
 from launch.agents import Agent, ProcessLink
 from launch.buckets import Buckets

@@ -8,7 +8,7 @@ import posixpath
 from pathlib import Path
 from typing import Literal
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 
 Kind = Literal["file", "folder", "nothing"]
 

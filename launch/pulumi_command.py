@@ -6,7 +6,7 @@ import json
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.jobs import CHECKOUT
 
 LIMIT_S = 120.0

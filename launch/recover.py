@@ -8,7 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import runs
 from launch.agents import ask_all
 from launch.deploy.deploy import deploy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 
-from infra.inventory import Inventory, Slice
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import Inventory, Slice
 from jobs.runtime.files import Files, is_url
 from launch import stack_output, trust
 from launch.agents import Agent

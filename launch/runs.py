@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from contracts.errors import RequestError
 from jobs.runtime import run_directory
-from jobs.runtime.errors import RequestError
 from jobs.runtime.files import Files
 from jobs.runtime.metric_definitions import Metrics, finite, of_run
 from jobs.runtime.run_directory import RunDirectory

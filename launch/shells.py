@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from contracts.errors import RequestError
 from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.errors import RequestError
 from launch.beside import beside
 from launch.display import say, terminal
 from launch.errors import HostError

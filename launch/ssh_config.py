@@ -6,8 +6,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from infra.inventory import Slice
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import Slice
 from launch.ssh import problems
 from launch.ssh.access import Access
 

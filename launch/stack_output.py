@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from infra.inventory import Inventory, InventoryError, from_json
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import Inventory, InventoryError, from_json
 from launch import pulumi_command
 
 OUTPUT = "inventory"

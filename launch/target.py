@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from contracts.errors import RequestError
+from contracts.inventory import Host, Inventory, Slice
 from infra.catalogue import CatalogueError, accelerator
-from infra.inventory import Host, Inventory, Slice
-from jobs.runtime.errors import RequestError
 from jobs.runtime.files import Files, is_url
 from launch.agents import Agent, GoneLink
 from launch.runs import RunsFolder

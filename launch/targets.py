@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from infra.inventory import Inventory
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import Inventory
 from launch import local, stack_output
 from launch.runs import Run
 from launch.target import LOCAL, Target

@@ -16,9 +16,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from contracts.errors import RequestError
 from jobs.runtime import run_directory
 from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.errors import RequestError
 from jobs.runtime.run_directory import RunDirectory
 from launch import buckets, container, follow, jobs, rollout, runs
 from launch import bundle as bundles

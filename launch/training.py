@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import display, follow, outcome, recover, rollout, runs
 from launch import jobs as job_index
 from launch import train as launching

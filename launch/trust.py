@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.inventory import Host, Inventory, Slice
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import Host, Inventory, Slice
 from launch import stack_output
 from launch.beside import beside
 from launch.jobs import CHECKOUT

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from jobs.runtime.run_directory import RunDirectory, heartbeat
 from launch import bundle as bundles
 from launch import container, rollout, runs, verdict

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from contracts.inventory import Capacity
 from infra.catalogue import prices, topology
 from infra.catalogue.generations import GENERATIONS, OFFERED, Generation
 from infra.catalogue.zones import ZONE
-from infra.inventory import Capacity
 
 __all__ = [
     "ACCELERATORS",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from infra.inventory import Capacity
+from contracts.inventory import Capacity
 
 READ_IN = "November 2026"
 

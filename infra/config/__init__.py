@@ -10,9 +10,9 @@ import datetime
 from collections.abc import Mapping
 from typing import Literal
 
+from contracts.inventory import Capacity
 from infra import catalogue
 from infra.catalogue import Accelerator
-from infra.inventory import Capacity
 
 Provisioning = Literal["queued", "direct"]
 DiskMode = Literal["read-write", "read-only"]

@@ -6,13 +6,13 @@ import re
 import typing
 from collections.abc import Iterator, Sequence
 
+from contracts.inventory import Capacity
 from infra import catalogue, naming
 from infra.catalogue import Accelerator, CatalogueError
 from infra.config import DataDisk, Provisioning, SliceConfig, disks, formats, places
 from infra.config.durations import DAY_S, HOUR_S, MINUTE_S, spelled
 from infra.config.fields import Section
 from infra.config.places import Home
-from infra.inventory import Capacity
 
 CAPACITIES: tuple[Capacity, ...] = typing.get_args(Capacity)
 PROVISIONINGS: tuple[Provisioning, ...] = typing.get_args(Provisioning)

@@ -6,8 +6,8 @@ import dataclasses
 import math
 from typing import Literal
 
+from contracts.errors import RequestError
 from jobs.flax_mlm.sizes import LEARNING_RATES, MAX_POSITIONS, SIZES, VOCABULARY_MULTIPLE, Size
-from jobs.runtime.errors import RequestError
 from jobs.runtime.profile import read_steps
 
 GROUPS = {

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from contracts.errors import RequestError
 from jobs.flax_mlm.documents import (
     ENDINGS,
     blocks,
@@ -31,7 +32,6 @@ from jobs.flax_mlm.documents import (
     stdlib_modules,
     stdlib_root,
 )
-from jobs.runtime.errors import RequestError
 from jobs.runtime.files import is_url
 
 STDLIB = "stdlib"

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from contracts.errors import RequestError
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.config import problems as config_problems
-from jobs.runtime.errors import RequestError
 
 if TYPE_CHECKING:
     import numpy as np

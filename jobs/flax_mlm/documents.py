@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from jobs.runtime.files import is_url
 
 ENDINGS = (".txt", ".md", ".rst", ".text", ".jsonl")

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from contracts.errors import RequestError
 from jobs.flax_mlm.pretrained import Pretrained, open_pretrained
 from jobs.flax_mlm.tokenizer import TokenizerFacts, open_tokenizer
-from jobs.runtime.errors import RequestError
 
 MASK = "<mask>"
 

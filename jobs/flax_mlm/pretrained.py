@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from contracts.errors import RequestError
 from jobs.flax_mlm import weights
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.pretrained_folder import CONFIG, open_folder, tokenizer_of
 from jobs.flax_mlm.sizes import SIZES, Size
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer
-from jobs.runtime.errors import RequestError
 from jobs.runtime.run_directory import RunDirectory
 
 RECORD = "init-from.json"

@@ -8,9 +8,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from contracts.errors import RequestError
 from jobs.flax_mlm.weights import WEIGHTS
 from jobs.runtime.cache import build_once
-from jobs.runtime.errors import RequestError
 from jobs.runtime.files import is_url
 
 CONFIG = "config.json"

@@ -16,7 +16,7 @@ from jax.experimental import mesh_utils
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 
 DATA, FSDP = "data", "fsdp"
 """The grid's axes: groups of devices, and the devices of a group."""

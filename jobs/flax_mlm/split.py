@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import Literal, get_args
 
+from contracts.errors import RequestError
 from jobs.flax_mlm.corpus import Corpus
-from jobs.runtime.errors import RequestError
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)

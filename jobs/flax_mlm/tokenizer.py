@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 
 if TYPE_CHECKING:
     import tokenizers

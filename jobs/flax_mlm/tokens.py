@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contracts.errors import RequestError
 from jobs.flax_mlm.corpus import Corpus, open_corpus
 from jobs.flax_mlm.sample import sample, sample_share
 from jobs.flax_mlm.split import RULE_VERSION, Split, split_documents
 from jobs.flax_mlm.tokenise import FORMAT, META, WARNINGS, is_whole, tokenise
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, train_tokenizer
 from jobs.runtime.cache import build_once
-from jobs.runtime.errors import RequestError
 from jobs.runtime.remote_cache import RemoteCache
 
 if TYPE_CHECKING:

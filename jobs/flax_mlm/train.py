@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from contracts.errors import JobFailed, RequestError
 from jobs.flax_mlm import closer_look, data, pretrained, sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, problems, settings
@@ -22,7 +23,6 @@ from jobs.flax_mlm.tokens import unigram_entropy
 from jobs.flax_mlm.watch import MOST_KEPT, MOST_WRITTEN, Outlier, Watch, batch_file, save_batch
 from jobs.runtime import distributed, preemption
 from jobs.runtime.checkpoints import Checkpoints
-from jobs.runtime.errors import JobFailed, RequestError
 from jobs.runtime.executables import Executables
 from jobs.runtime.metrics import Metrics
 from jobs.runtime.process import Final, Run

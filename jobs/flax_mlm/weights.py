@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from contracts.errors import RequestError
 from jobs.flax_mlm.sizes import vocabulary_rows
-from jobs.runtime.errors import RequestError
 
 if TYPE_CHECKING:
     import numpy as np

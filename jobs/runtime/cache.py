@@ -11,7 +11,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from jobs.runtime.errors import RequestError, Unreachable
+from contracts.errors import RequestError, Unreachable
 
 WAIT_SAY_S = 60.0
 """Who waits for another process says so again after this long: a process that says nothing is taken to hang."""

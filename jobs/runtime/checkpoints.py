@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from jobs.runtime.preemption import Preempted, watch
 from jobs.runtime.run_directory import CHECKPOINTS, RunDirectory
 

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
+from contracts.errors import RequestError
 from jobs.runtime.environment import Platform, ProcessEnvironment
-from jobs.runtime.errors import RequestError
 from jobs.runtime.preemption import watch
 
 JOIN_LIMIT_S: dict[Platform, int] = {"cpu": 300, "gpu": 300, "tpu": 600}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Literal, cast, get_args
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 
 Platform = Literal["cpu", "gpu", "tpu"]
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)

@@ -21,10 +21,10 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TextIO
 
+from contracts.errors import JobFailed, RequestError
 from jobs.runtime import environment as process_environment
 from jobs.runtime import preemption, run_directory
 from jobs.runtime.environment import ProcessEnvironment
-from jobs.runtime.errors import JobFailed, RequestError
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.patience import patiently
 from jobs.runtime.run_directory import RunDirectory

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from jobs.runtime.patience import patiently
 
 if TYPE_CHECKING:

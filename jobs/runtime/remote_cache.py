@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.runtime.errors import RequestError, Unreachable
+from contracts.errors import RequestError, Unreachable
 from jobs.runtime.files import is_url
 from jobs.runtime.patience import patiently
 

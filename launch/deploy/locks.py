@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.agents import Agent, ask_all
 from launch.deploy import python_environment
 from launch.deploy.python_environment import INSTALLER_LOCK, LOCK_OF_PLATFORM, Lock

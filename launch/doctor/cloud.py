@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from infra.inventory import Slice
+from contracts.inventory import Slice
 from launch.doctor.finding import Said, fail, ok, skip, warn
 from launch.doctor.machine import Ask
 

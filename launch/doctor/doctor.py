@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from contracts.errors import RequestError
 from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.errors import RequestError
 from launch.deploy.report import named
 from launch.display import say, terminal
 from launch.doctor import cloud, hosts, keys, machine, stack, storage

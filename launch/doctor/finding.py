@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.errors import HostError, HostsError
 from launch.printable import printable
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import bundle, verify
 from launch.agents import ask_all
 from launch.doctor import machine

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from contracts.inventory import Inventory, Slice
 from infra.catalogue import CatalogueError, accelerator, price_usd_per_hour, region_of
-from infra.inventory import Inventory, Slice
 from launch.doctor.finding import Said, ok, skip, warn
 from launch.ssh.problems import ATTRIBUTES_POLICY
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import docker
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.images.engine import asking
 from launch.images.recipe import FOLDER
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import docker
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.bundle import commit_of
 from launch.display import say, terminal
 from launch.images import base, board, builder, here, tables

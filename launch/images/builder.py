@@ -13,8 +13,8 @@ import docker
 import docker.errors
 import filelock
 
+from contracts.errors import RequestError
 from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.errors import RequestError
 from launch.images import context, here, smoke
 from launch.images.answers import Answers, failure
 from launch.images.engine import LONG_LIMIT_S, asking

@@ -10,7 +10,7 @@ import tarfile
 import urllib.parse
 from collections.abc import Mapping
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.images.recipe import Recipe
 
 INDEXES = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")

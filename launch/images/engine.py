@@ -12,7 +12,7 @@ import docker.errors
 import requests
 import urllib3.exceptions
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 
 ANSWER_LIMIT_S = 60
 LONG_LIMIT_S = 1800

@@ -11,7 +11,7 @@ from typing import Any
 import docker
 import docker.errors
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.images import base
 from launch.images.context import PLATFORM_LABEL, RECIPE_LABEL, STACK_LABEL
 from launch.images.engine import asking, connect

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import pulumi_command
 
 OUTPUT = "image_repository"

@@ -9,7 +9,7 @@ from typing import Any
 
 import docker
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.display import say, terminal
 from launch.images import base, board, here
 from launch.images.builder import Watch

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.jobs import CHECKOUT
 
 Platform = Literal["tpu", "cpu"]

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 import re
 
-from infra.inventory import Gateway, Host, Inventory, Slice
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import Gateway, Host, Inventory, Slice
 
 SSH_PORT = 22
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import asyncssh
 
-from infra.inventory import Inventory, Slice
+from contracts.inventory import Inventory, Slice
 from launch.errors import HostError
 from launch.ssh import login, opening, problems
 from launch.ssh.access import Access, routes

@@ -263,9 +263,13 @@ class Witness(dynamic.ResourceProvider):
     """Tells what a dynamic provider finds around it."""
 
     def create(self, props: Any) -> dynamic.CreateResult:
-        import infra.inventory
+        import contracts.inventory
 
-        found = {"python": sys.executable, "variables": sorted(os.environ), "infra": infra.inventory.__file__}
+        found = {
+            "python": sys.executable,
+            "variables": sorted(os.environ),
+            "infra": contracts.inventory.__file__,
+        }
         return dynamic.CreateResult(id_="witness", outs=found)
 
 

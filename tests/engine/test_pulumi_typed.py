@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from infra import inventory
+from contracts import inventory
 from rehearsal.engine import ACCESS_TOKEN, MARK, NOWHERE
 from rehearsal.engine_processes import end_marked
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE

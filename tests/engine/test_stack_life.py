@@ -8,7 +8,8 @@ from typing import Any, get_args
 
 import pytest
 
-from infra import direct_watch, inventory
+from contracts import inventory
+from infra import direct_watch
 from infra.program import declare
 from rehearsal.engine import ACCESS_TOKEN, Engine
 from rehearsal.engine_report import Report

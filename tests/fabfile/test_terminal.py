@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.errors import RequestError
 from fabfile.terminal import reported, whole
-from jobs.runtime.errors import RequestError
 from launch.errors import HostError, HostsError
 
 WRONG = HostError(host="w-0", reason="gone", remedy="start it")

@@ -15,7 +15,7 @@ import pytest
 from pulumi.runtime import mocks, rpc
 from pulumi.runtime.proto import resource_pb2
 
-from infra import inventory
+from contracts import inventory
 from infra.config import Config, reader
 from infra.stack import declare_stack
 

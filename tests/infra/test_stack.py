@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from infra import inventory
+from contracts import inventory
 from tests.infra.shapes import SHAPES, TWO_ZONES, every_shape
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import jobs
+from contracts.errors import RequestError, Unreachable
 from jobs.runtime import cache
 from jobs.runtime.cache import build_once, user_cache_dir
-from jobs.runtime.errors import RequestError, Unreachable
 
 # A process that builds argv[1]: counts itself in argv[2], says "building", and goes on at a line on stdin.
 BUILDER = """

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contracts.errors import RequestError
 from jobs.runtime.checkpoints import TORN, Checkpoints
-from jobs.runtime.errors import RequestError
 from jobs.runtime.run_directory import RunDirectory
 
 pytestmark = [

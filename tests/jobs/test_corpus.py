@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jobs
+from contracts.errors import RequestError
 from jobs.flax_mlm.corpus import open_corpus
 from jobs.flax_mlm.documents import DOCUMENT_CHARACTERS, DOCUMENT_LIMIT_CHARACTERS
-from jobs.runtime.errors import RequestError
 
 
 def read(source: str | Path, *, text_field: str = "text") -> list[str]:

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.errors import RequestError
 from jobs.flax_mlm import data
 from jobs.flax_mlm.config import Config
-from jobs.runtime.errors import RequestError
 
 sizes = st.integers(1, 300)
 seeds = st.integers(0, 2**32 - 1)

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import jobs
+from contracts.errors import RequestError
 from jobs.flax_mlm import batches as batches_module
 from jobs.flax_mlm import encoders
 from jobs.flax_mlm.corpus import open_corpus
 from jobs.flax_mlm.encode import Dtype
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, train_tokenizer
-from jobs.runtime.errors import RequestError
 
 TEXTS = [
     f"{n} the cat sat on the mat and the dog ate that hat when it rained all day long " * 2 for n in range(60)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.errors import RequestError
 from jobs.runtime import environment
 from jobs.runtime.environment import ProcessEnvironment
-from jobs.runtime.errors import RequestError
 
 WHOLE = {
     "RUN_ID": "flax_mlm-20261120-214500-abcd",

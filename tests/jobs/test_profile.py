@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from contracts.errors import RequestError
 from jobs.runtime.environment import ProcessEnvironment
-from jobs.runtime.errors import RequestError
 from jobs.runtime.files import here
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.process import Run

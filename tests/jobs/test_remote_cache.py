@@ -11,9 +11,9 @@ from typing import Any
 import fsspec
 import pytest
 
+from contracts.errors import RequestError, Unreachable
 from jobs.flax_mlm.tokens import Tokens, prepare
 from jobs.runtime import remote_cache as module
-from jobs.runtime.errors import RequestError, Unreachable
 from jobs.runtime.remote_cache import MANIFEST, RemoteCache
 
 

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from contracts.errors import RequestError
 from jobs.flax_mlm import sharding
-from jobs.runtime.errors import RequestError
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 import jobs
+from contracts.errors import RequestError
 from jobs.flax_mlm.tokenizer import export_tokenizer, load_tokenizer, open_tokenizer, train_tokenizer
-from jobs.runtime.errors import RequestError
 
 WORDS = [
     "the",

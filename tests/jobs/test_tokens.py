@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
+from contracts.errors import RequestError
 from jobs.flax_mlm import batches as batches_module
 from jobs.flax_mlm.tokenizer import train_tokenizer
 from jobs.flax_mlm.tokens import Tokens
-from jobs.runtime.errors import RequestError
 from tests.jobs.documents import decoded, texts, tokenised, write
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from infra.inventory import Host, Inventory, Slice, Storage
+from contracts.inventory import Host, Inventory, Slice, Storage
 from launch.agents import Agent
 from launch.target import Target
 from launch.transport import Transport

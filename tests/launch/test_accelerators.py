@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.accelerators import WIDTH, choose, list_accelerators, notes, table
 
 

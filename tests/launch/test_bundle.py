@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import bundle
 from launch.jobs import CHECKOUT
 
@@ -103,8 +103,8 @@ def test_data_among_the_code_is_refused_with_its_name(checkout: Path) -> None:
 
 def test_this_checkouts_bundle_holds_every_job_and_nothing_of_the_launching_side() -> None:
     names = unpacked(bundle.build(CHECKOUT).archive)
-    assert {"jobs/flax_mlm/__main__.py", "jobs/runtime/process.py", "jobs/__init__.py"} <= names.keys()
-    assert {name.partition("/")[0] for name in names} == {"jobs"}
+    assert {"jobs/flax_mlm/__main__.py", "jobs/runtime/process.py", "contracts/errors.py"} <= names.keys()
+    assert {name.partition("/")[0] for name in names} == {"contracts", "jobs"}
 
 
 def test_the_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import commands, local
 from launch.errors import HostError
 from launch.jobs import CHECKOUT

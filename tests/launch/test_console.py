@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import console, local
 from launch.runs import Run
 from launch.target import Target

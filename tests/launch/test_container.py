@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import container, local
 from launch.agents import Agent
 from launch.container import Container

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import copies, local
 from launch.errors import HostError, HostsError
 from launch.target import Target

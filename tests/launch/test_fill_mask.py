@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import fill_mask as filling
 from launch import local
 from launch.errors import HostError

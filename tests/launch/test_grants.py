@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from contracts.errors import RequestError
 from infra.config import GrantLine
-from jobs.runtime.errors import RequestError
 from launch.grants import covered, list_granted, read_file
 
 ROOT = Path(__file__).resolve().parents[2]

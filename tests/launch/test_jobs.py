@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.errors import RequestError
 from jobs.flax_mlm.config import GROUPS, Config
-from jobs.runtime.errors import RequestError
 from launch import jobs
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.inventory import from_json, to_json
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import from_json, to_json
 from jobs.runtime.files import DiskFiles
 from launch import local
 from launch.buckets import Buckets

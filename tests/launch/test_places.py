@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.places import Copy, Kind, Place, decide, kind_of, size_of
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import local, plan, recover, training
 from launch.agents import Agent
 from launch.runs import Run, State

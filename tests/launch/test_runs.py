@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from jobs.runtime.files import DiskFiles
 from launch import runs
 from launch.runs import Run

@@ -12,8 +12,8 @@ from typing import Any
 import asyncssh
 import pytest
 
-from infra.inventory import Gateway, Host
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import Gateway, Host
 from launch import local, shells
 from launch.errors import HostError
 from launch.target import Target

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.errors import HostError
 from launch.local import local
 from launch.ssh.access import Access

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.inventory import to_json
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import to_json
 from launch import local, pulumi_command, stack_output
 
 

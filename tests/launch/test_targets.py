@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from infra.inventory import Host, Inventory, Slice, Storage, to_json
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import Host, Inventory, Slice, Storage, to_json
 from launch import remote, targets, train, verify
 from launch.buckets import Buckets
 from launch.errors import HostError

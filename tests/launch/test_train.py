@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from contracts.errors import RequestError
 from jobs.flax_mlm.config import Config
-from jobs.runtime.errors import RequestError
 from launch import jobs, local, targets, training
 from launch import train as launching
 from launch.errors import HostsError

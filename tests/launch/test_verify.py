@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import local, verdict
 from launch import verify as verification
 from launch.target import Target

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 from typing import Any
 
+from contracts.inventory import Capacity
 from infra import catalogue
 from infra.config import (
     AccessConfig,
@@ -19,7 +20,6 @@ from infra.config import (
     NfsConfig,
     SliceConfig,
 )
-from infra.inventory import Capacity
 from infra.policy.findings import Finding
 
 TODAY = datetime.date(2026, 11, 21)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.inventory import Capacity
 from infra.config import Allowances, Config, GrantLine
-from infra.inventory import Capacity
 from infra.policy import grant
 from infra.policy.findings import Finding
 from tests.infra.policy.stacks import LATER, TODAY, ZONE, a_grant, a_slice, a_stack, only

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from infra.inventory import Storage
+from contracts.inventory import Storage
 from launch.agents import Agent
 from launch.deploy import deploy, deployment, python_environment
 from launch.deploy.steps import to_json

@@ -8,7 +8,7 @@ from typing import Any
 import google.auth.exceptions
 import pytest
 
-from infra.inventory import Slice
+from contracts.inventory import Slice
 from launch.doctor import cloud
 from launch.doctor.machine import Answer, Machine
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch import local
 from launch.agents import Agent
 from launch.doctor import doctor, first_day

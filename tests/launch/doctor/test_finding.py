@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.doctor.finding import Check, Said, carry_out, ok, warn
 from launch.errors import HostError, HostsError
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from infra.inventory import Host, Inventory, Slice, Storage
+from contracts.inventory import Host, Inventory, Slice, Storage
 from launch.doctor import stack
 
 HOSTS = tuple(

@@ -9,7 +9,7 @@ from typing import Any
 import docker.errors
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.images import base
 
 OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64

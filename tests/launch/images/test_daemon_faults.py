@@ -14,7 +14,7 @@ from typing import Any
 import docker
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.images import builder
 from launch.images.engine import connect
 from launch.images.errors import ImageError

@@ -10,7 +10,7 @@ from pathlib import Path
 import docker.errors
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.images import engine
 
 

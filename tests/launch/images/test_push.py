@@ -17,7 +17,7 @@ from typing import Any
 import docker
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.images import base, here, push
 from launch.images.context import labels
 from launch.images.recipe import Recipe

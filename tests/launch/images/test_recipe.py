@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
 from launch.images import context, recipe
 from launch.images.recipe import OUR_TAG, Recipe
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from infra.inventory import Gateway, Host, Inventory, Reach, Slice, Storage
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import Gateway, Host, Inventory, Reach, Slice, Storage
 from launch.ssh.access import address_and_port, routes
 
 

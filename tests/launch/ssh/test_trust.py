@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from infra.inventory import Host, Inventory, Slice, Storage, to_json
-from jobs.runtime.errors import RequestError
+from contracts.errors import RequestError
+from contracts.inventory import Host, Inventory, Slice, Storage, to_json
 from launch import targets, trust
 from launch.errors import HostError
 from launch.targets import Wanted

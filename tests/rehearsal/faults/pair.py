@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
-from infra import inventory as contract
-from infra.inventory import Host, Inventory, Slice, Storage
+from contracts import inventory as contract
+from contracts.inventory import Host, Inventory, Slice, Storage
 from launch import follow, remote, rollout, runs
 from launch import train as launching
 from launch.runs import ACTIVE, Run, State

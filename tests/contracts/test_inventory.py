@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.inventory import (
+from contracts.inventory import (
     Capacity,
     Gateway,
     Host,
@@ -196,9 +196,9 @@ def test_whatever_stands_in_a_place_is_read_or_refused_with_a_message(place: str
 
 def test_the_contract_needs_nothing_but_the_standard_library() -> None:
     program = (
-        "import sys; before = set(sys.modules); import infra.inventory; print(*set(sys.modules) - before)"
+        "import sys; before = set(sys.modules); import contracts.inventory; print(*set(sys.modules) - before)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
-    assert {name.partition(".")[0] for name in done.stdout.split()} <= {*sys.stdlib_module_names, "infra"}
+    assert {name.partition(".")[0] for name in done.stdout.split()} <= {*sys.stdlib_module_names, "contracts"}
