@@ -31,8 +31,8 @@ RUNS = "where runs are kept, if not where `fab train` keeps them"
         "runs": "where runs are kept: a path that every host sees, or a URL such as gs://…",
         "name": "a name of your own for the run",
         "max_restarts": "how often the run is started again when it was lost, failed or hung",
-        "hang_limit": "least seconds without progress after which it is taken to hang",
-        "heartbeat_limit": "seconds without a heartbeat after which it is, whatever it is doing",
+        "hang_limit": "a run hangs after 20 times its usual step time without a step, but not before so many seconds",
+        "heartbeat_limit": "a run also hangs after so many seconds without a heartbeat",
         "detach": "return when the run has started",
     }
 )
