@@ -155,7 +155,7 @@ def house(tmp_path: Path) -> Path:
         "launch/transport.py",
         "launch/images/build.py",
         "fabfile/train.py",
-        "rehearsal/tpu_api.py",
+        "rehearsal/state.py",
     ]
     empty += [f"jobs/runtime/{name}.py" for name in ("run_directory", "cache", "metrics")]
     empty += [f"{job}/train.py" for job in JOBS]
@@ -181,7 +181,7 @@ def test_what_the_design_allows_to_be_imported_passes_the_import_rules(house: Pa
     )
     (house / "infra/policy.py").write_text("import pulumi\nfrom contracts import inventory\n")
     (house / "infra/catalogue/__init__.py").write_text("from contracts import inventory\n")
-    (house / "rehearsal/tpu_api.py").write_text("import googleapiclient\nfrom infra import catalogue\n")
+    (house / "rehearsal/state.py").write_text("import googleapiclient\nfrom infra import catalogue\n")
     assert re.search(r"Contracts: \d+ kept, 0 broken", said := lint_imports(house)), said
 
 
@@ -202,9 +202,9 @@ def test_what_the_design_allows_to_be_imported_passes_the_import_rules(house: Pa
         ("infra/policy.py", "import host.agent.start", "infra knows nothing"),
         ("contracts/inventory.py", "from infra import catalogue", "the contracts import nothing"),
         ("host/agent/start.py", "from jobs.runtime import cache", "the agent imports nothing of ours"),
-        ("rehearsal/tpu_api.py", "import launch.plan", "knows nothing of what runs on it"),
-        ("rehearsal/tpu_api.py", "from infra import policy", "the catalogue alone"),
-        ("infra/policy.py", "import rehearsal.tpu_api", "never imports the rehearsal"),
+        ("rehearsal/state.py", "import launch.plan", "knows nothing of what runs on it"),
+        ("rehearsal/state.py", "from infra import policy", "the catalogue alone"),
+        ("infra/policy.py", "import rehearsal.state", "never imports the rehearsal"),
     ],
 )  # fmt: skip
 def test_an_import_against_the_flow_breaks_its_rule(house: Path, path: str, line: str, rule: str) -> None:

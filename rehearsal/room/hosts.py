@@ -13,19 +13,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from rehearsal.hardware import Paper
 from rehearsal.machines import Machine
-from rehearsal.nodes import Node
 from rehearsal.room.keys import new_pair
+from rehearsal.tpu_api import Node, NoHardware
 
 Place = Literal["up", "down", "gone"]
 
 # Where its machines belong when a node is in a state; in the states that are not here they stay where they are.
 PLACES: Mapping[str, Place] = {
     "READY": "up",
-    "RESTARTING": "down",
-    "STOPPING": "down",
-    "STOPPED": "down",
     "PREEMPTED": "gone",
     "TERMINATED": "gone",
     "DELETING": "gone",
@@ -54,7 +50,7 @@ class Worker:
 
 
 class Hosts:
-    """`rehearsal.hardware.Hardware` with machines. addresses: of the machines' network, to give out in turn.
+    """`rehearsal.tpu_api.Hardware` with machines. addresses: of the machines' network, to give out in turn.
 
     make: a machine of instance name, address and private host key. moved: called when one is where it belongs.
     """
@@ -74,7 +70,7 @@ class Hosts:
         self._make = make
         self._say = say
         self._tell = moved
-        self._paper = Paper()
+        self._numbers = NoHardware()
         self._keys: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
         self._workers: dict[str, Worker] = {}
@@ -91,7 +87,7 @@ class Hosts:
         free = self._free_address()
         with self._guard:
             self._addresses[instance] = free
-        return free, self._paper.addresses(instance)[1]
+        return free, self._numbers.addresses(instance)[1]
 
     def host_key(self, instance: str) -> str:
         """Of a fresh pair whose private half the machine gets."""

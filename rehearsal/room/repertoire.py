@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from rehearsal.errors import ApiError
 from rehearsal.machines import MachinesError
 from rehearsal.room.acts import Acts, Asked
 from rehearsal.state import RehearsalError
+from rehearsal.tpu_api import ApiError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

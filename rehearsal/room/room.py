@@ -13,14 +13,13 @@ from types import TracebackType
 from typing import Any
 
 from rehearsal import state
-from rehearsal.cloud import Delays
 from rehearsal.machines import DEVICE, PYTHON, Kind, Machine, Machines, MachinesError, Registry, require_base
 from rehearsal.room import keys, outputs, typed, wanted
 from rehearsal.room.door import Caller
 from rehearsal.room.hosts import Hosts
 from rehearsal.room.stack import RehearsalStack
 from rehearsal.state import RehearsalError, State
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import Delays, TpuApi
 from tools import pulumi_cli
 
 Say = Callable[[str], None]

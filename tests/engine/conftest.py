@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.cloud import Delays
 from rehearsal.engine import Engine, Program
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import Delays, TpuApi
 from tools import pulumi_cli
 from tools.pulumi_cli import PulumiCli, PulumiCliError
 

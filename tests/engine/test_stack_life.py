@@ -13,8 +13,7 @@ from infra import direct_watch
 from infra.program import declare
 from rehearsal.engine import ACCESS_TOKEN, Engine
 from rehearsal.engine_report import Report
-from rehearsal.faults import Kind
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import FaultKind, TpuApi
 from tests.engine.conftest import EngineFactory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -302,9 +301,9 @@ def test_what_an_interrupted_up_left_goes_with_the_stack(engine: Engine, api: Tp
 # --- a network and an API that misbehave ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("kind", get_args(FaultKind))
 def test_an_answer_that_fails_is_lost_or_late_changes_nothing(
-    engine: Engine, api: TpuApi, kind: Kind
+    engine: Engine, api: TpuApi, kind: FaultKind
 ) -> None:
     for method in ("queuedResources.create", "queuedResources.get", "nodes.get"):
         api.control.inject(kind, method, times=1, seconds=2)

@@ -9,8 +9,7 @@ import pytest
 
 from infra.cloud_tpu.errors import CloudTpuError
 from infra.node_workers import NodeWorkersProvider
-from rehearsal.clock import Clock
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.cloud_tpu.lab import PARENT, ZONE, Cloud
 
 NODE = f"{PARENT}/nodes/main"

@@ -19,8 +19,7 @@ from infra.cloud_tpu import mistakes
 from infra.node_workers import NodeWorkersProvider
 from infra.queued_resource import DataDiskArgs, QueuedResourceArgs, QueuedResourceProvider
 from infra.stack_identity import StackIdentityProvider
-from rehearsal.clock import Clock
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import Clock, TpuApi
 
 PROPS: dict[str, Any] = {
     "project": "grant",

@@ -8,8 +8,7 @@ import pytest
 
 from infra import naming
 from infra.stack_identity import StackIdentityProvider
-from rehearsal.clock import Clock
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, Cloud
 
 

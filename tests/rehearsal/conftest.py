@@ -9,8 +9,7 @@ import pytest
 from googleapiclient import discovery
 from googleapiclient.errors import HttpError
 
-from rehearsal.clock import Clock
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import Clock, TpuApi
 
 Json = dict[str, Any]
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from rehearsal.cloud import Delays
 from rehearsal.gcp_stand_in import arguments, provider, tpu_vm
 from rehearsal.gcp_stand_in.arguments import UNKNOWN, mistakes
 from rehearsal.gcp_stand_in.provider import Provider, Settings
 from rehearsal.gcp_stand_in.table import KINDS
 from rehearsal.gcp_stand_in.world import Fault, Thing, World, WorldError, short
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import Delays, TpuApi
 from tests.rehearsal.waiting import until
 
 Json = dict[str, Any]

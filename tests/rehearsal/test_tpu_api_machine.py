@@ -6,17 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rehearsal import nodes, queue_life, queued_resources
-from rehearsal.clock import Clock
-from rehearsal.cloud import Cloud, Delays
-from rehearsal.control import Control
-from rehearsal.discovery import shipped
-from rehearsal.errors import ApiError
-from rehearsal.faults import Faults
-from rehearsal.hardware import Paper
-from rehearsal.methods import Methods
-from rehearsal.offers import Offers
-from rehearsal.pools import Limits, Pool
+from rehearsal.tpu_api import ApiError, Clock, Delays, NoHardware
+from rehearsal.tpu_api.capacity import Limits, Offers, Pool
+from rehearsal.tpu_api.cloud import Cloud
+from rehearsal.tpu_api.control import Control, Faults
+from rehearsal.tpu_api.discovery import shipped
+from rehearsal.tpu_api.lifecycle import grant_capacity
+from rehearsal.tpu_api.methods import Methods
+from rehearsal.tpu_api.resources import NODE_EDGES, QUEUE_EDGES, QUEUED
 
 ZONE = "/v2/projects/grant/locations/us-central1-a"
 SPOT = Pool(zone="us-central1-a", prefix="v5litepod", tier="spot")
@@ -36,9 +33,9 @@ class Machine(RuleBasedStateMachine):
             delays=Delays(),
             capacity=capacity,
             quota=Limits({}, None),
-            hardware=Paper(),
+            hardware=NoHardware(),
         )
-        self.cloud.on_capacity(lambda: queue_life.grant(self.cloud))
+        self.cloud.on_capacity(lambda: grant_capacity(self.cloud))
         self.control = Control(self.cloud, Faults())
         self.methods = Methods(self.cloud, Offers([SPOT]))
         self.forced: list[Any] = []  # operations of forced deletions, and the names that they are about
@@ -83,14 +80,6 @@ class Machine(RuleBasedStateMachine):
     @rule(own_id=IDS)
     def delete_node(self, own_id: str) -> None:
         self.send("DELETE", f"nodes/{own_id}")
-
-    @rule(own_id=IDS, verb=st.sampled_from(["start", "stop"]))
-    def start_or_stop_node(self, own_id: str, verb: str) -> None:
-        self.send("POST", f"nodes/{own_id}:{verb}")
-
-    @rule(own_id=IDS)
-    def reset(self, own_id: str) -> None:
-        self.send("POST", f"queuedResources/{own_id}:reset")
 
     @rule(
         data=st.data(), what=st.sampled_from(["preempt", "terminate", "maintain", "vanish", "leave", "fail"])
@@ -142,26 +131,20 @@ class Machine(RuleBasedStateMachine):
                 assert any(node.state != "DELETING" for node in owned), qr.state
             elif qr.state in ("SUSPENDED", "FAILED"):
                 assert not any(node.placed for node in owned)
-            elif qr.state in queued_resources.QUEUED:
+            elif qr.state in QUEUED:
                 assert owned == []
 
     @invariant()
     def states_only_follow_along_the_edges(self) -> None:
         last: dict[str, str] = {}
         for line in self.cloud.journal:
-            edges = nodes.EDGES if "/nodes/" in line.name else queued_resources.EDGES
+            edges = NODE_EDGES if "/nodes/" in line.name else QUEUE_EDGES
             before = last.get(line.name, "gone")
             if before == "gone":
                 assert line.state in ("CREATING", "ACCEPTED")
             elif line.state != "gone":
                 assert line.state in edges[before], (line.name, before, line.state)
             last[line.name] = line.state
-
-    @invariant()
-    def nothing_is_left_to_do_when_every_operation_is_done(self) -> None:
-        for node in self.cloud.nodes.values():
-            if node.state in ("STARTING", "STOPPING"):
-                assert node.operation is not None and not node.operation.done
 
     def teardown(self) -> None:
         """Long afterwards every operation has ended, and a forced deletion of everything leaves nothing."""

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.clock import Clock
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import Clock, TpuApi
 from tests.infra.cloud_tpu.engine import Stack
 from tests.infra.cloud_tpu.lab import Cloud
 

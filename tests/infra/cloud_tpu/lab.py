@@ -10,8 +10,7 @@ from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.pace import Pace
 from infra.cloud_tpu.session import Session
 from infra.queued_resource import QueuedResourceProvider
-from rehearsal.clock import Clock
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import Clock, TpuApi
 
 Json = dict[str, Any]
 

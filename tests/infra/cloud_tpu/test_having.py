@@ -266,7 +266,7 @@ def test_a_deletion_that_goes_wrong_for_a_while_is_done_in_the_end(
 
 
 def test_a_deletion_that_does_not_end_is_an_error_and_stays_in_the_state(new_cloud: CloudFactory) -> None:
-    from rehearsal.cloud import Delays
+    from rehearsal.tpu_api import Delays
 
     stack = Stack(cloud=new_cloud(delays=Delays(delete_s=100_000)))
     stack.up()

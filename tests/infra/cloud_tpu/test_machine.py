@@ -15,9 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from infra.cloud_tpu import request
 from infra.cloud_tpu.errors import CloudTpuError
-from rehearsal.clock import Clock
-from rehearsal.errors import ApiError
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import ApiError, Clock, TpuApi
 from tests.infra.cloud_tpu.engine import Stack
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Json
 

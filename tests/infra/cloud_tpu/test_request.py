@@ -10,7 +10,7 @@ import pytest
 from infra.cloud_tpu import request
 from infra.cloud_tpu import wanted as wanted_
 from infra.cloud_tpu.wanted import Wanted
-from rehearsal import discovery
+from rehearsal.tpu_api import discovery
 from tests.infra.cloud_tpu.lab import OWNER, wanted_props
 
 DISK = "projects/grant/zones/us-central1-a/disks/data"

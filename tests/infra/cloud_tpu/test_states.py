@@ -67,7 +67,7 @@ def test_one_that_a_user_has_suspended_says_so() -> None:
 
 
 def test_every_state_of_the_api_is_decided_upon() -> None:
-    from rehearsal import discovery
+    from rehearsal.tpu_api import discovery
 
     known = discovery.shipped().schemas["QueuedResourceState"]["properties"]["state"]["enum"]
     assert {"SUSPENDING", "SUSPENDED", "FAILED", "DELETING"} == states.LOST & set(known)

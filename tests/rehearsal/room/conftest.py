@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.cloud import Delays
 from rehearsal.machines import Machine
 from rehearsal.room import begin
 from rehearsal.room.hosts import Hosts
-from rehearsal.tpu_api import TpuApi
+from rehearsal.tpu_api import Delays, TpuApi
 from tests.rehearsal.room.person import Person
 from tools import stand_in_base
 

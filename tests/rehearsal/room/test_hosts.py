@@ -107,23 +107,6 @@ def test_a_node_that_is_lost_while_its_machines_boot_leaves_none(new_lab: NewLab
     assert (lab.paper.up, lab.paper.down) == ({}, {})
 
 
-def test_a_stopped_node_has_the_same_machine_again_when_it_is_started(new_lab: NewLab) -> None:
-    lab = new_lab(ADDRESSES)
-    make_node(lab, accelerator="v5litepod-8")
-    settled(lab)
-    (before,) = published(lab)
-    send(lab, "POST", f"{ZONE}/nodes/n:stop", {})
-    send(lab, "GET", f"{ZONE}/nodes/n")
-    settled(lab)
-    assert lab.paper.up == {} and len(lab.paper.down) == 1
-    send(lab, "POST", f"{ZONE}/nodes/n:start", {})
-    node = send(lab, "GET", f"{ZONE}/nodes/n")
-    settled(lab)
-    assert list(lab.paper.up) == [before["hostname"]]
-    assert lab.paper.up[before["hostname"]].address == node["networkEndpoints"][0]["ipAddress"]
-    assert published(lab) == [before] and len(lab.paper.booted) == 1
-
-
 def test_a_machine_that_loses_power_comes_back_as_itself(new_lab: NewLab) -> None:
     lab = new_lab(ADDRESSES)
     make_node(lab)

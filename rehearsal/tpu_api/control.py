@@ -1,17 +1,80 @@
-"""The other side of the simulator, for tests and for a person: what befalls the cloud without a request of the API."""
+"""Fault injection: what befalls the simulated cloud without a request of its API, for tests and for a person."""
 
+import contextlib
 import dataclasses
-from typing import Any
+import fnmatch
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
 
-from rehearsal import node_life, queue_life
-from rehearsal.cloud import Cloud, Entry
-from rehearsal.errors import ApiError
-from rehearsal.faults import Fault, Faults, Kind
-from rehearsal.nodes import Node
-from rehearsal.pools import Pool, sums
-from rehearsal.queued_resources import QueuedResource
+from rehearsal.tpu_api import lifecycle
+from rehearsal.tpu_api.api_error import ApiError
+from rehearsal.tpu_api.capacity import Pool, sums
+from rehearsal.tpu_api.cloud import Cloud, Entry
+from rehearsal.tpu_api.resources import Node, QueuedResource
 
 Json = dict[str, Any]
+FaultKind = Literal["too-many-requests", "unavailable", "cut-before", "cut-after", "slow"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fault:
+    """`methods` is a pattern of method names less "tpu.projects.locations.": "nodes.create", "queuedResources.*", "*".
+
+    cut-before: the connection ends and nothing was done. cut-after: it was done and the answer is lost. slow: the
+    answer comes after `seconds` of real time, whatever the cloud's clock does.
+    """
+
+    kind: FaultKind
+    methods: str = "*"
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(FaultKind):
+            raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(get_args(FaultKind))}")
+        if not 0 <= self.seconds <= 3600:
+            raise ValueError(f"seconds={self.seconds}: give 0 to 3600")
+
+    def error(self) -> ApiError | None:
+        """What the request is refused with, if it is refused."""
+        if self.kind == "too-many-requests":
+            return ApiError(
+                "RESOURCE_EXHAUSTED",
+                "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute' of service"
+                " 'tpu.googleapis.com'.",
+            )
+        return (
+            ApiError("UNAVAILABLE", "The service is currently unavailable.")
+            if self.kind == "unavailable"
+            else None
+        )
+
+
+class Faults:
+    """Those that are still to happen, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Fault] = []
+
+    def add(self, fault: Fault, times: int) -> None:
+        """Raises ValueError for a number of times that is none."""
+        if times < 1:
+            raise ValueError(f"times={times}: give 1 or more")
+        self._waiting += [fault] * times
+
+    def take(self, method: str) -> Fault | None:
+        """The first one that hits this method; it has happened then."""
+        for index, fault in enumerate(self._waiting):
+            if fnmatch.fnmatchcase(method, fault.methods):
+                return self._waiting.pop(index)
+        return None
+
+    def clear(self) -> None:
+        """None of them will happen."""
+        self._waiting.clear()
+
+    def waiting(self) -> list[Fault]:
+        """Those that have not happened."""
+        return list(self._waiting)
 
 
 class Control:
@@ -24,19 +87,24 @@ class Control:
         self._cloud = cloud
         self._faults = faults
 
+    @contextlib.contextmanager
+    def _now(self) -> Iterator[None]:
+        """The cloud to oneself, with all carried out that has come due."""
+        with self._cloud.lock:
+            self._cloud.settle()
+            yield
+
     # --- capacity and quota -------------------------------------------------------------------------------------
 
     def set_capacity(self, pool: str, chips: int) -> None:
         """Chips of ZONE:PREFIX:TIER from now on. Fewer than are held take nothing from anybody: `preempt` does."""
-        with self._cloud.lock:
-            self._cloud.settle()
+        with self._now():
             self._cloud.capacity.set(Pool.parse(pool), chips)
             self._cloud.capacity_may_have_changed()
 
     def set_quota(self, pool: str, chips: int) -> None:
         """Chips of ZONE:PREFIX:TIER that a project may ask for from now on."""
-        with self._cloud.lock:
-            self._cloud.settle()
+        with self._now():
             self._cloud.quota.set(Pool.parse(pool), chips)
 
     # --- what happens to nodes and queued resources ---------------------------------------------------------------
@@ -46,53 +114,47 @@ class Control:
 
         `leave_nodes`: when it is SUSPENDED, the preempted nodes are still there. Others than spot raise ValueError.
         """
-        with self._cloud.lock:
-            self._cloud.settle()
+        with self._now():
             for node in (found := self._nodes(name)):
                 if node.pool.tier != "spot":
                     raise ValueError(
                         f"{node.name} is {node.pool.tier}: only spot is preempted; terminate it instead"
                     )
-            node_life.lose(self._cloud, found[0], "PREEMPTED", leave_nodes=leave_nodes)
+            lifecycle.lose_node(self._cloud, found[0], "PREEMPTED", leave_nodes=leave_nodes)
 
     def terminate(self, name: str, leave_nodes: bool = False) -> None:
         """The same for any tier, with the state TERMINATED, as at the end of a life cycle."""
-        with self._cloud.lock:
-            self._cloud.settle()
-            node_life.lose(self._cloud, self._nodes(name)[0], "TERMINATED", leave_nodes=leave_nodes)
+        with self._now():
+            lifecycle.lose_node(self._cloud, self._nodes(name)[0], "TERMINATED", leave_nodes=leave_nodes)
 
     def maintain(self, name: str, seconds: float | None = None) -> None:
         """A node, or those of a queued resource, are REPAIRING for a while and then READY."""
-        with self._cloud.lock:
-            self._cloud.settle()
+        with self._now():
             for node in self._nodes(name):
-                node_life.repair(
+                lifecycle.repair_node(
                     self._cloud, node, self._cloud.delays.repair_s if seconds is None else seconds
                 )
 
     def fail(self, name: str, message: str = "the request could not be completed") -> None:
         """A queued resource that is not ACTIVE yet is FAILED."""
-        with self._cloud.lock:
-            self._cloud.settle()
+        with self._now():
             thing = self._thing(name)
             if isinstance(thing, Node):
                 raise ValueError(f"{name} is a node: only a queued resource fails")
-            queue_life.fail(self._cloud, thing, ApiError("INTERNAL", message))
+            lifecycle.fail_queued_resource(self._cloud, thing, ApiError("INTERNAL", message))
 
     def vanish(self, name: str) -> None:
         """A node, or a queued resource with its nodes, is gone at once, as if someone else had deleted it."""
-        with self._cloud.lock:
-            self._cloud.settle()
+        with self._now():
             thing = self._thing(name)
             if isinstance(thing, Node):
-                node_life.vanish(self._cloud, thing)
+                lifecycle.vanish_node(self._cloud, thing)
             else:
                 self._cloud.drop_queued_resource(thing)
 
     def set_guest_attribute(self, name: str, worker: int, namespace: str, key: str, value: str) -> None:
         """What a worker's guest agent publishes, such as the host key of a container that stands for it."""
-        with self._cloud.lock:
-            self._cloud.settle()
+        with self._now():
             thing = self._thing(name)
             if not isinstance(thing, Node) or not 0 <= worker < thing.accelerator.hosts:
                 raise ValueError(f"{name} has no worker {worker}")
@@ -100,7 +162,7 @@ class Control:
 
     # --- errors ---------------------------------------------------------------------------------------------------
 
-    def inject(self, kind: Kind, methods: str = "*", times: int = 1, seconds: float = 0.0) -> None:
+    def inject(self, kind: FaultKind, methods: str = "*", times: int = 1, seconds: float = 0.0) -> None:
         """The next requests of these methods go wrong (see Fault)."""
         with self._cloud.lock:
             self._faults.add(Fault(kind=kind, methods=methods, seconds=seconds), times)
@@ -132,8 +194,7 @@ class Control:
 
     def alive(self) -> Json:
         """Everything that is there, and the chips that are held: what a clean-up has to leave empty."""
-        with self._cloud.lock:
-            self._cloud.settle()
+        with self._now():
             pools = {*self._cloud.capacity.pools(), *(held := sums(self._cloud.held()))}
             return {
                 "moment": self._cloud.timeline.moment,
@@ -149,8 +210,7 @@ class Control:
 
     def journal(self) -> list[Entry]:
         """Every state that a node or queued resource has come into, and "gone", in order."""
-        with self._cloud.lock:
-            self._cloud.settle()
+        with self._now():
             return list(self._cloud.journal)
 
     def _thing(self, name: str) -> Node | QueuedResource:

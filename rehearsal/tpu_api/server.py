@@ -14,12 +14,11 @@ import threading
 import typing
 from typing import Any
 
-from rehearsal import discovery
-from rehearsal.cloud import Cloud
-from rehearsal.control import Control
-from rehearsal.errors import ApiError
-from rehearsal.faults import Faults
-from rehearsal.methods import Methods
+from rehearsal.tpu_api import discovery
+from rehearsal.tpu_api.api_error import ApiError
+from rehearsal.tpu_api.cloud import Cloud
+from rehearsal.tpu_api.control import Control, Faults
+from rehearsal.tpu_api.methods import PREFIX, Methods
 
 Json = dict[str, Any]
 
@@ -81,7 +80,7 @@ class Server(http.server.ThreadingHTTPServer):
         document = discovery.shipped()
         call = document.call(http_method, target, body)
         with self.cloud.lock:
-            fault = self.faults.take(call.method.id)
+            fault = self.faults.take(call.method.id.removeprefix(PREFIX))
             if fault is not None and fault.kind == "cut-before":
                 return None
             if fault is not None and (error := fault.error()) is not None:

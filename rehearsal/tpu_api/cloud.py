@@ -9,14 +9,19 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 
-from rehearsal import nodes, queued_resources
-from rehearsal.clock import Clock, Timeline
-from rehearsal.errors import ApiError, missing
-from rehearsal.hardware import Hardware
-from rehearsal.nodes import Node
-from rehearsal.operations import Operation
-from rehearsal.pools import Hold, Limits, Pool
-from rehearsal.queued_resources import QUEUED, QueuedResource
+from rehearsal.tpu_api.api_error import ApiError, missing
+from rehearsal.tpu_api.capacity import Hold, Limits
+from rehearsal.tpu_api.clock import Clock, Timeline
+from rehearsal.tpu_api.resources import (
+    NODE_EDGES,
+    QUEUE_EDGES,
+    QUEUED,
+    WITHOUT_CHIPS,
+    Hardware,
+    Node,
+    Operation,
+    QueuedResource,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +32,6 @@ class Delays:
     accept_s: float = 1.0  # a queued resource from ACCEPTED to WAITING_FOR_RESOURCES
     place_s: float = 1.0  # until a node without a queue has its chips, or hears that there are none
     create_s: float = 5.0  # from chips to READY
-    stop_s: float = 2.0
     delete_s: float = 2.0
     suspend_s: float = 2.0  # a queued resource from SUSPENDING to SUSPENDED
     repair_s: float = 10.0  # maintenance
@@ -131,13 +135,13 @@ class Cloud:
 
     def move(self, thing: Node | QueuedResource, state: str) -> None:
         """To another state. An edge that the tables lack is a bug of the simulator: RuntimeError."""
-        edges = nodes.EDGES if isinstance(thing, Node) else queued_resources.EDGES
+        edges = NODE_EDGES if isinstance(thing, Node) else QUEUE_EDGES
         if state not in edges[thing.state]:
             raise RuntimeError(
                 f"{thing.name}: from {thing.state} to {state} is no edge of the simulator's tables"
             )
         thing.state = state
-        if isinstance(thing, Node) and state in nodes.WITHOUT_CHIPS:
+        if isinstance(thing, Node) and state in WITHOUT_CHIPS:
             thing.placed = False
         self.record(thing, state)
         self.capacity_may_have_changed()
@@ -171,12 +175,3 @@ class Cloud:
         """Whoever waits for chips is asked again, at this moment but not in the middle of what is going on."""
         for grant in self._grants:
             self.timeline.after(0, grant)
-
-
-def stock_out(pool: Pool) -> ApiError:
-    """What a node hears for which there are no chips, in the API's words (facts: code 8)."""
-    return ApiError(
-        "RESOURCE_EXHAUSTED",
-        f'There is no more capacity in the zone "{pool.zone}"; you can try in another zone where Cloud TPU Nodes'
-        " are offered (see https://cloud.google.com/tpu/docs/regions)",
-    )

@@ -12,11 +12,11 @@ import importlib.resources
 import json
 import re
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from rehearsal import scalars
-from rehearsal.errors import ApiError
+from rehearsal.tpu_api.api_error import ApiError
+from rehearsal.tpu_api.clock import from_timestamp
 
 Json = dict[str, Any]
 Violation = tuple[str, str]  # where, what is wrong there
@@ -146,7 +146,7 @@ class Document:
             return {
                 key: each(spec["additionalProperties"], item, f"{at}.{key}") for key, item in value.items()
             }
-        if said := scalars.fault(spec, value):
+        if said := scalar_fault(spec, value):
             violations.append((at, said))
         return value
 
@@ -169,13 +169,56 @@ def _query(method: Method, text: str) -> tuple[Json, list[Violation]]:
         elif name in query:
             violations.append((name, "is given twice"))
         else:
-            query[name] = scalars.typed(spec["type"], value)
-            if said := scalars.fault(spec, query[name]):
+            query[name] = typed_scalar(spec["type"], value)
+            if said := scalar_fault(spec, query[name]):
                 violations.append((name, said))
     for name, spec in specs.items():
         if spec.get("description", "").startswith("Required.") and not query.get(name):
             violations.append((name, "is required"))
     return query, violations
+
+
+_SCALARS: dict[str, type] = {"string": str, "boolean": bool, "integer": int, "any": object}
+
+
+def scalar_fault(spec: Json, value: Any) -> str | None:
+    """What is wrong with a value of a field or query parameter; None: nothing."""
+    kind = spec["type"]
+    if (
+        kind not in _SCALARS
+        or not isinstance(value, _SCALARS[kind])
+        or (kind == "integer" and isinstance(value, bool))
+    ):
+        return f"{value!r} is no {kind}"
+    if "enum" in spec and value not in spec["enum"]:
+        return f"{value!r} is no value of it; choose one of {', '.join(spec['enum'])}"
+    if "format" in spec and not _FORMS.get(spec["format"], lambda _: True)(value):
+        return f"{value!r} is no {spec['format']}"
+    return None
+
+
+def _is_time(value: str) -> bool:
+    try:
+        from_timestamp(value)
+    except ValueError:
+        return False
+    return True
+
+
+# The document's formats. A duration is seconds with an s, a time RFC 3339, a 64-bit integer a string of digits.
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    "int32": lambda value: -(2**31) <= value < 2**31,
+    "int64": lambda value: re.fullmatch(r"-?\d{1,19}", value) is not None,
+    "google-duration": lambda value: re.fullmatch(r"-?\d{1,12}(\.\d{1,9})?s", value) is not None,
+    "google-datetime": _is_time,
+}
+
+
+def typed_scalar(kind: str, text: str) -> Any:
+    """A query parameter's text as what it should be; as it stands where it is not."""
+    if kind == "integer" and re.fullmatch(r"-?\d{1,10}", text):
+        return int(text)
+    return {"true": True, "false": False}.get(text, text) if kind == "boolean" else text
 
 
 def _refusal(violations: list[Violation]) -> ApiError:

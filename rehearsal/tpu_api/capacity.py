@@ -1,0 +1,158 @@
+"""How much TPU there is, and of what kind: chips in pools, limits on them, and the types that each zone offers."""
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+from infra import catalogue
+from infra.catalogue import generations
+from rehearsal.tpu_api.api_error import ApiError, invalid
+
+Json = dict[str, Any]
+Tier = Literal["on-demand", "spot", "reserved"]
+
+# The API's names of generations (enum of AcceleratorConfig.type) and the catalogue's.
+KINDS = {"V2": "v2", "V3": "v3", "V4": "v4", "V5LITE_POD": "v5e", "V5P": "v5p", "V6E": "v6e"}
+OFFERED_GENERATIONS = [which for which in catalogue.GENERATIONS if which.offered]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Chips that can stand for one another: us-central1-a:v5litepod:spot."""
+
+    zone: str
+    prefix: str
+    tier: Tier
+
+    def __str__(self) -> str:
+        return f"{self.zone}:{self.prefix}:{self.tier}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Pool":
+        """From ZONE:PREFIX:TIER. Raises ValueError."""
+        match = re.fullmatch(r"([a-z0-9-]+):(\w+):([\w-]+)", text)
+        if match is None:
+            raise ValueError(f"pool={text!r}: write ZONE:PREFIX:TIER, such as us-central1-a:v5litepod:spot")
+        for tier in get_args(Tier):
+            if tier == match[3]:
+                return cls(zone=match[1], prefix=match[2], tier=tier)
+        raise ValueError(f"pool={text!r}: the tier is one of {', '.join(get_args(Tier))}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hold:
+    """Chips of a pool that something holds."""
+
+    pool: Pool
+    chips: int
+
+
+class Limits:
+    """A number of chips for each pool: its own where it is named, else that for all others; None is no end."""
+
+    def __init__(self, named: dict[Pool, int], others: int | None) -> None:
+        self.others = others
+        self._named: dict[Pool, int] = {}
+        for pool, chips in named.items():
+            self.set(pool, chips)
+
+    def set(self, pool: Pool, chips: int) -> None:
+        """Change one pool's number. Raises ValueError for a negative one."""
+        if chips < 0:
+            raise ValueError(f"chips={chips} of {pool}: give 0 or more")
+        self._named[pool] = chips
+
+    def of(self, pool: Pool) -> int | None:
+        """Chips of a pool; None: no end."""
+        return self._named.get(pool, self.others)
+
+    def pools(self) -> list[Pool]:
+        """The pools that are named."""
+        return list(self._named)
+
+    def fits(self, wanted: Iterable[Hold], held: Iterable[Hold]) -> bool:
+        """Whether what is wanted still fits beside what is held."""
+        return self.first_over(wanted, held) is None
+
+    def first_over(self, wanted: Iterable[Hold], held: Iterable[Hold]) -> Pool | None:
+        """The first pool that what is wanted would overdraw."""
+        wanted = list(wanted)
+        total = sums([*wanted, *held])
+        over = (
+            hold.pool
+            for hold in wanted
+            if (limit := self.of(hold.pool)) is not None and total[hold.pool] > limit
+        )
+        return next(over, None)
+
+
+def sums(holds: Iterable[Hold]) -> dict[Pool, int]:
+    """Chips held in each pool."""
+    total: dict[Pool, int] = {}
+    for hold in holds:
+        total[hold.pool] = total.get(hold.pool, 0) + hold.chips
+    return total
+
+
+class Offers:
+    """The catalogue's zones, and those of the pools that are named besides."""
+
+    def __init__(self, pools: Iterable[Pool]) -> None:
+        self._pools = {(pool.zone, pool.prefix) for pool in pools}
+        for zone, prefix in self._pools:
+            if prefix not in {which.type_prefix for which in OFFERED_GENERATIONS}:
+                raise ValueError(
+                    f"pool {zone}:{prefix}: types begin with {', '.join(w.type_prefix for w in OFFERED_GENERATIONS)}"
+                )
+        listed = {zone for which in OFFERED_GENERATIONS for zone in which.zones}
+        self.zones = sorted(listed | {zone for zone, _ in self._pools})
+
+    def require_zone(self, zone: str) -> None:
+        """Raises ApiError PERMISSION_DENIED for a zone that is not there: Google does not tell the two apart."""
+        if zone not in self.zones:
+            raise ApiError(
+                "PERMISSION_DENIED", f"Permission denied on 'locations/{zone}' (or it may not exist)."
+            )
+
+    def accelerators(self, zone: str) -> list[catalogue.Accelerator]:
+        """Every type that the zone offers."""
+        return [
+            which
+            for which in catalogue.ACCELERATORS.values()
+            if zone in which.zones or (zone, which.generation.type_prefix) in self._pools
+        ]
+
+    def accelerator(self, node: Json, zone: str, at: str) -> catalogue.Accelerator:
+        """The one that a node asks for, by type or by configuration. Raises ApiError INVALID_ARGUMENT."""
+        asked, config = node.get("acceleratorType"), node.get("acceleratorConfig")
+        if (asked is None) == (config is None):
+            raise invalid(at, "give acceleratorType or acceleratorConfig, and not both")
+        try:
+            if config is None:
+                found = catalogue.accelerator(str(asked))
+            elif config["type"] not in KINDS:
+                raise invalid(f"{at}.acceleratorConfig.type", f"choose one of {', '.join(KINDS)}")
+            else:
+                found = catalogue.by_topology(KINDS[config["type"]], config["topology"])
+        except catalogue.CatalogueError as error:
+            raise invalid(at, f"CloudTpu received an invalid AcceleratorType: {error}") from None
+        if found.type_name not in {which.type_name for which in self.accelerators(zone)}:
+            raise invalid(
+                at, f"CloudTpu received an invalid AcceleratorType: {zone} does not offer {found.type_name}"
+            )
+        return found
+
+    def runtime_versions(self) -> list[str]:
+        """Those that are listed, in every zone the same."""
+        return sorted({which.runtime_version for which in OFFERED_GENERATIONS if which.runtime_version})
+
+    def has_runtime(self, version: str) -> bool:
+        """Whether a node may have it."""
+        return generations.is_runtime_version(version)
+
+
+def config_of(accelerator: catalogue.Accelerator) -> Json:
+    """An accelerator as the API's AcceleratorConfig."""
+    kind = next(kind for kind, name in KINDS.items() if name == accelerator.generation.name)
+    return {"type": kind, "topology": accelerator.topology}

@@ -1,0 +1,280 @@
+"""What each method of the API does in the simulated cloud: a call that the document allows in, an answer out.
+
+Here are the methods that tpu-stack calls, and the stand-ins for the gcp provider and gcloud; others are answered 501.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rehearsal.tpu_api import lifecycle
+from rehearsal.tpu_api.api_error import ApiError, invalid, missing, taken
+from rehearsal.tpu_api.capacity import Hold, Offers, Pool, Tier, config_of
+from rehearsal.tpu_api.cloud import Cloud
+from rehearsal.tpu_api.discovery import Call
+from rehearsal.tpu_api.resources import Node, QueuedResource, Window
+
+Json = dict[str, Any]
+
+PREFIX = "tpu.projects.locations."
+EVERYWHERE = "queuedResources.list"
+"""It takes "-" for the location and lists all of them."""
+PAGE_SIZE = 100  # where none is asked for
+LARGEST_PAGE = 1000
+
+# Documented for queuedResourceId, nodeId and nodeIdPrefix of a queued resource; used here for every id.
+_ID = re.compile(r"[A-Za-z0-9_.~+%-]+")
+_EMPTY: Json = {"description": "", "tags": [], "labels": {}, "metadata": {}}
+PATCHABLE = (*_EMPTY, "networkConfig.enableExternalIps")
+
+
+class Methods:
+    """The API over a cloud. Whoever calls holds the cloud's lock and has settled it."""
+
+    def __init__(self, cloud: Cloud, offers: Offers) -> None:
+        self._cloud = cloud
+        self._offers = offers
+        self._answered: dict[tuple[str, str], tuple[Json, Json]] = {}
+        self._table: dict[str, Callable[[Call], Json]] = {
+            "acceleratorTypes.list": self._accelerator_types,
+            "runtimeVersions.list": self._runtime_versions,
+            "operations.get": self._operation,
+            "nodes.create": self._create_node,
+            "nodes.get": lambda call: cloud.node(call.resource).render(),
+            "nodes.patch": self._patch_node,
+            "nodes.delete": lambda call: lifecycle.delete_node(cloud, cloud.node(call.resource)).render(),
+            "nodes.getGuestAttributes": self._guest_attributes,
+            "queuedResources.create": lambda call: self._once(call, self._create_queued_resource),
+            "queuedResources.get": lambda call: cloud.queued_resource(call.resource).render(),
+            "queuedResources.list": self._queued_resources,
+            "queuedResources.delete": lambda call: self._once(call, self._delete_queued_resource),
+        }
+
+    def carry_out(self, call: Call) -> Json:
+        """The method's answer. Raises ApiError."""
+        name = call.method.id.removeprefix(PREFIX)
+        if name not in self._table:
+            there = ", ".join(self._table)
+            raise ApiError("UNIMPLEMENTED", f"{name} is not simulated; there are {there}")
+        zone = call.resource.split("/")[3]
+        if not (zone == "-" and name == EVERYWHERE):
+            self._offers.require_zone(zone)
+        return self._table[name](call)
+
+    def _once(self, call: Call, method: Callable[[Call], Json]) -> Json:
+        """A request with a requestId that has been answered gets the same operation, and nothing is done again."""
+        request_id = call.query.get("requestId")
+        if request_id is None:
+            return method(call)
+        asked = {"resource": call.resource, "body": call.body, "query": call.query}
+        key = (call.method.id, request_id)
+        if key in self._answered:
+            before, answer = self._answered[key]
+            if before != asked:
+                raise invalid("requestId", f"{request_id!r} was used for another request")
+            return self._cloud.operations[answer["name"]].render()
+        answer = method(call)
+        self._answered[key] = (asked, answer)
+        return answer
+
+    # --- what there is to choose from -------------------------------------------------------------------------
+
+    def _accelerator_types(self, call: Call) -> Json:
+        zone = call.resource.rpartition("/")[2]
+        found = [
+            {"name": f"{call.resource}/acceleratorTypes/{which.type_name}", "type": which.type_name,
+             "acceleratorConfigs": [config_of(which)]}
+            for which in self._offers.accelerators(zone)
+        ]  # fmt: skip
+        return page(call, "acceleratorTypes", found)
+
+    def _runtime_versions(self, call: Call) -> Json:
+        versions = self._offers.runtime_versions()
+        found = [{"name": f"{call.resource}/runtimeVersions/{each}", "version": each} for each in versions]
+        return page(call, "runtimeVersions", found)
+
+    # --- nodes ------------------------------------------------------------------------------------------------
+
+    def _create_node(self, call: Call) -> Json:
+        node_id = call.query.get("nodeId") or f"tpu-{self._cloud.number()}"
+        tier = tier_of_node(call.body)
+        node = self._new_node(call.resource, node_id, call.body, tier=tier, at="Node")
+        self._require_quota(call.resource, [node.hold()])
+        return lifecycle.create_node(self._cloud, node).render()
+
+    def _patch_node(self, call: Call) -> Json:
+        node = self._cloud.node(call.resource)
+        changes = patched(call.query["updateMask"], node.spec, call.body)
+        return lifecycle.patch_node(self._cloud, node, changes).render()
+
+    def _guest_attributes(self, call: Call) -> Json:
+        node = self._cloud.node(call.resource)
+        everyone = [str(worker) for worker in range(node.accelerator.hosts)]
+        asked = call.body.get("workerIds") or everyone
+        if unknown := sorted(set(asked) - set(everyone)):
+            at = "GetGuestAttributesRequest.workerIds"
+            raise invalid(at, f"{', '.join(unknown)}: {node.id} has {', '.join(everyone)}")
+        path = call.body.get("queryPath", "")
+        return {"guestAttributes": node.guest_attributes(path, [int(each) for each in asked])}
+
+    def _new_node(self, parent: str, node_id: str, spec: Json, *, tier: Tier, at: str) -> Node:
+        """A node that is not in the cloud yet. Raises ApiError for a taken id or hardware that is not offered."""
+        cloud, offers = self._cloud, self._offers
+        name = f"{parent}/nodes/{_checked_id(node_id, f'{at} id')}"
+        zone = parent.rpartition("/")[2]
+        if cloud.node_name_is_taken(name):
+            raise taken(name)
+        accelerator = offers.accelerator(spec, zone, at)
+        version = spec["runtimeVersion"]
+        if not offers.has_runtime(version):
+            known = ", ".join(offers.runtime_versions())
+            raise invalid(f"{at}.runtimeVersion", f"{version!r} is no runtime version; there are {known}")
+        if "networkConfig" in spec and "networkConfigs" in spec:
+            raise invalid(at, "networkConfig and networkConfigs are mutually exclusive")
+        return Node(
+            name=name,
+            spec=spec,
+            accelerator=accelerator,
+            pool=Pool(zone=zone, prefix=accelerator.generation.type_prefix, tier=tier),
+            created=cloud.timeline.moment,
+            incarnation=cloud.number(),
+        )
+
+    # --- queued resources -------------------------------------------------------------------------------------
+
+    def _queued_resources(self, call: Call) -> Json:
+        project, _, zone = call.resource.rpartition("/locations/")
+        inside = f"{project}/locations/" if zone == "-" else f"{call.resource}/"
+        things = self._cloud.queued_resources.items()
+        return page(call, "queuedResources", [qr.render() for name, qr in things if name.startswith(inside)])
+
+    def _create_queued_resource(self, call: Call) -> Json:
+        own_id = call.query.get("queuedResourceId") or f"qr-{self._cloud.number()}"
+        qr = self._new_queued_resource(call.resource, own_id, call.body)
+        self._require_quota(call.resource, [plan.hold() for plan in qr.plans])
+        return lifecycle.submit_queued_resource(self._cloud, qr).render()
+
+    def _delete_queued_resource(self, call: Call) -> Json:
+        qr = self._cloud.queued_resource(call.resource)
+        force = call.query.get("force", False)
+        return lifecycle.delete_queued_resource(self._cloud, qr, force=force).render()
+
+    def _new_queued_resource(self, parent: str, own_id: str, spec: Json) -> QueuedResource:
+        """A queued resource that is not in the cloud yet, with the nodes that it asks for. Raises ApiError."""
+        name = f"{parent}/queuedResources/{_checked_id(own_id, 'queuedResourceId')}"
+        if name in self._cloud.queued_resources:
+            raise taken(name)
+        if "spot" in spec and "guaranteed" in spec:
+            raise invalid("QueuedResource", "spot and guaranteed are one union: give one of them")
+        tier: Tier = "spot" if "spot" in spec else "reserved" if "reservationName" in spec else "on-demand"
+        plans: list[Node] = []
+        for index, asked in enumerate(spec.get("tpu", {}).get("nodeSpec", [])):
+            at = f"QueuedResource.tpu.nodeSpec[{index}]"
+            if asked["parent"] != parent:
+                raise invalid(
+                    f"{at}.parent", f"{asked['parent']!r} is not the queued resource's own, {parent!r}"
+                )
+            if tier_of_node(asked["node"]) not in ("on-demand", tier):
+                said = f"asks for another tier than the queued resource, {tier}"
+                raise invalid(f"{at}.node.schedulingConfig", said)
+            for node_id in _node_ids(asked, own_id, at):
+                plan = self._new_node(parent, node_id, asked["node"], tier=tier, at=f"{at}.node")
+                plan.queued_resource, plan.multislice = name, "multisliceParams" in asked
+                if plan.name in {other.name for other in plans}:
+                    raise invalid(at, f"asks for {plan.name} a second time")
+                plans.append(plan)
+        if not plans:
+            raise invalid("QueuedResource.tpu.nodeSpec", "is empty: ask for a node")
+        now = self._cloud.timeline.moment
+        window = Window.parse(spec.get("queueingPolicy", {}), now)
+        return QueuedResource(name=name, spec=spec, plans=plans, window=window, created=now)
+
+    # --- quota, operations ------------------------------------------------------------------------------------
+
+    def _require_quota(self, parent: str, wanted: list[Hold]) -> None:
+        """Raises ApiError RESOURCE_EXHAUSTED, in the API's words, where a project asks for more than its quota."""
+        quota = self._cloud.quota
+        over = quota.first_over(wanted, self._cloud.asked_for(parent.split("/")[1]))
+        if over is None:
+            return
+        is_pod = over.prefix.endswith("litepod")
+        generation = over.prefix.removesuffix("litepod").upper() + ("sLitepod" if is_pod else "")
+        tier = {"spot": "Preemptible", "reserved": "Reserved", "on-demand": ""}[over.tier]
+        raise ApiError(
+            "RESOURCE_EXHAUSTED",
+            f"Quota limit 'TPU{generation}{tier}PerProjectPerZoneForTPUAPI' has been exceeded."
+            f" Limit: {quota.of(over)} in zone {over.zone}.",
+        )
+
+    def _operation(self, call: Call) -> Json:
+        if call.resource not in self._cloud.operations:
+            raise missing(call.resource)
+        return self._cloud.operations[call.resource].render()
+
+
+def tier_of_node(spec: Json) -> Tier:
+    """What a node's own scheduling asks for. Raises ApiError for spot and reserved at once."""
+    scheduling = spec.get("schedulingConfig", {})
+    spot = scheduling.get("spot") or scheduling.get("preemptible")
+    if spot and scheduling.get("reserved"):
+        raise invalid("Node.schedulingConfig", "spot and reserved exclude one another")
+    return "spot" if spot else "reserved" if scheduling.get("reserved") else "on-demand"
+
+
+def patched(mask: str, current: Json, body: Json) -> Json:
+    """What a patch sets of a node. Raises ApiError for a field that can't be patched."""
+    found: Json = {}
+    for path in mask.split(","):
+        field = re.sub(r"_([a-z])", lambda match: match[1].upper(), path.strip())
+        if field not in PATCHABLE:
+            raise invalid("updateMask", f"{path!r} can't be changed; only {', '.join(PATCHABLE)}")
+        if field == "networkConfig.enableExternalIps":
+            external = body.get("networkConfig", {}).get("enableExternalIps", False)
+            found["networkConfig"] = current.get("networkConfig", {}) | {"enableExternalIps": external}
+        else:
+            found[field] = body.get(field, _EMPTY[field])
+    return found
+
+
+def page(call: Call, key: str, found: Sequence[Mapping[str, Any]]) -> Json:
+    """One page of a list, which is in order of names. Raises ApiError for a token that no list gave."""
+    for name in ("filter", "orderBy"):
+        if call.query.get(name):
+            raise ApiError("UNIMPLEMENTED", f"{name}: this stand-in does not filter or sort")
+    size = call.query.get("pageSize", 0)
+    if size < 0:
+        raise invalid("pageSize", f"{size} is negative")
+    # A token is the name of the last thing that was listed, so that a list that changes meanwhile skips nothing.
+    last = _name_in_token(call.query.get("pageToken", ""))
+    rest = sorted((each for each in found if each["name"] > last), key=lambda each: str(each["name"]))
+    count = min(size, LARGEST_PAGE) or PAGE_SIZE
+    answer: Json = {key: rest[:count]} if rest else {}
+    if len(rest) > count:
+        answer["nextPageToken"] = json.dumps([rest[count - 1]["name"]]).encode().hex()
+    return answer
+
+
+def _name_in_token(token: str) -> str:
+    try:
+        return str(json.loads(bytes.fromhex(token))[0]) if token else ""
+    except (ValueError, IndexError, TypeError, KeyError):
+        raise invalid("pageToken", f"{token!r} is none that a list gave") from None
+
+
+def _node_ids(asked: Json, own_id: str, at: str) -> list[str]:
+    many = asked.get("multisliceParams")
+    if many is None:
+        return [asked.get("nodeId") or own_id]
+    if "nodeId" in asked:
+        raise invalid(at, "nodeId is for one node, multisliceParams for several: give one of them")
+    if many["nodeCount"] < 2:
+        raise invalid(f"{at}.multisliceParams.nodeCount", f"{many['nodeCount']} is too few: more than 1")
+    prefix = many.get("nodeIdPrefix") or own_id
+    return [f"{prefix}-{number}" for number in range(many["nodeCount"])]
+
+
+def _checked_id(text: str, at: str) -> str:
+    if not _ID.fullmatch(text):
+        raise invalid(at, f"{text!r} is no id: it has letters, digits and _.~+%- only")
+    return text

@@ -1,0 +1,306 @@
+"""The things that the simulated API answers about: operations, nodes with their workers, queued resources.
+
+Each is a record that the cloud changes as time goes on; `render` is the thing as the API answers.
+"""
+
+import base64
+import copy
+import dataclasses
+import hashlib
+import itertools
+from typing import Any, Protocol
+
+from infra.catalogue import Accelerator
+from rehearsal.tpu_api.api_error import ApiError, invalid
+from rehearsal.tpu_api.capacity import Hold, Pool, config_of
+from rehearsal.tpu_api.clock import from_duration, from_timestamp, timestamp
+
+Json = dict[str, Any]
+
+EMPTY: Json = {"@type": "type.googleapis.com/google.protobuf.Empty"}
+PORT = 8470
+
+# From a state to those that may follow. A node may also be gone at any time: then it has no state at all.
+NODE_EDGES: dict[str, tuple[str, ...]] = {
+    "CREATING": ("READY", "PREEMPTED", "TERMINATED", "DELETING"),
+    "READY": ("PREEMPTED", "TERMINATED", "REPAIRING", "DELETING"),
+    "REPAIRING": ("READY", "PREEMPTED", "TERMINATED", "DELETING"),
+    "PREEMPTED": ("DELETING",),
+    "TERMINATED": ("DELETING",),
+    "DELETING": (),
+}
+# In these it has lost its chips, and does not get them back by being deleted.
+WITHOUT_CHIPS = ("PREEMPTED", "TERMINATED")
+
+# From a state to those that may follow. None leads back to the queue: what was preempted is not served again.
+QUEUE_EDGES: dict[str, tuple[str, ...]] = {
+    "ACCEPTED": ("WAITING_FOR_RESOURCES", "FAILED", "DELETING"),
+    "WAITING_FOR_RESOURCES": ("PROVISIONING", "FAILED", "DELETING"),
+    "PROVISIONING": ("ACTIVE", "SUSPENDING", "FAILED", "DELETING"),
+    "ACTIVE": ("SUSPENDING", "DELETING"),
+    "SUSPENDING": ("SUSPENDED", "DELETING"),
+    "SUSPENDED": ("DELETING",),
+    "FAILED": ("DELETING",),
+    "DELETING": (),
+}
+QUEUED = ("ACCEPTED", "WAITING_FOR_RESOURCES")
+_DATA = {
+    "ACCEPTED": "acceptedData",
+    "PROVISIONING": "provisioningData",
+    "ACTIVE": "activeData",
+    "SUSPENDING": "suspendingData",
+    "SUSPENDED": "suspendedData",
+    "DELETING": "deletingData",
+}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Operation:
+    """A record of the cloud, changed as time goes on. It is done once it has a response or an error."""
+
+    name: str
+    target: str
+    verb: str
+    created: float
+    ended: float | None = None
+    response: Json | None = None
+    error: ApiError | None = None
+
+    @property
+    def parent(self) -> str:
+        """projects/…/locations/…"""
+        return self.name.rpartition("/operations/")[0]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.ended is not None
+
+    def end(self, moment: float, outcome: Json | ApiError) -> None:
+        """End it, unless it has ended already: the first end counts."""
+        if self.done:
+            return
+        self.ended = moment
+        if isinstance(outcome, ApiError):
+            self.error = outcome
+        else:
+            self.response = outcome
+
+    def render(self) -> Json:
+        """As the API answers. `done` is absent while it runs, as false is from all of Google's answers."""
+        metadata: Json = {
+            "@type": "type.googleapis.com/google.cloud.tpu.v2.OperationMetadata",
+            "createTime": timestamp(self.created),
+            "target": self.target,
+            "verb": self.verb,
+            "apiVersion": "v2",
+            "cancelRequested": False,
+        }
+        answer: Json = {"name": self.name, "metadata": metadata}
+        if self.ended is not None:
+            metadata["endTime"] = timestamp(self.ended)
+            answer["done"] = True
+        if self.error is not None:
+            answer["error"] = self.error.as_status()
+        elif self.response is not None:
+            answer["response"] = self.response
+        return answer
+
+
+class Hardware(Protocol):
+    """Asked and told by the cloud, whose lock is held meanwhile: nothing here may take long.
+
+    Workers are known by their instance names, which no two ever share.
+    """
+
+    def addresses(self, instance: str) -> tuple[str, str]:
+        """Of a worker that comes up for the first time, inside and outside; nobody else has them."""
+
+    def host_key(self, instance: str) -> str:
+        """The public ed25519 key of a worker that comes up for the first time, without its type: AAAA…"""
+
+    def changed(self, node: "Node", state: str) -> None:
+        """A node has come into a state, or is "gone"."""
+
+
+class NoHardware:
+    """No hosts at all: addresses are numbers, and nobody has the private half of the keys."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def addresses(self, instance: str) -> tuple[str, str]:  # noqa: ARG002
+        number = next(self._numbers)
+        # Outside: addresses for benchmarks, which nobody on the internet has (RFC 2544).
+        outside = f"198.{18 + number // 62500 % 2}.{number // 250 % 250}.{2 + number % 250}"
+        return f"10.{128 + number // 62500}.{number // 250 % 250}.{2 + number % 250}", outside
+
+    def host_key(self, instance: str) -> str:
+        fields = [b"ssh-ed25519", hashlib.sha256(instance.encode()).digest()]
+        return base64.b64encode(b"".join(len(field).to_bytes(4) + field for field in fields)).decode()
+
+    def changed(self, node: "Node", state: str) -> None:
+        """Nothing is there that could hear of it."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Node:
+    """A record of the cloud, changed as time goes on. `spec` is what was asked for, less output-only fields.
+
+    `placed`: it has its chips. `operation` is the one that it is busy with. `incarnation` is its number among all
+    nodes ever. `addresses`: of each worker, inside and outside, from its first boot on.
+    """
+
+    name: str
+    spec: Json
+    accelerator: Accelerator
+    pool: Pool
+    created: float
+    incarnation: int
+    queued_resource: str | None = None
+    multislice: bool = False
+    state: str = "CREATING"
+    placed: bool = False
+    operation: Operation | None = None
+    addresses: tuple[tuple[str, str], ...] = ()
+    attributes: dict[tuple[int, str, str], str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def parent(self) -> str:
+        """projects/…/locations/…"""
+        return self.name.rpartition("/nodes/")[0]
+
+    @property
+    def id(self) -> str:
+        """The last part of its name."""
+        return self.name.rpartition("/")[2]
+
+    def hold(self) -> Hold:
+        """The chips that it takes of its pool."""
+        return Hold(pool=self.pool, chips=self.accelerator.chips)
+
+    def boot(self, hardware: Hardware) -> None:
+        """Its workers come up; the first time they get names, addresses and host keys, which stay theirs."""
+        if self.addresses:
+            return
+        self.addresses = tuple(hardware.addresses(name) for name in self.instances)
+        for worker, name in enumerate(self.instances):
+            self.attributes.setdefault((worker, "instance", "hostname"), name)
+            self.attributes.setdefault((worker, "hostkeys", "ssh-ed25519"), hardware.host_key(name))
+
+    @property
+    def instances(self) -> list[str]:
+        """The instance names of its workers, in worker order: t1v-n-1a2b3c4d-w-0."""
+        return [f"{self.instance_prefix}-w-{worker}" for worker in range(self.accelerator.hosts)]
+
+    @property
+    def instance_prefix(self) -> str:
+        """What its workers' instance names begin with: t1v-n-1a2b3c4d."""
+        return f"t1v-n-{hashlib.sha256(f'{self.name} {self.incarnation}'.encode()).hexdigest()[:8]}"
+
+    def _endpoints(self) -> list[Json]:
+        external = self.spec.get("networkConfig", {}).get("enableExternalIps", False)
+        endpoints = []
+        for inside, outside in self.addresses:
+            endpoint: Json = {"ipAddress": inside, "port": PORT}
+            if external:
+                endpoint["accessConfig"] = {"externalIp": outside}
+            endpoints.append(endpoint)
+        return endpoints
+
+    def render(self) -> Json:
+        """As the API answers."""
+        answer = copy.deepcopy(self.spec)
+        answer |= {
+            "name": self.name,
+            "state": self.state,
+            "id": str(6_000_000_000_000_000_000 + self.incarnation),
+            "createTime": timestamp(self.created),
+            "apiVersion": "V2",
+            "acceleratorType": self.accelerator.type_name,
+            "acceleratorConfig": config_of(self.accelerator),
+        }
+        scheduling = answer.setdefault("schedulingConfig", {})
+        if self.pool.tier != "on-demand":
+            scheduling[self.pool.tier] = True
+        answer["networkConfig"] = {"network": "default", "subnetwork": "default"} | answer.get(
+            "networkConfig", {}
+        )
+        if self.queued_resource is not None:
+            answer["queuedResource"] = self.queued_resource
+        if self.multislice:
+            answer["multisliceNode"] = True
+        if self.addresses:
+            answer["networkEndpoints"] = self._endpoints()
+            answer["health"] = "UNHEALTHY_MAINTENANCE" if self.state == "REPAIRING" else "HEALTHY"
+        return answer
+
+    def guest_attributes(self, query_path: str, workers: list[int]) -> list[Json]:
+        """Of each worker, what its guest agent has published below a path: "", "namespace/" or "namespace/key"."""
+        namespace, _, key = query_path.strip("/").partition("/")
+        found = []
+        for worker in workers:
+            items = [
+                {"namespace": at, "key": name, "value": value}
+                for (of, at, name), value in sorted(self.attributes.items())
+                if of == worker and namespace in ("", at) and key in ("", name)
+            ]
+            found.append({"queryPath": query_path, "queryValue": {"items": items}})
+        return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Window:
+    """When a request may be served, in unix seconds."""
+
+    opens: float
+    closes: float | None
+
+    @classmethod
+    def parse(cls, policy: Json, now: float) -> "Window":
+        """From a queueingPolicy. Raises ApiError where it has more than one field: Google makes them one union."""
+        if len(policy) > 1:
+            raise invalid(
+                "QueuedResource.queueingPolicy", f"has {' and '.join(sorted(policy))}; give one of them"
+            )
+        interval = policy.get("validInterval", {})
+        after, until = interval.get("startTime"), interval.get("endTime")
+        after, until = policy.get("validAfterTime", after), policy.get("validUntilTime", until)
+        opens = from_timestamp(after) if after else now
+        closes = from_timestamp(until) if until else None
+        if "validAfterDuration" in policy:
+            opens = now + from_duration(policy["validAfterDuration"])
+        if "validUntilDuration" in policy:
+            closes = now + from_duration(policy["validUntilDuration"])
+        if closes is not None and closes <= max(opens, now):
+            raise invalid("QueuedResource.queueingPolicy", "ends before it begins, or has ended already")
+        return cls(opens=max(opens, now), closes=closes)
+
+
+@dataclasses.dataclass(kw_only=True)
+class QueuedResource:
+    """A record of the cloud, changed as time goes on. `plans` are the nodes that it asks for, not made yet."""
+
+    name: str
+    spec: Json
+    plans: list[Node]
+    window: Window
+    created: float
+    state: str = "ACCEPTED"
+    initiator: str = "USER"
+    error: ApiError | None = None
+
+    @property
+    def parent(self) -> str:
+        """projects/…/locations/…"""
+        return self.name.rpartition("/queuedResources/")[0]
+
+    def render(self) -> Json:
+        """As the API answers."""
+        state: Json = {"state": self.state, "stateInitiator": self.initiator}
+        if self.state in _DATA:
+            state[_DATA[self.state]] = {}
+        if self.error is not None:
+            state["failedData"] = {"error": self.error.as_status()}
+        answer = copy.deepcopy(self.spec)
+        return answer | {"name": self.name, "createTime": timestamp(self.created), "state": state}
