@@ -59,7 +59,7 @@ INSTALL = @for python in $(BIN)/python $(PYTHON) python3 /usr/bin/python3 python
 	    exec "$$python" -E -s -m tools.install $(if $(PYTHON),--python "$(PYTHON)") $(1); \
 	  fi; \
 	done; \
-	echo "make: no Python on this machine; install Python 3.12 (apt-get install python3.12 python3.12-venv," \
+	echo "make: no Python on this machine; install Python 3.12 (apt-get install python3.12 python3-pip," \
 	     "pyenv install 3.12, or your system's own way) and make again" >&2; exit 2
 
 .PHONY: install
@@ -69,9 +69,9 @@ install: ## make .venv from the lock (LOCK=gpu: for NVIDIA; PYTHON=path: with th
 .PHONY: lock
 lock: ## renew the locks and say what moved (UPGRADE=1: the newest of all)
 	$(call INSTALL,--only-uv)
-	@UPGRADE="$(UPGRADE)" UV=$(BIN)/uv sh tools/lock.sh
+	@UPGRADE="$(UPGRADE)" UV=.uv/bin/uv sh tools/lock.sh
 
 .PHONY: clean
 clean: ## remove what make made; runs stay
-	rm -rf .venv .install.lock build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .uv .install.lock build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

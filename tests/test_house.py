@@ -96,7 +96,7 @@ def test_what_builds_this_package_is_in_the_lock_so_that_an_install_fetches_noth
 @pytest.mark.parametrize(
     "path",
     [
-        *("host/__main__.py", "host/loader.py", "tools/interpreter.py", "tools/install.py"),
+        *("host/__main__.py", "host/loader.py", "tools/install.py"),
         *(f"contracts/{path.name}" for path in ROOT.glob("contracts/*.py")),
     ],
 )
@@ -274,4 +274,4 @@ def test_the_python_of_the_house_is_the_same_wherever_it_is_said() -> None:
     assert PROJECT["project"]["requires-python"] == f">={chosen}"
     assert PROJECT["tool"]["mypy"]["python_version"] == chosen
     assert PROJECT["tool"]["ruff"]["target-version"] == "py" + chosen.replace(".", "")
-    assert f'PREFERRED = "{chosen}"' in (ROOT / "tools" / "interpreter.py").read_text()
+    assert f'PREFERRED = "{chosen}"' in (ROOT / "tools" / "install.py").read_text()

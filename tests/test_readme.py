@@ -77,7 +77,7 @@ NOT_RUN = {
 """Why a command is not run here, and where the same is; a pattern for those of other programs."""
 
 PROGRAMS = "make|fab|pulumi|gcloud|git|cp|export|source|python|docker|curl|pip|ssh"
-SHOWN = ("making .venv", "Cost at list prices:", "config ──►", "runs/flax_mlm-")
+SHOWN = ("fetching uv", "Cost at list prices:", "config ──►", "runs/flax_mlm-")
 """How the README's blocks begin that are no commands: what a command prints, and pictures."""
 
 
@@ -114,7 +114,7 @@ def test_every_command_of_the_readme_is_run_here_or_listed_with_its_reason() -> 
 
 def test_a_block_that_is_neither_commands_nor_known_output_would_be_noticed() -> None:
     told = commands(
-        "Do\n\n    wget x   # why\n    make it\n\nor `fab new --way`, `fab`.\n\n    making .venv …\n"
+        "Do\n\n    wget x   # why\n    make it\n\nor `fab new --way`, `fab`.\n\n    fetching uv …\n"
     )
     assert told == ["fab new --way", "make it", "wget x"]
 

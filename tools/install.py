@@ -1,14 +1,18 @@
-"""Makes .venv from a hashed lock. `make` runs it before every command; the second time nothing is left to do.
+"""Makes .venv from a hashed lock with uv. `make` runs it before every command; the second time nothing is left to do.
 
-Standard library of Python 3.8 and nothing else: it runs before anything is installed, on any Python.
-In order: find a Python that the project can use, make .venv with it, put uv there by hash, let uv install
-the lock, put this checkout on its path. A stamp written after each half says what is already true, so an
-interrupted install goes on where it was, and a touched file installs nothing."""
+Standard library of Python 3.8 only: it runs before anything is installed, on any Python. In order: fetch uv by hash
+into .uv, let uv find a Python that the project can use and make .venv with it, let uv install the lock, put this
+checkout on its path. A stamp after each step says what is already true, so an interrupted install goes on where it
+was, and a touched file installs nothing."""
+
+from __future__ import annotations
 
 import argparse
 import contextlib
 import fcntl
+import glob
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -16,83 +20,82 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import Dict, Iterator, Mapping, Optional, Sequence
+from typing import Iterator, Mapping, Sequence
 
-from tools.interpreter import NoInterpreterError, find_interpreter, probe
-
+PREFERRED = "3.12"
+"""Also the oldest that the project runs on."""
 # Each is enough for every command of the Makefile. An environment keeps its lock until another is asked for.
 LOCKS = ("dev", "gpu")
 LOCK_WAIT_LIMIT_S = 1800
+PROBE_LIMIT_S = 30
 
 # Settings of the caller's shell that would send an install somewhere else than .venv.
-_MISLEADING = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "UV_PYTHON")
+_MISLEADING = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "UV_PYTHON")
+_QUESTION = """
+import sys
+print(getattr(sys, "_base_executable", sys.executable))
+print("%d.%d.%d" % sys.version_info[:3])
+"""
 
 
 class InstallError(Exception):
     """What went wrong and what to do about it, for a person."""
 
 
-def fingerprint(*parts: bytes) -> str:
-    """One hash over parts; moving a byte from one part to the next changes it."""
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(b"%d:" % len(part) + part)
-    return whole.hexdigest()
+def probe(command: str) -> tuple[str, str] | None:
+    """Runs a Python: its own executable (no shim, no environment's link) and its version, such as 3.12.1.
 
-
-def count_packages(lock: str) -> int:
-    """How many packages a lock pins, for this platform or another."""
-    return len(re.findall(r"^[A-Za-z0-9][^=\s]*==", lock, flags=re.MULTILINE))
-
-
-def reason_to_rebuild(
-    stamp: Optional[Mapping[str, str]], wanted: Mapping[str, str], version: str
-) -> Optional[str]:
-    """Why a .venv that is there cannot be used as it is; None when it can. `version` is what its interpreter
-    answers when it is run, empty when it does not run."""
-    if stamp is None:
-        return "it is not finished, or was not made by make"
-    if stamp.get("root") != wanted["root"]:
-        return "it was made for another folder, {}".format(stamp.get("root"))
-    if not version:
-        return "its interpreter, {}, is gone".format(stamp.get("python"))
-    if stamp.get("version") != version:
-        return "its interpreter was Python {} and is now {}".format(stamp.get("version"), version)
-    if wanted["python"] and stamp.get("python") != wanted["python"]:
-        return "it has {}, and PYTHON asks for {}".format(stamp.get("python"), wanted["python"])
-    if stamp.get("uv") != wanted["uv"]:
-        return "the lock names another uv"
+    None where it does not run, as a pyenv shim does not for a version that this folder has not chosen."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+        path, version = answer([command, "-I", "-c", _QUESTION], os.environ).splitlines()
+        return path, version
     return None
 
 
-def duration(seconds: float) -> str:
-    """12.3 → '12 s', 75 → '1 min 15 s'."""
-    minutes, rest = divmod(max(1, round(seconds)), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+def series(version: str) -> tuple[int, ...]:
+    """(3, 12) of 3.12.1."""
+    return tuple(map(int, version.split(".")[:2]))
 
 
-def calm(environ: Mapping[str, str]) -> Dict[str, str]:
+def reason_to_rebuild(stamp: Mapping[str, str], root: Path, python: str, asked: str) -> str | None:
+    """Why a .venv that is there cannot be used as it is; None when it can.
+
+    python: the version that its interpreter answers, empty where it does not run. asked: the path of the Python that
+    PYTHON names, empty without one."""
+    made_with, version = stamp.get("python"), stamp.get("version", "")
+    if "root" not in stamp:
+        return "it is not finished, or was not made by make"
+    if stamp["root"] != str(root):
+        return "it was made for another folder, {}".format(stamp["root"])
+    if not python:
+        return f"its interpreter, {made_with}, is gone"
+    if series(python) != series(version):
+        return f"its interpreter was Python {version} and is now {python}"
+    if asked and made_with != asked:
+        return f"it has {made_with}, and PYTHON asks for {asked}"
+    return None
+
+
+def calm(environ: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without what would lead an installer out of .venv."""
     kept = {name: value for name, value in environ.items() if name not in _MISLEADING}
-    kept["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
-    return kept
+    return {**kept, "PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-def read_stamp(path: Path) -> Optional[Dict[str, str]]:
-    """A stamp's contents; None when it is absent or not whole."""
-    try:
-        stamp = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return stamp if isinstance(stamp, dict) else None
+def answer(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """What a command that answers at once prints. Raises OSError or SubprocessError."""
+    return subprocess.run(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(environ),
+        timeout=PROBE_LIMIT_S, check=True, text=True,
+    ).stdout.strip()  # fmt: skip
 
 
-def write_stamp(path: Path, stamp: Mapping[str, str]) -> None:
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(json.dumps(stamp, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    os.replace(str(beside), str(path))
+def fingerprint(*parts: bytes) -> str:
+    """One hash over parts; moving a byte from one part to the next changes it."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def carry_out(argv: Sequence[str], purpose: str, environ: Mapping[str, str]) -> None:
@@ -129,25 +132,19 @@ def alone(path: Path) -> Iterator[None]:
 
 
 class Checkout:
-    """One checkout's .venv and what it is to be made from."""
+    """One checkout's uv and .venv, and what they are to be made from."""
 
-    def __init__(self, root: Path, *, lock: Optional[str], python: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, root: Path, *, lock: str | None, python: str, environ: Mapping[str, str]) -> None:
         self.root = root
-        self.venv = root / ".venv"
-        self.python = str(self.venv / "bin" / "python")
         self.environ = calm(environ)
-        self.asked = python
-        self.base_stamp = self.venv / ".made-by-make"
-        self.full_stamp = self.venv / ".installed"
-        self.lock = lock or (read_stamp(self.full_stamp) or {}).get("lock") or LOCKS[0]
+        self.venv, self.python = root / ".venv", str(root / ".venv" / "bin" / "python")
+        self.uv_home, self.uv = root / ".uv", str(root / ".uv" / "bin" / "uv")
+        self.stamp_file = self.venv / ".installed"
+        self.asked = self._asked(python) if python else None
+        self.lock = lock or self.stamp().get("lock") or LOCKS[0]
         self.lock_file = f"requirements/{self.lock}.txt"
-        self.wanted_base = {
-            "root": str(root),
-            "python": find_interpreter(python, self.environ).path if python else "",
-            "uv": fingerprint(self._read("requirements/uv.txt")),
-        }
-        key = fingerprint(self._read(self.lock_file), self._read("pyproject.toml"))
-        self.wanted_full = {"lock": self.lock, "key": key}
+        self.key = fingerprint(self._read(self.lock_file), self._read("pyproject.toml"))
+        self.uv_key = fingerprint(self._read("requirements/uv.txt"))
 
     def _read(self, name: str) -> bytes:
         try:
@@ -155,79 +152,154 @@ class Checkout:
         except FileNotFoundError:
             raise InstallError(f"{name} is missing; `git checkout -- {name}` restores it") from None
 
-    def reason_to_rebuild(self) -> Optional[str]:
-        """None when .venv is there with uv in it, for this folder and with an interpreter that runs."""
-        stamp = read_stamp(self.base_stamp)
-        answer = probe(self.python) if stamp else None
-        version = ".".join(map(str, answer.version[:2])) if answer else ""
-        return reason_to_rebuild(stamp, self.wanted_base, version)
+    @staticmethod
+    def _asked(command: str) -> tuple[str, str]:
+        """The Python that PYTHON=… names, and no other."""
+        python = probe(command)
+        if python is None or series(python[1]) < series(PREFERRED):
+            seen = f"is Python {python[1]}" if python else "does not run as a Python"
+            raise InstallError(f"PYTHON={command}: this {seen}; name a Python {PREFERRED} or newer")
+        return python
 
-    def has_base(self) -> bool:
-        return self.reason_to_rebuild() is None
+    def stamp(self) -> dict[str, str]:
+        """What .venv was made from, and which lock is whole in it; empty where it says nothing that can be read."""
+        with contextlib.suppress(OSError, ValueError):
+            stamp = json.loads(self.stamp_file.read_text(encoding="utf-8"))
+            return stamp if isinstance(stamp, dict) else {}
+        return {}
+
+    def write_stamp(self, stamp: Mapping[str, str]) -> None:
+        beside = self.stamp_file.with_name(".installed.new")
+        beside.write_text(json.dumps(stamp, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        os.replace(str(beside), str(self.stamp_file))
+
+    def has_uv(self) -> bool:
+        made = self.uv_home / self.uv_key
+        return made.exists() and os.access(self.uv, os.X_OK)
+
+    def reason_to_rebuild(self) -> str | None:
+        """None when .venv is there, for this folder and with an interpreter that runs."""
+        stamp = self.stamp()
+        python = probe(self.python) if stamp else None
+        return reason_to_rebuild(
+            stamp, self.root, python[1] if python else "", self.asked[0] if self.asked else ""
+        )
 
     def is_complete(self) -> bool:
-        return read_stamp(self.full_stamp) == self.wanted_full and self.has_base()
+        stamp = self.stamp()
+        whole = (stamp.get("lock"), stamp.get("key")) == (self.lock, self.key)
+        return whole and self.reason_to_rebuild() is None
 
-    def make_base(self) -> None:
-        """.venv with uv in it and nothing else."""
+    def fetch_uv(self) -> None:
+        """The locked uv, by whatever on this machine installs a wheel: a uv, this Python's pip, or a new venv's."""
+        print("fetching uv …", flush=True)
+        if self.uv_home.exists():
+            shutil.rmtree(str(self.uv_home))
+        path = os.pathsep.join([str(self.venv / "bin"), self.environ.get("PATH", os.defpath)])
+        with tempfile.TemporaryDirectory() as scratch:
+            if (uv := shutil.which("uv", path=path)) is not None:
+                pip = [uv, "pip", "install", "--python", sys.executable]
+            elif importlib.util.find_spec("pip"):
+                pip = [sys.executable, "-m", "pip", "install"]
+            elif importlib.util.find_spec("ensurepip"):
+                carry_out([sys.executable, "-m", "venv", scratch], "making a place for pip", self.environ)
+                pip = [os.path.join(scratch, "bin", "python"), "-m", "pip", "install"]
+            else:
+                raise InstallError(
+                    f"uv installs this project, and {sys.executable} has neither pip nor ensurepip to fetch it with; "
+                    "run `apt-get install python3-venv`, or install uv, and make again"
+                )
+            hashed = ["--require-hashes", "--only-binary", ":all:", "-r", "requirements/uv.txt"]
+            carry_out([*pip, "--quiet", "--target", str(self.uv_home), *hashed], "fetching uv", self.environ)
+        (self.uv_home / self.uv_key).touch()
+
+    def find_python(self) -> tuple[str, str]:
+        """The Python asked for, or else the first on this machine that will do: on PATH, pyenv's, uv's.
+
+        Raises InstallError, which names those that are there and the ways to get one."""
+        if self.asked:
+            return self.asked
+        pyenv = self.environ.get("PYENV_ROOT") or os.path.join(self.environ.get("HOME", ""), ".pyenv")
+        path = [self.environ.get("PATH", os.defpath), *glob.glob(f"{pyenv}/versions/{PREFERRED}*/bin")]
+        environ = {**self.environ, "PATH": os.pathsep.join(path)}
+        for wanted in (PREFERRED, f">={PREFERRED}"):
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                find = [
+                    self.uv,
+                    "python",
+                    "find",
+                    "--system",
+                    "--no-project",
+                    "--no-python-downloads",
+                    wanted,
+                ]
+                found = probe(answer(find, environ))
+                if found:
+                    return found
+        there = ""
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            there = answer([self.uv, "python", "list", "--only-installed"], environ)
+        names = sorted({line.split()[0] for line in there.splitlines() if line.strip()})
+        raise InstallError(
+            f"this project needs Python {PREFERRED} or newer, and this machine has: {', '.join(names) or 'none'}; "
+            f"install one (`pyenv install {PREFERRED}`, `uv python install {PREFERRED}`, or where the system has it "
+            f"`apt-get install python{PREFERRED}`) and make again, or name one: "
+            f"`make PYTHON=/path/to/python{PREFERRED}`"
+        )
+
+    def make_venv(self) -> None:
+        """.venv, empty."""
         if self.venv.is_symlink():
             raise InstallError(f".venv is a link to {os.readlink(str(self.venv))}; remove it and make again")
-        python = find_interpreter(self.asked, self.environ)
+        path, version = self.find_python()
         if self.venv.exists():
             print(f"making .venv again: {self.reason_to_rebuild()}", flush=True)
             shutil.rmtree(str(self.venv))
-        print(f"making .venv with {python.words} …", flush=True)
-        carry_out([python.path, "-m", "venv", str(self.venv)], "making .venv", self.environ)
-        pip = [self.python, "-m", "pip", "install", "--quiet"]
-        hashed = ["--require-hashes", "--only-binary", ":all:", "-r", "requirements/uv.txt"]
-        carry_out([*pip, *hashed], "installing uv", self.environ)
-        version = ".".join(map(str, python.version[:2]))
-        write_stamp(self.base_stamp, {**self.wanted_base, "python": python.path, "version": version})
+        print(f"making .venv with Python {version} ({path}) …", flush=True)
+        command = [self.uv, "venv", "--quiet", "--no-project", "--python", path, str(self.venv)]
+        carry_out(command, "making .venv", self.environ)
+        self.write_stamp({"root": str(self.root), "python": path, "version": version})
 
     def install(self) -> None:
         """The lock's packages, exactly those, and this checkout on the path."""
-        count = count_packages(self._read(self.lock_file).decode())
+        count = len(re.findall(rb"^[A-Za-z0-9][^=\s]*==", self._read(self.lock_file), flags=re.MULTILINE))
         print(f"installing {count} locked packages into .venv …", flush=True)
-        # The stamp must not outlive the packages that it vouches for.
-        if self.full_stamp.exists():
-            self.full_stamp.unlink()
-        uv = [str(self.venv / "bin" / "uv"), "pip"]
-        quiet = ["--quiet", "--python", self.python]
+        # A stamp must not outlive the packages that it vouches for.
+        made = {name: self.stamp()[name] for name in ("root", "python", "version")}
+        self.write_stamp({**made, "lock": self.lock})
+        uv, quiet = [self.uv, "pip"], ["--quiet", "--python", self.python]
         hashed = ["--require-hashes", "--only-binary", ":all:", self.lock_file]
         carry_out([*uv, "sync", *quiet, *hashed], f"installing {self.lock_file}", self.environ)
         # setuptools is in the lock: nothing is fetched to build with.
         editable = ["--no-build-isolation", "--no-deps", "--offline", "--editable", str(self.root)]
         carry_out([*uv, "install", *quiet, *editable], "putting this checkout on .venv's path", self.environ)
-        write_stamp(self.full_stamp, self.wanted_full)
+        self.write_stamp({**made, "lock": self.lock, "key": self.key})
 
 
 def bring_up_to_date(checkout: Checkout, *, only_uv: bool = False) -> None:
     """Installs what is missing, and says and does nothing when nothing is. Raises InstallError."""
-    enough = checkout.has_base if only_uv else checkout.is_complete
+    enough = checkout.has_uv if only_uv else checkout.is_complete
     if enough():
         return
     with alone(checkout.root / ".install.lock"):
         if enough():
             return
         start = time.monotonic()
-        if not checkout.has_base():
-            checkout.make_base()
+        if not checkout.has_uv():
+            checkout.fetch_uv()
         if not only_uv:
+            if checkout.reason_to_rebuild() is not None:
+                checkout.make_venv()
             checkout.install()
-        print(f"done in {duration(time.monotonic() - start)}", flush=True)
+        print(f"done in {max(1, round(time.monotonic() - start))} s", flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tools.install", description="Make .venv from a hashed lock.")
-    parser.add_argument(
-        "--lock", choices=LOCKS, help="which requirements/*.txt; default: the one installed, or dev"
-    )
-    parser.add_argument(
-        "--python", default="", help="the Python to make .venv with; default: the first that will do"
-    )
-    parser.add_argument(
-        "--only-uv", action="store_true", help="stop when uv is there: enough to renew the locks"
-    )
+    add = parser.add_argument
+    add("--lock", choices=LOCKS, help="which requirements/*.txt; default: the one installed, or dev")
+    add("--python", default="", help="the Python to make .venv with; default: the first that will do")
+    add("--only-uv", action="store_true", help="stop when uv is there: enough to renew the locks")
     options = parser.parse_args(argv)
     root = Path(__file__).resolve().parent.parent
     os.chdir(str(root))
@@ -236,7 +308,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         checkout = Checkout(root, lock=options.lock, python=options.python, environ=os.environ)
         bring_up_to_date(checkout, only_uv=options.only_uv)
-    except (InstallError, NoInterpreterError, OSError) as problem:
+    except (InstallError, OSError) as problem:
         print(f"install: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -23,7 +23,6 @@ from pathlib import Path
 import filelock
 
 from tools import go
-from tools.install import duration
 
 RECIPE = Path(__file__).resolve().parent / "pulumi"
 MODULE = "github.com/pulumi/pulumi"
@@ -182,7 +181,7 @@ def _build(environ: Mapping[str, str], say: Say) -> PulumiCli:
         raise PulumiCliError(f"{error}; mend that and try again (it wants 4 GB of free disk)") from None
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    say(f"built in {duration(time.monotonic() - start)}: {home / 'pulumi'}")
+    say(f"built in {time.monotonic() - start:.0f} s: {home / 'pulumi'}")
     return PulumiCli(folder=home, dynamic_folder=home, version=wanted_version())
 
 
@@ -221,7 +220,7 @@ def _carry_out(argv: list[str], environ: Mapping[str, str], say: Say) -> None:
                 told = now
                 fetched = sum(line.startswith("go: downloading") for line in lines)
                 say(
-                    f"… {fetched} modules fetched, {len(lines) - fetched} packages compiled, {duration(now - start)}"
+                    f"… {fetched} modules fetched, {len(lines) - fetched} packages compiled, {now - start:.0f} s"
                 )
             time.sleep(0.2)
     finally:

@@ -1,4 +1,4 @@
-"""When something is installed, when nothing is, and what a person reads of it."""
+"""When something is installed, when nothing is, with which Python, and what a person reads of it."""
 
 import os
 import sys
@@ -11,10 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools import install
-from tools.install import Checkout, InstallError, bring_up_to_date
+from tools.install import Checkout, InstallError, bring_up_to_date, probe
 
-STAMP = {"root": "/checkout", "python": "/usr/bin/python3.12", "version": "3.12", "uv": "abc"}
-WANTED = {"root": "/checkout", "python": "", "uv": "abc"}
+ROOT = Path("/checkout")
+STAMP = {"root": "/checkout", "python": "/usr/bin/python3.12", "version": "3.12.1"}
+UV, VENV = "fetching uv", "making .venv"
+DEV = ["installing requirements/dev.txt", "putting this checkout on .venv's path"]
+ALL = [UV, VENV, *DEV]
+
+
+def program(path: Path, body: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
 
 
 class Steps:
@@ -26,12 +36,13 @@ class Steps:
 
     def __call__(self, argv: Sequence[str], purpose: str, environ: Mapping[str, str]) -> None:
         self.done.append(purpose)
+        if purpose == UV:
+            program(Path(argv[argv.index("--target") + 1]) / "bin" / "uv", f"echo {sys.executable}")
+        elif purpose == VENV:
+            (Path(argv[-1]) / "bin").mkdir(parents=True)
+            (Path(argv[-1]) / "bin" / "python").symlink_to(argv[argv.index("--python") + 1])
         if purpose == self.failing:
             raise InstallError(f"{purpose} failed; it said: no space left on device")
-        if purpose == "making .venv":
-            binaries = Path(argv[-1]) / "bin"
-            binaries.mkdir(parents=True)
-            (binaries / "python").symlink_to(argv[0])
 
 
 @pytest.fixture
@@ -43,10 +54,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    return make_checkout(tmp_path / "checkout")
-
-
-def make_checkout(root: Path) -> Path:
+    root = tmp_path / "checkout"
     (root / "requirements").mkdir(parents=True)
     for lock in ("uv", "dev", "gpu"):
         (root / "requirements" / f"{lock}.txt").write_text(f"{lock}-tool==1.0 \\\n    --hash=sha256:00\n")
@@ -54,53 +62,50 @@ def make_checkout(root: Path) -> Path:
     return root
 
 
-def make(root: Path, lock: str | None = None, *, only_uv: bool = False) -> None:
-    bring_up_to_date(Checkout(root, lock=lock, python="", environ=os.environ), only_uv=only_uv)
+def make(root: Path, lock: str | None = None, *, only_uv: bool = False, python: str = "") -> None:
+    bring_up_to_date(Checkout(root, lock=lock, python=python, environ=os.environ), only_uv=only_uv)
 
 
-BASE = ["making .venv", "installing uv"]
-DEV = ["installing requirements/dev.txt", "putting this checkout on .venv's path"]
-
-
-def test_a_second_make_does_nothing_and_says_nothing(
+def test_a_second_make_does_nothing_and_says_nothing_even_when_the_lock_was_touched(
     root: Path, steps: Steps, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(root)
-    assert steps.done == BASE + DEV
+    assert steps.done == ALL
     assert "installing 1 locked packages" in capsys.readouterr().out
+    for name in ("requirements/dev.txt", "pyproject.toml"):
+        os.utime(root / name, (2e9, 2e9))
     make(root)
-    assert steps.done == BASE + DEV
+    assert steps.done == ALL
     assert capsys.readouterr().out == ""
 
 
-def test_touching_a_lock_installs_nothing(root: Path, steps: Steps) -> None:
-    make(root)
-    os.utime(root / "requirements" / "dev.txt", (2e9, 2e9))
-    os.utime(root / "pyproject.toml", (2e9, 2e9))
-    make(root)
-    assert steps.done == BASE + DEV
-
-
-@pytest.mark.parametrize("changed", ["requirements/dev.txt", "pyproject.toml"])
-def test_a_changed_lock_or_project_is_installed_into_the_same_environment(
-    root: Path, steps: Steps, changed: str
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [
+        ("requirements/dev.txt", DEV),
+        ("pyproject.toml", DEV),
+        ("requirements/uv.txt", []),
+        (".venv/.installed", ALL[1:]),
+    ],
+)
+def test_a_changed_lock_or_project_is_installed_into_the_same_environment_and_a_torn_stamp_makes_a_new_one(
+    root: Path, steps: Steps, changed: str, again: list[str]
 ) -> None:
     make(root)
     (root / changed).write_text("other==2.0\n")
     make(root)
-    assert steps.done == BASE + DEV + DEV
+    assert steps.done == ALL + again
 
 
-@pytest.mark.parametrize("failing", BASE + DEV)
-def test_after_a_failed_step_the_next_make_goes_on(root: Path, steps: Steps, failing: str) -> None:
+@pytest.mark.parametrize("failing", ALL)
+def test_after_a_failed_step_the_next_make_goes_on_from_there(root: Path, steps: Steps, failing: str) -> None:
     steps.failing = failing
     with pytest.raises(InstallError, match="no space left"):
         make(root)
     steps.failing = None
     steps.done.clear()
     make(root)
-    # What was finished is not done again: the environment itself, once uv is in it.
-    assert steps.done == (BASE + DEV if failing in BASE else DEV)
+    assert steps.done == (DEV if failing in DEV else ALL[ALL.index(failing) :])
     steps.done.clear()
     make(root)
     assert steps.done == []
@@ -121,26 +126,17 @@ def test_an_environment_whose_new_packages_failed_does_not_pass_for_whole(root: 
     assert steps.done == DEV
 
 
-def test_a_moved_checkout_gets_a_new_environment_and_says_why(
+def test_a_moved_checkout_and_one_whose_interpreter_is_gone_get_a_new_environment_and_say_why(
     root: Path, steps: Steps, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make(root)
     moved = root.rename(root.with_name("moved"))
     make(moved)
-    assert steps.done == (BASE + DEV) * 2
     assert f"making .venv again: it was made for another folder, {root}" in capsys.readouterr().out
-
-
-def test_an_environment_whose_interpreter_is_gone_is_made_again(
-    root: Path, steps: Steps, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make(root)
-    python = root / ".venv" / "bin" / "python"
-    python.unlink()
-    python.symlink_to("/nowhere/python3.12")
-    make(root)
-    assert steps.done == (BASE + DEV) * 2
+    (moved / ".venv" / "bin" / "python").unlink()
+    make(moved)
     assert "is gone" in capsys.readouterr().out
+    assert steps.done == ALL + ALL[1:] * 2
 
 
 def test_a_linked_environment_is_not_removed(root: Path, steps: Steps, tmp_path: Path) -> None:
@@ -151,7 +147,7 @@ def test_a_linked_environment_is_not_removed(root: Path, steps: Steps, tmp_path:
     with pytest.raises(InstallError, match="is a link"):
         make(root)
     assert (elsewhere / "kept").exists()
-    assert steps.done == []
+    assert steps.done == [UV]
 
 
 def test_an_environment_stays_on_its_lock_until_another_is_asked_for(root: Path, steps: Steps) -> None:
@@ -164,17 +160,9 @@ def test_an_environment_stays_on_its_lock_until_another_is_asked_for(root: Path,
 
 def test_renewing_the_locks_needs_uv_and_no_packages(root: Path, steps: Steps) -> None:
     make(root, only_uv=True)
-    assert steps.done == BASE
+    assert steps.done == [UV]
     make(root)
-    assert steps.done == BASE + DEV
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"lock": "dev"}', "\x00"])
-def test_a_torn_stamp_means_install_again_and_is_no_crash(root: Path, steps: Steps, text: str) -> None:
-    make(root)
-    (root / ".venv" / ".installed").write_text(text)
-    make(root)
-    assert steps.done == BASE + DEV + DEV
+    assert steps.done == ALL
 
 
 def test_a_missing_lock_is_named_with_the_command_that_restores_it(root: Path) -> None:
@@ -207,7 +195,7 @@ def test_of_two_makes_at_once_one_installs_and_the_other_waits(
     for thread in makes:
         thread.join(60)
     assert waiting.is_set()
-    assert steps.done == BASE + DEV
+    assert steps.done == ALL
 
 
 @given(st.lists(st.binary(max_size=6), max_size=4), st.lists(st.binary(max_size=6), max_size=4))
@@ -215,35 +203,31 @@ def test_different_files_never_have_the_same_fingerprint(one: list[bytes], other
     assert (install.fingerprint(*one) == install.fingerprint(*other)) == (one == other)
 
 
-def test_a_lock_is_counted_by_its_pins() -> None:
-    lock = "# jax==9\njax==0.12.0 \\\n    --hash=sha256:aa\netils[epath]==1 ; sys_platform == 'linux'\n"
-    assert install.count_packages(lock) == 2
-
-
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "python", "asked", "words"),
     [
-        ({}, None),
-        ({"root": "/old"}, "another folder, /old"),
-        ({"version": "3.13"}, "was Python 3.13 and is now 3.12"),
-        ({"uv": "old"}, "another uv"),
+        ({}, "3.12.9", "", None),
+        ({}, "3.12.1", "/usr/bin/python3.12", None),
+        ({"root": "/old"}, "3.12.1", "", "another folder, /old"),
+        ({}, "3.13.0", "", "was Python 3.12.1 and is now 3.13.0"),
+        ({}, "", "", "/usr/bin/python3.12, is gone"),
+        ({}, "3.12.1", "/opt/python3.13", "it has /usr/bin/python3.12, and PYTHON asks for /opt/python3.13"),
     ],
 )
-def test_the_reason_to_make_an_environment_again_is_said(change: dict[str, str], words: str | None) -> None:
-    reason = install.reason_to_rebuild({**STAMP, **change}, WANTED, "3.12")
+def test_the_reason_to_make_an_environment_again_is_said(
+    change: dict[str, str], python: str, asked: str, words: str | None
+) -> None:
+    reason = install.reason_to_rebuild({**STAMP, **change}, ROOT, python, asked)
     assert reason == words if words is None else words in (reason or "")
 
 
-def test_another_python_is_taken_only_when_asked_for() -> None:
-    asked = {**WANTED, "python": "/opt/python3.13"}
-    reason = install.reason_to_rebuild(STAMP, asked, "3.12")
-    assert reason == "it has /usr/bin/python3.12, and PYTHON asks for /opt/python3.13"
-    assert install.reason_to_rebuild(STAMP, {**asked, "python": STAMP["python"]}, "3.12") is None
-
-
 def test_a_setting_that_leads_installs_elsewhere_is_dropped_and_a_mirror_is_kept() -> None:
-    kept = install.calm({"PYTHONPATH": "/x", "PIP_TARGET": "/z", "UV_DEFAULT_INDEX": "mirror"})
-    assert kept == {"UV_DEFAULT_INDEX": "mirror", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    kept = install.calm(
+        {"PYTHONPATH": "/x", "PIP_TARGET": "/z", "PIP_USER": "1", "UV_DEFAULT_INDEX": "mirror"}
+    )
+    assert kept["UV_DEFAULT_INDEX"] == "mirror"
+    assert {"PYTHONPATH", "PIP_TARGET"}.isdisjoint(kept)
+    assert (kept["PIP_USER"], kept["PIP_REQUIRE_VIRTUALENV"]) == ("0", "0")
 
 
 def test_a_failed_step_shows_what_the_tool_said() -> None:
@@ -252,8 +236,59 @@ def test_a_failed_step_shows_what_the_tool_said() -> None:
         install.carry_out(failing, "making x", os.environ)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(0.1, "1 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (75, "1 min 15 s")]
-)
-def test_a_duration_reads_as_a_person_would_say_it(seconds: float, words: str) -> None:
-    assert install.duration(seconds) == words
+# --- which Python ----------------------------------------------------------------------------------------------
+
+
+def test_a_python_answers_with_its_own_path_and_a_shim_that_fails_and_other_programs_are_none(
+    tmp_path: Path,
+) -> None:
+    answer = probe(sys.executable)
+    assert answer is not None
+    assert ".venv" not in answer[0]
+    assert answer[1] == ".".join(map(str, sys.version_info[:3]))
+    assert probe("/nowhere/python3.12") is None
+    for body in ("echo 'pyenv: python3.12: command not found' >&2; exit 127", "echo hello"):
+        assert probe(str(program(tmp_path / "python3", body))) is None
+
+
+@pytest.fixture
+def checkout(root: Path, tmp_path: Path) -> Checkout:
+    """On a machine whose Pythons are those of the folders `path` and `home/.pyenv`, with the real uv."""
+    environ = {
+        "PATH": str(tmp_path / "path"),
+        "HOME": str(tmp_path / "home"),
+        "UV_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    made = Checkout(root, lock=None, python="", environ=environ)
+    made.uv = str(Path(sys.executable).with_name("uv"))
+    return made
+
+
+@pytest.mark.parametrize("folder", ["path", "home/.pyenv/versions/3.12.9/bin"])
+def test_a_failing_shim_first_on_the_path_hides_no_python_behind_it_or_of_pyenv(
+    checkout: Checkout, tmp_path: Path, folder: str
+) -> None:
+    for name in ("python3.12", "python3"):
+        program(tmp_path / "shims" / name, "exit 127")
+    checkout.environ["PATH"] = f"{tmp_path / 'shims'}:{checkout.environ['PATH']}"
+    real = probe(sys.executable)
+    assert real is not None
+    program(tmp_path / folder / "python3.12", f'exec "{real[0]}" "$@"')
+    assert checkout.find_python() == real
+
+
+def test_with_no_python_new_enough_the_ways_to_get_one_are_said(checkout: Checkout) -> None:
+    with pytest.raises(
+        InstallError, match=r"3\.12 or newer.* has: none; install one .*pyenv install 3\.12.*make PYTHON="
+    ):
+        checkout.find_python()
+
+
+def test_a_python_that_is_asked_for_and_will_not_do_is_an_error_and_no_other_is_taken(
+    root: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InstallError, match="PYTHON=/nowhere/python3.12: this does not run"):
+        make(root, python="/nowhere/python3.12")
+    old = program(tmp_path / "python3.11", "printf '/usr/bin/python3.11\\n3.11.2\\n'")
+    with pytest.raises(InstallError, match="this is Python 3.11.2; name a Python 3.12 or newer"):
+        make(root, python=str(old))
