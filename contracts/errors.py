@@ -1,11 +1,20 @@
-"""The exceptions whose message is all that the user has to see: no traceback says more."""
+"""The exceptions whose message is all that the user has to see, and the exit codes that say the same to a program."""
+
+DONE = 0
+FAILED = 1
+WRONG_REQUEST = 2
+RESUME_ME = 75
+"""The run is saved and to be resumed: EX_TEMPFAIL of sysexits.h, the same request may succeed later."""
+PEER_LOST = 76
+"""Another host of the run was lost, so this one is not to blame."""
+INTERRUPTED = 130
 
 
 class RequestError(Exception):
     """A mistake in what the user asked for.
 
-    The message is all the user sees, so it names the value, the rule and the remedy. A job that meets one
-    prints the message without a traceback and ends with exit code 2: trying again can't help.
+    The message is all the user sees, so it names the value, the rule and the remedy. A job that meets one prints the
+    message without a traceback and ends with WRONG_REQUEST: trying again cannot help.
     """
 
 
@@ -16,5 +25,5 @@ class Unreachable(RequestError):
 class JobFailed(Exception):
     """The job has judged its own results, and training on is of no use; the message says why and what to do.
 
-    Every process raises it after the same step. It ends with exit code 1 and without a traceback.
+    Every process raises it after the same step. It ends with FAILED and without a traceback.
     """

@@ -20,7 +20,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from jobs.runtime.files import BucketFiles
+from jobs.runtime.bucket_files import BucketFiles
 from launch.errors import HostError
 
 GOOGLE = "https://storage.googleapis.com"
@@ -191,7 +191,7 @@ def _line(said: object) -> str:
 
 
 class Buckets:
-    """`jobs.runtime.files.Files` in buckets, from this machine.
+    """`contracts.files.Files` in buckets, from this machine.
 
     Raises (on any call):
         HostError: the bucket cannot be reached, or refuses.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 
-from jobs.runtime import run_directory
+from contracts import run_directory
 from jobs.runtime.report.render import read_and_render
 from launch import runs
 from launch.runs import Run
@@ -21,15 +21,7 @@ def conclude(run: Run, outcome: str, error: str | None) -> Run:
         step, _ = runs.progress(fresh)
         fresh.directory.write_json(
             run_directory.RESULT,
-            {
-                "outcome": outcome,
-                "steps": step,
-                "wall_s": None,
-                "error": error,
-                "failed_host": None,
-                "attempt": fresh.attempt,
-                "time": time.time(),
-            },
+            run_directory.result(outcome, attempt=fresh.attempt, steps=step, time=time.time(), error=error),
         )
     with contextlib.suppress(OSError):  # a report is worth having, but not worth hiding how the run ended
         fresh.directory.write_text(run_directory.REPORT, read_and_render(fresh.directory.url))

@@ -7,6 +7,7 @@ import time
 
 from rich.table import Table
 
+from contracts import run_directory
 from contracts.errors import RequestError
 from launch import follow, log, outcome, rollout, runs
 from launch import jobs as job_index
@@ -35,7 +36,7 @@ def status(target: Target, wanted: str | None) -> int:
         return 0
     states = {run.run_id: follow.state(run, known) for run in chosen}
     if wanted is None:
-        chosen = [run for run in chosen if states[run.run_id] in runs.ACTIVE] or chosen[:1]
+        chosen = [run for run in chosen if states[run.run_id] in run_directory.ACTIVE] or chosen[:1]
     for run in chosen:
         run = follow.with_agents_beats(run, known)
         step, latest = runs.progress(run)
@@ -46,7 +47,7 @@ def status(target: Target, wanted: str | None) -> int:
             + f"  attempt {run.attempt}  {runs.age(run)} old"
         )
         console.print(_hosts_table(run, known.of(run)))
-        if states[run.run_id] not in (*runs.ACTIVE, "done"):
+        if states[run.run_id] not in (*run_directory.ACTIVE, "done"):
             for line in outcome.summary(run, states[run.run_id])[1:]:
                 say(console)(line)
     for error in known.errors:
@@ -140,7 +141,7 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
     run = runs.find(target.runs, wanted) if wanted else _only_active(target)
     agents = target.find_agents(run.described)
     before = follow.state_now(agents, run)
-    if before not in runs.ACTIVE:
+    if before not in run_directory.ACTIVE:
         say(console)(f"{run.run_id} is not running: it is {before}")
         return 0
     say(console)(f"stopping {run.run_id} (up to {grace_s:.0f} s to save a checkpoint)")
@@ -152,12 +153,12 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
         for entry in answer["stopped"]:
             note = f"; {printable(entry['note'])}" if entry.get("note") else ""
             say(console)(f"  {agent.host}: process {entry['pid']} {entry['how']}{note}")
-    deadline = time.monotonic() + runs.FINISHING_LIMIT_S
-    while (after := follow.state_now(agents, runs.read(run.directory) or run)) in runs.ACTIVE:
+    deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
+    while (after := follow.state_now(agents, runs.read(run.directory) or run)) in run_directory.ACTIVE:
         if time.monotonic() > deadline:
             break
         time.sleep(follow.POLL_S)
-    run = conclude(run, after, None) if after not in runs.ACTIVE else run
+    run = conclude(run, after, None) if after not in run_directory.ACTIVE else run
     for line in outcome.summary(run, after):
         say(console)(line)
     return 0 if after in ("stopped", "done") else 1
@@ -166,7 +167,7 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
 def _only_active(target: Target) -> Run:
     everything = runs.list_runs(target.runs)
     known = follow.look_at_all(_agents(target, everything))
-    active = [run for run in everything if follow.state(run, known) in runs.ACTIVE]
+    active = [run for run in everything if follow.state(run, known) in run_directory.ACTIVE]
     if not active:
         raise RequestError("--run: no run is active; `fab runs` lists them all")
     if len(active) > 1:

@@ -10,8 +10,9 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+from contracts import run_directory
 from jobs.runtime import metric_definitions
-from launch import bundle, jobs, runs
+from launch import bundle, jobs
 from launch.plan import Plan
 from launch.target import Target
 
@@ -39,7 +40,7 @@ def describe(
         "outcome": None,
     }
     return {
-        "version": runs.RUN_VERSION,
+        "version": run_directory.RUN_VERSION,
         "run_id": plan.run_id,
         "name": name or (before["name"] if before else None),
         "job": plan.job,

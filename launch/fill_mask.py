@@ -12,9 +12,9 @@ from typing import Any
 from rich.table import Table
 
 from contracts.errors import RequestError
+from contracts.run_directory import EXPORT
 from jobs.runtime.cache import build_once, user_cache_dir
 from jobs.runtime.report.fillings import quoted
-from jobs.runtime.run_directory import EXPORT
 from launch import jobs, runs
 from launch.display import say, terminal
 from launch.errors import HostError

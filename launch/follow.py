@@ -9,13 +9,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from contracts import run_directory
+from contracts.run_directory import State
 from jobs.runtime.metric_definitions import Metrics, finite
 from launch import rollout, runs
 from launch.agents import Agent, ask_all
 from launch.display import Display, Progress
 from launch.errors import HostError
 from launch.printable import printable
-from launch.runs import Run, State
+from launch.runs import Run
 
 POLL_S = 0.5
 BUCKET_POLL_S = 5.0
@@ -112,7 +114,7 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
                 rollout.stop(agents, run.run_id, run.attempt, grace_s=rollout.STOP_NOW_S)
         elif now == "failed" and run.current_result() is None and _recently_ended(known):
             pass  # the agent is finding out which host failed first
-        elif now not in runs.ACTIVE:
+        elif now not in run_directory.ACTIVE:
             return now
         time.sleep(BUCKET_POLL_S if run.directory.is_remote and not looks_ended else POLL_S)
 
@@ -156,7 +158,7 @@ def _tell_unheard(display: Display, known: Look, before: set[str]) -> set[str]:
 
 def _recently_ended(known: Look) -> bool:
     ended = [p["ended"] for p in known.processes if p.get("ended")]
-    return bool(ended) and time.time() - max(ended) < runs.FINISHING_LIMIT_S
+    return bool(ended) and time.time() - max(ended) < run_directory.FINISHING_LIMIT_S
 
 
 class _Watch:

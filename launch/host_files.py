@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.runtime.files import beginning
+from contracts.files import beginning
 from launch.agents import Agent
 from launch.errors import HostError
 
@@ -17,7 +17,7 @@ CHUNK_BYTES = 4 * 2**20
 
 @dataclasses.dataclass(frozen=True)
 class HostFiles:
-    """`jobs.runtime.files.Files` of hosts that share them: the first that answers is asked.
+    """`contracts.files.Files` of hosts that share them: the first that answers is asked.
 
     Text only: what a run's directory holds for its readers is text.
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import RequestError
+from contracts.files import DiskFiles, is_url
 from contracts.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.files import DiskFiles, is_url
 from launch.agents import Agent, ProcessLink
 from launch.buckets import Buckets
 from launch.jobs import CHECKOUT

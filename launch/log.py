@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from contracts.run_directory import SILENCE_LIMIT_S
 from launch.agents import Agent, PendingAnswer
 from launch.errors import HostError
 from launch.printable import Lines
-from launch.runs import SILENCE_LIMIT_S, Run
+from launch.runs import Run
 
 CHUNK_BYTES = 256 * 1024
 POLL_S = 0.5

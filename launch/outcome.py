@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jobs.runtime import run_directory
+from contracts import run_directory
+from contracts.errors import DONE, FAILED, INTERRUPTED, WRONG_REQUEST
+from contracts.run_directory import State
 from jobs.runtime.metric_definitions import NO_METRICS, finite
 from launch import runs
 from launch.display import duration
 from launch.printable import printable
-from launch.runs import Run, State
-
-DONE, FAILED, WRONG_REQUEST, INTERRUPTED = 0, 1, 2, 130
+from launch.runs import Run
 
 
 def exit_code(run: Run, state: State) -> int:

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jobs.runtime import run_directory
-from jobs.runtime.files import is_url
+from contracts import run_directory
+from contracts.files import is_url
 from launch import environment
 from launch.container import SHM_BYTES, Container
 from launch.target import Target

@@ -8,13 +8,14 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
+from contracts import run_directory
 from contracts.errors import RequestError
-from launch import runs
+from contracts.run_directory import State
 from launch.agents import ask_all
 from launch.deploy.deploy import deploy
 from launch.errors import HostError
 from launch.jobs import CHECKOUT
-from launch.runs import Run, State
+from launch.runs import Run
 from launch.target import Target
 
 ANSWER_LIMIT_S = 20.0
@@ -34,7 +35,7 @@ class Decision:
 
 def decide(state: State, run: Run) -> Decision:
     """What to do about a run in this state, its hosts being there."""
-    if state in runs.ACTIVE:
+    if state in run_directory.ACTIVE:
         return Decision(resume=False, reason=f"it is {state}, there is nothing to mend")
     if state == "done":
         return Decision(resume=False, reason="it is done, there is nothing left to do")

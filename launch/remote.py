@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 
 from contracts.errors import RequestError
+from contracts.files import Files, is_url
 from contracts.inventory import Inventory, Slice
-from jobs.runtime.files import Files, is_url
 from launch import stack_output, trust
 from launch.agents import Agent
 from launch.buckets import Buckets

@@ -10,26 +10,17 @@ import shlex
 import string
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
+from contracts import run_directory
 from contracts.errors import RequestError
-from jobs.runtime import run_directory
-from jobs.runtime.files import Files
+from contracts.files import Files
+from contracts.run_directory import RUN_VERSION, RunDirectory, State
 from jobs.runtime.metric_definitions import Metrics, finite, of_run
-from jobs.runtime.run_directory import RunDirectory
 
-RUN_VERSION = 1
 RUN_ID = re.compile(r"^[a-z][a-z0-9_]*-\d{8}-\d{6}-[a-z]{4}$")
 NAME = re.compile(r"^\w(?:[\w. -]{0,98}\w)?\Z")
 LATEST = "latest"
-
-State = Literal["starting", "running", "saving", "done", "failed", "stopped", "preempted", "hung", "lost"]
-ACTIVE: tuple[State, ...] = ("starting", "running", "saving")
-FINISHING_LIMIT_S = 10.0
-"""Seconds after its processes ended in which a run's result may still be on its way."""
-SILENCE_LIMIT_S = 60.0
-"""Seconds without a heartbeat after which a process on a host that does not answer is taken to be gone. The hosts'
-own lifeline has by then stopped whatever was left of the run."""
 
 METRICS_TAIL_BYTES = 16 * 1024
 """Enough of the end of metrics.jsonl to hold a training line among the lines of evaluations."""
@@ -201,44 +192,15 @@ def check_name(folder: RunsFolder, name: str | None, own: str | None = None) -> 
 
 
 def state(run: Run, processes: Sequence[Mapping[str, Any]], *, unanswered: int = 0, now_s: float) -> State:
-    """What a run is doing, from its directory and from what the agents say of its latest attempt's processes.
-
-    processes: the agents' status entries of the latest attempt. unanswered: hosts that could not be asked; what they
-    do is told by heartbeats alone, as long as those are fresh.
-    """
-    alive = [p for p in processes if p["state"] in ("starting", "running")]
-    result = run.current_result()
-    if result is not None and not alive:
-        return _outcome(result)
-    beats = run.current()
-    states = [beat["state"] if beat else "starting" for beat in beats]
-    if "failed" in states:
-        return "failed"
-    if alive or (unanswered and _is_fresh(beats, now_s)):
-        if "saving" in states:
-            return "saving"
-        return "running" if all(s not in ("starting", "joined") for s in states) else "starting"
-    if "stopped" in states:
-        return "stopped"
-    ended = [p["ended"] for p in processes if p.get("ended")]
-    since_s = max([parse_time(run.described["attempts"][-1]["started"]), *ended])
-    # A supervisor that is still there is about to say what happened, which takes longer to a bucket than to a disk.
-    if now_s - since_s >= FINISHING_LIMIT_S and not any(p.get("supervised") for p in processes):
-        return "lost"
-    return "saving" if any(beats) else "starting"
-
-
-def _is_fresh(beats: Sequence[Mapping[str, Any] | None], now_s: float) -> bool:
-    """Whether some process said within SILENCE_LIMIT_S that it lives, and none that it has ended."""
-    last_words = ("done", "failed", "stopped", "preempted")
-    heard_s = [beat["time"] for beat in beats if beat is not None and beat["state"] not in last_words]
-    return bool(heard_s) and now_s - max(heard_s) < SILENCE_LIMIT_S
-
-
-def _outcome(result: Mapping[str, Any]) -> State:
-    outcome = result.get("outcome")
-    known: tuple[State, ...] = ("done", "failed", "stopped", "preempted", "hung")
-    return next((name for name in known if name == outcome), "failed")
+    """What a run is doing; see `contracts.run_directory.state`."""
+    return run_directory.state(
+        started_s=parse_time(run.described["attempts"][-1]["started"]),
+        result=run.current_result(),
+        heartbeats=run.current(),
+        processes=processes,
+        unanswered=unanswered,
+        now_s=now_s,
+    )
 
 
 def progress(run: Run) -> tuple[int, dict[str, Any]]:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from contracts.errors import RequestError
+from contracts.files import Files, is_url
 from contracts.inventory import Host, Inventory, Slice
 from infra.catalogue import CatalogueError, accelerator
-from jobs.runtime.files import Files, is_url
 from launch.agents import Agent, GoneLink
 from launch.runs import RunsFolder
 from launch.ssh.access import address_and_port

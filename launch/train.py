@@ -16,10 +16,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from contracts import run_directory
 from contracts.errors import RequestError
-from jobs.runtime import run_directory
+from contracts.run_directory import RunDirectory
 from jobs.runtime.cache import user_cache_dir
-from jobs.runtime.run_directory import RunDirectory
 from launch import buckets, container, follow, jobs, rollout, runs
 from launch import bundle as bundles
 from launch import plan as plans
@@ -240,14 +240,14 @@ def _next_attempt(resume: Run | None, target: Target) -> int:
     fresh = runs.read(resume.directory) or resume
     agents = target.find_agents(fresh.described)
     now = follow.state_now(agents, fresh)
-    if now in runs.ACTIVE:
+    if now in run_directory.ACTIVE:
         raise RequestError(
             f"--resume {fresh.run_id}: the run is {now}; `fab stop --run {fresh.run_id}` stops it"
         )
     if now == "done":
         raise RequestError(f"--resume {fresh.run_id}: the run is done, there is nothing left to resume")
     # A failed attempt's agents still end its processes and write its result, which must not meet the next one's.
-    deadline = time.monotonic() + runs.FINISHING_LIMIT_S
+    deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
     while any(entry["supervised"] for entry in follow.look(agents, fresh).processes):
         if time.monotonic() > deadline:
             raise RequestError(

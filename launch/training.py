@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from contracts.errors import RequestError
+from contracts.errors import DONE, RequestError
+from contracts.run_directory import State
 from launch import display, follow, outcome, recover, rollout, runs
 from launch import jobs as job_index
 from launch import train as launching
@@ -15,7 +16,7 @@ from launch.conclude import conclude
 from launch.display import say, terminal
 from launch.errors import HostError
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
-from launch.runs import Run, State
+from launch.runs import Run
 from launch.target import Target
 from launch.train import Request
 
@@ -99,7 +100,7 @@ def go_on(open_target: Open, wanted: str, *, detach: bool) -> int:
     decision = recover.decide(follow.state(run, known), run)
     say(console)(f"{run.run_id}: {decision.reason}")
     if not decision.resume:
-        return outcome.DONE
+        return DONE
     return _carry_out(console, resuming(run), target, open_target, 0, detach=detach)
 
 
@@ -113,7 +114,7 @@ def _carry_out(
         return _report(console, failure.run, follow.state_now(target.agents, failure.run))
     if detach:
         say(console)(_how_to_come_back(run, target))
-        return outcome.DONE
+        return DONE
     return _follow(console, run, target, open_target, restarts)
 
 
@@ -149,7 +150,7 @@ def _follow(console: Console, run: Run, target: Target, open_target: Open, resta
         shown.close()
         if not target.is_local:
             say(console)(f"no longer following; {_how_to_come_back(run, target)}")
-            return outcome.DONE
+            return DONE
         console.print("stopping, so that the run can be resumed (Ctrl-C again: do not wait for it)")
         rollout.stop(target.agents, run.run_id, run.attempt, grace_s=STOP_GRACE_S)
         state = follow.follow(run, target.agents, display.Plain(console))

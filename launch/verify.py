@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contracts.errors import RequestError
-from jobs.runtime.run_directory import RunDirectory, heartbeat
+from contracts.run_directory import RunDirectory, heartbeat
 from launch import bundle as bundles
 from launch import container, rollout, runs, verdict
 from launch import plan as plans

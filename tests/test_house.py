@@ -147,6 +147,7 @@ def house(tmp_path: Path) -> Path:
     empty = [
         "contracts/inventory.py",
         "contracts/errors.py",
+        "contracts/run_directory.py",
         "infra/catalogue/__init__.py",
         "infra/policy.py",
         "host/agent/start.py",
@@ -157,7 +158,7 @@ def house(tmp_path: Path) -> Path:
         "fabfile/train.py",
         "rehearsal/state.py",
     ]
-    empty += [f"jobs/runtime/{name}.py" for name in ("run_directory", "cache", "metrics")]
+    empty += [f"jobs/runtime/{name}.py" for name in ("cache", "metrics")]
     empty += [f"{job}/train.py" for job in JOBS]
     for name in empty:
         path = tmp_path / name
@@ -173,7 +174,7 @@ def test_what_the_design_allows_to_be_imported_passes_the_import_rules(house: Pa
         "import launch.plan\nfrom infra import catalogue\nfrom contracts.errors import RequestError\n"
     )
     (house / "launch/plan.py").write_text(
-        "from contracts import inventory\nfrom infra import catalogue\nimport jobs.runtime.run_directory\n"
+        "from contracts import inventory\nfrom infra import catalogue\nimport contracts.run_directory\n"
         "from jobs.runtime import cache\n"
     )
     (house / "jobs/flax_mlm/train.py").write_text(
@@ -216,8 +217,8 @@ def test_an_import_against_the_flow_breaks_its_rule(house: Path, path: str, line
 def test_a_framework_that_reaches_the_launching_side_through_the_runtime_breaks_its_rule(
     house: Path,
 ) -> None:
-    (house / "launch/plan.py").write_text("import jobs.runtime.run_directory\n")
-    (house / "jobs/runtime/run_directory.py").write_text("import jobs.runtime.metrics\n")
+    (house / "launch/plan.py").write_text("import jobs.runtime.cache\n")
+    (house / "jobs/runtime/cache.py").write_text("import jobs.runtime.metrics\n")
     (house / "jobs/runtime/metrics.py").write_text("import jax\n")
     assert re.search(r"loads no framework BROKEN", lint_imports(house))
 

@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from contracts.errors import RequestError
+from contracts.files import is_url
 from jobs.flax_mlm.documents import (
     ENDINGS,
     blocks,
@@ -32,7 +33,6 @@ from jobs.flax_mlm.documents import (
     stdlib_modules,
     stdlib_root,
 )
-from jobs.runtime.files import is_url
 
 STDLIB = "stdlib"
 

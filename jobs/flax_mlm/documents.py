@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import RequestError
-from jobs.runtime.files import is_url
+from contracts.files import is_url
 
 ENDINGS = (".txt", ".md", ".rst", ".text", ".jsonl")
 DOCUMENT_CHARACTERS = 2_000

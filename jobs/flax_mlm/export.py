@@ -13,12 +13,13 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
+from contracts.run_directory import EXPORT, RunDirectory
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.model import Dimensions, init_stddev
 from jobs.flax_mlm.step import dimensions
 from jobs.flax_mlm.tokenizer import TokenizerFacts, export_tokenizer
 from jobs.flax_mlm.tokens import Tokens
-from jobs.runtime.run_directory import EXPORT, RunDirectory
+from jobs.runtime.bucket_files import files_of
 
 Tensors = dict[str, np.ndarray]
 
@@ -43,7 +44,7 @@ def export(directory: RunDirectory, config: Config, params: Any, tokens: Tokens)
         (out / "params.msgpack").write_bytes(flax.serialization.to_bytes(host_params))
         (out / "dimensions.json").write_text(json.dumps(vars(dims), indent=2) + "\n")
         (out / "README.md").write_text(README)
-        directory.put_folder(folder, EXPORT)
+        files_of(directory.url).put_folder(folder, directory.path(EXPORT))
 
 
 def hugging_face_config(dims: Dimensions, tokenizer: TokenizerFacts) -> dict[str, Any]:

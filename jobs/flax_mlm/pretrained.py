@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import RequestError
+from contracts.run_directory import RunDirectory
 from jobs.flax_mlm import weights
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.pretrained_folder import CONFIG, open_folder, tokenizer_of
 from jobs.flax_mlm.sizes import SIZES, Size
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer
-from jobs.runtime.run_directory import RunDirectory
 
 RECORD = "init-from.json"
 """In the run directory: which folder the run began with, and what was in it."""

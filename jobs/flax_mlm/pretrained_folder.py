@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contracts.errors import RequestError
+from contracts.files import is_url
 from jobs.flax_mlm.weights import WEIGHTS
 from jobs.runtime.cache import build_once
-from jobs.runtime.files import is_url
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from contracts.files import DiskFiles
 from jobs.flax_mlm.encode import Encoded
 from jobs.flax_mlm.split import SPLITS, Split
-from jobs.runtime.files import DiskFiles
 
 JOURNAL = "journal.json"
 

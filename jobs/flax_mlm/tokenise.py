@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from contracts.files import DiskFiles
 from jobs.flax_mlm.batches import batches
 from jobs.flax_mlm.corpus import Corpus
 from jobs.flax_mlm.encode import Dtype
@@ -16,7 +17,6 @@ from jobs.flax_mlm.encoders import encoded, processes_for
 from jobs.flax_mlm.split import SPLITS, split_documents
 from jobs.flax_mlm.streams import Streams, Torn, clear
 from jobs.flax_mlm.tokenizer import TokenizerFacts
-from jobs.runtime.files import DiskFiles
 
 META = "meta.json"
 WARNINGS = "warnings.json"

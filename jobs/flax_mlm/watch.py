@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from contracts.run_directory import RunDirectory
 from jobs.flax_mlm.tokenizer import open_tokenizer
 from jobs.flax_mlm.tokens import Tokens
-from jobs.runtime.run_directory import RunDirectory
 
 WINDOW = 50
 """Steps that say what is usual; nothing is called a leap before so many have been seen."""

@@ -1,5 +1,5 @@
-"""What every job shares: process environment, run directory, metrics, checkpoints, preemption, data cache.
+"""What every job shares: process environment, metrics, checkpoints, preemption, data cache.
 
-May be imported from every job; `launch` may import `run_directory`, `cache` and `report.render`.
+May be imported from every job; `launch` may import `cache` and `report.render`.
 Imports `contracts`, no job and nothing of `fabfile`, `launch`, `host` or `infra`.
 """

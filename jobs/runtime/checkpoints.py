@@ -15,8 +15,9 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
 from contracts.errors import RequestError
+from contracts.run_directory import CHECKPOINTS, RunDirectory
+from jobs.runtime.bucket_files import files_of
 from jobs.runtime.preemption import Preempted, watch
-from jobs.runtime.run_directory import CHECKPOINTS, RunDirectory
 
 STATE, NOTES = "state", "notes"
 TORN = "checkpoints-torn"
@@ -142,7 +143,8 @@ class Checkpoints:
             if (
                 jax.process_index() == 0
             ):  # any one of them, the one that removes old checkpoints for Orbax too
-                self._directory.move(f"{CHECKPOINTS}/{step}", f"{TORN}/{step}-{time.time_ns()}")
+                folder = self._directory.path(f"{CHECKPOINTS}/{step}")
+                files_of(folder).move(folder, self._directory.path(f"{TORN}/{step}-{time.time_ns()}"))
         multihost_utils.sync_global_devices("torn checkpoints put aside")
         self._manager.reload()
 

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from contracts.run_directory import RunDirectory
+from jobs.runtime.bucket_files import files_of
 from jobs.runtime.patience import patiently
-from jobs.runtime.run_directory import RunDirectory
 
 LIMIT_S = 110
 """For everything: who asked does not wait for longer, and nobody else would end this process."""
@@ -88,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     signal.alarm(LIMIT_S)
     (url,) = arguments
     files, unless_there = read_request(sys.stdin.read())
-    problems = deliver(RunDirectory(url), files, unless_there)
+    problems = deliver(RunDirectory(url, files_of(url)), files, unless_there)
     for problem in problems:
         _complain(problem)
     return 1 if problems else 0

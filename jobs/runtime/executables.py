@@ -18,8 +18,8 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
+from contracts.files import DiskFiles
 from jobs.runtime import processor
-from jobs.runtime.files import DiskFiles
 
 FOLDER = "executables"
 UNUSED_DAYS = 30

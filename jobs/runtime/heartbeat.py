@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
+from contracts.files import DiskFiles
+from contracts.run_directory import RunDirectory, heartbeat, reserve
 from jobs.runtime.environment import ProcessEnvironment
-from jobs.runtime.files import DiskFiles
 from jobs.runtime.patience import patiently
-from jobs.runtime.run_directory import RunDirectory, heartbeat, reserve
 
 State = Literal["starting", "joined", "stepping", "saving", "done", "failed", "stopped", "preempted"]
 

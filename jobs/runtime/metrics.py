@@ -11,9 +11,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from contracts.run_directory import METRICS, TENSORBOARD, RunDirectory
+from jobs.runtime.bucket_files import files_of
 from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.preemption import watch
-from jobs.runtime.run_directory import METRICS, TENSORBOARD, RunDirectory
 
 BUCKET_PERIOD_S = 30.0
 """An object in a bucket cannot be appended to, so there the file is put anew, at most this often."""
@@ -111,7 +112,8 @@ class _EventFile:
         self._writer.flush()
         if self._directory.is_remote:
             for name in os.listdir(self._here):
-                self._directory.put_file(os.path.join(self._here, name), f"{TENSORBOARD}/{name}")
+                to = self._directory.path(f"{TENSORBOARD}/{name}")
+                files_of(to).put_file(os.path.join(self._here, name), to)
 
     def close(self) -> None:
         self.flush()

@@ -6,8 +6,15 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
+from contracts.run_directory import RunDirectory
+
 PAUSES_S = (1.0, 4.0)
 """Between three tries; the bucket's own library has tried several times within each."""
+
+
+def pauses_s(directory: RunDirectory) -> Sequence[float]:
+    """Between tries to write there: a bucket may refuse for a moment; a disk that is full stays full."""
+    return PAUSES_S if directory.is_remote else ()
 
 
 def patiently[Result](

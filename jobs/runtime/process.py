@@ -11,7 +11,6 @@ import errno
 import faulthandler
 import functools
 import json
-import math
 import os
 import shutil
 import signal
@@ -21,17 +20,16 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TextIO
 
-from contracts.errors import JobFailed, RequestError
+from contracts import run_directory
+from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME, WRONG_REQUEST, JobFailed, RequestError
+from contracts.run_directory import RunDirectory
 from jobs.runtime import environment as process_environment
-from jobs.runtime import preemption, run_directory
+from jobs.runtime import preemption
+from jobs.runtime.bucket_files import files_of
 from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.patience import patiently
-from jobs.runtime.run_directory import RunDirectory
+from jobs.runtime.patience import patiently, pauses_s
 from jobs.runtime.time_split import TimeSplit
-
-DONE, FAILED, WRONG_REQUEST, RESUME_ME, PEER_LOST = 0, 1, 2, 75, 76
-"""75 is EX_TEMPFAIL of sysexits.h: the same request may succeed later."""
 
 STACKS = "stacks.txt"
 PEER_LOST_SIGNS = (
@@ -101,7 +99,7 @@ def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(WRONG_REQUEST)
     stacks = _answer_sigusr1(environment.control_dir)
-    directory = RunDirectory(environment.run_dir)
+    directory = RunDirectory(environment.run_dir, files_of(environment.run_dir))
     run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
     preemption.watch.start(
         rank=environment.process_id,
@@ -208,23 +206,20 @@ def _fail(run: Run, error: Exception) -> int:
 def _finish(run: Run, outcome: str, final: Final) -> None:
     """Rank 0 writes the result and the report; then every rank's last heartbeat says the outcome."""
     if run.environment.is_first:
-        result = {
-            "outcome": outcome,
-            "steps": None,
-            # JSON knows no nan: a number that is not finite is null, as in metrics.jsonl.
-            **{
-                name: None if isinstance(value, float) and not math.isfinite(value) else value
-                for name, value in final.items()
+        parts = run.time.seconds()
+        result = run_directory.result(
+            outcome,
+            attempt=run.environment.attempt,
+            steps=final.get("steps"),
+            time=time.time(),
+            wall_s=round(run.time.wall_s(), 3),
+            measured={
+                **{name: value for name, value in final.items() if name != "steps"},
+                # A job that tells no parts apart has only its start, which would say that it never began.
+                **({"time_s": parts} if len(parts) > 1 else {}),
+                "warnings": list(run.heartbeat.warnings),
             },
-            "wall_s": round(run.time.wall_s(), 3),
-            # A job that tells no parts apart has only its start, which would say that it never began.
-            **({"time_s": parts} if len(parts := run.time.seconds()) > 1 else {}),
-            "warnings": list(run.heartbeat.warnings),
-            "error": None,
-            "failed_host": None,
-            "attempt": run.environment.attempt,
-            "time": time.time(),
-        }
+        )
         from jobs.runtime.report.render import render
 
         described = run.directory.read_json(run_directory.RUN) or {"run_id": run.environment.run_id}
@@ -241,7 +236,7 @@ def _finish(run: Run, outcome: str, final: Final) -> None:
 
 def _put(directory: RunDirectory, name: str, text: str) -> None:
     write = functools.partial(directory.write_text, name, text)
-    patiently(write, what=name, pauses_s=directory.pauses_s)
+    patiently(write, what=name, pauses_s=pauses_s(directory))
 
 
 def _end_as_failed(run: Run, message: str, *, says_all: bool = False) -> None:

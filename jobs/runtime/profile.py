@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.errors import RequestError
-from jobs.runtime.patience import patiently
+from jobs.runtime.bucket_files import files_of
+from jobs.runtime.patience import patiently, pauses_s
 
 if TYPE_CHECKING:
     from jobs.runtime.process import Run
@@ -125,8 +126,9 @@ class Profile:
                 jax.profiler.stop_trace()
                 self._run.heartbeat.tick()
                 for file, name in _names(Path(folder), traced, self._run.environment.process_id):
-                    put = functools.partial(directory.put_file, str(file), name)
-                    patiently(put, what=name, pauses_s=directory.pauses_s)
+                    to = directory.path(name)
+                    put = functools.partial(files_of(to).put_file, str(file), to)
+                    patiently(put, what=name, pauses_s=pauses_s(directory))
                     self._run.heartbeat.tick()
             finally:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import RequestError, Unreachable
-from jobs.runtime.files import is_url
+from contracts.files import is_url
 from jobs.runtime.patience import patiently
 
 MANIFEST = "manifest.json"

@@ -6,7 +6,7 @@ import json
 import secrets
 import threading
 
-from jobs.runtime.files import Files, is_url
+from contracts.files import Files, is_url
 from launch.agents import ask_all
 from launch.buckets import Buckets
 from launch.doctor.finding import Check, Said, fail, ok

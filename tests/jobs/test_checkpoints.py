@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from contracts.errors import RequestError
+from contracts.run_directory import RunDirectory
 from jobs.runtime.checkpoints import TORN, Checkpoints
-from jobs.runtime.run_directory import RunDirectory
 
 pytestmark = [
     pytest.mark.usefixtures("two_devices"),

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from contracts.run_directory import RunDirectory
+from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.deliver import File, deliver, read_request
 from jobs.runtime.patience import patiently
-from jobs.runtime.run_directory import RunDirectory
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_texts_and_files_of_this_host_arrive_under_their_names(bucket: Path, tmp
 
 
 def test_what_is_not_there_yet_is_written_although_it_must_not_be_replaced(bucket: Path) -> None:
-    directory = RunDirectory(f"file://{bucket}")
+    directory = RunDirectory(f"file://{bucket}", BucketFiles())
     assert deliver(directory, [File(name="result.json", text="{}")], ["result.json"]) == []
     assert (bucket / "result.json").read_text() == "{}"
 
@@ -74,7 +75,7 @@ def test_of_a_long_file_the_last_whole_lines_are_delivered(tmp_path: Path) -> No
 def test_one_file_that_cannot_be_delivered_keeps_back_no_other(
     bucket: Path, tmp_path: Path, pauses: list[float]
 ) -> None:
-    directory = RunDirectory(f"file://{bucket}")
+    directory = RunDirectory(f"file://{bucket}", BucketFiles())
     files = [File(name="a", path=str(tmp_path / "missing")), File(name="b", text="arrived")]
     (problem,) = deliver(directory, files)
     assert problem.startswith(f"file://{bucket}/a not delivered: FileNotFoundError: ")

@@ -17,12 +17,12 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
+from contracts.run_directory import RunDirectory
 from jobs.flax_mlm import export as exporting
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.step import dimensions
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, train_tokenizer
-from jobs.runtime.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

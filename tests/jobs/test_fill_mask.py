@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 
 from contracts.errors import RequestError
+from contracts.run_directory import RunDirectory
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.export import export
 from jobs.flax_mlm.fill_mask import encode, fill
@@ -22,7 +23,6 @@ from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.pretrained import Pretrained, open_pretrained
 from jobs.flax_mlm.step import dimensions
 from jobs.flax_mlm.tokenizer import load_tokenizer, train_tokenizer
-from jobs.runtime.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 

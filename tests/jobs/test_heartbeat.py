@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from contracts.files import DiskFiles
+from contracts.run_directory import RunDirectory
 from jobs.runtime import heartbeat as heartbeats
+from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.environment import ProcessEnvironment
-from jobs.runtime.files import DiskFiles
 from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.run_directory import RunDirectory
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def supervised(environment: ProcessEnvironment, here: Path) -> ProcessEnvironmen
 def remote(environment: ProcessEnvironment, tmp_path: Path) -> RunDirectory:
     """A run directory behind a URL, as a bucket is."""
     (tmp_path / "run" / "heartbeats").mkdir(parents=True)
-    return RunDirectory(f"file://{environment.run_dir}")
+    return RunDirectory(f"file://{environment.run_dir}", BucketFiles())
 
 
 def test_the_agent_finds_the_same_in_the_control_directory_wherever_the_run_directory_is(

@@ -12,10 +12,11 @@ import fsspec
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from contracts.run_directory import METRICS, RunDirectory
 from jobs.runtime import metrics as metrics_module
+from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.metrics import Metrics
-from jobs.runtime.run_directory import METRICS, RunDirectory
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ class Clock:
 
 @pytest.fixture
 def bucket() -> RunDirectory:
-    return RunDirectory(f"memory://bucket-{uuid.uuid4().hex}/run")
+    return RunDirectory(f"memory://bucket-{uuid.uuid4().hex}/run", BucketFiles())
 
 
 def test_in_a_bucket_the_file_is_put_anew_now_and_then_and_whole_at_the_end(
@@ -160,7 +161,7 @@ def test_every_rank_may_record_and_what_rank_0_recorded_is_complete_however_the_
     environment: ProcessEnvironment,
 ) -> None:
     # As in a bucket, nothing is seen before it is flushed.
-    directory = RunDirectory(f"memory://{uuid.uuid4()}")
+    directory = RunDirectory(f"memory://{uuid.uuid4()}", BucketFiles())
     for rank in (1, 0):
         mine = replace(environment, process_id=rank)
         with pytest.raises(KeyError), metrics_module.recording(directory, mine, 0) as record:

@@ -19,6 +19,7 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from contracts.errors import RequestError
+from contracts.run_directory import RunDirectory
 from jobs.flax_mlm import export as exporting
 from jobs.flax_mlm import sharding
 from jobs.flax_mlm import step as steps
@@ -27,7 +28,6 @@ from jobs.flax_mlm.data import problems
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.pretrained import Pretrained, adopt, open_pretrained
 from jobs.flax_mlm.tokenizer import load_tokenizer, open_tokenizer, train_tokenizer
-from jobs.runtime.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

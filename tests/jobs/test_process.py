@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from contracts.errors import FAILED, PEER_LOST
+from contracts.run_directory import RunDirectory
 from jobs.runtime import process
+from jobs.runtime.bucket_files import files_of
 from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.process import FAILED, PEER_LOST, Run, explain
-from jobs.runtime.run_directory import RunDirectory
+from jobs.runtime.process import Run, explain
 
 
 class JaxRuntimeError(RuntimeError):
@@ -141,7 +143,8 @@ def test_a_result_that_a_bucket_refuses_is_tried_again_and_one_that_a_disk_refus
     monkeypatch.setattr("jobs.runtime.patience.time.sleep", lambda _: None)
     monkeypatch.setattr(RunDirectory, "write_text", refuse)
     with pytest.raises(OSError, match="refused"):
-        process._put(RunDirectory(url.format(environment.run_dir)), "result.json", "{}")
+        place = url.format(environment.run_dir)
+        process._put(RunDirectory(place, files_of(place)), "result.json", "{}")
     assert tried == ["result.json"] * tries
 
 

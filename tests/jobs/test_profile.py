@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import pytest
 
 from contracts.errors import RequestError
+from contracts.run_directory import RunDirectory
+from jobs.runtime.bucket_files import files_of
 from jobs.runtime.environment import ProcessEnvironment
-from jobs.runtime.files import here
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.process import Run
 from jobs.runtime.profile import Profile, Steps, read_steps
-from jobs.runtime.run_directory import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -53,7 +53,7 @@ def files(run: Run) -> list[str]:
 
 def steps_in(run: Run, name: str) -> list[int]:
     """The steps that the file for Perfetto names."""
-    (data,) = here(run.directory.url).read([run.directory.path(f"profile/{name}")])
+    (data,) = files_of(run.directory.url).read([run.directory.path(f"profile/{name}")])
     assert data is not None
     events = json.loads(gzip.decompress(data))["traceEvents"]
     return [int(event["args"]["step_num"]) for event in events if event.get("name") == "train"]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.run_directory import RunDirectory
 from jobs.flax_mlm.tokenizer import load_tokenizer, open_tokenizer, train_tokenizer
 from jobs.flax_mlm.watch import (
     AWAY_LIMIT_STEPS,
@@ -24,7 +25,6 @@ from jobs.flax_mlm.watch import (
     batch_file,
     save_batch,
 )
-from jobs.runtime.run_directory import RunDirectory
 
 
 def after(losses: list[float], grad_norm: float = 1.0) -> Watch:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from contracts.run_directory import RunDirectory
 from jobs.flax_mlm import METRICS
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.metric_definitions import as_json
-from jobs.runtime.run_directory import RunDirectory
 from launch import runs
 from launch.agents import Agent
 from launch.runs import Run

@@ -15,7 +15,7 @@ import google.auth
 import google.auth.exceptions
 import pytest
 
-from jobs.runtime.files import BucketFiles
+from jobs.runtime.bucket_files import BucketFiles
 from launch import buckets
 from launch.buckets import Buckets, reach
 from launch.errors import HostError

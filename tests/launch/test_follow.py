@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from contracts import run_directory
+from contracts.run_directory import RunDirectory
 from jobs.runtime.metric_definitions import Metric, Metrics, as_json
-from jobs.runtime.run_directory import RunDirectory
 from launch import follow, runs
 from launch.agents import Agent
 from launch.display import Progress
@@ -166,7 +167,7 @@ def test_the_reason_of_a_failure_is_waited_for_but_not_for_ever(
     run, polls = write_run(beats=[beat("failed"), beat("failed")]), itertools.count()
 
     def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        ended_s = time.time() if next(polls) < 3 else time.time() - runs.FINISHING_LIMIT_S - 1
+        ended_s = time.time() if next(polls) < 3 else time.time() - run_directory.FINISHING_LIMIT_S - 1
         return status(run, "exited", "exited", ended_s=ended_s)
 
     assert followed(run, make_agent, give)[1] == "failed"

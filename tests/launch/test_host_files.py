@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs.runtime.run_directory import RunDirectory
+from contracts.run_directory import RunDirectory
 from launch import host_files
 from launch.agents import Agent
 from launch.errors import HostError

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import RequestError
+from contracts.files import DiskFiles
 from contracts.inventory import from_json, to_json
-from jobs.runtime.files import DiskFiles
 from launch import local
 from launch.buckets import Buckets
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from jobs.runtime.run_directory import RunDirectory
+from contracts.run_directory import RunDirectory, State
+from jobs.runtime.bucket_files import BucketFiles
 from launch import outcome
 from launch.conclude import conclude
-from launch.runs import Run, State
+from launch.runs import Run
 
 WriteRun = Callable[..., Run]
 RUN_ID = "flax_mlm-20261120-214500-abcd"
@@ -139,7 +140,9 @@ def test_resuming_goes_on_from_the_latest_complete_checkpoint(write_run: WriteRu
 
 def test_in_a_bucket_a_checkpoint_counts_once_its_last_file_is_there(write_run: WriteRun) -> None:
     known = write_run()
-    run = dataclasses.replace(known, directory=RunDirectory(f"memory://{uuid.uuid4().hex}/run"))
+    run = dataclasses.replace(
+        known, directory=RunDirectory(f"memory://{uuid.uuid4().hex}/run", BucketFiles())
+    )
     run.directory.write_text("checkpoints/50/commit_success.txt", "")
     run.directory.write_text(
         "checkpoints/100/state/d/half", "x"

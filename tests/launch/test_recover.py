@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
+from contracts.run_directory import State
 from launch import local, plan, recover, training
 from launch.agents import Agent
-from launch.runs import Run, State
+from launch.runs import Run
 from launch.target import Target
 
 WriteRun = Callable[..., Run]

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts import run_directory
 from contracts.errors import RequestError
-from jobs.runtime.files import DiskFiles
+from contracts.files import DiskFiles
 from launch import runs
 from launch.runs import Run
 
@@ -85,7 +86,7 @@ def test_a_result_may_still_be_on_its_way_for_a_moment_after_the_processes_ended
     run = write_run(beats=[beat("stepping"), beat("stepping")])
     states = [
         runs.state(run, [EXITED], now_s=EXITED["ended"] + after_s)
-        for after_s in (0, runs.FINISHING_LIMIT_S - 0.1, runs.FINISHING_LIMIT_S)
+        for after_s in (0, run_directory.FINISHING_LIMIT_S - 0.1, run_directory.FINISHING_LIMIT_S)
     ]
     assert states == ["saving", "saving", "lost"]
 
@@ -237,7 +238,7 @@ def test_a_run_whose_processes_are_not_on_record_yet_is_starting(write_run: Writ
     [
         (5, ["stepping", "stepping"], "running"),
         (5, ["saving", "stepping"], "saving"),
-        (runs.SILENCE_LIMIT_S + 1, ["stepping", "stepping"], "lost"),
+        (run_directory.SILENCE_LIMIT_S + 1, ["stepping", "stepping"], "lost"),
         (5, ["done", "done"], "lost"),
         (5, [None, None], "lost"),
     ],

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from jobs.runtime.files import DiskFiles
-from jobs.runtime.run_directory import RunDirectory
+from contracts.files import DiskFiles
+from contracts.run_directory import ACTIVE, RunDirectory, State
 from launch import follow, local, rollout, runs
 from launch import train as launching
 from launch.agents import Agent
-from launch.runs import ACTIVE, Run, State
+from launch.runs import Run
 from tests.runs.command import Command
 
 STEPS = 60

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launch.runs import ACTIVE, Run
+from contracts.run_directory import ACTIVE
+from launch.runs import Run
 from tests.runs.lab import Lab, Losses, losses, result
 
 pytestmark = pytest.mark.timeout(300)

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from contracts.run_directory import RESULT, RUN, SETTINGS, RunDirectory, heartbeat, log
+from jobs.runtime.bucket_files import files_of
 from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run
 from jobs.runtime.report.chart import draw
 from jobs.runtime.report.curves import capitalised, charts, curve
@@ -19,7 +21,6 @@ from jobs.runtime.report.fields import Json, mapping, number, rows, text
 from jobs.runtime.report.fillings import fillings
 from jobs.runtime.report.page import escape, page
 from jobs.runtime.report.time_split import time_split
-from jobs.runtime.run_directory import RESULT, RUN, SETTINGS, RunDirectory, heartbeat, log
 
 OUTCOMES = {
     "done": ("good", "The job ran to its end."),
@@ -75,7 +76,7 @@ def read_and_render(run_dir: str | Path) -> str:
     Raises:
         FileNotFoundError: there is no run.json, so this is no run's directory.
     """
-    directory = RunDirectory(str(run_dir))
+    directory = RunDirectory(str(run_dir), files_of(str(run_dir)))
     run = directory.read_json(RUN)
     if run is None:
         raise FileNotFoundError(

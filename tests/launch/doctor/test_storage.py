@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jobs.runtime.files import DiskFiles
+from contracts.files import DiskFiles
 from launch.agents import Agent
 from launch.doctor import storage
 from launch.transport import LocalTransport

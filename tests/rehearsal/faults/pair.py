@@ -10,9 +10,10 @@ from unittest import mock
 
 from contracts import inventory as contract
 from contracts.inventory import Host, Inventory, Slice, Storage
+from contracts.run_directory import ACTIVE, State
 from launch import follow, remote, rollout, runs
 from launch import train as launching
-from launch.runs import ACTIVE, Run, State
+from launch.runs import Run
 from launch.ssh.connections import Ssh
 from launch.ssh.opening import Limits
 from launch.target import Target

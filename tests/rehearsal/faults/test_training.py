@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from contracts.run_directory import State
 from launch import follow, runs
-from launch.runs import Run, State
+from launch.runs import Run
 from launch.target import Target
 from tests.rehearsal.faults import faults
 from tests.rehearsal.faults.faults import Fault, nightly_but, ready

@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from jobs.runtime import run_directory
-from jobs.runtime.run_directory import RunDirectory
+from contracts import run_directory
+from contracts.run_directory import RunDirectory
+from jobs.runtime.bucket_files import files_of
 
 
 @pytest.fixture(params=["disk", "bucket"])
 def directory(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
     if request.param == "disk":
         return RunDirectory(f"{tmp_path}/runs/one/")
-    return RunDirectory(f"memory://bucket-{uuid.uuid4().hex}/runs/one")
+    url = f"memory://bucket-{uuid.uuid4().hex}/runs/one"
+    return RunDirectory(url, files_of(url))
 
 
 def test_what_is_written_is_read_back(directory: RunDirectory) -> None:
@@ -97,7 +99,7 @@ def test_names_are_listed_in_order(directory: RunDirectory) -> None:
 
 def test_a_folder_that_is_moved_is_there_and_no_longer_here(directory: RunDirectory) -> None:
     directory.write_text("checkpoints/7/state", "x")
-    directory.move("checkpoints/7", "torn/7-1")
+    files_of(directory.url).move(directory.path("checkpoints/7"), directory.path("torn/7-1"))
     assert directory.read_text("torn/7-1/state") == "x"
     assert directory.read_text("checkpoints/7/state") is None
 
@@ -111,7 +113,7 @@ def test_a_folder_that_is_put_replaces_the_one_that_was_there(
         for name in names:
             (folder / name).write_text(f"{name}{attempt}")
             (folder / "inner" / name).write_text(f"{name}{attempt}")
-        directory.put_folder(str(folder), "export")
+        files_of(directory.url).put_folder(str(folder), directory.path("export"))
     assert directory.list("export") == ["b", "c", "inner"]
     assert directory.list("export/inner") == ["b", "c"]
     assert directory.read_text("export/b") == "b1"

@@ -1,0 +1,260 @@
+"""Contract 3, the run directory: what lies in it, who writes which file, and what state its run is in.
+
+    run.json                 the launcher, before anything starts: RUN_VERSION, job, options, code, hosts, attempts
+    settings.json            process 0: every option with the value that it had in the end
+    metrics.jsonl            process 0: one object a log step
+    heartbeats/host-<i>.json each process, renewed while it lives; its host's agent once it has ended badly
+    logs/<attempt>/host-<i>.log    the agent, from what the process prints
+    stacks/<attempt>/host-<i>.txt  the agent, where a run hung: what its processes were doing
+    checkpoints/<step>/      all processes together: complete or absent
+    tensorboard/, export/, profile/, trouble/      process 0
+    report.html              process 0, or the launcher when the run ended without it
+    result.json              written last, once an attempt: process 0, else the agent of the first host that is left,
+                             else the launcher; see `result`
+
+A heartbeat has rank, attempt, state (one of STATES), step, time (when it was written), step_time (when the step moved),
+pid, message, says_all (the message needs no lines of the log), warnings; exit_code where the agent has written it.
+
+The agent imports this file at each start, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+
+from contracts.errors import PEER_LOST
+
+TYPE_CHECKING = False  # the agent starts on every host for every launch, and `typing` is a fifth of its start
+if TYPE_CHECKING:
+    import builtins
+    from collections.abc import Iterator, Mapping, Sequence
+    from typing import Any, Literal
+
+    from contracts.files import Files
+
+    Outcome = Literal["done", "failed", "stopped", "preempted", "hung"]
+    State = Literal["starting", "running", "saving", "done", "failed", "stopped", "preempted", "hung", "lost"]
+    Json = dict[str, Any]
+else:
+    Outcome = State = str
+
+RUN = "run.json"
+SETTINGS = "settings.json"
+METRICS = "metrics.jsonl"
+RESULT = "result.json"
+REPORT = "report.html"
+CHECKPOINTS = "checkpoints"
+TENSORBOARD = "tensorboard"
+EXPORT = "export"
+HEARTBEATS = "heartbeats"
+LOGS = "logs"
+STACKS = "stacks"
+
+RUN_VERSION = 1
+"""Of run.json."""
+OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "stopped", "preempted", "hung")
+STATES_UNDER_WAY = ("starting", "joined", "stepping", "saving")
+STATES_ENDED = ("done", "failed", "stopped", "preempted")
+ACTIVE: tuple[State, ...] = ("starting", "running", "saving")
+FINISHING_LIMIT_S = 10.0
+"""Seconds after its processes ended in which a run's result may still be on its way."""
+SILENCE_LIMIT_S = 60.0
+"""Seconds without a heartbeat after which a process on a host that does not answer is taken to be gone. The liveness
+server of the run has by then stopped whatever was left of it."""
+COMMITTED = "commit_success.txt"
+"""What Orbax writes last into a checkpoint where a folder cannot be renamed, as in a bucket."""
+
+
+def heartbeat(process_id: int) -> str:
+    """The heartbeat file of one process, relative to the run directory."""
+    return f"{HEARTBEATS}/host-{process_id}.json"
+
+
+def reserve(process_id: int) -> str:
+    """Room on the disk that one process keeps for its last words; the agent gives it back for one that was killed."""
+    return f"{HEARTBEATS}/.host-{process_id}.reserve"
+
+
+def log(attempt: int, process_id: int) -> str:
+    """The log file of one process of one attempt, relative to the run directory."""
+    return f"{LOGS}/{attempt}/host-{process_id}.log"
+
+
+def stacks(attempt: int, process_id: int) -> str:
+    """What one process of an attempt that hung was doing, relative to the run directory."""
+    return f"{STACKS}/{attempt}/host-{process_id}.txt"
+
+
+def result(
+    outcome: str,
+    *,
+    attempt: int,
+    steps: int | None,
+    time: float,
+    wall_s: float | None = None,
+    error: str | None = None,
+    failed_host: int | None = None,
+    measured: Mapping[str, Any] | None = None,
+) -> Json:
+    """The content of result.json.
+
+    time: Unix seconds. wall_s: of the attempt, as long as its process 0 lived. failed_host: the one that failed first.
+    measured: the job's final metrics, and what else it says of itself (warnings, time_s); numbers that are not finite
+    become null, as JSON knows no nan.
+    """
+    found = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in (measured or {}).items()
+    }
+    return {
+        "outcome": outcome,
+        "steps": steps,
+        **found,
+        "wall_s": wall_s,
+        "error": error,
+        "failed_host": failed_host,
+        "attempt": attempt,
+        "time": time,
+    }
+
+
+def first_failure(heartbeats: Sequence[Json]) -> Json | None:
+    """The heartbeat of the process that failed first; one that only lost a peer is left out, unless all did."""
+    failed = [beat for beat in heartbeats if beat.get("state") == "failed"]
+    by_itself = [beat for beat in failed if beat.get("exit_code") != PEER_LOST]
+    return min(by_itself or failed, key=lambda beat: (float(beat["time"]), int(beat["rank"])), default=None)
+
+
+def state(
+    *,
+    started_s: float,
+    result: Mapping[str, Any] | None,
+    heartbeats: Sequence[Mapping[str, Any] | None],
+    processes: Sequence[Mapping[str, Any]],
+    unanswered: int = 0,
+    now_s: float,
+) -> State:
+    """What a run is doing, from its directory and from what the agents say of its latest attempt's processes.
+
+    started_s: when the attempt was started. result, heartbeats: of the latest attempt, None where there is none yet.
+    processes: the agents' status entries of that attempt. unanswered: hosts that could not be asked; what they do is
+    told by heartbeats only, as long as those are fresh.
+    """
+    alive = [process for process in processes if process["state"] in ("starting", "running")]
+    if result is not None and not alive:
+        outcome = result.get("outcome")
+        return next((known for known in OUTCOMES if known == outcome), "failed")
+    states = [beat["state"] if beat else "starting" for beat in heartbeats]
+    if "failed" in states:
+        return "failed"
+    if alive or (unanswered and _is_fresh(heartbeats, now_s)):
+        if "saving" in states:
+            return "saving"
+        return "running" if all(each not in ("starting", "joined") for each in states) else "starting"
+    if "stopped" in states:
+        return "stopped"
+    since_s = max([started_s, *(process["ended"] for process in processes if process.get("ended"))])
+    # A supervisor that is still there is about to say what happened, which takes longer to a bucket than to a disk.
+    if now_s - since_s >= FINISHING_LIMIT_S and not any(process.get("supervised") for process in processes):
+        return "lost"
+    return "saving" if any(heartbeats) else "starting"
+
+
+def _is_fresh(heartbeats: Sequence[Mapping[str, Any] | None], now_s: float) -> bool:
+    """Whether some process said within SILENCE_LIMIT_S that it lives, and none that it has ended."""
+    heard_s = [beat["time"] for beat in heartbeats if beat is not None and beat["state"] not in STATES_ENDED]
+    return bool(heard_s) and now_s - max(heard_s) < SILENCE_LIMIT_S
+
+
+class RunDirectory:
+    """Files of one run under `url`: a path on this host (a disk, NFS), or a URL that fsspec knows (gs://).
+
+    files: how they are reached where that is not from this host's own disks.
+    """
+
+    def __init__(self, url: str, files: Files | None = None) -> None:
+        from contracts.files import DiskFiles, is_url
+
+        self.url = url.rstrip("/")
+        self.is_remote = is_url(url)
+        if files is None and self.is_remote:
+            raise ValueError(f"{url} is not on this host's disks; say how its files are reached")
+        self._files: Files = files or DiskFiles()
+
+    def path(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+    def read_text(self, name: str) -> str | None:
+        """The file's text; None where there is no such file."""
+        return self.read_texts([name])[0]
+
+    def read_texts(self, names: Sequence[str]) -> builtins.list[str | None]:
+        """The text of each of several files, read together."""
+        found = self._files.read([self.path(name) for name in names])
+        return [None if data is None else data.decode("utf-8", errors="replace") for data in found]
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write the file whole.
+
+        Raises:
+            OSError: the disk is full, or the directory cannot be written.
+        """
+        self._files.write(self.path(name), text.encode())
+
+    def read_json(self, name: str) -> Json | None:
+        """The file's JSON object; None where there is no such file or it holds no object."""
+        return self.read_jsons([name])[0]
+
+    def read_jsons(self, names: Sequence[str]) -> builtins.list[Json | None]:
+        """The JSON object of each of several files, read together."""
+        return [None if text is None else _object(text) for text in self.read_texts(names)]
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def remove(self, name: str) -> None:
+        """Remove the file; nothing happens where there is none."""
+        self._files.remove(self.path(name))
+
+    def list(self, name: str) -> builtins.list[str]:
+        """The names in a folder; none where there is no such folder."""
+        return self._files.list(self.path(name))
+
+    def checkpoint_steps(self) -> builtins.list[int]:
+        """Steps that have a complete checkpoint, in order."""
+        steps = sorted(int(name) for name in self.list(CHECKPOINTS) if name.isdigit())
+        if not self.is_remote:
+            return steps  # the folder has its name from the moment on that it is whole
+        signs = self.read_texts([f"{CHECKPOINTS}/{step}/{COMMITTED}" for step in steps])
+        return [step for step, sign in zip(steps, signs, strict=True) if sign is not None]
+
+    def read_metrics(self) -> builtins.list[Json]:
+        """The lines of metrics.jsonl in order; a torn line (its writer was killed) is left out."""
+        return list(_objects(self.read_text(METRICS) or ""))
+
+    def read_new_metrics(self, offset: int) -> tuple[builtins.list[Json], int]:
+        """The whole lines of metrics.jsonl from byte `offset` on (negative: from so far before its end), and the
+        offset after them. A file that has become shorter is read from its beginning.
+        """
+        found = self._files.read_from(self.path(METRICS), offset)
+        if found is None:
+            return [], 0
+        data, start = found
+        whole = data[: data.rfind(b"\n") + 1]
+        return list(_objects(whole.decode("utf-8", errors="replace"))), start + len(whole)
+
+
+def _objects(text: str) -> Iterator[Json]:
+    for line in text.splitlines():
+        value = _object(line)
+        if value is not None:
+            yield value
+
+
+def _object(text: str) -> Json | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
