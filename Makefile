@@ -2,6 +2,8 @@
 
 .DEFAULT_GOAL := help
 BIN := .venv/bin
+# Two tests at a time, even on more processors: a test may start several processes of its own.
+WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: help
 help: ## list the commands
@@ -25,15 +27,15 @@ images: install ## build and try the images of images/ (STACK=jax PLATFORM=cpu)
 
 .PHONY: test
 test: install ## run the tests that take seconds
-	@$(BIN)/pytest -m "not slow and not nightly" --durations 10 --durations-min 1
+	@$(BIN)/pytest $(WORKERS) -m "not slow and not nightly" --durations 10 --durations-min 1
 
 .PHONY: test-all
 test-all: install ## run the slow tests too: real runs, containers, the README's commands
-	@$(BIN)/pytest -m "not nightly" --durations 40 --durations-min 1
+	@$(BIN)/pytest $(WORKERS) -m "not nightly" --durations 40 --durations-min 1
 
 .PHONY: test-nightly
 test-nightly: install ## run every test: all images and all faults too, which takes hours
-	@$(BIN)/pytest --durations 20 --durations-min 1
+	@$(BIN)/pytest $(WORKERS) --durations 20 --durations-min 1
 
 .PHONY: bench
 bench: install ## compare training with transformers, in Flax and PyTorch (ARGS="--cases small")

@@ -4,6 +4,7 @@ it starts."""
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -28,10 +29,31 @@ def two_devices() -> None:
     assert jax.device_count() == 2
 
 
+GROUPS = ("runs", "rehearsal")
+"""Folders whose slow tests share what is expensive or take all processors: one worker runs each of them, and begins
+with it. Elsewhere a file's tests stay together."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start JAX in this process come last: a process with its threads may no longer be forked, which tests
-    of the agent do."""
-    items.sort(key=lambda item: "two_devices" in getattr(item, "fixturenames", ()))
+    """Order the tests and, for pytest-xdist, say which of them one worker runs.
+
+    The longest groups come first. Tests that start JAX in this process come last: a process with its threads may no
+    longer be forked, which tests of the agent do.
+    """
+
+    def rank(item: pytest.Item) -> tuple[int, bool]:
+        group = item.get_closest_marker("xdist_group")
+        assert group is not None
+        place = GROUPS.index(group.args[0]) if group.args[0] in GROUPS else len(GROUPS)
+        return place, "two_devices" in getattr(item, "fixturenames", ())
+
+    for item in items:
+        path = item.path.relative_to(Path(__file__).parent)
+        group = path.parts[0] if item.get_closest_marker("slow") else ""
+        if path.name == "test_readme.py":
+            group = "runs"
+        item.add_marker(pytest.mark.xdist_group(group if group in GROUPS else path.as_posix()))
+    items.sort(key=rank)
 
 
 @pytest.fixture(scope="session")
