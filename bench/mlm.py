@@ -5,7 +5,7 @@ Each is a process that has compiled its step and then takes as many as it is tol
 Before each turn a program takes a step that is not measured, for it has waited (`Program.wake`).
 (a) is Flax's RobertaForMaskedLM, (b) PyTorch at its best: bfloat16 by autocast, compiled, fused AdamW, SDPA.
 CPU: processor time of all threads, the least of the rounds; on a machine with other work it says more.
-MFU: the model's operations over what this machine's own matrix product (1,024, of the same kind of numbers) does,
+MFU: the model's operations over what this machine's own matrix product (1,024, of the same dtype) does,
 measured in turn too.
 Memory is what is resident: `imported` once the frameworks are loaded and nothing else, `compiling` the peak until the
 first step is done, `stepping` the peak after that; the step itself adds `stepping` less `imported`, what compiling left
@@ -63,7 +63,7 @@ def table(programs: Sequence[Program], facts: dict[str, Any]) -> str:
 
 
 def machine_rates(programs: Sequence[Program]) -> dict[str, float]:
-    """Operations per second of this machine's own product, for each kind of numbers; 0 where none measured it."""
+    """Operations per second of this machine's own product, for each dtype; 0 where none measured it."""
     found: dict[str, float] = {}
     for program in programs:
         found[dtype_of(program)] = max(program.machine_flops_per_s, found.get(dtype_of(program), 0.0))

@@ -55,17 +55,13 @@ class Program:
         self.cpu_s.append(measured["cpu_s"])
         self.last = measured
 
-    def trial(self, steps: int) -> float:
-        """Let it take so many steps that are no turn; returns the seconds of one."""
-        return float(self._ask({"do": "step", "steps": steps})["wall_s"])
-
     def wake(self) -> None:
         """Let it take a step that is not measured: from a program that waits for its turn the system may take memory,
         and hand it over again in the next step. One that trains does not meet that."""
-        self.trial(1)
+        self._ask({"do": "step", "steps": 1})
 
     def multiply(self) -> None:
-        """Let it measure what the machine's own product comes to, of its kind of numbers; the best of all is kept."""
+        """Let it measure what the machine's own product comes to, in its dtype; the best of all is kept."""
         measured = self._ask({"do": "multiply"})["machine_flops_per_s"]
         self.machine_flops_per_s = max(self.machine_flops_per_s, measured or 0.0)
 
@@ -124,13 +120,11 @@ def running(commands: Mapping[str, Command]) -> Iterator[list[Program]]:
 def ours(
     folder: Path,
     environ: Mapping[str, str],
-    *,
-    options: Mapping[str, Any] | None = None,
-    without: Sequence[str] = (),
+    options: Mapping[str, Any],
 ) -> Command:
-    """flax_mlm's own step in a job's environment, some options changed, some of `variants.VARIANTS` taken out."""
+    """flax_mlm's own step in a job's environment, with some options changed."""
     module = [sys.executable, "-m", "bench.mlm_peers.ours_step", str(folder)]
-    return [*module, "--options", json.dumps(options or {}), "--without", *without], {**ON_CPU, **environ}
+    return [*module, "--options", json.dumps(options)], {**ON_CPU, **environ}
 
 
 def peer(name: str, folder: Path, environ: Mapping[str, str]) -> Command:
@@ -143,7 +137,7 @@ def peer(name: str, folder: Path, environ: Mapping[str, str]) -> Command:
 def ours_and_peers(folder: Path, dtypes: Sequence[str]) -> dict[str, Command]:
     """flax_mlm's step once for each of `dtypes`, then all of PEERS."""
     environ = dict(os.environ)
-    commands = {f"flax_mlm, {dtype}": ours(folder, environ, options={"dtype": dtype}) for dtype in dtypes}
+    commands = {f"flax_mlm, {dtype}": ours(folder, environ, {"dtype": dtype}) for dtype in dtypes}
     return commands | {name: peer(name, folder, environ) for name in PEERS}
 
 

@@ -1,7 +1,7 @@
 """Whether flax_mlm trains stably from every seed for any number of steps, and what it comes to.
 
 Each cell is one training in one process, by the job's own step, schedule, data and loss guard, without checkpoints;
-so many processes at once as there are processors. A cell is stable where no step was an outlier (`watch.py`). No time
+as many processes at once as there are processors. A cell is stable where no step was an outlier (`loss_guard`). No time
 is measured: run it beside whatever you like. The table gives the evaluation loss over all held-out text.
 
 python -m bench.stability [--steps 100 200 … 3000] [--seeds 5] [--dtype float32 bfloat16] [--learning-rate RATE]
@@ -54,41 +54,40 @@ def train(config: Config) -> Cell:
 
     from jobs.flax_mlm import data, sharding
     from jobs.flax_mlm import step as steps
-    from jobs.flax_mlm.evaluate import evaluate
-    from jobs.flax_mlm.feed import Feed
-    from jobs.flax_mlm.tokens import unigram_entropy
-    from jobs.flax_mlm.watch import Watch
+    from jobs.flax_mlm.data import unigram_entropy
+    from jobs.flax_mlm.input_pipeline import InputPipeline
+    from jobs.flax_mlm.loss_guard import LossGuard
 
     length, batch_size = config.sequence_length, config.batch_size
     tokens = data.prepare(config, user_cache_dir(), lambda _: None)
     mesh = sharding.make_mesh(1)
-    feed = Feed(tokens, config, mesh)
+    inputs = InputPipeline(tokens, config, mesh)
     optimizer = steps.make_optimizer(config)
     graph, state = steps.create(config, tokens.tokenizer, optimizer, mesh)
     train_rule = steps.mask_rule(tokens.tokenizer, config.mask_share, length)
     eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, length)
     train_step = steps.make_train_step(graph, optimizer, train_rule, config, mesh, state)
-    rows_B = feed.place(np.arange(batch_size, dtype=np.int32))
-    watch, outliers, norms = Watch(), [], []
+    rows_B = inputs.place(np.arange(batch_size, dtype=np.int32))
+    guard, outliers, norms = LossGuard(), [], []
     in_flight: list[dict[str, jax.Array]] = []
     for step in range(1, config.steps + IN_FLIGHT + 1):
         if step <= config.steps:
-            state, results = train_step(state, feed.step(step), rows_B)
+            state, results = train_step(state, inputs.step(step), rows_B)
             in_flight.append(results)
         if step > IN_FLIGHT and in_flight:
             values = {name: float(value) for name, value in in_flight.pop(0).items()}
             norms.append(values["grad_norm"])
-            found = watch.look(values)
+            found = guard.check(values)
             if found is not None:
                 outliers.append(step - IN_FLIGHT)
                 if found.ends:
                     break
-    result = evaluate(
+    result = steps.evaluate(
         steps.make_eval_step(graph, eval_rule, mesh, state),
         state["params"],
-        feed.held_out,
-        feed.place,
-        sequences=feed.sequences("eval"),
+        inputs.held_out,
+        inputs.place,
+        sequences=inputs.sequences("eval"),
         batch_size=batch_size,
         tick=lambda: None,
     )
@@ -130,7 +129,7 @@ def _begin(free: Any) -> None:
 
 
 def table(cells: Sequence[Cell]) -> str:
-    """A line for each kind of numbers and number of steps, the seeds side by side."""
+    """A line for each dtype and number of steps, the seeds side by side."""
     seeds = sorted({cell.seed for cell in cells})
     lines = [
         "| activations | steps | "

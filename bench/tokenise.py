@@ -1,4 +1,4 @@
-"""How long a large corpus takes to prepare and how much memory: made-up prose (`prose.py`), a tokenizer trained on it,
+"""How long a large corpus takes to prepare and how much memory: made-up prose, a tokenizer trained on it,
 and all of it tokenised by all cores of this process.
 
 Memory: the most that all its processes together held at one moment, of their own (RssAnon: without what is mapped from
@@ -22,17 +22,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from bench import prose
-from jobs.flax_mlm import tokens
+from jobs.flax_mlm.data import prepare_tokens
+from jobs.flax_mlm.documents import docstrings, stdlib_modules
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_S = 0.2
 PROGRESS = re.compile(r": ([\d,]+) million characters so far")
 CPU, DONE = "cpu_s ", "done "
+NEW_SHARE = 0.004
+"""Of all words: 100 MB have about a hundred thousand new ones, as many as English web text of that size has."""
+DOCUMENT_WORDS = (50, 800)
+FILE_BYTES = 512 << 20
+_SYLLABLES = [c + v + e for c in "bcdfghklmnprstvwz" for v in "aeiou" for e in ("", "n", "r", "s", "l")]
 
 
 class Memory(threading.Thread):
@@ -63,9 +69,47 @@ def _own_kib(pid: int) -> int:
     return 0
 
 
+def prose(seed: int = 0) -> Iterator[str]:
+    """Made-up documents without end whose words go on getting new, as those of a real corpus do; of a seed the same.
+
+    Sentences are the standard library's own words in another order; some words are made up, so that the number of
+    different words grows with the text (Heaps' law) and the tokenizer's table with it.
+    """
+    random = Random(seed)
+    known = " ".join(docstrings(str(path)) for path in sorted(stdlib_modules())).split()
+    while True:
+        length = random.randint(*DOCUMENT_WORDS)
+        start = random.randrange(len(known) - length)
+        words = known[start : start + length]
+        # Runs of the original keep the usual neighbours; a shuffled half sees to it that no document occurs twice.
+        half = words[length // 2 :]
+        random.shuffle(half)
+        words[length // 2 :] = half
+        for _ in range(round(length * NEW_SHARE) + (random.random() < length * NEW_SHARE % 1)):
+            words[random.randrange(length)] = "".join(random.choices(_SYLLABLES, k=random.randint(2, 5)))
+        yield " ".join(words)
+
+
+def write_prose(folder: Path, size_bytes: int) -> None:
+    """.jsonl files of `size_bytes` together; those that are there already are taken as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, start in enumerate(range(0, size_bytes, FILE_BYTES)):
+        path = folder / f"prose-{number:04}-{min(FILE_BYTES, size_bytes - start)}.jsonl"
+        if path.exists():
+            continue
+        beside = path.with_suffix(".part")
+        written = 0
+        with beside.open("w", encoding="utf-8") as file:
+            for text in prose(seed=number):
+                written += file.write(json.dumps({"text": text}) + "\n")
+                if written >= min(FILE_BYTES, size_bytes - start):
+                    break
+        beside.rename(path)
+
+
 def prepare(corpus: str, cache: str, vocab_size: int) -> None:
     """What the measured process does."""
-    prepared = tokens.prepare(
+    prepared = prepare_tokens(
         corpus,
         text_field="text",
         vocab_size=vocab_size,
@@ -127,7 +171,7 @@ def measure(
 def main(options: argparse.Namespace) -> None:
     size_bytes = round(options.gigabytes * 1e9)
     corpus, cache = options.folder / f"prose-{size_bytes}", options.folder / "cache"
-    prose.write(corpus, size_bytes)
+    write_prose(corpus, size_bytes)
     size_mb = sum(path.stat().st_size for path in corpus.iterdir()) / 1e6
     shutil.rmtree(cache, ignore_errors=True)
     rows = []

@@ -14,7 +14,7 @@ from rich.table import Table
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT
 from jobs.runtime.cache import build_once, user_cache_dir
-from jobs.runtime.report.fillings import quoted
+from jobs.runtime.report.render import quoted
 from launch import jobs, runs
 from launch.display import say, terminal
 from launch.errors import HostError
@@ -23,8 +23,8 @@ from launch.printable import printable
 from launch.runs import Run
 from launch.target import Target
 
-MODULE = "fill_mask"
-"""A job that can do it has a module of this name; see jobs/flax_mlm/fill_mask.py for what it is told and answers."""
+MODULE = "predict"
+"""A job that can do it has a module of this name; see jobs/flax_mlm/predict.py for what it is told and answers."""
 MASK = "<mask>"
 LIMIT_S = 1800.0
 """For everything, the copy of a large model from a bucket too."""

@@ -147,6 +147,6 @@ def find(name: str) -> Job:
     return Job(
         name=name,
         summary=(package.__doc__ or "").strip().splitlines()[0],
-        stack=package.STACK,
+        stack=getattr(package, "FRAMEWORK", None) or package.STACK,  # what it was called in older jobs
         metrics=getattr(package, "METRICS", UNDECLARED),
     )

@@ -28,7 +28,7 @@ from launch.target import Target
 
 FOLDER = ".verify"
 """In the folder of runs, and no run: what is looked for there has other names."""
-MODULES = {"jax": "runtime.verify_jax"}
+MODULES = {"jax": "runtime.jax.verify"}
 """What is started on the hosts, by framework, as a module of `jobs`."""
 LIMIT_S = 600.0
 POLL_S = 0.5

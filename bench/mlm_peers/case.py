@@ -14,14 +14,13 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import save_file
 
-from jobs.flax_mlm import data
+from jobs.flax_mlm import data, input_pipeline
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
-from jobs.flax_mlm.export import hugging_face_config, hugging_face_tensors
-from jobs.flax_mlm.flops import step_flops
-from jobs.flax_mlm.masking import Masked, mask
+from jobs.flax_mlm.data import Tokens
+from jobs.flax_mlm.hugging_face import hugging_face_config, hugging_face_tensors
 from jobs.flax_mlm.model import Mlm
-from jobs.flax_mlm.tokens import Tokens
+from jobs.flax_mlm.step import Masked, mask, step_flops
 from jobs.runtime.cache import user_cache_dir
 
 CASES: dict[str, dict[str, Any]] = {
@@ -91,7 +90,7 @@ def _training(config: Config, tokens: Tokens, batches: int) -> dict[str, Any]:
     kept: dict[str, list[np.ndarray]] = {"tokens": [], "inputs": [], "labels": []}
     sequences = tokens.sequences("train", length)
     for step in range(batches):
-        indices_B = data.step_indices(step, seed=config.seed, sequences=sequences, batch_size=size)
+        indices_B = input_pipeline.step_indices(step, seed=config.seed, sequences=sequences, batch_size=size)
         tokens_BS = tokens.rows("train", indices_B, length)
         _keep(kept, tokens_BS, hidden(jnp.int32(step), jnp.asarray(tokens_BS)))
     return {name: np.stack(values) for name, values in kept.items()}

@@ -1,6 +1,6 @@
 """flax_mlm's own step, as its training loop calls it.
 
-python -m bench.mlm_peers.ours_step FOLDER [--options JSON] [--without VARIANT ...]"""
+python -m bench.mlm_peers.ours_step FOLDER [--options JSON]"""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bench.mlm_peers.turns import answer, resident_bytes
-from bench.variants import taken_out
 from jobs.flax_mlm import data, sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
-from jobs.flax_mlm.evaluate import evaluate
 from jobs.runtime.cache import user_cache_dir
 
 
@@ -33,24 +31,20 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.mlm_peers.ours_step", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--options", type=json.loads, default={}, help="of flax_mlm, over those of the case")
-    parser.add_argument("--without", nargs="*", default=[])
     asked = parser.parse_args(arguments)
     told = json.loads((asked.folder / "case.json").read_text())
     config = Config(**{**told, **asked.options})
-    with taken_out(asked.without) as all_used:
-        step(asked.folder, config, facts, all_used)
+    step(asked.folder, config, facts)
 
 
-def step(folder: Path, config: Config, facts: dict[str, Any], all_used: Any) -> None:
-    """Answer as asked. all_used: raises when something that was to be taken out is still there, once it has stepped."""
+def step(folder: Path, config: Config, facts: dict[str, Any]) -> None:
+    """Answer as asked."""
     tokenizer = data.prepare(config, user_cache_dir(), lambda _: None).tokenizer
     mesh = sharding.make_mesh(1, jax.devices()[:1])
     everywhere, by_row = sharding.whole(mesh), sharding.by_row(mesh)
     optimizer = steps.make_optimizer(config)
     graph, state = steps.create(config, tokenizer, optimizer, mesh)
     same = flax.serialization.from_bytes(state["params"], (folder / "params.msgpack").read_bytes())
-    # Rows that only pad a table may be more in the file than this variant has.
-    same = jax.tree.map(lambda new, old: new[tuple(map(slice, old.shape))], same, state["params"])
     state["params"] = jax.device_put(same, everywhere)
     rule = steps.mask_rule(tokenizer, config.mask_share, config.sequence_length)
     train_step = steps.make_train_step(graph, optimizer, rule, config, mesh, state)
@@ -61,8 +55,6 @@ def step(folder: Path, config: Config, facts: dict[str, Any], all_used: Any) -> 
     def take(number: int) -> jax.Array:
         nonlocal state
         state, results = train_step(state, place(batches[number % len(batches)]), rows_B)
-        if number == 0:
-            all_used()
         return results["loss"]
 
     evaluated = None
@@ -73,7 +65,7 @@ def step(folder: Path, config: Config, facts: dict[str, Any], all_used: Any) -> 
         tokens_NS = held_out["tokens"].reshape(-1, config.sequence_length)
 
         def evaluated() -> tuple[float, float]:
-            found = evaluate(
+            found = steps.evaluate(
                 eval_step,
                 state["params"],
                 lambda rows_B: place(tokens_NS[rows_B]),

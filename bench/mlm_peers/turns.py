@@ -5,7 +5,7 @@
     {"do": "evaluate"}           guess the held-out tokens; before the first step too
     {"do": "multiply"}           measure what this machine's matrix product comes to
 
-Standard library alone: it runs in environments that have nothing of ours."""
+Standard library only: it runs in environments that have nothing of ours."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from jobs.runtime.metric_definitions import Metric, Metrics
 
-STACK = "jax"
+FRAMEWORK = "jax"
 METRICS = Metrics(
     headline="eval_loss",
     progress=("loss", "tokens_per_s"),

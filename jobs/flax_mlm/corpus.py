@@ -1,4 +1,4 @@
-"""What `--data` names: the files to train on, found at once and read as a stream of documents.
+"""What `--data` names: the files to train on, found at once, read as a stream of documents, and some held out.
 
 Light on purpose: the launching side opens a corpus to find mistakes before anything starts.
 """
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 from contracts.errors import RequestError
 from contracts.files import is_url
@@ -33,6 +33,12 @@ from jobs.flax_mlm.documents import (
     stdlib_modules,
     stdlib_root,
 )
+
+Split = Literal["train", "eval"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+RULE_VERSION = 1
+"""Part of the key of everything made from one split: raise it when the same documents would fall otherwise."""
 
 STDLIB = "stdlib"
 
@@ -138,6 +144,40 @@ class Corpus:
         if self.source == STDLIB:
             return iter([docstrings(path)])
         return json_lines(path, self.text_field) if is_jsonl(path) else blocks(path)
+
+
+def split_documents(
+    corpus: Corpus, eval_fraction: float, *, warn: Callable[[str], None]
+) -> Iterator[tuple[Split, str]]:
+    """Each document with its split, which a hash of its own text decides: order and neighbours don't matter.
+
+    A document that occurs twice is thus never in both splits. Raises RequestError, at the end, when one of them
+    stayed empty.
+    """
+    lowest, highest = 1.0, -1.0
+    for text in corpus.documents(warn=warn):
+        place = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) / 2**64
+        lowest, highest = min(lowest, place), max(highest, place)
+        yield ("eval" if place < eval_fraction else "train"), text
+    if highest < 0:
+        raise RequestError(
+            f"--data {corpus.source}: holds no text, only white space; name data with text in it"
+        )
+    if lowest == highest:
+        raise RequestError(
+            f"--data {corpus.source}: is one document, but one to learn from and another to hold out "
+            "are needed; bring more text (a text file gives one each 2,000 characters, .jsonl one a line)"
+        )
+    if lowest >= eval_fraction:
+        raise RequestError(
+            f"--data {corpus.source}: no document falls into the held-out share; bring more text, or raise "
+            f"--eval-fraction {eval_fraction} to more than {lowest:.4f}"
+        )
+    if highest < eval_fraction:
+        raise RequestError(
+            f"--data {corpus.source}: every document falls into the held-out share; bring more text, or "
+            f"lower --eval-fraction {eval_fraction} to less than {highest:.4f}"
+        )
 
 
 def open_corpus(source: str, *, text_field: str = "text") -> Corpus:

@@ -1,21 +1,36 @@
-"""From `--data` to the rows of each step: what is read in step t is a function of (seed, t) alone."""
+"""From `--data` to token ids on this host's disk: tokenised once, read at random by every process and run.
+
+Light: the launching side calls `problems` before anything is started.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from contracts.errors import RequestError
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.config import problems as config_problems
+from jobs.flax_mlm.corpus import RULE_VERSION, Corpus, Split, open_corpus, split_documents
+from jobs.flax_mlm.tokenise import FORMAT, META, WARNINGS, is_whole, tokenise
+from jobs.flax_mlm.tokenizer import (
+    TokenizerFacts,
+    load_tokenizer,
+    sample,
+    sample_share,
+    train_tokenizer,
+)
+from jobs.runtime.cache import RemoteCache, build_once
 
 if TYPE_CHECKING:
     import numpy as np
+    import numpy.typing as npt
 
-    from jobs.flax_mlm.tokens import Tokens
+    type Ids = npt.NDArray[np.uint16 | np.uint32]
 
 ENOUGH_BYTES_PER_TOKEN = 64
 """Text of this many bytes for each token of a batch is taken to fill the batch; less is tokenised to find out."""
@@ -27,9 +42,7 @@ def prepare(config: Config, cache_dir: Path, say: Callable[[str], None]) -> Toke
     Raises:
         RequestError: there is no such data, or too little for one batch or one held-out sequence.
     """
-    from jobs.flax_mlm import tokens
-
-    prepared = tokens.prepare(
+    prepared = prepare_tokens(
         config.data,
         text_field=config.text_field,
         vocab_size=config.size("vocab_size"),
@@ -58,15 +71,13 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
 
     A large corpus is only looked for, a small one is tokenised (into the cache, where the run finds it).
     """
-    from jobs.flax_mlm import corpus, pretrained
+    from jobs.flax_mlm import hugging_face
 
     try:
-        config, _ = pretrained.adopt(config, cache_dir, say=lambda _: None)
-        found = corpus.open_corpus(config.data, text_field=config.text_field)
+        config, _ = hugging_face.adopt(config, cache_dir, say=lambda _: None)
+        found = open_corpus(config.data, text_field=config.text_field)
         found.check_text()
         if config.tokenizer is not None:
-            from jobs.flax_mlm.tokenizer import load_tokenizer
-
             load_tokenizer(Path(config.tokenizer))
         if found.size_bytes < ENOUGH_BYTES_PER_TOKEN * config.batch_size * config.sequence_length:
             here = dataclasses.replace(config, remote_cache=None)
@@ -77,23 +88,188 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
     return config_problems(config, devices=config.fsdp)
 
 
-def step_indices(step: int, *, seed: int, sequences: int, batch_size: int) -> np.ndarray:
-    """The training sequences of step `step` (from 0): (batch_size,) indices below `sequences`.
+_COUNT_AT_ONCE = 1 << 20
 
-    An epoch is a permutation drawn from (seed, epoch); the sequences that do not fill a last batch wait for
-    the next epoch's permutation.
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Tokens:
+    """Two flat streams of ids, `<s> document </s> <s> document </s> …`, memory-mapped and read-only.
+
+    `fingerprint` covers all that training reads: hosts that differ in it would learn from different data.
+    `warnings`: what whoever trains on it should know, as of text that is not UTF-8.
     """
-    epoch, place = divmod(step, sequences // batch_size)
-    order = _epoch_order(seed, epoch, sequences)[place * batch_size : (place + 1) * batch_size]
-    return order.astype("int64")
+
+    directory: Path
+    tokenizer: TokenizerFacts
+    train: Ids
+    eval: Ids
+    train_documents: int
+    eval_documents: int
+    fingerprint: str
+    warnings: tuple[str, ...] = ()
+
+    def sequences(self, split: Split, length: int) -> int:
+        """How many full sequences of `length` tokens the split has; the rest of its tail is left out."""
+        return self._ids(split).size // length
+
+    def rows(self, split: Split, indices: npt.NDArray[np.integer[Any]], length: int) -> npt.NDArray[np.int32]:
+        """Sequences `indices` (N,) of the split as (N, length) int32; IndexError where there is none."""
+        import numpy as np
+
+        count = self.sequences(split, length)
+        if indices.size and not (indices.min() >= 0 and indices.max() < count):
+            raise IndexError(
+                f"{split} has sequences 0 to {count - 1}, not {indices.min()} to {indices.max()}"
+            )
+        ids = np.asarray(self._ids(split))[: count * length].reshape(count, length)
+        rows: npt.NDArray[np.int32] = ids[indices].astype(np.int32)
+        return rows
+
+    def _ids(self, split: Split) -> Ids:
+        return self.train if split == "train" else self.eval
 
 
-@functools.lru_cache(maxsize=1)
-def _epoch_order(seed: int, epoch: int, sequences: int) -> np.ndarray:
+def prepare_tokens(
+    source: str,
+    *,
+    text_field: str,
+    vocab_size: int,
+    tokenizer: str | None,
+    eval_fraction: float,
+    cache_dir: Path,
+    say: Callable[[str], None],
+    remote_cache: str | None = None,
+) -> Tokens:
+    """Open the corpus, get the tokenizer (the given one, or trained on the training documents), tokenise.
+
+    Each result is kept under `cache_dir`, and in the `remote_cache` (a URL or a path that hosts share) where there is
+    one, and found again by the content that it was made from. Raises RequestError for a mistake in what was asked for,
+    RuntimeError where a process that tokenises was killed, and OSError where the disk is full.
+    """
+    if not 0 < eval_fraction < 1:
+        raise RequestError(f"--eval-fraction {eval_fraction}: must lie between 0 and 1, as 0.05 does")
+    corpus = open_corpus(source, text_field=text_field)
+    root = cache_dir / "flax_mlm"
+    shared = None if remote_cache is None else RemoteCache(remote_cache)
+    if tokenizer is None:
+        facts = _trained_tokenizer(corpus, vocab_size, eval_fraction, root, shared, say)
+    else:
+        facts = load_tokenizer(Path(tokenizer))
+
+    directory = root / "tokens" / _key(corpus.fingerprint, facts.sha256, eval_fraction)
+
+    def build(temporary: Path) -> None:
+        tokenise(corpus, facts, eval_fraction, temporary, say)
+
+    _make(directory, build, shared, say, whole=is_whole, goes_on=True)
+    tokens = _open(directory, facts)
+    say(f"{tokens.train.size:,} training tokens, {tokens.eval.size:,} held out (cached in {directory})")
+    return tokens
+
+
+def unigram_entropy(tokens_eval: Ids, special_ids: Collection[int]) -> float:
+    """Entropy, in nats, of the held-out tokens' own frequencies, special tokens left out.
+
+    It is the loss of the best predictor that knows nothing but how often each token occurs in the held-out
+    text, so a model whose loss lies below it has learned from context. ValueError where there is no token.
+    """
     import numpy as np
 
-    # A table, of four bytes a sequence (20 million: 80 MB, half a second), shuffled in place. A permutation that needs
-    # no table would be another order, and with it every run another one.
-    order = np.arange(sequences, dtype=np.uint32)
-    np.random.Generator(np.random.Philox(key=[seed, epoch])).shuffle(order)
-    return order
+    size = int(tokens_eval.max(initial=0)) + 1
+    counts = np.zeros(size, np.int64)
+    for start in range(0, tokens_eval.size, _COUNT_AT_ONCE):
+        counts += np.bincount(tokens_eval[start : start + _COUNT_AT_ONCE], minlength=size)
+    counts[[special for special in special_ids if special < size]] = 0
+    total = counts.sum()
+    if total == 0:
+        raise ValueError("the held-out tokens are all special: no frequencies to take an entropy of")
+    shares = counts[counts > 0] / total
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _key(*parts: object) -> str:
+    return hashlib.sha256(json.dumps([FORMAT, RULE_VERSION, *parts]).encode()).hexdigest()[:32]
+
+
+def _trained_tokenizer(
+    corpus: Corpus,
+    vocab_size: int,
+    eval_fraction: float,
+    root: Path,
+    shared: RemoteCache | None,
+    say: Callable[[str], None],
+) -> TokenizerFacts:
+    share = sample_share(corpus.text_bytes)
+
+    def build(temporary: Path) -> None:
+        of = "" if share == 1 else f"{share:.1%} of "
+        say(f"training a tokenizer of {vocab_size:,} tokens on {of}{corpus.source}")
+        # What is not UTF-8 is said when the same documents are tokenised.
+        documents = split_documents(corpus, eval_fraction, warn=lambda _: None)
+        texts = (text for split, text in documents if split == "train")
+        train_tokenizer(sample(texts, share), vocab_size, temporary / "tokenizer.json")
+
+    key = _key(corpus.fingerprint, vocab_size, eval_fraction, *([] if share == 1 else [share]))
+    directory = root / "tokenizer" / key
+    _make(directory, build, shared, say, whole=_is_tokenizer)
+    facts = load_tokenizer(directory / "tokenizer.json")
+    if facts.vocab_size < vocab_size:
+        say(
+            f"the tokenizer has {facts.vocab_size:,} tokens, fewer than --vocab-size {vocab_size}: the text "
+            "has no more pairs that occur twice"
+        )
+    return facts
+
+
+def _is_tokenizer(directory: Path) -> bool:
+    try:
+        load_tokenizer(directory / "tokenizer.json")
+    except RequestError:
+        return False
+    return True
+
+
+def _make(
+    directory: Path,
+    build: Callable[[Path], None],
+    shared: RemoteCache | None,
+    say: Callable[[str], None],
+    *,
+    whole: Callable[[Path], bool],
+    goes_on: bool = False,
+) -> None:
+    """A folder of the cache, unless it is there: fetched from the remote one or built. What that lacks it is given."""
+    place = f"{directory.parent.name}/{directory.name}"
+
+    def fetch_or_build(temporary: Path) -> None:
+        if shared is None or not shared.fetch(place, temporary, say=say):
+            build(temporary)
+
+    build_once(directory, fetch_or_build, whole=whole, goes_on=goes_on, say=say)
+    if shared is not None:
+        shared.put(directory, place, say=say)
+
+
+def _open(directory: Path, facts: TokenizerFacts) -> Tokens:
+    import numpy as np
+
+    content = (directory / META).read_bytes()
+    meta = json.loads(content)
+    return Tokens(
+        directory=directory,
+        tokenizer=facts,
+        train=np.memmap(directory / "train.bin", meta["dtype"], mode="r"),
+        eval=np.memmap(directory / "eval.bin", meta["dtype"], mode="r"),
+        train_documents=meta["train"]["documents"],
+        eval_documents=meta["eval"]["documents"],
+        fingerprint=hashlib.sha256(content).hexdigest(),
+        warnings=_warnings(directory),
+    )
+
+
+def _warnings(directory: Path) -> tuple[str, ...]:
+    """None where older code made the files: their own fingerprint does not cover these."""
+    try:
+        return tuple(map(str, json.loads((directory / WARNINGS).read_bytes())))
+    except (FileNotFoundError, ValueError, TypeError):
+        return ()

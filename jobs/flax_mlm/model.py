@@ -17,10 +17,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jobs.flax_mlm.attention import attend
-from jobs.flax_mlm.parts import dropout, gelu, layer_norm
-from jobs.flax_mlm.products import add_bias, product, product_of_transposed
-from jobs.flax_mlm.sizes import vocabulary_rows
+from jobs.flax_mlm.config import vocabulary_rows
+from jobs.flax_mlm.ops import attend, dropout, gelu, layer_norm, linear, logits
 
 BERT_STDDEV, BERT_WIDTH = 0.02, 768
 """What BERT and RoBERTa draw weights with, and for which width (Devlin et al. 2019; `initializer_range`)."""
@@ -100,15 +98,14 @@ class Table(nnx.Module):
 
 
 class Linear(nnx.Module):
-    """x W + b, or some columns of it alone, in x's kind."""
+    """x W + b, or only some columns of it, in x's dtype."""
 
     def __init__(self, kernel_IO: jax.Array) -> None:
         self.kernel = nnx.Param(kernel_IO)
         self.bias = nnx.Param(jnp.zeros(kernel_IO.shape[1]))
 
     def __call__(self, x: jax.Array, columns: slice = slice(None)) -> jax.Array:
-        kernel_IO, bias_O = self.kernel[...][:, columns], self.bias[...][columns]
-        return add_bias(product(x, kernel_IO), bias_O)
+        return linear(x, self.kernel[...][:, columns], self.bias[...][columns])
 
 
 def _fold(keys_B: jax.Array | None, place: int) -> jax.Array | None:
@@ -145,7 +142,7 @@ class Embeddings(nnx.Module):
 class Layer(nnx.Module):
     """Self-attention over all positions, then the feed-forward, each summed into its input and normalised.
 
-    The input and the sums are of the parameters' kind, what is summed into them of `dtype`.
+    The input and the sums have the parameters' dtype, what is summed into them has `dtype`.
 
     Queries and keys begin as the same products, so that a position first attends to what is like it in place and
     token, its neighbours (mimetic initialisation: Trockman & Kolter 2023, arXiv:2305.09828).
@@ -170,24 +167,36 @@ class Layer(nnx.Module):
         positions_BM: jax.Array | None = None,
     ) -> jax.Array:
         """(B, S, D), or (B, M, D) where only some positions' results are asked for."""
-        d, k = x_BSD.shape[-1], x_BSD.shape[-1] // self.heads
-        narrow_BSD = x_BSD.astype(self.dtype)
+        x_BMD = x_BSD if positions_BM is None else _at(x_BSD, positions_BM)
+        attended_BMD = self.attention_out(self._attend(x_BMD, x_BSD, segments_BS, positions_BM))
+        x_BMD = self.attention_norm(x_BMD + dropout(attended_BMD, self.dropout, _fold(keys_B, 0)))
+        fed_BMD = self.ff_out(gelu(self.ff_in(x_BMD.astype(self.dtype))))
+        return self.ff_norm(x_BMD + dropout(fed_BMD, self.dropout, _fold(keys_B, 1)))
+
+    def _attend(
+        self,
+        x_BMD: jax.Array,
+        x_BSD: jax.Array,
+        segments_BS: jax.Array | None,
+        positions_BM: jax.Array | None,
+    ) -> jax.Array:
+        """What the heads gather for M positions from all S, side by side."""
+        d, narrow_BSD, segments_BM = x_BSD.shape[-1], x_BSD.astype(self.dtype), segments_BS
         if positions_BM is None:
-            asked_BMD, asked_segments_BM = x_BSD, segments_BS
             q_BMD, k_BSD, v_BSD = jnp.split(self.qkv(narrow_BSD), 3, axis=-1)
         else:
-            asked_BMD = jnp.take_along_axis(x_BSD, positions_BM[:, :, None], axis=1)
-            asked_segments_BM = None
-            if segments_BS is not None:
-                asked_segments_BM = jnp.take_along_axis(segments_BS, positions_BM, axis=1)
-            q_BMD = self.qkv(asked_BMD.astype(self.dtype), slice(0, d))
+            q_BMD = self.qkv(x_BMD.astype(self.dtype), slice(0, d))
             k_BSD, v_BSD = jnp.split(self.qkv(narrow_BSD, slice(d, None)), 2, axis=-1)
-        q_BMHK, k_BSHK, v_BSHK = (x.reshape(*x.shape[:2], self.heads, k) for x in (q_BMD, k_BSD, v_BSD))
-        mixed_BMHK = attend(q_BMHK, k_BSHK, v_BSHK, asked_segments_BM, segments_BS)
-        attended_BMD = self.attention_out(mixed_BMHK.reshape(asked_BMD.shape))
-        asked_BMD = self.attention_norm(asked_BMD + dropout(attended_BMD, self.dropout, _fold(keys_B, 0)))
-        fed_BMD = self.ff_out(gelu(self.ff_in(asked_BMD.astype(self.dtype))))
-        return self.ff_norm(asked_BMD + dropout(fed_BMD, self.dropout, _fold(keys_B, 1)))
+            segments_BM = None if segments_BS is None else _at(segments_BS, positions_BM)
+        q_BMHK, k_BSHK, v_BSHK = (x.reshape(*x.shape[:2], self.heads, -1) for x in (q_BMD, k_BSD, v_BSD))
+        return attend(q_BMHK, k_BSHK, v_BSHK, segments_BM, segments_BS).reshape(q_BMD.shape)
+
+
+def _at(x_BS: jax.Array, positions_BM: jax.Array) -> jax.Array:
+    """(B, M, …): of (B, S, …) what lies at these positions."""
+    return jnp.take_along_axis(
+        x_BS, positions_BM.reshape(*positions_BM.shape, *(1,) * (x_BS.ndim - 2)), axis=1
+    )
 
 
 class Mlm(nnx.Module):
@@ -227,7 +236,7 @@ class Mlm(nnx.Module):
         return x_BSD
 
     def logits(self, x_BMD: jax.Array) -> jax.Array:
-        """Hidden states at any positions to logits over the vocabulary, (B, M, V), of the parameters' kind though
+        """Hidden states at any positions to logits over the vocabulary, (B, M, V), in the parameters' dtype though
         the product is one of the activations'."""
         logits_BMV = self.padded_logits(x_BMD)
         return logits_BMV[..., : self.vocab_size]
@@ -235,8 +244,7 @@ class Mlm(nnx.Module):
     def padded_logits(self, x_BMD: jax.Array) -> jax.Array:
         """As `logits`, and behind them what is never chosen, up to `Dimensions.vocab_rows`: no copy is made."""
         x_BMD = self.head_norm(gelu(self.head_dense(x_BMD.astype(self.dtype))))
-        logits_BMV = product_of_transposed(x_BMD, self.embeddings.tokens.embedding[...])
-        logits_BMV = add_bias(logits_BMV, self.head_bias[...])
+        logits_BMV = logits(x_BMD, self.embeddings.tokens.embedding[...], self.head_bias[...])
         rows = logits_BMV.shape[-1]
         if rows == self.vocab_size:
             return logits_BMV

@@ -1,25 +1,30 @@
-"""What one step computes: the state, the loss, the update; pure functions of (seed, step) and the parameters."""
+"""What one step computes: the state, the loss, the update, and the evaluation; functions of (seed, step) and the
+parameters only.
+
+Which tokens a step hides depends on a key and on the row's place in the global batch: the same step hides the same
+tokens however many processes there are and however often the run was resumed.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
 
 from jobs.flax_mlm import sharding
 from jobs.flax_mlm.config import Config
-from jobs.flax_mlm.layerwise import model_of
-from jobs.flax_mlm.masking import Masked, MaskRule, mask, slots_for
 from jobs.flax_mlm.model import Dimensions, Mlm
+from jobs.flax_mlm.sharding import model_of
 from jobs.flax_mlm.tokenizer import TokenizerFacts
-from jobs.runtime import distributed, processor
+from jobs.runtime.jax import devices, distributed
 
 State = dict[str, Any]
 """params (float32), opt_state, and step: how many steps have been taken, int32."""
@@ -28,6 +33,64 @@ EVAL_MASK_SHARE = 0.15
 EVAL_SEED = 0x4D4C4D
 """Evaluations hide the same tokens whatever the run's own seed and mask share, so that runs can be compared."""
 INIT_STREAM, MASK_STREAM, DROPOUT_STREAM = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskRule:
+    """BERT's rule (Devlin et al. 2018, 3.1): of the chosen tokens 80 % become the mask, 10 % a random token.
+
+    slots: tokens chosen in each sequence, a fixed number so that shapes are static.
+    special_ids: never chosen, and never the random token.
+    """
+
+    slots: int
+    mask_id: int
+    special_ids: tuple[int, ...]
+    vocab_size: int
+    mask_share: float = 0.8
+    random_share: float = 0.1
+
+
+class Masked(NamedTuple):
+    """One masked batch. Slots beyond a sequence's ordinary tokens have weight 0."""
+
+    inputs_BS: jax.Array
+    positions_BM: jax.Array
+    targets_BM: jax.Array
+    weights_BM: jax.Array
+
+
+def slots_for(share: float, length: int) -> int:
+    """Masked slots of a sequence of `length` tokens: `share` of them, rounded, at least one."""
+    return max(1, round(share * length))
+
+
+def mask(rule: MaskRule, key: jax.Array, tokens_BS: jax.Array, rows_B: jax.Array) -> Masked:
+    """Choose `rule.slots` ordinary tokens of each row, uniformly without repetition, and hide them.
+
+    A row draws from `fold_in(key, rows_B[i])`: its place in the global batch, or in the held-out split.
+    """
+    keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
+    return jax.vmap(lambda row_key, tokens_S: _mask_row(rule, row_key, tokens_S))(keys_B, tokens_BS)
+
+
+def _mask_row(rule: MaskRule, key: jax.Array, tokens_S: jax.Array) -> Masked:
+    choose_key, fate_key, random_key = jax.random.split(key, 3)
+    special_S = jnp.isin(tokens_S, jnp.asarray(rule.special_ids, tokens_S.dtype))
+    score_S = jnp.where(special_S, -1.0, jax.random.uniform(choose_key, tokens_S.shape))
+    score_M, positions_M = jax.lax.top_k(score_S, rule.slots)
+    targets_M = tokens_S[positions_M]
+    ordinary = [i for i in range(rule.vocab_size) if i not in set(rule.special_ids)]
+    random_M = jax.random.choice(random_key, jnp.asarray(ordinary, tokens_S.dtype), (rule.slots,))
+    fate_M = jax.random.uniform(fate_key, (rule.slots,))
+    hidden_M = jnp.where(
+        fate_M < rule.mask_share,
+        rule.mask_id,
+        jnp.where(fate_M < rule.mask_share + rule.random_share, random_M, targets_M),
+    )
+    chosen_M = score_M >= 0
+    inputs_S = tokens_S.at[positions_M].set(jnp.where(chosen_M, hidden_M, targets_M))
+    return Masked(inputs_S, positions_M, targets_M, chosen_M.astype(jnp.float32))
 
 
 def dimensions(config: Config, tokenizer: TokenizerFacts) -> Dimensions:
@@ -59,7 +122,7 @@ def decided(config: Config) -> Config:
     without instructions for it. All processes ask together: they compute in the same."""
     if config.dtype != "auto":
         return config
-    is_fast = jax.default_backend() != "cpu" or distributed.everywhere(processor.multiplies_bfloat16())
+    is_fast = jax.default_backend() != "cpu" or distributed.everywhere(devices.multiplies_bfloat16())
     return dataclasses.replace(config, dtype="bfloat16" if is_fast else "float32")
 
 
@@ -249,3 +312,74 @@ def _sum_by_parts(function: Callable[..., Any], parts: int, *by_row: Any) -> Any
 
 def _fold(seed: int, stream: int, step: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), step)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """loss: mean cross-entropy in nats over the hidden tokens; accuracy: share of them guessed."""
+
+    loss: float
+    accuracy: float
+
+
+def evaluate(
+    eval_step: Callable[[Any, jax.Array, jax.Array, jax.Array], jax.Array],
+    params: Any,
+    rows_of: Callable[[np.ndarray], jax.Array],
+    place: Callable[[np.ndarray], jax.Array],
+    *,
+    sequences: int,
+    batch_size: int,
+    tick: Callable[[], None],
+) -> Evaluation:
+    """Evaluate the first `sequences` held-out sequences, a batch at a time; the last batch is filled up.
+
+    Args:
+        eval_step: see `make_eval_step`.
+        rows_of: (B,) indices of held-out sequences to (B, S) tokens over all devices.
+        place: (B,) values to an array over all devices.
+        tick: called at every sign of progress.
+    """
+    sums, totals = [], []
+    for first in range(0, sequences, batch_size):
+        places_B = np.arange(first, first + batch_size)
+        rows_B = np.minimum(places_B, sequences - 1).astype(np.int32)
+        counts_B = (places_B < sequences).astype(np.float32)
+        sums.append(eval_step(params, rows_of(rows_B), place(rows_B), place(counts_B)))
+        tick()
+    for batch in sums:
+        totals.append(np.asarray(batch, dtype=np.float64))
+        tick()
+    nats, hits, hidden = np.sum(totals, axis=0)
+    return Evaluation(loss=float(nats / hidden), accuracy=float(hits / hidden))
+
+
+PASSES = 3
+"""A forward pass and a backward one of twice its work."""
+
+
+def forward_flops(dims: Dimensions, *, length: int, slots: int) -> int:
+    """Floating-point operations of one sequence of `length` tokens whose head is asked at `slots` positions.
+
+    Only matrix products are counted, two operations (multiply, add) for each weight that a position meets, and three
+    times the forward pass for training: the backward pass computes each product's gradient to both of its factors
+    (Chowdhery et al. 2022, arXiv:2204.02311, appendix B; Narayanan et al. 2021, arXiv:2104.04473, appendix). Of them
+
+        a layer, for each of S positions   8 D² (query, key, value, output) + 4 D F (feed-forward) + 4 S D (attention)
+        the head, for each of M slots      2 D² (dense) + 2 D V (the vocabulary)
+
+    The last layer's results are read at the M slots only: there the other positions count for its keys and values only,
+    4 D² each. Embedding look-ups, norms, GELU, softmax, dropout and the optimizer are left out, as is what is computed
+    only because it suits the machine: the vocabulary's padding, and activations that are computed a second time.
+    """
+    d = dims.width
+    keys_and_values = 4 * d * d
+    the_rest = 4 * d * d + 4 * d * dims.ff_width + 4 * length * d
+    layers = dims.layers * length * keys_and_values + ((dims.layers - 1) * length + slots) * the_rest
+    head = slots * (2 * d * d + 2 * d * dims.vocab_size)
+    return layers + head
+
+
+def step_flops(dims: Dimensions, *, batch_size: int, length: int, slots: int) -> int:
+    """Floating-point operations of one training step over all hosts together: what MFU is measured against."""
+    return PASSES * batch_size * forward_flops(dims, length=length, slots=slots)

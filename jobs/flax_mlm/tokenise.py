@@ -1,31 +1,61 @@
-"""A corpus to two files of token ids and their meta.json: with all cores, in bounded memory, and as often interrupted
-as may be: the files are the same."""
+"""A corpus to two files of token ids and their meta.json, in bounded memory, by a pool of processes.
+
+One process reads the corpus, cuts it into batches, hands them to the pool in order and writes what comes back. They are
+processes and not the library's own threads: making numbers of its answers holds Python's lock for 12 ms a million
+characters, which take a core 216 ms to encode, and reading for 5: from some 13 cores on more of them would wait.
+
+A journal says how far the files have come: a killed call's work is gone on with, and the files are the same.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
+import hashlib
 import json
+import multiprocessing
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 from contracts.files import DiskFiles
-from jobs.flax_mlm.batches import batches
-from jobs.flax_mlm.corpus import Corpus
-from jobs.flax_mlm.encode import Dtype
-from jobs.flax_mlm.encoders import encoded, processes_for
-from jobs.flax_mlm.split import SPLITS, split_documents
-from jobs.flax_mlm.streams import Streams, Torn, clear
-from jobs.flax_mlm.tokenizer import TokenizerFacts
+from jobs.flax_mlm.corpus import SPLITS, Corpus, Split, split_documents
+from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer
 
 META = "meta.json"
 WARNINGS = "warnings.json"
 """What was warned of when the files were made, a list of texts: to be said by whoever uses them."""
+JOURNAL = "journal.json"
 FORMAT = 1
 """Part of every key and of meta.json: raised when the same corpus gives other files."""
 NOTE_CHARACTERS = 64_000_000
 """As much is done again at most when the work goes on: some seconds of two cores."""
 SAY_PERIOD_S = 20.0
+BATCH_CHARACTERS = 500_000
+"""Encoded at once by one process: some 130,000 tokens, which take the tokenizers library about 30 MB."""
+PIECE_CHARACTERS = 500_000
+"""A longer document is encoded in pieces, so that a batch is never longer than two of these."""
+MOST_PROCESSES = 16
+"""By the 5 ms a million characters that reading takes, one reader could feed about forty; memory stays below 1 GB."""
+BYTES_PER_PROCESS = 16 << 20
+"""Text for less than this is encoded sooner than another process has started."""
+BATCHES_AHEAD = 2
+"""For each process: one at work and one waiting."""
+
+type Dtype = Literal["<u2", "<u4"]
+"""As numpy and meta.json write it; every machine that JAX runs on is little-endian."""
+
+_TYPECODES = {"<u2": "H", "<u4": "I"}
+_JOURNAL_VERSION = 1
+_READ_BYTES = 1 << 22
 
 
 def tokenise(
@@ -115,3 +145,332 @@ def _write(
         "dtype": dtype,
         **streams.facts(int(dtype[-1])),
     }
+
+
+class Piece(NamedTuple):
+    """A document, or a part of a long one."""
+
+    split: Split
+    text: str
+    begins: bool
+    ends: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Pieces in the order of the corpus, encoded at once: what bounds memory."""
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def characters(self) -> int:
+        return sum(len(piece.text) for piece in self.pieces)
+
+    @property
+    def ends_whole(self) -> bool:
+        """Whether its last document is whole: only then can the work be taken up again behind it."""
+        return self.pieces[-1].ends
+
+    def documents(self, split: Split) -> int:
+        """How many documents of `split` end here."""
+        return sum(piece.ends for piece in self.pieces if piece.split == split)
+
+
+def batches(documents: Iterable[tuple[Split, str]], *, skip: int = 0) -> Iterator[Batch]:
+    """All documents but the first `skip`. Which batch a document is in has no bearing on its tokens."""
+    pieces: list[Piece] = []
+    characters = 0
+    for number, (split, text) in enumerate(documents):
+        if number < skip:
+            continue
+        for piece in cut(split, text):
+            pieces.append(piece)
+            characters += len(piece.text)
+            if characters >= BATCH_CHARACTERS:
+                yield Batch(pieces=tuple(pieces))
+                pieces, characters = [], 0
+    if pieces:
+        yield Batch(pieces=tuple(pieces))
+
+
+def cut(split: Split, text: str) -> Iterator[Piece]:
+    """`text` in pieces of at most PIECE_CHARACTERS, cut before a single space between two words.
+
+    There the tokens of the pieces are those of the whole: a byte-level BPE as RoBERTa's never joins what stands
+    before such a space to what stands behind it. A text without one in half a piece is cut where the piece is full.
+    """
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        end = _place(text, start + PIECE_CHARACTERS // 2, start + PIECE_CHARACTERS)
+        yield Piece(split, text[start:end], begins=start == 0, ends=False)
+        start = end
+    yield Piece(split, text[start:], begins=start == 0, ends=True)
+
+
+def _place(text: str, lowest: int, highest: int) -> int:
+    """The last place to cut in `lowest` < place <= `highest`."""
+    place = highest
+    while (place := text.rfind(" ", lowest + 1, place + 1)) != -1:
+        if text[place - 1].isalnum() and text[place + 1 : place + 2].isalnum():
+            return place
+        place -= 1
+    return highest
+
+
+class Encoded(NamedTuple):
+    """What a batch adds to the two streams."""
+
+    train: bytes
+    eval: bytes
+
+
+class Encoder:
+    """The tokenizer, and how ids are stored."""
+
+    def __init__(self, tokenizer: Path, dtype: Dtype) -> None:
+        facts = load_tokenizer(tokenizer)
+        self._bos, self._eos = facts.bos_id, facts.eos_id
+        self._tokenizer = open_tokenizer(tokenizer)
+        self._typecode = _TYPECODES[dtype]
+
+    def encode(self, batch: Batch) -> Encoded:
+        """`<s> document </s>` for each document; of a piece only what it has of these.
+
+        Raises:
+            OverflowError: an id does not fit.
+        """
+        texts = [piece.text for piece in batch.pieces]
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        streams = {split: array(self._typecode) for split in SPLITS}
+        for piece, encoding in zip(batch.pieces, encodings, strict=True):
+            stream = streams[piece.split]
+            if piece.begins:
+                stream.append(self._bos)
+            stream.fromlist(encoding.ids)
+            if piece.ends:
+                stream.append(self._eos)
+        return Encoded(streams["train"].tobytes(), streams["eval"].tobytes())
+
+
+def processes_for(text_bytes: int, cores: int) -> int:
+    """How many processes encode a corpus of `text_bytes`; 0: this one does it by itself."""
+    count = min(cores, MOST_PROCESSES, text_bytes // BYTES_PER_PROCESS)
+    return count if count > 1 else 0
+
+
+def encoded(
+    batches: Iterable[Batch], tokenizer: Path, dtype: Dtype, *, processes: int
+) -> Iterator[tuple[Batch, Encoded]]:
+    """Each batch with its tokens, in order. An error of `batches` is raised when those before it have come.
+
+    Raises:
+        RuntimeError: one of the processes was killed.
+    """
+    if processes == 0:
+        encoder = Encoder(tokenizer, dtype)
+        return ((batch, encoder.encode(batch)) for batch in batches)
+    return _by_pool(batches, tokenizer, dtype, processes)
+
+
+def _by_pool(
+    batches: Iterable[Batch], tokenizer: Path, dtype: Dtype, count: int
+) -> Iterator[tuple[Batch, Encoded]]:
+    pool = concurrent.futures.ProcessPoolExecutor(
+        count,
+        mp_context=multiprocessing.get_context("spawn"),  # a fork of a process with JAX's threads may hang
+        initializer=_begin,
+        initargs=(tokenizer, dtype),
+    )
+    asked: deque[tuple[Batch, concurrent.futures.Future[Encoded]]] = deque()
+    todo, failed = iter(batches), list[Exception]()
+    try:
+        while True:
+            while not failed and len(asked) < BATCHES_AHEAD * count:
+                try:
+                    batch = next(todo)
+                except StopIteration:
+                    break
+                except Exception as error:  # raised again below, behind the batches that came before it
+                    failed.append(error)
+                else:
+                    asked.append((batch, pool.submit(_encode, batch)))
+            if not asked:
+                break
+            batch, answer = asked.popleft()
+            yield batch, answer.result()
+        if failed:
+            raise failed[0]
+    except BrokenProcessPool:
+        raise RuntimeError(
+            "a process that tokenises was killed (the memory is full, or somebody killed it); what is done is kept: "
+            "start the run again"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_encoder: Encoder
+"""Of a process of the pool."""
+
+
+def _begin(tokenizer: Path, dtype: Dtype) -> None:
+    """What a process of the pool does first."""
+    global _encoder
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the process that reads; the pool ends with it
+    threading.Thread(target=_end_with_parent, name="end with the parent", daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _encoder = Encoder(tokenizer, dtype)
+
+
+def _end_with_parent() -> None:
+    """The pool's own processes would wait for ever for one that was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _encode(batch: Batch) -> Encoded:
+    return _encoder.encode(batch)
+
+
+class Torn(Exception):
+    """What is there is not what the journal says."""
+
+
+class Stream:
+    """One split's file. `documents` and `size_bytes` are what has been written."""
+
+    def __init__(self, path: Path, noted: Mapping[str, Any] | None) -> None:
+        """Begin the file, or go on behind what was `noted` of it.
+
+        Raises:
+            Torn: it does not begin with that.
+        """
+        self.documents = self.size_bytes = 0
+        self._digest = hashlib.sha256()
+        self._file = path.open("r+b" if noted else "wb")
+        if noted:
+            try:
+                self._take_up(noted)
+            except BaseException:
+                self._file.close()
+                raise
+
+    def _take_up(self, noted: Mapping[str, Any]) -> None:
+        left: int = noted["size_bytes"]
+        while left:
+            content = self._file.read(min(_READ_BYTES, left))
+            if not content:
+                raise Torn
+            self._digest.update(content)
+            left -= len(content)
+        if self._digest.hexdigest() != noted["sha256"]:
+            raise Torn
+        self._file.seek(noted["size_bytes"])
+        self._file.truncate()
+        self.size_bytes, self.documents = noted["size_bytes"], noted["documents"]
+
+    def write(self, content: bytes, documents: int) -> None:
+        """Add tokens in which `documents` documents end."""
+        self._file.write(content)
+        self._digest.update(content)
+        self.size_bytes += len(content)
+        self.documents += documents
+
+    def flush(self) -> None:
+        """Make what was written outlast a power cut."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "documents": self.documents,
+            "size_bytes": self.size_bytes,
+            "sha256": self._digest.hexdigest(),
+        }
+
+
+class Streams:
+    """train.bin and eval.bin in `directory`, as far as a former writer has come. To be used in a `with`.
+
+    Raises (on opening):
+        Torn: what the former writer left does not fit together; `clear` it and open again.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        noted = _journal(directory)
+        self._directory = directory
+        self._streams: dict[Split, Stream] = {}
+        try:
+            for split in SPLITS:
+                self._streams[split] = Stream(directory / f"{split}.bin", noted and noted[split])
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Streams:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def documents(self) -> int:
+        """How many documents of the corpus are done: the first ones."""
+        return sum(stream.documents for stream in self._streams.values())
+
+    def write(self, encoded: Encoded, *, train_documents: int, eval_documents: int) -> None:
+        self._streams["train"].write(encoded.train, train_documents)
+        self._streams["eval"].write(encoded.eval, eval_documents)
+
+    def note(self) -> None:
+        """From here a later writer goes on. To be called where all documents are whole."""
+        journal: dict[str, Any] = {"version": _JOURNAL_VERSION}
+        for split, stream in self._streams.items():
+            stream.flush()
+            journal[split] = stream.facts()
+        DiskFiles().write(str(self._directory / JOURNAL), json.dumps(journal).encode())
+
+    def facts(self, width: int) -> dict[str, dict[str, Any]]:
+        """Of each split what meta.json has, ids being `width` bytes wide."""
+        return {
+            split: {
+                "documents": stream.documents,
+                "tokens": stream.size_bytes // width,
+                "sha256": stream.facts()["sha256"],
+            }
+            for split, stream in self._streams.items()
+        }
+
+    def close(self) -> None:
+        for stream in self._streams.values():
+            stream.close()
+
+
+def clear(directory: Path) -> None:
+    """Remove the journal: the work begins anew."""
+    (directory / JOURNAL).unlink(missing_ok=True)
+
+
+def _journal(directory: Path) -> dict[str, Any] | None:
+    try:
+        content = (directory / JOURNAL).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        noted: dict[str, Any] = json.loads(content)
+        if noted["version"] != _JOURNAL_VERSION:
+            raise Torn
+        for split in SPLITS:
+            _ = noted[split]["size_bytes"] + noted[split]["documents"], noted[split]["sha256"]
+    except (ValueError, KeyError, TypeError):
+        raise Torn from None
+    if not all((directory / f"{split}.bin").exists() for split in SPLITS):
+        raise Torn
+    return noted

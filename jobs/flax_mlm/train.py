@@ -8,25 +8,27 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.experimental import multihost_utils
 
 from contracts.errors import JobFailed, RequestError
-from jobs.flax_mlm import closer_look, data, pretrained, sharding
+from jobs.flax_mlm import data, final_eval, hugging_face, sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config, problems, settings
-from jobs.flax_mlm.evaluate import Evaluation, evaluate
-from jobs.flax_mlm.export import export
-from jobs.flax_mlm.feed import Feed
-from jobs.flax_mlm.flops import step_flops
-from jobs.flax_mlm.guess import make_sharded_guess
-from jobs.flax_mlm.tokens import unigram_entropy
-from jobs.flax_mlm.watch import MOST_KEPT, MOST_WRITTEN, Outlier, Watch, batch_file, save_batch
-from jobs.runtime import distributed, preemption
-from jobs.runtime.checkpoints import Checkpoints
-from jobs.runtime.executables import Executables
+from jobs.flax_mlm.data import Tokens, unigram_entropy
+from jobs.flax_mlm.hugging_face import Pretrained
+from jobs.flax_mlm.input_pipeline import InputPipeline
+from jobs.flax_mlm.loss_guard import MOST_KEPT, MOST_WRITTEN, LossGuard, Outlier, batch_file, save_batch
+from jobs.flax_mlm.model import Mlm
+from jobs.flax_mlm.predict import make_sharded_predict
+from jobs.flax_mlm.step import Evaluation, State
+from jobs.runtime import preemption
+from jobs.runtime.jax import distributed
+from jobs.runtime.jax.checkpoints import Checkpoints
+from jobs.runtime.jax.executables import Executables
+from jobs.runtime.jax.profile import Profile, read_steps
 from jobs.runtime.metrics import Metrics
 from jobs.runtime.process import Final, Run
-from jobs.runtime.profile import Profile, read_steps
 from jobs.runtime.rates import Rates
 
 IN_FLIGHT = 2
@@ -41,208 +43,253 @@ def train(run: Run, config: Config) -> Final:
         Preempted: a host got SIGTERM; the state is saved.
         JobFailed: the numbers say that training on is of no use; the batch is saved.
     """
-    config, begun_from = pretrained.adopt(config, Path(run.environment.cache_dir), run.prepare)
+    config, begun_from = hugging_face.adopt(config, Path(run.environment.cache_dir), run.prepare)
     wrong = problems(config, devices=jax.device_count())
     if wrong:
         raise RequestError("; ".join(wrong))
     if begun_from is not None:
         distributed.agree(f"--init-from {begun_from.source}", begun_from.fingerprint)
-    length, batch_size = config.sequence_length, config.batch_size
-    prepare = functools.partial(data.prepare, config, Path(run.environment.cache_dir), run.prepare)
-    if config.remote_cache is None:
-        tokens = prepare()
-    else:
-        tokens = distributed.first_then_others(prepare, what=f"--data {config.data}", say=run.prepare)
-    distributed.agree(f"--data {config.data}", tokens.fingerprint)
+    tokens = prepare_data(run, config)
     config = steps.decided(config)
     run.decide(settings(config, vocab_size=tokens.tokenizer.vocab_size))
     for text in tokens.warnings:
         run.warn(text)
-    baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
-    mesh = sharding.make_mesh(config.fsdp)
-    feed = Feed(tokens, config, mesh)
-
     run.heartbeat.say("compiling the first step")
-    optimizer = steps.make_optimizer(config)
-    compiled = Executables(run.environment.cache_dir, mesh.devices.flat).of
-    graph, state = steps.create(config, tokens.tokenizer, optimizer, mesh, compiled)
-    train_rule = steps.mask_rule(tokens.tokenizer, config.mask_share, length)
-    eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, length)
-    train_step = compiled(steps.make_train_step(graph, optimizer, train_rule, config, mesh, state))
-    eval_step = compiled(steps.make_eval_step(graph, eval_rule, mesh, state, parts=config.accumulate))
-    run.say(
-        f"{sum(leaf.size for leaf in jax.tree.leaves(state['params'])):,} parameters on {jax.device_count()} devices "
-        f"of {jax.process_count()} processes, in {config.dtype}; {feed.sequences('train'):,} sequences of {length} "
-        f"tokens to learn from, {feed.sequences('eval'):,} held out; their unigram entropy is {baseline:.3f} nats"
-    )
+    training = Training(run, config, tokens)
+    training.restore(begun_from)
+    training.loop()
+    return training.finish()
 
-    checkpoints = Checkpoints(run.directory, keep_last=config.keep_checkpoints)
-    restored = checkpoints.restore_latest(state)
-    first, state = restored if restored is not None else (0, state)
-    if first:
-        run.say(f"resumed after step {first}")
-    if begun_from is not None:
-        begun_from.check_began(run.directory, step=first, writes=run.environment.is_first)
-        if not first:
-            state = steps.with_params(state, begun_from.params())
-    metrics = Metrics(run.directory, first) if run.environment.is_first else None
-    rows_B = feed.place(np.arange(batch_size, dtype=np.int32))
-    rates = Rates(
-        run.time,
-        name="tokens_per_s",
-        per_step=batch_size * length,
-        flops_per_step=step_flops(
-            steps.dimensions(config, tokens.tokenizer),
-            batch_size=batch_size,
-            length=length,
-            slots=train_rule.slots,
-        ),
-        peak_flops_per_s=run.environment.peak_flops_per_s,
-    )
-    watch = Watch.from_notes(checkpoints.notes)
-    in_flight: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
-    def busy() -> bool:
+def prepare_data(run: Run, config: Config) -> Tokens:
+    """The tokenised corpus, the same on every host."""
+    prepare = functools.partial(data.prepare, config, Path(run.environment.cache_dir), run.prepare)
+    what = f"--data {config.data}"
+    if config.remote_cache is None:
+        tokens = prepare()
+    else:
+        tokens = distributed.first_then_others(prepare, what=what, say=run.prepare)
+    distributed.agree(what, tokens.fingerprint)
+    return tokens
+
+
+class Training:
+    """One process's part of a training: what it is made of, and the state that its steps change."""
+
+    def __init__(self, run: Run, config: Config, tokens: Tokens) -> None:
+        """Compile the steps, draw the first state."""
+        self.run, self.config, self.tokens = run, config, tokens
+        self.baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
+        self.mesh = sharding.make_mesh(config.fsdp)
+        self.inputs = InputPipeline(tokens, config, self.mesh)
+        optimizer = steps.make_optimizer(config)
+        self.compiled = Executables(run.environment.cache_dir, self.mesh.devices.flat).of
+        self.graph: nnx.GraphDef[Mlm]
+        self.state: State
+        self.graph, self.state = steps.create(config, tokens.tokenizer, optimizer, self.mesh, self.compiled)
+        train_rule = steps.mask_rule(tokens.tokenizer, config.mask_share, config.sequence_length)
+        eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, config.sequence_length)
+        self.train_step = self.compiled(
+            steps.make_train_step(self.graph, optimizer, train_rule, config, self.mesh, self.state)
+        )
+        self.eval_step = self.compiled(
+            steps.make_eval_step(self.graph, eval_rule, self.mesh, self.state, parts=config.accumulate)
+        )
+        self.rates = Rates(
+            run.time,
+            name="tokens_per_s",
+            per_step=config.batch_size * config.sequence_length,
+            flops_per_step=steps.step_flops(
+                steps.dimensions(config, tokens.tokenizer),
+                batch_size=config.batch_size,
+                length=config.sequence_length,
+                slots=train_rule.slots,
+            ),
+            peak_flops_per_s=run.environment.peak_flops_per_s,
+        )
+        self.in_flight: deque[tuple[int, dict[str, jax.Array]]] = deque()
+
+    def restore(self, begun_from: Pretrained | None) -> None:
+        """Go on with the newest checkpoint, else with the model to begin from, else with the state that was drawn."""
+        run, config = self.run, self.config
+        run.say(
+            f"{sum(leaf.size for leaf in jax.tree.leaves(self.state['params'])):,} parameters on "
+            f"{jax.device_count()} devices of {jax.process_count()} processes, in {config.dtype}; "
+            f"{self.inputs.sequences('train'):,} sequences of {config.sequence_length} tokens to learn from, "
+            f"{self.inputs.sequences('eval'):,} held out; their unigram entropy is {self.baseline:.3f} nats"
+        )
+        self.checkpoints = Checkpoints(run.directory, keep_last=config.keep_checkpoints)
+        self.done = 0
+        restored = self.checkpoints.restore_latest(self.state)
+        if restored is not None:
+            self.done, self.state = restored
+            run.say(f"resumed after step {self.done}")
+        if begun_from is not None:
+            begun_from.check_began(run.directory, step=self.done, writes=run.environment.is_first)
+            if not self.done:
+                self.state = steps.with_params(self.state, begun_from.params())
+        self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
+        self.guard = LossGuard.from_notes(self.checkpoints.notes)
+        wanted = read_steps(config.profile, steps=config.steps)
+        self.profile = Profile(run, wanted, done=self.done, settle=self.settle)
+        if begun_from is not None and not self.done:
+            self.evaluate(0, self.inputs.sequences("eval"))
+
+    def loop(self) -> None:
+        """Step after step, with evaluations and checkpoints where they are due."""
+        config, run = self.config, self.run
+        rows_B = self.inputs.place(np.arange(config.batch_size, dtype=np.int32))
+        is_held_back = False
+        for step in range(self.done + 1, config.steps + 1):
+            with self.profile.step(step):
+                with self.rates.input(self.is_busy):
+                    tokens_BS = self.inputs.step(step)
+                self.state, results = self.train_step(self.state, tokens_BS, rows_B)
+                self.in_flight.append((step, results))
+            if step == self.done + 1:
+                self.settle()
+                run.heartbeat.state("stepping")
+                self.rates.start()
+            self.settle(but=IN_FLIGHT)
+            if step == config.steps:
+                break
+
+            leaving = preemption.notified(step)
+            evaluating = step % config.eval_every == 0 and not leaving
+            saving = step % config.checkpoint_every == 0 or leaving or (is_held_back and not self.guard.row)
+            if evaluating or saving:
+                self.settle()
+                # Among outliers only who leaves saves: the newest checkpoint is to be from before a trouble that stays.
+                is_held_back = bool(self.guard.row) and not leaving
+                if not is_held_back:
+                    self.save(step)
+                if leaving:
+                    self.leave(step)
+                run.heartbeat.state("stepping")
+                if evaluating:
+                    loss = self.evaluate(step, config.eval_sequences).loss
+                    self.checkpoints.evaluated(step, loss)
+                    run.heartbeat.say(None)
+        self.settle()
+
+    def finish(self) -> Final:
+        """The last checkpoint, evaluation and export; returns the final metrics."""
+        config, run = self.config, self.run
+        run.time.enter("finish")
+        self.save(config.steps)
+        held_out = self.inputs.sequences("eval")
+        final = self.evaluate(config.steps, held_out)
+        with run.time.part("checkpoint"):
+            self.checkpoints.close()
+        run.heartbeat.say("taking a closer look")
+        predict = jax.jit(
+            make_sharded_predict(self.graph, self.mesh, self.state["params"]),
+            out_shardings=sharding.whole(self.mesh),
+        )
+        sampled = final_eval.sample(
+            sequences=held_out, length=config.sequence_length, trained_rows=config.steps * config.batch_size
+        )
+        seen = final_eval.final_eval(
+            self.compiled(predict),
+            self.state["params"],
+            self.tokens.rows("eval", sampled, config.sequence_length),
+            self.tokens.tokenizer,
+            self.inputs.place,
+            batch_size=config.batch_size,
+            tick=run.heartbeat.tick,
+        )
+        params = sharding.to_host(self.state["params"], self.mesh)
+        if run.environment.is_first:
+            hugging_face.export(run.directory, config, params, self.tokens)
+        if self.metrics is not None:
+            self.metrics.close()
+        return {
+            "steps": config.steps,
+            "tokens_per_s": self.rates.overall(),
+            "eval_loss": final.loss,
+            "eval_accuracy": final.accuracy,
+            "unigram_entropy": self.baseline,
+            "outliers": self.guard.outliers,
+            "skipped_updates": self.guard.skipped,
+            **seen,
+        }
+
+    def is_busy(self) -> bool:
         """Whether the devices still have a step to compute."""
-        return bool(in_flight) and not in_flight[-1][1]["loss"].is_ready()  # type: ignore[attr-defined]
+        return bool(self.in_flight) and not self.in_flight[-1][1]["loss"].is_ready()  # type: ignore[attr-defined]
 
-    def in_trouble(step: int, outlier: Outlier) -> None:
+    def settle(self, but: int = 0) -> None:
+        """Wait for the steps that were begun, all but the last `but`, and log those that are due."""
+        while len(self.in_flight) > but:
+            step, results = self.in_flight.popleft()
+            values = {name: float(value) for name, value in results.items()}
+            self.rates.step_done()
+            self.run.heartbeat.step(step)
+            before = self.guard.row
+            outlier = self.guard.check(values)
+            is_due = step % self.config.log_every == 0 or step == self.config.steps
+            is_told = outlier is not None and (outlier.ends or self.guard.outliers <= MOST_WRITTEN)
+            if self.metrics is not None and (is_due or is_told):
+                with self.run.time.part("logging"):
+                    counted = {"outliers": self.guard.outliers} if outlier else {}
+                    self.metrics.write(step, {**values, **(self.rates.take() if is_due else {}), **counted})
+            if outlier is not None:
+                self.handle(step, outlier)
+            elif before:
+                self.run.say(
+                    f"step {step}: the loss is {values['loss']:.4g}, as usual, after {before} outliers"
+                )
+
+    def handle(self, step: int, outlier: Outlier) -> None:
         """Rank 0 keeps the batch of an outlier that is the first of several, and of the one too many, which ends the
         run unless that is not wanted."""
-        said = f"step {step}: {outlier}"
-        is_end = outlier.ends and config.on_trouble == "stop"
-        if is_end or (outlier.row == 1 and watch.series <= MOST_KEPT):
+        run, said = self.run, f"step {step}: {outlier}"
+        is_end = outlier.ends and self.config.on_trouble == "stop"
+        if is_end or (outlier.row == 1 and self.guard.series <= MOST_KEPT):
             said += f"; its batch is in {run.directory.path(batch_file(step))}"
-            if metrics is not None:
-                save_batch(run.directory, step, str(outlier), tokens, feed.step_on_host(step))
+            if self.metrics is not None:
+                save_batch(run.directory, step, str(outlier), self.tokens, self.inputs.step_on_host(step))
         if outlier.row == 1 and not is_end:
             run.warn(said)
         if not is_end:
             return
-        if metrics is not None:
-            metrics.close()
-        checkpoints.wait()
+        if self.metrics is not None:
+            self.metrics.close()
+        self.checkpoints.wait()
         multihost_utils.sync_global_devices("the batch is saved")  # or whoever ends first takes rank 0 along
-        profile.close()
+        self.profile.close()
         raise JobFailed(f"{said}. To go on all the same: --on-trouble warn")
 
-    def settle(in_flight_after: int) -> None:
-        """Wait for the steps that were begun, all but the last `in_flight_after`, and log those that are due."""
-        while len(in_flight) > in_flight_after:
-            step, results = in_flight.popleft()
-            values = {name: float(value) for name, value in results.items()}
-            rates.step_done()
-            run.heartbeat.step(step)
-            before = watch.row
-            outlier = watch.look(values)
-            is_due = step % config.log_every == 0 or step == config.steps
-            is_told = outlier is not None and (outlier.ends or watch.outliers <= MOST_WRITTEN)
-            if metrics is not None and (is_due or is_told):
-                with run.time.part("logging"):
-                    counted = {"outliers": watch.outliers} if outlier else {}
-                    metrics.write(step, {**values, **(rates.take() if is_due else {}), **counted})
-            if outlier is not None:
-                in_trouble(step, outlier)
-            elif before:
-                run.say(f"step {step}: the loss is {values['loss']:.4g}, as usual, after {before} outliers")
+    def evaluate(self, step: int, most: int) -> Evaluation:
+        """Evaluate on the first `most` held-out sequences, and write it down as of `step`."""
+        with self.run.time.part("evaluation"):
+            self.run.heartbeat.say("evaluating")
+            result = steps.evaluate(
+                self.eval_step,
+                self.state["params"],
+                self.inputs.held_out,
+                self.inputs.place,
+                sequences=min(most, self.inputs.sequences("eval")),
+                batch_size=self.config.batch_size,
+                tick=self.run.heartbeat.tick,
+            )
+            if self.metrics is not None:
+                self.metrics.write(step, {"eval_loss": result.loss, "eval_accuracy": result.accuracy})
+            self.run.say(f"step {step}: eval loss {result.loss:.4f}, accuracy {result.accuracy:.3f}")
+            return result
 
-    @run.time.part("evaluation")
-    def evaluated(step: int, limit: int) -> Evaluation:
-        run.heartbeat.say("evaluating")
-        result = evaluate(
-            eval_step,
-            state["params"],
-            feed.held_out,
-            feed.place,
-            sequences=min(limit, feed.sequences("eval")),
-            batch_size=batch_size,
-            tick=run.heartbeat.tick,
-        )
-        if metrics is not None:
-            metrics.write(step, {"eval_loss": result.loss, "eval_accuracy": result.accuracy})
-        run.say(f"step {step}: eval loss {result.loss:.4f}, accuracy {result.accuracy:.3f}")
-        return result
+    def save(self, step: int) -> None:
+        """Begin a checkpoint of the state after `step`."""
+        with self.run.time.part("checkpoint"):
+            self.run.heartbeat.state("saving")
+            self.checkpoints.save(step, self.state, notes=self.guard.notes())
+            self.run.heartbeat.tick()
 
-    wanted = read_steps(config.profile, steps=config.steps)
-    profile = Profile(run, wanted, done=first, settle=lambda: settle(0))
-    if begun_from is not None and not first:
-        evaluated(0, feed.sequences("eval"))
-
-    is_held_back = False
-    for step in range(first + 1, config.steps + 1):
-        with profile.step(step):
-            with rates.input(busy):
-                tokens_BS = feed.step(step)
-            state, results = train_step(state, tokens_BS, rows_B)
-            in_flight.append((step, results))
-        if step == first + 1:
-            settle(0)
-            run.heartbeat.state("stepping")
-            rates.start()
-        settle(IN_FLIGHT)
-        if step == config.steps:
-            break
-
-        leaving = preemption.notified(step)
-        evaluating = step % config.eval_every == 0 and not leaving
-        saving = step % config.checkpoint_every == 0 or leaving or (is_held_back and not watch.row)
-        if evaluating or saving:
-            settle(0)
-            # Among outliers only who leaves saves: the newest checkpoint is to be from before a trouble that stays.
-            is_held_back = bool(watch.row) and not leaving
-            if not is_held_back:
-                with run.time.part("checkpoint"):
-                    run.heartbeat.state("saving")
-                    checkpoints.save(step, state, notes=watch.notes())
-                    run.heartbeat.tick()
-            if leaving:
-                with run.time.part("checkpoint"):
-                    checkpoints.wait()
-                if metrics is not None:
-                    metrics.close()
-                profile.close()
-                raise preemption.Preempted(step)
-            run.heartbeat.state("stepping")
-            if evaluating:
-                checkpoints.evaluated(step, evaluated(step, config.eval_sequences).loss)
-                run.heartbeat.say(None)
-
-    settle(0)
-    run.time.enter("finish")
-    run.heartbeat.state("saving")
-    with run.time.part("checkpoint"):
-        checkpoints.save(config.steps, state, notes=watch.notes())
-    run.heartbeat.tick()
-    final = evaluated(config.steps, feed.sequences("eval"))
-    with run.time.part("checkpoint"):
-        checkpoints.close()
-    run.heartbeat.say("taking a closer look")
-    closer = closer_look.sample(
-        sequences=feed.sequences("eval"), length=length, trained_rows=config.steps * batch_size
-    )
-    seen = closer_look.look(
-        compiled(
-            jax.jit(make_sharded_guess(graph, mesh, state["params"]), out_shardings=sharding.whole(mesh))
-        ),
-        state["params"],
-        tokens.rows("eval", closer, length),
-        tokens.tokenizer,
-        feed.place,
-        batch_size=batch_size,
-        tick=run.heartbeat.tick,
-    )
-    params = sharding.to_host(state["params"], mesh)
-    if run.environment.is_first:
-        export(run.directory, config, params, tokens)
-    if metrics is not None:
-        metrics.close()
-    return {
-        "steps": config.steps,
-        "tokens_per_s": rates.overall(),
-        "eval_loss": final.loss,
-        "eval_accuracy": final.accuracy,
-        "unigram_entropy": baseline,
-        "outliers": watch.outliers,
-        "skipped_updates": watch.skipped,
-        **seen,
-    }
+    def leave(self, step: int) -> None:
+        """End here, as a host was told to stop; the checkpoint after `step` has begun."""
+        with self.run.time.part("checkpoint"):
+            self.checkpoints.wait()
+        if self.metrics is not None:
+            self.metrics.close()
+        self.profile.close()
+        raise preemption.Preempted(step)

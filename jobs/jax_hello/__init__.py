@@ -2,6 +2,6 @@
 
 from jobs.runtime.metric_definitions import Metric, Metrics
 
-STACK = "jax"
+FRAMEWORK = "jax"
 LOSS = Metric(name="loss", title="mean squared error", better="lower")
 METRICS = Metrics(headline="loss", progress=("loss",), metrics=(LOSS,))

@@ -6,7 +6,8 @@ import optax
 
 from jobs.jax_hello.config import Config
 from jobs.jax_hello.data import points
-from jobs.runtime import checkpoints, devices, metrics, preemption, process
+from jobs.runtime import metrics, preemption, process
+from jobs.runtime.jax import checkpoints, devices
 
 ADAM = optax.adam(1e-2)
 

@@ -1,13 +1,18 @@
-"""The files of a run in a bucket, by way of fsspec."""
+"""The files of a run in a bucket, by way of fsspec, and trying again what a bucket refused for a moment."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from contracts.files import DiskFiles, beginning, is_url
+from contracts.run_directory import RunDirectory
+
+PAUSES_S = (1.0, 4.0)
+"""Between three tries; the bucket's own library has tried several times within each."""
 
 
 class BucketFiles:
@@ -72,3 +77,30 @@ def _bucket(url: str) -> Any:
 
     # Other hosts write to the same bucket: a listing that is kept is a listing that is wrong.
     return fsspec.core.url_to_fs(url, use_listings_cache=False)[0]
+
+
+def pauses_s(directory: RunDirectory) -> Sequence[float]:
+    """Between tries to write there: a bucket may refuse for a moment; a disk that is full stays full."""
+    return PAUSES_S if directory.is_remote else ()
+
+
+def retry[Result](
+    action: Callable[[], Result],
+    *,
+    what: str,
+    pauses_s: Sequence[float] = PAUSES_S,
+    say: Callable[[str], None] = print,
+) -> Result:
+    """What `action` returns, at the first try that goes through; each failed one is said.
+
+    Raises:
+        Exception: that of the last try.
+    """
+    for pause_s in pauses_s:
+        try:
+            return action()
+        except Exception as error:  # fsspec's file systems raise kinds of their own, not only OSError
+            with contextlib.suppress(OSError):  # the log may be on a disk that is full
+                say(f"{what}: {type(error).__name__}: {error}; trying again in {pause_s:g} s")
+            time.sleep(pause_s)
+    return action()

@@ -15,8 +15,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from contracts.run_directory import RunDirectory
-from jobs.runtime.bucket_files import files_of
-from jobs.runtime.patience import patiently
+from jobs.runtime.bucket_files import files_of, retry
 
 LIMIT_S = 110
 """For everything: who asked does not wait for longer, and nobody else would end this process."""
@@ -69,7 +68,7 @@ def deliver(directory: RunDirectory, files: Sequence[File], unless_there: Collec
 
     for file in files:
         try:
-            patiently(lambda file=file: put(file), what=file.name, say=_complain)  # type: ignore[misc]
+            retry(lambda file=file: put(file), what=file.name, say=_complain)  # type: ignore[misc]
         except Exception as error:  # a bucket's library raises kinds of its own
             problems.append(f"{directory.path(file.name)} not delivered: {type(error).__name__}: {error}")
     return problems

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from contracts.files import DiskFiles
 from contracts.run_directory import RunDirectory, heartbeat, reserve
+from jobs.runtime.bucket_files import retry
 from jobs.runtime.environment import ProcessEnvironment
-from jobs.runtime.patience import patiently
 
 State = Literal["starting", "joined", "stepping", "saving", "done", "failed", "stopped", "preempted"]
 
@@ -57,7 +57,7 @@ class Heartbeat:
         """
         self._write_here()
         if self._directory.is_remote:
-            patiently(self._write, what="heartbeat not written")
+            retry(self._write, what="heartbeat not written")
         else:
             self._write()
             self._directory.write_text(self._reserve, "\0" * RESERVE_BYTES)
@@ -122,7 +122,7 @@ class Heartbeat:
             self._write()
             return
         try:
-            patiently(self._write, what="heartbeat not written")
+            retry(self._write, what="heartbeat not written")
         except Exception as error:  # a bucket's library raises kinds of its own
             _complain(error)
 

@@ -1,7 +1,7 @@
 """What a job says of its own metrics: their titles, units, which way is better, which one is the headline.
 
 A job's package declares them as METRICS, the launcher writes them into run.json, and whoever shows a run reads them
-there: a run is understood from its directory alone. Imports nothing heavy.
+there: a run can be understood from its directory only. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Metric:
     title: what people call it. unit: is written behind the number; one that begins with % makes a share, 0 to 1, per
     cent. better: which way is better, where one is. baseline: the metric that this one is compared with.
     is_evaluation: it comes from an evaluation, now and then, and is told when it comes. is_detail: it is for the report
-    alone. chart: the metric into whose chart this one is drawn too; None: it has one of its own.
+    only. chart: the metric into whose chart this one is drawn too; None: it has one of its own.
     """
 
     name: str

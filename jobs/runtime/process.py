@@ -10,6 +10,7 @@ import dataclasses
 import errno
 import faulthandler
 import functools
+import importlib
 import json
 import os
 import shutil
@@ -25,11 +26,10 @@ from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME, WRONG_REQUEST, 
 from contracts.run_directory import RunDirectory
 from jobs.runtime import environment as process_environment
 from jobs.runtime import preemption
-from jobs.runtime.bucket_files import files_of
+from jobs.runtime.bucket_files import files_of, pauses_s, retry
 from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.patience import patiently, pauses_s
-from jobs.runtime.time_split import TimeSplit
+from jobs.runtime.rates import TimeSplit
 
 STACKS = "stacks.txt"
 PEER_LOST_SIGNS = (
@@ -139,11 +139,10 @@ def _answer_sigusr1(control_dir: str | None) -> TextIO | None:
 def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], Final]) -> int:
     try:
         run.heartbeat.start()
-        # Imported here: a wrong option or variable is answered before JAX is loaded.
-        from jobs.runtime import distributed
-
+        # Imported here: a wrong option or variable is answered before a framework is loaded.
+        group = _group(run.environment)
         try:
-            distributed.start(run.environment)
+            group.start(run.environment)
             run.heartbeat.state("joined")
             final = train(run, config)
             preemption.watch.end()
@@ -152,11 +151,16 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
             preemption.watch.flush()
             _finish_early(run, notice.step)
             return RESUME_ME
-        distributed.leave()
+        group.leave()
         return DONE
     except Exception as error:
         preemption.watch.claim()
         return _fail(run, error)
+
+
+def _group(environment: ProcessEnvironment) -> Any:
+    """How processes of the run's framework form a group: `start(environment)` and `leave()`."""
+    return importlib.import_module(f"jobs.runtime.{environment.stack}.distributed")
 
 
 def _leave(run: Run, step: int) -> NoReturn:
@@ -190,10 +194,8 @@ def _fail(run: Run, error: Exception) -> int:
     if isinstance(error, JobFailed):
         print(f"error: {error}", file=sys.stderr, flush=True)
         _end_as_failed(run, str(error), says_all=True)
-        from jobs.runtime import distributed
-
         with contextlib.suppress(RuntimeError):  # XLA's own, where another process was lost just now
-            distributed.leave()
+            _group(run.environment).leave()
         return FAILED
     code, message = explain(error, run.environment)
     run.heartbeat.make_room()
@@ -236,7 +238,7 @@ def _finish(run: Run, outcome: str, final: Final) -> None:
 
 def _put(directory: RunDirectory, name: str, text: str) -> None:
     write = functools.partial(directory.write_text, name, text)
-    patiently(write, what=name, pauses_s=pauses_s(directory))
+    retry(write, what=name, pauses_s=pauses_s(directory))
 
 
 def _end_as_failed(run: Run, message: str, *, says_all: bool = False) -> None:

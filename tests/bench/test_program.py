@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bench.program import PEERS, PROGRAMS, Program, running
-from bench.variants import VARIANTS
 
 PLAY = """
 import sys
@@ -34,12 +33,12 @@ def test_steps_are_counted_on_from_the_one_that_compiled(played: tuple[list[str]
         assert len(program.wall_s) == len(program.cpu_s) == 2  # compiling is no measurement
 
 
-def test_a_trial_takes_steps_and_is_no_turn(played: tuple[list[str], dict[str, str]]) -> None:
+def test_a_step_that_wakes_a_program_is_no_turn(played: tuple[list[str], dict[str, str]]) -> None:
     with running({"a": played}) as (program,):
         program.compile()
-        assert program.trial(2) > 0
+        program.wake()
         program.turn(1)
-        assert (program.last["step"], len(program.wall_s), len(program.cpu_s)) == (4, 1, 1)
+        assert (program.last["step"], len(program.wall_s), len(program.cpu_s)) == (3, 1, 1)
 
 
 def test_an_evaluation_takes_no_step_and_is_no_turn(played: tuple[list[str], dict[str, str]]) -> None:
@@ -95,4 +94,3 @@ def test_every_peer_has_a_lock_and_a_program() -> None:
         (locks / f"{lock}.txt").exists() and (PROGRAMS / script).exists()
         for lock, script, *_ in PEERS.values()
     )
-    assert VARIANTS

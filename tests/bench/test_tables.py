@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from bench import mlm, mlm_loss, mlm_parts
+from bench import mlm, mlm_loss
 from bench.program import FLAX, PYTORCH_BFLOAT16, Program
 
 
@@ -59,11 +59,9 @@ def test_the_step_adds_its_peak_less_the_frameworks(programs: list[Program]) -> 
     assert mlm.memory(programs[0].last) == "1.00 | 4.00 | 3.00 | 2.00"
 
 
-def test_memory_that_the_system_does_not_say_is_a_dash_and_no_zero(programs: list[Program]) -> None:
+def test_memory_that_the_system_does_not_say_is_a_dash_and_no_zero() -> None:
     unsaid = dict.fromkeys(("imported_bytes", "compiling_peak_bytes", "stepping_peak_bytes"))
     assert mlm.memory(unsaid) == "– | – | – | –"
-    programs[0].last |= unsaid
-    assert cells(mlm_parts.table(mlm_parts.rows(programs)).splitlines()[2])[5] == "–"
 
 
 def test_every_line_of_a_table_has_as_many_cells_as_its_head(programs: list[Program]) -> None:
@@ -71,7 +69,6 @@ def test_every_line_of_a_table_has_as_many_cells_as_its_head(programs: list[Prog
     for table in (
         mlm.table(programs, {"tokens": 1, "flops": 1.0}),
         mlm_loss.table(losses, FLAX),
-        mlm_parts.table(mlm_parts.rows(programs)),
     ):
         assert len({len(cells(line)) for line in table.splitlines()}) == 1
 
@@ -85,38 +82,6 @@ def test_losses_are_compared_seed_by_seed() -> None:
 def test_one_seed_has_no_spread() -> None:
     assert math.isnan(mlm_loss.spread([4.0]))
     assert mlm_loss.spread([4.0, 5.0]) == pytest.approx(statistics.stdev([4.0, 5.0]))
-
-
-def test_a_variant_is_measured_against_the_step_of_its_own_group(programs: list[Program]) -> None:
-    ours, other = mlm_parts.rows(programs)
-    assert (ours.wall_ratio, ours.cpu_ratio) == (1.0, 1.0)
-    assert [other.wall_ratio, other.cpu_ratio] == pytest.approx([3.0, 3.0])
-    assert ours.added_bytes == 2 << 30
-
-
-def test_a_variant_that_should_compute_the_same_and_does_not_is_told(programs: list[Program]) -> None:
-    programs[1].first_loss = 9.001
-    found = mlm_parts.rows(programs)
-    assert mlm_parts.unlike(found, {FLAX: False}, 1e-5) == []
-    [said] = mlm_parts.unlike(found, {FLAX: True}, 1e-5)
-    assert "9.001" in said and "9.0" in said and FLAX in said
-    programs[1].first_loss = 9.00001
-    assert mlm_parts.unlike(mlm_parts.rows(programs), {FLAX: True}, 1e-5) == []
-
-
-def test_a_variant_whose_loss_is_no_number_is_told_even_if_another_loss_was_expected(
-    programs: list[Program],
-) -> None:
-    programs[1].last["loss"] = math.nan
-    assert len(mlm_parts.unlike(mlm_parts.rows(programs), {FLAX: False}, 1e-5)) == 1
-
-
-def test_every_variant_is_in_one_group() -> None:
-    assert list(mlm_parts.groups(["a", "b", "c", "d", "e"], 2)) == [["a", "b"], ["c", "d"], ["e"]]
-
-
-def test_a_turn_is_one_step_at_least() -> None:
-    assert [mlm_parts.steps_of(1.0, step_s) for step_s in (0.2, 0.35, 7.0)] == [5, 3, 1]
 
 
 def test_a_program_is_measured_against_the_machines_product_of_its_own_kind(programs: list[Program]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.tokenizer import TokenizerFacts
 from jobs.runtime.environment import ProcessEnvironment
-from tests.jobs.vocabulary import FACTS
+from tests.jobs.samples import FACTS
 
 
 @pytest.fixture(scope="session")

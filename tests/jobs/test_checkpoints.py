@@ -14,7 +14,7 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
-from jobs.runtime.checkpoints import TORN, Checkpoints
+from jobs.runtime.jax.checkpoints import TORN, Checkpoints
 
 pytestmark = [
     pytest.mark.usefixtures("two_devices"),

@@ -1,8 +1,11 @@
-"""What a step reads is a function of (seed, step) alone, and a corpus that is too small is told before the start."""
+"""A corpus is tokenised once, whole or not at all, and what a step reads of it is a function of (seed, step) only."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -10,10 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from contracts.errors import RequestError
-from jobs.flax_mlm import data
+from jobs.flax_mlm import data, input_pipeline, tokenise
 from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.data import Tokens, unigram_entropy
+from jobs.flax_mlm.tokenizer import train_tokenizer
+from tests.jobs.samples import decoded, texts, tokenised, write
 
 sizes = st.integers(1, 300)
 seeds = st.integers(0, 2**32 - 1)
@@ -23,7 +30,7 @@ def epoch(number: int, *, seed: int, sequences: int, batch_size: int) -> np.ndar
     steps = sequences // batch_size
     return np.concatenate(
         [
-            data.step_indices(step, seed=seed, sequences=sequences, batch_size=batch_size)
+            input_pipeline.step_indices(step, seed=seed, sequences=sequences, batch_size=batch_size)
             for step in range(number * steps, (number + 1) * steps)
         ]
     )
@@ -52,7 +59,7 @@ def test_two_epochs_differ_in_order_and_two_seeds_do(seed: int) -> None:
 @given(seeds, st.lists(st.integers(0, 40), min_size=2))
 def test_a_step_reads_the_same_whichever_steps_were_asked_for_before(seed: int, steps: list[int]) -> None:
     def rows(step: int) -> list[int]:
-        indices: list[int] = data.step_indices(step, seed=seed, sequences=50, batch_size=7).tolist()
+        indices: list[int] = input_pipeline.step_indices(step, seed=seed, sequences=50, batch_size=7).tolist()
         return indices
 
     known = {step: rows(step) for step in sorted(set(steps))}
@@ -61,7 +68,9 @@ def test_a_step_reads_the_same_whichever_steps_were_asked_for_before(seed: int, 
 
 def test_the_order_of_the_data_is_the_same_on_every_machine_and_in_every_version() -> None:
     """A resumed run reads on where it was: another generator would read some sequences twice and others never."""
-    epochs = [data.step_indices(step, seed=0, sequences=10, batch_size=10).tolist() for step in (0, 1)]
+    epochs = [
+        input_pipeline.step_indices(step, seed=0, sequences=10, batch_size=10).tolist() for step in (0, 1)
+    ]
     assert epochs == [[0, 7, 8, 6, 9, 5, 1, 3, 2, 4], [9, 4, 2, 1, 0, 7, 8, 5, 3, 6]]
 
 
@@ -110,13 +119,6 @@ def test_too_little_held_out_text_for_one_sequence_says_to_hold_out_more(tmp_pat
     assert any("tokens, fewer than one sequence of 512; raise --eval-fraction" in text for text in said)
 
 
-@pytest.mark.parametrize("text", ["", " \n\n "])
-def test_data_without_text_is_no_data(tmp_path: Path, text: str) -> None:
-    (tmp_path / "empty.txt").write_text(text)
-    (said,) = data.problems(small(tmp_path / "empty.txt"), tmp_path / "cache")
-    assert "empty.txt" in said
-
-
 def test_data_that_is_not_there_is_named(tmp_path: Path) -> None:
     (said,) = data.problems(small(tmp_path / "nowhere"), tmp_path / "cache")
     assert str(tmp_path / "nowhere") in said
@@ -134,3 +136,163 @@ def test_a_tokenizer_that_is_not_there_is_a_problem_of_the_request(tmp_path: Pat
     assert said.startswith(f"--tokenizer {tmp_path}/none.json: ")
     with pytest.raises(RequestError, match="name a tokenizer.json file that is on every host"):
         data.prepare(config, tmp_path / "cache", say=lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Tokens:
+    folder = tmp_path_factory.mktemp("prepared")
+    return tokenised(write(folder / "a.jsonl", texts(200)), folder / "cache")
+
+
+def test_the_streams_hold_every_document_once_framed_and_in_order(prepared: Tokens) -> None:
+    train, held_out = decoded(prepared, prepared.train), decoded(prepared, prepared.eval)
+    assert (len(train), len(held_out)) == (prepared.train_documents, prepared.eval_documents)
+    held = set(held_out)
+    assert train == [text for text in texts(200) if text not in held]
+    assert held_out == [text for text in texts(200) if text in held]
+    assert 25 < len(held_out) < 75  # 50 of 200 expected; 4 standard deviations
+
+
+def test_a_documents_side_does_not_depend_on_its_neighbours(tmp_path: Path, prepared: Tokens) -> None:
+    shuffled = [*texts(100, seed=1), *reversed(texts(200))]
+    other = tokenised(write(tmp_path / "b.jsonl", shuffled), tmp_path / "cache")
+    assert set(decoded(prepared, prepared.eval)) < set(decoded(other, other.eval))
+    assert set(decoded(prepared, prepared.train)) < set(decoded(other, other.train))
+
+
+def test_the_tokenizer_learns_from_the_training_documents_alone(tmp_path: Path, prepared: Tokens) -> None:
+    train_tokenizer(decoded(prepared, prepared.train), 300, tmp_path / "tokenizer.json")
+    assert prepared.tokenizer.path.read_bytes() == (tmp_path / "tokenizer.json").read_bytes()
+
+
+def test_prepared_again_it_is_found_and_not_made(tmp_path: Path) -> None:
+    source, said = write(tmp_path / "a.jsonl", texts(50)), list[str]()
+    first = tokenised(source, tmp_path / "cache", say=said.append)
+    assert [line.split()[0] for line in said[:3]] == ["training", "tokenising", "tokenised"]
+    del said[:]
+    again = tokenised(source, tmp_path / "cache", say=said.append)
+    assert said == [
+        f"{first.train.size:,} training tokens, {first.eval.size:,} held out (cached in {first.directory})"
+    ]
+    assert again.fingerprint == first.fingerprint
+
+
+def test_two_hosts_with_the_same_data_in_other_places_have_the_same_fingerprint(tmp_path: Path) -> None:
+    (tmp_path / "host").mkdir()
+    one = tokenised(write(tmp_path / "a.jsonl", texts(50)), tmp_path / "cache")
+    two = tokenised(write(tmp_path / "host" / "b.jsonl", texts(50)), tmp_path / "host" / "cache")
+    other = tokenised(write(tmp_path / "host" / "b.jsonl", texts(51)), tmp_path / "host" / "cache")
+    assert one.fingerprint == two.fingerprint != other.fingerprint
+
+
+def test_another_split_or_another_tokenizer_is_another_cache_entry(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", texts(50))
+    one = tokenised(source, tmp_path / "cache")
+    split = tokenised(source, tmp_path / "cache", eval_fraction=0.5)
+    given = tokenised(source, tmp_path / "cache", eval_fraction=0.5, tokenizer=one.tokenizer.path)
+    assert len({one.directory, split.directory, given.directory}) == 3
+    assert given.eval_documents == split.eval_documents > one.eval_documents
+
+
+def test_the_size_of_a_batch_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path / "a.jsonl", texts(50))
+    one = tokenised(source, tmp_path / "one")
+    monkeypatch.setattr(tokenise, "BATCH_CHARACTERS", 200)
+    assert tokenised(source, tmp_path / "two").fingerprint == one.fingerprint
+
+
+def test_a_vocabulary_past_65536_is_stored_in_four_bytes(tmp_path: Path) -> None:
+    words = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *(f"w{n}" for n in range(70_000))]
+    given = Tokenizer(models.WordLevel(vocab={word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    given.pre_tokenizer = pre_tokenizers.Whitespace()
+    given.add_special_tokens([AddedToken(word, special=True) for word in words[:5]])
+    given.save(str(tmp_path / "tokenizer.json"))
+    source = write(tmp_path / "a.jsonl", [f"w{n} w{69_999 - n}" for n in range(50)])
+    tokens = tokenised(source, tmp_path / "cache", tokenizer=tmp_path / "tokenizer.json")
+    assert tokens.train.dtype == np.uint32
+    assert tokens.train.max() > 1 << 16
+    assert decoded(tokens, tokens.train)[0] == "w0 w69999"
+
+
+def test_rows_are_the_stream_in_equal_pieces_without_the_rest(prepared: Tokens) -> None:
+    count = prepared.sequences("train", 7)
+    assert count == prepared.train.size // 7
+    rows = prepared.rows("train", np.array([0, count - 1, 0]), 7)
+    assert rows.dtype == np.int32
+    assert rows.shape == (3, 7)
+    np.testing.assert_array_equal(rows[1], prepared.train[(count - 1) * 7 : count * 7])
+    np.testing.assert_array_equal(rows[2], prepared.train[:7])
+    assert prepared.rows("eval", np.array([], np.int64), 7).shape == (0, 7)
+    for index in (-1, count):
+        with pytest.raises(IndexError, match=f"train has sequences 0 to {count - 1}, not {index}"):
+            prepared.rows("train", np.array([index]), 7)
+
+
+@pytest.mark.parametrize(
+    ("documents", "eval_fraction", "says"),
+    [
+        (["only one"], 0.5, "is one document, but one to learn from and another to hold out"),
+        (["twice the same"] * 9, 0.5, "is one document, but one to learn from"),
+        (
+            texts(9),
+            0.001,
+            r"no document falls into the held-out share; .* raise --eval-fraction 0\.001 to more than",
+        ),
+        (
+            texts(9),
+            0.999,
+            r"every document falls into the held-out share; .* lower --eval-fraction 0\.999 to less",
+        ),
+        ([" ", "\n"], 0.5, "holds no text, only white space"),
+        (texts(9), 1.0, r"--eval-fraction 1\.0: must lie between 0 and 1"),
+        (texts(9), 0.0, r"--eval-fraction 0\.0: must lie between 0 and 1"),
+    ],
+)
+@pytest.mark.parametrize("given", [False, True])
+def test_data_that_leaves_one_side_empty_is_refused(
+    tmp_path: Path, prepared: Tokens, documents: list[str], eval_fraction: float, says: str, given: bool
+) -> None:
+    source = write(tmp_path / "a.jsonl", documents)
+    tokenizer = prepared.tokenizer.path if given else None
+    with pytest.raises(RequestError, match=says):
+        tokenised(source, tmp_path / "cache", eval_fraction=eval_fraction, tokenizer=tokenizer)
+    assert not list(tmp_path.rglob("*.bin"))
+
+
+def test_what_is_not_utf8_is_known_to_later_users_of_the_tokens_too(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", texts(50))
+    source.write_bytes(source.read_bytes() + b'{"text": "caf\xe9"}\n')
+    said = list[str]()
+    first = tokenised(source, tmp_path / "cache", say=said.append)
+    (warning,) = first.warnings
+    assert warning.startswith("1 bytes in 1 of ")
+    again = tokenised(source, tmp_path / "cache", say=said.append)
+    assert again.warnings == first.warnings and warning not in said
+
+
+def cut_in_half(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "eval.bin", "meta.json", "tokenizer.json"])
+@pytest.mark.parametrize("tear", [cut_in_half, Path.unlink], ids=["cut in half", "gone"])
+def test_a_torn_cache_is_said_and_made_again(tmp_path: Path, name: str, tear: Callable[[Path], None]) -> None:
+    source, said = write(tmp_path / "a.jsonl", texts(50)), list[str]()
+    before = tokenised(source, tmp_path / "cache").fingerprint
+    [path] = (tmp_path / "cache").rglob(name)
+    tear(path)
+    assert tokenised(source, tmp_path / "cache", say=said.append).fingerprint == before
+    assert f"{path.parent} is torn: removed, to be built again" in said
+
+
+@given(st.lists(st.integers(5, 40), min_size=1, max_size=200), st.sampled_from([np.uint16, np.uint32]))
+def test_unigram_entropy_is_the_loss_of_guessing_by_frequency(ids: list[int], dtype: type) -> None:
+    loss = -sum(math.log(ids.count(token) / len(ids)) for token in ids) / len(ids)
+    framed: np.ndarray = np.array([0, *ids, 2, 1, 60_000], dtype)
+    assert unigram_entropy(framed, (0, 1, 2, 3, 60_000, 60_001)) == pytest.approx(loss)
+
+
+@pytest.mark.parametrize("ids", [[], [0, 2]])
+def test_without_a_plain_token_there_is_no_entropy(ids: list[int]) -> None:
+    with pytest.raises(ValueError, match="all special"):
+        unigram_entropy(np.array(ids, np.uint16), (0, 1, 2))

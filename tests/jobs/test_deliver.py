@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from contracts.run_directory import RunDirectory
-from jobs.runtime.bucket_files import BucketFiles
+from jobs.runtime.bucket_files import BucketFiles, retry
 from jobs.runtime.deliver import File, deliver, read_request
-from jobs.runtime.patience import patiently
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def bucket(tmp_path: Path) -> Path:
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     made: list[float] = []
-    monkeypatch.setattr("jobs.runtime.patience.time.sleep", made.append)
+    monkeypatch.setattr("jobs.runtime.bucket_files.time.sleep", made.append)
     return made
 
 
@@ -109,11 +108,11 @@ def failing(times: int) -> Callable[[], str]:
 
 def test_what_is_refused_for_a_moment_is_tried_three_times_and_each_time_is_said(pauses: list[float]) -> None:
     said: list[str] = []
-    assert patiently(failing(2), what="a file", say=said.append) == "done"
+    assert retry(failing(2), what="a file", say=said.append) == "done"
     assert pauses == [1.0, 4.0]
     assert said[0] == "a file: RuntimeError: 503; trying again in 1 s"
     with pytest.raises(RuntimeError, match="503"):
-        patiently(failing(3), what="a file", say=said.append)
+        retry(failing(3), what="a file", say=said.append)
 
 
 def test_delivering_loads_nothing_heavy(bucket: Path) -> None:

@@ -257,7 +257,7 @@ def test_a_bucket_that_refuses_for_a_moment_does_not_end_the_run(
 ) -> None:
     monkeypatch.setattr(heartbeats, "BUCKET_PERIOD_S", 0.01)
     monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.01)
-    monkeypatch.setattr("jobs.runtime.patience.time.sleep", lambda _: None)
+    monkeypatch.setattr("jobs.runtime.bucket_files.time.sleep", lambda _: None)
     write = RunDirectory.write_json
     beats = Heartbeat(remote, environment)
     monkeypatch.setattr(RunDirectory, "write_json", refusing(2, write))
@@ -276,7 +276,7 @@ def test_a_bucket_that_refuses_for_a_moment_does_not_end_the_run(
 def test_a_bucket_that_refuses_altogether_is_told_at_the_start_and_does_not_spoil_the_end(
     remote: RunDirectory, environment: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.runtime.patience.time.sleep", lambda _: None)
+    monkeypatch.setattr("jobs.runtime.bucket_files.time.sleep", lambda _: None)
     monkeypatch.setattr(RunDirectory, "write_json", refusing(1000, RunDirectory.write_json))
     beats = Heartbeat(remote, environment)
     with pytest.raises(Refused):

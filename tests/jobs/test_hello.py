@@ -1,4 +1,4 @@
-"""The smallest job: what docs/jobs.md shows of it is what it is, and it learns."""
+"""The smallest job is what docs/jobs.md shows, and learns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model is RoBERTa: its size, its gradients, its dropout, and logits only where they are asked for."""
+"""The model is RoBERTa, and what it is asked is hidden by BERT's rule."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jobs.flax_mlm import model as modelling
 from jobs.flax_mlm.model import Dimensions, Mlm
+from jobs.flax_mlm.step import Masked, MaskRule, forward_flops, mask, slots_for, step_flops
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -99,38 +102,6 @@ def test_parameters_and_what_runs_through_the_layers_are_float32_and_products_of
     assert kinds == {{"float32": "f32", "bfloat16": "bf16"}[dtype]}
 
 
-def test_gradients_are_the_slopes_that_finite_differences_find() -> None:
-    """One slope for each parameter, along its own gradient: one that is too long, short or askew differs."""
-    dims = dimensions(layers=1)
-    tokens_BS, positions_BM = some_tokens(2, 6), jnp.array([[1, 4], [0, 5]])
-    targets_BM1 = np.array([[[3], [9]], [[0], [39]]])
-    # Wider than at the start of training, so that attention and normalisation are far from linear.
-    start, structure = jax.tree.flatten(nnx.to_pure_dict(nnx.state(model_of(dims), nnx.Param)))
-    leaves = [np.asarray(leaf, np.float64) * 4 + 0.02 for leaf in start]
-    step = 2e-4
-    with jax.enable_x64(True):
-        graph = nnx.split(nnx.eval_shape(lambda: Mlm(dims, jnp.dtype("float64"), nnx.Rngs(0))))[0]
-
-        @jax.jit
-        def loss_and_gradient(leaves: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-            def loss(leaves: list[jax.Array]) -> jax.Array:
-                logits_BMV = nnx.merge(graph, jax.tree.unflatten(structure, leaves))(tokens_BS, positions_BM)
-                return -jnp.take_along_axis(jax.nn.log_softmax(logits_BMV), targets_BM1, axis=-1).mean()
-
-            return jax.value_and_grad(loss)(leaves)
-
-        gradients = [np.asarray(gradient) for gradient in loss_and_gradient(leaves)[1]]
-        assert len(gradients) == 21
-        for index, gradient in enumerate(gradients):
-            slope = float(np.linalg.norm(gradient))
-
-            def moved(by: float, index: int = index, unit: Any = gradient / slope) -> float:
-                changed = [leaf + by * unit if i == index else leaf for i, leaf in enumerate(leaves)]
-                return float(loss_and_gradient(changed)[0])
-
-            assert slope == pytest.approx((moved(step) - moved(-step)) / (2 * step), rel=5e-3, abs=2e-3)
-
-
 def test_without_a_key_nothing_is_dropped() -> None:
     dropping, plain = model_of(dimensions(dropout=0.5)), model_of(dimensions())
     np.testing.assert_array_equal(dropping.encode(some_tokens()), plain.encode(some_tokens()))
@@ -195,3 +166,171 @@ def test_within_a_document_a_position_sees_its_own_document_alone() -> None:
     positions_BM = jnp.array([[7, 1]])
     full_BSD, asked_BMD = model.encode(tokens_BS), model.encode(tokens_BS, None, positions_BM)
     np.testing.assert_allclose(asked_BMD[0], full_BSD[0, positions_BM[0]], atol=1e-6)
+
+
+BASE = Dimensions(
+    vocab_size=50265, max_positions=512, position_offset=2, layers=12, width=768, heads=12, ff_width=3072
+)
+
+
+def product_flops(jaxpr: Any) -> int:
+    """Two for each multiplication of every dot_general in a traced program, however deep."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left, out = equation.invars[0].aval, equation.outvars[0].aval
+            total += 2 * out.size * int(jnp.prod(jnp.array([left.shape[axis] for axis in contracted])))
+        for value in equation.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                total += product_flops(inner)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("changed", "batch", "length", "slots"),
+    [({}, 2, 16, 3), ({"layers": 3, "heads": 1}, 1, 7, 7), ({"width": 24, "ff_width": 5}, 3, 9, 1)],
+)
+def test_the_forward_pass_is_the_sum_of_the_models_own_products(
+    changed: dict[str, int], batch: int, length: int, slots: int
+) -> None:
+    """Counted in the traced program: a product added to the model, or taken out, is missed otherwise."""
+    small = {"vocab_size": 40, "max_positions": 16, "position_offset": 2, "layers": 2, "width": 8}
+    dims = Dimensions(**{**small, "heads": 2, "ff_width": 12, **changed})
+
+    def run(tokens_BS: jax.Array, positions_BM: jax.Array) -> jax.Array:
+        return Mlm(dims, jnp.dtype("float32"), nnx.Rngs(0))(tokens_BS, positions_BM)
+
+    traced = jax.make_jaxpr(run)(jnp.zeros((batch, length), int), jnp.zeros((batch, slots), int))
+    filling = 2 * batch * slots * dims.width * (dims.vocab_rows - dims.vocab_size)
+    counted = product_flops(traced.jaxpr) - filling
+    assert counted == batch * forward_flops(dims, length=length, slots=slots)
+
+
+def test_robertas_base_step_costs_what_it_is_known_to_cost() -> None:
+    """8 sequences of 128 tokens: 777 GFLOP with logits everywhere, 553 with those and the last layer at 24 slots."""
+    assert step_flops(BASE, batch_size=8, length=128, slots=128) == pytest.approx(777e9, rel=2e-3)
+    assert step_flops(BASE, batch_size=8, length=128, slots=24) == pytest.approx(553e9, rel=5e-3)
+
+
+@given(st.integers(1, 64), st.integers(1, 512))
+def test_a_long_sequence_costs_what_six_operations_a_parameter_and_token_say_and_the_attention_besides(
+    batch: int, length: int
+) -> None:
+    """6 N of Kaplan et al. 2020, N without the embeddings, plus 12 layers times length times width."""
+    d, f = BASE.width, BASE.ff_width
+    matrices = BASE.layers * (4 * d * d + 2 * d * f) + d * d + d * BASE.vocab_size
+    known = batch * length * (6 * matrices + 12 * BASE.layers * length * d)
+    assert step_flops(BASE, batch_size=batch, length=length, slots=length) == known
+
+
+SPECIAL = (0, 1, 2, 3, 49)
+RULE = MaskRule(slots=4, mask_id=49, special_ids=SPECIAL, vocab_size=50)
+ROWS, LENGTH = 8, 24
+
+masked_by_rule = jax.jit(lambda seed, tokens_BS, rows_B: mask(RULE, jax.random.key(seed), tokens_BS, rows_B))
+
+
+def masked(seed: int, tokens_BS: np.ndarray, rows_B: np.ndarray | None = None) -> Masked:
+    rows_B = np.arange(len(tokens_BS)) if rows_B is None else rows_B
+    return Masked(*(np.asarray(part) for part in masked_by_rule(seed, tokens_BS, rows_B)))  # type: ignore[arg-type]
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> np.ndarray:
+    """Eight rows with many special tokens, some rows with hardly anything else."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    tokens_BS = random.integers(4, 49, (ROWS, LENGTH))
+    special_BS = random.random((ROWS, LENGTH)) < random.choice([0.0, 0.1, 0.9, 1.0], (ROWS, 1))
+    return np.where(special_BS, random.choice(SPECIAL, (ROWS, LENGTH)), tokens_BS).astype(np.int32)
+
+
+@settings(max_examples=40)
+@given(batches(), st.integers(0, 2**31))
+def test_every_row_has_exactly_its_slots_and_no_token_is_chosen_twice(
+    tokens_BS: np.ndarray, seed: int
+) -> None:
+    result = masked(seed, tokens_BS)
+    assert result.positions_BM.shape == (ROWS, 4)
+    assert all(len(set(positions_M.tolist())) == 4 for positions_M in np.asarray(result.positions_BM))
+    ordinary_B = (~np.isin(tokens_BS, SPECIAL)).sum(axis=1)
+    np.testing.assert_array_equal(np.asarray(result.weights_BM).sum(axis=1), np.minimum(ordinary_B, 4))
+
+
+@settings(max_examples=40)
+@given(batches(), st.integers(0, 2**31))
+def test_special_tokens_are_never_hidden_and_what_is_not_chosen_stays(
+    tokens_BS: np.ndarray, seed: int
+) -> None:
+    result = masked(seed, tokens_BS)
+    rows_BM = np.arange(ROWS)[:, None]
+    np.testing.assert_array_equal(tokens_BS[rows_BM, result.positions_BM], result.targets_BM)
+    assert not np.isin(np.asarray(result.targets_BM)[np.asarray(result.weights_BM) == 1], SPECIAL).any()
+    chosen_BS = np.zeros(tokens_BS.shape, bool)
+    chosen_BS[rows_BM, result.positions_BM] = np.asarray(result.weights_BM) == 1
+    np.testing.assert_array_equal(np.asarray(result.inputs_BS)[~chosen_BS], tokens_BS[~chosen_BS])
+
+
+@settings(max_examples=40)
+@given(batches(), st.integers(0, 2**31), st.integers(1, ROWS - 1))
+def test_a_row_is_masked_the_same_in_whatever_batch_it_stands(
+    tokens_BS: np.ndarray, seed: int, cut: int
+) -> None:
+    whole = masked(seed, tokens_BS)
+    parts = [masked(seed, tokens_BS[rows], np.arange(ROWS)[rows]) for rows in (slice(cut), slice(cut, None))]
+    for together, first, second in zip(whole, *parts, strict=True):
+        np.testing.assert_array_equal(together, np.concatenate([first, second]))
+
+
+def test_another_row_and_another_key_hide_other_tokens() -> None:
+    tokens_BS = np.tile(np.arange(4, 28, dtype=np.int32), (ROWS, 1))
+    positions_BM = np.asarray(masked(0, tokens_BS).positions_BM)
+    assert len({tuple(positions_M) for positions_M in positions_BM}) == ROWS
+    assert not (positions_BM == masked(1, tokens_BS).positions_BM).all()
+
+
+def test_of_the_hidden_tokens_80_percent_are_the_mask_10_random_and_10_themselves() -> None:
+    # Token 10 throughout: what is neither 10 nor the mask is random; a random token is 10 once in 45 times.
+    tokens_BS = np.full((4000, LENGTH), 10, np.int32)
+    result = masked(0, tokens_BS)
+    hidden = np.asarray(result.inputs_BS)[np.arange(4000)[:, None], result.positions_BM].ravel()
+    share_mask, share_same = (hidden == 49).mean(), (hidden == 10).mean()
+    assert share_mask == pytest.approx(0.8, abs=0.015)
+    assert share_same == pytest.approx(0.1 + 0.1 / 45, abs=0.012)
+    random = hidden[(hidden != 49) & (hidden != 10)]
+    assert set(random.tolist()) == set(range(4, 49)) - {10}, (
+        "every ordinary token, and none of the special ones"
+    )
+
+
+def test_every_ordinary_position_is_chosen_equally_often() -> None:
+    tokens_BS = np.full((4000, LENGTH), 10, np.int32)
+    tokens_BS[:, 0], tokens_BS[:, -1] = 0, 2
+    positions = np.asarray(masked(5, tokens_BS).positions_BM).ravel()
+    counts = np.bincount(positions, minlength=LENGTH)
+    assert counts[[0, -1]].tolist() == [0, 0]
+    expected = 4000 * 4 / (LENGTH - 2)
+    assert (np.abs(counts[1:-1] - expected) < 5 * np.sqrt(expected)).all()
+
+
+@pytest.mark.parametrize(
+    ("share", "length", "slots"), [(0.15, 64, 10), (0.15, 512, 77), (0.01, 8, 1), (0.9, 8, 7)]
+)
+def test_the_number_of_slots_is_the_share_rounded_and_at_least_one(
+    share: float, length: int, slots: int
+) -> None:
+    assert slots_for(share, length) == slots
+
+
+def test_what_becomes_of_a_token_does_not_depend_on_where_it_stands() -> None:
+    """As it would if the choice of places and the fate of a place were drawn from one key."""
+    tokens_BS = np.full((4000, LENGTH), 10, np.int32)
+    result = masked(3, tokens_BS)
+    positions, inputs = np.asarray(result.positions_BM), np.asarray(result.inputs_BS)
+    is_mask = inputs[np.arange(4000)[:, None], positions] == 49
+    shares = [is_mask[positions == place].mean() for place in range(LENGTH)]
+    assert shares == pytest.approx([0.8] * LENGTH, abs=0.08)
+    random = inputs[(inputs != 49) & (inputs != 10)]
+    counts = np.bincount(random, minlength=49)[[token for token in range(4, 49) if token != 10]]
+    assert (np.abs(counts - counts.mean()) < 5 * np.sqrt(counts.mean())).all()

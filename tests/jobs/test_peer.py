@@ -17,10 +17,9 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from bench import peers
-from jobs.flax_mlm.export import hugging_face_config, hugging_face_tensors
-from jobs.flax_mlm.masking import Masked
+from jobs.flax_mlm.hugging_face import hugging_face_config, hugging_face_tensors
 from jobs.flax_mlm.model import Dimensions, Mlm
-from jobs.flax_mlm.step import cross_entropy
+from jobs.flax_mlm.step import Masked, cross_entropy
 from jobs.flax_mlm.tokenizer import TokenizerFacts
 
 pytestmark = [pytest.mark.usefixtures("two_devices"), pytest.mark.nightly, pytest.mark.timeout(1800)]

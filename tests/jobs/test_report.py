@@ -1,18 +1,34 @@
 """The report of a run: right for an ordinary run, whole for a damaged one, and safe to open in a browser."""
 
+from __future__ import annotations
+
 import json
 import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from jobs.flax_mlm import METRICS
 from jobs.runtime.metric_definitions import Metric, Metrics, as_json
-from jobs.runtime.report.page import escape
-from jobs.runtime.report.render import read_and_render, render
+from jobs.runtime.rates import Part
+from jobs.runtime.report.chart import (
+    GRID_HEIGHT,
+    GRID_WIDTH,
+    curve,
+    input_wait,
+    resumes,
+    smooth,
+    step_axis,
+    thin,
+    value_axis,
+)
+from jobs.runtime.report.page import escape, number
+from jobs.runtime.report.render import MEANINGS, fillings, read_and_render, render, time_split
 
 RUN: dict[str, Any] = {
     "version": 1,
@@ -253,3 +269,243 @@ def test_a_run_directory_is_read_with_a_torn_last_line_and_the_failed_hosts_log(
 def test_a_directory_without_run_json_is_refused_with_its_path(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"run\.json: there is no such file"):
         read_and_render(tmp_path)
+
+
+RUN_KEYS = [
+    "run_id",
+    "name",
+    "job",
+    "platform",
+    "args",
+    "config",
+    "code",
+    "slice",
+    "hosts",
+    "created",
+    "versions",
+    "attempts",
+    "image",
+    "cwd",
+    "metric_definitions",
+    "settings",
+]
+RESULT_KEYS = [
+    "outcome",
+    "steps",
+    "wall_s",
+    "tokens_per_s",
+    "eval_loss",
+    "eval_accuracy",
+    "unigram_entropy",
+    "error",
+    "failed_host",
+    "attempt",
+    "time_s",
+    "fillings",
+    "pseudo_perplexity",
+    "warnings",
+    "outliers",
+]
+
+loose = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["0", 10**400]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+def objects(*keys: str) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional={**dict.fromkeys(keys, loose), "extra": loose})
+
+
+run_objects = objects(*RUN_KEYS).flatmap(
+    lambda run: st.fixed_dictionaries(
+        {},
+        optional={
+            "hosts": st.lists(objects("index", "name", "address"), max_size=3),
+            "attempts": st.lists(objects("attempt", "started", "processes", "outcome"), max_size=3),
+            "config": objects("steps"),
+            "metric_definitions": st.fixed_dictionaries(
+                {"headline": st.sampled_from(["loss", "eval_loss", "x"]) | loose},
+                optional={
+                    "progress": st.lists(st.sampled_from(["loss", "mfu"]) | loose, max_size=3) | loose,
+                    "metrics": st.lists(
+                        objects("name", "title", "unit", "better", "baseline", "is_evaluation", "chart"),
+                        max_size=3,
+                    ),
+                },
+            )
+            | st.just(as_json(METRICS)),
+        },
+    ).map(lambda more: {**run, **more})
+)
+steps = st.integers(-5, 10**6) | loose
+values = st.floats() | loose
+lines = st.fixed_dictionaries(
+    {"step": steps, "loss": values},
+    optional=dict.fromkeys(
+        ("eval_loss", "tokens_per_s", "step_s", "input_wait_s", "grad_norm", "time", "mfu"), values
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    run=run_objects,
+    metrics=st.lists(lines, max_size=25),
+    result=st.none() | objects(*RESULT_KEYS),
+    beats=st.lists(objects("rank", "state", "step", "time", "message", "warnings"), max_size=3),
+)
+def test_no_input_stops_the_page_or_draws_outside_the_plot(
+    run: dict[str, Any],
+    metrics: list[dict[str, Any]],
+    result: dict[str, Any] | None,
+    beats: list[dict[str, Any]],
+) -> None:
+    page = render(run, metrics, result, beats)
+    assert "nan" not in "".join(re.findall(r'(?: d|cx|cy|data-x|data-y|x1|y1)="([^"]*)"', page)).lower()
+    for path in re.findall(r' d="([^"]*)"', page):
+        for x, y in re.findall(r"(-?\d+),(-?\d+)", path):
+            assert 0 <= int(x) <= GRID_WIDTH and 0 <= int(y) <= GRID_HEIGHT
+    for share in re.findall(r'"(-?[\d.]+)%"', page):
+        assert 0.0 <= float(share) <= 100.0
+
+
+def test_a_resume_is_marked_at_the_first_line_written_after_the_attempt_started() -> None:
+    attempts = [
+        {"attempt": 0, "started": "2026-11-20T21:45:00Z"},
+        {"attempt": 1, "started": "2026-11-20T22:00:00Z"},
+    ]
+    lines = [
+        {"step": step, "time": 1795211100.0 + 15 * step} for step in range(1, 100)
+    ]  # from 21:45, 15 s each
+    assert [(mark.step, mark.label) for mark in resumes({"attempts": attempts}, lines)] == [
+        (60.0, "attempt 1")
+    ]
+
+
+def test_of_two_lines_with_one_step_the_later_counts() -> None:
+    lines = [
+        {"step": 2, "loss": 3.0},
+        {"step": 3, "loss": 2.0},
+        {"step": 2, "loss": 5.0},
+        {"step": 1, "loss": 9.0},
+    ]
+    assert curve(lines, "loss") == [(1.0, 9.0), (2.0, 5.0), (3.0, 2.0)]
+
+
+def test_the_input_wait_is_the_share_of_the_step() -> None:
+    lines: list[dict[str, Any]] = [
+        {"step": 1, "input_wait_s": 0.05, "step_s": 0.2},
+        {"step": 2, "input_wait_s": 1, "step_s": 0},
+    ]
+    [(_, share), (_, gap)] = input_wait(lines)
+    assert share == pytest.approx(25.0) and math.isnan(gap)
+
+
+def test_smoothing_lets_no_single_spike_through() -> None:
+    points = [(float(step), 1e9 if step == 500 else 2.0) for step in range(1000)]
+    assert {value for _, value in smooth(points)} == {2.0}
+
+
+def test_thinning_keeps_a_spike_a_dip_and_a_gap_among_many_points() -> None:
+    points = [(float(step), 1.0 + (step % 7) / 10) for step in range(10_000)]
+    points[5003], points[5007], points[5011] = (5003.0, 99.0), (5007.0, -99.0), (5011.0, math.nan)
+    kept = thin(points, 600, lambda step: step / 10_000)
+    assert len(kept) <= 1801
+    assert (5003.0, 99.0) in kept and (5007.0, -99.0) in kept
+    assert [step for step, value in kept if math.isnan(value)] == [5011.0]
+
+
+def test_thinning_leaves_a_curve_of_few_points_as_it_is() -> None:
+    points = [(0.0, 1.0), (10.0, math.nan), (20.0, 3.0)]
+    assert [step for step, _ in thin(points, 600, lambda step: step / 20)] == [0.0, 10.0, 20.0]
+
+
+def test_ticks_are_round_numbers_with_labels_that_differ() -> None:
+    axis = value_axis([4.13, 9.87], from_zero=False)
+    assert axis.ticks == (4.0, 6.0, 8.0, 10.0) and axis.labels() == ["4", "6", "8", "10"]
+    assert step_axis(1, 1200).labels() == ["0", "200", "400", "600", "800", "1,000", "1,200"]
+    narrow = value_axis([6.93141, 6.93149], from_zero=False).labels()
+    assert len(set(narrow)) == len(narrow)
+
+
+def test_values_too_near_each_other_for_ticks_get_an_axis_around_them() -> None:
+    axis = value_axis([5.0, 5.0 + 1e-15], from_zero=False)
+    assert axis.low <= 4.5 and axis.high >= 5.5 and len(set(axis.labels())) == len(axis.ticks) < 10
+
+
+@pytest.mark.parametrize("value", [True, "1", None, math.nan, math.inf, 10**400, 1e101, [1]])
+def test_what_is_no_measurement_is_no_number(value: object) -> None:
+    assert number(value) is None
+
+
+def test_a_value_too_small_for_a_log_scale_counts_as_zero() -> None:
+    assert number(5e-324) == 0.0
+
+
+def test_what_lies_beyond_an_axis_is_drawn_at_its_end() -> None:
+    axis = step_axis(0, 10)
+    assert (axis.part(-1), axis.part(5), axis.part(11)) == (0.0, 0.5, 1.0)
+
+
+def test_a_divergence_turns_the_axis_to_a_log_scale() -> None:
+    axis = value_axis([5.0, 5.1, 4.9, 2e6], from_zero=False)
+    assert axis.log and axis.part(5.0) > 0.05 and axis.part(2e6) > 0.9
+
+
+ONE = {
+    "before": "Return the",
+    "after": " of <b>x</b>",
+    "truth": "length",
+    "guesses": [["size", 0.52], ["length", 0.3]],
+}
+
+
+def test_the_true_word_is_marked_in_its_text_and_among_the_guesses() -> None:
+    shown = fillings({"fillings": [ONE]})
+    assert "Return the <mark>length</mark> of &lt;b&gt;x&lt;/b&gt;" in shown
+    assert "size 52 % · <b>length</b> 30 %" in shown
+
+
+def test_guesses_that_are_no_words_are_to_be_seen_as_what_they_are() -> None:
+    shown = fillings({"fillings": [{**ONE, "guesses": [[",", 0.4], ["", 0.2], ["v2", 0.1]]}]})
+    assert "“,” 40 % · “” 20 % · v2 10 %" in shown
+
+
+def test_the_page_has_the_sentences_and_the_pseudo_perplexity() -> None:
+    page = render(
+        {"metric_definitions": as_json(METRICS)},
+        [],
+        {"outcome": "done", "pseudo_perplexity": 41.26, "fillings": [ONE]},
+        [],
+    )
+    assert "What it has learned" in page
+    assert "<dt>Pseudo-perplexity</dt><dd>41.3</dd>" in page
+
+
+TIME_S = {"start": 20.0, "compute": 970.0, "input_wait": 0.0, "evaluation": 10.0}
+
+
+def test_every_part_has_a_row_with_its_share_the_largest_first() -> None:
+    rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td>", time_split({"time_s": TIME_S}))
+    assert rows == [
+        ("compute", "970.0 s", "97.0%"),
+        ("start", "20.0 s", "2.0%"),
+        ("evaluation", "10.0 s", "1.0%"),
+        ("input wait", "0.0 s", "0.0%"),
+    ]
+
+
+def test_every_part_that_a_run_tells_apart_is_explained() -> None:
+    assert set(get_args(Part)) == MEANINGS.keys()
+
+
+def test_the_page_has_the_table_and_a_run_that_told_nothing_has_none() -> None:
+    assert "Where the time went" in render({}, [], {"outcome": "done", "time_s": TIME_S}, [])
+    assert "Where the time went" not in render({}, [], {"outcome": "done"}, [])

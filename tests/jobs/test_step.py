@@ -1,8 +1,10 @@
-"""A step is a function of the seed, the step and the parameters: on one device or two, with dropout or without."""
+"""A step is a function of the seed, the step and the parameters, however its work is shared out; its gradient is the
+slope of the loss."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -11,12 +13,13 @@ import numpy as np
 import optax
 import pytest
 
+from contracts.errors import RequestError
 from jobs.flax_mlm import sharding
 from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
-from jobs.flax_mlm.masking import Masked
+from jobs.flax_mlm.step import Evaluation, Masked, evaluate
 from jobs.flax_mlm.tokenizer import TokenizerFacts
-from jobs.runtime import processor
+from jobs.runtime.jax import devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -241,7 +244,7 @@ def test_the_loss_counts_slots_by_their_weight_only() -> None:
 def test_activations_are_bfloat16_where_the_cpu_multiplies_it_unless_asked_for_otherwise(
     able: bool, left_open: jnp.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: able)
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: able)
     kinds = [steps.activations_dtype(Config(dtype=dtype)) for dtype in ("auto", "float32", "bfloat16")]
     assert kinds == [left_open, jnp.float32, jnp.bfloat16]
 
@@ -249,6 +252,181 @@ def test_activations_are_bfloat16_where_the_cpu_multiplies_it_unless_asked_for_o
 def test_activations_are_float32_on_all_hosts_where_one_of_them_cannot_multiply_bfloat16(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: True)
     monkeypatch.setattr("jax.experimental.multihost_utils.process_allgather", lambda mine: [mine, False])
     assert steps.activations_dtype(Config(dtype="auto")) == jnp.float32
+
+
+NARROW = Config(
+    layers=2, width=8, heads=2, ff_width=12, max_positions=16, sequence_length=12, batch_size=4, steps=10
+)
+TOKENS_BS = np.random.default_rng(0).integers(4, 47, (4, 12)).astype(np.int32)
+TOKENS_BS[:, (0, 7)] = 0  # in each row two documents begin
+STEP = 1e-5
+"""Truncation is about STEP², rounding about 1e-16 / STEP: 1e-10 and 1e-11."""
+
+
+@pytest.fixture
+def float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(steps, "activations_dtype", lambda _: jnp.dtype("float64"))
+    with jax.enable_x64(True):
+        yield
+
+
+KEEPS_GRADIENT = optax.GradientTransformation(
+    init=lambda params: jax.tree.map(jnp.zeros_like, params),
+    update=lambda gradient, _state, params: (jax.tree.map(jnp.zeros_like, params), gradient),
+)
+"""Changes no parameter, and leaves the gradient where the optimizer's state is."""
+
+
+def loss_and_gradient(
+    config: Config, facts: TokenizerFacts
+) -> tuple[Any, Callable[[Any], tuple[float, Any]]]:
+    """Parameters as of a model that has learnt something, and what a step on two devices says of any parameters."""
+    mesh = sharding.make_mesh(config.fsdp)
+    graph, state = steps.create(config, facts, KEEPS_GRADIENT, mesh)
+    rule = steps.mask_rule(facts, config.mask_share, config.sequence_length)
+    train_step = steps.make_train_step(graph, KEEPS_GRADIENT, rule, config, mesh, state)
+    batch = jax.device_put((TOKENS_BS, np.arange(4, dtype=np.int32)), sharding.by_row(mesh))
+    lots = np.random.default_rng(1)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf) + lots.normal(0, 0.3, leaf.shape), state["params"])
+
+    def at(params: Any) -> tuple[float, Any]:
+        opt_state = jax.tree.map(np.zeros_like, params)
+        given = {"params": params, "opt_state": opt_state, "step": np.array(3, np.int32)}
+        after, results = train_step(jax.device_put(given, sharding.shardings(given, mesh)), *batch)
+        assert results["loss"].dtype == jnp.float64
+        return float(results["loss"]), jax.tree.map(np.asarray, after["opt_state"])
+
+    return params, at
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"dropout": 0.3, "attend_within": "document"},
+        {"dropout": 0.3, "fsdp": 2, "remat": True, "accumulate": 2},
+    ],
+    ids=["plain", "dropout and documents", "in parts"],
+)
+def test_the_gradient_of_every_parameter_is_what_central_differences_find(
+    facts: TokenizerFacts, changed: dict[str, Any]
+) -> None:
+    """Of each parameter all entries are moved at once, each up or down by lot: one that is wrong shows in the sum."""
+    params, at = loss_and_gradient(dataclasses.replace(NARROW, **changed), facts)
+    paths, slopes = zip(*jax.tree_util.tree_leaves_with_path(at(params)[1]), strict=True)
+    leaves, structure = jax.tree.flatten(params)
+    lots = np.random.default_rng(2)
+    steep = 0
+    for index, (path, slope) in enumerate(zip(paths, slopes, strict=True)):
+        direction = lots.choice([-1.0, 1.0], slope.shape)
+
+        def moved(by: float, index: int = index, direction: np.ndarray = direction) -> float:
+            leaf = leaves[index] + by * direction
+            return at(jax.tree.unflatten(structure, [*leaves[:index], leaf, *leaves[index + 1 :]]))[0]
+
+        found = (moved(STEP) - moved(-STEP)) / (2 * STEP)
+        assert (slope * direction).sum() == pytest.approx(found, rel=1e-6, abs=1e-8), jax.tree_util.keystr(
+            path
+        )
+        steep += abs(found) > 1e-3
+    assert steep > 0.8 * len(leaves)  # or it would compare nothing with nothing
+
+
+HELD_OUT = np.random.default_rng(0).integers(4, 47, (7, 12)).astype(np.int32)
+
+
+def evaluations(config: Config, facts: TokenizerFacts, batches: dict[int, int]) -> list[Evaluation]:
+    """For each batch size the evaluation of the first so many held-out sequences."""
+    mesh = sharding.make_mesh(1, jax.devices()[:1])
+    graph, state = steps.create(config, facts, steps.make_optimizer(config), mesh)
+    eval_step = steps.make_eval_step(graph, steps.mask_rule(facts, 0.3, 12), mesh, state)
+    return [
+        evaluate(
+            eval_step,
+            state["params"],
+            lambda indices_B: jax.numpy.asarray(HELD_OUT[indices_B]),
+            jax.numpy.asarray,
+            sequences=sequences,
+            batch_size=batch_size,
+            tick=lambda: None,
+        )
+        for batch_size, sequences in batches.items()
+    ]
+
+
+def test_the_last_batch_is_filled_up_without_being_counted_twice(
+    config: Config, facts: TokenizerFacts
+) -> None:
+    first, second, third, fewer = evaluations(config, facts, {7: 7, 3: 7, 10: 7, 4: 5})
+    for other in (second, third):
+        assert dataclasses.astuple(other) == pytest.approx(dataclasses.astuple(first), abs=1e-6)
+    assert fewer != first
+
+
+def test_rows_taken_in_parts_come_to_the_same(config: Config, facts: TokenizerFacts) -> None:
+    mesh = sharding.make_mesh(1, jax.devices()[:1])
+    graph, state = steps.create(config, facts, steps.make_optimizer(config), mesh)
+    rule, rows_B = steps.mask_rule(facts, 0.3, 12), jax.numpy.arange(4)
+    whole, parts = (
+        steps.make_eval_step(graph, rule, mesh, state, parts=parts)(
+            state["params"], jax.numpy.asarray(HELD_OUT[:4]), rows_B, jax.numpy.ones(4)
+        )
+        for parts in (1, 2)
+    )
+    np.testing.assert_allclose(whole, parts, rtol=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What a TPU's device says of itself, as far as a mesh asks."""
+
+    id: int
+    coords: tuple[int, int, int]
+    slice_index: int
+    process_index: int = 0
+    core_on_chip: int = 0
+    platform: str = "tpu"
+    device_kind: str = "TPU v5 lite"
+
+
+def chips(columns: int, rows: int, slices: int = 1) -> list[Chip]:
+    return [
+        Chip(id=number, coords=(number % columns, number // columns % rows, 0), slice_index=of)
+        for of in range(slices)
+        for number in range(of * columns * rows, (of + 1) * columns * rows)
+    ]
+
+
+@pytest.mark.parametrize("topology", [(2, 2), (2, 4), (4, 4), (4, 8), (16, 16)])
+def test_any_number_that_divides_the_chips_of_a_slice_makes_groups(topology: tuple[int, int]) -> None:
+    devices = chips(*topology)
+    for fsdp in (1, 2, 4, 8, 16, 32, 64):
+        if len(devices) % fsdp == 0:
+            made = sharding.grid(fsdp, devices)
+            assert made.shape == (len(devices) // fsdp, fsdp)
+            assert {chip.id for chip in made.flat} == {chip.id for chip in devices}
+
+
+def test_a_group_lies_within_its_slice() -> None:
+    made = sharding.grid(4, chips(2, 4, slices=2))
+    assert made.shape == (4, 4)
+    assert all(len({chip.slice_index for chip in group}) == 1 for group in made)
+
+
+def test_a_group_larger_than_a_slice_is_refused_with_what_would_do() -> None:
+    with pytest.raises(RequestError, match="--fsdp 16: .* the 8 devices of one .* divides 8"):
+        sharding.grid(16, chips(2, 4, slices=2))
+
+
+def test_what_is_cut_comes_whole_to_the_host() -> None:
+    mesh = sharding.make_mesh(2)
+    tree = {"matrix": np.arange(8.0).reshape(4, 2), "vector": np.arange(3.0)}
+    placed = jax.device_put(tree, sharding.shardings(tree, mesh))
+    assert placed["matrix"].addressable_shards[0].data.shape == (2, 2)
+    for name, found in sharding.to_host(placed, mesh).items():
+        assert isinstance(found, np.ndarray)
+        np.testing.assert_array_equal(found, tree[name])

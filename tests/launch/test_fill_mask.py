@@ -101,4 +101,4 @@ def test_a_module_that_breaks_is_told_with_its_last_line(runs_dir: Path, tmp_pat
     with pytest.raises(HostError) as error:
         filling.ask("jax_hello", str(tmp_path), "<mask>")
     assert "cannot be used" in str(error.value)
-    assert "No module named jobs.jax_hello.fill_mask" in str(error.value)
+    assert "No module named jobs.jax_hello.predict" in str(error.value)

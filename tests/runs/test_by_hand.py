@@ -16,7 +16,7 @@ from tests.runs.command import CHECKOUT
 from tests.runs.lab import Lab
 
 Start = Callable[..., tuple[Path, subprocess.CompletedProcess[str]]]
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -73,6 +73,7 @@ def test_a_tpu_job_on_a_host_without_one_trains_nothing_and_says_so(by_hand: Sta
     assert not (run_dir / "checkpoints").exists()
 
 
+@pytest.mark.nightly
 def test_data_that_turns_out_too_small_when_it_is_tokenised_is_a_wrong_request(
     lab: Lab, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_data_that_turns_out_too_small_when_it_is_tokenised_is_a_wrong_request(
     assert "Traceback" not in ended.said
 
 
+@pytest.mark.nightly
 def test_with_a_remote_cache_the_first_host_prepares_the_data_and_the_others_come_after_it(
     lab: Lab, tmp_path: Path
 ) -> None:
@@ -110,7 +112,8 @@ from jax._src.lib import xla_client
 client = xla_client.make_cpu_client
 xla_client.make_cpu_client = lambda **given: client(**{**given, "node_id": (given["node_id"] + 1) % 3})
 
-from jobs.runtime import checkpoints, devices, distributed, process
+from jobs.runtime import process
+from jobs.runtime.jax import checkpoints, devices, distributed
 
 @dataclasses.dataclass(frozen=True)
 class Config:

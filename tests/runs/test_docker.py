@@ -61,20 +61,7 @@ def launched(lab: Lab, *more: str) -> Run:
 
 
 @pytest.mark.usefixtures("jax_image")
-def test_a_run_in_containers_has_the_losses_of_a_bare_one_and_leaves_no_container(
-    lab: Lab, right_losses: Losses
-) -> None:
-    run = lab.finish(launched(lab, *FAST))
-    assert result(run)["outcome"] == "done", lab.log(run)
-    assert losses(run) == right_losses
-    assert (run.described["runtime"], run.described["image"][:7]) == ("docker", "sha256:")
-    assert containers(run) == []
-    owners = {path.stat().st_uid for path in Path(run.directory.url).rglob("*")}
-    assert owners == {os.getuid()}
-
-
-@pytest.mark.usefixtures("jax_image")
-def test_a_run_that_is_stopped_in_containers_has_saved_and_goes_on_in_the_same_image(
+def test_a_run_in_containers_is_stopped_and_resumed_with_the_losses_of_a_bare_one_and_leaves_nothing(
     lab: Lab, right_losses: Losses
 ) -> None:
     run = launched(lab, *SLOWLY)
@@ -91,11 +78,16 @@ def test_a_run_that_is_stopped_in_containers_has_saved_and_goes_on_in_the_same_i
     ended = lab.fab("train", "--resume", run.run_id, "--args", " ".join(FAST)).ended()
     assert ended.code == 0, ended.said
     resumed = lab.read(run)
+    assert (run.described["runtime"], run.described["image"][:7]) == ("docker", "sha256:")
     assert resumed.described["image"] == run.described["image"]
     assert f"resumed after step {step}\n" in lab.log(resumed)
     assert losses(resumed) == right_losses
+    assert containers(run) == []
+    owners = {path.stat().st_uid for path in Path(run.directory.url).rglob("*")}
+    assert owners == {os.getuid()}
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("jax_image")
 def test_a_container_that_is_killed_takes_the_other_with_it_and_is_named(lab: Lab) -> None:
     run = launched(lab, *SLOWLY)

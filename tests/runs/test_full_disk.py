@@ -12,7 +12,7 @@ import pytest
 
 from tests.runs.lab import Lab, Losses, losses, result
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.runs.lab import Lab, losses, result
 
 STEPS = 40
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def launch(lab: Lab, resume: Run | None = None) -> Run:

@@ -12,14 +12,11 @@ from tests.runs.lab import Lab, Losses, losses, result, saved_steps
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_run_that_lost_its_power_is_called_lost(shared_lab: Lab, lost_run: Run) -> None:
+def test_a_run_that_lost_its_power_is_called_lost_and_resumes_with_the_very_same_losses(
+    lab: Lab, shared_lab: Lab, lost_run: Run, right_losses: Losses
+) -> None:
     assert lost_run.result is None
     assert shared_lab.state(lost_run) == "lost"
-
-
-def test_a_run_that_lost_its_power_resumes_with_the_very_same_losses(
-    lab: Lab, lost_run: Run, right_losses: Losses
-) -> None:
     before = losses(lost_run)
     assert before == {step: right_losses[step] for step in before}
     newest = saved_steps(lost_run)[-1]
@@ -29,16 +26,11 @@ def test_a_run_that_lost_its_power_resumes_with_the_very_same_losses(
     assert losses(resumed) == right_losses
 
 
-@pytest.mark.parametrize("hosts", [1, 3])
-def test_a_run_resumes_on_another_number_of_processes_with_the_same_losses_to_rounding(
-    lab: Lab, lost_run: Run, right_losses: Losses, hosts: int
-) -> None:
-    resumed = lab.resume(lab.copy_of(lost_run), hosts=hosts)
-    assert (lab.state(resumed), resumed.processes) == ("done", hosts)
-    assert losses(resumed) == pytest.approx(right_losses, abs=1e-4)
-
-
-@pytest.mark.parametrize("killed", [1, 0], ids=["host-1", "host-0-the-coordinator"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "killed",
+    [pytest.param(0, id="host-0-the-coordinator"), pytest.param(1, id="host-1", marks=pytest.mark.nightly)],
+)
 def test_a_killed_process_is_named_by_fab_train_which_exits_with_1_and_the_run_resumes(
     lab: Lab, right_losses: Losses, killed: int
 ) -> None:
@@ -56,6 +48,7 @@ def test_a_killed_process_is_named_by_fab_train_which_exits_with_1_and_the_run_r
     assert losses(lab.resume(run)) == right_losses
 
 
+@pytest.mark.slow
 def test_a_killed_process_takes_even_a_sibling_that_hangs_down_within_5_s_without_any_launcher(
     lab: Lab,
 ) -> None:

@@ -8,7 +8,7 @@ from contracts.run_directory import ACTIVE
 from launch.runs import Run
 from tests.runs.lab import Lab, Losses, losses, result
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_run_outlives_its_launcher_and_status_and_logs_pick_it_up(
@@ -32,6 +32,7 @@ def test_a_run_outlives_its_launcher_and_status_and_logs_pick_it_up(
     assert "done" in lab.fab("status", "--run", run.run_id).ended().said
 
 
+@pytest.mark.nightly
 def test_a_detached_fab_train_returns_while_the_run_goes_on(lab: Lab, lost_run: Run) -> None:
     run = lab.copy_of(lost_run)
     ended = lab.fab("train", "--resume", run.run_id, "--detach").ended()
@@ -43,6 +44,7 @@ def test_a_detached_fab_train_returns_while_the_run_goes_on(lab: Lab, lost_run: 
     assert result(lab.finish(run))["outcome"] == "done"
 
 
+@pytest.mark.nightly
 def test_of_two_who_resume_a_run_at_once_one_is_refused(
     lab: Lab, lost_run: Run, right_losses: Losses
 ) -> None:
@@ -58,6 +60,7 @@ def test_of_two_who_resume_a_run_at_once_one_is_refused(
     assert losses(done) == right_losses
 
 
+@pytest.mark.nightly
 def test_two_new_runs_at_once_share_a_cold_cache(cold_lab: Lab) -> None:
     commands = [cold_lab.fab_train("--steps", "6") for _ in range(2)]
     for command in commands:

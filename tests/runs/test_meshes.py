@@ -12,14 +12,17 @@ import pytest
 from launch.runs import Run
 from tests.runs.lab import WAIT_LIMIT_S, Lab, Losses, losses, saved_steps
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 KILLS = int(os.environ.get("TPU_STACK_KILLS", "3"))
 """How often the run of the last test is killed; with 50 it takes 20 minutes or more."""
 
 
-@pytest.mark.parametrize(("hosts", "fsdp"), [(2, 2), (4, 2)])
-def test_a_run_resumes_on_another_mesh_with_the_same_losses_to_rounding(
+@pytest.mark.parametrize(
+    ("hosts", "fsdp"),
+    [(4, 2), *(pytest.param(*mesh, marks=pytest.mark.nightly) for mesh in ((2, 2), (1, 1), (3, 1)))],
+)
+def test_a_run_resumes_on_another_number_of_processes_and_another_mesh_with_the_same_losses_to_rounding(
     lab: Lab, lost_run: Run, right_losses: Losses, hosts: int, fsdp: int
 ) -> None:
     resumed = lab.resume(lab.copy_of(lost_run), "--fsdp", str(fsdp), hosts=hosts)
@@ -27,6 +30,7 @@ def test_a_run_resumes_on_another_mesh_with_the_same_losses_to_rounding(
     assert losses(resumed) == pytest.approx(right_losses, abs=1e-4)
 
 
+@pytest.mark.nightly
 def test_a_run_whose_devices_shared_the_parameters_resumes_where_each_has_them_whole(
     lab: Lab, right_losses: Losses
 ) -> None:
@@ -40,6 +44,7 @@ def test_a_run_whose_devices_shared_the_parameters_resumes_where_each_has_them_w
     assert losses(resumed) == pytest.approx(right_losses, abs=1e-4)
 
 
+@pytest.mark.nightly
 def test_a_run_killed_at_random_points_has_the_very_losses_of_one_that_never_was(lab: Lab) -> None:
     """Any of its processes: half the kills at a random step, half at a random moment after it has joined, which may be
     while it compiles, restores, evaluates or saves."""

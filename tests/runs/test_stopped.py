@@ -54,6 +54,7 @@ def test_sigterm_to_one_process_makes_all_leave_together_and_no_step_is_lost_wha
     assert result(resumed)["eval_loss"] == pytest.approx(result(reference)["eval_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_fab_stop_saves_the_run_which_can_then_be_resumed_but_not_stopped_again(
     lab: Lab, right_losses: Losses
 ) -> None:
@@ -81,6 +82,7 @@ def test_fab_stop_saves_the_run_which_can_then_be_resumed_but_not_stopped_again(
     assert losses(lab.resume(run, *FAST)) == right_losses
 
 
+@pytest.mark.slow
 def test_ctrl_c_to_a_following_fab_train_saves_the_run_and_says_how_to_go_on(lab: Lab) -> None:
     command = lab.fab_train(*SLOWLY)
     run = lab.joined(command)
@@ -96,6 +98,7 @@ def test_ctrl_c_to_a_following_fab_train_saves_the_run_and_says_how_to_go_on(lab
     assert saved_steps(stopped)[-1] == result(stopped)["steps"] < STEPS
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_from_outside_before_its_first_step_is_a_hang_after_the_heartbeats_limit(
     lab: Lab,
 ) -> None:
@@ -107,6 +110,7 @@ def test_a_process_that_is_stopped_from_outside_before_its_first_step_is_a_hang_
     assert "did not answer SIGUSR1" in (hung.directory.read_text("stacks/0/host-1.txt") or "")
 
 
+@pytest.mark.nightly
 def test_a_process_that_is_told_to_stop_while_the_group_forms_takes_the_others_along(lab: Lab) -> None:
     command = lab.fab_train()
     lab.until(lambda: command.has_said("started "), "the processes are started")

@@ -11,7 +11,7 @@ import pytest
 from launch.runs import Run
 from tests.runs.lab import Lab, Losses, losses, saved_steps
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 def truncate_the_largest_file(checkpoint: Path) -> None:

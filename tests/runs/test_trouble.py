@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs.flax_mlm.watch import USELESS_LIMIT_STEPS
+from jobs.flax_mlm.loss_guard import USELESS_LIMIT_STEPS
 from launch import outcome
 from tests.runs.lab import Lab, result, saved_steps
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 RUINOUS = ("--learning-rate", "1e30", "--warmup-share", "0.0", "--log-every", "20")
 """The first step ruins the parameters: no later one has a loss that is finite."""
@@ -42,6 +42,7 @@ def test_a_run_that_stays_ruined_ends_with_one_message_the_batch_and_no_ruined_c
     assert {end["code"] for end in lab.exits(run)} == {1}
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_told_to_goes_on_whatever_its_numbers_say_and_counts_them(lab: Lab) -> None:
     run = lab.finish(lab.launch(*RUINOUS, "--on-trouble", "warn", "--steps", str(LAST + 9)))
     found = result(run)

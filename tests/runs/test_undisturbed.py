@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jobs.flax_mlm import METRICS
+from jobs.runtime.jax.devices import multiplies_bfloat16
 from jobs.runtime.metric_definitions import of_run
-from jobs.runtime.processor import multiplies_bfloat16
 from launch.runs import Run
 from tests.runs.lab import Lab, Losses, result, saved_steps
 
@@ -100,6 +100,7 @@ def test_a_run_changes_nothing_in_the_checkout(checkout: tuple[str, str]) -> Non
     assert kept(after) == kept(before)
 
 
+@pytest.mark.nightly
 def test_what_to_compute_in_is_decided_by_all_processes_where_it_is_left_open(lab: Lab) -> None:
     run = lab.finish(lab.launch("--dtype", "auto", "--steps", "2"))
     assert result(run)["outcome"] == "done"

@@ -1,4 +1,4 @@
-"""One chart as inline SVG: a pure function from curves to markup, without a plotting library.
+"""The curves of a run as charts of inline SVG: pure functions, without a plotting library.
 
 The curves live in an inner SVG that stretches to whatever width the page has; ticks, labels and dots are
 placed in per cent around it and keep their size, so that a chart reads on a phone, a wide screen and paper.
@@ -6,14 +6,103 @@ placed in per cent around it and keep their size, so that a chart reads on a pho
 
 import html
 import math
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.runtime.report.axis import Axis, step_axis, value_axis
+from jobs.runtime.metric_definitions import Metric, Metrics, of_run
+from jobs.runtime.report.page import Json, moment, number, rows
 
 Point = tuple[float, float]
 """(step, value); a value that is not finite is a gap in the curve."""
+
+_FEWEST_TO_SMOOTH = 12
+_MOST_SMOOTHED = 300
+_WIDEST_HALF = 2000
+_MOST_CHARTS = 20
+_FLATTENING_RATIO = 30.0
+_NARROWEST_SPAN = 1e-90
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """Two ends, the ticks between them, and whether equal distances are equal ratios."""
+
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    log: bool = False
+
+    def part(self, value: float) -> float:
+        """How far along the axis a value lies, from 0 to 1; what lies beyond an end is drawn at that end."""
+        low, high = self.low, self.high
+        if self.log:
+            if value <= 0.0:
+                return 0.0
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
+        return min(1.0, max(0.0, (value - low) / (high - low)))
+
+    def labels(self) -> list[str]:
+        """The ticks' values as short as they can be read and still differ: 0.5, 1,200, 120k, 3M, 1e-5."""
+        if self.log or len(self.ticks) < 2:
+            return [_label(tick, largest=abs(tick), apart=abs(tick)) for tick in self.ticks]
+        largest, apart = max(map(abs, self.ticks)), self.ticks[1] - self.ticks[0]
+        return [_label(tick, largest=largest, apart=apart) for tick in self.ticks]
+
+
+def value_axis(values: Sequence[float], *, from_zero: bool) -> Axis:
+    """The y axis over at least one finite value, its ends on round numbers."""
+    low, high = min(values), max(values)
+    if low > 0.0 and high > _FLATTENING_RATIO * statistics.median(values):
+        # On a linear axis one such value would press the rest of the curve flat against the bottom.
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        ticks = tuple(10.0**power for power in range(first, last + 1, math.ceil((last - first) / 6)))
+        return Axis(low=10.0**first, high=10.0**last, ticks=ticks, log=True)
+    if from_zero:
+        low, high = min(0.0, low), max(0.0, high)
+    low, high = _apart(low, high)
+    step = _round_step((high - low) / 5)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return Axis(low=first * step, high=last * step, ticks=tuple(k * step for k in range(first, last + 1)))
+
+
+def step_axis(low: float, high: float) -> Axis:
+    """The x axis from the first step to the last, from 0 where the first is near it."""
+    if 0.0 <= low <= 0.1 * high:
+        low = 0.0
+    low, high = _apart(low, high)
+    step = max(1.0, _round_step((high - low) / 7))
+    ticks = tuple(k * step for k in range(math.ceil(low / step), math.floor(high / step) + 1))
+    return Axis(low=low, high=high, ticks=ticks)
+
+
+def _apart(low: float, high: float) -> tuple[float, float]:
+    """The same ends, or wider ones where they are so near each other that no tick fits between them."""
+    if high - low > max(1e-9 * max(abs(low), abs(high)), _NARROWEST_SPAN):
+        return low, high
+    margin = 0.1 * max(abs(low), abs(high)) or 1.0
+    return low - margin, high + margin
+
+
+def _round_step(rough: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is not below `rough`."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= rough * (1 - 1e-9))
+
+
+def _label(value: float, *, largest: float, apart: float) -> str:
+    if value == 0.0:
+        return "0"
+    if largest >= 1e15 or largest < 1e-3:
+        mantissa, _, exponent = f"{value:.2e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    units = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
+    limit, suffix = next((unit for unit in units if largest >= unit[0]), (1.0, ""))
+    unit = 1e3 if suffix == "k" else limit
+    decimals = max(0, -math.floor(math.log10(apart / unit) + 1e-9))
+    return f"{value / unit:,.{decimals}f}{suffix}"
+
 
 GRID_WIDTH = 6000
 GRID_HEIGHT = 2000
@@ -204,3 +293,134 @@ def _in_words(chart: Chart) -> str:
 
 def _percent(part: float) -> str:
     return f"{100 * part:.2f}%"
+
+
+def curve(metrics: Iterable[Json], key: str) -> list[Point]:
+    """`key` by step, in rising order; of two lines with one step the later counts, as after a resume.
+
+    A line without the key has no point; a value that is no finite number is a gap.
+    """
+    found: dict[float, float] = {}
+    for line in metrics:
+        step = number(line.get("step"))
+        if step is not None and key in line:
+            value = number(line[key])
+            found[step] = math.nan if value is None else value
+    return sorted(found.items())
+
+
+def input_wait(metrics: Iterable[Json]) -> list[Point]:
+    """How much of each step was spent waiting for data, in per cent, by step."""
+
+    def share(line: Json) -> float | None:
+        wait_s, step_s = number(line["input_wait_s"]), number(line["step_s"])
+        return 100.0 * wait_s / step_s if wait_s is not None and step_s else None
+
+    timed = [line for line in metrics if "input_wait_s" in line and "step_s" in line]
+    return curve([{"step": line.get("step"), "share": share(line)} for line in timed], "share")
+
+
+def smooth(points: Sequence[Point]) -> list[Point]:
+    """The course of a noisy curve: running medians, so that no spike bends it, then their running means."""
+    finite = [point for point in points if math.isfinite(point[1])]
+    every = max(1, math.ceil(len(finite) / _MOST_SMOOTHED))
+    half = min(_WIDEST_HALF, max(1, len(finite) // 40))
+    medians = _running(finite, half, every, statistics.median)
+    return _running(medians, max(1, half // every // 2), 1, statistics.fmean)
+
+
+def charts(run: Json, metrics: Sequence[Json], baselines: Mapping[str, float]) -> list[Chart]:
+    """The headline's chart, then the smaller ones beside it, of what was recorded. baselines: by metric."""
+    definitions, marks = of_run(run), resumes(run, metrics)
+    recorded = dict.fromkeys(name for line in metrics for name in line if isinstance(name, str))
+    told = [metric for metric in definitions.told(recorded) if _is_drawn(metric, definitions, metrics)]
+    headline = definitions.get(definitions.headline)
+    first = headline.chart or headline.name
+    names = dict.fromkeys([first, *(metric.chart or metric.name for metric in told)])
+    found = []
+    for name in list(names)[:_MOST_CHARTS]:
+        main = definitions.get(name)
+        inside = [main, *(metric for metric in told if metric.chart == name and metric.name != name)]
+        level = next(
+            (_baseline(definitions, metric, baselines) for metric in inside if metric.baseline), None
+        )
+        series = [each for metric in inside for each in _series(metric, metrics)]
+        hint = f"{main.better} is better" if main.better and name == first else ""
+        chart = Chart(
+            title=capitalised(main.title),
+            unit=" · ".join(text for text in (main.unit, hint) if text),
+            series=series,
+            level=level,
+            marks=marks,
+            from_zero=name != first,
+            buckets=600 if name == first else 250,
+        )
+        if name == first or any(each.points for each in series):
+            found.append(chart)
+    waits = _noisy("share", input_wait(metrics))
+    if waits[0].points:
+        waiting = Chart(title="Input wait", unit="% of the step", series=waits, marks=marks, buckets=250)
+        found.insert(min(3, len(found)), waiting)
+    return found
+
+
+def _is_drawn(metric: Metric, definitions: Metrics, metrics: Sequence[Json]) -> bool:
+    """What is declared, and whatever else has numbers."""
+    return metric in definitions.metrics or any(number(line.get(metric.name)) is not None for line in metrics)
+
+
+def _series(metric: Metric, metrics: Sequence[Json]) -> list[Series]:
+    points, scale = curve(metrics, metric.name), 100.0 if metric.unit.startswith("%") else 1.0
+    scaled = [(step, scale * value) for step, value in points]
+    if metric.is_evaluation:
+        return [Series(label=metric.title, kind="eval", points=scaled)] if scaled else []
+    return _noisy(metric.title, scaled)
+
+
+def _baseline(definitions: Metrics, metric: Metric, baselines: Mapping[str, float]) -> Level | None:
+    baseline = metric.baseline or ""
+    if baseline not in baselines:
+        return None
+    return Level(
+        label=f"{definitions.get(baseline).title} {baselines[baseline]:.4g}", value=baselines[baseline]
+    )
+
+
+def capitalised(title: str) -> str:
+    return title[:1].upper() + title[1:]
+
+
+def resumes(run: Json, metrics: Iterable[Json]) -> list[Mark]:
+    """Where each attempt after the first goes on: the first line written after that attempt started."""
+    timed = [(moment(line.get("time")), number(line.get("step"))) for line in metrics]
+    marks = []
+    for attempt in rows(run.get("attempts"))[1:]:
+        started = moment(attempt.get("started"))
+        steps = [step for time, step in timed if started and time and time >= started and step is not None]
+        if steps:
+            marks.append(Mark(label=f"attempt {attempt.get('attempt')}", step=steps[0]))
+    return marks
+
+
+def _noisy(label: str, points: Sequence[Point]) -> list[Series]:
+    """A curve with its smoothed course over it; a few points are their own course."""
+    if len(points) < _FEWEST_TO_SMOOTH:
+        return [Series(label=label, kind="smooth", points=points)]
+    return [
+        Series(label=label, kind="raw", points=points),
+        Series(label=f"{label}, smoothed", kind="smooth", points=smooth(points)),
+    ]
+
+
+def _running(
+    points: Sequence[Point], half: int, every: int, middle: Callable[[Sequence[float]], float]
+) -> list[Point]:
+    """The `middle` of the values around every `every`-th point; the window narrows towards the ends."""
+    values = [value for _, value in points]
+    last = len(points) - 1
+    chosen = sorted({*range(0, len(points), every), last}) if points else []
+    smoothed = []
+    for index in chosen:
+        reach = max(half // 4, min(half, index, last - index))
+        smoothed.append((points[index][0], middle(values[max(0, index - reach) : index + reach + 1])))
+    return smoothed

@@ -1,4 +1,4 @@
-"""report.html: a run on one page, from its directory alone: what came out, how it got there, what it ran on.
+"""report.html: a run on one page, from its directory only: what came out, how it got there, what it ran on.
 
 The page is read long after the run, by people who were not there, and of runs that went wrong in ways nobody
 foresaw. So whatever is missing or of the wrong kind is left out or shown as it is; it never stops the page.
@@ -14,13 +14,8 @@ from pathlib import Path
 from contracts.run_directory import RESULT, RUN, SETTINGS, RunDirectory, heartbeat, log
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run
-from jobs.runtime.report.chart import draw
-from jobs.runtime.report.curves import capitalised, charts, curve
-from jobs.runtime.report.facts import attempts_table, facts, host_name, hosts_table, slice_name
-from jobs.runtime.report.fields import Json, mapping, number, rows, text
-from jobs.runtime.report.fillings import fillings
-from jobs.runtime.report.page import escape, page
-from jobs.runtime.report.time_split import time_split
+from jobs.runtime.report.chart import capitalised, charts, curve, draw
+from jobs.runtime.report.page import Json, escape, mapping, moment, number, page, rows, text
 
 OUTCOMES = {
     "done": ("good", "The job ran to its end."),
@@ -253,3 +248,172 @@ def _duration(seconds: float | None) -> str | None:
         return f"{seconds:.1f} s"
     minutes, hours = int(seconds) // 60, int(seconds) // 3600
     return f"{hours:,} h {minutes % 60} min" if hours else f"{minutes} min {int(seconds) % 60} s"
+
+
+MEANINGS = {
+    "start": "joining, reading the data, compiling, the first step",
+    "compute": "handing steps to the devices and waiting for their results",
+    "input_wait": "making a batch while the devices had nothing to do",
+    "evaluation": "evaluations on the way and at the end",
+    "checkpoint": "held up by a checkpoint; most of it is written beside the steps",
+    "logging": "writing metrics",
+    "profile": "writing a trace",
+    "finish": "what follows the last step: the export, a last look",
+}
+"""What each part of jobs.runtime.rates is, in a few words."""
+
+
+def time_split(result: Json) -> str:
+    """The parts in order of their size, with their shares; nothing where the run has not told them."""
+    parts = {
+        name: seconds
+        for name, value in mapping(result.get("time_s")).items()
+        if (seconds := number(value)) is not None and seconds >= 0
+    }
+    total_s = sum(parts.values())
+    if not total_s:
+        return ""
+    lines = "".join(
+        f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{seconds:,.1f} s</td><td>{seconds / total_s:.1%}</td>"
+        f"<td>{escape(MEANINGS.get(name, ''))}</td></tr>"
+        for name, seconds in sorted(parts.items(), key=lambda part: -part[1])[:_MOST_ROWS]
+    )
+    return (
+        '<h2>Where the time went</h2><div class="scroll"><table>'
+        f"<tr><th>part</th><th>time</th><th>share</th><th>what it is</th></tr>{lines}</table></div>"
+    )
+
+
+_MOST_FILLINGS = 20
+_MOST_GUESSES = 5
+
+
+def fillings(result: Json) -> str:
+    """One row a sentence: the true word marked in its text, beside it the guesses with their probabilities."""
+    lines = [_filling(each) for each in rows(result.get("fillings"))[:_MOST_FILLINGS]]
+    if not lines:
+        return ""
+    told = "Held-out sentences with the marked word hidden, and what the model would write in its place."
+    table = f"<table><tr><th>text</th><th>guesses</th></tr>{''.join(lines)}</table>"
+    return f'<h2>What it has learned</h2><p>{told}</p><div class="scroll">{table}</div>'
+
+
+def quoted(token: str) -> str:
+    """A guess for people: a comma, a dash, a blank or nothing is only to be seen between quotation marks."""
+    return token if any(character.isalnum() for character in token) else f"“{token}”"
+
+
+def _filling(each: Json) -> str:
+    truth, guesses = text(each.get("truth", "")), each.get("guesses")
+    pairs = (
+        [pair for pair in guesses if isinstance(pair, list) and len(pair) == 2]
+        if isinstance(guesses, list)
+        else []
+    )
+    shown = " · ".join(
+        f"{'<b>' if text(word) == truth else ''}{escape(quoted(text(word)))}{'</b>' if text(word) == truth else ''} "
+        f"{100 * share:.0f} %"
+        for word, value in pairs[:_MOST_GUESSES]
+        if (share := number(value)) is not None
+    )
+    before, after = (escape(each.get(side, "")) for side in ("before", "after"))
+    return f"<tr><td>{before} <mark>{escape(truth)}</mark>{after}</td><td>{shown}</td></tr>"
+
+
+_MOST_ROWS = 64
+_LONGEST_CELL = 200
+_MOST_OPTIONS = 200
+
+
+def facts(run: Json) -> str:
+    """What run.json says of the job, its code and its options."""
+    code, versions = mapping(run.get("code")), mapping(run.get("versions"))
+    commit = text(code.get("git_commit") or "")
+    args = run.get("args")
+    if isinstance(args, list | tuple):
+        args = shlex.join(text(arg) for arg in args) or "none"
+    values = {
+        "Job": run.get("job"),
+        "Arguments": args,
+        "Run": run.get("run_id"),
+        "Created": run.get("created"),
+        "Target": run.get("target"),
+        "Slice": slice_name(run),
+        "Platform": run.get("platform"),
+        "Framework stack": run.get("stack"),
+        "Runtime": run.get("runtime"),
+        "Image": run.get("image"),
+        "Code bundle": code.get("bundle"),
+        "Commit": commit + (" with local changes" if code.get("git_dirty") else "") or None,
+        "Versions": ", ".join(f"{name} {text(value)}" for name, value in versions.items()) or None,
+        "Started in": run.get("cwd"),
+    }
+    shown = [(name, value) for name, value in values.items() if value is not None]
+    terms = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in shown)
+    config = list({**mapping(run.get("config")), **mapping(run.get("settings"))}.items())
+    options = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape('none' if value is None else value)}</dd></div>"
+        for name, value in config[:_MOST_OPTIONS]
+    )
+    return (
+        f'<h2>What ran</h2><dl class="facts">{terms}</dl>'
+        f"{f'<h3>Options</h3><dl class="options">{options}</dl>' if options else ''}"
+    )
+
+
+def attempts_table(run: Json, result: Json) -> str:
+    """One row an attempt; the last one has the outcome of the result until run.json has it."""
+    table = []
+    for attempt in rows(run.get("attempts")):
+        outcome = attempt.get("outcome")
+        if outcome is None and result and attempt.get("attempt") == result.get("attempt"):
+            outcome = result.get("outcome")
+        cells = [attempt.get(key) for key in ("attempt", "started", "processes", "coordinator")]
+        table.append([*cells, outcome])
+    return _table("Attempts", ("attempt", "started", "processes", "coordinator", "outcome"), table)
+
+
+def hosts_table(run: Json, heartbeats: Sequence[Json]) -> str:
+    """One row a host, with the last heartbeat of its process."""
+    beats = {beat.get("rank"): beat for beat in heartbeats if isinstance(beat.get("rank"), int)}
+    hosts = dict(enumerate(rows(run.get("hosts"))))
+    table = []
+    for rank in sorted({*hosts, *(rank for rank in beats if isinstance(rank, int))}):
+        host, beat = hosts.get(rank, {}), beats.get(rank, {})
+        seen = moment(beat.get("time"))
+        cells = [rank, host.get("name"), host.get("address"), beat.get("state"), beat.get("step")]
+        table.append([*cells, seen and f"{seen:%Y-%m-%d %H:%M:%S} UTC", beat.get("message")])
+    head = ("host", "name", "address", "last state", "step", "last heartbeat", "message")
+    return _table("Hosts", head, table)
+
+
+def _table(title: str, head: Sequence[str], table: Sequence[Sequence[object]]) -> str:
+    if not table:
+        return ""
+    used = [column for column in range(len(head)) if any(row[column] is not None for row in table)]
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{_cell(row[column])}</td>' for column in used)}</tr>"
+        for row in table[:_MOST_ROWS]
+    )
+    more = f"<p>and {len(table) - _MOST_ROWS} more in run.json</p>" if len(table) > _MOST_ROWS else ""
+    top = "".join(f"<th>{head[column]}</th>" for column in used)
+    return f'<h2>{title}</h2><div class="scroll"><table><tr>{top}</tr>{lines}</table></div>{more}'
+
+
+def slice_name(run: Json) -> str | None:
+    """The slice's name with its accelerator type; None where run.json has neither."""
+    place = mapping(run.get("slice"))
+    names = dict.fromkeys(text(place[key]) for key in ("name", "accelerator_type") if place.get(key))
+    return " · ".join(names) or None
+
+
+def host_name(run: Json, rank: int) -> str:
+    """Host `rank` in words, with its name and address where run.json has them."""
+    hosts = rows(run.get("hosts"))
+    host = hosts[rank] if rank < len(hosts) else {}
+    known = ", ".join(text(host[key]) for key in ("name", "address") if host.get(key))
+    return f"Host {rank} ({known})" if known else f"Host {rank}"
+
+
+def _cell(value: object) -> str:
+    return "—" if value is None else escape(value, longest=_LONGEST_CELL)

@@ -1,0 +1,607 @@
+"""RobertaForMaskedLM as Hugging Face keeps it: a folder to go on from (--init-from), and the export of a run.
+
+There and back again changes no bit. Light: the launching side opens a folder to find mistakes before anything starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from contracts.errors import RequestError
+from contracts.files import is_url
+from contracts.run_directory import EXPORT, RunDirectory
+from jobs.flax_mlm.config import SIZES, Config, Size, vocabulary_rows
+from jobs.flax_mlm.tokenizer import TokenizerFacts, export_tokenizer, load_tokenizer
+from jobs.runtime.bucket_files import files_of
+from jobs.runtime.cache import build_once
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from jobs.flax_mlm.data import Tokens
+    from jobs.flax_mlm.model import Dimensions
+
+    Array = np.ndarray[Any, Any]
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+PARTS = ("vocab.json", "merges.txt")
+"""A byte-level BPE as RoBERTa's older releases have it, where there is no tokenizer.json."""
+WEIGHTS = "model.safetensors"
+WANTED = (CONFIG, WEIGHTS, TOKENIZER, *PARTS)
+WORDS = "roberta.embeddings.word_embeddings.weight"
+POSITIONS = "roberta.embeddings.position_embeddings.weight"
+TYPES = "roberta.embeddings.token_type_embeddings.weight"
+OUTPUT_BIAS = "lm_head.bias"
+TIED = {"lm_head.decoder.weight": WORDS, "lm_head.decoder.bias": OUTPUT_BIAS}
+"""What some files hold a second time."""
+UNUSED = ("roberta.embeddings.position_ids", "roberta.pooler.")
+"""A buffer of old versions, and a layer that predicting masked tokens does not use."""
+
+_LONGEST_HEADER_BYTES = 100 * 2**20  # the format's own limit
+RECORD = "init-from.json"
+"""In the run directory: which folder the run began with, and what was in it."""
+ARCHITECTURE = "RobertaForMaskedLM"
+LAYER_NORM_EPSILON = 1e-5
+FIXED: dict[str, tuple[Any, Any]] = {
+    "hidden_act": ("gelu", "gelu"),
+    "layer_norm_eps": (LAYER_NORM_EPSILON, 1e-12),
+    "position_embedding_type": ("absolute", "absolute"),
+    "tie_word_embeddings": (True, True),
+    "type_vocab_size": (1, 2),
+}
+"""What the model here has built in, and what a config.json that does not name it means (RobertaConfig's defaults)."""
+NAMES: dict[Size, str] = {
+    "vocab_size": "vocab_size",
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "ff_width": "intermediate_size",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """A model on this host's disk. fingerprint: sha256 over configuration, tokenizer and weights."""
+
+    source: str
+    folder: Path
+    tokenizer: TokenizerFacts
+    vocab_size: int
+    layers: int
+    width: int
+    heads: int
+    ff_width: int
+    max_positions: int
+    position_offset: int
+
+    @property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.tokenizer.sha256.encode())
+        for name in (CONFIG, WEIGHTS):
+            with (self.folder / name).open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+        return digest.hexdigest()
+
+    def adopted_by(self, config: Config) -> Config:
+        """`config` as if this model's sizes and tokenizer had been asked for; `model`, from which the learning rate
+        comes, is the largest named one that is no wider.
+
+        Raises:
+            RequestError: options that contradict the folder, all of them.
+        """
+        sizes: dict[str, Any] = {name: getattr(self, name) for name in (*NAMES, "max_positions")}
+        against = [
+            f"--{name.replace('_', '-')} {given}: the model in {self.source} has {size}"
+            for name, size in sizes.items()
+            if (given := getattr(config, name)) not in (None, size)
+        ]
+        if against:
+            raise RequestError("; ".join(against) + "; sizes come from --init-from, leave them out")
+        if self.vocab_size == self.tokenizer.vocab_size:  # which may be fewer than can be asked for
+            sizes["vocab_size"] = None
+        narrower = [name for name, known in SIZES.items() if known["width"] <= self.width]
+        named: Any = narrower[-1] if narrower else "tiny"
+        return dataclasses.replace(
+            config, init_from=None, model=named, tokenizer=str(self.tokenizer.path), **sizes
+        )
+
+    def params(self) -> dict[str, Any]:
+        """The parameters, as the pure dict that training uses; see `load_params`."""
+        return load_params(self.folder / WEIGHTS, self)
+
+    def check_began(self, directory: RunDirectory, *, step: int, writes: bool) -> None:
+        """A run that goes on after `step` has begun from this very model; one that begins notes it, if it `writes`.
+
+        Raises:
+            RequestError: the folder holds another model now.
+        """
+        noted = directory.read_json(RECORD) if step else None
+        if noted is not None and noted.get("fingerprint") != self.fingerprint:
+            raise RequestError(
+                f"--init-from {self.source}: holds another model or tokenizer than when the run began; bring the old "
+                "one back there, or start a new run"
+            )
+        if noted is None and writes:
+            directory.write_json(RECORD, {"source": self.source, "fingerprint": self.fingerprint})
+
+
+def open_pretrained(source: str, cache_dir: Path, say: Callable[[str], None]) -> Pretrained:
+    """The model in `source`, a folder of this host or a URL, whose files are then kept under `cache_dir`.
+
+    Raises:
+        RequestError: there is no such folder, a file is missing or torn, it is a model of another architecture, its
+            tensors are not what its config.json says, or tokenizer and model do not fit together.
+    """
+    folder = open_folder(source, cache_dir, say)
+    told = _told(source, folder)
+    path = tokenizer_of(source, folder, cache_dir)
+    try:
+        tokenizer = load_tokenizer(path)
+    except RequestError as error:
+        raise RequestError(str(error).replace("--tokenizer", "--init-from", 1)) from None
+    pad_id = told.get("pad_token_id", 1)
+    if pad_id != tokenizer.pad_id:
+        raise RequestError(
+            f"--init-from {source}: config.json's pad_token_id is {pad_id} and the tokenizer's is {tokenizer.pad_id}, "
+            "so positions would be counted from another row; the two are not of one model"
+        )
+    found = Pretrained(
+        source=source,
+        folder=folder,
+        tokenizer=tokenizer,
+        max_positions=_whole(source, told, "max_position_embeddings") - pad_id - 1,
+        position_offset=pad_id + 1,
+        **{name: _whole(source, told, theirs) for name, theirs in NAMES.items()},
+    )
+    wrong = tensor_problems(tensor_shapes(folder / WEIGHTS), found)
+    if wrong:
+        raise RequestError(f"--init-from {source}: {WEIGHTS} {'; '.join(wrong)}; name a whole {ARCHITECTURE}")
+    if tokenizer.vocab_size > found.vocab_size:
+        raise RequestError(
+            f"--init-from {source}: its tokenizer has {tokenizer.vocab_size:,} tokens and its model "
+            f"{found.vocab_size:,}; the two are not of one model"
+        )
+    return found
+
+
+def adopt(config: Config, cache_dir: Path, say: Callable[[str], None]) -> tuple[Config, Pretrained | None]:
+    """The options with everything that --init-from decides, and the model; as they are where there is none.
+
+    Raises:
+        RequestError: as open_pretrained and Pretrained.adopted_by.
+    """
+    if config.init_from is None:
+        return config, None
+    found = open_pretrained(config.init_from, cache_dir, say)
+    return found.adopted_by(config), found
+
+
+def _told(source: str, folder: Path) -> dict[str, Any]:
+    try:
+        told = json.loads((folder / CONFIG).read_bytes())
+        architectures = told.get("architectures") or []
+    except (ValueError, AttributeError) as error:
+        raise RequestError(f"--init-from {source}: its {CONFIG} is no JSON object ({error})") from None
+    if architectures != [ARCHITECTURE]:
+        kinds = ", ".join(map(str, architectures)) or told.get("model_type") or "nothing"
+        raise RequestError(
+            f"--init-from {source}: {CONFIG} names {kinds}; only {ARCHITECTURE} can be gone on with"
+        )
+    other = [
+        f"{name} is {told.get(name, default)!r} and must be {wanted!r}"
+        for name, (wanted, default) in FIXED.items()
+        if told.get(name, default) != wanted
+    ]
+    if other:
+        raise RequestError(
+            f"--init-from {source}: in {CONFIG}, {'; '.join(other)}: the model here computes nothing else"
+        )
+    return dict(told)
+
+
+def _whole(source: str, told: dict[str, Any], name: str) -> int:
+    value = told.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise RequestError(f"--init-from {source}: {CONFIG} has {name} {value!r}, which is no size; mend it")
+    return value
+
+
+def open_folder(source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
+    """The folder that `source` names, with a model's files in it.
+
+    Raises:
+        RequestError: there is no such folder, or no model and tokenizer in it.
+    """
+    if is_url(source):
+        return _copied(source, cache_dir, say)
+    folder = Path(os.path.expanduser(source)).absolute()
+    try:
+        _check(source, os.listdir(folder))
+    except OSError as error:
+        raise RequestError(
+            f"--init-from {source}: {error.strerror}; name a folder with {CONFIG}, {WEIGHTS} and {TOKENIZER} that is "
+            "on every host, or a URL"
+        ) from None
+    return folder
+
+
+def tokenizer_of(source: str, folder: Path, cache_dir: Path) -> Path:
+    """The folder's tokenizer.json; where it has vocab.json and merges.txt only, one that is made from them.
+
+    Raises:
+        RequestError: the two are not a byte-level BPE.
+    """
+    if (folder / TOKENIZER).exists():
+        return folder / TOKENIZER
+    content = [(folder / name).read_bytes() for name in PARTS]
+    key = hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in content)).hexdigest()[:32]
+    made = cache_dir / "flax_mlm" / "tokenizer" / f"joined-{key}"
+    build_once(made, lambda temporary: _join(source, folder, temporary / TOKENIZER), say=lambda _: None)
+    return made / TOKENIZER
+
+
+def _join(source: str, folder: Path, path: Path) -> None:
+    """As transformers' RobertaTokenizerFast makes it of the two files."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    try:
+        tokenizer = Tokenizer(models.BPE.from_file(*(str(folder / name) for name in PARTS)))
+    except Exception as error:  # the library raises nothing narrower
+        raise RequestError(f"--init-from {source}: {' and '.join(PARTS)} are no BPE ({error})") from None
+    vocabulary = tokenizer.get_vocab()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if {"<s>", "</s>"} <= vocabulary.keys():
+        tokenizer.post_processor = processors.RobertaProcessing(
+            ("</s>", vocabulary["</s>"]), ("<s>", vocabulary["<s>"]), add_prefix_space=False
+        )
+    # Those only that the model knows: what is missing is told by whoever reads the tokenizer.
+    special = [name for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>") if name in vocabulary]
+    tokenizer.add_special_tokens(
+        [AddedToken(name, lstrip=name == "<mask>", special=True, normalized=False) for name in special]
+    )
+    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+
+
+def _check(source: str, names: list[str]) -> None:
+    missing = [name for name in (CONFIG, WEIGHTS) if name not in names]
+    if TOKENIZER not in names and not set(PARTS) <= set(names):
+        missing.append(f"{TOKENIZER} (or {' and '.join(PARTS)})")
+    if not missing:
+        return
+    remedy = "name a folder that has them"
+    if missing == [WEIGHTS] and any(name.endswith((".index.json", ".bin")) for name in names):
+        remedy = (
+            "load it in transformers and save it whole: model.save_pretrained(FOLDER, max_shard_size='100GB')"
+        )
+    raise RequestError(f"--init-from {source}: has no {', no '.join(missing)}; {remedy}")
+
+
+def _copied(source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
+    """The files in the cache, named by where they come from and by what their file system says of their content."""
+    import fsspec
+
+    try:
+        file_system, root = fsspec.core.url_to_fs(source.rstrip("/"), use_listings_cache=False)
+        entries = {
+            str(entry["name"]).rpartition("/")[2]: entry for entry in file_system.ls(root, detail=True)
+        }
+        _check(source, list(entries))
+        wanted = {name: entries[name] for name in WANTED if name in entries}
+        versions = {name: file_system.ukey(entry["name"]) for name, entry in wanted.items()}
+        key = hashlib.sha256(
+            json.dumps([source, versions], sort_keys=True, default=str).encode()
+        ).hexdigest()[:32]
+        folder = cache_dir / "flax_mlm" / "init-from" / key
+
+        def fetch(temporary: Path) -> None:
+            size = sum(int(entry["size"] or 0) for entry in wanted.values())
+            say(f"copying {source} ({size / 2**20:,.0f} MiB)")
+            for name, entry in wanted.items():
+                file_system.get_file(entry["name"], str(temporary / name))
+
+        build_once(folder, fetch, say=say)
+        return folder
+    except RequestError:
+        raise
+    except FileNotFoundError:
+        raise RequestError(f"--init-from {source}: there is no such folder; check the address") from None
+    except (ImportError, ValueError) as error:
+        raise RequestError(f"--init-from {source}: no driver for this kind of URL: {error}") from None
+    except Exception as error:  # each driver has exceptions of its own
+        raise RequestError(
+            f"--init-from {source}: can't be read ({type(error).__name__}: {error}); check the address, the network "
+            "and your permission there"
+        ) from error
+
+
+class Sizes(Protocol):
+    """What the tensors' shapes follow from; `model.Dimensions` has them."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_positions(self) -> int: ...
+    @property
+    def position_offset(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def ff_width(self) -> int: ...
+
+
+class Module(NamedTuple):
+    """A linear map or, without inputs, a layer norm: its names in a file and its path in the parameters.
+
+    Of several names each has an equal share of the outputs: they are one matrix here, side by side.
+    """
+
+    names: tuple[str, ...]
+    path: tuple[str | int, ...]
+    inputs: int | None
+    outputs: int
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of its tensors; PyTorch keeps a linear map as outputs x inputs."""
+        each = self.outputs // len(self.names)
+        weight = (each,) if self.inputs is None else (each, self.inputs)
+        return {
+            tensor: shape
+            for name in self.names
+            for tensor, shape in ((f"{name}.weight", weight), (f"{name}.bias", (each,)))
+        }
+
+
+def modules(dims: Sizes) -> Iterator[Module]:
+    """All that is not a table of embeddings, in RobertaForMaskedLM's names and in the parameters'."""
+    d, f = dims.width, dims.ff_width
+    yield Module(("roberta.embeddings.LayerNorm",), ("embeddings", "norm"), None, d)
+    for index in range(dims.layers):
+        name, path = f"roberta.encoder.layer.{index}", ("layers", index)
+        qkv = tuple(f"{name}.attention.self.{part}" for part in ("query", "key", "value"))
+        yield Module(qkv, (*path, "qkv"), d, 3 * d)
+        yield Module((f"{name}.attention.output.dense",), (*path, "attention_out"), d, d)
+        yield Module((f"{name}.attention.output.LayerNorm",), (*path, "attention_norm"), None, d)
+        yield Module((f"{name}.intermediate.dense",), (*path, "ff_in"), d, f)
+        yield Module((f"{name}.output.dense",), (*path, "ff_out"), f, d)
+        yield Module((f"{name}.output.LayerNorm",), (*path, "ff_norm"), None, d)
+    yield Module(("lm_head.dense",), ("head_dense",), d, d)
+    yield Module(("lm_head.layer_norm",), ("head_norm",), None, d)
+
+
+def shapes_of(dims: Sizes) -> dict[str, tuple[int, ...]]:
+    """The tensors of a model of these sizes, tied ones once."""
+    found: dict[str, tuple[int, ...]] = {
+        WORDS: (dims.vocab_size, dims.width),
+        POSITIONS: (dims.max_positions + dims.position_offset, dims.width),
+        TYPES: (1, dims.width),
+        OUTPUT_BIAS: (dims.vocab_size,),
+    }
+    for module in modules(dims):
+        found |= module.shapes()
+    return found
+
+
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Of a safetensors file every tensor's shape, without reading the tensors.
+
+    Raises:
+        RequestError: it is no such file, or shorter than its header says.
+    """
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= _LONGEST_HEADER_BYTES:
+                raise ValueError("its header has no length that can be")
+            entries = json.loads(file.read(length))
+        entries.pop("__metadata__", None)
+        end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+        if path.stat().st_size != end:
+            raise ValueError(f"it has {path.stat().st_size} bytes and should have {end}")
+        return {name: tuple(entry["shape"]) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise RequestError(
+            f"--init-from: {path} is no whole safetensors file ({error}); copy it again"
+        ) from None
+    except OSError as error:
+        raise RequestError(f"--init-from: {path}: {error.strerror}") from None
+
+
+def tensor_problems(found: Mapping[str, tuple[int, ...]], dims: Sizes) -> list[str]:
+    """What keeps tensors of these shapes from being a model of these sizes."""
+    wanted = shapes_of(dims)
+    missing = [name for name in wanted if name not in found]
+    extra = [
+        name for name in found if name not in wanted and name not in TIED and not name.startswith(UNUSED)
+    ]
+    wrong = [
+        f"{name} is {list(found[name])} and config.json's sizes make it {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name] != shape
+    ]
+    return [
+        *([f"lacks {_listed(missing)}"] if missing else []),
+        *([f"has what RobertaForMaskedLM has not: {_listed(extra)}"] if extra else []),
+        *([_listed(wrong)] if wrong else []),
+    ]
+
+
+def load_params(path: Path, dims: Sizes) -> dict[str, Any]:
+    """The parameters, float32, as the pure dict that training uses.
+
+    The one token type is added to every position: the model here has no types, and computes the same without them.
+
+    Raises:
+        RequestError: an output matrix of its own, where the model here uses the word embeddings.
+    """
+    import numpy as np
+    from safetensors import safe_open
+
+    with safe_open(str(path), framework="numpy") as file:
+
+        def read(name: str) -> Array:
+            tensor: Array = file.get_tensor(name)
+            return tensor.astype(np.float32)
+
+        for name, twin in TIED.items():
+            if name in file.keys() and not np.array_equal(read(name), read(twin)):  # noqa: SIM118 - it is no dict
+                raise RequestError(
+                    f"--init-from: in {path}, {name} is not {twin}: a model whose output is not tied to its "
+                    "embeddings cannot be trained here; choose one with tie_word_embeddings"
+                )
+        return _params(read, dims)
+
+
+def _params(read: Callable[[str], Array], dims: Sizes) -> dict[str, Any]:
+    import numpy as np
+
+    def padded(name: str) -> Array:
+        tensor = read(name)
+        rows = vocabulary_rows(dims.vocab_size) - dims.vocab_size
+        return np.pad(tensor, [(0, rows), *[(0, 0)] * (tensor.ndim - 1)])
+
+    positions, types = read(POSITIONS), read(TYPES)
+    params: dict[Any, Any] = {
+        "embeddings": {
+            "tokens": {"embedding": padded(WORDS)},
+            "positions": {"embedding": positions + types if types.any() else positions},
+        },
+        "head_bias": padded(OUTPUT_BIAS),
+    }
+    for module in modules(dims):
+        weights = [read(f"{name}.weight").T for name in module.names]
+        place = params
+        for step in module.path:
+            place = place.setdefault(step, {})
+        place["scale" if module.inputs is None else "kernel"] = np.concatenate(weights, axis=-1)
+        place["bias"] = np.concatenate([read(f"{name}.bias") for name in module.names])
+    return params
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def export(directory: RunDirectory, config: Config, params: Any, tokens: Tokens) -> None:
+    """Write export/ whole: config.json, model.safetensors, the tokenizer's files, params.msgpack, README.md.
+
+    Args:
+        params: the pure dict of float32 parameters that training uses.
+    """
+    import flax.serialization
+    import jax
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    from jobs.flax_mlm.step import dimensions
+
+    host_params = jax.tree.map(np.asarray, params)
+    dims = dimensions(config, tokens.tokenizer)
+    with tempfile.TemporaryDirectory(prefix="export-") as folder:
+        out = Path(folder)
+        (out / CONFIG).write_text(json.dumps(hugging_face_config(dims, tokens.tokenizer), indent=2) + "\n")
+        save_file(hugging_face_tensors(host_params, dims), out / WEIGHTS, metadata={"format": "pt"})
+        export_tokenizer(tokens.tokenizer.path, out, dims.max_positions)
+        (out / "params.msgpack").write_bytes(flax.serialization.to_bytes(host_params))
+        (out / "dimensions.json").write_text(json.dumps(vars(dims), indent=2) + "\n")
+        (out / "README.md").write_text(README)
+        files_of(directory.url).put_folder(folder, directory.path(EXPORT))
+
+
+def hugging_face_config(dims: Dimensions, tokenizer: TokenizerFacts) -> dict[str, Any]:
+    """config.json of a RobertaForMaskedLM with these sizes."""
+    from jobs.flax_mlm.model import init_stddev
+
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "roberta",
+        "vocab_size": dims.vocab_size,
+        "hidden_size": dims.width,
+        "num_hidden_layers": dims.layers,
+        "num_attention_heads": dims.heads,
+        "intermediate_size": dims.ff_width,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": dims.dropout,
+        "attention_probs_dropout_prob": 0.0,
+        # Hugging Face counts the rows of the position table, the unused ones included.
+        "max_position_embeddings": dims.max_positions + dims.position_offset,
+        "type_vocab_size": 1,
+        "initializer_range": init_stddev(dims.width),
+        "layer_norm_eps": LAYER_NORM_EPSILON,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+        "bos_token_id": tokenizer.bos_id,
+        "pad_token_id": tokenizer.pad_id,
+        "eos_token_id": tokenizer.eos_id,
+        "torch_dtype": "float32",
+    }
+
+
+def hugging_face_tensors(params: Mapping[str, Any], dims: Dimensions) -> dict[str, Array]:
+    """The parameters under RobertaForMaskedLM's names and in PyTorch's orientation (a Linear is out x in).
+
+    The output matrix is not among them: it is the word embeddings (tie_word_embeddings).
+    """
+    import numpy as np
+
+    embeddings = params["embeddings"]
+    tensors: dict[str, Array] = {
+        WORDS: embeddings["tokens"]["embedding"][: dims.vocab_size],
+        POSITIONS: embeddings["positions"]["embedding"],
+        # RoBERTa's single token type adds the same vector everywhere; it is part of the others here.
+        TYPES: np.zeros((1, dims.width), np.float32),
+        OUTPUT_BIAS: params["head_bias"][: dims.vocab_size],
+    }
+    for module in modules(dims):
+        own: Any = params
+        for step in module.path:
+            own = own[step]
+        weight = own["scale" if module.inputs is None else "kernel"]
+        parts = len(module.names)
+        for name, weights, bias in zip(
+            module.names, np.split(weight, parts, axis=-1), np.split(own["bias"], parts), strict=True
+        ):
+            tensors |= {f"{name}.weight": weights.T, f"{name}.bias": bias}
+    return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+
+
+README = """\
+# A masked language model in RoBERTa's architecture
+
+| file | what |
+|---|---|
+| `config.json`, `model.safetensors` | the model in Hugging Face's layout (RobertaForMaskedLM) |
+| `tokenizer.json` and its companions | the tokenizer in the same layout |
+| `params.msgpack`, `dimensions.json` | the parameters as Flax holds them, and the sizes to build the model from |
+
+PyTorch, with `transformers`:
+
+    from transformers import pipeline
+    fill = pipeline("fill-mask", model="export", tokenizer="export")
+    print(fill("Return the <mask> of the list."))
+
+JAX, in a checkout of tpu-stack:
+
+    import json, pathlib
+    import flax.serialization, jax, jax.numpy as jnp
+    from flax import nnx
+    from jobs.flax_mlm.model import Dimensions, Mlm
+
+    export = pathlib.Path("export")
+    dims = Dimensions(**json.loads((export / "dimensions.json").read_text()))
+    model = Mlm(dims, jnp.float32, nnx.Rngs(0))
+    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    params = flax.serialization.from_bytes(params, (export / "params.msgpack").read_bytes())
+    nnx.update(model, params)
+    logits = model.logits(model.encode(jnp.array([[0, 100, 200, 2]])))  # (1, 4, vocabulary)
+"""

@@ -1,0 +1,166 @@
+"""The guard of a run: which steps are outliers, and when so many follow one another that training on is of no use.
+
+A single outlier never ends a run. Every process sees the same numbers and so comes to the same end after the same step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from contracts.run_directory import RunDirectory
+from jobs.flax_mlm.data import Tokens
+from jobs.flax_mlm.tokenizer import open_tokenizer
+
+WINDOW = 50
+"""Steps that say what is usual; nothing is called a leap before so many have been seen."""
+LEAP_NATS, LEAP_SPREADS = 2.0, 10.0
+"""A loss has leapt where it lies above the usual one by this many nats and by this many spreads (standard deviations,
+by the median's own measure). A batch's loss wanders by 0.05 to 0.3 nats."""
+AWAY_LIMIT_STEPS = 50
+"""A run ends where so many steps in a row were outliers: a leap is over after a few, or tens in a large model."""
+USELESS_LIMIT_STEPS = 20
+"""A run ends where so many steps in a row had no update to apply: what no batch of these mends, no other will."""
+MEMORISED_NATS = 1e-3
+"""A loss that stays below this is that of text which can be told by heart."""
+MOST_KEPT = 10
+"""Outliers whose batch is kept: the first of each series, of so many series; and the one that ends the run."""
+MOST_WRITTEN = 1000
+"""Outliers that are written to the metrics out of turn."""
+_MAD_TO_SPREAD = 1.4826  # of a normal distribution
+
+
+def is_applied(values: Mapping[str, float]) -> bool:
+    """Whether a step with these results has changed the parameters: `make_train_step` leaves them as they were where
+    the loss or the gradient is not finite."""
+    return math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outlier:
+    """A step that is not as the others: what was seen, and what helps where it stays so.
+
+    row: how many outliers follow one another, this one the last. ends: that is too many.
+    """
+
+    seen: str
+    remedy: str
+    row: int
+    ends: bool
+
+    def __str__(self) -> str:
+        if not self.ends:
+            return self.seen
+        stays = f"; it is the last of {self.row} outliers in a row" if self.row > 1 else ""
+        return f"{self.seen}{stays}: {self.remedy}"
+
+
+@dataclasses.dataclass(kw_only=True)
+class LossGuard:
+    """What the guard knows of the steps so far; it is kept in each checkpoint, so that a resumed run ends where one
+    that nobody disturbed would.
+
+    losses: the last usual ones. outliers, skipped: how many steps so far were outliers, and had an update that was not
+    applied. series: how often one outlier or more in a row have begun. row, useless: how many outliers, and how many
+    steps without an update to apply, the latest steps are in a row.
+    """
+
+    losses: list[float] = dataclasses.field(default_factory=list)
+    outliers: int = 0
+    skipped: int = 0
+    series: int = 0
+    row: int = 0
+    useless: int = 0
+
+    @classmethod
+    def from_notes(cls, notes: Mapping[str, Any] | None) -> LossGuard:
+        """As it was when `notes` were taken; anew where there are none, as in checkpoints of older code."""
+        return cls(**notes) if notes else cls()
+
+    def notes(self) -> dict[str, Any]:
+        """All of it, of what JSON can hold."""
+        return dataclasses.asdict(self)
+
+    def check(self, values: Mapping[str, float]) -> Outlier | None:
+        """What a step with these results (`loss` and `grad_norm`) is; None: as usual."""
+        loss, grad_norm = values["loss"], values["grad_norm"]
+        self.skipped += not is_applied(values)
+        self.useless = 0 if is_applied(values) and grad_norm else self.useless + 1
+        has_leapt = self._has_leapt(loss)
+        if math.isfinite(loss) and not has_leapt:
+            self.losses = [*self.losses, loss][-WINDOW - 1 :]
+        wrong = self._wrong(loss, grad_norm, has_leapt)
+        if wrong is None:
+            self.row = 0
+            return None
+        self.outliers += 1
+        self.series += self.row == 0
+        self.row += 1
+        stays_away = self.row >= AWAY_LIMIT_STEPS or self._is_memorised()
+        ends = stays_away or self.useless >= USELESS_LIMIT_STEPS
+        found = Outlier(seen=wrong[0], remedy=wrong[1], row=self.row, ends=ends)
+        if ends:
+            self.row = self.useless = 0
+        if stays_away:  # who goes on all the same takes what is now for usual
+            self.losses = []
+        return found
+
+    def _usual(self) -> float | None:
+        return statistics.median(self.losses[-WINDOW:]) if self.losses else None
+
+    def _has_leapt(self, loss: float) -> bool:
+        last = self.losses[-WINDOW:]
+        if len(last) < WINDOW:
+            return False
+        usual = statistics.median(last)
+        spread = _MAD_TO_SPREAD * statistics.median(abs(each - usual) for each in last)
+        return loss > usual + max(LEAP_NATS, LEAP_SPREADS * spread)
+
+    def _is_memorised(self) -> bool:
+        return len(self.losses) > WINDOW and max(self.losses) < MEMORISED_NATS
+
+    def _wrong(self, loss: float, grad_norm: float, has_leapt: bool) -> tuple[str, str] | None:
+        """What is wrong with the step, and what helps where it stays so."""
+        usual = self._usual()
+        before = "" if usual is None else f" (usually {usual:.4g})"
+        if math.isnan(loss) and grad_norm == 0:
+            return "no token of the batch can be hidden: it holds only special tokens", "look at --data"
+        if not math.isfinite(loss):
+            return (
+                f"the loss is {loss}{before}, so the step changes no parameter",
+                "the model's numbers left their range; lower --learning-rate or --clip-norm, or take --dtype float32",
+            )
+        if not math.isfinite(grad_norm):
+            return (
+                f"the loss is {loss:.4g} but its gradient {grad_norm}, so the step changes no parameter",
+                "take --dtype float32, or lower --clip-norm",
+            )
+        if grad_norm == 0:
+            return "the gradient is exactly 0: the model learns nothing from such a batch", "look at --data"
+        if has_leapt:
+            return (
+                f"the loss has leapt to {loss:.4g}{before}",
+                "the model has come apart; lower --learning-rate, or lengthen --warmup-share",
+            )
+        if self._is_memorised():
+            seen = f"the loss has been below {MEMORISED_NATS:g} for more than {WINDOW} steps"
+            why = "the text repeats itself and nothing is left to learn"
+            return f"{seen}: {why}", "look at --data, or take fewer --steps"
+        return None
+
+
+def batch_file(step: int) -> str:
+    """Where the batch of an outlier is kept, in the run directory."""
+    return f"trouble/step-{step}.json"
+
+
+def save_batch(directory: RunDirectory, step: int, reason: str, tokens: Tokens, rows_BS: np.ndarray) -> None:
+    """Write the training sequences of `step` where a person can read them."""
+    texts = open_tokenizer(tokens.tokenizer.path).decode_batch(rows_BS.tolist(), skip_special_tokens=False)
+    content = {"step": step, "reason": reason, "texts": texts, "tokens": rows_BS.tolist()}
+    directory.write_json(batch_file(step), content)

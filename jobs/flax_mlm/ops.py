@@ -1,0 +1,190 @@
+"""The operations that the model is written in: JAX's own, and on a CPU their twins written by hand (`cpu_ops`).
+
+Statistics, scores and GELU are computed in float32 at least; a result has the dtype of the activations that went in.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jobs.flax_mlm import cpu_ops
+from jobs.flax_mlm.cpu_ops import wide_type, widened
+
+LAYER_NORM_EPSILON = 1e-5
+SPLASH_LEAST_POSITIONS = 512
+SPLASH_BLOCK = 128
+"""Positions are taken in blocks of this many, so there must be a multiple of it."""
+CUDNN_MOST_HEAD_WIDTH = 128
+
+
+def on_cpu[**Arguments](
+    twin: Callable[Arguments, jax.Array],
+) -> Callable[[Callable[Arguments, jax.Array]], Callable[Arguments, jax.Array]]:
+    """Where the program is compiled for a CPU, `twin` is called in place of the decorated function."""
+
+    def decorate(plain: Callable[Arguments, jax.Array]) -> Callable[Arguments, jax.Array]:
+        @functools.wraps(plain)
+        def chosen(*args: Arguments.args, **kwargs: Arguments.kwargs) -> jax.Array:
+            return (twin if jax.default_backend() == "cpu" else plain)(*args, **kwargs)
+
+        return chosen
+
+    return decorate
+
+
+@on_cpu(cpu_ops.linear)
+def linear(x: jax.Array, kernel_IO: jax.Array, bias_O: jax.Array) -> jax.Array:
+    """x W + b over the last axis, in x's dtype."""
+    return x @ kernel_IO.astype(x.dtype) + bias_O.astype(x.dtype)
+
+
+@on_cpu(cpu_ops.logits)
+def logits(x: jax.Array, table_VD: jax.Array, bias_V: jax.Array) -> jax.Array:
+    """x Eᵀ + b over the last axis, in the table's dtype, though the product is one of x's."""
+    product = jnp.matmul(x, table_VD.T.astype(x.dtype), preferred_element_type=table_VD.dtype)
+    return product + bias_V
+
+
+@on_cpu(cpu_ops.gelu)
+def gelu(x: jax.Array) -> jax.Array:
+    """x Φ(x), exact (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    return jax.nn.gelu(widened(x), approximate=False).astype(x.dtype)
+
+
+def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
+    """Over the last axis (Ba et al. 2016, arXiv:1607.06450)."""
+    centred = widened(x) - widened(x).mean(-1, keepdims=True)
+    normal = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + LAYER_NORM_EPSILON)
+    return (normal * scale_D + bias_D).astype(x.dtype)
+
+
+def dropout(x_BSD: jax.Array, rate: float, keys_B: jax.Array | None) -> jax.Array:
+    """Dropout from a key for each row: what is dropped does not depend on which device holds the row.
+
+    No keys, no dropout.
+    """
+    if keys_B is None or rate == 0.0:
+        return x_BSD
+    kept_BSD = _noise(keys_B, x_BSD.shape[1:]) >= jnp.uint32(round(rate * 2**32))
+    return jnp.where(kept_BSD, x_BSD / (1.0 - rate), jnp.zeros_like(x_BSD))
+
+
+def _noise(keys_B: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """32 bits for each place of each row: a hash of the place and of two words drawn from the row's key.
+
+    A multiply-and-shift hash with the constants of lowbias32 (Wellons 2018, "Prospecting for hash functions"). It is
+    no generator for cryptography, but in dropout nobody looks for a pattern; it costs a fifth of threefry.
+    """
+    words_B2 = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(keys_B)
+    first, second = (words_B2[:, i].reshape(-1, *(1 for _ in shape)) for i in range(2))
+    noise = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(1, *shape) + first
+    noise = (noise ^ (noise >> 16)) * jnp.uint32(0x7FEB352D) ^ second
+    noise = (noise ^ (noise >> 15)) * jnp.uint32(0x846CA68B)
+    return noise ^ (noise >> 16)
+
+
+def attend(
+    q_BMHK: jax.Array,
+    k_BSHK: jax.Array,
+    v_BSHK: jax.Array,
+    segments_BM: jax.Array | None = None,
+    segments_BS: jax.Array | None = None,
+) -> jax.Array:
+    """(B, M, H, K): for each of M positions the values of all S, weighted by softmax of q k / √K.
+
+    TPU, from 512 positions on: splash attention, a flash attention whose scores never leave the chip's own memory
+    (Dao et al. 2022, arXiv:2205.14135). GPU in bfloat16: cuDNN's. Anything else, and shapes that those do not take:
+    `attention`.
+
+    segments: whole numbers; a position sees those of its own number only. None: every position sees all.
+    """
+    if _takes_splash(q_BMHK, k_BSHK):
+        return splash(q_BMHK, k_BSHK, v_BSHK, segments_BS)
+    mask_B1MS = None
+    if segments_BM is not None and segments_BS is not None:
+        mask_B1MS = (segments_BM[:, :, None] == segments_BS[:, None, :])[:, None]
+    if _takes_cudnn(q_BMHK, k_BSHK, mask_B1MS):
+        return jax.nn.dot_product_attention(q_BMHK, k_BSHK, v_BSHK, mask=mask_B1MS, implementation="cudnn")
+    return attention(q_BMHK, k_BSHK, v_BSHK, mask_B1MS)
+
+
+@on_cpu(cpu_ops.attention)
+def attention(
+    q_BMHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, mask_B1MS: jax.Array | None
+) -> jax.Array:
+    """softmax(q k / √K) v, (B, M, H, K), in q's dtype.
+
+    Shares stay float32, so that their gradients do: `jax.nn.dot_product_attention` rounds both, and while attention is
+    nearly even the gradient of a score is smaller than what is rounded off (docs/benchmarks.md).
+    """
+    wide = wide_type(q_BMHK)
+    scores_BHMS = jnp.einsum("bmhk,bshk->bhms", q_BMHK, k_BSHK, preferred_element_type=wide)
+    scores_BHMS = scores_BHMS * q_BMHK.shape[-1] ** -0.5
+    if mask_B1MS is not None:
+        scores_BHMS = jnp.where(mask_B1MS, scores_BHMS, -jnp.inf)
+    shares_BHMS = jax.nn.softmax(scores_BHMS)
+    return jnp.einsum("bhms,bshk->bmhk", shares_BHMS, v_BSHK.astype(wide)).astype(q_BMHK.dtype)
+
+
+def splash(
+    q_BSHK: jax.Array,
+    k_BSHK: jax.Array,
+    v_BSHK: jax.Array,
+    segments_BS: jax.Array | None,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """(B, S, H, K) by splash attention. interpret: on a device that is no TPU, slowly, for tests."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import SegmentIds
+
+    _, length, heads, head_width = q_BSHK.shape
+    kernel = _splash_kernel(length, heads, interpret)
+
+    def of_row(q_SHK: jax.Array, k_SHK: jax.Array, v_SHK: jax.Array, segments_S: Any) -> jax.Array:
+        q_HSK, k_HSK, v_HSK = (x.swapaxes(0, 1) for x in (q_SHK * head_width**-0.5, k_SHK, v_SHK))
+        ids = None if segments_S is None else SegmentIds(segments_S, segments_S)
+        mixed_HSK: jax.Array = kernel(q_HSK, k_HSK, v_HSK, segment_ids=ids)
+        return mixed_HSK.swapaxes(0, 1)
+
+    return jax.vmap(of_row)(q_BSHK, k_BSHK, v_BSHK, segments_BS)
+
+
+@functools.lru_cache(maxsize=4)
+def _splash_kernel(length: int, heads: int, interpret: bool) -> Any:
+    from jax.experimental.pallas.ops.tpu.splash_attention import FullMask, MultiHeadMask, make_splash_mha
+
+    with jax.ensure_compile_time_eval():
+        return make_splash_mha(
+            MultiHeadMask([FullMask((length, length))] * heads),
+            head_shards=1,
+            q_seq_shards=1,
+            interpret=interpret,
+        )
+
+
+def _takes_splash(q_BMHK: jax.Array, k_BSHK: jax.Array) -> bool:
+    length = k_BSHK.shape[1]
+    return (
+        jax.default_backend() == "tpu"
+        and q_BMHK.shape[1] == length
+        and length >= SPLASH_LEAST_POSITIONS
+        and length % SPLASH_BLOCK == 0
+    )
+
+
+def _takes_cudnn(q_BMHK: jax.Array, k_BSHK: jax.Array, mask_B1MS: jax.Array | None) -> bool:
+    """With a mask cuDNN refuses to train on an odd number of positions (jax 0.12)."""
+    is_even = q_BMHK.shape[1] % 2 == 0 and k_BSHK.shape[1] % 2 == 0
+    return (
+        (mask_B1MS is None or is_even)
+        and jax.default_backend() == "gpu"
+        and q_BMHK.dtype in (jnp.bfloat16, jnp.float16)
+        and q_BMHK.shape[-1] <= CUDNN_MOST_HEAD_WIDTH
+        and q_BMHK.shape[-1] % 8 == 0
+    )

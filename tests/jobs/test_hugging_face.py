@@ -1,0 +1,343 @@
+"""An exported model is RoBERTa's own, and a published one is gone on with as it is or refused with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import runpy
+import textwrap
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from contracts.errors import RequestError
+from contracts.run_directory import RunDirectory
+from jobs.flax_mlm import sharding
+from jobs.flax_mlm import step as steps
+from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.data import problems
+from jobs.flax_mlm.hugging_face import Pretrained, adopt, export, open_pretrained
+from jobs.flax_mlm.model import Mlm
+from jobs.flax_mlm.tokenizer import load_tokenizer, open_tokenizer, train_tokenizer
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+Change = Callable[[Path], None]
+TOKENS_BS = np.array([[0, 5, 9, 282, 2, 1], [0, 282, 7, 7, 100, 2]])
+
+Array = np.ndarray[Any, Any]
+
+
+def quiet(_text: str) -> None: ...
+
+
+def written(run_dir: Path, config: Config, tokenizer: Path, params: Any) -> Path:
+    tokens: Any = SimpleNamespace(tokenizer=load_tokenizer(tokenizer))
+    export(RunDirectory(str(run_dir)), config, params, tokens)
+    return run_dir / "export"
+
+
+@pytest.fixture
+def published(tmp_path: Path, config: Config) -> Path:
+    """A folder with a model none of whose parameters is 0 or 1."""
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(["the cat sat on the mat and the dog ate the hat"] * 20, 300, path)
+    model = Mlm(steps.dimensions(config, load_tokenizer(path)), jnp.dtype("float32"), nnx.Rngs(0))
+    random = np.random.default_rng(1)
+    params = jax.tree.map(
+        lambda leaf: random.normal(0.3, 0.4, leaf.shape).astype(np.float32),
+        nnx.to_pure_dict(nnx.state(model, nnx.Param)),
+    )
+    return written(tmp_path / "run", config, path, params)
+
+
+def opened(folder: Path) -> Pretrained:
+    return open_pretrained(str(folder), folder.parent / "cache", quiet)
+
+
+def logits(found: Pretrained, tokens_BS: Any = TOKENS_BS) -> np.ndarray:
+    dims = steps.dimensions(found.adopted_by(Config()), found.tokenizer)
+    model = Mlm(dims, jnp.dtype("float32"), nnx.Rngs(0))
+    nnx.update(model, found.params())
+    return np.asarray(model.logits(model.encode(jnp.asarray(tokens_BS))))
+
+
+def told(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def retensored(folder: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_what_is_loaded_and_exported_again_is_the_same_to_the_last_bit(
+    published: Path, tmp_path: Path
+) -> None:
+    found = opened(published)
+    again = written(tmp_path / "again", found.adopted_by(Config()), found.tokenizer.path, found.params())
+    before, after = (load_file(folder / "model.safetensors") for folder in (published, again))
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    for name in ("tokenizer.json", "vocab.json", "merges.txt"):
+        assert (again / name).read_bytes() == (published / name).read_bytes()
+
+
+def test_training_begins_with_its_parameters_on_every_device_and_an_optimizer_that_knows_nothing(
+    published: Path,
+) -> None:
+    config, found = adopt(Config(init_from=str(published)), published.parent / "cache", quiet)
+    assert found is not None
+    assert (config.layers, config.width, config.heads, config.positions) == (2, 16, 4, 16)
+    optimizer = steps.make_optimizer(config)
+    mesh = sharding.make_mesh(1)
+    _, fresh = steps.create(config, found.tokenizer, optimizer, mesh)
+    state = steps.with_params(fresh, found.params())
+    assert str(jax.tree.structure(state)) == str(jax.tree.structure(fresh))
+    for leaf, given in zip(jax.tree.leaves(state["params"]), jax.tree.leaves(found.params()), strict=True):
+        assert [shard.data.shape for shard in leaf.addressable_shards] == [given.shape] * 2
+        np.testing.assert_array_equal(leaf, given)
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(state["opt_state"]))
+
+
+def test_the_one_token_type_of_another_trainer_is_added_to_every_position(published: Path) -> None:
+    name = "roberta.embeddings.token_type_embeddings.weight"
+    before = opened(published).params()["embeddings"]["positions"]["embedding"]
+    types = np.arange(16, dtype=np.float32)[None]
+    retensored(published, lambda tensors: tensors.update({name: types}))
+    after = opened(published).params()["embeddings"]["positions"]["embedding"]
+    np.testing.assert_array_equal(after, before + types)
+
+
+def test_tensors_that_others_write_twice_or_for_other_tasks_do_no_harm(published: Path) -> None:
+    expected = logits(opened(published))
+
+    def add(tensors: dict[str, np.ndarray]) -> None:
+        tensors["lm_head.decoder.weight"] = tensors["roberta.embeddings.word_embeddings.weight"].copy()
+        tensors["lm_head.decoder.bias"] = tensors["lm_head.bias"].copy()
+        tensors["roberta.embeddings.position_ids"] = np.arange(18)[None]
+        tensors["roberta.pooler.dense.weight"] = np.ones((16, 16), np.float32)
+
+    retensored(published, add)
+    np.testing.assert_array_equal(logits(opened(published)), expected)
+
+
+def test_half_precision_weights_are_taken_as_they_are(published: Path) -> None:
+    retensored(
+        published, lambda tensors: tensors.update({k: v.astype(np.float16) for k, v in tensors.items()})
+    )
+    params = opened(published).params()
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
+
+
+def test_room_for_more_tokens_than_the_tokenizer_has_is_kept(published: Path, tmp_path: Path) -> None:
+    known = opened(published).tokenizer.vocab_size
+
+    def widen(tensors: dict[str, np.ndarray]) -> None:
+        for name in ("roberta.embeddings.word_embeddings.weight", "lm_head.bias"):
+            tensors[name] = np.concatenate([tensors[name], tensors[name][:4]])
+
+    retensored(published, widen)
+    told(published, vocab_size=known + 4)
+    found = opened(published)
+    again = written(tmp_path / "again", found.adopted_by(Config()), found.tokenizer.path, found.params())
+    assert load_file(again / "model.safetensors")["lm_head.bias"].shape == (known + 4,)
+
+
+def test_vocab_and_merges_are_as_good_as_a_tokenizer_json(published: Path) -> None:
+    text = "the cat ate <mask> hat, naïvely"
+    expected = open_tokenizer(published / "tokenizer.json").encode(text).ids
+    whole = opened(published).tokenizer
+    (published / "tokenizer.json").unlink()
+    joined = opened(published).tokenizer
+    assert open_tokenizer(joined.path).encode(text).ids == expected
+    assert dataclasses.replace(joined, path=whole.path, sha256="") == dataclasses.replace(whole, sha256="")
+
+
+def test_a_folder_in_a_bucket_is_copied_once_and_again_when_it_has_changed(
+    published: Path, tmp_path: Path
+) -> None:
+    url = f"memory://{uuid.uuid4().hex}/export"
+    files = fsspec.filesystem("memory")
+    said: list[str] = []
+
+    def put() -> None:
+        for path in published.iterdir():
+            files.pipe_file(f"{url}/{path.name}", path.read_bytes())
+
+    put()
+    first = open_pretrained(url, tmp_path / "cache", said.append)
+    assert open_pretrained(url, tmp_path / "cache", said.append) == first
+    assert len(said) == 1 and said[0].startswith(f"copying {url}")
+    assert first.fingerprint == opened(published).fingerprint
+    retensored(published, lambda tensors: tensors.update({"lm_head.bias": tensors["lm_head.bias"] + 1}))
+    put()
+    assert open_pretrained(url, tmp_path / "cache", said.append).fingerprint != first.fingerprint
+
+
+def swapped(tensors: dict[str, np.ndarray]) -> None:
+    tensors["lm_head.decoder.weight"] = tensors["roberta.embeddings.word_embeddings.weight"] + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda at: told(at, architectures=["BertForMaskedLM"]),
+            "names BertForMaskedLM; only RobertaForMaskedLM",
+        ),
+        (lambda at: told(at, architectures=None), "names roberta; only RobertaForMaskedLM"),
+        (lambda at: told(at, hidden_act="relu"), "hidden_act is 'relu' and must be 'gelu'"),
+        (lambda at: told(at, layer_norm_eps=1e-12), "layer_norm_eps is 1e-12 and must be 1e-05"),
+        (lambda at: told(at, hidden_size="16"), "has hidden_size '16', which is no size"),
+        (
+            lambda at: told(at, num_hidden_layers=3),
+            "model.safetensors lacks roberta.encoder.layer.2.attention",
+        ),
+        (
+            lambda at: told(at, num_hidden_layers=1),
+            "has what RobertaForMaskedLM has not: roberta.encoder.layer.1",
+        ),
+        (lambda at: told(at, intermediate_size=25), "is [24] and config.json's sizes make it [25]"),
+        (lambda at: told(at, pad_token_id=3), "pad_token_id is 3 and the tokenizer's is 1"),
+        (lambda at: (at / "config.json").write_text("[]"), "its config.json is no JSON object"),
+        (
+            lambda at: (at / "model.safetensors").unlink(),
+            "has no model.safetensors; name a folder that has them",
+        ),
+        (
+            lambda at: (at / "model.safetensors").rename(at / "pytorch_model.bin"),
+            "has no model.safetensors; load it in transformers and save it whole",
+        ),
+        (
+            lambda at: (at / "model.safetensors").write_bytes((at / "model.safetensors").read_bytes()[:-9]),
+            "is no whole safetensors file (it has",
+        ),
+        (lambda at: (at / "model.safetensors").write_bytes(b"PK"), "is no whole safetensors file"),
+        (
+            lambda at: [(at / name).unlink() for name in ("tokenizer.json", "merges.txt")],
+            "has no tokenizer.json (or vocab.json and merges.txt)",
+        ),
+        (lambda at: (at / "tokenizer.json").write_text("{}"), "not a tokenizer.json as Hugging Face's"),
+        (lambda at: retensored(at, swapped), "a model whose output is not tied to its embeddings cannot be"),
+    ],
+)
+def test_a_folder_that_cannot_be_gone_on_with_is_refused_with_the_reason(
+    published: Path, change: Change, said: str
+) -> None:
+    change(published)
+    with pytest.raises(RequestError) as error:
+        opened(published).params()
+    assert str(error.value).startswith("--init-from")
+    assert said in str(error.value)
+
+
+def test_a_model_wider_than_its_rows_allow_is_found_with_the_data(published: Path) -> None:
+    told(published, num_attention_heads=3)
+    (said,) = problems(Config(init_from=str(published), sequence_length=8), published.parent / "cache")
+    assert said.startswith("--heads 3: does not divide --width 16")
+
+
+def test_options_that_contradict_the_model_are_all_named(published: Path) -> None:
+    config = Config(init_from=str(published), width=32, layers=2, max_positions=99)
+    (said,) = problems(config, published.parent / "cache")
+    assert "--width 32: the model in" in said
+    assert "--max-positions 99: the model in" in said
+    assert "--layers" not in said
+
+
+def test_a_run_that_goes_on_refuses_another_model_than_it_began_with(published: Path, tmp_path: Path) -> None:
+    directory = RunDirectory(str(tmp_path / "run"))
+    opened(published).check_began(directory, step=0, writes=True)
+    opened(published).check_began(directory, step=5, writes=False)
+    retensored(published, lambda tensors: tensors.update({"lm_head.bias": tensors["lm_head.bias"] + 1}))
+    with pytest.raises(RequestError, match="holds another model or tokenizer than when the run began"):
+        opened(published).check_began(directory, step=5, writes=False)
+    opened(published).check_began(directory, step=0, writes=True)  # nothing was learned yet: it begins anew
+    opened(published).check_began(directory, step=5, writes=False)
+
+
+def roberta(tensors: dict[str, Array], config: dict[str, Any], tokens_BS: Array) -> Array:
+    """RobertaForMaskedLM in plain numpy, from its published definition: nothing of the job's is used."""
+
+    def linear(name: str, x: Array) -> Array:
+        y: Array = x @ tensors[f"{name}.weight"].T.astype(np.float64) + tensors[f"{name}.bias"]
+        return y
+
+    def norm(name: str, x: Array) -> Array:
+        centred = x - x.mean(-1, keepdims=True)
+        scaled = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + config["layer_norm_eps"])
+        y: Array = scaled * tensors[f"{name}.weight"] + tensors[f"{name}.bias"]
+        return y
+
+    def gelu(x: Array) -> Array:
+        y: Array = x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+        return y
+
+    embeddings = "roberta.embeddings"
+    batch, length = tokens_BS.shape
+    # create_position_ids_from_input_ids, of sequences without padding: pad_token_id + 1, + 2, …
+    positions_S = np.arange(length) + config["pad_token_id"] + 1
+    x = (
+        tensors[f"{embeddings}.word_embeddings.weight"][tokens_BS]
+        + tensors[f"{embeddings}.position_embeddings.weight"][positions_S]
+        + tensors[f"{embeddings}.token_type_embeddings.weight"][0]
+    ).astype(np.float64)
+    x = norm(f"{embeddings}.LayerNorm", x)
+    heads = config["num_attention_heads"]
+    for i in range(config["num_hidden_layers"]):
+        layer = f"roberta.encoder.layer.{i}"
+        q, k, v = (
+            linear(f"{layer}.attention.self.{part}", x).reshape(batch, length, heads, -1).swapaxes(1, 2)
+            for part in ("query", "key", "value")
+        )
+        scores = q @ k.swapaxes(2, 3) / math.sqrt(q.shape[-1])
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = (weights / weights.sum(-1, keepdims=True)) @ v
+        mixed = mixed.swapaxes(1, 2).reshape(batch, length, -1)
+        x = norm(f"{layer}.attention.output.LayerNorm", x + linear(f"{layer}.attention.output.dense", mixed))
+        inner = gelu(linear(f"{layer}.intermediate.dense", x))
+        x = norm(f"{layer}.output.LayerNorm", x + linear(f"{layer}.output.dense", inner))
+    x = norm("lm_head.layer_norm", gelu(linear("lm_head.dense", x)))
+    logits: Array = x @ tensors[f"{embeddings}.word_embeddings.weight"].T + tensors["lm_head.bias"]
+    return logits
+
+
+def test_roberta_computed_from_the_exported_files_alone_gives_the_models_logits(published: Path) -> None:
+    told = json.loads((published / "config.json").read_text())
+    theirs = roberta(load_file(published / "model.safetensors"), told, TOKENS_BS)
+    ours = logits(opened(published))
+    assert np.abs(ours).max() > 1  # or agreement would mean little
+    np.testing.assert_allclose(theirs, ours, atol=1e-4, rtol=1e-4)
+    assert (told["bos_token_id"], told["eos_token_id"], told["tie_word_embeddings"]) == (0, 2, True)
+
+
+def test_the_readmes_jax_block_runs_as_it_stands_and_gives_the_models_logits(
+    published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = (published / "README.md").read_text().split("JAX, in a checkout of tpu-stack:")[1]
+    (published.parent / "block.py").write_text(textwrap.dedent(block))
+    monkeypatch.chdir(published.parent)
+    names = runpy.run_path("block.py")
+    np.testing.assert_allclose(names["logits"], logits(opened(published), [[0, 100, 200, 2]]), atol=1e-5)
+
+
+def test_a_second_export_replaces_the_first_whole(published: Path, config: Config) -> None:
+    (published / "left-over").write_text("of the export before")
+    before = {path.name: path.read_bytes() for path in published.iterdir() if path.name != "left-over"}
+    found = opened(published)
+    written(published.parent, config, found.tokenizer.path, found.params())
+    assert {path.name: path.read_bytes() for path in published.iterdir()} == before

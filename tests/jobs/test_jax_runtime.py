@@ -1,0 +1,388 @@
+"""What jobs in JAX share: devices, compiled programs that are kept, traces, and the verification of a slice."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from contracts.errors import RequestError
+from contracts.run_directory import RunDirectory
+from jobs.runtime.bucket_files import files_of
+from jobs.runtime.environment import ProcessEnvironment
+from jobs.runtime.heartbeat import Heartbeat
+from jobs.runtime.jax import devices, executables
+from jobs.runtime.jax.devices import Devices
+from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables
+from jobs.runtime.jax.profile import Profile, Steps, read_steps
+from jobs.runtime.process import Run
+from launch.jobs import CHECKOUT
+from launch.verdict import Expected, problems
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+State = dict[str, jax.Array]
+
+
+def step_on(state: State, rows_B: jax.Array) -> tuple[State, jax.Array]:
+    """Something with a sum over devices and a state whose memory is used again."""
+    total = jax.numpy.sin(rows_B).sum()
+    return {"sum": state["sum"] + total, "steps": state["steps"] + 1}, total
+
+
+class Machine:
+    """A process that takes two steps of `step_on`, compiled or loaded, and counts what it compiles."""
+
+    def __init__(self, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cache_dir, self.compiled = cache_dir, 0
+        compile_really = jax.stages.Lowered.compile
+
+        def counted(lowered: jax.stages.Lowered, *its: Any) -> jax.stages.Compiled:
+            self.compiled += 1
+            return compile_really(lowered, *its)
+
+        monkeypatch.setattr(jax.stages.Lowered, "compile", counted)
+
+    def run(
+        self, function: Callable[..., Any] = step_on, devices: int = 2, rows: int = 6
+    ) -> tuple[dict[str, bytes], int]:
+        """The state after two steps, to the last bit, and how many programs that took compiling."""
+        before = self.compiled
+        mesh = Mesh(np.asarray(jax.devices()[:devices]), ("rows",))
+        by_row, whole = NamedSharding(mesh, PartitionSpec("rows")), NamedSharding(mesh, PartitionSpec())
+        step = Executables(str(self.cache_dir), mesh.devices.flat).of(
+            jax.jit(function, donate_argnums=0, out_shardings=whole)
+        )
+        state = jax.device_put({"sum": np.float32(0), "steps": np.int32(0)}, whole)
+        rows_B = jax.device_put(np.arange(rows, dtype=np.float32), by_row)
+        for _ in range(2):
+            given = state
+            state, _ = step(given, rows_B)
+            assert given["sum"].is_deleted()
+        assert int(state["steps"]) == 2
+        return {name: np.asarray(leaf).tobytes() for name, leaf in state.items()}, self.compiled - before
+
+    def kept(self) -> list[Path]:
+        return sorted((self.cache_dir / FOLDER).iterdir())
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_what_one_run_has_compiled_the_next_loads_and_computes_the_same_to_the_last_bit(
+    machine: Machine,
+) -> None:
+    first, compiled = machine.run()
+    assert compiled == 1
+    assert machine.run() == (first, 0)
+    assert [path.stat().st_mode & 0o777 for path in machine.kept()] == [0o644]
+
+
+def test_another_program_or_other_devices_are_compiled_by_themselves(machine: Machine) -> None:
+    def twice(state: State, rows_B: jax.Array) -> tuple[State, jax.Array]:
+        return step_on(state, 2 * rows_B)
+
+    first, _ = machine.run()
+    others: list[dict[str, Any]] = [{"function": twice}, {"devices": 1}, {"rows": 4}]
+    for different in others:
+        assert machine.run(**different)[1] == 1, different
+        assert machine.run(**different)[1] == 0, different
+    assert machine.run() == (first, 0)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "instead"),
+    [
+        (executables, "processor_kind", lambda: "another processor"),
+        (os, "sched_getaffinity", lambda _: range(64)),
+        (jax, "process_index", lambda: 1),
+        (jax, "__version__", "0.0.1"),
+    ],
+)
+def test_what_was_compiled_for_another_machine_process_or_version_is_not_loaded(
+    where: Any, name: str, instead: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.run()
+    monkeypatch.setattr(where, name, instead)
+    assert machine.run()[1] == 1
+
+
+def test_what_was_compiled_with_other_flags_is_not_loaded(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.run()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    assert machine.run()[1] == 1
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda whole: whole[: len(whole) // 2], lambda _: b"", lambda whole: b"\0" + whole]
+)
+def test_a_torn_file_is_said_and_compiled_anew(
+    harm: Callable[[bytes], bytes], machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, _ = machine.run()
+    (path,) = machine.kept()
+    path.write_bytes(harm(path.read_bytes()))
+    assert machine.run() == (first, 1)
+    assert f"{path} cannot be loaded and is compiled anew: ValueError: it is torn" in capsys.readouterr().out
+    assert machine.run() == (first, 0)
+
+
+def test_a_program_that_cannot_be_kept_runs_all_the_same(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (machine.cache_dir / FOLDER).write_text("a file where the folder should be")
+    machine.run()
+    assert machine.run()[1] == 1
+    assert "a compiled program is not kept for later runs: FileExistsError" in capsys.readouterr().out
+
+
+def test_what_no_run_has_loaded_for_long_is_removed_and_what_one_has_stays(machine: Machine) -> None:
+    machine.run()
+    (used,) = machine.kept()
+    machine.run(rows=4)
+    (unused,) = set(machine.kept()) - {used}
+    for path in (used, unused):
+        os.utime(path, (0, path.stat().st_mtime - (UNUSED_DAYS + 1) * 24 * 3600))
+    assert machine.run()[1] == 0
+    machine.run(rows=8)
+    assert used in machine.kept() and unused not in machine.kept()
+    assert len(machine.kept()) == 2
+
+
+def test_each_device_has_its_own_rows_and_the_mean_is_one_over_all_of_them() -> None:
+    devices, values_B = Devices(), np.arange(6, dtype=np.float32)
+    rows_B = devices.rows(values_B)
+    assert [shard.data.tolist() for shard in rows_B.addressable_shards] == [[0, 1, 2], [3, 4, 5]]
+    mean = devices.jit(jnp.mean)(rows_B)
+    assert mean.is_fully_replicated
+    assert float(mean) == 2.5
+
+
+def test_what_a_compiled_function_makes_is_whole_on_every_device() -> None:
+    made = Devices().jit(lambda: jax.random.normal(jax.random.key(0), (3,)))()
+    first, second = (shard.data for shard in made.addressable_shards)
+    assert first.shape == second.shape == (3,)
+
+
+def test_rows_that_cannot_be_shared_out_evenly_are_refused() -> None:
+    with pytest.raises(ValueError, match="divi"):
+        Devices().rows(np.zeros(3, np.float32))
+
+
+EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512f avx512_bf16 amx\n\nprocessor\t: 1\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd bf16\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "able"),
+    [
+        (EPYC, True),
+        (EPYC.replace("avx512_bf16 ", ""), False),
+        (EPYC.replace("avx512_bf16", "avx512_bf160"), False),
+        (ARM, False),
+        ("", False),
+    ],
+)
+def test_the_instructions_are_looked_for_among_the_flags(
+    cpuinfo: str, able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(devices, "CPUINFO", tmp_path / "cpuinfo")
+    assert devices.multiplies_bfloat16.__wrapped__() is able
+
+
+def test_a_system_that_says_nothing_of_its_processor_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "CPUINFO", tmp_path / "nothing")
+    assert devices.multiplies_bfloat16.__wrapped__() is False
+
+
+def free_port() -> int:
+    """A port that was free a moment ago: the coordinator has to be told one."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def start(tmp_path: Path, **changed: str) -> subprocess.CompletedProcess[str]:
+    environ = {
+        "RUN_ID": "verify_jax-20261120-214500-abcd",
+        "RUN_DIR": str(tmp_path / "run"),
+        "RUN_JOB": "runtime.jax.verify",
+        "RUN_STACK": "jax",
+        "RUN_ATTEMPT": "0",
+        "RUN_NUM_PROCESSES": "1",
+        "RUN_PROCESS_ID": "0",
+        "RUN_COORDINATOR": f"127.0.0.1:{free_port()}",
+        "RUN_PLATFORM": "cpu",
+        "RUN_CACHE_DIR": str(tmp_path / "cache"),
+        "RUN_LOCAL_DEVICES": "2",
+        "PYTHONPATH": str(CHECKOUT),
+        **changed,
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RUN_")}
+    return subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "jobs.runtime.jax.verify",
+            "--matmul-size",
+            "64",
+            "--matmul-repeats",
+            "2",
+        ],
+        env={**kept, **environ},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+
+
+def test_a_process_writes_what_it_found_and_that_is_judged_as_well(tmp_path: Path) -> None:
+    done = start(tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "run/verify/host-0.json").read_text())
+    assert (found["platform"], found["local_devices"], found["devices"]) == ("cpu", 2, 2)
+    assert len(found["matmuls"]) == 2 and found["all_reduce"]["is_right"]
+    assert {"python", "jax", "jaxlib"} <= found["versions"].keys()
+    wanted = Expected(platform="cpu", hosts=1, devices_per_host=2, peak_flops_per_s=None)
+    assert problems(wanted, ["h"], [found]) == []
+
+
+@pytest.mark.skipif(any(Path("/dev").glob("accel*")), reason="this machine has a TPU")
+def test_a_host_without_the_device_that_was_asked_for_fails_and_writes_no_report(tmp_path: Path) -> None:
+    done = start(tmp_path, RUN_PLATFORM="tpu")
+    assert done.returncode == 2
+    assert "RUN_PLATFORM is tpu, but this host has none" in done.stderr
+    assert not (tmp_path / "run/verify").exists()
+
+
+def run_of(environment: ProcessEnvironment, url: str, rank: int = 0) -> Run:
+    mine = dataclasses.replace(environment, process_id=rank)
+    directory = RunDirectory(url, files_of(url))
+    return Run(environment=mine, directory=directory, heartbeat=Heartbeat(directory, mine))
+
+
+def take_steps(run: Run, wanted: Steps | None, *, first: int = 1, last: int = 8, done: int = 0) -> None:
+    """Steps of one large product each, whose results nobody waits for but `settle`."""
+    product = jax.jit(lambda x_DD: jnp.tanh(x_DD @ x_DD))
+    latest = product(jnp.ones((700, 700)))
+    jax.block_until_ready(latest)
+    profile = Profile(run, wanted, done=done, settle=lambda: jax.block_until_ready(latest))
+    for step in range(first, last + 1):
+        with profile.step(step):
+            latest = product(latest)
+    profile.close()
+
+
+def files(run: Run) -> list[str]:
+    folders = ("profile", "profile/plugins/profile")
+    sessions = run.directory.list(folders[1])
+    names = [
+        f"{session}/{name}" for session in sessions for name in run.directory.list(f"{folders[1]}/{session}")
+    ]
+    return sorted(name for name in run.directory.list(folders[0]) if name != "plugins") + names
+
+
+def steps_in(run: Run, name: str) -> list[int]:
+    """The steps that the file for Perfetto names."""
+    (data,) = files_of(run.directory.url).read([run.directory.path(f"profile/{name}")])
+    assert data is not None
+    events = json.loads(gzip.decompress(data))["traceEvents"]
+    return [int(event["args"]["step_num"]) for event in events if event.get("name") == "train"]
+
+
+def products_in(run: Run, name: str) -> int:
+    """How many products the file for TensorBoard holds, whole."""
+    data = jax.profiler.ProfileData.from_file(run.directory.path(f"profile/plugins/profile/{name}"))
+    names = Counter(event.name for plane in data.planes for line in plane.lines for event in line.events)
+    begun = {name: count for name, count in names.items() if f"end: {name}" in names}
+    assert begun == {name: names[f"end: {name}"] for name in begun}
+    (count,) = set(begun.values())
+    return count
+
+
+def test_the_steps_that_were_asked_for_are_in_one_folder_of_traces_by_process_and_their_work_is_whole(
+    environment: ProcessEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    for rank in (0, 1):
+        run = run_of(environment, environment.run_dir, rank)
+        take_steps(run, Steps(first=3, last=5))
+        assert run.time.spent_s("profile") > 0
+        assert steps_in(run, f"steps-3-5-host-{rank}.perfetto.json.gz") == [3, 4, 5]
+        assert products_in(run, f"steps-3-5/host-{rank}.xplane.pb") == 3
+    assert files(run)[2:] == ["steps-3-5/host-0.xplane.pb", "steps-3-5/host-1.xplane.pb"]
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_run_that_ends_early_keeps_what_was_traced_and_says_how_far(
+    environment: ProcessEnvironment,
+) -> None:
+    run = run_of(environment, environment.run_dir)
+    take_steps(run, Steps(first=3, last=9), last=4)
+    assert files(run)[1] == "steps-3-4/host-0.xplane.pb"
+    assert steps_in(run, "steps-3-4-host-0.perfetto.json.gz") == [3, 4]
+
+
+def test_a_resumed_run_traces_what_it_has_not_taken_yet(
+    environment: ProcessEnvironment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(environment, environment.run_dir)
+    take_steps(run, Steps(first=3, last=5), first=5, done=4)
+    assert steps_in(run, "steps-5-5-host-0.perfetto.json.gz") == [5]
+    assert "--profile: steps up to 4 were taken before this attempt" in capsys.readouterr().out
+
+
+def test_a_run_resumed_after_the_steps_traces_nothing_and_says_so(
+    environment: ProcessEnvironment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(environment, environment.run_dir)
+    take_steps(run, Steps(first=3, last=5), first=6, done=5)
+    assert files(run) == []
+    assert "--profile: step 5 was taken before this attempt; nothing is traced" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("said", "steps", "why"),
+    [
+        *((said, 10, "is not A:B; give the first and the last step to trace, as 100:104") for said in (
+            "3", "3:", ":5", "a:b", "3-5", "-1:5", "3:5:7", " 3:5", "3:5\n", "", "１:２"
+        )),
+        *((said, 10, f"{said}: must be steps of this run") for said in ("0:3", "5:4", "9:11", "11:12")),
+        ("10:110", 1000, "are 101 steps, .* give 10:109 or fewer"),
+    ],
+)  # fmt: skip
+def test_steps_that_cannot_be_traced_are_refused_with_the_rule(said: str, steps: int, why: str) -> None:
+    with pytest.raises(RequestError, match=why):
+        read_steps(said, steps=steps)
+
+
+def test_one_step_is_enough_and_nothing_said_is_nothing_traced() -> None:
+    assert read_steps(None, steps=10) is None
+    assert read_steps("10:10", steps=10) == Steps(first=10, last=10)
+    assert read_steps("10:109", steps=1000) == Steps(first=10, last=109)

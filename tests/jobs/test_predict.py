@@ -1,0 +1,241 @@
+"""What a model would write in place of a hidden token: by a program of its own, and at the end of a run."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from contracts.errors import RequestError
+from contracts.run_directory import RunDirectory
+from jobs.flax_mlm import sharding
+from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.final_eval import (
+    CONTEXT_CHARACTERS,
+    MOST_ROWS,
+    SHOWN,
+    Place,
+    filling,
+    final_eval,
+    hidden_places,
+    readable,
+    sample,
+)
+from jobs.flax_mlm.hugging_face import Pretrained, export, open_pretrained
+from jobs.flax_mlm.model import Mlm
+from jobs.flax_mlm.predict import BEST, encode, fill, make_predict, make_sharded_predict, shown
+from jobs.flax_mlm.step import dimensions
+from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer, train_tokenizer
+from jobs.runtime.jax.devices import Devices
+
+pytestmark = pytest.mark.usefixtures("two_devices")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def model(tmp_path: Path, config: Config) -> Pretrained:
+    """A model that knows one thing: whatever is hidden is " cat"."""
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(["the cat sat on the mat and the cat ate the hat"] * 20, 300, path)
+    facts = load_tokenizer(path)
+    params = nnx.to_pure_dict(
+        nnx.state(Mlm(dimensions(config, facts), jnp.dtype("float32"), nnx.Rngs(0)), nnx.Param)
+    )
+    (cat,) = encode(" cat", facts)[1:-1]
+    params["head_bias"] = params["head_bias"].at[cat].set(9.0)
+    tokens: Any = SimpleNamespace(tokenizer=facts)
+    export(RunDirectory(str(tmp_path / "run")), config, params, tokens)
+    return open_pretrained(str(tmp_path / "run" / "export"), tmp_path / "cache", lambda _: None)
+
+
+def test_each_mask_has_its_five_best_tokens_with_their_probabilities(model: Pretrained) -> None:
+    first, second = fill(model, "the <mask> sat on the <mask>")
+    for best in (first, second):
+        assert len(best) == 5
+        assert best[0]["token"] == "cat"
+        assert best[0]["probability"] > 0.9
+        assert sum(guess["probability"] for guess in best) <= 1.0001
+
+
+def test_a_mask_takes_the_blank_before_it_along_and_other_special_words_are_mere_text(
+    model: Pretrained,
+) -> None:
+    facts = model.tokenizer
+    assert encode("the <mask> sat", facts) == encode("the<mask> sat", facts)
+    ids = encode("<s> <mask>", facts)
+    assert (ids.count(facts.bos_id), ids[-2:]) == (1, [facts.mask_id, facts.eos_id])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("the cat", "the text has no <mask>"),
+        ("<mask>" * 20, "22 tokens, and the model takes at most 16; shorten it"),
+    ],
+)
+def test_a_text_that_cannot_be_filled_is_refused_with_the_reason(
+    model: Pretrained, text: str, said: str
+) -> None:
+    with pytest.raises(RequestError, match=said):
+        fill(model, text)
+
+
+def test_as_a_program_it_reads_the_text_and_answers_in_json(model: Pretrained, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "jobs.flax_mlm.predict", str(model.folder), str(tmp_path / "cache")]
+    done = subprocess.run(
+        command, input="a <mask>", capture_output=True, text=True, cwd=ROOT, timeout=110, check=True
+    )
+    assert json.loads(done.stdout)["masks"][0][0]["token"] == "cat"
+    command[3] = str(tmp_path / "nowhere")
+    done = subprocess.run(
+        command, input="a <mask>", capture_output=True, text=True, cwd=ROOT, timeout=110, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {tmp_path / 'nowhere'}: No such file or directory")
+
+
+def test_what_it_answers_is_what_the_models_own_softmax_says(model: Pretrained) -> None:
+    dims = dimensions(model.adopted_by(Config()), model.tokenizer)
+    whole = Mlm(dims, jnp.dtype("float32"), nnx.Rngs(0))
+    nnx.update(whole, model.params())
+    ids = encode("the <mask> sat", model.tokenizer)
+    logits_V = np.asarray(whole.logits(whole.encode(jnp.array([ids]))))[0, ids.index(model.tokenizer.mask_id)]
+    shares = np.exp(logits_V) / np.exp(logits_V).sum()
+    ((best, *_),) = fill(model, "the <mask> sat")
+    assert best["probability"] == pytest.approx(shares.max(), rel=1e-4)
+
+
+TEXT = "the cat sat on the mat and the dog ate the hat"
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> TokenizerFacts:
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer([TEXT] * 20, 300, path)
+    return load_tokenizer(path)
+
+
+@pytest.fixture
+def rows_NS(trained: TokenizerFacts) -> np.ndarray:
+    ids = [trained.bos_id, *open_tokenizer(trained.path).encode(TEXT).ids, trained.eos_id] * 20
+    return np.array(ids[: 3 * 12], np.int32).reshape(3, 12)
+
+
+def words(ids: Sequence[int]) -> str:
+    """A decoder of a made-up vocabulary: odd tokens go on with the word before."""
+    return "".join("x" if token % 2 else f" word{'a' * token}" for token in ids)
+
+
+def test_pseudo_perplexity_is_exp_of_the_mean_surprise_at_each_token_hidden_alone(
+    config: Config, trained: TokenizerFacts, rows_NS: np.ndarray
+) -> None:
+    model = Mlm(dimensions(config, trained), jnp.dtype("float32"), nnx.Rngs(3))
+    nats = []
+    for row_S in rows_NS:
+        for position in range(len(row_S)):
+            if row_S[position] not in trained.special_ids:
+                hidden_1S = np.where(np.arange(12) == position, trained.mask_id, row_S)[None]
+                logits_V = np.asarray(model.logits(model.encode(jnp.asarray(hidden_1S))))[0, position]
+                nats.append(np.log(np.exp(logits_V).sum()) - logits_V[row_S[position]])
+    assert len(nats) % 4  # the last batch has to be filled up
+
+    devices, ticks = Devices(), []
+    graph, params = nnx.split(model)
+    seen = final_eval(
+        devices.jit(make_predict(functools.partial(nnx.merge, graph))),
+        nnx.to_pure_dict(params),
+        rows_NS,
+        trained,
+        devices.rows,
+        batch_size=4,
+        tick=lambda: ticks.append(1),
+    )
+    assert seen["pseudo_perplexity"] == pytest.approx(math.exp(np.mean(nats)), rel=1e-5)
+    assert len(ticks) == math.ceil(len(nats) / 4)
+    assert all(len(each["guesses"]) == BEST for each in seen["fillings"])
+    shares = [[share for _, share in each["guesses"]] for each in seen["fillings"]]
+    assert all(best == sorted(best, reverse=True) and 0 < sum(best) <= 1 for best in shares)
+
+
+def test_it_never_costs_more_rows_than_its_bounds_but_one_sequence_at_least() -> None:
+    assert sample(sequences=1000, length=64, trained_rows=10**9).size * 64 <= MOST_ROWS
+    assert sample(sequences=1000, length=64, trained_rows=20 * 64 * 3).tolist() == [0, 500, 999]
+    assert sample(sequences=1000, length=512, trained_rows=10).tolist() == [0]
+    assert sample(sequences=2, length=8, trained_rows=10**9).tolist() == [0, 1]
+
+
+def test_special_tokens_are_never_hidden() -> None:
+    places = hidden_places(np.array([[0, 7, 2], [8, 0, 9]]), (0, 1, 2))
+    assert places == [Place(0, 1, 0), Place(1, 0, 1), Place(1, 2, 2)]
+
+
+def test_what_is_shown_begins_a_word_in_the_middle_of_its_text_and_is_spread_over_the_sample() -> None:
+    rows_NS = np.arange(400).reshape(20, 20)
+    chosen = readable(hidden_places(rows_NS, ()), rows_NS, words)
+    assert len(chosen) == SHOWN
+    assert all(5 <= place.position < 15 and rows_NS[place.row, place.position] % 2 == 0 for place in chosen)
+    assert (chosen[0].row, chosen[-1].row) == (0, 19)
+
+
+def test_a_filling_is_cut_at_the_ends_of_its_document_and_glued_where_no_blank_follows() -> None:
+    tokens_S = np.array([4, 2, 0, 6, 8, 5, 4, 2, 6])
+    made = filling(tokens_S, 4, [(10, 0.75), (3, 0.123456)], words, (0, 2))
+    assert made == {
+        "before": "wordaaaaaa",
+        "after": "x wordaaaa",
+        "truth": "wordaaaaaaaa",
+        "guesses": [["wordaaaaaaaaaa", 0.75], ["x", 0.1235]],
+    }
+
+
+def test_long_text_around_a_filling_is_cut() -> None:
+    made = filling(np.array([50] * 20), 10, [], words, ())
+    assert len(made["before"]) == len(made["after"]) == CONTEXT_CHARACTERS + 1
+    assert made["before"].startswith("…")
+    assert made["after"].endswith("…")
+
+
+@pytest.mark.parametrize(("token", "seen"), [(" word", "word"), ("\n  ", "\\n"), (" ", ""), ("é", "é")])
+def test_a_token_is_shown_so_that_it_can_be_seen(token: str, seen: str) -> None:
+    assert shown(token) == seen
+
+
+def test_the_guesses_of_a_slot_do_not_depend_on_the_batch_they_are_made_in(
+    config: Config, facts: TokenizerFacts
+) -> None:
+    graph, params = nnx.split(Mlm(dimensions(config, facts), jnp.dtype("float32"), nnx.Rngs(1)))
+    guess = make_predict(functools.partial(nnx.merge, graph))
+    inputs_BS = jax.random.randint(jax.random.key(0), (3, 8), 4, 40)
+    positions_BM, truth_BM = jnp.array([[1, 5], [2, 6], [3, 7]]), jnp.array([[4, 5], [6, 7], [8, 9]])
+    both = guess(params, inputs_BS, positions_BM, truth_BM)
+    alone = guess(params, inputs_BS[1:2], positions_BM[1:2, 1:], truth_BM[1:2, 1:])
+    assert float(both.nats_BM[1, 1]) == pytest.approx(float(alone.nats_BM[0, 0]), abs=1e-5)
+    np.testing.assert_array_equal(both.tokens_BMG[1, 1], alone.tokens_BMG[0, 0])
+
+
+def test_devices_that_hold_parts_of_the_model_guess_what_one_with_all_of_it_does(
+    config: Config, facts: TokenizerFacts
+) -> None:
+    graph, params = nnx.split(Mlm(dimensions(config, facts), jnp.dtype("float32"), nnx.Rngs(1)))
+    whole, mesh = nnx.to_pure_dict(params), sharding.make_mesh(2)
+    cut = jax.device_put(whole, sharding.shardings(whole, mesh))
+    inputs_BS = np.random.default_rng(0).integers(4, 40, (4, 12)).astype(np.int32)
+    positions_BM, truth_BM = np.array([[1], [5], [2], [6]]), np.array([[4], [5], [6], [7]])
+    asked = (inputs_BS, positions_BM, truth_BM)
+    on_one = make_predict(functools.partial(nnx.merge, graph))(whole, *map(jnp.asarray, asked))
+    together = jax.jit(make_sharded_predict(graph, mesh, cut))(cut, *asked)
+    np.testing.assert_allclose(on_one.nats_BM, together.nats_BM, atol=1e-5)
+    np.testing.assert_array_equal(on_one.tokens_BMG, together.tokens_BMG)
