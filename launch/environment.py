@@ -22,7 +22,7 @@ def of(plan: Plan, process_id: int) -> dict[str, str]:
         "RUN_ID": plan.run_id,
         "RUN_DIR": plan.run_dir,
         "RUN_JOB": plan.job,
-        "RUN_STACK": plan.stack,
+        "RUN_FRAMEWORK": plan.stack,
         "RUN_ATTEMPT": str(plan.attempt),
         "RUN_NUM_PROCESSES": str(plan.processes),
         "RUN_PROCESS_ID": str(process_id),

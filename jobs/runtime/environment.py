@@ -29,7 +29,7 @@ class ProcessEnvironment:
     run_id: str
     run_dir: str
     job: str
-    stack: str
+    framework: str
     attempt: int
     num_processes: int
     process_id: int
@@ -76,7 +76,9 @@ def read(environ: Mapping[str, str]) -> ProcessEnvironment:
         run_id=text("RUN_ID"),
         run_dir=text("RUN_DIR"),
         job=text("RUN_JOB"),
-        stack=text("RUN_STACK"),
+        framework=text(
+            "RUN_STACK" if "RUN_STACK" in environ else "RUN_FRAMEWORK"
+        ),  # RUN_STACK is the old name
         attempt=whole("RUN_ATTEMPT", 0),
         num_processes=whole("RUN_NUM_PROCESSES", 1),
         process_id=whole("RUN_PROCESS_ID", 0),

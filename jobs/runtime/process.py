@@ -160,7 +160,7 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
 
 def _group(environment: ProcessEnvironment) -> Any:
     """How processes of the run's framework form a group: `start(environment)` and `leave()`."""
-    return importlib.import_module(f"jobs.runtime.{environment.stack}.distributed")
+    return importlib.import_module(f"jobs.runtime.{environment.framework}.distributed")
 
 
 def _leave(run: Run, step: int) -> NoReturn:

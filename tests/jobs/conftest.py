@@ -38,7 +38,7 @@ def environment(tmp_path: Path) -> ProcessEnvironment:
         run_id="flax_mlm-20261120-214500-abcd",
         run_dir=str(tmp_path / "run"),
         job="flax_mlm",
-        stack="jax",
+        framework="jax",
         attempt=3,
         num_processes=2,
         process_id=1,

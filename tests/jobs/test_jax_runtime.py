@@ -229,7 +229,7 @@ def start(tmp_path: Path, **changed: str) -> subprocess.CompletedProcess[str]:
         "RUN_ID": "verify_jax-20261120-214500-abcd",
         "RUN_DIR": str(tmp_path / "run"),
         "RUN_JOB": "runtime.jax.verify",
-        "RUN_STACK": "jax",
+        "RUN_FRAMEWORK": "jax",
         "RUN_ATTEMPT": "0",
         "RUN_NUM_PROCESSES": "1",
         "RUN_PROCESS_ID": "0",

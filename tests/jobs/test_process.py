@@ -182,7 +182,7 @@ def whole_environment(tmp_path: Path) -> dict[str, str]:
         "RUN_ID": "flax_mlm-20261120-214500-abcd",
         "RUN_DIR": str(tmp_path / "run"),
         "RUN_JOB": "flax_mlm",
-        "RUN_STACK": "jax",
+        "RUN_FRAMEWORK": "jax",
         "RUN_ATTEMPT": "0",
         "RUN_NUM_PROCESSES": "1",
         "RUN_PROCESS_ID": "0",
@@ -229,7 +229,7 @@ WHOLE = {
     "RUN_ID": "flax_mlm-20261120-214500-abcd",
     "RUN_DIR": "/runs/one",
     "RUN_JOB": "flax_mlm",
-    "RUN_STACK": "jax",
+    "RUN_FRAMEWORK": "jax",
     "RUN_ATTEMPT": "2",
     "RUN_NUM_PROCESSES": "4",
     "RUN_PROCESS_ID": "3",
@@ -255,7 +255,7 @@ def test_every_variable_reaches_its_field() -> None:
         run_id="flax_mlm-20261120-214500-abcd",
         run_dir="/runs/one",
         job="flax_mlm",
-        stack="jax",
+        framework="jax",
         attempt=2,
         num_processes=4,
         process_id=3,
@@ -266,6 +266,11 @@ def test_every_variable_reaches_its_field() -> None:
         peak_flops_per_s=394 * 10**12,
         control_dir="/control",
     )
+
+
+def test_the_old_name_of_the_frameworks_variable_is_understood() -> None:
+    old = {name: value for name, value in WHOLE.items() if name != "RUN_FRAMEWORK"} | {"RUN_STACK": "jax"}
+    assert environment.read(old) == environment.read(WHOLE)
 
 
 def test_what_is_optional_may_be_absent_or_empty() -> None:

@@ -36,7 +36,7 @@ ENVIRONMENT = {
     "RUN_ID": "flax_mlm-20261120-214500-abcd",
     "RUN_DIR": "/runs/one",
     "RUN_JOB": "flax_mlm",
-    "RUN_STACK": "jax",
+    "RUN_FRAMEWORK": "jax",
     "RUN_ATTEMPT": "1",
     "RUN_NUM_PROCESSES": "2",
     "RUN_PROCESS_ID": "0",
