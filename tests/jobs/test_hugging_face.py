@@ -337,7 +337,9 @@ def test_the_readmes_jax_block_runs_as_it_stands_and_gives_the_models_logits(
 
 def test_a_second_export_replaces_the_first_whole(published: Path, config: Config) -> None:
     (published / "left-over").write_text("of the export before")
-    before = {path.name: path.read_bytes() for path in published.iterdir() if path.name != "left-over"}
-    found = opened(published)
-    written(published.parent, config, found.tokenizer.path, found.params())
-    assert {path.name: path.read_bytes() for path in published.iterdir()} == before
+    found, weights = opened(published), (published / "model.safetensors").read_bytes()
+    params = jax.tree.map(lambda leaf: leaf + 1, found.params())
+    names = {path.name for path in published.iterdir()}
+    written(published.parent, config, found.tokenizer.path, params)
+    assert {path.name for path in published.iterdir()} == names - {"left-over"}
+    assert (published / "model.safetensors").read_bytes() != weights
