@@ -30,8 +30,8 @@ def two_devices() -> None:
 
 
 GROUPS = ("runs", "rehearsal")
-"""Folders whose slow tests share what is expensive or take all processors: one worker runs each of them, and begins
-with it. Elsewhere a file's tests stay together."""
+"""Folders whose slow tests (of `runs` all) share what is expensive or take all processors: one worker runs each of
+them, and begins with it. Elsewhere a file's tests stay together."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     for item in items:
         path = item.path.relative_to(Path(__file__).parent)
-        group = path.parts[0] if item.get_closest_marker("slow") else ""
+        group = path.parts[0] if item.get_closest_marker("slow") or path.parts[0] == "runs" else ""
         if path.name == "test_readme.py":
             group = "runs"
         item.add_marker(pytest.mark.xdist_group(group if group in GROUPS else path.as_posix()))
