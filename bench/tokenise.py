@@ -27,8 +27,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from jobs.flax_mlm.corpus import docstrings, stdlib_modules
 from jobs.flax_mlm.data import prepare_tokens
-from jobs.flax_mlm.documents import docstrings, stdlib_modules
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_S = 0.2

@@ -25,7 +25,6 @@ from jobs.runtime.cache import build_once
 if TYPE_CHECKING:
     import numpy as np
 
-    from jobs.flax_mlm.data import Tokens
     from jobs.flax_mlm.model import Dimensions
 
     Array = np.ndarray[Any, Any]
@@ -492,7 +491,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def export(directory: RunDirectory, config: Config, params: Any, tokens: Tokens) -> None:
+def export(directory: RunDirectory, config: Config, params: Any, tokenizer: TokenizerFacts) -> None:
     """Write export/ whole: config.json, model.safetensors, the tokenizer's files, params.msgpack, README.md.
 
     Args:
@@ -506,12 +505,12 @@ def export(directory: RunDirectory, config: Config, params: Any, tokens: Tokens)
     from jobs.flax_mlm.step import dimensions
 
     host_params = jax.tree.map(np.asarray, params)
-    dims = dimensions(config, tokens.tokenizer)
+    dims = dimensions(config, tokenizer)
     with tempfile.TemporaryDirectory(prefix="export-") as folder:
         out = Path(folder)
-        (out / CONFIG).write_text(json.dumps(hugging_face_config(dims, tokens.tokenizer), indent=2) + "\n")
+        (out / CONFIG).write_text(json.dumps(hugging_face_config(dims, tokenizer), indent=2) + "\n")
         save_file(hugging_face_tensors(host_params, dims), out / WEIGHTS, metadata={"format": "pt"})
-        export_tokenizer(tokens.tokenizer.path, out, dims.max_positions)
+        export_tokenizer(tokenizer.path, out, dims.max_positions)
         (out / "params.msgpack").write_bytes(flax.serialization.to_bytes(host_params))
         (out / "dimensions.json").write_text(json.dumps(vars(dims), indent=2) + "\n")
         (out / "README.md").write_text(README)

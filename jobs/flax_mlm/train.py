@@ -200,7 +200,7 @@ class Training:
         )
         params = sharding.to_host(self.state["params"], self.mesh)
         if run.environment.is_first:
-            hugging_face.export(run.directory, config, params, self.tokens)
+            hugging_face.export(run.directory, config, params, self.tokens.tokenizer)
         if self.metrics is not None:
             self.metrics.close()
         return {

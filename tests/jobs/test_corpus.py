@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 import jobs
 from contracts.errors import RequestError
-from jobs.flax_mlm.corpus import open_corpus
-from jobs.flax_mlm.documents import DOCUMENT_CHARACTERS, DOCUMENT_LIMIT_CHARACTERS
+from jobs.flax_mlm.corpus import DOCUMENT_CHARACTERS, DOCUMENT_LIMIT_CHARACTERS, open_corpus
 
 
 def read(source: str | Path, *, text_field: str = "text") -> list[str]:

@@ -10,7 +10,6 @@ import textwrap
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -43,8 +42,7 @@ def quiet(_text: str) -> None: ...
 
 
 def written(run_dir: Path, config: Config, tokenizer: Path, params: Any) -> Path:
-    tokens: Any = SimpleNamespace(tokenizer=load_tokenizer(tokenizer))
-    export(RunDirectory(str(run_dir)), config, params, tokens)
+    export(RunDirectory(str(run_dir)), config, params, load_tokenizer(tokenizer))
     return run_dir / "export"
 
 

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +54,7 @@ def model(tmp_path: Path, config: Config) -> Pretrained:
     )
     (cat,) = encode(" cat", facts)[1:-1]
     params["head_bias"] = params["head_bias"].at[cat].set(9.0)
-    tokens: Any = SimpleNamespace(tokenizer=facts)
-    export(RunDirectory(str(tmp_path / "run")), config, params, tokens)
+    export(RunDirectory(str(tmp_path / "run")), config, params, facts)
     return open_pretrained(str(tmp_path / "run" / "export"), tmp_path / "cache", lambda _: None)
 
 
