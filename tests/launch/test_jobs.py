@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import RequestError
+from jobs import jax_hello
 from jobs.flax_mlm.config import GROUPS, Config
 from launch import jobs
 
@@ -26,6 +27,12 @@ def test_the_jobs_are_the_packages_that_can_be_started() -> None:
     job = jobs.find("flax_mlm")
     assert (job.name, job.stack) == ("flax_mlm", "jax")
     assert job.summary
+
+
+def test_a_job_that_still_calls_its_framework_a_stack_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(jax_hello, "FRAMEWORK")
+    monkeypatch.setattr(jax_hello, "STACK", "torch", raising=False)
+    assert jobs.find("jax_hello").stack == "torch"
 
 
 @pytest.mark.parametrize("name", ["flax_mln", "FLAX_MLM", "flax-mlm"])
