@@ -77,7 +77,7 @@ def openssh(inventory: Inventory, folder: Path) -> Measured:
 
 def one_command(inventory: Inventory, _: Path) -> Measured:
     """Our connections, one command on each."""
-    from launch.ssh.connections import Ssh
+    from launch.ssh.connection import Ssh
 
     one_slice = inventory.slices[0]
     with Ssh() as ssh, _measured(len(one_slice.hosts)) as measured:
@@ -90,13 +90,13 @@ def one_command(inventory: Inventory, _: Path) -> Measured:
 
 def launch(inventory: Inventory, folder: Path) -> Measured:
     """The whole launch, as `fab train` does it, but for the run's own files."""
-    from launch import bundle, plan, remote, rollout, targets
+    from launch import jobs, plan, remote, rollout, targets
 
     target = remote.of_inventory(
         inventory,
         targets.Wanted(stack="bench", platform="cpu", python=sys.executable, runs=str(folder / "runs")),
     )
-    code = bundle.build(folder / "checkout")
+    code = jobs.bundle(folder / "checkout")
     run_id = f"joins-{time.time_ns()}"
     wanted = plan.on(
         target,

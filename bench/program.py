@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import peers
-from launch.environment import ON_CPU
+from launch.plan import ON_CPU
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = Path(__file__).resolve().with_name("mlm_peers")

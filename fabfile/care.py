@@ -58,7 +58,7 @@ def verify(
     container_access: str = "",
 ) -> int:
     """Try on all hosts: devices, a matmul, an all-reduce."""
-    from launch import verify as verification
+    from launch.commands import verify as verification
 
     target = options.target(stack, slice, hosts, platform=platform, python=python)
     return verification.verify(target, framework, runtime or None, container_access or None)
@@ -105,7 +105,7 @@ def trust(
 ) -> int:
     """Show a host's SSH key, ask, and keep it beside the inventory."""
     from launch import targets
-    from launch import trust as trusting
+    from launch.commands import trust as trusting
 
     wanted = options.wanted(stack, slice)
     return trusting.trust(

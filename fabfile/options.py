@@ -65,7 +65,7 @@ def after_dashes(c: Any) -> list[str]:
 def _rehearsal() -> Given:
     """The rehearsal that is up: its stand-ins come first on PATH, and its bucket in place of Google's."""
     from contracts.errors import RequestError
-    from launch.stack_output import parse
+    from launch.inventories import parse
     from launch.targets import Given
     from rehearsal import state
 

@@ -30,11 +30,11 @@ def run(
     timeout: str = "",
 ) -> int:
     """Run a command on all hosts: `fab run -- COMMAND …`."""
-    from launch import commands
+    from launch.commands import execute
 
-    argv = commands.argv_of(options.after_dashes(c), command)
+    argv = execute.argv_of(options.after_dashes(c), command)
     timeout_s = whole("--timeout", timeout, least=1)
-    return commands.run(options.target(stack, slice, hosts), argv, grouped=group, timeout_s=timeout_s)
+    return execute.run(options.target(stack, slice, hosts), argv, grouped=group, timeout_s=timeout_s)
 
 
 @task(
@@ -50,7 +50,7 @@ def put(
     c: Any, source: str, target: str, stack: str = "", slice: str = "", hosts: str = "", force: bool = False
 ) -> int:
     """Copy a file or folder to all hosts."""
-    from launch import copies
+    from launch.commands import copies
 
     return copies.put(options.target(stack, slice, hosts), source, target, force=force)
 
@@ -68,7 +68,7 @@ def get(
     c: Any, source: str, target: str, stack: str = "", slice: str = "", hosts: str = "", force: bool = False
 ) -> int:
     """Copy a file or folder from all hosts."""
-    from launch import copies
+    from launch.commands import copies
 
     return copies.get(options.target(stack, slice, hosts), source, target, force=force)
 
@@ -77,7 +77,7 @@ def get(
 @reported
 def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "") -> int:
     """Open a shell on a host."""
-    from launch import shells
+    from launch.commands import shells
 
     index = whole("--host", host, least=0)
     argv = shells.command(options.target(stack, slice, hosts), index)
@@ -90,7 +90,7 @@ def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "
 @reported
 def ssh_config(c: Any, stack: str = "", slice: str = "", hosts: str = "", write: bool = False) -> int:
     """Print what ssh and VS Code need to know of the hosts."""
-    from launch import shells
+    from launch.commands import shells
 
     return shells.show_config(options.target(stack, slice, hosts), write=write)
 
@@ -114,6 +114,6 @@ def jupyter(
     browser: bool = False,
 ) -> int:
     """Serve notebooks from the first host, for this machine alone."""
-    from launch import notebook
+    from launch.commands import notebook
 
     return notebook.serve(options.target(stack, slice, hosts, python=python), module, browser=browser)

@@ -61,7 +61,8 @@ def train(
     The job's own options come after --, as in: fab train --job flax_mlm -- --steps 2000
     `fab jobs` lists them.
     """
-    from launch import console, training
+    from launch import training
+    from launch.commands import console
 
     words = training.words(args, options.after_dashes(c))
     if {"-h", "--help"} & {*words}:
@@ -112,7 +113,7 @@ def recover(
 @reported
 def status(c: Any, run: str = "", stack: str = "", slice: str = "", hosts: str = "", runs: str = "") -> int:
     """Show what a run is doing, host by host."""
-    from launch import console
+    from launch.commands import console
 
     return console.status(options.target(stack, slice, hosts, runs=runs), run or None)
 
@@ -140,7 +141,7 @@ def logs(
     runs: str = "",
 ) -> int:
     """Print the logs of all hosts, or one."""
-    from launch import console
+    from launch.commands import console
 
     return console.logs(
         options.target(stack, slice, runs=runs),
@@ -163,7 +164,7 @@ def logs(
 @reported
 def stop(c: Any, run: str = "", grace: str = "120", stack: str = "", slice: str = "", runs: str = "") -> int:
     """Stop a run; it saves a checkpoint first."""
-    from launch import console
+    from launch.commands import console
 
     target = options.target(stack, slice, runs=runs)
     return console.stop(target, run or None, grace_s=float(whole("--grace", grace, least=0) or 0))
@@ -180,7 +181,7 @@ def stop(c: Any, run: str = "", grace: str = "120", stack: str = "", slice: str 
 @reported
 def runs(c: Any, all: bool = False, stack: str = "", slice: str = "", runs: str = "") -> int:
     """List the runs: state, step, what they measure, age."""
-    from launch import console
+    from launch.commands import console
 
     return console.list_runs(options.target(stack, slice, runs=runs), limit=None if all else 20)
 
@@ -200,7 +201,7 @@ def fill_mask(
     c: Any, text: str, run: str = "latest", stack: str = "", slice: str = "", runs: str = ""
 ) -> int:
     """Let a run's model fill the <mask> in a text."""
-    from launch import fill_mask
+    from launch.commands import fill_mask
 
     return fill_mask.fill_mask(options.target(stack, slice, runs=runs), run, text)
 
@@ -209,7 +210,7 @@ def fill_mask(
 @reported
 def jobs(c: Any, job: str = "") -> int:
     """List what can be trained, with each job's options."""
-    from launch import console
+    from launch.commands import console
 
     return console.list_jobs(job or None)
 
@@ -226,8 +227,7 @@ def jobs(c: Any, job: str = "") -> int:
 @reported
 def accelerators(c: Any, zone: str = "", generation: str = "", max_chips: str = "", grant: str = "") -> int:
     """List the TPU types: hosts, chips, memory, zones, prices."""
-    from launch.accelerators import list_accelerators
-    from launch.grants import list_granted
+    from launch.commands.accelerators import list_accelerators, list_granted
 
     if grant:
         return list_granted(Path(grant), zone=zone or None, generation=generation or None)

@@ -54,7 +54,7 @@ def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
     @functools.wraps(body)
     def task(*args: P.args, **kwargs: P.kwargs) -> None:
         from contracts.errors import RequestError
-        from launch.errors import HostError, HostsError
+        from launch.hosts import HostError, HostsError
 
         try:
             code = body(*args, **kwargs)

@@ -13,10 +13,8 @@ from contracts import run_directory
 from contracts.run_directory import State
 from jobs.runtime.metric_definitions import Metrics, finite
 from launch import rollout, runs
-from launch.agents import Agent, ask_all
-from launch.display import Display, Progress
-from launch.errors import HostError
-from launch.printable import printable
+from launch.display import Display, Progress, printable
+from launch.hosts import Agent, HostError, ask_all
 from launch.runs import Run
 
 POLL_S = 0.5

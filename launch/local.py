@@ -15,11 +15,10 @@ from contracts.errors import RequestError
 from contracts.files import DiskFiles, is_url
 from contracts.inventory import Host, Inventory, Slice, Storage
 from jobs.runtime.cache import user_cache_dir
-from launch.agents import Agent, ProcessLink
-from launch.buckets import Buckets
+from launch.hosts import Agent, LocalTransport, ProcessLink
 from launch.jobs import CHECKOUT
+from launch.remote_files import Buckets
 from launch.target import LOCAL, Target
-from launch.transport import LocalTransport
 
 RUNS = "TPU_STACK_RUNS"
 """Names the folder of this machine's runs, or a URL, where it is not this checkout's runs/."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from contracts import run_directory
+from contracts.errors import RequestError
 from contracts.files import is_url
-from launch import environment
-from launch.container import SHM_BYTES, Container
 from launch.target import Target
 
 MIN_FREE_BYTES = 512 * 2**20
@@ -191,7 +192,7 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
             f"jobs.{plan.job}",
             *plan.arguments,
         ],
-        "env": environment.of(plan, process_id),
+        "env": environment(plan, process_id),
         "cwd": _cwd(plan),
         "log_path": f"{here}/{log}" if here else f"{plan.agent_root}/runs/{plan.run_id}/{log}",
         "run_dir": here,
@@ -244,3 +245,146 @@ def _container_of_preflight(plan: Plan) -> dict[str, Any]:
 def _local_path(run_dir: str) -> str | None:
     """The run directory where it is a path on the host; None where it is in a bucket."""
     return None if is_url(run_dir) else run_dir
+
+
+ON_CPU = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""Asks the system for memory in large pages. XLA on CPU takes memory for the results of each step and frees it
+afterwards; in pages of 4 KiB the system clears and hands over hundreds of thousands of them in every step, which was a
+fifth to a third of its time (`docs/benchmarks.md`, "A training step beside those of `transformers`"). Another C library
+than glibc, and a system that gives no large pages (/sys/kernel/mm/transparent_hugepage/enabled), pass over it. Keeping
+the memory instead (mallopt(3)) was faster by a few per cent, but pieces of it that were not used again came to several
+times what a step needs."""
+
+
+def environment(plan: Plan, process_id: int) -> dict[str, str]:
+    """Contract 2 for one process, and where Python finds the code."""
+    return {
+        "RUN_ID": plan.run_id,
+        "RUN_DIR": plan.run_dir,
+        "RUN_JOB": plan.job,
+        "RUN_FRAMEWORK": plan.stack,
+        "RUN_ATTEMPT": str(plan.attempt),
+        "RUN_NUM_PROCESSES": str(plan.processes),
+        "RUN_PROCESS_ID": str(process_id),
+        "RUN_COORDINATOR": plan.coordinator,
+        "RUN_PLATFORM": plan.platform,
+        "RUN_CACHE_DIR": plan.at_home(process_id, plan.cache_dir),
+        **({"RUN_LOCAL_DEVICES": str(plan.local_devices)} if plan.local_devices is not None else {}),
+        **({"RUN_PEAK_FLOPS_PER_S": str(plan.peak_flops_per_s)} if plan.peak_flops_per_s is not None else {}),
+        "PYTHONPATH": plan.at_home(process_id, f"{plan.agent_root}/bundles/{plan.bundle_sha256}"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **(ON_CPU if plan.platform == "cpu" else {}),
+    }
+
+
+RUNTIMES = ("bare", "docker")
+ACCESSES = ("devices", "privileged")
+"""Of a container to its host: the platform's device nodes and nothing more, or all that the host's root may."""
+SHM_BYTES = 8 * 2**30
+"""Of /dev/shm, which data loaders share; memory is taken only as it is filled. Docker's own 64 MiB is too little."""
+
+FindImage = Callable[[str, str], str]
+"""The id of the image that was built here for a framework stack and a platform; raises RequestError."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Container:
+    """image: by digest, or the id of one that was built on the host. mounts, read_only_mounts: paths of the host, in
+    the container under the same name. access: one of ACCESSES."""
+
+    image: str
+    mounts: tuple[str, ...] = ()
+    read_only_mounts: tuple[str, ...] = ()
+    access: str = ACCESSES[0]
+
+
+def choose_container(
+    target: Target,
+    stack: str,
+    wanted: str | None,
+    find_image: FindImage,
+    before: Mapping[str, Any] | None = None,
+    access: str | None = None,
+) -> Container | None:
+    """What the processes of a framework stack run in on this target; None: bare.
+
+    wanted: as --runtime says it. Without it a run goes on as it was started (`before`, its run.json), and a new one
+    runs in the image that the inventory has for the stack, if it has one. access: as --container-access says it;
+    without it as the run was started, and a new one with the devices alone.
+
+    Raises:
+        RequestError: there is no such runtime or access, no image, or an access without a container.
+    """
+    if access not in (None, *ACCESSES):
+        raise RequestError(
+            f'--container-access: "{access}" is not an access; choose one of {", ".join(ACCESSES)}'
+        )
+    if wanted not in (None, *RUNTIMES):
+        raise RequestError(f'--runtime: "{wanted}" is not a runtime; choose one of {", ".join(RUNTIMES)}')
+    image: str | None
+    if wanted is None and before is not None:
+        image = before["image"] if before["runtime"] == "docker" else None
+    elif wanted == "docker":
+        image = find_image(stack, target.platform) if target.is_local else _of_inventory(target, stack)
+    else:
+        image = target.inventory.images.get(stack) if wanted is None else None
+    if image is None:
+        if access is not None:
+            raise RequestError(
+                f"--container-access {access}: the processes run in no container here; add --runtime docker, "
+                "or leave it out"
+            )
+        return None
+    share = target.inventory.storage.nfs_mount
+    return Container(
+        image=image,
+        mounts=() if share is None else (share,),
+        access=access or (before or {}).get("container_access") or ACCESSES[0],
+    )
+
+
+def container_hint(container: Container | None, platform: str) -> str | None:
+    """What to try where the processes of a TPU run did not come as far as the group; None where that is no help."""
+    if container is None or platform != "tpu" or container.access == "privileged":
+        return None
+    return (
+        "if the logs say that the TPU did not initialise: in a container it has its device nodes and nothing more; "
+        "`--container-access privileged` gives it all that the host's root may (docs/images.md)"
+    )
+
+
+def built_here(stack: str, platform: str) -> str:
+    """The id of the image of this checkout's files that `fab build` has made on this machine.
+
+    Raises:
+        RequestError: it has not been built, or there is no image for the platform, or no Docker.
+    """
+    if platform == "gpu":
+        raise RequestError("--runtime docker: the images are for TPUs and CPUs; on a GPU leave --runtime out")
+    from launch.images import here  # with it comes Docker's client, which few launches need
+
+    return here.required(stack, platform).id
+
+
+def _of_inventory(target: Target, stack: str) -> str:
+    if stack not in target.inventory.images:
+        raise RequestError(
+            f"--runtime docker: the stack {target.name} has no image of {stack}; `fab build --stack {stack}`, "
+            f"`fab push --stack {target.name} --image {stack}`, then `pulumi up`"
+        )
+    return target.inventory.images[stack]
+
+
+def container_with_files(container: Container, config: Mapping[str, Any], cwd: str) -> Container:
+    """The container on this machine, where the working directory and the files that the job's options name are seen.
+
+    Raises:
+        RequestError: an option names a file by "~", which is another folder in there.
+    """
+    texts = [value.removeprefix("file://") for value in config.values() if isinstance(value, str)]
+    for text in texts:
+        if text.startswith("~") and os.path.exists(os.path.expanduser(text)):
+            raise RequestError(f"{text} means another folder in a container; write its path out")
+    named = {os.path.normpath(os.path.join(cwd, text)) for text in texts if text and "\0" not in text}
+    outside = sorted(path for path in named if os.path.exists(path) and not Path(path).is_relative_to(cwd))
+    return dataclasses.replace(container, read_only_mounts=(cwd, *outside))

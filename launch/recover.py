@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_directory import State
-from launch.agents import ask_all
 from launch.deploy.deploy import deploy
-from launch.errors import HostError
+from launch.hosts import HostError, ask_all
 from launch.jobs import CHECKOUT
 from launch.runs import Run
 from launch.target import Target

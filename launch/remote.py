@@ -7,13 +7,13 @@ import functools
 from contracts.errors import RequestError
 from contracts.files import Files, is_url
 from contracts.inventory import Inventory, Slice
-from launch import stack_output, trust
-from launch.agents import Agent
-from launch.buckets import Buckets
-from launch.host_files import HostFiles
+from launch import inventories
+from launch.commands import trust
+from launch.hosts import Agent
+from launch.remote_files import Buckets, HostFiles
 from launch.ssh.access import address_and_port
-from launch.ssh.connections import Ssh
-from launch.ssh.session import AGENT_ROOT, SessionLink
+from launch.ssh.agent_session import AGENT_ROOT, SessionLink
+from launch.ssh.connection import Ssh
 from launch.target import Target, choose_hosts, choose_slice, known_or_gone
 from launch.targets import PYTHON, Wanted
 
@@ -34,7 +34,7 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
     runs_url = _runs_url(inventory, one_slice, wanted.runs)
     return Target(
         name=wanted.stack,
-        pulumi_stack=None if stack_output.is_file(wanted.stack) else inventory.stack,
+        pulumi_stack=None if inventories.is_file(wanted.stack) else inventory.stack,
         inventory=inventory,
         slice=one_slice,
         hosts=hosts,

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launch import plan as plans
-from launch.agents import Agent, all_or_error, ask_all
-from launch.bundle import Bundle
-from launch.errors import HostError, HostsError
+from launch.hosts import Agent, HostError, HostsError, all_or_error, ask_all
+from launch.jobs import Bundle
 from launch.plan import Plan
 
 JOIN_LIMIT_S = {"cpu": 180.0, "gpu": 180.0, "tpu": 600.0}

@@ -11,10 +11,9 @@ from contracts.errors import RequestError
 from contracts.files import Files, is_url
 from contracts.inventory import Host, Inventory, Slice
 from infra.catalogue import CatalogueError, accelerator
-from launch.agents import Agent, GoneLink
+from launch.hosts import Agent, GoneLink, Transport
 from launch.runs import RunsFolder
 from launch.ssh.access import address_and_port
-from launch.transport import Transport
 
 LOCAL = "local"
 

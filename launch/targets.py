@@ -7,7 +7,7 @@ from pathlib import Path
 
 from contracts.errors import RequestError
 from contracts.inventory import Inventory
-from launch import local, stack_output
+from launch import inventories, local
 from launch.runs import Run
 from launch.target import LOCAL, Target
 
@@ -66,5 +66,5 @@ def resolve(wanted: Wanted, like: Run | None = None) -> Target:
         )
     from launch.remote import of_inventory  # with it comes all of SSH, which this machine alone does not need
 
-    inventory = wanted.given.inventory if wanted.given else stack_output.read(wanted.stack)
+    inventory = wanted.given.inventory if wanted.given else inventories.read(wanted.stack)
     return of_inventory(inventory, wanted)

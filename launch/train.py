@@ -20,14 +20,12 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
 from jobs.runtime.cache import user_cache_dir
-from launch import buckets, container, follow, jobs, rollout, runs
-from launch import bundle as bundles
+from launch import follow, jobs, remote_files, rollout, runs
+from launch import jobs as bundles
 from launch import plan as plans
-from launch.agents import ask_all
-from launch.conclude import conclude
-from launch.describe import describe
-from launch.errors import HostError, HostsError
+from launch.hosts import HostError, HostsError, ask_all
 from launch.plan import Plan
+from launch.run_record import finalize, run_record
 from launch.runs import Run
 from launch.target import Target
 
@@ -39,7 +37,7 @@ POLL_S = 0.25
 class Request:
     """A run that somebody wants: a new one of `job`, or `resume`, a run that has been.
 
-    runtime, container_access: as `launch.container.choose` takes them.
+    runtime, container_access: as `launch.plan.choose_container` takes them.
     """
 
     job: str
@@ -77,12 +75,12 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     _check(request, job, config, target)
     cwd = _cwd(request, target)
     before = request.resume.described if request.resume else None
-    box = container.choose(
-        target, job.stack, request.runtime, container.built_here, before, request.container_access
+    box = plans.choose_container(
+        target, job.stack, request.runtime, plans.built_here, before, request.container_access
     )
     if box is not None and target.is_local:
-        box = container.with_files(box, dataclasses.asdict(config), cwd)
-    code = bundles.build(jobs.CHECKOUT)
+        box = plans.container_with_files(box, dataclasses.asdict(config), cwd)
+    code = bundles.bundle(jobs.CHECKOUT)
     now = datetime.datetime.now(datetime.UTC)
     run_id = request.resume.run_id if request.resume else runs.new_run_id(job.name, now, random.Random())
     directory = request.resume.directory if request.resume else target.runs.directory(run_id)
@@ -116,7 +114,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             f"preflight passed on {_hosts(target)}"
             + (f", code {code.sha256[:12]} sent" if sent else f", code {code.sha256[:12]} is there")
         )
-        described = describe(plan, target, config, name=request.name, now=now, before=before)
+        described = run_record(plan, target, config, name=request.name, now=now, before=before)
         directory.remove(run_directory.RESULT)
         directory.write_json(run_directory.RUN, described)
         try:
@@ -124,17 +122,17 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             say(f"started {run_id}" + (f", attempt {attempt}" if attempt else "") + f" in {directory.url}")
             rollout.join(plan, target.agents)
         except HostsError as error:  # what had been started has been stopped again
-            conclude(_read(directory), "failed", str(error))
+            finalize(_read(directory), "failed", str(error))
             raise
         except rollout.NotJoined as error:
             _settle(directory)
             rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)
-            if error.outcome == "failed" and (hint := container.way_out(box, target.platform)):
+            if error.outcome == "failed" and (hint := plans.container_hint(box, target.platform)):
                 say(hint)
-            raise LaunchFailed(conclude(_read(directory), error.outcome, str(error))) from None
+            raise LaunchFailed(finalize(_read(directory), error.outcome, str(error))) from None
         except KeyboardInterrupt:
             rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)
-            raise LaunchFailed(conclude(_read(directory), "stopped", "interrupted")) from None
+            raise LaunchFailed(finalize(_read(directory), "stopped", "interrupted")) from None
         except BaseException:
             rollout.stop(target.agents, run_id, attempt, grace_s=rollout.STOP_NOW_S)
             raise
@@ -190,7 +188,7 @@ def _bucket_problems(config: Any, target: Target) -> list[str]:
 
     def problem(url: str, asked: str) -> str | None:
         try:
-            buckets.reach(url, asked, one_object=url != target.runs_url)
+            remote_files.reach(url, asked, one_object=url != target.runs_url)
         except HostError as error:
             return str(error)
         return None

@@ -9,13 +9,13 @@ from rich.console import Console
 
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import State
-from launch import display, follow, outcome, recover, rollout, runs
+from launch import display, follow, recover, rollout, run_record, runs
 from launch import jobs as job_index
 from launch import train as launching
-from launch.conclude import conclude
 from launch.display import say, terminal
-from launch.errors import HostError
+from launch.hosts import HostError
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
+from launch.run_record import finalize
 from launch.runs import Run
 from launch.target import Target
 from launch.train import Request
@@ -159,7 +159,7 @@ def _follow(console: Console, run: Run, target: Target, open_target: Open, resta
     run = _concluded(run, state)
     decision = recover.decide(state, run)
     if decision.resume and restarts > 0 and state != "stopped":
-        for line in [*outcome.summary(run, state)[:2], f"{decision.reason}; {_left(restarts)}"]:
+        for line in [*run_record.summary(run, state)[:2], f"{decision.reason}; {_left(restarts)}"]:
             say(console)(line)
         target = recover.repaired(target, lambda: open_target(None), say(console))
         run = runs.find(target.runs, run.run_id)
@@ -170,7 +170,7 @@ def _follow(console: Console, run: Run, target: Target, open_target: Open, resta
 def _concluded(run: Run, state: State) -> Run:
     try:
         run = runs.read(run.directory) or run
-        return run if state in ("done", "lost") else conclude(run, state, None)
+        return run if state in ("done", "lost") else finalize(run, state, None)
     except HostError:  # its hosts are gone, and its directory with them for now
         return run
 
@@ -180,6 +180,6 @@ def _left(restarts: int) -> str:
 
 
 def _report(console: Console, run: Run, state: State) -> int:
-    for line in outcome.summary(run, state):
+    for line in run_record.summary(run, state):
         say(console)(line)
-    return outcome.exit_code(run, state)
+    return run_record.exit_code(run, state)

@@ -153,7 +153,7 @@ def house(tmp_path: Path) -> Path:
         "host/agent/start.py",
         "launch/plan.py",
         "launch/target.py",
-        "launch/transport.py",
+        "launch/hosts.py",
         "launch/images/build.py",
         "fabfile/train.py",
         "rehearsal/state.py",

@@ -1,4 +1,4 @@
 """`fab deploy`: what every host needs before a run, found or made, and said.
 
-steps says what there is to do (pure), runner carries it out on a host, answers and report say how it went.
+`steps` and `python_environment` say what there is to do (pure), `deploy` has it done on every host and reports.
 """

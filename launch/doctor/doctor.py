@@ -11,11 +11,11 @@ from pathlib import Path
 
 from contracts.errors import RequestError
 from jobs.runtime.cache import user_cache_dir
-from launch.deploy.report import named
+from launch.deploy.deploy import named
 from launch.display import say, terminal
-from launch.doctor import cloud, hosts, keys, machine, stack, storage
-from launch.doctor.finding import Check, Finding, carry_out
-from launch.doctor.machine import Machine
+from launch.doctor import google_cloud, slice_hosts, workstation
+from launch.doctor.check import Check, Finding, carry_out
+from launch.doctor.workstation import Machine
 from launch.jobs import CHECKOUT
 from launch.target import Target
 
@@ -30,7 +30,7 @@ def doctor(open_target: Open, *, wants_stack: bool, as_json: bool, framework: st
         home=Path.home(),
         checkout=CHECKOUT,
         cache_dir=user_cache_dir(os.environ),
-        ask=machine.ask,
+        ask=workstation.ask,
     )
     console = terminal()
     found: list[Finding] = []
@@ -57,61 +57,67 @@ def _failed(found: Sequence[Finding]) -> int:
 
 def findings(here: Machine, open_target: Open, *, wants_stack: bool, framework: str) -> Iterator[Finding]:
     """From near to far; without a target what lies farther is not looked at."""
-    yield from carry_out(machine.checks(here, needs_pulumi=wants_stack))
+    yield from carry_out(workstation.checks(here, needs_pulumi=wants_stack))
     try:
         target = open_target()
     except RequestError as error:
         yield Finding(area="stack", name="inventory", state="fail", message=str(error))
         if wants_stack:
-            yield from carry_out([Check("this machine", "gcloud", lambda: machine.gcloud(here.ask))])
-            yield from carry_out([Check("this machine", "ssh keys", lambda: keys.usable(here))])
-            yield from carry_out([Check("this machine", "os login", lambda: keys.os_login(here))])
+            yield from carry_out([Check("this machine", "gcloud", lambda: workstation.gcloud(here.ask))])
+            yield from carry_out([Check("this machine", "ssh keys", lambda: workstation.usable(here))])
+            yield from carry_out([Check("this machine", "os login", lambda: workstation.os_login(here))])
         return
     if not target.is_local:
         yield from carry_out(_account(here, target))
         yield from carry_out(_stack(here, target))
     yield from _hosts(target, framework)
-    yield from carry_out(storage.checks(target))
+    yield from carry_out(slice_hosts.checks(target))
 
 
 def _account(here: Machine, target: Target) -> list[Check]:
     """What of this machine matters for this stack's hosts."""
-    area = machine.AREA
-    found = [Check(area, "ssh keys", lambda: keys.usable(here))]
+    area = workstation.AREA
+    found = [Check(area, "ssh keys", lambda: workstation.usable(here))]
     project = target.inventory.project
     if project is None:
         return found
-    found.append(Check(area, "gcloud", lambda: machine.gcloud(here.ask)))
-    found.append(Check(area, "credentials", lambda: cloud.default_credentials(here.environ)))
+    found.append(Check(area, "gcloud", lambda: workstation.gcloud(here.ask)))
+    found.append(Check(area, "credentials", lambda: google_cloud.default_credentials(here.environ)))
     if any(host.user is None for host in target.hosts):
-        found.append(Check(area, "os login", lambda: keys.os_login(here)))
+        found.append(Check(area, "os login", lambda: workstation.os_login(here)))
     if any(host.reach == "iap" for host in target.hosts):
-        found.append(Check(area, "roles", lambda: cloud.roles(project, here.environ)))
+        found.append(Check(area, "roles", lambda: google_cloud.roles(project, here.environ)))
     return found
 
 
 def _stack(here: Machine, target: Target) -> list[Check]:
     inventory, one_slice, project = target.inventory, target.slice, target.inventory.project
     found = [
-        Check("stack", "slice", lambda: stack.slice_in_use(inventory, one_slice)),
-        Check("stack", "regions", lambda: stack.regions(inventory, one_slice)),
+        Check("stack", "slice", lambda: google_cloud.slice_in_use(inventory, one_slice)),
+        Check("stack", "regions", lambda: google_cloud.regions(inventory, one_slice)),
     ]
     if project is not None:
-        found.append(Check("stack", "capacity", lambda: cloud.queued_resource(here.ask, project, one_slice)))
+        found.append(
+            Check("stack", "capacity", lambda: google_cloud.queued_resource(here.ask, project, one_slice))
+        )
     return found
 
 
 def _hosts(target: Target, framework: str) -> Iterator[Finding]:
     """The first alone, for all others may be reached through it; those that do not answer are asked nothing more."""
     everyone = list(range(len(target.hosts)))
-    first = list(carry_out([Check("network", "first host", lambda: hosts.reached(target, everyone[:1]))]))
-    others = list(carry_out([Check("network", "hosts", lambda: hosts.reached(target, everyone[1:]))]))
+    first = list(
+        carry_out([Check("network", "first host", lambda: slice_hosts.reached(target, everyone[:1]))])
+    )
+    others = list(carry_out([Check("network", "hosts", lambda: slice_hosts.reached(target, everyone[1:]))]))
     yield from [*first, *others]
     lost = {finding.host for finding in [*first, *others] if finding.state == "fail"}
     rest = [index for index in everyone if target.hosts[index].name not in lost]
     if rest:
         answering = only(target, rest)
-        yield from carry_out([Check("hosts", "preflight", lambda: hosts.preflight(answering, framework))])
+        yield from carry_out(
+            [Check("hosts", "preflight", lambda: slice_hosts.preflight(answering, framework))]
+        )
 
 
 def only(target: Target, indexes: Sequence[int]) -> Target:

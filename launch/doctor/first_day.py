@@ -8,10 +8,10 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from contracts.errors import RequestError
-from launch import bundle, verify
-from launch.agents import ask_all
-from launch.doctor import machine
-from launch.errors import HostError, HostsError
+from launch import jobs
+from launch.commands import verify
+from launch.doctor import workstation
+from launch.hosts import HostError, HostsError, ask_all
 from launch.jobs import CHECKOUT
 from launch.target import Target
 
@@ -45,10 +45,10 @@ def first_day(target: Target, framework: str = "jax") -> int:
 
 def about(target: Target) -> list[str]:
     """This machine and the slice, as far as a reader of the report has to know them."""
-    commit = bundle.commit_of(CHECKOUT)
+    commit = jobs.commit_of(CHECKOUT)
     one = target.slice
     tools = [("pulumi", ["pulumi", "version"]), ("gcloud", ["gcloud", "version"])]
-    said = [f"{name} {_first(machine.ask(argv))}" for name, argv in tools]
+    said = [f"{name} {_first(workstation.ask(argv))}" for name, argv in tools]
     changed = " with changes" if commit and commit.is_dirty else ""
     keyed = sum(bool(host.host_keys) for host in target.hosts)
     return [
@@ -61,7 +61,7 @@ def about(target: Target) -> list[str]:
     ]
 
 
-def _first(answer: machine.Answer) -> str:
+def _first(answer: workstation.Answer) -> str:
     if answer.exit_code is None:
         return "is not there"
     return (answer.stdout.strip() or answer.last_line).splitlines()[0]

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 import docker
 
 from contracts.errors import RequestError
-from launch.bundle import commit_of
 from launch.display import say, terminal
 from launch.images import base, board, builder, here, tables
 from launch.images.builder import Made
@@ -18,7 +17,7 @@ from launch.images.context import build_arguments
 from launch.images.engine import connect
 from launch.images.errors import ImageError
 from launch.images.recipe import chosen, platform_of, read
-from launch.jobs import CHECKOUT
+from launch.jobs import CHECKOUT, commit_of
 
 
 def build(*, stack: str, platform: str, update_base: bool, environ: Mapping[str, str]) -> int:

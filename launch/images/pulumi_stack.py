@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from contracts.errors import RequestError
-from launch import pulumi_command
+from launch import inventories
 
 OUTPUT = "image_repository"
 OTHERWISE = "it knows where images go"
@@ -17,7 +17,7 @@ def image_repository(stack: str, environ: Mapping[str, str]) -> str:
     Raises:
         RequestError: Pulumi is not there or does not answer, or the stack was never brought up.
     """
-    return pulumi_command.output(OUTPUT, stack, otherwise=OTHERWISE, environ=environ).rstrip("/")
+    return inventories.output(OUTPUT, stack, otherwise=OTHERWISE, environ=environ).rstrip("/")
 
 
 def key_of(image: str) -> str:
@@ -33,7 +33,7 @@ def set_reference(stack: str, image: str, reference: str, environ: Mapping[str, 
     """
     try:
         words = ["config", "set", "--path", key_of(image), reference]
-        pulumi_command.ask(words, stack, otherwise=OTHERWISE, environ=environ)
+        inventories.ask(words, stack, otherwise=OTHERWISE, environ=environ)
     except RequestError as error:
         raise RequestError(
             f"{error}; it is pushed: note {key_of(image)}: {reference} in that configuration"

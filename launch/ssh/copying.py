@@ -14,7 +14,7 @@ from typing import Any
 import asyncssh
 
 from launch.beside import beside, beside_name, refuse_to_merge
-from launch.errors import HostError
+from launch.hosts import HostError
 from launch.ssh import problems
 from launch.ssh.access import Access
 

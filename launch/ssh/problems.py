@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import asyncssh
 
-from launch.errors import HostError
+from launch.hosts import HostError
 from launch.ssh.access import Access
 
 # OS Login's names for users from outside the organisation that the project belongs to.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from contracts.errors import RequestError
 from fabfile.terminal import reported, whole
-from launch.errors import HostError, HostsError
+from launch.hosts import HostError, HostsError
 
 WRONG = HostError(host="w-0", reason="gone", remedy="start it")
 

@@ -30,8 +30,9 @@ from jobs.runtime.jax.devices import Devices
 from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables
 from jobs.runtime.jax.profile import Profile, Steps, read_steps
 from jobs.runtime.process import Run
+from launch.commands.verify import Expected
+from launch.commands.verify import judge as problems
 from launch.jobs import CHECKOUT
-from launch.verdict import Expected, problems
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

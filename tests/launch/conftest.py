@@ -17,9 +17,8 @@ from jobs.flax_mlm import METRICS
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.metric_definitions import as_json
 from launch import runs
-from launch.agents import Agent
+from launch.hosts import Agent, Completed
 from launch.runs import Run
-from launch.transport import Completed
 
 STARTED = "2020-11-20T21:45:00Z"
 RUN_ID = "flax_mlm-20261120-214500-abcd"

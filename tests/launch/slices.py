@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from contracts.inventory import Host, Inventory, Slice, Storage
-from launch.agents import Agent
+from launch.hosts import Agent, Transport
 from launch.target import Target
-from launch.transport import Transport
 
 PYTHON = "~/.local/share/tpu-stack/venv/bin/python"
 IMAGES = {"jax": "europe-west4-docker.pkg.dev/p/r/jax@sha256:00"}

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from contracts.errors import RequestError
-from launch.accelerators import WIDTH, choose, list_accelerators, notes, table
+from launch.commands.accelerators import WIDTH, choose, list_accelerators, notes, table
 
 
 def drawn(zone: str | None, generation: str | None) -> list[str]:

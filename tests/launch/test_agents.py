@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from launch.agents import Agent, all_or_error, ask_all
-from launch.errors import HostError, HostsError
-from launch.transport import Completed
+from launch.hosts import Agent, Completed, HostError, HostsError, all_or_error, ask_all
 
 MakeAgent = Callable[..., Agent]
 

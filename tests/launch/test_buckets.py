@@ -16,9 +16,9 @@ import google.auth.exceptions
 import pytest
 
 from jobs.runtime.bucket_files import BucketFiles
-from launch import buckets
-from launch.buckets import Buckets, reach
-from launch.errors import HostError
+from launch import remote_files
+from launch.hosts import HostError
+from launch.remote_files import Buckets, reach
 
 NoneFound: Callable[[str], Exception] = google.auth.exceptions.DefaultCredentialsError
 Expired: Callable[[str], Exception] = google.auth.exceptions.RefreshError
@@ -158,7 +158,7 @@ def test_missing_credentials_and_refused_ones_are_told_apart(
 def test_without_a_network_it_is_the_network_that_is_named_soon(
     path: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buckets, "ANSWER_LIMIT_S", 0.3)
+    monkeypatch.setattr(remote_files, "ANSWER_LIMIT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:  # which nobody answers at
         host = f"127.0.0.1:{server.getsockname()[1] if path == 'silent' else 9}"
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
@@ -169,14 +169,14 @@ def test_without_a_network_it_is_the_network_that_is_named_soon(
 def test_whoever_hangs_is_given_up_and_the_credentials_that_do_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    limit_s = buckets.REACH_LIMIT_S
-    assert max(buckets.ANSWER_LIMIT_S, buckets.CREDENTIALS_LIMIT_S) < limit_s <= 13
+    limit_s = remote_files.REACH_LIMIT_S
+    assert max(remote_files.ANSWER_LIMIT_S, remote_files.CREDENTIALS_LIMIT_S) < limit_s <= 13
     stop = threading.Event()
     monkeypatch.setattr(google.auth, "default", lambda scopes: stop.wait(60))
-    monkeypatch.setattr(buckets, "CREDENTIALS_LIMIT_S", 0.1)
+    monkeypatch.setattr(remote_files, "CREDENTIALS_LIMIT_S", 0.1)
     assert "this machine has no credentials" in refused("gs://mine/runs").reason
-    monkeypatch.setattr(buckets, "CREDENTIALS_LIMIT_S", 60.0)
-    monkeypatch.setattr(buckets, "REACH_LIMIT_S", 0.2)
+    monkeypatch.setattr(remote_files, "CREDENTIALS_LIMIT_S", 60.0)
+    monkeypatch.setattr(remote_files, "REACH_LIMIT_S", 0.2)
     began_s = time.monotonic()
     assert refused("gs://mine/runs").reason == "no answer within 0 s"
     assert time.monotonic() - began_s < 5
@@ -203,7 +203,7 @@ def test_a_bucket_is_asked_once_and_then_used_as_any_files_are(
     logged_in: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = []
-    monkeypatch.setattr(buckets, "reach", lambda url, asked: reached.append(asked))
+    monkeypatch.setattr(remote_files, "reach", lambda url, asked: reached.append(asked))
     files = Buckets()
     for data in (b"one", b"two"):
         files.write("memory://launch-buckets/runs/r/file", data)

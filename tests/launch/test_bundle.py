@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import RequestError
-from launch import bundle
+from launch import jobs
 from launch.jobs import CHECKOUT
 
 FILES = {
@@ -39,34 +39,34 @@ def unpacked(archive: bytes) -> dict[str, bytes]:
 
 
 def test_what_is_unpacked_is_what_was_there(checkout: Path) -> None:
-    assert unpacked(bundle.build(checkout).archive) == FILES
+    assert unpacked(jobs.bundle(checkout).archive) == FILES
 
 
 def test_the_same_files_give_the_same_bytes_whatever_their_times_modes_and_place(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = bundle.build(checkout)
+    first = jobs.bundle(checkout)
     for number, path in enumerate(sorted(checkout.rglob("*"), reverse=True)):
         os.utime(path, (number, number))
         if path.is_file():
             path.chmod(0o700)
-    assert bundle.build(checkout) == first
+    assert jobs.bundle(checkout) == first
     shutil.copytree(checkout, tmp_path / "elsewhere")
     monkeypatch.setattr("time.time", lambda: 1e9)
-    assert bundle.build(tmp_path / "elsewhere") == first
+    assert jobs.bundle(tmp_path / "elsewhere") == first
 
 
 def test_files_stand_in_the_order_of_their_names_whatever_order_the_disk_has(checkout: Path) -> None:
     for number in range(30):
         (checkout / f"jobs/one/{number * 37 % 31:02}.py").touch()
-    names = list(unpacked(bundle.build(checkout).archive))
+    names = list(unpacked(jobs.bundle(checkout).archive))
     assert len(names) == 33
     assert names == sorted(names, key=lambda name: name.split("/"))
 
 
 @pytest.mark.parametrize("change", ["byte", "name", "new", "gone"])
 def test_a_changed_file_changes_the_hash(checkout: Path, change: str) -> None:
-    before, main = bundle.build(checkout).sha256, checkout / "jobs/one/__main__.py"
+    before, main = jobs.bundle(checkout).sha256, checkout / "jobs/one/__main__.py"
     if change == "byte":
         main.write_bytes(b"print(2)\n")
     elif change == "name":
@@ -75,21 +75,21 @@ def test_a_changed_file_changes_the_hash(checkout: Path, change: str) -> None:
         (checkout / "jobs/empty.py").touch()
     else:
         main.unlink()
-    assert bundle.build(checkout).sha256 != before
+    assert jobs.bundle(checkout).sha256 != before
 
 
 def test_the_name_is_the_hash_of_the_bytes(checkout: Path) -> None:
-    made = bundle.build(checkout)
+    made = jobs.bundle(checkout)
     assert made.sha256 == hashlib.sha256(made.archive).hexdigest()
 
 
 def test_what_tools_leave_behind_is_not_sent(checkout: Path) -> None:
-    before = bundle.build(checkout)
+    before = jobs.bundle(checkout)
     for folder in ("__pycache__", ".mypy_cache"):
         (checkout / "jobs/one" / folder).mkdir()
         (checkout / "jobs/one" / folder / "x").write_text("x")
     (checkout / "jobs/one/dangling").symlink_to("nowhere")
-    assert bundle.build(checkout) == before
+    assert jobs.bundle(checkout) == before
 
 
 def test_data_among_the_code_is_refused_with_its_name(checkout: Path) -> None:
@@ -98,17 +98,17 @@ def test_data_among_the_code_is_refused_with_its_name(checkout: Path) -> None:
     with pytest.raises(
         RequestError, match=r"jobs hold 17 MiB, more than the 16 MiB .* jobs/one/model.bin: keep"
     ):
-        bundle.build(checkout)
+        jobs.bundle(checkout)
 
 
 def test_this_checkouts_bundle_holds_every_job_and_nothing_of_the_launching_side() -> None:
-    names = unpacked(bundle.build(CHECKOUT).archive)
+    names = unpacked(jobs.bundle(CHECKOUT).archive)
     assert {"jobs/flax_mlm/__main__.py", "jobs/runtime/process.py", "contracts/errors.py"} <= names.keys()
     assert {name.partition("/")[0] for name in names} == {"contracts", "jobs"}
 
 
 def test_the_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:
-    assert bundle.commit_of(tmp_path) is None
+    assert jobs.commit_of(tmp_path) is None
 
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
@@ -116,11 +116,11 @@ def test_the_commit_says_whether_files_differ_from_it(tmp_path: Path) -> None:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
 
     git("init", "-q")
-    assert bundle.commit_of(tmp_path) is None
+    assert jobs.commit_of(tmp_path) is None
     (tmp_path / "a").write_text("1")
     git("add", "a")
     git("commit", "-q", "-m", "a")
     head = git("rev-parse", "HEAD").strip()
-    assert bundle.commit_of(tmp_path) == bundle.Commit(hash=head, is_dirty=False)
+    assert jobs.commit_of(tmp_path) == jobs.Commit(hash=head, is_dirty=False)
     (tmp_path / "a").write_text("2")
-    assert bundle.commit_of(tmp_path) == bundle.Commit(hash=head, is_dirty=True)
+    assert jobs.commit_of(tmp_path) == jobs.Commit(hash=head, is_dirty=True)

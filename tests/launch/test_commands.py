@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import RequestError
-from launch import commands, local
-from launch.errors import HostError
+from launch import local
+from launch.commands import execute
+from launch.hosts import HostError, LocalTransport, Show, Transport
 from launch.jobs import CHECKOUT
 from launch.target import Target
-from launch.transport import LocalTransport, Show, Transport
 
 Captured = pytest.CaptureFixture[str]
 
@@ -53,33 +53,33 @@ def python(program: str, *arguments: str) -> list[str]:
 def test_several_words_are_a_command_and_one_is_a_line_of_shell(
     words: list[str], line: str, argv: tuple[str, ...]
 ) -> None:
-    assert commands.argv_of(words, line) == argv
+    assert execute.argv_of(words, line) == argv
 
 
 @pytest.mark.parametrize(("words", "line"), [([], ""), (["ls"], "ls")])
 def test_it_takes_one_command_no_more_and_no_less(words: list[str], line: str) -> None:
     with pytest.raises(RequestError, match="say one command"):
-        commands.argv_of(words, line)
+        execute.argv_of(words, line)
 
 
 def test_words_arrive_as_themselves_on_every_host(capsys: Captured) -> None:
     words = ["a b", "'", '"', "$HOME", "`id`", "é", "", "*", "a\nb", "\\", "--", "|;&<>"]
     argv = python("import sys; print(ascii(sys.argv[1:]))", *words)
     target = target_of(LocalTransport(), LocalTransport())
-    assert commands.run(target, argv, grouped=True, timeout_s=60) == 0
+    assert execute.run(target, argv, grouped=True, timeout_s=60) == 0
     assert capsys.readouterr() == (f"[0-1] {words!a}\n", "")
 
 
 def test_every_hosts_exit_code_is_told_where_one_is_not_zero(capsys: Captured, tmp_path: Path) -> None:
     target = target_of(LocalTransport(), LocalTransport())
     argv = ["sh", "-c", 'mkdir "$0" 2>/dev/null', str(tmp_path / "once")]
-    assert commands.run(target, argv, grouped=False, timeout_s=60) == 1
+    assert execute.run(target, argv, grouped=False, timeout_s=60) == 1
     assert capsys.readouterr().err in ("exit codes: [0] 0  [1] 1\n", "exit codes: [0] 1  [1] 0\n")
 
 
 def test_a_host_that_cannot_be_reached_is_named_and_the_others_run(capsys: Captured) -> None:
     target = target_of(LocalTransport(), Gone(), LocalTransport())
-    assert commands.run(target, ["echo", "x"], grouped=False, timeout_s=60) == 1
+    assert execute.run(target, ["echo", "x"], grouped=False, timeout_s=60) == 1
     out, err = capsys.readouterr()
     assert sorted(out.splitlines()) == ["[0] x", "[2] x"]
     assert err == (
@@ -89,14 +89,14 @@ def test_a_host_that_cannot_be_reached_is_named_and_the_others_run(capsys: Captu
 
 
 def test_where_no_host_ran_it_the_exit_code_says_so(capsys: Captured) -> None:
-    assert commands.run(target_of(Gone(), Gone()), ["echo"], grouped=False, timeout_s=60) == 2
-    assert commands.run(target_of(LocalTransport()), ["/no/such"], grouped=False, timeout_s=60) == 2
+    assert execute.run(target_of(Gone(), Gone()), ["echo"], grouped=False, timeout_s=60) == 2
+    assert execute.run(target_of(LocalTransport()), ["/no/such"], grouped=False, timeout_s=60) == 2
     assert "No such file or directory: '/no/such'" in capsys.readouterr().err
 
 
 def test_a_command_is_ended_after_its_time_and_that_is_told(capsys: Captured) -> None:
     argv = ["sh", "-c", "echo begun; sleep 600"]
-    assert commands.run(target_of(LocalTransport()), argv, grouped=False, timeout_s=0.5) == 1
+    assert execute.run(target_of(LocalTransport()), argv, grouped=False, timeout_s=0.5) == 1
     assert capsys.readouterr() == ("begun\n", "exit codes: [0] not done within 0.5 s, ended\n")
 
 
@@ -111,15 +111,15 @@ def test_a_command_is_ended_after_its_time_and_that_is_told(capsys: Captured) ->
         ({0: 0, 1: HostError(host="h", reason="r")}, ["1 of 2 hosts did not run it to its end: 1"]),
     ],
 )
-def test_what_it_came_to_is_said_in_a_line(endings: dict[int, commands.Ending], said: list[str]) -> None:
-    assert commands.verdict(endings, None) == said
+def test_what_it_came_to_is_said_in_a_line(endings: dict[int, execute.Ending], said: list[str]) -> None:
+    assert execute.verdict(endings, None) == said
 
 
 def test_a_host_that_broke_off_in_the_middle_did_run_it() -> None:
     gone = HostError(host="h", reason="connection lost")
-    assert commands.exit_code({0: gone}, set()) == 2
-    assert commands.exit_code({0: gone}, {0}) == 1
-    assert commands.exit_code({0: gone, 1: 0}, set()) == 1
+    assert execute.exit_code({0: gone}, set()) == 2
+    assert execute.exit_code({0: gone}, {0}) == 1
+    assert execute.exit_code({0: gone, 1: 0}, set()) == 1
 
 
 def ended(pid_file: Path) -> bool:
@@ -154,7 +154,7 @@ def test_an_interrupt_ends_the_command_on_every_host(
     monkeypatch.setattr(concurrent.futures, "wait", interrupted)
     argv = ["sh", "-c", 'echo $$ > "$0"; echo begun; exec sleep 600']
     with pytest.raises(KeyboardInterrupt):
-        commands.run(target_of(Telling(), Telling()), argv, grouped=grouped, timeout_s=None)
+        execute.run(target_of(Telling(), Telling()), argv, grouped=grouped, timeout_s=None)
     pid_files = list(tmp_path.iterdir())
     assert len(pid_files) == 2
     assert all(ended(pid_file) for pid_file in pid_files)
@@ -175,7 +175,7 @@ def test_an_interrupt_while_hosts_still_begin_ends_the_command_on_those_that_hav
 
     argv = ["sh", "-c", 'echo $$ > "$0"; echo begun; exec sleep 600']
     with pytest.raises(KeyboardInterrupt):
-        commands.run(target_of(Telling(), Interrupted()), argv, grouped=False, timeout_s=None)
+        execute.run(target_of(Telling(), Interrupted()), argv, grouped=False, timeout_s=None)
     assert ended(pid_file)
 
 
@@ -201,7 +201,7 @@ def test_a_reader_that_goes_away_ends_the_command(tmp_path: Path) -> None:
 def test_ten_thousand_lines_a_second_from_each_of_four_hosts_are_all_printed(capsys: Captured) -> None:
     program = "for number in range(50_000): print('line', number, 'x' * 60)"
     target = target_of(*[LocalTransport()] * 4)
-    assert commands.run(target, python(program), grouped=False, timeout_s=60) == 0
+    assert execute.run(target, python(program), grouped=False, timeout_s=60) == 0
     lines = capsys.readouterr().out.splitlines()
     for host in range(4):
         mine = [line.split()[2] for line in lines if line.startswith(f"[{host}] ")]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from launch import console, local
+from launch import local
+from launch.commands import console
 from launch.runs import Run
 from launch.target import Target
 

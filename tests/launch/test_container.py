@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from launch import container, local
-from launch.agents import Agent
-from launch.container import Container
+from launch import local, plan
+from launch.hosts import Agent
+from launch.plan import Container
 from launch.target import Target
 from tests.launch.slices import IMAGES, NFS, make_target
 
@@ -41,7 +41,7 @@ def here() -> Target:
 
 
 def test_a_stack_with_an_image_runs_its_jobs_in_it_and_sees_the_share_there(slice_of_two: Target) -> None:
-    assert container.choose(slice_of_two, "jax", None, unasked) == Container(
+    assert plan.choose_container(slice_of_two, "jax", None, unasked) == Container(
         image=IMAGES["jax"], mounts=("/share",)
     )
 
@@ -50,12 +50,12 @@ def test_a_stack_with_an_image_runs_its_jobs_in_it_and_sees_the_share_there(slic
 def test_a_stack_without_an_image_and_who_says_bare_run_bare(
     slice_of_two: Target, stack: str, runtime: str | None
 ) -> None:
-    assert container.choose(slice_of_two, stack, runtime, unasked) is None
+    assert plan.choose_container(slice_of_two, stack, runtime, unasked) is None
 
 
 def test_docker_without_an_image_in_the_inventory_says_how_it_gets_there(slice_of_two: Target) -> None:
     with pytest.raises(RequestError) as error:
-        container.choose(slice_of_two, "pytorch", "docker", unasked)
+        plan.choose_container(slice_of_two, "pytorch", "docker", unasked)
     assert str(error.value) == (
         "--runtime docker: the stack dev has no image of pytorch; `fab build --stack pytorch`, "
         "`fab push --stack dev --image pytorch`, then `pulumi up`"
@@ -76,7 +76,7 @@ def test_a_container_has_the_devices_alone_unless_more_is_asked_for_now_or_was_w
     slice_of_two: Target, before: dict[str, Any] | None, asked: str | None, access: str
 ) -> None:
     described = None if before is None else {"runtime": "docker", "image": OLD, **before}
-    found = container.choose(slice_of_two, "jax", None, unasked, described, asked)
+    found = plan.choose_container(slice_of_two, "jax", None, unasked, described, asked)
     assert found is not None and found.access == access
 
 
@@ -85,7 +85,7 @@ def test_an_access_that_is_none_or_that_no_container_has_is_refused(
     slice_of_two: Target, runtime: str | None, access: str
 ) -> None:
     with pytest.raises(RequestError, match=f'--container-access:? "?{access}'):
-        container.choose(slice_of_two, "jax", runtime, unasked, None, access)
+        plan.choose_container(slice_of_two, "jax", runtime, unasked, None, access)
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def test_an_access_that_is_none_or_that_no_container_has_is_refused(
 def test_only_where_a_container_may_keep_a_tpu_from_initialising_the_way_out_is_named(
     box: Container | None, platform: str, is_hint: bool
 ) -> None:
-    assert ("--container-access privileged" in (container.way_out(box, platform) or "")) == is_hint
+    assert ("--container-access privileged" in (plan.container_hint(box, platform) or "")) == is_hint
 
 
 def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_built_here(
     here: Target,
 ) -> None:
-    assert container.choose(here, "jax", None, unasked) is None
-    assert container.choose(here, "jax", "docker", built) == Container(image=BUILT)
+    assert plan.choose_container(here, "jax", None, unasked) is None
+    assert plan.choose_container(here, "jax", "docker", built) == Container(image=BUILT)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_
 def test_a_run_goes_on_in_the_image_that_it_was_started_in_whatever_the_stack_has_now(
     slice_of_two: Target, before: dict[str, Any], image: str | None
 ) -> None:
-    found = container.choose(slice_of_two, "jax", None, unasked, before)
+    found = plan.choose_container(slice_of_two, "jax", None, unasked, before)
     assert (found.image if found else None) == image
 
 
 def test_who_says_docker_of_a_run_that_goes_on_gets_the_image_that_the_stack_has_now(
     slice_of_two: Target,
 ) -> None:
-    found = container.choose(slice_of_two, "jax", "docker", unasked, {"runtime": "docker", "image": OLD})
+    found = plan.choose_container(slice_of_two, "jax", "docker", unasked, {"runtime": "docker", "image": OLD})
     assert found is not None
     assert found.image == IMAGES["jax"]
 
@@ -133,12 +133,12 @@ def test_a_runtime_that_does_not_exist_is_refused_with_those_there_are(here: Tar
     with pytest.raises(
         RequestError, match='--runtime: "podman" is not a runtime; choose one of bare, docker'
     ):
-        container.choose(here, "jax", "podman", unasked)
+        plan.choose_container(here, "jax", "podman", unasked)
 
 
 def test_there_is_no_image_for_gpus() -> None:
     with pytest.raises(RequestError, match="the images are for TPUs and CPUs; on a GPU leave --runtime out"):
-        container.built_here("jax", "gpu")
+        plan.built_here("jax", "gpu")
 
 
 def test_a_container_here_sees_the_working_directory_and_the_files_that_options_name(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_container_here_sees_the_working_directory_and_the_files_that_options_
         "nothing": None,
         "empty": "",
     }
-    found = container.with_files(Container(image=BUILT), options, str(work))
+    found = plan.container_with_files(Container(image=BUILT), options, str(work))
     assert found == Container(
         image=BUILT,
         read_only_mounts=(str(work), f"{elsewhere}/text.txt", f"{elsewhere}/tokenizer.json"),
@@ -172,13 +172,13 @@ def test_a_tilde_is_refused_because_a_container_has_another_home(
     with pytest.raises(
         RequestError, match="~/text.txt means another folder in a container; write its path out"
     ):
-        container.with_files(Container(image=BUILT), {"data": "~/text.txt"}, "/")
+        plan.container_with_files(Container(image=BUILT), {"data": "~/text.txt"}, "/")
 
 
 def test_a_share_that_a_slice_does_not_have_is_not_mounted(make_agent: MakeAgent) -> None:
     target = make_target([make_agent(lambda verb, request: {})])
     storage = dataclasses.replace(NFS, nfs_source=None, nfs_mount=None)
     inventory = dataclasses.replace(target.inventory, storage=storage)
-    assert container.choose(
+    assert plan.choose_container(
         dataclasses.replace(target, inventory=inventory), "jax", None, unasked
     ) == Container(image=IMAGES["jax"])

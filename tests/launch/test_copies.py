@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import RequestError
-from launch import copies, local
-from launch.errors import HostError, HostsError
+from launch import local
+from launch.commands import copies
+from launch.hosts import Completed, HostError, HostsError, LocalTransport, Transport
 from launch.target import Target
-from launch.transport import Completed, LocalTransport, Transport
 
 Captured = pytest.CaptureFixture[str]
 HARD_NAMES = ["plain", "a b", "'q\"", "$HOME;`id`", "é\u202e", "-rf", "new\nline", "*", "~"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from launch import fill_mask as filling
 from launch import local
-from launch.errors import HostError
+from launch.commands import fill_mask as filling
+from launch.hosts import HostError
 from launch.runs import Run
 from launch.target import Target
 

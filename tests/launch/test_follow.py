@@ -14,9 +14,8 @@ from contracts import run_directory
 from contracts.run_directory import RunDirectory
 from jobs.runtime.metric_definitions import Metric, Metrics, as_json
 from launch import follow, runs
-from launch.agents import Agent
 from launch.display import Progress
-from launch.errors import HostError
+from launch.hosts import Agent, HostError
 from launch.runs import Run
 
 MakeAgent = Callable[..., Agent]

@@ -8,7 +8,7 @@ import pytest
 
 from contracts.errors import RequestError
 from infra.config import GrantLine
-from launch.grants import covered, list_granted, read_file
+from launch.commands.accelerators import covered, list_granted, read_file
 
 ROOT = Path(__file__).resolve().parents[2]
 LINE = GrantLine(generation="v5e", zone="us-central1-a", chips=48, capacity="spot", until=None)

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from contracts.run_directory import RunDirectory
-from launch import host_files
-from launch.agents import Agent
-from launch.errors import HostError
-from launch.host_files import HostFiles
+from launch import remote_files
+from launch.hosts import Agent, HostError
+from launch.remote_files import HostFiles
 
 MakeAgent = Callable[..., Agent]
 
@@ -62,7 +61,7 @@ def test_a_file_longer_than_an_answer_is_read_whole(make_agent: MakeAgent, share
 
 
 def test_metrics_are_read_from_where_the_last_look_ended(make_agent: MakeAgent, share: Path) -> None:
-    directory = RunDirectory(str(share), HostFiles((make_agent(Reading(host_files.CHUNK_BYTES)),)))
+    directory = RunDirectory(str(share), HostFiles((make_agent(Reading(remote_files.CHUNK_BYTES)),)))
     assert directory.read_new_metrics(0) == ([], 0)
     (share / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
     lines, offset = directory.read_new_metrics(-1000)

@@ -12,7 +12,7 @@ from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from contracts.inventory import from_json, to_json
 from launch import local
-from launch.buckets import Buckets
+from launch.remote_files import Buckets
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=70, unique=True), st.integers(1, 70))

@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
-from launch import log
-from launch.agents import Agent
-from launch.errors import HostError
+from launch.commands import console
+from launch.hosts import Agent, Completed, HostError
 from launch.runs import Run
-from launch.transport import Completed
 
 LINES = [f"line {number} " + "x" * (number % 90) for number in range(20_000)]
 TEXT = "".join(line + "\n" for line in LINES)
-assert len(TEXT) > 3 * log.CHUNK_BYTES
+assert len(TEXT) > 3 * console.CHUNK_BYTES
 
 
 def logs_of(text: str, request: dict[str, Any], *, ended: bool = True) -> dict[str, Any]:
@@ -72,13 +70,13 @@ def run(write_run: Callable[..., Run]) -> Run:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "POLL_S", 0.001)
-    monkeypatch.setattr(log, "ASK_AGAIN_S", 0.001)
+    monkeypatch.setattr(console, "POLL_S", 0.001)
+    monkeypatch.setattr(console, "ASK_AGAIN_S", 0.001)
 
 
 @pytest.mark.parametrize("count", [1, 40, 3000, 15_000, 30_000])
 def test_the_last_lines_are_the_logs_last_however_long_it_is(agent: Agent, run: Run, count: int) -> None:
-    lines, offset = log.tail(agent, run, 0, lines=count)
+    lines, offset = console.tail(agent, run, 0, lines=count)
     assert lines == LINES[-count:]
     assert offset == len(TEXT)
 
@@ -88,7 +86,7 @@ def test_the_last_lines_are_the_logs_last_however_long_it_is(agent: Agent, run: 
 def test_each_host_is_shown_its_own_lines_in_order(
     agent: Agent, run: Run, shown: Shown, lines: int, keep_on: bool
 ) -> None:
-    assert log.show_all(
+    assert console.show_all(
         [agent, agent], run, [0, 1], lines=lines, keep_on=keep_on, show=shown.show, tell=shown.told.append
     )
     assert (shown.of(0), shown.of(1), shown.told) == (LINES[-lines:], LINES[-lines:], [])
@@ -98,13 +96,13 @@ def test_each_host_is_shown_its_own_lines_in_order(
 def test_a_log_that_grows_faster_than_it_is_read_ends_all_the_same(
     make_agent: Callable[..., Agent], run: Run, shown: Shown, lines: int
 ) -> None:
-    more = "more\n" * (log.CHUNK_BYTES // 5 + 1)
+    more = "more\n" * (console.CHUNK_BYTES // 5 + 1)
     growing = itertools.count(1)
 
     def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
         return logs_of(TEXT + more * next(growing), request, ended=False)
 
-    assert log.show_all(
+    assert console.show_all(
         [make_agent(give)], run, [0], lines=lines, keep_on=False, show=shown.show, tell=shown.told.append
     )
     assert len(shown.lines) == lines or shown.of(0)[: len(LINES)] == LINES
@@ -120,7 +118,7 @@ def test_lines_are_shown_as_they_come_and_none_twice(
         read = next(reads)
         return logs_of(texts[min(read, 3)], request, ended=read > 3)
 
-    assert log.follow_all([make_agent(give)], run, {0: 0}, shown.show, shown.told.append)
+    assert console.follow_all([make_agent(give)], run, {0: 0}, shown.show, shown.told.append)
     assert shown.of(0) == ["a", "b", "c", "d"]
 
 
@@ -128,8 +126,8 @@ def test_what_a_host_says_does_not_reach_the_terminal_as_it_is(
     make_agent: Callable[..., Agent], run: Run, shown: Shown
 ) -> None:
     agent = make_agent(lambda verb, request: logs_of("1%\r2%\n\x1b]0;x\x07\n", request))
-    log.follow_all([agent], run, {0: 0}, shown.show, shown.told.append)
-    assert shown.of(0) == log.tail(agent, run, 0, lines=2)[0] == ["2%", "␛]0;x\\x07"]
+    console.follow_all([agent], run, {0: 0}, shown.show, shown.told.append)
+    assert shown.of(0) == console.tail(agent, run, 0, lines=2)[0] == ["2%", "␛]0;x\\x07"]
 
 
 def test_hosts_are_asked_at_once(make_agent: Callable[..., Agent], run: Run, shown: Shown) -> None:
@@ -141,7 +139,7 @@ def test_hosts_are_asked_at_once(make_agent: Callable[..., Agent], run: Run, sho
 
     agents = [make_agent(give) for _ in range(3)]
     for lines in (0, 1):
-        assert log.show_all(
+        assert console.show_all(
             agents, run, [0, 1, 2], lines=lines, keep_on=False, show=shown.show, tell=shown.told.append
         )
     assert sorted(shown.lines) == [(0, "a"), (0, "a"), (1, "a"), (1, "a"), (2, "a"), (2, "a")]
@@ -162,7 +160,7 @@ def test_a_host_that_is_slow_to_answer_holds_up_no_other(
             other_is_read.set()
 
     quick = make_agent(lambda verb, request: logs_of(TEXT, request))
-    assert log.follow_all([make_agent(slow), quick], run, {0: 0, 1: 0}, show, shown.told.append)
+    assert console.follow_all([make_agent(slow), quick], run, {0: 0, 1: 0}, show, shown.told.append)
     assert shown.lines[-1] == (0, "slow")
 
 
@@ -174,7 +172,7 @@ def test_a_host_that_does_not_answer_is_told_of_once_and_asked_again(
     def give(verb: str, request: dict[str, Any]) -> Any:
         return silent() if 0 < next(asked) < 5 else logs_of("a\nb\n", request, ended=next(asked) > 5)
 
-    assert log.follow_all([make_agent(give, "h/0")], run, {0: 0}, shown.show, shown.told.append)
+    assert console.follow_all([make_agent(give, "h/0")], run, {0: 0}, shown.show, shown.told.append)
     assert shown.of(0) == ["a", "b"]
     assert shown.told == ["h/0: no answer to logs within 10 s; it is asked again", "h/0 answers again"]
 
@@ -186,10 +184,10 @@ def test_a_host_that_is_lost_is_waited_for_until_its_run_must_have_ended_and_no_
     hasty: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(log, "SILENCE_LIMIT_S", 0.3)
+    monkeypatch.setattr(console, "SILENCE_LIMIT_S", 0.3)
     began_s = time.monotonic()
     agents = [make_agent(lambda verb, request: silent(), "lost"), make_agent(lambda v, r: logs_of(TEXT, r))]
-    assert not log.show_all(
+    assert not console.show_all(
         agents, run, [0, 1], lines=40, keep_on=True, show=shown.show, tell=shown.told.append
     )
     assert time.monotonic() - began_s > 0.3
@@ -205,7 +203,7 @@ def test_without_following_a_host_that_does_not_answer_is_named_and_the_others_a
     make_agent: Callable[..., Agent], run: Run, shown: Shown, lines: int
 ) -> None:
     agents = [make_agent(lambda verb, request: silent(), "h/0"), make_agent(lambda v, r: logs_of("a\n", r))]
-    assert not log.show_all(
+    assert not console.show_all(
         agents, run, [0, 1], lines=lines, keep_on=False, show=shown.show, tell=shown.told.append
     )
     assert (shown.lines, shown.told) == ([(1, "a")], ["h/0: no answer to logs within 10 s"])
@@ -215,13 +213,13 @@ def test_a_log_that_cannot_be_read_is_an_error_for_the_one_who_asked_for_it_alon
     make_agent: Callable[..., Agent], run: Run
 ) -> None:
     with pytest.raises(HostError, match="no answer to logs"):
-        log.tail(make_agent(lambda verb, request: silent()), run, 0, lines=3)
+        console.tail(make_agent(lambda verb, request: silent()), run, 0, lines=3)
 
 
 def test_waiting_for_lines_costs_no_questions_without_pause(
     make_agent: Callable[..., Agent], run: Run, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "POLL_S", 0.05)
+    monkeypatch.setattr(console, "POLL_S", 0.05)
     asked = itertools.count()
     began_s = time.monotonic()
 
@@ -229,5 +227,5 @@ def test_waiting_for_lines_costs_no_questions_without_pause(
         next(asked)
         return logs_of("a\n", request, ended=time.monotonic() - began_s > 0.5)
 
-    log.follow_all([make_agent(give)], run, {0: 0}, shown.show)
+    console.follow_all([make_agent(give)], run, {0: 0}, shown.show)
     assert next(asked) < 14

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from launch import local, notebook
-from launch.errors import HostError
+from launch import local
+from launch.commands import notebook
+from launch.hosts import HostError, LocalTransport
 from launch.target import Target
 from launch.targets import PYTHON
-from launch.transport import LocalTransport
 
 Captured = pytest.CaptureFixture[str]
 

@@ -11,8 +11,8 @@ import pytest
 
 from contracts.run_directory import RunDirectory, State
 from jobs.runtime.bucket_files import BucketFiles
-from launch import outcome
-from launch.conclude import conclude
+from launch import run_record
+from launch.run_record import finalize
 from launch.runs import Run
 
 WriteRun = Callable[..., Run]
@@ -35,7 +35,7 @@ RUN_ID = "flax_mlm-20261120-214500-abcd"
 def test_the_exit_code_follows_the_state(
     write_run: WriteRun, state: State, result: dict[str, Any] | None, code: int
 ) -> None:
-    assert outcome.exit_code(write_run(result=result), state) == code
+    assert run_record.exit_code(write_run(result=result), state) == code
 
 
 def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: WriteRun) -> None:
@@ -54,7 +54,7 @@ def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: Wr
         run.directory.write_text(f"checkpoints/{step}/state", "x")
     run.directory.write_text("export/config.json", "{}")
     place = run.directory.url
-    assert outcome.summary(run, "done") == [
+    assert run_record.summary(run, "done") == [
         f"{RUN_ID} is done",
         "  eval loss    2.500 nats, 3.250 below the unigram baseline of 5.750",
         "  accuracy     43.2% of the masked tokens",
@@ -84,14 +84,14 @@ def test_where_the_time_went_is_told_of_parts_that_took_more_than_a_hundredth(
     write_run: WriteRun, time_s: Any, said: list[str]
 ) -> None:
     run = write_run(result={"outcome": "done", "steps": 3, "wall_s": 200.0, "time_s": time_s})
-    lines = outcome.summary(run, "done")
+    lines = run_record.summary(run, "done")
     assert [line.removeprefix("  of that      ") for line in lines if "of that" in line] == said
 
 
 def test_a_run_of_a_job_that_says_nothing_of_its_metrics_is_told_by_their_names(write_run: WriteRun) -> None:
     result = {"outcome": "done", "steps": 3, "wall_s": 1.0, "eval_loss": 2.5, "games": 1200, "outliers": 0}
     run = write_run(result=result, metrics=[{"step": 3, "loss": 0.0}], metric_definitions=None)
-    assert outcome.summary(run, "done")[1:5] == [
+    assert run_record.summary(run, "done")[1:5] == [
         "  loss         0.000",
         "  eval loss    2.500",
         "  games        1,200",
@@ -101,12 +101,12 @@ def test_a_run_of_a_job_that_says_nothing_of_its_metrics_is_told_by_their_names(
 
 def test_warnings_are_counted_and_where_they_are_is_said(write_run: WriteRun) -> None:
     run = write_run(result={"outcome": "done", "steps": 3, "wall_s": 1.0, "warnings": ["a", "b"]})
-    assert "  warnings     2; the report has them" in outcome.summary(run, "done")
+    assert "  warnings     2; the report has them" in run_record.summary(run, "done")
 
 
 def test_a_loss_worse_than_the_baseline_is_told_as_that(write_run: WriteRun) -> None:
     run = write_run(result={"outcome": "done", "eval_loss": 6.0, "unigram_entropy": 5.75})
-    assert "  eval loss    6.000 nats, 0.250 above the unigram baseline of 5.750" in outcome.summary(
+    assert "  eval loss    6.000 nats, 0.250 above the unigram baseline of 5.750" in run_record.summary(
         run, "done"
     )
 
@@ -115,12 +115,12 @@ def test_a_done_run_without_finite_figures_is_told_without_them(write_run: Write
     run = write_run(
         result={"outcome": "done", "steps": 3, "wall_s": 1.0, "eval_loss": None, "unigram_entropy": 5.0}
     )
-    assert [line.split()[0] for line in outcome.summary(run, "done")[1:]] == ["wall", "report"]
+    assert [line.split()[0] for line in run_record.summary(run, "done")[1:]] == ["wall", "report"]
 
 
 def test_a_failure_says_why_where_the_log_is_and_where_to_go_on_from(write_run: WriteRun) -> None:
     run = write_run(result={"outcome": "failed", "error": "host 1 was killed\nlast line", "failed_host": 1})
-    assert outcome.summary(run, "failed") == [
+    assert run_record.summary(run, "failed") == [
         f"{RUN_ID} failed",
         "  host 1 was killed",
         "  last line",
@@ -135,7 +135,7 @@ def test_resuming_goes_on_from_the_latest_complete_checkpoint(write_run: WriteRu
     for name in ("9", "10", "11.orbax-checkpoint-tmp", "notes"):
         run.directory.write_text(f"checkpoints/{name}/state", "x")
     assert run.directory.checkpoint_steps() == [9, 10]
-    assert outcome.summary(run, state)[-1] == f"  resume with `fab train --resume {RUN_ID}` (from step 10)"
+    assert run_record.summary(run, state)[-1] == f"  resume with `fab train --resume {RUN_ID}` (from step 10)"
 
 
 def test_in_a_bucket_a_checkpoint_counts_once_its_last_file_is_there(write_run: WriteRun) -> None:
@@ -152,27 +152,27 @@ def test_in_a_bucket_a_checkpoint_counts_once_its_last_file_is_there(write_run: 
 
 @pytest.mark.parametrize("state", ["stopped", "preempted"])
 def test_a_run_that_was_stopped_says_how_to_go_on(write_run: WriteRun, state: State) -> None:
-    text = " ".join(outcome.summary(write_run(result={"outcome": state, "steps": 42}), state))
+    text = " ".join(run_record.summary(write_run(result={"outcome": state, "steps": 42}), state))
     assert state in text
     assert f"`fab train --resume {RUN_ID}`" in text
 
 
 def test_a_wrong_request_found_on_a_host_is_told_without_a_way_to_resume(write_run: WriteRun) -> None:
     run = write_run(result={"outcome": "failed", "request": True, "error": "--data x: too small"})
-    assert outcome.summary(run, "failed") == [f"{RUN_ID}: --data x: too small"]
+    assert run_record.summary(run, "failed") == [f"{RUN_ID}: --data x: too small"]
 
 
 def test_what_a_job_or_an_agent_wrote_is_not_overwritten_by_the_launchers_last_word(
     write_run: WriteRun,
 ) -> None:
-    run = conclude(write_run(result={"outcome": "preempted", "steps": 7}), "failed", "the launcher's view")
+    run = finalize(write_run(result={"outcome": "preempted", "steps": 7}), "failed", "the launcher's view")
     assert run.current_result() == {"attempt": 0, "outcome": "preempted", "steps": 7}
 
 
 def test_a_run_that_nobody_concluded_gets_its_result_and_its_report(
     write_run: WriteRun, beat: Callable[..., Any]
 ) -> None:
-    run = conclude(write_run(beats=[beat("stepping", step=8), None]), "failed", "w-1 did not join")
+    run = finalize(write_run(beats=[beat("stepping", step=8), None]), "failed", "w-1 did not join")
     result = run.current_result()
     assert result is not None
     assert (result["outcome"], result["steps"], result["error"]) == ("failed", 8, "w-1 did not join")

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from launch import output
-from launch.output import Grouped, Prefixed, Terminal, ranges
+from launch.commands import execute
+from launch.commands.execute import Grouped, Prefixed, Terminal, ranges
 
 Captured = pytest.CaptureFixture[str]
 
@@ -72,7 +72,7 @@ def test_hosts_that_said_the_same_are_shown_once(capsys: Captured) -> None:
 def test_of_a_chatty_host_the_beginning_is_kept_and_the_rest_counted(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "KEPT_CHARACTERS", 10)
+    monkeypatch.setattr(execute, "KEPT_CHARACTERS", 10)
     shown = Grouped([0, 1, 2], Terminal())
     for host in (0, 1):
         shown.show(host)("out", b"1234\nand much more\nx\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import RequestError
-from launch.places import Copy, Kind, Place, decide, kind_of, size_of
+from launch.commands.copies import Copy, Kind, Place, decide, kind_of, size_of
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])

@@ -6,9 +6,8 @@ import dataclasses
 
 import pytest
 
-from launch import environment, plan
-from launch.container import Container
-from launch.plan import Plan
+from launch import plan
+from launch.plan import Container, Plan
 
 PLAN = Plan(
     run_id="flax_mlm-20261120-214500-abcd",
@@ -164,7 +163,7 @@ def test_a_path_below_the_home_directory_is_written_out_for_each_host() -> None:
 
 @pytest.mark.parametrize("devices", [None, 3])
 def test_the_number_of_devices_is_told_only_where_it_is_chosen(devices: int | None) -> None:
-    told = environment.of(dataclasses.replace(PLAN, local_devices=devices), 0).get("RUN_LOCAL_DEVICES")
+    told = plan.environment(dataclasses.replace(PLAN, local_devices=devices), 0).get("RUN_LOCAL_DEVICES")
     assert told == (None if devices is None else "3")
 
 
@@ -211,10 +210,10 @@ def test_the_preflight_looks_for_the_image_and_for_what_the_launch_does_not_brin
 
 
 def test_a_job_is_told_the_peak_of_all_devices_together_where_it_is_known() -> None:
-    assert "RUN_PEAK_FLOPS_PER_S" not in environment.of(PLAN, 0)
+    assert "RUN_PEAK_FLOPS_PER_S" not in plan.environment(PLAN, 0)
     known = dataclasses.replace(PLAN, peak_flops_per_s=3_152_000_000_000_000)
-    assert environment.of(known, 0)["RUN_PEAK_FLOPS_PER_S"] == "3152000000000000"
+    assert plan.environment(known, 0)["RUN_PEAK_FLOPS_PER_S"] == "3152000000000000"
 
 
 def test_only_a_process_that_computes_on_cpu_is_told_of_large_pages() -> None:
-    assert "GLIBC_TUNABLES" not in environment.of(dataclasses.replace(PLAN, platform="tpu"), 0)
+    assert "GLIBC_TUNABLES" not in plan.environment(dataclasses.replace(PLAN, platform="tpu"), 0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.printable import LINE_LIMIT, Lines, printable
+from launch.display import LINE_LIMIT, Lines, printable
 
 HOSTILE = st.text(
     st.one_of(st.characters(), st.sampled_from("\r\n\t\x00\x07\x1b\x7f\x9b\u202e\u2066\u2028[0;31mK]\\é")),

@@ -13,7 +13,7 @@ import pytest
 from contracts.errors import RequestError
 from contracts.run_directory import State
 from launch import local, plan, recover, training
-from launch.agents import Agent
+from launch.hosts import Agent
 from launch.runs import Run
 from launch.target import Target
 

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from launch import rollout
-from launch.agents import Agent
-from launch.bundle import Bundle
-from launch.container import Container
-from launch.errors import HostsError
-from launch.plan import Plan
+from launch.hosts import Agent, HostsError
+from launch.jobs import Bundle
+from launch.plan import Container, Plan
 from launch.rollout import NotJoined
 
 MakeAgent = Callable[..., Agent]

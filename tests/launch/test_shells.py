@@ -14,8 +14,9 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.inventory import Gateway, Host
-from launch import local, shells
-from launch.errors import HostError
+from launch import local
+from launch.commands import shells
+from launch.hosts import HostError
 from launch.target import Target
 
 KEY = "ssh-ed25519 AAAAC3Nz"

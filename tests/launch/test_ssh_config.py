@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import RequestError
-from launch.errors import HostError
+from launch.commands.shells import INCLUDE, Entry, Keys, config, host_alias, known_hosts, with_include
+from launch.hosts import HostError
 from launch.local import local
 from launch.ssh.access import Access
-from launch.ssh_config import INCLUDE, Entry, Keys, config, host_alias, known_hosts, with_include
 
 SSH = shutil.which("ssh")
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")

@@ -10,7 +10,7 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.inventory import to_json
-from launch import local, pulumi_command, stack_output
+from launch import inventories, local
 
 
 def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -21,7 +21,7 @@ def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
 
 def refused() -> str:
     with pytest.raises(RequestError) as error:
-        stack_output.read("dev")
+        inventories.read("dev")
     return str(error.value)
 
 
@@ -29,7 +29,7 @@ def test_a_stacks_output_is_its_inventory(tmp_path: Path, monkeypatch: pytest.Mo
     inventory = local.local(2, "cpu", [0, 1]).inventory
     (tmp_path / "output").write_text(json.dumps({"image_repository": "x", "inventory": to_json(inventory)}))
     pulumi(tmp_path, monkeypatch, f'[ "$*" = "stack output --json --stack dev" ] && cat {tmp_path}/output')
-    assert stack_output.read("dev") == inventory
+    assert inventories.read("dev") == inventory
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_stack_without_an_inventory_says_what_to_do(
 
 
 def test_a_pulumi_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulumi_command, "LIMIT_S", 0.2)
+    monkeypatch.setattr(inventories, "LIMIT_S", 0.2)
     pulumi(tmp_path, monkeypatch, "exec sleep 60")
     assert "`pulumi stack output` gave no answer within 0 s" in refused()
 

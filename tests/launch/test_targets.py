@@ -10,10 +10,10 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.inventory import Host, Inventory, Slice, Storage, to_json
-from launch import remote, targets, train, verify
-from launch.buckets import Buckets
-from launch.errors import HostError
-from launch.host_files import HostFiles
+from launch import remote, targets, train
+from launch.commands import verify
+from launch.hosts import HostError
+from launch.remote_files import Buckets, HostFiles
 from launch.target import Target
 from launch.targets import Given, Wanted
 from launch.train import Request

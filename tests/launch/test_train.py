@@ -15,7 +15,7 @@ from contracts.errors import RequestError
 from jobs.flax_mlm.config import Config
 from launch import jobs, local, targets, training
 from launch import train as launching
-from launch.errors import HostsError
+from launch.hosts import HostsError
 from launch.runs import Run
 from launch.target import Target
 

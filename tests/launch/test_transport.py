@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.transport import Completed, LocalTransport, Stream
+from launch.hosts import Completed, LocalTransport, Stream
 
 HOST = LocalTransport()
 SLEEPS_IN_A_CHILD = """

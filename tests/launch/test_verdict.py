@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from launch import verdict
-from launch.verdict import Expected
+from launch.commands import verify
+from launch.commands.verify import Expected
 
 WANTED = Expected(platform="tpu", hosts=2, devices_per_host=4, peak_flops_per_s=197e12)
 HOSTS = ["w-0", "w-1"]
@@ -32,12 +32,12 @@ def report(**changed: Any) -> dict[str, Any]:
 
 
 def found(second: dict[str, Any] | None, wanted: Expected = WANTED) -> list[str]:
-    return verdict.problems(wanted, HOSTS, [report(), second])
+    return verify.judge(wanted, HOSTS, [report(), second])
 
 
 def test_hosts_that_are_as_the_slice_promises_are_well() -> None:
     assert found(report(clock_s=1000.4)) == []
-    said = verdict.lines([report(), report()], [], HOSTS)
+    said = verify.lines([report(), report()], [], HOSTS)
     assert said == ["python 3.12.1, jax 0.12.0", "all is well: 8 devices on 2 hosts compute together"]
 
 
@@ -78,11 +78,11 @@ def test_a_device_far_behind_the_others_is_named_but_not_on_a_shared_cpu() -> No
     assert text.startswith("w-1: d1 does 50.0 TFLOP/s where the middle one does 150.0 TFLOP/s")
     on_cpu = Expected(platform="cpu", hosts=2, devices_per_host=4, peak_flops_per_s=None)
     cpus = [report(platform="cpu"), {**slow, "platform": "cpu"}]
-    assert verdict.problems(on_cpu, HOSTS, cpus) == []
+    assert verify.judge(on_cpu, HOSTS, cpus) == []
 
 
 def test_the_table_has_a_line_for_every_host_also_for_one_that_is_silent() -> None:
-    table = verdict.table(HOSTS, [report(), None], WANTED)
+    table = verify.table(HOSTS, [report(), None], WANTED)
     assert [list(column.cells) for column in table.columns][:3] == [
         ["w-0", "w-1"],
         ["4 × TPU v5 lite", "no report"],

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import RequestError
-from launch import local, verdict
-from launch import verify as verification
+from launch import local
+from launch.commands import verify
+from launch.commands import verify as verification
 from launch.target import Target
 
 
@@ -35,8 +36,8 @@ def test_two_hosts_compute_together_and_no_trace_of_it_stays_among_the_runs(
 def test_a_slice_with_fewer_devices_than_it_promises_is_not_well_and_what_was_found_is_kept(
     target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = dataclasses.replace(verdict.expected(target), devices_per_host=4)
-    monkeypatch.setattr(verdict, "expected", lambda target: wanted)
+    wanted = dataclasses.replace(verify.expected(target), devices_per_host=4)
+    monkeypatch.setattr(verify, "expected", lambda target: wanted)
     assert verification.verify(target, "jax", None) == 1
     said = capsys.readouterr().out
     assert "NOT WELL" in said and "has 1 devices where the slice has 4 a host" in said

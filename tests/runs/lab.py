@@ -19,7 +19,7 @@ from contracts.files import DiskFiles
 from contracts.run_directory import ACTIVE, RunDirectory, State
 from launch import follow, local, rollout, runs
 from launch import train as launching
-from launch.agents import Agent
+from launch.hosts import Agent
 from launch.runs import Run
 from tests.runs.command import Command
 

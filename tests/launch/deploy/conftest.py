@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launch.deploy.deployment import RUNNER
+from launch.deploy.deploy import RUNNER
 from launch.deploy.steps import Step, to_json
 
 CarryOut = Callable[..., list[dict[str, Any]]]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.deploy.answers import LONGEST_LINE, Answer, Reader, parse
+from launch.deploy.deploy import LONGEST_LINE, Answer, Reader, parse
 
 LINE = json.dumps({"step": "s", "state": "ok", "message": "m", "remedy": "", "took_s": 1}).encode()
 

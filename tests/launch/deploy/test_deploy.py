@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from contracts.inventory import Storage
-from launch.agents import Agent
-from launch.deploy import deploy, deployment, python_environment
+from launch.deploy import deploy, python_environment
 from launch.deploy.steps import to_json
+from launch.hosts import Agent
 from launch.target import Target
 from tests.launch.slices import make_target
 
@@ -80,5 +80,5 @@ def test_all_steps_together_fit_in_one_argument_of_a_shell(agents: list[Agent]) 
     """sshd hands the whole command to a shell as one argument."""
     lock = python_environment.Lock(sha256="00" * 32, folder="~/l", name="tpu")
     every = deploy.steps(make_target(agents), "jax", with_comforts=True, contained=False, lock=lock)
-    argv = [deployment.PYTHON, "-S", "-E", "-c", deployment.RUNNER.read_text(), to_json(every)]
+    argv = [deploy.PYTHON, "-S", "-E", "-c", deploy.RUNNER.read_text(), to_json(every)]
     assert len(shlex.join(argv).encode()) < 100_000

@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from launch.deploy.answers import Answer
-from launch.deploy.deployment import Deployment
+from launch.deploy.deploy import Answer, Deployment
 from launch.deploy.steps import Step
-from launch.errors import HostError
-from launch.transport import LocalTransport, Show
+from launch.hosts import HostError, LocalTransport, Show
 
 
 def test_steps_of_a_host_are_told_as_they_end(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launch.deploy import docker_engine
+from launch.deploy import steps
 
 CarryOut = Callable[..., list[dict[str, Any]]]
 
@@ -34,7 +34,7 @@ def host(tmp_path: Path) -> Callable[..., dict[str, str]]:
 
 def looked_at(carry_out: CarryOut, environ: dict[str, str], change: str = "") -> dict[str, Any]:
     step = dataclasses.replace(
-        docker_engine.step(), needs=(), root=False, change=change, limit_s=5 if change else 0
+        steps.docker(), needs=(), root=False, change=change, limit_s=5 if change else 0
     )
     (answer,) = carry_out([step], environ=environ)
     return answer
@@ -84,6 +84,6 @@ def test_a_user_who_may_not_is_put_into_the_group(
         id='[ "$1" = -u ] && echo 1000 || echo me',
         sudo="exit 1",
     )
-    answer = looked_at(carry_out, {**environ, "SUDO_USER": "me"}, docker_engine.CHANGE)
+    answer = looked_at(carry_out, {**environ, "SUDO_USER": "me"}, steps.DOCKER_CHANGE)
     assert answer["state"] == "changed", answer
     assert Path(environ["DONE"]).read_text() == "--append --groups docker me\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launch.deploy import docker_login
+from launch.deploy import steps
 from launch.deploy.steps import Step
 from tests.launch.deploy.conftest import oldest_python
 
@@ -34,14 +34,14 @@ def log_in(tmp_path: Path) -> list[Step]:
             check=step.check.replace("/usr/local/bin", folder),
             change=step.change.replace("/usr/local/bin", folder),
         )
-        for step in docker_login.steps([REGISTRY])
+        for step in steps.docker_login([REGISTRY])
     ]
 
 
 def test_only_googles_registries_are_logged_in_to_each_once() -> None:
     images = [f"{REGISTRY}/p/r/jax@sha256:00", f"{REGISTRY}/p/r/tf@sha256:01", "gcr.io/p/x", "docker.io/x/y"]
-    assert docker_login.registries([*images, "evil-docker.pkg.dev.example.org/x"]) == (REGISTRY, "gcr.io")
-    assert docker_login.steps([]) == ()
+    assert steps.registries([*images, "evil-docker.pkg.dev.example.org/x"]) == (REGISTRY, "gcr.io")
+    assert steps.docker_login([]) == ()
 
 
 def test_what_others_wrote_in_dockers_configuration_stays(
@@ -122,12 +122,12 @@ def test_the_helper_gives_docker_a_token_of_the_service_account_and_keeps_none(
     "registry", ["docker.io", "https://x-docker.pkg.dev.example.org", "a-docker.pkg.dev@evil", ""]
 )
 def test_no_other_registry_ever_gets_a_token(metadata: str, registry: str) -> None:
-    done = ask(docker_login.HELPER_TEXT, registry, metadata)
+    done = ask(steps.HELPER_TEXT, registry, metadata)
     assert done.returncode == 1 and TOKEN not in done.stdout + done.stderr
     assert "no Google registry" in done.stdout
 
 
 def test_a_host_without_metadata_server_is_a_message_and_no_traceback() -> None:
-    done = ask(docker_login.HELPER_TEXT, REGISTRY, "127.0.0.1:9")
+    done = ask(steps.HELPER_TEXT, REGISTRY, "127.0.0.1:9")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("no token from the metadata server")

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from launch.agents import Agent
-from launch.deploy import locks
-from launch.errors import HostError
+from launch.deploy import python_environment
+from launch.hosts import Agent, HostError
 from tests.launch.slices import make_target
 
 MakeAgent = Callable[..., Agent]
@@ -20,15 +19,15 @@ MakeAgent = Callable[..., Agent]
 
 def test_only_an_environment_that_is_ours_is_made(make_agent: MakeAgent, tmp_path: Path) -> None:
     target = make_target([make_agent(lambda verb, request: {})])
-    assert locks.needed(dataclasses.replace(target, python="/opt/python"), tmp_path) is None
+    assert python_environment.needed(dataclasses.replace(target, python="/opt/python"), tmp_path) is None
     with pytest.raises(RequestError, match=r"requirements/tpu\.txt is not there"):
-        locks.needed(target, tmp_path)
+        python_environment.needed(target, tmp_path)
     (tmp_path / "requirements").mkdir()
     for name in ("tpu", "uv"):
         (tmp_path / "requirements" / f"{name}.txt").write_text(name)
-    first = locks.needed(target, tmp_path)
+    first = python_environment.needed(target, tmp_path)
     (tmp_path / "requirements" / "uv.txt").write_text("newer")
-    second = locks.needed(target, tmp_path)
+    second = python_environment.needed(target, tmp_path)
     assert first is not None and second is not None
     assert first.lock.sha256 != second.lock.sha256
 
@@ -50,9 +49,9 @@ def test_locks_are_sent_only_where_they_are_missing_and_an_error_hides_no_other_
     refuse = {"ok": False, "error": {"message": "Python 3.6 is too old", "remedy": "r"}}
     known = HostError(host="w-3", reason="lost")
     agents = [disk(empty), disk(half), make_agent(lambda verb, request: refuse), disk({})]
-    both = locks.Locks({"jobs.txt": "a", "uv.txt": "b"}, "jobs", "/root")
+    both = python_environment.Locks({"jobs.txt": "a", "uv.txt": "b"}, "jobs", "/root")
     for writes in (["list", "write", "write"], ["list", "write", "write", "list"]):
-        found = locks.install(agents, both, [None, None, None, known])
+        found = python_environment.install(agents, both, [None, None, None, known])
         assert found[:2] == [None, None] and found[3] is known
         assert found[2] is not None and found[2].reason == "Python 3.6 is too old"
         assert empty == half == {"jobs.txt": "a", "uv.txt": "b"}
@@ -63,7 +62,7 @@ def test_locks_are_sent_only_where_they_are_missing_and_an_error_hides_no_other_
 
 def test_a_host_that_needs_no_lock_gets_its_agent_all_the_same(make_agent: MakeAgent) -> None:
     agent = make_agent(lambda verb, request: {"names": []})
-    assert locks.install([agent], None, [None]) == [None]
+    assert python_environment.install([agent], None, [None]) == [None]
     assert verbs(agent) == ["list"]
 
 

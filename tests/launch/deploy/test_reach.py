@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from launch.agents import Agent
-from launch.deploy import reach
-from launch.errors import HostError, HostsError
+from launch.deploy import deploy
+from launch.hosts import Agent, Completed, HostError, HostsError
 from launch.ssh import login, problems
 from launch.ssh.access import Access
 from launch.target import Target
-from launch.transport import Completed
 from tests.launch.slices import make_target
 
 MakeAgent = Callable[..., Agent]
@@ -50,11 +48,11 @@ def of_hosts(agents: list[Agent], *hosts: Booting) -> Target:
 def test_a_host_that_boots_is_waited_for_and_said_once(
     agents: list[Agent], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reach, "AGAIN_S", 0.01)
+    monkeypatch.setattr(deploy, "AGAIN_S", 0.01)
     told: list[str] = []
     refused = HostError(host="", reason="10.0.0.0:22 refuses the connection")
     first, second = Booting(refused, refused, OSError("closed")), Booting()
-    assert reach.reach(of_hosts(agents, first, second), told.append, limit_s=30) == [None, None]
+    assert deploy.reach(of_hosts(agents, first, second), told.append, limit_s=30) == [None, None]
     assert (first.tries, second.tries) == (4, 1)
     assert [text.partition(" s for ")[2] for text in told] == [
         "w-0: 10.0.0.0:22 refuses the connection",
@@ -82,28 +80,28 @@ ACCESS = Access(name="w-0", address="10.0.0.2", user="u", os_login=True, host_ke
     ],
 )
 def test_only_what_a_booting_host_does_is_waited_for(error: HostError, passes: bool) -> None:
-    assert reach.may_pass(error) is passes
+    assert deploy.may_pass(error) is passes
 
 
 def test_a_machine_that_cannot_log_in_anywhere_is_told_at_once() -> None:
     for profile in ("{}", "not json"):
         with pytest.raises(HostError) as refused:
             login.user_of_profile(profile)
-        assert not reach.may_pass(refused.value)
+        assert not deploy.may_pass(refused.value)
 
 
 def test_what_time_does_not_mend_is_not_waited_for_and_the_others_go_on(agents: list[Agent]) -> None:
     refusing = Booting(*[problems.host_key_changed(ACCESS, ["SHA256:a"], "SHA256:b")] * 2)
-    error, none = reach.reach(of_hosts(agents, refusing, Booting()), lambda text: None, limit_s=600)
+    error, none = deploy.reach(of_hosts(agents, refusing, Booting()), lambda text: None, limit_s=600)
     assert isinstance(error, HostError) and error.host == "w-0" and none is None
     assert refusing.tries == 1
 
 
 def test_where_no_host_answers_all_are_listed(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "AGAIN_S", 0.01)
+    monkeypatch.setattr(deploy, "AGAIN_S", 0.01)
     refused = HostError(host="", reason="refused", remedy="r")
     with pytest.raises(HostsError) as error:
-        reach.reach(
+        deploy.reach(
             of_hosts(agents, Booting(*[refused] * 99), Booting(*[refused] * 99)),
             lambda text: None,
             limit_s=0.05,

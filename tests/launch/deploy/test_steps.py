@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launch.deploy import answers, steps
+from launch.deploy import deploy, steps
 from launch.deploy.steps import Step
 
 CarryOut = Callable[..., list[dict[str, Any]]]
@@ -64,8 +64,8 @@ def test_huge_pages_that_nobody_may_turn_on_are_a_warning_and_the_host_is_ready(
     step = dataclasses.replace(steps.huge_pages(str(tmp_path / "enabled"), "/proc/no"), root=False)
     (answer,) = carry_out([step])
     assert answer["state"] == "warned" and "starts and stops slowly" in answer["remedy"]
-    parsed = answers.parse(json.dumps(answer).encode())
-    assert parsed is not None and not answers.Outcome(host="w-0", answers=(parsed,)).failed
+    parsed = deploy.parse(json.dumps(answer).encode())
+    assert parsed is not None and not deploy.Outcome(host="w-0", answers=(parsed,)).failed
 
 
 def test_a_full_disk_shows_in_the_folders(carry_out: CarryOut) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.doctor.machine import Answer, Machine
+from launch.doctor.workstation import Answer, Machine
 
 MakeMachine = Callable[..., Machine]
 

@@ -11,10 +11,10 @@ import pytest
 
 from contracts.errors import RequestError
 from launch import local
-from launch.agents import Agent
 from launch.doctor import doctor, first_day
-from launch.doctor.finding import Finding, State
-from launch.doctor.machine import Machine
+from launch.doctor.check import Finding, State
+from launch.doctor.workstation import Machine
+from launch.hosts import Agent
 from launch.target import Target
 from tests.launch.slices import make_target
 

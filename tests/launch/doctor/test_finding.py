@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from contracts.errors import RequestError
-from launch.doctor.finding import Check, Said, carry_out, ok, warn
-from launch.errors import HostError, HostsError
+from launch.doctor.check import Check, Said, carry_out, ok, warn
+from launch.hosts import HostError, HostsError
 
 
 def raising(error: BaseException) -> Callable[[], Said]:

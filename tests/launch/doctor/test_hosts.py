@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from launch.agents import Agent
-from launch.doctor import hosts
-from launch.doctor.finding import Said
+from launch.doctor import slice_hosts
+from launch.doctor.check import Said
+from launch.hosts import Agent
 from tests.launch.slices import IMAGES, make_target
 
 MakeAgent = Callable[..., Agent]
@@ -48,10 +48,10 @@ def test_every_host_is_asked_and_a_silent_one_hides_no_other(make_agent: MakeAge
     target = make_target(
         [agent_with(make_agent, "w-0"), silent(make_agent, "w-1"), agent_with(make_agent, "w-2")]
     )
-    said = hosts.reached(target, [0, 1, 2])
+    said = slice_hosts.reached(target, [0, 1, 2])
     assert [(each.host, each.state) for each in said] == [("w-0", "ok"), ("w-1", "fail"), ("w-2", "ok")]
     assert said[1].message == "timed out (through IAP)" and said[1].remedy == "look"
-    found = hosts.preflight(target, "jax")
+    found = slice_hosts.preflight(target, "jax")
     assert of(found, "preflight") == [("w-1", "fail", "timed out")]
     assert [host for host, _, _ in of(found, "python")] == ["w-0", "w-2"]
 
@@ -66,14 +66,14 @@ def test_a_device_that_a_strange_process_holds_is_a_failure_and_one_of_a_run_of_
             agent_with(make_agent, "w-1", checks=(HELD,), running=run),
         ]
     )
-    strange, ours = [each for each in hosts.preflight(target, "jax") if each.name == "device"]
+    strange, ours = [each for each in slice_hosts.preflight(target, "jax") if each.name == "device"]
     assert (strange.state, strange.remedy) == ("fail", "end it")
     assert (ours.state, ours.remedy) == ("warn", f"`fab stop --run {run}`")
 
 
 def test_hosts_of_one_slice_that_are_not_alike_are_named(make_agent: MakeAgent) -> None:
     target = make_target([agent_with(make_agent, "w-0"), agent_with(make_agent, "w-1", kernel="5.15")])
-    ((_, state, message),) = of(hosts.preflight(target, "jax"), "kernel")
+    ((_, state, message),) = of(slice_hosts.preflight(target, "jax"), "kernel")
     assert state == "warn" and message == "not the same on all hosts: 6.1 on w-0; 5.15 on w-1"
 
 
@@ -81,16 +81,16 @@ def test_a_stack_with_images_of_other_frameworks_wants_docker_on_its_hosts_too(m
     target = make_target([agent_with(make_agent, "w-0")])
     inventory = dataclasses.replace(target.inventory, images={"pytorch": IMAGES["jax"]})
     other = dataclasses.replace(target, inventory=inventory)
-    assert [state for _, state, _ in of(hosts.preflight(other, "jax"), "docker")] == ["warn"]
+    assert [state for _, state, _ in of(slice_hosts.preflight(other, "jax"), "docker")] == ["warn"]
 
 
 def test_the_hosts_of_a_stack_with_an_image_are_asked_for_it(make_agent: MakeAgent) -> None:
-    plan = hosts.asked(make_target([agent_with(make_agent, "w-0")]), "jax")
+    plan = slice_hosts.asked(make_target([agent_with(make_agent, "w-0")]), "jax")
     assert plan.container is not None
     assert plan.container.image == IMAGES["jax"]
 
 
 def test_a_slice_of_tpus_has_the_peak_that_the_catalogue_gives_it(make_agent: MakeAgent) -> None:
     agents = [agent_with(make_agent, f"w-{index}") for index in range(4)]
-    assert hosts.asked(make_target(agents), "jax").peak_flops_per_s == 16 * 197_000_000_000_000
-    assert hosts.asked(make_target(agents, platform="cpu"), "jax").peak_flops_per_s is None
+    assert slice_hosts.asked(make_target(agents), "jax").peak_flops_per_s == 16 * 197_000_000_000_000
+    assert slice_hosts.asked(make_target(agents, platform="cpu"), "jax").peak_flops_per_s is None

@@ -9,9 +9,9 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from launch.doctor import keys
-from launch.doctor.finding import Check, Said, carry_out
-from launch.doctor.machine import Answer, Machine
+from launch.doctor import workstation
+from launch.doctor.check import Check, Said, carry_out
+from launch.doctor.workstation import Answer, Machine
 
 MakeMachine = Callable[..., Machine]
 
@@ -33,7 +33,9 @@ def make_key(tmp_path: Path) -> Callable[..., str]:
     return make
 
 
-def said(machine: Machine, look: Callable[[Machine], list[Said]] = keys.usable) -> list[tuple[str, str, str]]:
+def said(
+    machine: Machine, look: Callable[[Machine], list[Said]] = workstation.usable
+) -> list[tuple[str, str, str]]:
     return [
         (each.state, each.message, each.remedy)
         for each in carry_out([Check("this machine", "ssh keys", lambda: look(machine))])
@@ -83,9 +85,11 @@ def test_os_login_has_to_know_one_of_this_machines_keys(
     other, public = make_key("id_rsa"), make_key()
     (Path(make_machine().home) / ".ssh/id_rsa").unlink()
     command = "gcloud compute os-login describe-profile"
-    ((state, message, _),) = said(make_machine({command: profile(other, "no key", public)}), keys.os_login)
+    ((state, message, _),) = said(
+        make_machine({command: profile(other, "no key", public)}), workstation.os_login
+    )
     assert state == "ok" and "me_example_org" in message
-    ((state, message, remedy),) = said(make_machine({command: profile(other)}), keys.os_login)
+    ((state, message, remedy),) = said(make_machine({command: profile(other)}), workstation.os_login)
     assert state == "fail" and "SHA256:" in message and "os-login ssh-keys add" in remedy
 
 
@@ -103,7 +107,7 @@ def test_whatever_gcloud_answers_of_os_login_is_a_finding_with_a_remedy(
     make_machine: MakeMachine, make_key: Callable[..., str], answer: Answer | str
 ) -> None:
     make_key()
-    ((state, _, remedy),) = said(make_machine({"gcloud compute": answer}), keys.os_login)
+    ((state, _, remedy),) = said(make_machine({"gcloud compute": answer}), workstation.os_login)
     assert state == "fail" and remedy
 
 
@@ -114,6 +118,6 @@ def test_an_account_without_any_key_is_told_that_the_first_connection_adds_one(
     make_machine: MakeMachine, make_key: Callable[..., str], answer: str
 ) -> None:
     make_key()
-    ((state, message, remedy),) = said(make_machine({"gcloud compute": answer}), keys.os_login)
+    ((state, message, remedy),) = said(make_machine({"gcloud compute": answer}), workstation.os_login)
     assert state == "warn" and "the first connection adds somebody@somewhere" in message
     assert "os-login ssh-keys add" in remedy

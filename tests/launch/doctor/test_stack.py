@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from contracts.inventory import Host, Inventory, Slice, Storage
-from launch.doctor import stack
+from launch.doctor import google_cloud
 
 HOSTS = tuple(
     Host(
@@ -31,7 +31,7 @@ INVENTORY = Inventory(
 
 
 def test_a_stack_whose_parts_are_all_in_one_region_is_well() -> None:
-    said = [*stack.slice_in_use(INVENTORY, SLICE), *stack.regions(INVENTORY, SLICE)]
+    said = [*google_cloud.slice_in_use(INVENTORY, SLICE), *google_cloud.regions(INVENTORY, SLICE)]
     assert {each.state for each in said} == {"ok"}
     assert any("USD an hour" in each.message for each in said)
 
@@ -41,13 +41,13 @@ def test_a_stack_whose_parts_are_all_in_one_region_is_well() -> None:
 )
 def test_a_bucket_elsewhere_is_told_of_with_what_it_costs(region: str, words: str) -> None:
     storage = dataclasses.replace(INVENTORY.storage, bucket_region=region)
-    said = stack.regions(dataclasses.replace(INVENTORY, storage=storage), SLICE)[0]
+    said = google_cloud.regions(dataclasses.replace(INVENTORY, storage=storage), SLICE)[0]
     assert said.state == "warn" and words in said.message and "billed" in said.remedy
 
 
 def test_an_image_elsewhere_or_named_by_a_tag_is_told_of() -> None:
     images = {"jax": "us-docker.pkg.dev/p/r/jax:latest"}
-    said = stack.regions(dataclasses.replace(INVENTORY, images=images), SLICE)
+    said = google_cloud.regions(dataclasses.replace(INVENTORY, images=images), SLICE)
     assert [each.state for each in said] == ["ok", "warn", "warn"]
     assert "digest" in said[2].remedy
 
@@ -55,12 +55,12 @@ def test_an_image_elsewhere_or_named_by_a_tag_is_told_of() -> None:
 def test_hosts_that_are_missing_or_have_no_key_are_told_of() -> None:
     nameless = dataclasses.replace(HOSTS[0], host_keys=())
     few = dataclasses.replace(SLICE, hosts=(nameless, HOSTS[1]))
-    messages = [each.message for each in stack.slice_in_use(INVENTORY, few) if each.state == "warn"]
+    messages = [each.message for each in google_cloud.slice_in_use(INVENTORY, few) if each.state == "warn"]
     assert messages[0] == "v5litepod-16 has 4 hosts, the inventory has 2"
     assert messages[1].startswith("no host key is known of host 0")
 
 
 def test_machines_that_are_none_of_googles_have_no_price_and_no_region() -> None:
     own = dataclasses.replace(SLICE, accelerator_type="workstation", zone="under my desk")
-    said = [*stack.slice_in_use(INVENTORY, own), *stack.regions(INVENTORY, own)]
+    said = [*google_cloud.slice_in_use(INVENTORY, own), *google_cloud.regions(INVENTORY, own)]
     assert [each.state for each in said] == ["ok", "skip"]

@@ -17,10 +17,9 @@ from typing import Any
 import asyncssh
 import pytest
 
-from launch.errors import HostError
+from launch.hosts import HostError
 from launch.ssh.access import Access
-from launch.ssh.connections import Ssh
-from launch.ssh.opening import Limits
+from launch.ssh.connection import Limits, Ssh
 
 SSHD = "/usr/sbin/sshd"
 RELAY = """

@@ -12,10 +12,9 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from launch.errors import HostError
-from launch.ssh.connections import Ssh
+from launch.hosts import Completed, HostError, Stream
+from launch.ssh.connection import Ssh
 from launch.ssh.transport import SshTransport
-from launch.transport import Completed, Stream
 from tests.launch.ssh.conftest import Server, stand_in
 
 SHELLS_OWN = "'\"`$HOME !*?[a-z]{1,2}~#&;|<>(){}\\\t^=%-"

@@ -11,8 +11,8 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from launch.errors import HostError
-from launch.ssh.connections import Ssh
+from launch.hosts import HostError
+from launch.ssh.connection import Ssh
 from launch.ssh.transport import SshTransport
 from tests.launch.ssh.conftest import Server, stand_in
 

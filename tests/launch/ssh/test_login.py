@@ -15,11 +15,10 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from launch.errors import HostError
+from launch.hosts import HostError
 from launch.ssh import login
-from launch.ssh.connections import Ssh
-from launch.ssh.identities import MOST_OFFERED, Identities, load
-from launch.ssh.login import os_login_user, user_of_profile
+from launch.ssh.connection import Ssh
+from launch.ssh.login import MOST_OFFERED, Identities, load, os_login_user, user_of_profile
 from tests.launch.ssh.conftest import Server, write_key
 
 

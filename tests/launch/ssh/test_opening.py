@@ -15,9 +15,9 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from launch.errors import HostError
+from launch.hosts import HostError
 from launch.ssh import problems
-from launch.ssh.connections import Ssh
+from launch.ssh.connection import Ssh
 from tests.launch.ssh.conftest import Server, at, free_port, refusal, write_key
 
 

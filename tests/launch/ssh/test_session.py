@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from launch.errors import HostError
-from launch.ssh import session as sessions
-from launch.ssh.agent_code import AgentCode, agent_code, archive
-from launch.ssh.connections import Ssh
-from launch.ssh.session import SessionLink, with_verb
+from launch.hosts import Completed, HostError
+from launch.ssh import agent_session as sessions
+from launch.ssh.agent_session import AgentCode, SessionLink, agent_code, archive, with_verb
+from launch.ssh.connection import Ssh
 from launch.ssh.transport import SshTransport
-from launch.transport import Completed
 from tests.launch.ssh.conftest import Server
 from tests.launch.ssh.test_commands import all_end
 

@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from launch.errors import HostError
-from launch.ssh.connections import Ssh
-from launch.transport import Transport
+from launch.hosts import HostError, Transport
+from launch.ssh.connection import Ssh
 from tests.launch.ssh.conftest import Server, free_port
 
 

@@ -15,10 +15,11 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.inventory import Host, Inventory, Slice, Storage, to_json
-from launch import targets, trust
-from launch.errors import HostError
+from launch import targets
+from launch.commands import trust
+from launch.commands.trust import Trusted
+from launch.hosts import HostError
 from launch.targets import Wanted
-from launch.trust import Trusted
 from tests.launch.ssh.conftest import RELAY, Server
 
 STORAGE = Storage(bucket_url="gs://b", bucket_region=None, nfs_source=None, nfs_mount=None)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.ssh.connections import Ssh
+from launch.ssh.connection import Ssh
 from tests.launch.ssh.conftest import RELAY, Server, at, free_port, refusal
 
 

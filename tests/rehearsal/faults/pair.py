@@ -14,8 +14,7 @@ from contracts.run_directory import ACTIVE, State
 from launch import follow, remote, rollout, runs
 from launch import train as launching
 from launch.runs import Run
-from launch.ssh.connections import Ssh
-from launch.ssh.opening import Limits
+from launch.ssh.connection import Limits, Ssh
 from launch.target import Target
 from launch.targets import Given, Wanted
 from rehearsal.machines import DEVICE, PYTHON, Machine, Machines

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from launch.errors import HostsError
+from launch.hosts import HostsError
 from tests.rehearsal.faults import faults
 from tests.rehearsal.faults.faults import Fault, broken
 from tests.rehearsal.faults.pair import NAMES, Pair

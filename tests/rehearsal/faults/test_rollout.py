@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from launch.errors import HostsError
+from launch.hosts import HostsError
 from launch.train import LaunchFailed
 from tests.rehearsal.faults import faults
 from tests.rehearsal.faults.faults import Fault, exactly_before, nightly_but, ready

@@ -1,0 +1,355 @@
+"""`fab status`, `logs`, `runs`, `stop` and `jobs`: one function a command, each returning its exit code."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from contracts import run_directory
+from contracts.errors import RequestError
+from contracts.run_directory import SILENCE_LIMIT_S
+from launch import follow, rollout, run_record, runs
+from launch import jobs as job_index
+from launch.display import Lines, printable, say, terminal
+from launch.hosts import Agent, HostError, PendingAnswer
+from launch.run_record import finalize
+from launch.runs import Run
+from launch.target import Target
+
+NO_RUNS = "no runs yet; `make train` or `fab train --job flax_mlm` starts one"
+
+
+def status(target: Target, wanted: str | None) -> int:
+    """A table of the hosts of each run that is active, or of the run asked for."""
+    console = terminal()
+    if wanted:
+        chosen = [runs.find(target.runs, wanted)]
+        known = follow.look(target.find_agents(chosen[0].described), chosen[0])
+    else:
+        chosen = runs.list_runs(target.runs)
+        known = follow.look_at_all(_agents(target, chosen))
+    if not chosen:
+        say(console)(NO_RUNS)
+        return 0
+    states = {run.run_id: follow.state(run, known) for run in chosen}
+    if wanted is None:
+        chosen = [run for run in chosen if states[run.run_id] in run_directory.ACTIVE] or chosen[:1]
+    for run in chosen:
+        run = follow.with_agents_beats(run, known)
+        step, latest = runs.progress(run)
+        figure = runs.figure(run, latest)
+        say(console)(
+            f"{run.run_id}  {states[run.run_id]}  step {step}/{run.total_steps or '?'}"
+            + (f"  {printable(figure)}" if figure else "")
+            + f"  attempt {run.attempt}  {runs.age(run)} old"
+        )
+        console.print(_hosts_table(run, known.of(run)))
+        if states[run.run_id] not in (*run_directory.ACTIVE, "done"):
+            for line in run_record.summary(run, states[run.run_id])[1:]:
+                say(console)(line)
+    for error in known.errors:
+        say(console)(f"no answer from {error}")
+    return 0
+
+
+def _agents(target: Target, several: list[Run]) -> tuple[Agent, ...]:
+    """Every agent that may know of these runs: the target's own and, on one machine, those of runs with other hosts."""
+    if not target.is_local:
+        return target.agents
+    return tuple(agent for run in several for agent in target.find_agents(run.described))
+
+
+def _hosts_table(run: Run, known: follow.Look) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("host", "process", "state", "step", "heartbeat", "says"):
+        table.add_column(heading)
+    entries = {p["process_id"]: p for p in known.processes}
+    silent = {error.host for error in known.errors}
+    for host, beat in zip(run.described["hosts"], run.current(), strict=False):
+        entry = entries.get(host["index"], {})
+        gone = "no answer" if host["name"] in silent else "gone"
+        ago = f"{time.time() - beat['time']:.0f} s ago" if beat else "none"
+        table.add_row(
+            host["name"],
+            f"{entry.get('state', gone)} (pid {entry['pid']})" if entry else gone,
+            beat["state"] if beat else "",
+            str(beat["step"]) if beat else "",
+            ago,
+            printable((beat or {}).get("message") or ""),
+        )
+    return table
+
+
+def logs(target: Target, wanted: str, *, host: int | None, keep_on: bool, lines: int) -> int:
+    """Print the last lines of the hosts' logs and, with `keep_on`, what comes until the run ends."""
+    run = runs.find(target.runs, wanted)
+    if host is not None and host >= run.processes:
+        raise RequestError(f"--host {host}: {run.run_id} has the hosts 0 to {run.processes - 1}")
+    chosen = [host] if host is not None else list(range(run.processes))
+
+    def show(index: int, line: str) -> None:
+        print(line if host is not None else f"[{index}] {line}", flush=True)
+
+    all_answered = show_all(
+        target.find_agents(run.described),
+        run,
+        chosen,
+        lines=lines,
+        keep_on=keep_on,
+        show=show,
+        tell=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    return 0 if all_answered else 1
+
+
+def list_runs(target: Target, *, limit: int | None) -> int:
+    """A table of runs, the newest first."""
+    console = terminal()
+    everything = runs.list_runs(target.runs)
+    if not everything:
+        say(console)(NO_RUNS)
+        return 0
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("run", "name", "job", "state", "step", "measured", "age"):
+        table.add_column(heading, justify="right" if heading in ("step", "age") else "left")
+    known = follow.look_at_all(_agents(target, everything[:limit]))
+    for run in everything[:limit]:
+        step, latest = runs.progress(run)
+        table.add_row(
+            run.run_id,
+            run.described.get("name") or "",
+            run.described["job"],
+            follow.state(run, known),
+            f"{step}/{run.total_steps or '?'}",
+            printable(runs.figure(run, latest)),
+            runs.age(run),
+        )
+    console.print(table)
+    for error in known.errors:
+        say(console)(f"no answer from {error}")
+    if limit is not None and len(everything) > limit:
+        say(console)(f"{len(everything) - limit} older ones: `fab runs --all`")
+    return 0
+
+
+def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
+    """Stop a run on all its hosts; it saves a checkpoint first."""
+    console = terminal()
+    run = runs.find(target.runs, wanted) if wanted else _only_active(target)
+    agents = target.find_agents(run.described)
+    before = follow.state_now(agents, run)
+    if before not in run_directory.ACTIVE:
+        say(console)(f"{run.run_id} is not running: it is {before}")
+        return 0
+    say(console)(f"stopping {run.run_id} (up to {grace_s:.0f} s to save a checkpoint)")
+    answers = rollout.stop(agents, run.run_id, run.attempt, grace_s=grace_s)
+    for agent, answer in zip(agents, answers, strict=True):
+        if isinstance(answer, HostError):
+            say(console)(f"  {answer}")
+            continue
+        for entry in answer["stopped"]:
+            note = f"; {printable(entry['note'])}" if entry.get("note") else ""
+            say(console)(f"  {agent.host}: process {entry['pid']} {entry['how']}{note}")
+    deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
+    while (after := follow.state_now(agents, runs.read(run.directory) or run)) in run_directory.ACTIVE:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(follow.POLL_S)
+    run = finalize(run, after, None) if after not in run_directory.ACTIVE else run
+    for line in run_record.summary(run, after):
+        say(console)(line)
+    return 0 if after in ("stopped", "done") else 1
+
+
+def _only_active(target: Target) -> Run:
+    everything = runs.list_runs(target.runs)
+    known = follow.look_at_all(_agents(target, everything))
+    active = [run for run in everything if follow.state(run, known) in run_directory.ACTIVE]
+    if not active:
+        raise RequestError("--run: no run is active; `fab runs` lists them all")
+    if len(active) > 1:
+        raise RequestError(
+            f"--run: {len(active)} runs are active, say which: {', '.join(r.run_id for r in active)}"
+        )
+    return active[0]
+
+
+def list_jobs(wanted: str | None) -> int:
+    """What can be trained; with a job's name, all its options."""
+    console = terminal()
+    for name in [wanted] if wanted else job_index.names():
+        job = job_index.find(name)
+        say(console)(f"{job.name}  (stack {job.stack})\n  {job.summary}\n")
+        say(console)(job.help())
+    return 0
+
+
+CHUNK_BYTES = 256 * 1024
+POLL_S = 0.5
+ASK_AGAIN_S = 2.0
+ANSWER_LIMIT_S = 10.0
+
+Show = Callable[[int, str], None]
+"""Is handed a host's index and a line of its log."""
+Tell = Callable[[str], None]
+"""Is told of hosts that do not answer."""
+
+
+def show_all(
+    agents: Sequence[Agent],
+    run: Run,
+    hosts: Sequence[int],
+    *,
+    lines: int,
+    keep_on: bool,
+    show: Show,
+    tell: Tell,
+) -> bool:
+    """Hand the last `lines` lines of these hosts' logs (all where 0) to `show`, host by host, and with `keep_on` what
+    comes until their processes have ended. Whether every host answered."""
+    if lines == 0:
+        return follow_all(agents, run, dict.fromkeys(hosts, 0), show, tell, keep_on=keep_on)
+    offsets, unheard = {}, []
+    with concurrent.futures.ThreadPoolExecutor(min(64, len(hosts))) as pool:
+        tails = {host: pool.submit(tail, agents[host], run, host, lines=lines) for host in hosts}
+    for host, reading in tails.items():
+        try:
+            found, offsets[host] = reading.result()
+        except HostError as error:
+            offsets[host] = -CHUNK_BYTES
+            unheard.append(error)
+            continue
+        for line in found:
+            show(host, line)
+    if keep_on:
+        return follow_all(agents, run, offsets, show, tell)
+    for each in unheard:
+        tell(str(each))
+    return not unheard
+
+
+def tail(agent: Agent, run: Run, host: int, *, lines: int) -> tuple[list[str], int]:
+    """The last `lines` lines of one host's log, and the offset from where to go on.
+
+    Raises:
+        HostError: the host did not answer, or has no such log.
+    """
+    window = CHUNK_BYTES
+    while True:
+        answer = _ask(agent, run, host, -window).result()
+        begin, size = answer["offset"], answer["size"]
+        kept: collections.deque[str] = collections.deque(maxlen=lines)
+        cut = Lines()
+        while True:
+            kept.extend(cut.feed(answer["text"]))
+            # Only what was there when the reading began: a log that grows faster than it is read ends all the same.
+            if not answer["text"] or answer["next_offset"] >= size:
+                break
+            answer = _ask(agent, run, host, answer["next_offset"]).result()
+        kept.extend(cut.end())
+        if len(kept) == lines or begin == 0:
+            return list(kept), answer["next_offset"]
+        window *= 8
+
+
+def follow_all(
+    agents: Sequence[Agent],
+    run: Run,
+    offsets: Mapping[int, int],
+    show: Show,
+    tell: Tell = lambda _: None,
+    *,
+    keep_on: bool = True,
+) -> bool:
+    """Hand every line of the hosts in `offsets` from there on to `show` until their processes have ended and all is
+    read; without `keep_on` until what is there now is read. Whether every host answered in the end.
+
+    A host that does not answer is told of once and asked again. When the others have ended and it has been silent for
+    as long as a lost host's run may last, it is waited for no more.
+    """
+    reading = [_Reader(agents[host], run, host, offset, keep_on) for host, offset in offsets.items()]
+    while open_readers := [reader for reader in reading if not reader.is_done]:
+        for reader in open_readers:
+            reader.ask_if_due()
+        asked = [reader.pending.future for reader in open_readers if reader.pending]
+        due_s = [reader.due_s for reader in open_readers if reader.pending is None]
+        pause_s = max(0.0, min(due_s) - time.monotonic()) if due_s else None
+        if asked:
+            concurrent.futures.wait(asked, pause_s, return_when=concurrent.futures.FIRST_COMPLETED)
+        else:
+            time.sleep(pause_s or 0.0)
+        for reader in open_readers:
+            reader.take_answer(show, tell)
+        if all(reader.is_done or reader.is_lost() for reader in reading):
+            break
+    for reader in reading:
+        if not reader.is_done and keep_on:
+            tell(f"{reader.agent.host}: has not answered for {reader.silent_s():.0f} s; its log ends here")
+    return all(reader.is_done for reader in reading)
+
+
+class _Reader:
+    """One host's log, read on from an offset; never more than one piece of it is in memory."""
+
+    def __init__(self, agent: Agent, run: Run, host: int, offset: int, keep_on: bool) -> None:
+        self.agent, self._run, self._host, self._offset, self._keep_on = agent, run, host, offset, keep_on
+        self.pending: PendingAnswer | None = None
+        self.is_done = False
+        self.due_s = self._heard_s = time.monotonic()
+        self._answers = True
+        self._goal: int | None = None
+        self._cut = Lines()
+
+    def ask_if_due(self) -> None:
+        if self.pending is None and time.monotonic() >= self.due_s:
+            self.pending = _ask(self.agent, self._run, self._host, self._offset)
+
+    def take_answer(self, show: Show, tell: Tell) -> None:
+        """Show what has come, if something has."""
+        if self.pending is None or not self.pending.future.done():
+            return
+        pending, self.pending = self.pending, None
+        try:
+            answer = pending.result()
+        except HostError as error:
+            if self._answers:
+                tell(f"{error}; it is asked again" if self._keep_on else str(error))
+            self._answers, self.due_s = False, time.monotonic() + ASK_AGAIN_S
+            return
+        if not self._answers:
+            tell(f"{self.agent.host} answers again")
+        self._answers, self._heard_s = True, time.monotonic()
+        self._offset, size = answer["next_offset"], answer["size"]
+        self._goal = size if self._goal is None else self._goal
+        for line in self._cut.feed(answer["text"]):
+            show(self._host, line)
+        has_all = not answer["text"] or self._offset >= (size if self._keep_on else self._goal)
+        if has_all and (answer["ended"] or not self._keep_on):
+            self.is_done = True
+            for line in self._cut.end():
+                show(self._host, line)
+        self.due_s = time.monotonic() + (POLL_S if has_all else 0.0)
+
+    def silent_s(self) -> float:
+        return 0.0 if self._answers else time.monotonic() - self._heard_s
+
+    def is_lost(self) -> bool:
+        """Whether it is waited for no more once the others have ended."""
+        return not self._answers and (not self._keep_on or self.silent_s() > SILENCE_LIMIT_S)
+
+
+def _ask(agent: Agent, run: Run, host: int, offset: int) -> PendingAnswer:
+    request: dict[str, Any] = {
+        "run_id": run.run_id,
+        "attempt": run.attempt,
+        "process_id": host,
+        "offset": offset,
+        "limit_bytes": CHUNK_BYTES,
+    }
+    return agent.begin("logs", request, timeout_s=ANSWER_LIMIT_S)

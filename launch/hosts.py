@@ -1,0 +1,354 @@
+"""One host as the launcher sees it: commands and files by a transport, questions to its agent, what goes wrong there.
+
+The transport here is for this machine's own processes; `launch.ssh` has the other. An agent takes JSON and answers
+JSON; all hosts are asked at once, and one failure hides no other."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from launch.beside import beside
+from launch.display import printable
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class HostError(Exception):
+    """What went wrong on one host, and what to do about it. Not frozen: raising sets an exception's traceback."""
+
+    host: str
+    reason: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.reason}" + (f" → {self.remedy}" if self.remedy else "")
+
+
+class HostsError(Exception):
+    """One or more hosts could not do what was asked; every one is listed."""
+
+    def __init__(self, what: str, errors: Sequence[HostError]) -> None:
+        super().__init__("\n  ".join([what, *map(str, errors)]))
+        self.errors = tuple(errors)
+
+
+Stream = Literal["out", "err"]
+Show = Callable[[Stream, bytes], None]
+"""Is handed a command's output in pieces, as it comes. It may block: what is not taken is not read from the host."""
+
+PIECE_BYTES = 64 * 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completed:
+    """What a command came to. `exit_code` is None where it did not end in time, -N where signal N killed it."""
+
+    exit_code: int | None
+    stdout: str
+    stderr: str
+
+
+class Transport(Protocol):
+    """One host, as a launcher sees it. Arguments are lists; quoting is the transport's own business.
+
+    Every call may raise, or its Future may hold, OSError or `launch.hosts.HostError`: the host cannot be reached,
+    or has no such command or file.
+    """
+
+    def begin(self, argv: Sequence[str], stdin: str, *, timeout_s: float) -> Future[Completed]:
+        """Start a command and come back at once. The output is kept in memory: for short answers."""
+        ...
+
+    def stream(self, argv: Sequence[str], show: Show, *, timeout_s: float | None) -> Future[int | None]:
+        """Start a command and hand out its output as it comes; the exit code (None: its time was over).
+
+        Cancelling the Future ends the command on the host.
+        """
+        ...
+
+    def put(self, source: Path, target: str) -> None:
+        """Copy a file or a folder with all that is in it to `target` on the host, under a new name first."""
+        ...
+
+    def get(self, source: str, target: Path) -> None:
+        """Copy a file or a folder of the host to `target` on this machine."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTransport:
+    """This machine as a host: a command is a process of its own, apart from the launcher's terminal."""
+
+    def begin(self, argv: Sequence[str], stdin: str, *, timeout_s: float) -> Future[Completed]:
+        def run() -> Completed:
+            process = _LocalProcess(argv, subprocess.PIPE if stdin else subprocess.DEVNULL)
+            try:
+                said = process.popen.communicate(stdin.encode() if stdin else None, timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                said, code = (b"", f"not done within {timeout_s:g} s".encode()), None
+            else:
+                code = process.popen.returncode
+            finally:
+                process.end()
+                process.close()
+            stdout, stderr = (text.decode(errors="replace") for text in said)
+            return Completed(exit_code=code, stdout=stdout, stderr=stderr)
+
+        future: Future[Completed] = Future()
+        threading.Thread(target=_carry_out, args=(run, future), daemon=True).start()
+        return future
+
+    def stream(self, argv: Sequence[str], show: Show, *, timeout_s: float | None) -> Future[int | None]:
+        future: Future[int | None] = Future()
+        try:
+            process = _LocalProcess(argv, subprocess.DEVNULL)
+        except OSError as error:
+            future.set_exception(error)
+            return future
+        future.add_done_callback(lambda done: process.end() if done.cancelled() else None)
+        follow = functools.partial(process.follow, show, timeout_s)
+        threading.Thread(target=_carry_out, args=(follow, future), daemon=True).start()
+        return future
+
+    def put(self, source: Path, target: str) -> None:
+        _copy(source, Path(target).expanduser())
+
+    def get(self, source: str, target: Path) -> None:
+        _copy(Path(source).expanduser(), target)
+
+
+class _LocalProcess:
+    """A process and what it started, in a session of their own."""
+
+    def __init__(self, argv: Sequence[str], stdin: int) -> None:
+        self.popen = subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in the launcher's terminal is not meant for the host
+        )
+        self.ended = (
+            threading.Lock()
+        )  # so that none but its own group is ever killed: the number is free once reaped
+
+    def follow(self, show: Show, timeout_s: float | None) -> int | None:
+        """Hand out the output until it ends; the exit code, or None where `timeout_s` were over."""
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            with selectors.DefaultSelector() as selector:
+                for stream, pipe in (("out", self.popen.stdout), ("err", self.popen.stderr)):
+                    assert pipe is not None
+                    selector.register(pipe, selectors.EVENT_READ, stream)
+                while selector.get_map():
+                    ready = selector.select(None if until_s is None else max(0.0, until_s - time.monotonic()))
+                    if not ready:
+                        return None
+                    for key, _ in ready:
+                        if data := os.read(key.fd, PIECE_BYTES):
+                            show(key.data, data)
+                        else:
+                            selector.unregister(key.fileobj)
+            return self._exit_code(until_s)
+        finally:
+            self.end()
+            self.close()
+
+    def _exit_code(self, until_s: float | None) -> int | None:
+        while until_s is None or time.monotonic() < until_s:
+            with self.ended, contextlib.suppress(subprocess.TimeoutExpired):
+                return self.popen.wait(0.05)
+        return None
+
+    def end(self) -> None:
+        """Kill it and what it started, unless it has ended."""
+        with self.ended:
+            if self.popen.returncode is None:
+                os.killpg(self.popen.pid, signal.SIGKILL)
+                self.popen.wait()
+
+    def close(self) -> None:
+        for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def _carry_out[T](work: Callable[[], T], future: Future[T]) -> None:
+    """Into `future` goes what comes of it; one that was cancelled meanwhile wants none."""
+    try:
+        result = work()
+    except BaseException as error:
+        with contextlib.suppress(InvalidStateError):
+            future.set_exception(error)
+    else:
+        with contextlib.suppress(InvalidStateError):
+            future.set_result(result)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with beside(target) as fresh:
+        if source.is_dir():
+            shutil.copytree(source, fresh, symlinks=True)
+        else:
+            shutil.copy(source, fresh)
+
+
+PROTOCOL_VERSION = 1
+ANSWER_LIMIT_S = 60.0
+
+
+class Link(Protocol):
+    """How one host's agent is asked."""
+
+    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
+        """Begin to ask. The answer is one line of JSON in `stdout`; `exit_code` is None where none came in time.
+
+        The Future may hold OSError or HostError: the host cannot be reached, or cannot run an agent.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessLink:
+    """An agent that is started anew for every verb. command: how it is started."""
+
+    transport: Transport
+    command: tuple[str, ...]
+
+    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
+        return self.transport.begin([*self.command, verb], request, timeout_s=timeout_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class GoneLink:
+    """A host that a run had and the slice no longer has: nothing runs there. reason: what is known of it."""
+
+    reason: str
+    remedy: str
+
+    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:  # noqa: ARG002 - it is a Link
+        answer: Future[Completed] = Future()
+        if verb == "status":
+            answer.set_result(Completed(exit_code=0, stdout='{"ok": true, "processes": []}', stderr=""))
+        else:
+            answer.set_exception(HostError(host="", reason=self.reason, remedy=self.remedy))
+        return answer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agent:
+    """The agent of one host. root: its own directory there."""
+
+    host: str
+    link: Link
+    root: str
+
+    def ask(
+        self, verb: str, request: Mapping[str, Any], *, timeout_s: float = ANSWER_LIMIT_S
+    ) -> dict[str, Any]:
+        """Carry out one verb.
+
+        Raises:
+            HostError: the host did not answer, or its agent says that it could not.
+        """
+        return self.begin(verb, request, timeout_s=timeout_s).result()
+
+    def begin(
+        self, verb: str, request: Mapping[str, Any], *, timeout_s: float = ANSWER_LIMIT_S
+    ) -> PendingAnswer:
+        """Begin to ask, to wait for the answer later."""
+        text = json.dumps({"version": PROTOCOL_VERSION, "root": self.root, **request})
+        try:
+            future = self.link.ask(verb, text, timeout_s=timeout_s)
+        except (OSError, HostError) as error:
+            future = Future()
+            future.set_exception(error)
+        return PendingAnswer(agent=self, verb=verb, timeout_s=timeout_s, future=future)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PendingAnswer:
+    """A question that is under way."""
+
+    agent: Agent
+    verb: str
+    timeout_s: float
+    future: Future[Completed]
+
+    def result(self) -> dict[str, Any]:
+        """The answer; waits for it.
+
+        Raises:
+            HostError: as `Agent.ask`.
+        """
+        try:
+            done = self.future.result()
+        except HostError as error:
+            raise self._error(error.reason, error.remedy) from None
+        except OSError as error:
+            raise self._error(f"cannot run the agent: {error}") from None
+        if done.exit_code is None:
+            raise self._error(f"no answer to {self.verb} within {self.timeout_s:g} s")
+        try:
+            answer = json.loads(done.stdout)
+            if not isinstance(answer, dict):
+                raise ValueError(f"{answer!r} is no object")
+        except ValueError:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            raise self._error(
+                f"{self.verb} was not answered by an agent (exit code {done.exit_code}): {said[-1] if said else ''}"
+            ) from None
+        if not answer.get("ok"):
+            fault = answer.get("error", {})
+            raise self._error(fault.get("message", "unknown error"), fault.get("remedy") or "")
+        return answer
+
+    def _error(self, reason: str, remedy: str = "") -> HostError:
+        return HostError(host=self.agent.host, reason=printable(reason), remedy=printable(remedy))
+
+
+def ask_all(
+    agents: Sequence[Agent],
+    verb: str,
+    requests: Sequence[Mapping[str, Any]],
+    *,
+    timeout_s: float = ANSWER_LIMIT_S,
+) -> list[dict[str, Any] | HostError]:
+    """Carry out `verb` on all hosts at once; the answer or the error of each, in order."""
+    pending = [
+        agent.begin(verb, request, timeout_s=timeout_s)
+        for agent, request in zip(agents, requests, strict=True)
+    ]
+
+    def answer(question: PendingAnswer) -> dict[str, Any] | HostError:
+        try:
+            return question.result()
+        except HostError as error:
+            return error
+
+    return [answer(question) for question in pending]
+
+
+def all_or_error(what: str, answers: Sequence[dict[str, Any] | HostError]) -> list[dict[str, Any]]:
+    """The answers, where every host gave one.
+
+    Raises:
+        HostsError: listing every host that did not.
+    """
+    errors = [answer for answer in answers if isinstance(answer, HostError)]
+    if errors:
+        raise HostsError(what, errors)
+    return [answer for answer in answers if not isinstance(answer, HostError)]

@@ -1,0 +1,300 @@
+"""Files of runs that lie elsewhere, as this machine reaches them: in buckets, and on hosts through their agents.
+
+The client library for buckets tries again for a minute, prints tracebacks while it does, and in the end raises what
+names no bucket. So a bucket is first asked for one name in it, within a limit; what the library does afterwards has a
+limit too."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import functools
+import http.client
+import json
+import logging
+import os
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from contracts.files import beginning
+from jobs.runtime.bucket_files import BucketFiles
+from launch.hosts import Agent, HostError
+
+GOOGLE = "https://storage.googleapis.com"
+STAND_IN = "STORAGE_EMULATOR_HOST"
+SCHEMES = ("gs", "gcs")
+REACH_LIMIT_S = 12.0
+"""For all of `reach`: with the start of the program an answer comes within 15 s."""
+ANSWER_LIMIT_S = 6.0
+CREDENTIALS_LIMIT_S = 6.0
+"""To look for them; where there are none, a metadata server that is not there either is waited for."""
+WORK_LIMIT_S = 60.0
+"""For one reading or writing in a bucket that has been reached: that of the files of some hundred runs."""
+ROLE = "roles/storage.objectUser"
+LOG_IN = "`gcloud auth application-default login`"
+
+
+def reach(url: str, asked: str | None = None, *, one_object: bool = False) -> None:
+    """Nothing where this machine can read in the bucket of `url`; of other kinds of URL nothing is known beforehand.
+
+    asked: how the message begins (default: the URL). one_object: it is enough that the object itself can be read, where
+    the bucket's names cannot.
+
+    Raises:
+        HostError: the bucket cannot be reached, is not there, or this machine may not read in it, and what to do.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme in SCHEMES:
+        import google.auth.transport.requests  # noqa: F401 - outside the limit: where much else runs, it takes its time
+
+        # What it prints while it tries again is in the message when it has given up.
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+        names = [parts.path.strip("/")] if one_object else []
+        within(REACH_LIMIT_S, asked or url, lambda: _reach(parts.netloc, names, asked or url))
+
+
+def within[Result](limit_s: float, asked: str, action: Callable[[], Result]) -> Result:
+    """What `action` returns or raises.
+
+    Raises:
+        HostError: it has done neither within the limit; its thread is left behind.
+    """
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def carry_out() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=carry_out, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise HostError(
+            host=asked,
+            reason=f"no answer within {limit_s:.0f} s",
+            remedy=f"see whether this machine reaches {_host()}",
+        )
+    return results[0]
+
+
+def _base() -> str:
+    found = os.environ.get(STAND_IN)
+    return GOOGLE if not found else found if "://" in found else f"http://{found}"
+
+
+def _host() -> str:
+    return urllib.parse.urlsplit(_base()).netloc
+
+
+class Answer(NamedTuple):
+    """What Cloud Storage says: an HTTP status, and what it says of it."""
+
+    status: int
+    said: str
+
+    @property
+    def refuses(self) -> bool:
+        return self.status in (401, 403)
+
+
+def _reach(bucket: str, objects: Sequence[str], asked: str) -> None:
+    """First without credentials: whether there is a network, a bucket, and whether it is public, shows without them."""
+    place = f"{_base()}/storage/v1/b/{urllib.parse.quote(bucket, safe='')}/o"
+    names = f"{place}?maxResults=1&fields=kind"
+    answer = _ask(names, {}, asked)
+    if answer.refuses:
+        headers = _credentials(bucket, asked)
+        answer = _ask(names, headers, asked)
+        for name in objects if answer.refuses else ():
+            if not _ask(f"{place}/{urllib.parse.quote(name, safe='')}?fields=kind", headers, asked).refuses:
+                return
+    if answer.status == 404:
+        remedy = "check its name; `pulumi up` makes the one of a stack"
+        raise HostError(host=asked, reason=f"there is no bucket {bucket}", remedy=remedy)
+    if answer.refuses:
+        reason = f"no permission in the bucket {bucket}: {answer.said}"
+        raise HostError(host=asked, reason=reason, remedy=f"have {ROLE} on it granted to that account")
+    if answer.status >= 400:
+        reason = f"{_host()} answers {answer.status}: {answer.said}"
+        raise HostError(host=asked, reason=reason, remedy="try again in a moment")
+
+
+def _ask(url: str, headers: Mapping[str, str], asked: str) -> Answer:
+    # What stands for Google's buckets is on this machine, whatever proxy leads to the world.
+    handlers = [urllib.request.ProxyHandler({})] if os.environ.get(STAND_IN) else []
+    request = urllib.request.Request(url, headers=dict(headers))
+    try:
+        with urllib.request.build_opener(*handlers).open(request, timeout=ANSWER_LIMIT_S) as answer:
+            return Answer(answer.status, "")
+    except urllib.error.HTTPError as error:
+        return Answer(error.code, _message(error.read()) or str(error.reason))
+    except (OSError, http.client.HTTPException) as error:
+        cause = getattr(error, "reason", error)
+        why = getattr(cause, "strerror", None) or _line(cause)
+        raise HostError(
+            host=asked,
+            reason=f"{_host()} cannot be reached from this machine ({why})",
+            remedy="look at its network, and at $HTTPS_PROXY where it needs a proxy",
+        ) from None
+
+
+def _message(body: bytes) -> str:
+    try:
+        return _line(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _credentials(bucket: str, asked: str) -> dict[str, str]:
+    """The header that says who asks: the application default credentials, which the client library takes too."""
+    import google.auth
+    import google.auth.exceptions
+    import google.auth.transport.requests
+
+    scopes = ["https://www.googleapis.com/auth/devstorage.read_only"]
+    request = functools.partial(google.auth.transport.requests.Request(), timeout=ANSWER_LIMIT_S)
+    none = f"the bucket {bucket} is not public, and this machine has no credentials of Google's"
+    try:
+        credentials, _ = within(CREDENTIALS_LIMIT_S, asked, lambda: google.auth.default(scopes=scopes))
+        credentials.refresh(request)  # type: ignore[no-untyped-call]
+        headers: dict[str, str] = {}
+        credentials.apply(headers)  # type: ignore[no-untyped-call]
+        return headers
+    except (google.auth.exceptions.DefaultCredentialsError, HostError) as error:
+        why = (
+            _line(error)
+            if isinstance(error, google.auth.exceptions.DefaultCredentialsError)
+            else "none found in time"
+        )
+        raise HostError(host=asked, reason=f"{none} ({why})", remedy=LOG_IN) from None
+    except google.auth.exceptions.RefreshError as error:
+        reason = f"Google refuses this machine's credentials ({_line(error)})"
+        raise HostError(host=asked, reason=reason, remedy=LOG_IN) from None
+    except google.auth.exceptions.TransportError as error:
+        reason = f"Google cannot be asked for a token ({_line(error)})"
+        raise HostError(
+            host=asked, reason=reason, remedy="see that this machine reaches oauth2.googleapis.com"
+        ) from None
+
+
+def _line(said: object) -> str:
+    lines = str(said).strip().splitlines()
+    return lines[0][:300] if lines else type(said).__name__
+
+
+class Buckets:
+    """`contracts.files.Files` in buckets, from this machine.
+
+    Raises (on any call):
+        HostError: the bucket cannot be reached, or refuses.
+    """
+
+    def __init__(self) -> None:
+        self._files = BucketFiles()
+        self._reached: set[str] = set()
+
+    def read(self, paths: Sequence[str]) -> builtins.list[bytes | None]:
+        return self._carry_out(paths[0], lambda: self._files.read(paths)) if paths else []
+
+    def read_from(self, path: str, offset: int) -> tuple[bytes, int] | None:
+        return self._carry_out(path, lambda: self._files.read_from(path, offset))
+
+    def write(self, path: str, data: bytes) -> None:
+        self._carry_out(path, lambda: self._files.write(path, data))
+
+    def remove(self, path: str) -> None:
+        self._carry_out(path, lambda: self._files.remove(path))
+
+    def list(self, path: str) -> builtins.list[str]:
+        return self._carry_out(path, lambda: self._files.list(path))
+
+    def _carry_out[Result](self, url: str, action: Callable[[], Result]) -> Result:
+        bucket = "/".join(url.split("/", 3)[:3])
+        if bucket not in self._reached:
+            reach(url, bucket)
+            self._reached.add(bucket)
+        try:
+            return within(WORK_LIMIT_S, bucket, action)
+        except HostError:
+            raise
+        except ImportError as error:
+            reason = f"no driver for this kind of URL ({_line(error)})"
+            raise HostError(host=url, reason=reason, remedy="gs://… is known") from None
+        except Exception as error:  # each driver has exceptions of its own
+            reason = f"{type(error).__name__}: {_line(error)}"
+            raise HostError(
+                host=url, reason=reason, remedy="check the address, and your permission there"
+            ) from None
+
+
+CHUNK_BYTES = 4 * 2**20
+"""Of each file, in one answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HostFiles:
+    """`contracts.files.Files` of hosts that share them: the first that answers is asked.
+
+    Text only: what a run's directory holds for its readers is text.
+
+    Raises (on any call):
+        HostError: no host answers, or the first that does refuses.
+    """
+
+    agents: tuple[Agent, ...]
+
+    def read(self, paths: Sequence[str]) -> builtins.list[bytes | None]:
+        if not paths:
+            return []
+        answer = self._ask("read", {"paths": [*paths], "offsets": None, "limit_bytes": CHUNK_BYTES})
+        return [self._rest(path, file) for path, file in zip(paths, answer["files"], strict=True)]
+
+    def _rest(self, path: str, file: dict[str, Any]) -> bytes | None:
+        """A whole file, the first piece of which has been read."""
+        if file["text"] is None:
+            return None
+        pieces = [file["text"].encode()]
+        while file["next_offset"] < file["size"]:
+            file = self._piece(path, file["next_offset"])
+            if not file["text"]:
+                break
+            pieces.append(file["text"].encode())
+        return b"".join(pieces)
+
+    def read_from(self, path: str, offset: int) -> tuple[bytes, int] | None:
+        file = self._piece(path, offset)
+        if file["text"] is not None and offset > file["size"]:
+            file = self._piece(path, beginning(offset, file["size"]))
+        return None if file["text"] is None else (file["text"].encode(), int(file["offset"]))
+
+    def write(self, path: str, data: bytes) -> None:
+        self._ask("write", {"path": path, "text": data.decode()})
+
+    def remove(self, path: str) -> None:
+        self._ask("remove", {"path": path})
+
+    def list(self, path: str) -> builtins.list[str]:
+        return [str(name) for name in self._ask("list", {"path": path})["names"]]
+
+    def _ask(self, verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        first: HostError | None = None
+        for agent in self.agents:
+            try:
+                return agent.ask(verb, request)
+            except HostError as error:
+                first = first or error
+        raise first or HostError(host="", reason="there is no host to ask")
+
+    def _piece(self, path: str, offset: int) -> dict[str, Any]:
+        answer = self._ask("read", {"paths": [path], "offsets": [offset], "limit_bytes": CHUNK_BYTES})
+        found: dict[str, Any] = answer["files"][0]
+        return found

@@ -1,0 +1,182 @@
+"""The launcher's own records of a run: run.json, a result.json that nobody else wrote, and how it ended in words."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import importlib.metadata
+import platform
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from contracts import run_directory
+from contracts.errors import DONE, FAILED, INTERRUPTED, WRONG_REQUEST
+from contracts.run_directory import State
+from jobs.runtime import metric_definitions
+from jobs.runtime.metric_definitions import NO_METRICS, finite
+from jobs.runtime.report.render import read_and_render
+from launch import jobs, runs
+from launch.display import duration, printable
+from launch.plan import Plan
+from launch.runs import Run
+from launch.target import Target
+
+
+def run_record(
+    plan: Plan,
+    target: Target,
+    config: Any,
+    *,
+    name: str | None,
+    now: datetime.datetime,
+    before: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The content of run.json for a new attempt. before: what it said so far, for a run that is resumed."""
+    commit = jobs.commit_of(jobs.CHECKOUT)
+    moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    image = plan.container.image if plan.container is not None else None
+    attempt = {
+        "attempt": plan.attempt,
+        "started": moment,
+        "processes": plan.processes,
+        "coordinator": plan.coordinator,
+        "bundle": plan.bundle_sha256,
+        "image": image,
+        "outcome": None,
+    }
+    return {
+        "version": run_directory.RUN_VERSION,
+        "run_id": plan.run_id,
+        "name": name or (before["name"] if before else None),
+        "job": plan.job,
+        "stack": plan.stack,
+        "target": target.name,
+        "platform": plan.platform,
+        "runtime": "bare" if plan.container is None else "docker",
+        "args": list(plan.arguments),
+        "config": dataclasses.asdict(config),
+        "metric_definitions": metric_definitions.as_json(jobs.find(plan.job).metrics),
+        "code": {
+            "bundle": plan.bundle_sha256,
+            "git_commit": commit.hash if commit else None,
+            "git_dirty": commit.is_dirty if commit else None,
+        },
+        "image": image,
+        "container_access": plan.container.access if plan.container is not None else None,
+        "hang_limit_s": plan.hang_floor_s,
+        "heartbeat_limit_s": plan.heartbeat_limit_s,
+        "versions": versions() if target.is_local and plan.container is None else {},
+        "slice": dataclasses.asdict(target.slice),
+        "hosts": [
+            {"index": host.index, "name": host.name, "address": host.internal_address}
+            for host in target.hosts
+        ],
+        "created": before["created"] if before else moment,
+        "cwd": plan.cwd,
+        "cache_dir": plan.cache_dir,
+        "attempts": [*(before["attempts"] if before else []), attempt],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of this interpreter and the libraries that decide what a run computes."""
+    found = {"python": platform.python_version()}
+    for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tokenizers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def finalize(run: Run, outcome: str, error: str | None) -> Run:
+    """Write result.json, where the attempt has none, and the report; the run as it is then.
+
+    A result that the job or an agent wrote is left as it is: they were there.
+    """
+    fresh = runs.read(run.directory) or run
+    if fresh.current_result() is None:
+        step, _ = runs.progress(fresh)
+        fresh.directory.write_json(
+            run_directory.RESULT,
+            run_directory.result(outcome, attempt=fresh.attempt, steps=step, time=time.time(), error=error),
+        )
+    with contextlib.suppress(OSError):  # a report is worth having, but not worth hiding how the run ended
+        fresh.directory.write_text(run_directory.REPORT, read_and_render(fresh.directory.url))
+    return runs.read(fresh.directory) or fresh
+
+
+def exit_code(run: Run, state: State) -> int:
+    """0 done; 1 failed; 2 the request was wrong; 130 somebody or something stopped it."""
+    if state == "done":
+        return DONE
+    if state in ("stopped", "preempted"):
+        return INTERRUPTED
+    result = run.current_result()
+    return WRONG_REQUEST if result is not None and result.get("request") else FAILED
+
+
+def summary(run: Run, state: State) -> list[str]:
+    """The last lines a person sees of a run."""
+    if state == "done":
+        return _done(run)
+    resume = f"resume with `fab train --resume {run.run_id}`"
+    saved = run.directory.checkpoint_steps()
+    resume += f" (from step {saved[-1]})" if saved else " (no checkpoint yet: from the start)"
+    if state in ("stopped", "preempted"):
+        return [f"{run.run_id} was {state}; {resume}"]
+    result = run.current_result() or {}
+    if result.get("request"):
+        return [f"{run.run_id}: {result.get('error')}"]
+    lines = [f"{run.run_id} {'failed' if state == 'failed' else 'is ' + state}"]
+    if state == "lost":
+        lines[0] += ": its processes are gone and left no result (was the machine restarted?)"
+    if result.get("error"):
+        lines += ["  " + line for line in str(result["error"]).splitlines()]
+    host = result.get("failed_host")
+    if host is not None:
+        lines.append(f"  log: {run.directory.path(run_directory.log(run.attempt, host))}")
+    return [*lines, f"  {resume}"]
+
+
+def _done(run: Run) -> list[str]:
+    result = run.current_result() or {}
+    rows: list[tuple[str, str]] = []
+    measured = {
+        name: value for name, value in result.items() if finite(value) is not None and name not in NO_METRICS
+    }
+    if run.metrics.headline not in measured:  # a job may leave it to the last line of its metrics
+        _, latest = runs.progress(run)
+        value = finite(latest.get(run.metrics.headline))
+        measured |= {} if value is None else {run.metrics.headline: value}
+    rows += [
+        (printable(metric.title), printable(run.metrics.compared(metric, measured)))
+        for metric in run.metrics.told(measured)
+        if not metric.is_detail
+    ]
+    rows.append(("wall time", f"{duration(result.get('wall_s') or 0)} for {result.get('steps')} steps"))
+    rows += _time_split(result.get("time_s"))
+    saved = run.directory.checkpoint_steps()
+    if saved:
+        rows.append(("checkpoint", run.directory.path(f"{run_directory.CHECKPOINTS}/{saved[-1]}")))
+    if run.directory.list(run_directory.EXPORT):
+        rows.append(("export", run.directory.path(run_directory.EXPORT)))
+    warned = result.get("warnings")
+    if isinstance(warned, list) and warned:
+        rows.append(("warnings", f"{len(warned)}; the report has them"))
+    rows.append(("report", run.directory.path(run_directory.REPORT)))
+    width = max(12, *(len(label) for label, _ in rows))
+    return [f"{run.run_id} is done", *(f"  {label:<{width}} {text}" for label, text in rows)]
+
+
+def _time_split(said: object) -> list[tuple[str, str]]:
+    """The shares of the parts that took 1 % of the time or more, the largest first."""
+    parts = (
+        {name: s for name, s in said.items() if isinstance(s, int | float) and s > 0}
+        if isinstance(said, dict)
+        else {}
+    )
+    total_s = sum(parts.values())
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    shares = [f"{name.replace('_', ' ')} {s / total_s:.0%}" for name, s in largest if s > 0.01 * total_s]
+    return [("of that", ", ".join(shares))] if shares else []

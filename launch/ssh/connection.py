@@ -1,0 +1,480 @@
+"""Connections to hosts: one a host, opened on first use, its key checked, a limit on each part, kept and reused."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import asyncssh
+
+from contracts.inventory import Inventory, Slice
+from launch.hosts import HostError
+from launch.ssh import login, problems
+from launch.ssh.access import Access, routes
+from launch.ssh.login import Identities, load
+from launch.ssh.transport import SshTransport
+
+# Each is a gcloud process of its own, which takes a processor for a second or two.
+PROXIES_AT_ONCE = 8
+CLOSE_S = 5.0
+
+
+class Ssh:
+    """The connections, and the thread whose event loop they live in; both begin with the first use.
+
+    What is sent over a connection that breaks is never sent twice; the next call opens a new one.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._transports: dict[Access, SshTransport] = {}
+        self._opening: dict[Access, asyncio.Task[asyncssh.SSHClientConnection]] = {}
+        self._shared: dict[str, asyncio.Task[Any]] = {}
+        self._proxies = asyncio.Semaphore(PROXIES_AT_ONCE)
+        self._options = options(self._limits)
+        self._closed = False
+
+    def transports(
+        self, inventory: Inventory, one_slice: Slice, indexes: Sequence[int] | None = None
+    ) -> tuple[SshTransport, ...]:
+        """The hosts of a slice, all or those at `indexes`, in worker order. Nothing is connected to yet.
+
+        Raises:
+            RequestError: a host cannot be reached in the way that the inventory says.
+        """
+        found = routes(inventory, one_slice)
+        return tuple(self.host(found[index]) for index in (range(len(found)) if indexes is None else indexes))
+
+    def host(self, access: Access) -> SshTransport:
+        """The host that is reached in this way; the same one for the same way."""
+        with self._lock:
+            return self._transports.setdefault(access, SshTransport(access, self))
+
+    def begin[T](self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Carry out `work` in the event loop. Cancelling the Future cancels it."""
+        with self._lock:
+            if self._closed:
+                work.close()
+                raise RuntimeError("these connections were closed")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=_run, args=(self._loop,), name="ssh", daemon=True).start()
+                atexit.register(self.close)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def connection(self, access: Access) -> asyncssh.SSHClientConnection:
+        """The connection to a host: the one there is, or a new one.
+
+        Raises:
+            HostError: it cannot be reached.
+        """
+        task = self._opening.get(access)
+        if task is None or _is_over(task):
+            task = self._opening[access] = asyncio.create_task(self._open(access))
+            task.add_done_callback(_look_at)
+        return await asyncio.shield(task)
+
+    async def host_key(self, access: Access) -> asyncssh.SSHKey:
+        """The key that a host shows: over a way of its own where there is one, else through the one before it.
+
+        Raises:
+            HostError: it shows none.
+        """
+        if access.otherwise is not None:
+            try:
+                return await host_key(access.otherwise, hop=None, limits=self._limits)
+            except HostError as error:
+                if not error.reason.startswith("gcloud"):
+                    raise
+        hop = await self.connection(access.through) if access.through is not None else None
+        return await host_key(access, hop=hop, limits=self._limits)
+
+    def close(self) -> None:
+        """Close every connection for good; what is still under way ends."""
+        with self._lock:
+            loop, self._loop, self._closed = self._loop, None, True
+        if loop is None:
+            return
+        atexit.unregister(self.close)
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._close_all(), loop).result(CLOSE_S + 1)
+        loop.call_soon_threadsafe(loop.stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _open(self, access: Access) -> asyncssh.SSHClientConnection:
+        try:
+            identities: Identities = await self._once("identities", load(os.environ, Path.home()))
+            user: str = await self._once(
+                "user" if access.os_login and not access.user else f"user of {access}",
+                login.user_of(access, identities),
+            )
+        except HostError as error:
+            raise dataclasses.replace(error, host=access.name) from None
+        hop = None
+        if access.through is not None:
+            try:
+                hop = await self.connection(access.through)
+            except HostError as error:
+                if access.otherwise is None:
+                    raise problems.through(access.through, access, error) from None
+                return await self.connection(access.otherwise)
+        gate = self._proxies if access.proxy_command else contextlib.nullcontext()
+        async with gate:
+            return await open_connection(
+                access, user=user, identities=identities, hop=hop, common=self._options, limits=self._limits
+            )
+
+    async def _once[T](self, name: str, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` gives, asked once for all hosts; asked again after it failed."""
+        task = self._shared.get(name)
+        if task is None or (task.done() and (task.cancelled() or task.exception())):
+            task = self._shared[name] = asyncio.create_task(work)
+            task.add_done_callback(_look_at)
+        else:
+            work.close()
+        found: T = await asyncio.shield(task)
+        return found
+
+    async def _close_all(self) -> None:
+        here = asyncio.current_task()
+        others = [task for task in asyncio.all_tasks() if task is not here]
+        open_now = [task.result() for task in self._opening.values() if task.done() and not _is_over(task)]
+        for connection in open_now:
+            connection.close()
+        for task in others:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.gather(*others, return_exceptions=True)
+                for connection in open_now:
+                    await connection.wait_closed()
+        good = [task for task in self._shared.values() if task.done() and not _is_over_badly(task)]
+        for found in (task.result() for task in good):
+            if isinstance(found, Identities):
+                await found.close()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Whoever waited for it may be gone, and asyncio prints an error that nobody has looked at."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _is_over(task: asyncio.Task[asyncssh.SSHClientConnection]) -> bool:
+    """Whether it failed, or the connection that it opened is closed."""
+    return task.done() and (task.cancelled() or task.exception() is not None or task.result().is_closed())
+
+
+def _is_over_badly(task: asyncio.Task[Any]) -> bool:
+    return task.cancelled() or task.exception() is not None
+
+
+KEEPALIVES = 3
+ENDINGS = (asyncssh.ConnectionLost, ConnectionError)
+HOST_KEY_KINDS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long each part of an opening may take, and how often a quiet connection is tried: lost after three times."""
+
+    connect_s: float = 20.0
+    login_s: float = 15.0
+    keepalive_s: float = 15.0
+
+
+def options(limits: Limits) -> asyncssh.SSHClientConnectionOptions:
+    """What all connections have in common. Nothing is read from ~/.ssh: what holds is in the inventory and here."""
+    return asyncssh.SSHClientConnectionOptions(
+        config=None,
+        known_hosts=([], [], []),
+        x509_trusted_certs=None,
+        client_keys=None,
+        agent_path=None,
+        preferred_auth="publickey",
+        gss_host=None,
+        # The first of these has the quickest implementation here; all hosts have it.
+        encryption_algs=["aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr"],
+        compression_algs=None,
+        connect_timeout=None,
+        login_timeout=0,
+        keepalive_interval=limits.keepalive_s,
+        keepalive_count_max=KEEPALIVES,
+    )
+
+
+async def open_connection(
+    access: Access,
+    *,
+    user: str,
+    identities: Identities,
+    hop: asyncssh.SSHClientConnection | None,
+    common: asyncssh.SSHClientConnectionOptions,
+    limits: Limits,
+) -> asyncssh.SSHClientConnection:
+    """Connect and log in. hop: the connection to `access.through`.
+
+    Raises:
+        HostError: it did not come about, and why.
+    """
+    pinned = _pinned(access)
+    proxy = None
+    greeting = _Greeting()
+    try:
+        async with asyncio.timeout(limits.connect_s) as limit:
+            greeting.on_connected = lambda: limit.reschedule(
+                asyncio.get_running_loop().time() + limits.login_s
+            )
+            if access.proxy_command is not None and hop is None:
+                proxy = await Proxy.start(access.proxy_command)
+                greeting.on_connected = None  # a socket to a program says nothing of what is behind it
+                limit.reschedule(asyncio.get_running_loop().time() + limits.connect_s + limits.login_s)
+            connection = await asyncssh.connect(
+                access.address,
+                access.port,
+                sock=proxy.socket if proxy else None,
+                tunnel=hop,
+                config=None,
+                options=common,
+                username=user,
+                client_keys=list(identities.keys),
+                known_hosts=(list(pinned), [], []),
+                server_host_key_algs=_kinds(pinned),
+                client_factory=lambda: greeting,
+            )
+    except BaseException as error:
+        ended = await _ended(proxy, error)
+        if not isinstance(error, Exception):
+            raise
+        raise _explained(access, error, greeting, pinned, user, identities, limits, ended) from None
+    if proxy is not None:
+        greeting.proxy = asyncio.create_task(_stop_with(connection, proxy))
+    return connection
+
+
+async def host_key(
+    access: Access, *, hop: asyncssh.SSHClientConnection | None, limits: Limits
+) -> asyncssh.SSHKey:
+    """The key that a server shows, which says nothing yet of who it is. Nothing is logged in to.
+
+    Raises:
+        HostError: it shows none, and why.
+    """
+    proxy = None
+    try:
+        async with asyncio.timeout(limits.connect_s + limits.login_s):
+            if access.proxy_command is not None and hop is None:
+                proxy = await Proxy.start(access.proxy_command)
+            found = await asyncssh.get_server_host_key(
+                access.address,
+                access.port,
+                sock=proxy.socket if proxy else None,
+                tunnel=hop,
+                config=None,
+                server_host_key_algs=list(HOST_KEY_KINDS),
+            )
+    except Exception as error:
+        ended = await _ended(proxy, error)
+        proxy = None
+        if isinstance(error, FileNotFoundError | PermissionError) and access.proxy_command:
+            raise problems.proxy_missing(access, access.proxy_command[0]) from None
+        if ended is not None:
+            raise problems.proxy_ended(access, *ended) from None
+        raise problems.no_connection(access, error) from None
+    finally:
+        if proxy is not None:
+            await proxy.stop()
+    if found is None:
+        raise problems.no_login(access, asyncssh.ConnectionLost("no host key was shown"), limits.login_s)
+    return found
+
+
+class _Greeting(asyncssh.SSHClient):
+    """What is seen of a server while a connection is opened."""
+
+    def __init__(self) -> None:
+        self.on_connected: Callable[[], None] | None = None
+        self.connection: asyncssh.SSHClientConnection | None = None
+        self.found: asyncssh.SSHKey | None = None
+        self.proxy: asyncio.Task[None] | None = None
+
+    def connection_made(self, conn: asyncssh.SSHClientConnection) -> None:
+        self.connection = conn
+        if self.on_connected is not None:
+            self.on_connected()
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:  # noqa: ARG002 - asyncssh's
+        self.found = key
+        return False
+
+    @property
+    def spoke(self) -> bool:
+        """Whether the server has said what it is."""
+        return self.connection is not None and bool(self.connection.get_extra_info("server_version"))
+
+
+def _pinned(access: Access) -> tuple[asyncssh.SSHKey, ...]:
+    if not access.host_keys:
+        raise problems.host_key_unknown(access)
+
+    def keys() -> Iterator[asyncssh.SSHKey]:
+        for line in access.host_keys:
+            try:
+                yield asyncssh.import_public_key(line)
+            except asyncssh.KeyImportError as error:
+                raise problems.host_key_unreadable(access, line, str(error)) from None
+
+    return tuple(keys())
+
+
+def _kinds(pinned: Sequence[asyncssh.SSHKey]) -> list[str]:
+    """Of the host's keys a pinned one is asked for first; any other, so that it can be named when it is refused."""
+    wanted = {key.get_algorithm() for key in pinned}
+    return sorted(HOST_KEY_KINDS, key=lambda kind: kind.replace("rsa-sha2-512", "ssh-rsa") not in wanted)
+
+
+async def _ended(proxy: Proxy | None, error: BaseException) -> tuple[int, str] | None:
+    """How the proxy ended, if that is why there is no connection; it is ended in any case."""
+    if proxy is None:
+        return None
+    try:
+        return await proxy.ended() if isinstance(error, ENDINGS) else None
+    finally:
+        await proxy.stop()
+
+
+async def _stop_with(connection: asyncssh.SSHClientConnection, proxy: Proxy) -> None:
+    try:
+        await connection.wait_closed()
+    finally:
+        await proxy.stop()
+
+
+def _explained(
+    access: Access,
+    error: Exception,
+    greeting: _Greeting,
+    pinned: tuple[asyncssh.SSHKey, ...],
+    user: str,
+    identities: Identities,
+    limits: Limits,
+    ended: tuple[int, str] | None,
+) -> HostError:
+    if (
+        isinstance(error, FileNotFoundError | PermissionError)
+        and access.proxy_command
+        and not greeting.connection
+    ):
+        return problems.proxy_missing(access, access.proxy_command[0])
+    if ended is not None:
+        return problems.proxy_ended(access, *ended)
+    if isinstance(error, asyncssh.HostKeyNotVerifiable) and greeting.found is not None:
+        expected = [key.get_fingerprint() for key in pinned]
+        return problems.host_key_changed(access, expected, greeting.found.get_fingerprint())
+    if isinstance(error, asyncssh.PermissionDenied) or "authentication failures" in str(error):
+        return problems.permission_denied(access, user, identities.names, identities.kept_back)
+    if greeting.connection is None or (isinstance(error, TimeoutError) and not greeting.spoke):
+        return problems.no_connection(access, error)
+    if not greeting.spoke and isinstance(error, ENDINGS):
+        return problems.closed_at_once(access)
+    return problems.no_login(access, error, limits.login_s)
+
+
+LINES_KEPT = 20
+LONGEST_LINE_BYTES = 4096
+END_S = 2.0
+
+
+class Proxy:
+    """The running program. `socket` is our end; the program has the other one itself, so no byte goes through here."""
+
+    def __init__(self, process: asyncio.subprocess.Process, ours: socket.socket) -> None:
+        self.socket = ours
+        self._process = process
+        self._said: deque[str] = deque(maxlen=LINES_KEPT)
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(cls, argv: Sequence[str]) -> Proxy:
+        """Raises OSError: there is no such program."""
+        ours, its = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=its.fileno(),
+                stdout=its.fileno(),
+                stderr=asyncio.subprocess.PIPE,
+                limit=LONGEST_LINE_BYTES,
+                start_new_session=True,  # Ctrl-C in the launcher's terminal is not meant for a connection
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            its.close()
+        ours.setblocking(False)
+        return cls(process, ours)
+
+    async def ended(self) -> tuple[int, str] | None:
+        """Exit code and last words, where it has ended or does so in a moment."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                code = await self._process.wait()
+                await asyncio.shield(self._listening)
+                return code, self._said[-1] if self._said else ""
+        return None
+
+    async def stop(self) -> None:
+        """End the program, where it still runs."""
+        self.socket.close()
+        try:
+            if await self.ended() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(
+                        self._process.pid, signal.SIGKILL
+                    )  # gcloud is a shell that starts another program
+                await self._process.wait()
+        finally:
+            self._listening.cancel()
+
+    async def _listen(self) -> None:
+        """Its messages are kept, not shown: a warning of it is no news for a user."""
+        assert self._process.stderr is not None
+        while piece := await self._process.stderr.read(LONGEST_LINE_BYTES):
+            self._said.extend(line for line in piece.decode(errors="replace").splitlines() if line.strip())
