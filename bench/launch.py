@@ -78,10 +78,11 @@ def openssh(inventory: Inventory, folder: Path) -> Measured:
 def one_command(inventory: Inventory, _: Path) -> Measured:
     """Our connections, one command on each."""
     from launch.ssh.connection import Ssh
+    from launch.ssh.transport import transports_of
 
     one_slice = inventory.slices[0]
     with Ssh() as ssh, _measured(len(one_slice.hosts)) as measured:
-        hosts = ssh.transports(inventory, one_slice)
+        hosts = transports_of(inventory, one_slice, ssh=ssh)
         for future in [host.begin(["true"], "", timeout_s=LIMIT_S) for host in hosts]:
             if future.result().exit_code != 0:
                 raise SystemExit("true failed")
@@ -90,9 +91,11 @@ def one_command(inventory: Inventory, _: Path) -> Measured:
 
 def launch(inventory: Inventory, folder: Path) -> Measured:
     """The whole launch, as `fab train` does it, but for the run's own files."""
-    from launch import jobs, plan, remote, rollout, targets
+    from launch import jobs, plan, targets
+    from launch import launch as rollout
+    from launch.hosts import stop_processes
 
-    target = remote.of_inventory(
+    target = targets.of_inventory(
         inventory,
         targets.Wanted(stack="bench", platform="cpu", python=sys.executable, runs=str(folder / "runs")),
     )
@@ -126,7 +129,7 @@ def launch(inventory: Inventory, folder: Path) -> Measured:
             measured["round_trips"] = max(trips)
         finally:
             ended = time.perf_counter()
-            rollout.stop(target.agents, run_id, 0, grace_s=2)
+            stop_processes(target.agents, run_id, 0, grace_s=2)
             phase.leave_out(time.perf_counter() - ended)
     return measured
 

@@ -110,7 +110,7 @@ def trust(
     wanted = options.wanted(stack, slice)
     return trusting.trust(
         targets.resolve(wanted),
-        wanted,
+        targets.keys_file(wanted),
         hosts=host,
         instance=instance or None,
         fingerprint=fingerprint or None,

@@ -61,7 +61,7 @@ def train(
     The job's own options come after --, as in: fab train --job flax_mlm -- --steps 2000
     `fab jobs` lists them.
     """
-    from launch import training
+    from launch import follow as training
     from launch.commands import console
 
     words = training.words(args, options.after_dashes(c))
@@ -101,7 +101,7 @@ def recover(
     detach: bool = False,
 ) -> int:
     """Mend a run and its slice, and go on from where it was."""
-    from launch import training
+    from launch import follow as training
 
     def open_target(like: Run | None) -> Target:
         return options.target(stack, slice, hosts, runs=runs, like=like)

@@ -1,27 +1,203 @@
-"""Watching a run until it ends: what its directory says, and now and then what its agents say."""
+"""A run from `fab train` to its end: launched, watched, and started again where that is asked for."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
 import dataclasses
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich.console import Console
+
 from contracts import run_directory
+from contracts.errors import DONE, RequestError
 from contracts.run_directory import State
 from jobs.runtime.metric_definitions import Metrics, finite
-from launch import rollout, runs
-from launch.display import Display, Progress, printable
-from launch.hosts import Agent, HostError, ask_all
+from launch import display, recover, run_record, runs
+from launch import jobs as job_index
+from launch import launch as launching
+from launch.display import Display, Progress, printable, say, terminal
+from launch.hosts import STOP_NOW_S, Agent, HostError, stop_processes
+from launch.launch import Request
+from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
+from launch.run_record import finalize
 from launch.runs import Run
+from launch.target import Target
+
+STOP_GRACE_S = 120.0
+
+
+Open = Callable[[Run | None], Target]
+"""Gives the target, as it is now; for a run that is to go on, the target that suits it."""
+
+
+def train(
+    open_target: Open,
+    *,
+    job: str | None,
+    arguments: Sequence[str],
+    resume: str | None,
+    name: str | None,
+    detach: bool,
+    hang_floor_s: float = HANG_FLOOR_S,
+    heartbeat_limit_s: float = HEARTBEAT_LIMIT_S,
+    restarts: int,
+    runtime: str | None = None,
+    container_access: str | None = None,
+) -> int:
+    """Start a run (or go on with one) and, unless `detach`, follow it to its end; `restarts`: how often anew."""
+    console = terminal()
+    target = open_target(None)
+    old = resumed(target, resume, job) if resume else None
+    target = open_target(old) if old and target.is_local else target
+    if old is None and job is None:
+        raise RequestError(f"--job: say what to train; choose one of {', '.join(job_index.names())}")
+    request = Request(
+        job=job or (old.described["job"] if old else ""),
+        arguments=tuple(arguments),
+        name=name,
+        resume=old,
+        hang_floor_s=hang_floor_s,
+        heartbeat_limit_s=heartbeat_limit_s,
+        runtime=runtime,
+        container_access=container_access,
+    )
+    return _carry_out(console, request, target, open_target, restarts, detach=detach)
+
+
+def words(arguments: str, after_dashes: Sequence[str]) -> list[str]:
+    """The job's own options: those of --args, which is split as a shell would, or those after `--`.
+
+    Raises:
+        RequestError: both are given, or --args cannot be split.
+    """
+    if arguments and after_dashes:
+        raise RequestError(
+            f"--args {shlex.quote(arguments)} and -- {shlex.join(after_dashes)}: the job's options are given twice; "
+            "write them all in one of the two places"
+        )
+    try:
+        return shlex.split(arguments) or list(after_dashes)
+    except ValueError as error:
+        raise RequestError(f"--args: {arguments!r} has a quote that is not closed ({error})") from None
+
+
+def resumed(target: Target, wanted: str, job: str | None) -> Run:
+    """The run that is to go on.
+
+    Raises:
+        RequestError: there is none, or it is one of another job.
+    """
+    run = runs.find(target.runs, wanted)
+    if job is not None and job != run.described["job"]:
+        raise RequestError(f"--job {job}: {run.run_id} is a run of {run.described['job']}; leave --job out")
+    return run
+
+
+def go_on(open_target: Open, wanted: str, *, detach: bool) -> int:
+    """`fab recover`: whatever happened to the run and its slice, mend it and go on from the last checkpoint."""
+    console = terminal()
+    target = recover.repaired(open_target(None), lambda: open_target(None), say(console))
+    run = runs.find(target.runs, wanted)
+    target = open_target(run) if target.is_local else target
+    known = runs.look(target.find_agents(run.described), run)
+    decision = recover.decide(runs.state_by(run, known), run)
+    say(console)(f"{run.run_id}: {decision.reason}")
+    if not decision.resume:
+        return DONE
+    return _carry_out(console, resuming(run), target, open_target, 0, detach=detach)
+
+
+def _carry_out(
+    console: Console, request: Request, target: Target, open_target: Open, restarts: int, *, detach: bool
+) -> int:
+    """Launch it and, unless `detach`, follow it to its end; start it again as often as that is allowed."""
+    while True:
+        try:
+            run = launching.launch(request, target, say(console))
+        except launching.LaunchFailed as failure:
+            return _report(console, failure.run, runs.state_now(target.agents, failure.run))
+        if detach:
+            say(console)(_how_to_come_back(run, target))
+            return DONE
+        state = _to_its_end(console, run, target)
+        if state is None:
+            return DONE
+        run = _concluded(run, state)
+        decision = recover.decide(state, run)
+        if not decision.resume or restarts == 0 or state == "stopped":
+            return _report(console, run, state)
+        for line in [*run_record.summary(run, state)[:2], f"{decision.reason}; {_left(restarts)}"]:
+            say(console)(line)
+        target = recover.repaired(target, lambda: open_target(None), say(console))
+        request, restarts = resuming(runs.find(target.runs, run.run_id)), restarts - 1
+
+
+def resuming(run: Run) -> Request:
+    """The request to go on as the run began."""
+    return Request(
+        job=run.described["job"],
+        arguments=(),
+        name=None,
+        resume=run,
+        hang_floor_s=float(run.described.get("hang_limit_s", HANG_FLOOR_S)),
+        heartbeat_limit_s=float(run.described.get("heartbeat_limit_s", HEARTBEAT_LIMIT_S)),
+    )
+
+
+def _how_to_come_back(run: Run, target: Target) -> str:
+    where = "" if target.is_local else f" --stack {target.name}"
+    return (
+        f"it goes on by itself: `fab status{where}`, `fab logs{where} --follow`, "
+        f"`fab stop{where} --run {run.run_id}`"
+    )
+
+
+def _to_its_end(console: Console, run: Run, target: Target) -> State | None:
+    """Follow until it has ended; None: somebody stopped following.
+
+    Ctrl-C stops a run on this machine gracefully (a second one does not wait for that); it lets one elsewhere go on.
+    """
+    shown = display.make(console)
+    try:
+        return follow(run, target.agents, shown)
+    except KeyboardInterrupt:
+        shown.close()
+        if not target.is_local:
+            say(console)(f"no longer following; {_how_to_come_back(run, target)}")
+            return None
+        console.print("stopping, so that the run can be resumed (Ctrl-C again: do not wait for it)")
+        stop_processes(target.agents, run.run_id, run.attempt, grace_s=STOP_GRACE_S)
+        return follow(run, target.agents, display.Plain(console))
+    finally:
+        shown.close()
+
+
+def _concluded(run: Run, state: State) -> Run:
+    try:
+        run = runs.read(run.directory) or run
+        return run if state in ("done", "lost") else finalize(run, state, None)
+    except HostError:  # its hosts are gone, and its directory with them for now
+        return run
+
+
+def _left(restarts: int) -> str:
+    return f"{restarts} restart{'s' * (restarts > 1)} left"
+
+
+def _report(console: Console, run: Run, state: State) -> int:
+    for line in run_record.summary(run, state):
+        say(console)(line)
+    return run_record.exit_code(run, state)
+
 
 POLL_S = 0.5
 BUCKET_POLL_S = 5.0
 """Each look at a run in a bucket is billed, and its heartbeats are written every 10 s only."""
 AGENTS_PERIOD_S = 5.0
-UNANSWERED_LIMIT_S = 10.0
 PACE_LOOKS = 60
 """Half a minute of looks at a quick run."""
 ENDING_LIMIT_S = 45.0
@@ -29,65 +205,12 @@ ENDING_LIMIT_S = 45.0
 two seconds, and half a minute where one of them does not answer. After that the launcher stops what is left."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Look:
-    """What the agents say of processes, and the hosts that said nothing."""
-
-    processes: tuple[dict[str, Any], ...]
-    errors: tuple[HostError, ...]
-
-    def of(self, run: Run) -> Look:
-        """What is about the latest attempt of one run."""
-        return dataclasses.replace(
-            self,
-            processes=tuple(
-                entry
-                for entry in self.processes
-                if (entry["run_id"], entry["attempt"]) == (run.run_id, run.attempt)
-            ),
-        )
-
-
-def look(agents: Sequence[Agent], run: Run) -> Look:
-    """What the agents say of the processes of the latest attempt."""
-    return _ask(agents, {"run_id": run.run_id, "attempt": run.attempt}).of(run)
-
-
-def look_at_all(agents: Sequence[Agent]) -> Look:
-    """What the agents say of every process of every run that they know; the hosts are asked once."""
-    return _ask(agents, {"run_id": None, "attempt": None})
-
-
-def state(run: Run, known: Look) -> State:
-    """What the run is doing now."""
-    return runs.state(run, known.of(run).processes, unanswered=len(known.errors), now_s=time.time())
-
-
-def state_now(agents: Sequence[Agent], run: Run) -> State:
-    """The same, after asking the agents."""
-    return state(run, look(agents, run))
-
-
-def _ask(agents: Sequence[Agent], request: dict[str, Any]) -> Look:
-    # Hosts that are this machine share one agent directory; it is asked once.
-    asked = list({(agent.root, agent.link): agent for agent in agents}.values())
-    answers = ask_all(
-        asked, "status", [{**request, "process_id": None}] * len(asked), timeout_s=UNANSWERED_LIMIT_S
-    )
-    return Look(
-        processes=tuple(
-            entry for answer in answers if not isinstance(answer, HostError) for entry in answer["processes"]
-        ),
-        errors=tuple(answer for answer in answers if isinstance(answer, HostError)),
-    )
-
-
 def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
     """Show the run's progress until it has ended on all hosts; what it came to.
 
     A host that failed takes the others down: they are stopped if they do not end by themselves.
     """
-    asked_s, known = float("-inf"), look(agents, run)
+    asked_s, known = float("-inf"), runs.look(agents, run)
     watch = _Watch(display)
     failed_s: float | None = None
     unheard: set[str] = set()
@@ -102,14 +225,14 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
             for beat in run.current()
         )
         if looks_ended or time.monotonic() - asked_s > AGENTS_PERIOD_S:
-            asked_s, known = time.monotonic(), look(agents, run)
+            asked_s, known = time.monotonic(), runs.look(agents, run)
             unheard = _tell_unheard(display, known, unheard)
-        now = state(run, known)
+        now = runs.state_by(run, known)
         if now == "failed" and any(p["state"] == "running" or p.get("supervised") for p in known.processes):
             # The hosts end it among themselves, and of a run that hung they save the stacks first.
             failed_s = failed_s or time.monotonic()
             if time.monotonic() - failed_s > ENDING_LIMIT_S:
-                rollout.stop(agents, run.run_id, run.attempt, grace_s=rollout.STOP_NOW_S)
+                stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_NOW_S)
         elif now == "failed" and run.current_result() is None and _recently_ended(known):
             pass  # the agent is finding out which host failed first
         elif now not in run_directory.ACTIVE:
@@ -133,7 +256,7 @@ def _read(run: Run, display: Display, before: str) -> tuple[Run, str]:
     return fresh, ""
 
 
-def with_agents_beats(run: Run, known: Look) -> Run:
+def with_agents_beats(run: Run, known: runs.Look) -> Run:
     """The run with the hosts' own copies of the heartbeats, where those are newer than what its directory has."""
     beats = list(run.heartbeats)
     for entry in known.of(run).processes:
@@ -143,7 +266,7 @@ def with_agents_beats(run: Run, known: Look) -> Run:
     return dataclasses.replace(run, heartbeats=tuple(beats))
 
 
-def _tell_unheard(display: Display, known: Look, before: set[str]) -> set[str]:
+def _tell_unheard(display: Display, known: runs.Look, before: set[str]) -> set[str]:
     """Say once of each host that it does not answer, and once that it does again."""
     for error in known.errors:
         if error.host not in before:
@@ -154,7 +277,7 @@ def _tell_unheard(display: Display, known: Look, before: set[str]) -> set[str]:
     return now
 
 
-def _recently_ended(known: Look) -> bool:
+def _recently_ended(known: runs.Look) -> bool:
     ended = [p["ended"] for p in known.processes if p.get("ended")]
     return bool(ended) and time.time() - max(ended) < run_directory.FINISHING_LIMIT_S
 

@@ -208,6 +208,10 @@ def _copy(source: Path, target: Path) -> None:
 
 PROTOCOL_VERSION = 1
 ANSWER_LIMIT_S = 60.0
+STOP_LIMIT_S = 60.0
+"""Beyond the grace: a process is killed within seconds, and a Docker that does not answer is waited for 20 s."""
+STOP_NOW_S = 2.0
+"""Grace for processes that have nothing to save: they have not joined, or have lost a sibling."""
 
 
 class Link(Protocol):
@@ -352,3 +356,14 @@ def all_or_error(what: str, answers: Sequence[dict[str, Any] | HostError]) -> li
     if errors:
         raise HostsError(what, errors)
     return [answer for answer in answers if not isinstance(answer, HostError)]
+
+
+def stop_processes(
+    agents: Sequence[Agent], run_id: str, attempt: int, *, grace_s: float
+) -> list[dict[str, Any] | HostError]:
+    """Stop the attempt's process on every host, in worker order; the agents' answers, errors included."""
+    requests = [
+        {"run_id": run_id, "attempt": attempt, "process_id": index, "grace_s": grace_s}
+        for index in range(len(agents))
+    ]
+    return ask_all(agents, "stop", requests, timeout_s=grace_s + STOP_LIMIT_S)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from contracts.errors import RequestError
-from contracts.inventory import Inventory, InventoryError, from_json
+from contracts.inventory import Host, Inventory, InventoryError, Slice, from_json
+from launch.beside import beside
 from launch.jobs import CHECKOUT
 
 OUTPUT = "inventory"
@@ -104,3 +108,81 @@ def ask(words: Sequence[str], stack: str, *, otherwise: str, environ: Mapping[st
         said = (done.stderr or done.stdout).strip().splitlines()
         raise RequestError(f"--stack {stack}: `{command}` failed: {said[-1] if said else 'it said nothing'}")
     return done.stdout
+
+
+KEYS_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trusted:
+    """A host's key that somebody confirmed. name: the instance's, which its successor does not have."""
+
+    slice: str
+    index: int
+    name: str
+    internal_address: str
+    host_key: str
+    confirmed: str
+
+    def is_of(self, one_slice: Slice, host: Host) -> bool:
+        """Whether it is this very host's; one that was made again has another name."""
+        here = (one_slice.name, host.index, host.internal_address)
+        return (self.slice, self.index, self.internal_address) == here and host.name in ("", self.name)
+
+
+def read_keys(path: Path) -> tuple[Trusted, ...]:
+    """What was confirmed; nothing where there is no such file.
+
+    Raises:
+        RequestError: the file cannot be read.
+    """
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        if found["version"] != KEYS_VERSION:
+            raise ValueError(f"its version is {found['version']!r}, and {KEYS_VERSION} is read")
+        return tuple(Trusted(**each) for each in found["hosts"])
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RequestError(
+            f"{path}: cannot be read as confirmed host keys ({error}); remove it, and `fab trust` asks again"
+        ) from None
+
+
+def write_keys(path: Path, entries: Sequence[Trusted]) -> None:
+    text = json.dumps(
+        {"version": KEYS_VERSION, "hosts": [dataclasses.asdict(each) for each in entries]}, indent=2
+    )
+    with beside(path) as fresh:
+        fresh.write_text(text + "\n", encoding="utf-8")
+
+
+def with_keys(inventory: Inventory, entries: Sequence[Trusted]) -> Inventory:
+    """The inventory with the confirmed keys in place of the published ones, and a name for every host. Pure."""
+    slices = tuple(
+        dataclasses.replace(
+            each, hosts=_named(each, [_confirmed(each, host, entries) for host in each.hosts])
+        )
+        for each in inventory.slices
+    )
+    return dataclasses.replace(inventory, slices=slices)
+
+
+def _confirmed(one_slice: Slice, host: Host, entries: Sequence[Trusted]) -> Host:
+    for each in entries:
+        if each.is_of(one_slice, host):
+            return dataclasses.replace(host, name=each.name, host_keys=(each.host_key,))
+    return host
+
+
+def _named(one_slice: Slice, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """Hosts that have published no instance name: a TPU's first host says how the others are called."""
+    first = re.fullmatch(r"(.+-w-)0", hosts[0].name) if hosts and one_slice.count == 1 else None
+    return tuple(
+        host
+        if host.name
+        else dataclasses.replace(
+            host, name=f"{first[1]}{host.index}" if first else f"{one_slice.name}-{host.index}"
+        )
+        for host in hosts
+    )

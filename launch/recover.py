@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_directory import State
-from launch.deploy.deploy import deploy
 from launch.hosts import HostError, ask_all
 from launch.jobs import CHECKOUT
 from launch.runs import Run
@@ -78,6 +77,8 @@ def repaired(target: Target, reopen: Callable[[], Target], say: Callable[[str], 
     fresh = reopen()
     _wait_for(fresh)
     say(f"all {len(fresh.hosts)} hosts of {fresh.slice.name} answer")
+    from launch.deploy.deploy import deploy  # few runs ever need it
+
     if deploy(fresh, with_comforts=False) != 0:
         raise RequestError("not every host could be prepared; mend what is listed, then `fab recover` again")
     return reopen()  # what deploying has changed, as the user's groups, is so from the next log-in on

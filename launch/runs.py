@@ -17,10 +17,14 @@ from contracts.errors import RequestError
 from contracts.files import Files
 from contracts.run_directory import RUN_VERSION, RunDirectory, State
 from jobs.runtime.metric_definitions import Metrics, finite, of_run
+from launch.hosts import Agent, HostError, ask_all
 
 RUN_ID = re.compile(r"^[a-z][a-z0-9_]*-\d{8}-\d{6}-[a-z]{4}$")
 NAME = re.compile(r"^\w(?:[\w. -]{0,98}\w)?\Z")
 LATEST = "latest"
+
+UNANSWERED_LIMIT_S = 10.0
+"""For the agents to say what they know of a run's processes."""
 
 METRICS_TAIL_BYTES = 16 * 1024
 """Enough of the end of metrics.jsonl to hold a training line among the lines of evaluations."""
@@ -200,6 +204,59 @@ def state(run: Run, processes: Sequence[Mapping[str, Any]], *, unanswered: int =
         processes=processes,
         unanswered=unanswered,
         now_s=now_s,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    """What the agents say of processes, and the hosts that said nothing."""
+
+    processes: tuple[dict[str, Any], ...]
+    errors: tuple[HostError, ...]
+
+    def of(self, run: Run) -> Look:
+        """What is about the latest attempt of one run."""
+        return dataclasses.replace(
+            self,
+            processes=tuple(
+                entry
+                for entry in self.processes
+                if (entry["run_id"], entry["attempt"]) == (run.run_id, run.attempt)
+            ),
+        )
+
+
+def look(agents: Sequence[Agent], run: Run) -> Look:
+    """What the agents say of the processes of the latest attempt."""
+    return _ask(agents, {"run_id": run.run_id, "attempt": run.attempt}).of(run)
+
+
+def look_at_all(agents: Sequence[Agent]) -> Look:
+    """What the agents say of every process of every run that they know; the hosts are asked once."""
+    return _ask(agents, {"run_id": None, "attempt": None})
+
+
+def state_by(run: Run, known: Look) -> State:
+    """What the run is doing now."""
+    return state(run, known.of(run).processes, unanswered=len(known.errors), now_s=time.time())
+
+
+def state_now(agents: Sequence[Agent], run: Run) -> State:
+    """The same, after asking the agents."""
+    return state_by(run, look(agents, run))
+
+
+def _ask(agents: Sequence[Agent], request: dict[str, Any]) -> Look:
+    # Hosts that are this machine share one agent directory; it is asked once.
+    asked = list({(agent.root, agent.link): agent for agent in agents}.values())
+    answers = ask_all(
+        asked, "status", [{**request, "process_id": None}] * len(asked), timeout_s=UNANSWERED_LIMIT_S
+    )
+    return Look(
+        processes=tuple(
+            entry for answer in answers if not isinstance(answer, HostError) for entry in answer["processes"]
+        ),
+        errors=tuple(answer for answer in answers if isinstance(answer, HostError)),
     )
 
 

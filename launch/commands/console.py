@@ -14,10 +14,10 @@ from rich.table import Table
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_directory import SILENCE_LIMIT_S
-from launch import follow, rollout, run_record, runs
+from launch import follow, run_record, runs
 from launch import jobs as job_index
 from launch.display import Lines, printable, say, terminal
-from launch.hosts import Agent, HostError, PendingAnswer
+from launch.hosts import Agent, HostError, PendingAnswer, stop_processes
 from launch.run_record import finalize
 from launch.runs import Run
 from launch.target import Target
@@ -30,14 +30,14 @@ def status(target: Target, wanted: str | None) -> int:
     console = terminal()
     if wanted:
         chosen = [runs.find(target.runs, wanted)]
-        known = follow.look(target.find_agents(chosen[0].described), chosen[0])
+        known = runs.look(target.find_agents(chosen[0].described), chosen[0])
     else:
         chosen = runs.list_runs(target.runs)
-        known = follow.look_at_all(_agents(target, chosen))
+        known = runs.look_at_all(_agents(target, chosen))
     if not chosen:
         say(console)(NO_RUNS)
         return 0
-    states = {run.run_id: follow.state(run, known) for run in chosen}
+    states = {run.run_id: runs.state_by(run, known) for run in chosen}
     if wanted is None:
         chosen = [run for run in chosen if states[run.run_id] in run_directory.ACTIVE] or chosen[:1]
     for run in chosen:
@@ -65,7 +65,7 @@ def _agents(target: Target, several: list[Run]) -> tuple[Agent, ...]:
     return tuple(agent for run in several for agent in target.find_agents(run.described))
 
 
-def _hosts_table(run: Run, known: follow.Look) -> Table:
+def _hosts_table(run: Run, known: runs.Look) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("host", "process", "state", "step", "heartbeat", "says"):
         table.add_column(heading)
@@ -118,14 +118,14 @@ def list_runs(target: Target, *, limit: int | None) -> int:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("run", "name", "job", "state", "step", "measured", "age"):
         table.add_column(heading, justify="right" if heading in ("step", "age") else "left")
-    known = follow.look_at_all(_agents(target, everything[:limit]))
+    known = runs.look_at_all(_agents(target, everything[:limit]))
     for run in everything[:limit]:
         step, latest = runs.progress(run)
         table.add_row(
             run.run_id,
             run.described.get("name") or "",
             run.described["job"],
-            follow.state(run, known),
+            runs.state_by(run, known),
             f"{step}/{run.total_steps or '?'}",
             printable(runs.figure(run, latest)),
             runs.age(run),
@@ -143,12 +143,12 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
     console = terminal()
     run = runs.find(target.runs, wanted) if wanted else _only_active(target)
     agents = target.find_agents(run.described)
-    before = follow.state_now(agents, run)
+    before = runs.state_now(agents, run)
     if before not in run_directory.ACTIVE:
         say(console)(f"{run.run_id} is not running: it is {before}")
         return 0
     say(console)(f"stopping {run.run_id} (up to {grace_s:.0f} s to save a checkpoint)")
-    answers = rollout.stop(agents, run.run_id, run.attempt, grace_s=grace_s)
+    answers = stop_processes(agents, run.run_id, run.attempt, grace_s=grace_s)
     for agent, answer in zip(agents, answers, strict=True):
         if isinstance(answer, HostError):
             say(console)(f"  {answer}")
@@ -157,7 +157,7 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
             note = f"; {printable(entry['note'])}" if entry.get("note") else ""
             say(console)(f"  {agent.host}: process {entry['pid']} {entry['how']}{note}")
     deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
-    while (after := follow.state_now(agents, runs.read(run.directory) or run)) in run_directory.ACTIVE:
+    while (after := runs.state_now(agents, runs.read(run.directory) or run)) in run_directory.ACTIVE:
         if time.monotonic() > deadline:
             break
         time.sleep(follow.POLL_S)
@@ -169,8 +169,8 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
 
 def _only_active(target: Target) -> Run:
     everything = runs.list_runs(target.runs)
-    known = follow.look_at_all(_agents(target, everything))
-    active = [run for run in everything if follow.state(run, known) in run_directory.ACTIVE]
+    known = runs.look_at_all(_agents(target, everything))
+    active = [run for run in everything if runs.state_by(run, known) in run_directory.ACTIVE]
     if not active:
         raise RequestError("--run: no run is active; `fab runs` lists them all")
     if len(active) > 1:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -17,18 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import RequestError
-from contracts.inventory import Host, Inventory, Slice
+from contracts.inventory import Host
 from launch import inventories
-from launch.beside import beside
-from launch.jobs import CHECKOUT
 from launch.ssh import login
 from launch.ssh.access import iap_tunnel
 from launch.ssh.problems import ATTRIBUTES_POLICY
 from launch.ssh.transport import SshTransport
 from launch.target import Target, choose_hosts
-from launch.targets import Wanted
 
-VERSION = 1
 FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 FILES = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}
 """Of a key's kind the part of its file's name in /etc/ssh; every other kind is ECDSA."""
@@ -37,91 +32,9 @@ YES = "yes"
 Answer = Callable[[str], str]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trusted:
-    """A host's key that somebody confirmed. name: the instance's, which its successor does not have."""
-
-    slice: str
-    index: int
-    name: str
-    internal_address: str
-    host_key: str
-    confirmed: str
-
-    def is_of(self, one_slice: Slice, host: Host) -> bool:
-        """Whether it is this very host's; one that was made again has another name."""
-        here = (one_slice.name, host.index, host.internal_address)
-        return (self.slice, self.index, self.internal_address) == here and host.name in ("", self.name)
-
-
-def place(wanted: Wanted) -> Path:
-    """The file with the confirmed keys of an inventory: beside it, and for a stack beside its configuration."""
-    if wanted.given is not None:
-        return wanted.given.folder / "host-keys.json"
-    if inventories.is_file(wanted.stack):
-        return Path(wanted.stack).with_suffix(".host-keys.json")
-    return CHECKOUT / f"Pulumi.{wanted.stack}.host-keys.json"
-
-
-def read(path: Path) -> tuple[Trusted, ...]:
-    """What was confirmed; nothing where there is no such file.
-
-    Raises:
-        RequestError: the file cannot be read.
-    """
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-        if found["version"] != VERSION:
-            raise ValueError(f"its version is {found['version']!r}, and {VERSION} is read")
-        return tuple(Trusted(**each) for each in found["hosts"])
-    except FileNotFoundError:
-        return ()
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise RequestError(
-            f"{path}: cannot be read as confirmed host keys ({error}); remove it, and `fab trust` asks again"
-        ) from None
-
-
-def write(path: Path, entries: Sequence[Trusted]) -> None:
-    text = json.dumps({"version": VERSION, "hosts": [dataclasses.asdict(each) for each in entries]}, indent=2)
-    with beside(path) as fresh:
-        fresh.write_text(text + "\n", encoding="utf-8")
-
-
-def applied(inventory: Inventory, entries: Sequence[Trusted]) -> Inventory:
-    """The inventory with the confirmed keys in place of the published ones, and a name for every host. Pure."""
-    slices = tuple(
-        dataclasses.replace(
-            each, hosts=_named(each, [_confirmed(each, host, entries) for host in each.hosts])
-        )
-        for each in inventory.slices
-    )
-    return dataclasses.replace(inventory, slices=slices)
-
-
-def _confirmed(one_slice: Slice, host: Host, entries: Sequence[Trusted]) -> Host:
-    for each in entries:
-        if each.is_of(one_slice, host):
-            return dataclasses.replace(host, name=each.name, host_keys=(each.host_key,))
-    return host
-
-
-def _named(one_slice: Slice, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Hosts that have published no instance name: a TPU's first host says how the others are called."""
-    first = re.fullmatch(r"(.+-w-)0", hosts[0].name) if hosts and one_slice.count == 1 else None
-    return tuple(
-        host
-        if host.name
-        else dataclasses.replace(
-            host, name=f"{first[1]}{host.index}" if first else f"{one_slice.name}-{host.index}"
-        )
-        for host in hosts
-    )
-
-
 def trust(
     target: Target,
-    wanted: Wanted,
+    path: Path,
     *,
     hosts: str,
     instance: str | None,
@@ -131,8 +44,8 @@ def trust(
 ) -> int:
     """Show the key of each host, ask, and keep what was confirmed; 0 where all of them are, else 1.
 
-    instance: the name of the host's VM, where it has published none. fingerprint: compared already, so that nothing is
-    asked. answer: gives a person's answer to a question; without it the terminal's.
+    path: the file of confirmed keys. instance: the name of the host's VM, where it has published none. fingerprint:
+    compared already, so that nothing is asked. answer: gives a person's answer; without it the terminal's.
 
     Raises:
         RequestError: there is no such host, nobody can be asked, or the fingerprint is another.
@@ -149,7 +62,6 @@ def trust(
     chosen = choose_hosts(target.slice.hosts, hosts)
     if len(chosen) > 1 and (instance is not None or fingerprint is not None):
         raise RequestError("--instance and --fingerprint are of one host: name one with --host")
-    path = place(wanted)
     return max(_one(target, host, path, instance, fingerprint, answer, tell) for host in chosen)
 
 
@@ -162,7 +74,7 @@ def _one(
     answer: Answer | None,
     tell: Callable[[str], None],
 ) -> int:
-    entries = read(path)
+    entries = inventories.read_keys(path)
     found = _shown(target, host, instance)
     mark = login.fingerprint(found.public_data)
     name = instance or host.name
@@ -176,7 +88,7 @@ def _one(
     if not _is_confirmed(mark, fingerprint, answer):
         tell(f"nothing was stored: host {host.index} is as little trusted as before")
         return 1
-    new = Trusted(
+    new = inventories.Trusted(
         slice=target.slice.name,
         index=host.index,
         name=name,
@@ -185,7 +97,7 @@ def _one(
         confirmed=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
     kept = [each for each in entries if (each.slice, each.index) != (new.slice, new.index)]
-    write(path, sorted([*kept, new], key=lambda each: (each.slice, each.index)))
+    inventories.write_keys(path, sorted([*kept, new], key=lambda each: (each.slice, each.index)))
     tell(f"host {host.index} is trusted by this key from now on; it is in {path}")
     return 0
 
@@ -209,7 +121,7 @@ def _shown(target: Target, host: Host, instance: str | None) -> Any:
 
 
 def _told(
-    target: Target, host: Host, name: str, kind: str, mark: str, entries: Sequence[Trusted]
+    target: Target, host: Host, name: str, kind: str, mark: str, entries: Sequence[inventories.Trusted]
 ) -> list[str]:
     """What a person has to know before the answer."""
     before = [each for each in entries if (each.slice, each.index) == (target.slice.name, host.index)]

@@ -19,13 +19,13 @@ from rich.table import Table
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, heartbeat
 from launch import jobs as bundles
+from launch import launch, runs
 from launch import plan as plans
-from launch import rollout, runs
 from launch.display import printable, say, terminal
-from launch.hosts import HostError, ask_all
+from launch.hosts import HostError, ask_all, stop_processes
 from launch.jobs import CHECKOUT
+from launch.launch import NotJoined
 from launch.plan import MAX_CLOCK_OFFSET_S, Container, Plan
-from launch.rollout import NotJoined
 from launch.target import Target
 
 FOLDER = ".verify"
@@ -102,21 +102,21 @@ def _carry_out(plan: Plan, target: Target) -> list[str]:
     """Start, wait for the end, and stop what is left; what failed, in words."""
     code = bundles.bundle(CHECKOUT)
     plan = dataclasses.replace(plan, bundle_sha256=code.sha256)
-    facts = rollout.preflight(plan, target.agents)
-    rollout.stage(plan, code, target.agents, facts)
-    rollout.pull(plan, target.agents, facts, say(terminal()))
+    facts = launch.preflight(plan, target.agents)
+    launch.stage(plan, code, target.agents, facts)
+    launch.pull(plan, target.agents, facts, say(terminal()))
     plan = plans.settled(plan, facts, token=secrets.token_hex(16))
-    rollout.start(plan, target.agents)
+    launch.start(plan, target.agents)
     try:
         try:
-            rollout.join(plan, target.agents)
+            launch.join(plan, target.agents)
             is_over = _wait(plan, target)
         except NotJoined as error:
             hint = plans.container_hint(plan.container, plan.platform)
             return [str(error), *_reasons(plan, target), *([hint] if hint else [])]
         return _reasons(plan, target) + ([] if is_over else [f"it was not done within {LIMIT_S:.0f} s"])
     finally:
-        rollout.stop(target.agents, plan.run_id, plan.attempt, grace_s=0)
+        stop_processes(target.agents, plan.run_id, plan.attempt, grace_s=0)
 
 
 def _wait(plan: Plan, target: Target) -> bool:

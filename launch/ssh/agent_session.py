@@ -14,19 +14,14 @@ import time
 import zipfile
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import asyncssh
 
 from launch.hosts import PIECE_BYTES, Completed, HostError
 from launch.ssh import problems
 from launch.ssh.access import Access
-from launch.ssh.transport import open_process
-
-if TYPE_CHECKING:
-    from launch.ssh.transport import SshTransport
+from launch.ssh.connection import open_process
 
 AGENT_ROOT = "~/.cache/tpu-stack/agent"
 PYTHON = "python3"
@@ -39,17 +34,6 @@ NOT_FOUND = 127
 WINDOW_BYTES = 2 * 2**20
 
 Connect = Callable[[], Awaitable[asyncssh.SSHClientConnection]]
-
-
-@dataclasses.dataclass(frozen=True)
-class SessionLink:
-    """How the agent of a host is asked over SSH: `launch.hosts.Link`. root: its directory there."""
-
-    transport: SshTransport
-    root: str = AGENT_ROOT
-
-    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
-        return self.transport.ask(self.root, verb, request, timeout_s=timeout_s)
 
 
 class Sessions:

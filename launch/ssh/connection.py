@@ -19,12 +19,10 @@ from typing import Any, Self
 
 import asyncssh
 
-from contracts.inventory import Inventory, Slice
 from launch.hosts import HostError
 from launch.ssh import login, problems
-from launch.ssh.access import Access, routes
+from launch.ssh.access import Access
 from launch.ssh.login import Identities, load
-from launch.ssh.transport import SshTransport
 
 # Each is a gcloud process of its own, which takes a processor for a second or two.
 PROXIES_AT_ONCE = 8
@@ -41,28 +39,11 @@ class Ssh:
         self._limits = limits or Limits()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
-        self._transports: dict[Access, SshTransport] = {}
         self._opening: dict[Access, asyncio.Task[asyncssh.SSHClientConnection]] = {}
         self._shared: dict[str, asyncio.Task[Any]] = {}
         self._proxies = asyncio.Semaphore(PROXIES_AT_ONCE)
         self._options = options(self._limits)
         self._closed = False
-
-    def transports(
-        self, inventory: Inventory, one_slice: Slice, indexes: Sequence[int] | None = None
-    ) -> tuple[SshTransport, ...]:
-        """The hosts of a slice, all or those at `indexes`, in worker order. Nothing is connected to yet.
-
-        Raises:
-            RequestError: a host cannot be reached in the way that the inventory says.
-        """
-        found = routes(inventory, one_slice)
-        return tuple(self.host(found[index]) for index in (range(len(found)) if indexes is None else indexes))
-
-    def host(self, access: Access) -> SshTransport:
-        """The host that is reached in this way; the same one for the same way."""
-        with self._lock:
-            return self._transports.setdefault(access, SshTransport(access, self))
 
     def begin[T](self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Carry out `work` in the event loop. Cancelling the Future cancels it."""
@@ -478,3 +459,24 @@ class Proxy:
         assert self._process.stderr is not None
         while piece := await self._process.stderr.read(LONGEST_LINE_BYTES):
             self._said.extend(line for line in piece.decode(errors="replace").splitlines() if line.strip())
+
+
+async def open_process(
+    connection: asyncssh.SSHClientConnection, access: Access, command: str, *, window: int
+) -> asyncssh.SSHClientProcess[bytes]:
+    """A channel with a command in it.
+
+    Raises:
+        HostError: the host refuses the channel, or the connection is lost.
+    """
+    try:
+        process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
+            command, encoding=None, window=window
+        )
+    except asyncssh.ChannelOpenError as error:
+        if connection.is_closed():
+            raise problems.lost(access, "before the command was sent") from None
+        raise problems.channel_refused(access, error) from None
+    except (asyncssh.Error, OSError):
+        raise problems.lost(access, "before the command was sent") from None
+    return process

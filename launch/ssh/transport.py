@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import queue
 import shlex
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import asyncssh
 
+from contracts.inventory import Inventory, Slice
 from launch.hosts import PIECE_BYTES, Completed, HostError, Show, Stream
 from launch.ssh import copying, problems
-from launch.ssh.access import Access
-from launch.ssh.agent_session import PYTHON, Sessions
-
-if TYPE_CHECKING:
-    from launch.ssh.connection import Ssh
+from launch.ssh.access import Access, routes
+from launch.ssh.agent_session import AGENT_ROOT, PYTHON, Sessions
+from launch.ssh.connection import Ssh, open_process
 
 
 class SshTransport:
@@ -113,6 +113,33 @@ class SshTransport:
         except BaseException:
             future.cancel()
             raise
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionLink:
+    """How the agent of a host is asked over SSH: `launch.hosts.Link`. root: its directory there."""
+
+    transport: SshTransport
+    root: str = AGENT_ROOT
+
+    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
+        return self.transport.ask(self.root, verb, request, timeout_s=timeout_s)
+
+
+def transports_of(
+    inventory: Inventory, one_slice: Slice, indexes: Sequence[int] | None = None, *, ssh: Ssh | None = None
+) -> tuple[SshTransport, ...]:
+    """The hosts of a slice, all or those at `indexes`, in worker order. Nothing is connected to yet.
+
+    Raises:
+        RequestError: a host cannot be reached in the way that the inventory says.
+    """
+    connections = ssh or Ssh()
+    found = routes(inventory, one_slice)
+    return tuple(
+        SshTransport(found[index], connections)
+        for index in (range(len(found)) if indexes is None else indexes)
+    )
 
 
 Take = Callable[[Stream, bytes], Awaitable[None]]
@@ -243,27 +270,6 @@ async def _running(
         yield process
     finally:
         process.close()
-
-
-async def open_process(
-    connection: asyncssh.SSHClientConnection, access: Access, command: str, *, window: int
-) -> asyncssh.SSHClientProcess[bytes]:
-    """A channel with a command in it.
-
-    Raises:
-        HostError: the host refuses the channel, or the connection is lost.
-    """
-    try:
-        process: asyncssh.SSHClientProcess[bytes] = await connection.create_process(
-            command, encoding=None, window=window
-        )
-    except asyncssh.ChannelOpenError as error:
-        if connection.is_closed():
-            raise problems.lost(access, "before the command was sent") from None
-        raise problems.channel_refused(access, error) from None
-    except (asyncssh.Error, OSError):
-        raise problems.lost(access, "before the command was sent") from None
-    return process
 
 
 async def _read_both(process: asyncssh.SSHClientProcess[bytes], access: Access, take: Take) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import RequestError
-from launch import local
+from launch import targets
 from launch.commands import execute
 from launch.hosts import HostError, LocalTransport, Show, Transport
 from launch.jobs import CHECKOUT
@@ -33,7 +33,7 @@ class Gone(LocalTransport):
 
 
 def target_of(*transports: Transport) -> Target:
-    hosts = local.local(len(transports), "cpu", [0])
+    hosts = targets.local(len(transports), "cpu", [0])
     return dataclasses.replace(hosts, transports=transports)
 
 
@@ -184,7 +184,7 @@ def test_a_reader_that_goes_away_ends_the_command(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     program = (
-        "import sys; from launch import commands; from launch.local import local\n"
+        "import sys; from launch import commands; from launch.targets import local\n"
         "try: commands.run(local(1, 'cpu', [0]), ['sh', '-c', sys.argv[1]], grouped=False, timeout_s=None)\n"
         "except BrokenPipeError: sys.stderr.write('gone')\n"
         "import os; os._exit(0)"

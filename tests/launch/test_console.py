@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from launch import local
+from launch import targets
 from launch.commands import console
 from launch.runs import Run
 from launch.target import Target
@@ -20,7 +20,7 @@ RUN_ID = "flax_mlm-20261120-214500-abcd"
 
 
 def here() -> Target:
-    return local.resolve(hosts=None, platform="cpu")
+    return targets.on_this_machine(hosts=None, platform="cpu")
 
 
 @pytest.fixture(autouse=True)

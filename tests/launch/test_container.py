@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from launch import local, plan
+from launch import plan, targets
 from launch.hosts import Agent
 from launch.plan import Container
 from launch.target import Target
@@ -37,7 +37,7 @@ def slice_of_two(make_agent: MakeAgent) -> Target:
 
 @pytest.fixture
 def here() -> Target:
-    return local.local(2, "cpu", [0, 1])
+    return targets.local(2, "cpu", [0, 1])
 
 
 def test_a_stack_with_an_image_runs_its_jobs_in_it_and_sees_the_share_there(slice_of_two: Target) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import RequestError
-from launch import local
+from launch import targets
 from launch.commands import copies
 from launch.hosts import Completed, HostError, HostsError, LocalTransport, Transport
 from launch.target import Target
@@ -54,7 +54,7 @@ class Full(Disk):
 
 
 def target_of(*transports: Transport) -> Target:
-    hosts = local.local(len(transports), "cpu", [0])
+    hosts = targets.local(len(transports), "cpu", [0])
     return dataclasses.replace(hosts, name="dev", transports=transports)
 
 
@@ -181,9 +181,9 @@ def test_hosts_are_copied_to_at_once(disks: list[Disk], tree: Path, monkeypatch:
 
 
 def test_hosts_that_are_this_machine_are_copied_to_once(tree: Path, tmp_path: Path) -> None:
-    assert copies.put(local.local(3, "cpu", [0]), str(tree), str(tmp_path / "new"), force=False) == 0
+    assert copies.put(targets.local(3, "cpu", [0]), str(tree), str(tmp_path / "new"), force=False) == 0
     assert (
-        copies.get(local.local(3, "cpu", [0]), str(tmp_path / "new"), str(tmp_path / "n"), force=False) == 0
+        copies.get(targets.local(3, "cpu", [0]), str(tmp_path / "new"), str(tmp_path / "n"), force=False) == 0
     )
     assert contents(tmp_path / "n") == contents(tree)
 

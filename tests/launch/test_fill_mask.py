@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from launch import local
+from launch import targets
 from launch.commands import fill_mask as filling
 from launch.hosts import HostError
 from launch.runs import Run
@@ -21,7 +21,7 @@ BEST = [{"token": "cat", "probability": 0.875}, {"token": "\\n", "probability": 
 
 
 def here() -> Target:
-    return local.resolve(hosts=None, platform="cpu")
+    return targets.on_this_machine(hosts=None, platform="cpu")
 
 
 def exported(run: Run) -> Run:

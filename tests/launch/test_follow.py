@@ -188,7 +188,7 @@ def test_hosts_that_share_one_agent_are_asked_once(write_run: WriteRun, make_age
         return {"processes": []}
 
     one = make_agent(give)
-    follow.look([one, one], write_run())
+    runs.look([one, one], write_run())
     assert asked == ["status"]
 
 
@@ -200,9 +200,9 @@ def test_of_several_runs_each_state_is_of_its_own_processes(
         for letters in ("aaaa", "bbbb")
     )
     agent = make_agent(lambda verb, _: status(running, "running", "running"))
-    known = follow.look_at_all([agent])
-    assert follow.state(running, known) == "running"
-    assert follow.state(ended, known) != "running"
+    known = runs.look_at_all([agent])
+    assert runs.state_by(running, known) == "running"
+    assert runs.state_by(ended, known) != "running"
 
 
 def test_a_host_that_does_not_answer_is_named_beside_what_the_others_say(
@@ -210,7 +210,7 @@ def test_a_host_that_does_not_answer_is_named_beside_what_the_others_say(
 ) -> None:
     run = write_run()
     silent = make_agent(lambda verb, _: {"ok": False, "error": {"message": "no route"}}, host="w-1")
-    known = follow.look([make_agent(lambda verb, _: status(run, "running")), silent], run)
+    known = runs.look([make_agent(lambda verb, _: status(run, "running")), silent], run)
     assert [entry["state"] for entry in known.processes] == ["running"]
     assert [str(error) for error in known.errors] == ["w-1: no route"]
 
@@ -243,7 +243,7 @@ def test_a_hosts_own_heartbeat_counts_where_the_run_directory_has_an_older_one(
     answer = status(run, "running", "running")
     for entry, own in zip(answer["processes"], (fresh, stale), strict=True):
         entry["beat"] = own
-    known = follow.look([make_agent(lambda verb, _: answer)], run)
+    known = runs.look([make_agent(lambda verb, _: answer)], run)
     assert [each["step"] for each in follow.with_agents_beats(run, known).heartbeats if each] == [3, 9]
 
 
@@ -271,7 +271,7 @@ def test_a_bucket_that_cannot_be_read_for_a_while_is_told_once_and_the_run_is_fo
     monkeypatch.setattr(RunDirectory, "read_new_metrics", lambda *_: ([], 0))
     agent = make_agent(lambda verb, _: status(before, *["running"] * 2))
     states = iter(["running", "running", "done"])
-    monkeypatch.setattr(follow, "state", lambda *_: next(states))
+    monkeypatch.setattr(runs, "state_by", lambda *_: next(states))
     shown = Recorded()
     assert follow.follow(before, [agent], shown) == "done"
     assert shown.notes == [

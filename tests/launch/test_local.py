@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from contracts.inventory import from_json, to_json
-from launch import local
+from launch import targets
 from launch.remote_files import Buckets
 
 
@@ -19,7 +19,7 @@ from launch.remote_files import Buckets
 def test_all_processors_are_used_and_none_twice_while_there_are_enough(
     processors: list[int], count: int
 ) -> None:
-    shares = local.shares(processors, count)
+    shares = targets.shares(processors, count)
     assert len(shares) == count
     assert all(shares)
     used = [processor for share in shares for processor in share]
@@ -37,7 +37,7 @@ def test_all_processors_are_used_and_none_twice_while_there_are_enough(
 def test_without_a_number_of_hosts_there_are_two_on_cpu_and_one_elsewhere(
     runs_dir: Path, platform: str, count: int
 ) -> None:
-    target = local.resolve(hosts=None, platform=platform)
+    target = targets.on_this_machine(hosts=None, platform=platform)
     assert (len(target.hosts), len(target.agents), len(target.cpus)) == (count, count, count)
     assert target.devices == count
     assert target.runs_url == str(runs_dir)
@@ -54,24 +54,24 @@ def test_without_a_number_of_hosts_there_are_two_on_cpu_and_one_elsewhere(
 def test_runs_lie_where_they_are_asked_to_by_option_or_environment(
     asked: str, there: str, files: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = local.resolve(hosts="1", platform="cpu", runs=asked)
+    target = targets.on_this_machine(hosts="1", platform="cpu", runs=asked)
     assert (target.runs_url, type(target.files)) == (there, files)
     monkeypatch.setenv("TPU_STACK_RUNS", asked)
-    target = local.resolve(hosts="1", platform="cpu")
+    target = targets.on_this_machine(hosts="1", platform="cpu")
     assert (target.runs_url, type(target.files)) == (there, files)
 
 
 @pytest.mark.parametrize("asked", ["gs:/bucket/runs", "gs:bucket/runs"])
 def test_a_url_with_too_few_slashes_makes_no_folder(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match=f"^--runs {asked}: is no URL; write gs://bucket/runs$"):
-        local.resolve(hosts="1", platform="cpu", runs=asked)
+        targets.on_this_machine(hosts="1", platform="cpu", runs=asked)
     monkeypatch.setenv("TPU_STACK_RUNS", asked)
     with pytest.raises(RequestError, match=r"^\$TPU_STACK_RUNS gs:"):
-        local.resolve(hosts="1", platform="cpu")
+        targets.on_this_machine(hosts="1", platform="cpu")
 
 
 def test_this_machines_inventory_is_one_that_contract_1_can_hold(runs_dir: Path) -> None:
-    target = local.local(3, "cpu", [0, 1, 2, 3])
+    target = targets.local(3, "cpu", [0, 1, 2, 3])
     assert from_json(to_json(target.inventory)) == target.inventory
     assert [host.index for host in target.hosts] == [0, 1, 2]
     assert len({host.name for host in target.hosts}) == 3
@@ -80,4 +80,4 @@ def test_this_machines_inventory_is_one_that_contract_1_can_hold(runs_dir: Path)
 
 
 def test_only_cpu_processes_are_kept_to_a_share_of_the_processors(runs_dir: Path) -> None:
-    assert local.local(1, "gpu", [0, 1]).cpus == (None,)
+    assert targets.local(1, "gpu", [0, 1]).cpus == (None,)

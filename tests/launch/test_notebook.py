@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from launch import local
+from launch import targets
 from launch.commands import notebook
 from launch.hosts import HostError, LocalTransport
 from launch.target import Target
@@ -60,7 +60,7 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def target() -> Target:
-    return local.local(1, "cpu", [0])
+    return targets.local(1, "cpu", [0])
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.run_directory import State
-from launch import local, plan, recover, training
+from launch import follow, plan, recover, targets
+from launch.deploy import deploy as deployment
 from launch.hosts import Agent
 from launch.runs import Run
 from launch.target import Target
@@ -75,7 +76,7 @@ def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], P
 
 
 def target(agent: Agent, pulumi_stack: str | None = "dev") -> Target:
-    here = local.resolve(hosts="1", platform="cpu")
+    here = targets.on_this_machine(hosts="1", platform="cpu")
     return dataclasses.replace(here, name="dev", pulumi_stack=pulumi_stack, agents=(agent,))
 
 
@@ -109,7 +110,7 @@ def test_a_slice_that_lost_a_host_is_refreshed_and_brought_up_and_waited_for(
         prepared.append(given)
         return 0
 
-    monkeypatch.setattr(recover, "deploy", deploy)
+    monkeypatch.setattr(deployment, "deploy", deploy)
     asked, said = pulumi(0), list[str]()
     answers = iter([gone, gone, well])
     fresh = target(make_agent(lambda verb, request: next(answers)(verb, request), host="w-new"))
@@ -148,7 +149,7 @@ def test_hosts_that_pulumi_did_not_make_are_the_users_to_bring_back(make_agent: 
 
 
 def test_a_run_that_goes_on_keeps_the_limits_that_it_was_started_with(write_run: WriteRun) -> None:
-    assert training.resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
-    assert training.resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
-    fresh = training.resuming(write_run())
+    assert follow.resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
+    assert follow.resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
+    fresh = follow.resuming(write_run())
     assert (fresh.hang_floor_s, fresh.heartbeat_limit_s) == (plan.HANG_FLOOR_S, plan.HEARTBEAT_LIMIT_S)

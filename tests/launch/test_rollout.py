@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from launch import rollout
-from launch.hosts import Agent, HostsError
+from launch import launch
+from launch.hosts import Agent, HostsError, stop_processes
 from launch.jobs import Bundle
+from launch.launch import NotJoined
 from launch.plan import Container, Plan
-from launch.rollout import NotJoined
 
 MakeAgent = Callable[..., Agent]
 PLAN = Plan(
@@ -76,7 +76,7 @@ def test_a_preflight_lists_every_failed_check_of_every_host(make_agent: MakeAgen
         return {"checks": checks if number == 0 else [check(True)], "facts": {}}
 
     with pytest.raises(HostsError) as error:
-        rollout.preflight(PLAN, Hosts(make_agent, {"preflight": answer}).agents)
+        launch.preflight(PLAN, Hosts(make_agent, {"preflight": answer}).agents)
     assert str(error.value).splitlines() == [
         "preflight failed, nothing was started:",
         "  w-0: disk is full → make room",
@@ -89,15 +89,15 @@ def test_a_preflight_that_passes_gives_each_hosts_facts_in_order(make_agent: Mak
     hosts = Hosts(
         make_agent, {"preflight": lambda number: {"checks": [check(True)], "facts": {"number": number}}}
     )
-    assert rollout.preflight(PLAN, hosts.agents) == [{"number": 0}, {"number": 1}, {"number": 2}]
+    assert launch.preflight(PLAN, hosts.agents) == [{"number": 0}, {"number": 1}, {"number": 2}]
 
 
 def test_code_is_sent_only_where_it_is_missing(make_agent: MakeAgent) -> None:
     hosts = Hosts(make_agent, {"stage": lambda number: {}})
     facts = [{"bundle_present": number == 1} for number in range(3)]
-    assert rollout.stage(PLAN, BUNDLE, hosts.agents, facts) == 2
+    assert launch.stage(PLAN, BUNDLE, hosts.agents, facts) == 2
     assert sorted(hosts.asked) == [("stage", 0), ("stage", 2)]
-    assert rollout.stage(PLAN, BUNDLE, hosts.agents, [{"bundle_present": True}] * 3) == 0
+    assert launch.stage(PLAN, BUNDLE, hosts.agents, [{"bundle_present": True}] * 3) == 0
 
 
 def test_hosts_that_share_one_directory_are_sent_the_code_once(make_agent: MakeAgent) -> None:
@@ -109,7 +109,7 @@ def test_hosts_that_share_one_directory_are_sent_the_code_once(make_agent: MakeA
 
     shared = make_agent(give)
     agents = [dataclasses.replace(shared, host=f"h/{number}") for number in range(3)]
-    assert rollout.stage(PLAN, BUNDLE, agents, [{"bundle_present": False}] * 3) == 1
+    assert launch.stage(PLAN, BUNDLE, agents, [{"bundle_present": False}] * 3) == 1
     (request,) = received
     assert base64.b64decode(request["archive_base64"]) == b"archive"
     assert request["sha256"] == PLAN.bundle_sha256
@@ -121,13 +121,13 @@ def test_a_start_that_fails_on_one_host_stops_all_of_them_again(make_agent: Make
 
     hosts = Hosts(make_agent, {"start": start, "stop": lambda number: {"stopped": []}})
     with pytest.raises(HostsError, match="so it was stopped again:\n  w-1: no fork"):
-        rollout.start(PLAN, hosts.agents)
+        launch.start(PLAN, hosts.agents)
     assert hosts.verbs() == ["start"] * 3 + ["stop"] * 3
 
 
 def test_a_start_that_succeeds_stops_nothing(make_agent: MakeAgent) -> None:
     hosts = Hosts(make_agent, {"start": lambda number: {}})
-    rollout.start(PLAN, hosts.agents)
+    launch.start(PLAN, hosts.agents)
     assert sorted(hosts.asked) == [("start", 0), ("start", 1), ("start", 2)]
 
 
@@ -135,7 +135,7 @@ def test_every_process_is_stopped_on_its_own_host_and_an_error_hides_no_answer(m
     def stop(number: int) -> dict[str, Any]:
         return {"ok": False, "error": {"message": "gone"}} if number == 0 else {"stopped": [number]}
 
-    answers = rollout.stop(Hosts(make_agent, {"stop": stop}).agents, PLAN.run_id, 0, grace_s=1)
+    answers = stop_processes(Hosts(make_agent, {"stop": stop}).agents, PLAN.run_id, 0, grace_s=1)
     assert str(answers[0]) == "w-0: gone"
     assert [answer["stopped"] for answer in answers[1:] if isinstance(answer, dict)] == [[1], [2]]
 
@@ -157,7 +157,7 @@ def join(make_agent: MakeAgent, *answers: Any, limit_s: float = 9) -> list[dict[
 
         return make_agent(give, host=f"w-{number}")
 
-    rollout.join(PLAN, [agent(number) for number in range(3)], limit_s=limit_s)
+    launch.join(PLAN, [agent(number) for number in range(3)], limit_s=limit_s)
     return sorted(asked, key=lambda request: int(request["process_id"]))
 
 
@@ -186,7 +186,7 @@ def test_a_tpu_has_ten_minutes_to_join_and_a_cpu_three(make_agent: MakeAgent) ->
             asked.append(request["limit_s"])
             return joined("joined")
 
-        rollout.join(plan, [make_agent(give)])
+        launch.join(plan, [make_agent(give)])
         assert asked == [limit_s]
 
 
@@ -210,11 +210,11 @@ def test_an_image_is_pulled_where_it_is_missing_and_nobody_pulls_for_a_bare_run(
     hosts = Hosts(make_agent, {"pull": lambda number: {}})
     facts = [{"image_present": number == 1, "image_needs_bytes": 7} for number in range(3)]
     said: list[str] = []
-    rollout.pull(CONTAINED, hosts.agents, facts, said.append)
+    launch.pull(CONTAINED, hosts.agents, facts, said.append)
     assert sorted(hosts.asked) == [("pull", 0), ("pull", 2)]
     assert said[0] == f"pulling {'r/jax@sha256:' + '0' * 64} on 2 of 3 hosts …"
-    rollout.pull(PLAN, hosts.agents, [{}] * 3, said.append)
-    rollout.pull(CONTAINED, hosts.agents, [{"image_present": True}] * 3, said.append)
+    launch.pull(PLAN, hosts.agents, [{}] * 3, said.append)
+    launch.pull(CONTAINED, hosts.agents, [{"image_present": True}] * 3, said.append)
     assert len(hosts.asked) == len(said) == 2
 
 
@@ -224,7 +224,7 @@ def test_an_image_that_cannot_be_had_on_one_host_is_an_error_that_names_it(make_
 
     hosts = Hosts(make_agent, {"pull": give})
     with pytest.raises(HostsError) as error:
-        rollout.pull(
+        launch.pull(
             CONTAINED, hosts.agents, [{"image_present": False, "image_needs_bytes": 7}] * 3, lambda line: None
         )
     assert str(error.value).splitlines() == [

@@ -14,7 +14,7 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.inventory import Gateway, Host
-from launch import local
+from launch import targets
 from launch.commands import shells
 from launch.hosts import HostError
 from launch.target import Target
@@ -36,7 +36,7 @@ def target_of(reach: Any, *, user: str | None = "me", project: str | None = None
         )
         for index in range(count)
     )
-    target = local.local(count, "cpu", [0])
+    target = targets.local(count, "cpu", [0])
     one_slice = dataclasses.replace(target.slice, name="main", zone="us-central1-a", hosts=hosts)
     gateway = Gateway(
         name="dev-gateway", zone="us-central1-a", address="10.0.0.9", host_keys=(KEY,), user=user
@@ -168,7 +168,7 @@ def test_who_has_no_ssh_folder_yet_gets_a_private_one(home: Path) -> None:
 
 def test_what_cannot_be_gone_to_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RequestError, match="this machine, which needs no SSH"):
-        shells.command(local.local(2, "cpu", [0]), None)
+        shells.command(targets.local(2, "cpu", [0]), None)
     with pytest.raises(RequestError, match="--host 7: the hosts are 0, 1, 2"):
         shells.command(target_of("direct"), 7)
     unknown = target_of("direct")

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from contracts.errors import RequestError
 from launch.commands.shells import INCLUDE, Entry, Keys, config, host_alias, known_hosts, with_include
 from launch.hosts import HostError
-from launch.local import local
 from launch.ssh.access import Access
+from launch.targets import local
 
 SSH = shutil.which("ssh")
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")

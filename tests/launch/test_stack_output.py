@@ -10,7 +10,7 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.inventory import to_json
-from launch import inventories, local
+from launch import inventories, targets
 
 
 def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -26,7 +26,7 @@ def refused() -> str:
 
 
 def test_a_stacks_output_is_its_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inventory = local.local(2, "cpu", [0, 1]).inventory
+    inventory = targets.local(2, "cpu", [0, 1]).inventory
     (tmp_path / "output").write_text(json.dumps({"image_repository": "x", "inventory": to_json(inventory)}))
     pulumi(tmp_path, monkeypatch, f'[ "$*" = "stack output --json --stack dev" ] && cat {tmp_path}/output')
     assert inventories.read("dev") == inventory

@@ -10,13 +10,13 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.inventory import Host, Inventory, Slice, Storage, to_json
-from launch import remote, targets, train
+from launch import launch, targets
 from launch.commands import verify
 from launch.hosts import HostError
+from launch.launch import Request
 from launch.remote_files import Buckets, HostFiles
 from launch.target import Target
 from launch.targets import Given, Wanted
-from launch.train import Request
 
 HOSTS = tuple(
     Host(
@@ -49,7 +49,7 @@ STACK = Inventory(stack="dev", project="p", storage=SHARE, images={}, gateway=No
 
 
 def target(inventory: Inventory = STACK, **wanted: Any) -> Target:
-    return remote.of_inventory(inventory, Wanted(stack="dev", **wanted))
+    return targets.of_inventory(inventory, Wanted(stack="dev", **wanted))
 
 
 def refused(inventory: Inventory = STACK, **wanted: Any) -> str:
@@ -97,7 +97,7 @@ def test_training_and_verifying_on_a_part_of_a_tpu_slice_is_refused_before_a_hos
     part = target(hosts="0")
     request = Request(job="jax_hello", arguments=(), name=None, resume=None)
     with pytest.raises(RequestError, match="1 of the 4 hosts of main"):
-        train.launch(request, part, print) if compute == "train" else verify.verify(part, "jax", None)
+        launch.launch(request, part, print) if compute == "train" else verify.verify(part, "jax", None)
 
 
 def test_runs_go_to_the_bucket_where_there_is_no_share_and_to_where_they_are_asked_to_go() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from contracts.errors import RequestError
 from jobs.flax_mlm.config import Config
-from launch import jobs, local, targets, training
-from launch import train as launching
+from launch import follow, jobs, targets
+from launch import launch as launching
 from launch.hosts import HostsError
 from launch.runs import Run
 from launch.target import Target
@@ -30,8 +30,8 @@ def train(*, hosts: str | None = None, platform: str | None = None, **changed: A
 
     wanted: dict[str, Any] = {"job": "flax_mlm", "detach": True, "hang_floor_s": 120.0, "restarts": 0}
     absent = dict.fromkeys(("resume", "name"))
-    arguments = training.words(changed.pop("arguments", ""), ())
-    return training.train(open_target, **{**wanted, **absent, **changed, "arguments": arguments})
+    arguments = follow.words(changed.pop("arguments", ""), ())
+    return follow.train(open_target, **{**wanted, **absent, **changed, "arguments": arguments})
 
 
 def refused(runs_dir: Path, **changed: Any) -> str:
@@ -201,7 +201,7 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     monkeypatch.chdir(tmp_path / "elsewhere")
     request = launching.Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
     job = jobs.find("flax_mlm")
-    target = local.resolve(hosts="2", platform="cpu")
+    target = targets.on_this_machine(hosts="2", platform="cpu")
     launching._check(request, job, job.parse(request.arguments), target)
     assert Path.cwd() == tmp_path / "elsewhere"
 

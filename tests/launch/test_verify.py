@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import RequestError
-from launch import local
+from launch import targets
 from launch.commands import verify
 from launch.commands import verify as verification
 from launch.target import Target
@@ -19,7 +19,7 @@ from launch.target import Target
 def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return local.local(2, "cpu", sorted(os.sched_getaffinity(0)))
+    return targets.local(2, "cpu", sorted(os.sched_getaffinity(0)))
 
 
 @pytest.mark.slow

@@ -17,9 +17,9 @@ from unittest import mock
 
 from contracts.files import DiskFiles
 from contracts.run_directory import ACTIVE, RunDirectory, State
-from launch import follow, local, rollout, runs
-from launch import train as launching
-from launch.hosts import Agent
+from launch import launch as launching
+from launch import runs, targets
+from launch.hosts import Agent, stop_processes
 from launch.runs import Run
 from tests.runs.command import Command
 
@@ -78,7 +78,7 @@ class Lab:
             heartbeat_limit_s=heartbeat_limit_s,
         )
         with mock.patch.dict(os.environ, self.environ):
-            target = local.resolve(hosts=str(hosts), platform="cpu")
+            target = targets.on_this_machine(hosts=str(hosts), platform="cpu")
             return launching.launch(request, target, self.said.append)
 
     def resume(self, run: Run, *more: str, hosts: int = 2) -> Run:
@@ -132,7 +132,7 @@ class Lab:
         if not self._alive(run):
             return
         for attempt in range(run.attempt + 1):
-            rollout.stop(self._agents(run), run.run_id, attempt, grace_s=0)
+            stop_processes(self._agents(run), run.run_id, attempt, grace_s=0)
         deadline = time.monotonic() + 10
         while self._alive(run) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -163,7 +163,7 @@ class Lab:
 
     def _agents(self, run: Run) -> tuple[Agent, ...]:
         with mock.patch.dict(os.environ, self.environ):
-            return local.agents_of(run.described)
+            return targets.agents_of(run.described)
 
     def read(self, run: Run) -> Run:
         found = runs.read(run.directory)
@@ -171,7 +171,7 @@ class Lab:
         return found
 
     def state(self, run: Run) -> State:
-        return follow.state_now(self._agents(run), self.read(run))
+        return runs.state_now(self._agents(run), self.read(run))
 
     def all_runs(self) -> list[Run]:
         return runs.list_runs(runs.RunsFolder(url=str(self.runs_dir), files=DiskFiles()))

@@ -11,8 +11,8 @@ import pytest
 
 from jobs.jax_hello.data import points
 from jobs.jax_hello.train import first_state, take_step
-from launch import local
-from launch import train as launching
+from launch import launch as launching
+from launch import targets
 from launch.runs import Run
 from tests.runs.lab import Lab, losses, result
 
@@ -26,7 +26,7 @@ def launch(lab: Lab, resume: Run | None = None) -> Run:
     arguments = () if resume else ("--steps", str(STEPS), "--save-every", "1")
     request = launching.Request(job="jax_hello", arguments=arguments, name=None, resume=resume)
     with mock.patch.dict(os.environ, lab.environ):
-        return launching.launch(request, local.resolve(hosts="2", platform="cpu"), lab.said.append)
+        return launching.launch(request, targets.on_this_machine(hosts="2", platform="cpu"), lab.said.append)
 
 
 @pytest.mark.usefixtures("two_devices")

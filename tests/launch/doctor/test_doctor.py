@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import RequestError
-from launch import local
+from launch import targets
 from launch.doctor import doctor, first_day
 from launch.doctor.check import Finding, State
 from launch.doctor.workstation import Machine
@@ -152,7 +152,7 @@ def test_the_text_of_the_first_day_has_both_numbers_of_every_process(
 ) -> None:
     monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert first_day.first_day(local.local(2, "cpu", sorted(os.sched_getaffinity(0)))) == 0
+    assert first_day.first_day(targets.local(2, "cpu", sorted(os.sched_getaffinity(0)))) == 0
     text = capsys.readouterr().out
     assert "RUN_PROCESS_ID and jax.process_index(): 0 and 0 (1 of 2 devices), 1 and 1" in text
     assert text.startswith("```\ntpu-stack ") and "\nids: user" in text

@@ -20,6 +20,7 @@ import pytest
 from launch.hosts import HostError
 from launch.ssh.access import Access
 from launch.ssh.connection import Limits, Ssh
+from launch.ssh.transport import SshTransport
 
 SSHD = "/usr/sbin/sshd"
 RELAY = """
@@ -238,7 +239,7 @@ def stand_in(ssh: Ssh, user_home: Path, **options: Any) -> Iterator[Access]:
 def refusal(ssh: Ssh, access: Access) -> str:
     before_s = time.monotonic()
     with pytest.raises(HostError) as caught:
-        ssh.host(access).connect().result(60)
+        SshTransport(access, ssh).connect().result(60)
     assert time.monotonic() - before_s < 30
     assert caught.value.remedy
     return str(caught.value)

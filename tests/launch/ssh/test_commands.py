@@ -23,7 +23,7 @@ STARTS_A_CHILD = "sleep 600 & echo $$ $!; wait"
 
 @pytest.fixture
 def host(serve: Callable[..., Server], ssh: Ssh) -> SshTransport:
-    return ssh.host(serve().access)
+    return SshTransport(serve().access, ssh)
 
 
 class Shown:
@@ -73,7 +73,7 @@ def test_words_arrive_as_themselves(host: SshTransport) -> None:
 @pytest.mark.parametrize("shell", ["/bin/bash", "/bin/dash"])
 def test_it_is_the_same_in_every_login_shell(shell: str, serve: Callable[..., Server], ssh: Ssh) -> None:
     # The user's own shell can't be another here, so sshd is told to run one in its place.
-    host = ssh.host(serve(f'ForceCommand {shell} -c "$SSH_ORIGINAL_COMMAND"').access)
+    host = SshTransport(serve(f'ForceCommand {shell} -c "$SSH_ORIGINAL_COMMAND"').access, ssh)
     assert run(host, "printf", "%s", SHELLS_OWN).stdout == SHELLS_OWN
 
 
@@ -126,7 +126,7 @@ def test_a_launcher_that_is_gone_leaves_no_command_on_the_host(
 ) -> None:
     shown = Shown()
     with Ssh() as ssh:
-        ssh.host(serve().access).stream(["sh", "-c", STARTS_A_CHILD], shown, timeout_s=None)
+        SshTransport(serve().access, ssh).stream(["sh", "-c", STARTS_A_CHILD], shown, timeout_s=None)
         pids = shown.pids()
     assert all_end(pids)
 
@@ -149,8 +149,8 @@ def test_a_stream_that_is_not_taken_is_held_back_on_the_host_and_holds_up_no_oth
         taken[0] += len(data)
 
     program = "head -c 50000000 /dev/zero; touch $HOME/said"
-    future = ssh.host(chatty.access).stream(["sh", "-c", program], take, timeout_s=60)
-    assert run(ssh.host(server.access), "sleep", "0.5").exit_code == 0
+    future = SshTransport(chatty.access, ssh).stream(["sh", "-c", program], take, timeout_s=60)
+    assert run(SshTransport(server.access, ssh), "sleep", "0.5").exit_code == 0
     assert not (chatty.home / "said").exists()
     may_go_on.set()
     assert future.result(60) == 0
@@ -175,7 +175,7 @@ def test_a_host_that_ends_a_command_before_it_has_come_is_heard_out(ssh: Ssh, us
         process.exit(3)
 
     with stand_in(ssh, user_home, process_factory=refuse) as access:
-        done = run(ssh.host(access), "true", stdin="x")
+        done = run(SshTransport(access, ssh), "true", stdin="x")
     assert done == Completed(exit_code=3, stdout="", stderr="this account is closed")
 
 
@@ -183,7 +183,7 @@ def test_a_connection_that_is_lost_in_the_middle_is_an_error_and_the_command_is_
     serve: Callable[..., Server], ssh: Ssh
 ) -> None:
     server = serve()
-    host, shown = ssh.host(server.access), Shown()
+    host, shown = SshTransport(server.access, ssh), Shown()
     future = host.stream(["sh", "-c", "echo $PPID >>$HOME/ran; echo $$ $$; sleep 600"], shown, timeout_s=None)
     pids = shown.pids()
     server.cut()

@@ -24,7 +24,7 @@ def server(serve: Callable[..., Server]) -> Server:
 
 @pytest.fixture
 def host(server: Server, ssh: Ssh) -> SshTransport:
-    return ssh.host(server.access)
+    return SshTransport(server.access, ssh)
 
 
 @pytest.fixture
@@ -177,6 +177,6 @@ def test_a_host_that_lies_about_its_files_writes_nothing_outside_the_target(
     before = sorted(os.listdir(tmp_path))
     lying = type("Lying", (Hostile,), {"names": tuple(names)})
     with stand_in(ssh, user_home, sftp_factory=lying) as access, pytest.raises((HostError, FileExistsError)):
-        ssh.host(access).get("/folder", tmp_path / "target")
+        SshTransport(access, ssh).get("/folder", tmp_path / "target")
     assert (tmp_path / "victim").read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == before

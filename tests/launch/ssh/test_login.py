@@ -19,6 +19,7 @@ from launch.hosts import HostError
 from launch.ssh import login
 from launch.ssh.connection import Ssh
 from launch.ssh.login import MOST_OFFERED, Identities, load, os_login_user, user_of_profile
+from launch.ssh.transport import SshTransport
 from tests.launch.ssh.conftest import Server, write_key
 
 
@@ -75,7 +76,7 @@ def test_a_key_with_a_passphrase_is_used_through_the_agent_alone(
     lock(user_home / ".ssh" / "id_ed25519")
     found = loaded(user_home)
     assert (found.names, found.kept_back) == (("id_ed25519",), ())
-    ssh.host(server.access).connect().result(30)
+    SshTransport(server.access, ssh).connect().result(30)
 
 
 def test_a_key_with_a_passphrase_and_no_agent_is_said_at_once(
@@ -86,23 +87,23 @@ def test_a_key_with_a_passphrase_and_no_agent_is_said_at_once(
     with pytest.raises(
         HostError, match=r"host-0: .*id_ed25519 has a passphrase, and no agent holds it .*ssh-add"
     ):
-        ssh.host(serve().access).connect().result(30)
+        SshTransport(serve().access, ssh).connect().result(30)
     assert time.monotonic() - before_s < 10
     write_key(user_home / ".ssh" / "id_ecdsa")  # no server lets it in
     with pytest.raises(
         HostError, match=r"host-1: does not let \w+ in with id_ecdsa; .*id_ed25519 has a passphrase"
     ):
-        ssh.host(serve().access).connect().result(30)
+        SshTransport(serve().access, ssh).connect().result(30)
 
 
 def test_no_key_at_all_is_said_at_once(user_home: Path, serve: Callable[..., Server], ssh: Ssh) -> None:
     server = serve()
     (user_home / ".ssh" / "id_ed25519").unlink()
     with pytest.raises(HostError, match="host-0: this machine has no SSH key, .*ssh-keygen -t ed25519"):
-        ssh.host(server.access).connect().result(30)
+        SshTransport(server.access, ssh).connect().result(30)
     write_key(user_home / ".ssh" / "id_ed25519")
     (server.folder / "authorized_keys").write_text((user_home / ".ssh" / "id_ed25519.pub").read_text())
-    ssh.host(server.access).connect().result(30)
+    SshTransport(server.access, ssh).connect().result(30)
 
 
 def test_the_key_that_the_environment_names_is_the_only_one_offered(
@@ -173,7 +174,7 @@ def test_gcloud_is_asked_once_for_all_hosts(
     )
     gcloud(f"echo \"$@\" >>{tmp_path}/asked; echo '{profile}'")
     hosts = [dataclasses.replace(serve().access, user=None, os_login=True) for _ in range(2)]
-    for future in [ssh.host(access).connect() for access in hosts]:
+    for future in [SshTransport(access, ssh).connect() for access in hosts]:
         with pytest.raises(HostError, match="does not let no_such_user in"):
             future.result(30)
     assert (tmp_path / "asked").read_text() == "compute os-login describe-profile --format=json\n"
@@ -216,14 +217,14 @@ def test_an_account_that_os_login_knows_no_key_of_gets_this_machines_first_one_o
     after = {"posixAccounts": [{"username": getpass.getuser()}], "sshPublicKeys": {"1": {"key": public}}}
     gcloud(NEW_ACCOUNT.format(folder=tmp_path, after=json.dumps(after)))
     hosts = [dataclasses.replace(serve().access, user=None, os_login=True, project="p-1") for _ in range(2)]
-    for future in [ssh.host(access).connect() for access in hosts]:
+    for future in [SshTransport(access, ssh).connect() for access in hosts]:
         future.result(30)
     wanted = f"compute os-login ssh-keys add --key={public} --format=json --project=p-1\n"
     assert (tmp_path / "added").read_text() == wanted
     told = capfd.readouterr().err
     assert told.count("added id_ed25519 (SHA256:") == 1 and "ssh-keys list" in told
     with Ssh() as later:
-        later.host(hosts[0]).connect().result(30)
+        SshTransport(hosts[0], later).connect().result(30)
     assert (tmp_path / "added").read_text() == wanted
 
 

@@ -18,6 +18,7 @@ import pytest
 from launch.hosts import HostError
 from launch.ssh import problems
 from launch.ssh.connection import Ssh
+from launch.ssh.transport import SshTransport
 from tests.launch.ssh.conftest import Server, at, free_port, refusal, write_key
 
 
@@ -44,7 +45,7 @@ def server(serve: Callable[..., Server]) -> Server:
 
 
 def test_one_connection_serves_everything_and_a_lost_one_is_opened_anew(server: Server, ssh: Ssh) -> None:
-    host = ssh.host(server.access)
+    host = SshTransport(server.access, ssh)
     pending = [host.begin(["true"], "", timeout_s=60) for _ in range(5)]
     assert [each.result(60).exit_code for each in pending] == [0] * 5
     assert server.logins() == 1
@@ -55,15 +56,15 @@ def test_a_host_that_does_not_answer_keeps_no_other_waiting(
 ) -> None:
     stopped, well = serve(), serve()
     os.kill(stopped.process.pid, signal.SIGSTOP)
-    slow = hasty_ssh.host(stopped.access).connect()
-    hasty_ssh.host(well.access).connect().result(30)
+    slow = SshTransport(stopped.access, hasty_ssh).connect()
+    SshTransport(well.access, hasty_ssh).connect().result(30)
     assert not slow.done()
     with pytest.raises(HostError, match=r"does not answer → is the host running\?"):
         slow.result(30)
 
 
 def test_a_host_that_is_cut_off_is_noticed_and_said(server: Server, hasty_ssh: Ssh) -> None:
-    host, came = hasty_ssh.host(server.access), threading.Event()
+    host, came = SshTransport(server.access, hasty_ssh), threading.Event()
     future = host.stream(["sh", "-c", "echo; sleep 600"], lambda *_: came.set(), timeout_s=None)
     assert came.wait(30)
     stopped = list(server.connections())
@@ -131,7 +132,7 @@ def test_a_changed_host_key_is_refused_with_both_fingerprints(server: Server, ss
     assert f"shows the host key {found}, and the inventory has {expected}" in said
     assert "somebody may be in between: do not connect" in said
     assert server.logins() == 0
-    ssh.host(server.access).connect().result(30)
+    SshTransport(server.access, ssh).connect().result(30)
     assert "`pulumi up --refresh`" in refusal(ssh, dataclasses.replace(pinned, made_by_pulumi=True))
 
 
@@ -144,7 +145,7 @@ def test_a_host_that_has_no_key_of_the_pinned_kind_is_refused(server: Server, ss
 def test_one_of_several_pinned_keys_is_enough(server: Server, ssh: Ssh) -> None:
     other = asyncssh.generate_private_key("ecdsa-sha2-nistp256").export_public_key().decode()
     access = dataclasses.replace(server.access, host_keys=(other, *server.access.host_keys))
-    ssh.host(access).connect().result(30)
+    SshTransport(access, ssh).connect().result(30)
 
 
 def test_of_a_hosts_keys_the_one_that_is_pinned_is_asked_for(
@@ -155,7 +156,7 @@ def test_of_a_hosts_keys_the_one_that_is_pinned_is_asked_for(
     (tmp_path / "ecdsa").chmod(0o600)
     access = serve(f"HostKey {tmp_path / 'ecdsa'}").access
     for keys in (access.host_keys, (other.export_public_key().decode(),)):
-        ssh.host(dataclasses.replace(access, host_keys=keys)).connect().result(30)
+        SshTransport(dataclasses.replace(access, host_keys=keys), ssh).connect().result(30)
 
 
 def test_a_host_without_a_known_key_is_never_connected_to(server: Server, ssh: Ssh) -> None:
@@ -196,7 +197,7 @@ def test_more_keys_than_a_server_takes_still_end_in_a_refusal(
 
 
 def test_a_session_too_many_is_refused_in_words(serve: Callable[..., Server], ssh: Ssh) -> None:
-    host = ssh.host(serve("MaxSessions 1").access)
+    host = SshTransport(serve("MaxSessions 1").access, ssh)
     came = threading.Event()
     future = host.stream(["sh", "-c", "echo; sleep 60"], lambda *_: came.set(), timeout_s=60)
     assert came.wait(30)
@@ -210,4 +211,4 @@ def test_nothing_of_the_users_own_ssh_configuration_is_read(
 ) -> None:
     (user_home / ".ssh" / "config").write_text("Host *\n  User nobody\n  Port 1\n  HostName 127.0.0.99\n")
     (user_home / ".ssh" / "known_hosts").write_text("damaged")
-    ssh.host(server.access).connect().result(30)
+    SshTransport(server.access, ssh).connect().result(30)

@@ -15,9 +15,9 @@ import pytest
 
 from launch.hosts import Completed, HostError
 from launch.ssh import agent_session as sessions
-from launch.ssh.agent_session import AgentCode, SessionLink, agent_code, archive, with_verb
+from launch.ssh.agent_session import AgentCode, agent_code, archive, with_verb
 from launch.ssh.connection import Ssh
-from launch.ssh.transport import SshTransport
+from launch.ssh.transport import SessionLink, SshTransport
 from tests.launch.ssh.conftest import Server
 from tests.launch.ssh.test_commands import all_end
 
@@ -59,7 +59,7 @@ def code_of(files: dict[str, bytes]) -> AgentCode:
 
 @pytest.fixture
 def host(server: Server, ssh: Ssh) -> SshTransport:
-    return ssh.host(server.access)
+    return SshTransport(server.access, ssh)
 
 
 def ask(host: SshTransport, verb: str, timeout_s: float = 60, **request: Any) -> Completed:
@@ -75,7 +75,7 @@ def pid_of(answer: Completed) -> int:
 
 def test_the_real_agent_is_brought_once_and_answers(serve: Callable[..., Server], ssh: Ssh) -> None:
     server = serve()
-    host = ssh.host(server.access)
+    host = SshTransport(server.access, ssh)
     root = "~/.cache/tpu-stack/agent"
     for _ in range(2):
         done = ask(host, "list", root=root, path=str(server.home))
@@ -84,7 +84,7 @@ def test_the_real_agent_is_brought_once_and_answers(serve: Callable[..., Server]
     [found] = (server.home / ".cache/tpu-stack/agent/agents").iterdir()
     assert found.name == agent_code().sha256
     with Ssh() as again:
-        second = again.host(server.access)
+        second = SshTransport(server.access, again)
         ask(second, "list", root=root, path="/nowhere")
         assert second.round_trips == 1
 

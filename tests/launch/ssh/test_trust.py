@@ -15,10 +15,10 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.inventory import Host, Inventory, Slice, Storage, to_json
-from launch import targets
+from launch import inventories, targets
 from launch.commands import trust
-from launch.commands.trust import Trusted
 from launch.hosts import HostError
+from launch.inventories import Trusted
 from launch.targets import Wanted
 from tests.launch.ssh.conftest import RELAY, Server
 
@@ -69,7 +69,7 @@ class Person:
         target = targets.resolve(self.wanted)
         return trust.trust(
             target,
-            self.wanted,
+            targets.keys_file(self.wanted),
             hosts=hosts,
             instance=instance,
             fingerprint=mark,
@@ -108,7 +108,13 @@ def test_a_key_counts_after_it_was_confirmed_and_a_changed_one_is_asked_about_ag
     assert ada.trusts("0", says="y") == 1
     with pytest.raises(RequestError, match="nobody is there to be asked"):
         monkeypatch.setattr(sys, "stdin", io.StringIO())
-        trust.trust(targets.resolve(ada.wanted), ada.wanted, hosts="0", instance=None, fingerprint=None)
+        trust.trust(
+            targets.resolve(ada.wanted),
+            targets.keys_file(ada.wanted),
+            hosts="0",
+            instance=None,
+            fingerprint=None,
+        )
     with pytest.raises(
         RequestError, match=f"the host shows {fingerprint(server)}; nothing was stored".replace("+", r"\+")
     ):
@@ -188,7 +194,7 @@ def test_a_confirmed_key_is_of_that_one_machine_and_not_of_its_successor(
         slice="main", index=0, name="w-0", internal_address="10.0.0.1", host_key=KEY, confirmed="2026-11-22"
     )
     name, have = published
-    found = trust.applied(inventory([host(0, address, name=name, host_keys=have)]), [entry])
+    found = inventories.with_keys(inventory([host(0, address, name=name, host_keys=have)]), [entry])
     assert found.slices[0].hosts[0].host_keys == keys
 
 
@@ -196,5 +202,5 @@ def test_a_file_of_confirmed_keys_that_cannot_be_read_is_an_error_and_no_missing
     for text in ("{", '{"version": 2, "hosts": []}', '{"version": 1, "hosts": [{"name": "x"}]}', "[]"):
         (tmp_path / "keys.json").write_text(text)
         with pytest.raises(RequestError, match="cannot be read as confirmed host keys"):
-            trust.read(tmp_path / "keys.json")
-    assert trust.read(tmp_path / "none.json") == ()
+            inventories.read_keys(tmp_path / "keys.json")
+    assert inventories.read_keys(tmp_path / "none.json") == ()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from launch.ssh.connection import Ssh
+from launch.ssh.transport import SshTransport
 from tests.launch.ssh.conftest import RELAY, Server, at, free_port, refusal
 
 
@@ -29,7 +30,9 @@ def test_a_host_is_reached_through_another_that_is_connected_to_once(
 ) -> None:
     hop, *others = (serve() for _ in range(3))
     hosts = [dataclasses.replace(other.access, through=hop.access) for other in others]
-    pending = [ssh.host(each).begin(["sh", "-c", "echo $SERVER"], "", timeout_s=60) for each in hosts]
+    pending = [
+        SshTransport(each, ssh).begin(["sh", "-c", "echo $SERVER"], "", timeout_s=60) for each in hosts
+    ]
     assert [each.result(60).stdout for each in pending] == ["1\n", "2\n"]
     assert hop.logins() == 1
 
@@ -58,13 +61,13 @@ def test_where_the_hop_is_gone_the_other_way_is_taken(serve: Callable[..., Serve
     gone = at(free_port("127.0.0.1"), dataclasses.replace(server.access, name="gone"))
     alone = dataclasses.replace(server.access, proxy_command=relay(server))
     access = dataclasses.replace(server.access, through=gone, otherwise=alone)
-    ssh.host(access).connect().result(30)
+    SshTransport(access, ssh).connect().result(30)
     assert server.logins() == 1
 
 
 def test_a_programs_input_and_output_can_be_the_connection(server: Server, ssh: Ssh) -> None:
     access = dataclasses.replace(server.access, address="not-used.invalid", proxy_command=relay(server))
-    done = ssh.host(access).begin(["cat"], "x" * 1_000_000, timeout_s=60).result(60)
+    done = SshTransport(access, ssh).begin(["cat"], "x" * 1_000_000, timeout_s=60).result(60)
     assert len(done.stdout) == 1_000_000
 
 
@@ -73,7 +76,7 @@ def test_a_proxy_ends_with_its_connection(server: Server, user_home: Path) -> No
     program = f"import os; open({str(mark)!r}, 'w').write(str(os.getpid()))\n{RELAY}"
     command = (sys.executable, "-c", program, server.address, str(server.port))
     with Ssh() as ssh:
-        ssh.host(dataclasses.replace(server.access, proxy_command=command)).connect().result(30)
+        SshTransport(dataclasses.replace(server.access, proxy_command=command), ssh).connect().result(30)
         pid = int(mark.read_text())
         assert Path(f"/proc/{pid}").exists()
     until_s = time.monotonic() + 30

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from _pytest.mark import ParameterSet
 
-from launch import rollout
+from launch import launch
 from tests.rehearsal.faults.pair import Pair
 
 CLOCK_S = 3600.0
@@ -103,13 +103,13 @@ def ready(pair: Pair, fault: Fault, host: str) -> Iterator[Callable[[], None]]:
 @contextlib.contextmanager
 def exactly_before(phase: str, happens: Callable[[], Any]) -> Iterator[None]:
     """It happens when the phases before have been carried out on all hosts, and this one not yet on any."""
-    carried_out = getattr(rollout, phase)
+    carried_out = getattr(launch, phase)
 
     def disturbed(*arguments: Any, **named: Any) -> Any:
         happens()
         return carried_out(*arguments, **named)
 
-    with mock.patch.object(rollout, phase, disturbed):
+    with mock.patch.object(launch, phase, disturbed):
         yield
 
 

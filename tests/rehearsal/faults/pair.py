@@ -11,8 +11,9 @@ from unittest import mock
 from contracts import inventory as contract
 from contracts.inventory import Host, Inventory, Slice, Storage
 from contracts.run_directory import ACTIVE, State
-from launch import follow, remote, rollout, runs
-from launch import train as launching
+from launch import launch as launching
+from launch import runs, targets
+from launch.hosts import stop_processes
 from launch.runs import Run
 from launch.ssh.connection import Limits, Ssh
 from launch.target import Target
@@ -72,7 +73,7 @@ class Pair:
         """A launcher's own connections; they end with it, as when it exits."""
         with (
             Ssh(LIMITS) as ssh,
-            mock.patch.object(remote, "Ssh", lambda: ssh),
+            mock.patch.object(targets, "Ssh", lambda: ssh),
         ):
             given = Given(
                 folder=self.inventory_path.parent,
@@ -81,7 +82,7 @@ class Pair:
                 python=PYTHON,
                 stand_in_devices=(DEVICE,),
             )
-            yield remote.of_inventory(self.inventory, Wanted(stack=str(self.inventory_path), given=given))
+            yield targets.of_inventory(self.inventory, Wanted(stack=str(self.inventory_path), given=given))
 
     def launch(self, target: Target, *more: str, resume: Run | None = None) -> Run:
         """A run that has just joined, or `resume` gone on with. more: options besides those of a tiny model."""
@@ -101,7 +102,7 @@ class Pair:
         return state, read(run)
 
     def state(self, target: Target, run: Run) -> State:
-        return follow.state_now(target.agents, read(run))
+        return runs.state_now(target.agents, read(run))
 
     def reach(self, run: Run, step: int) -> None:
         """Wait until the metrics have that step."""
@@ -152,8 +153,8 @@ class Pair:
 
     def end_all(self, target: Target) -> None:
         """Stop whatever runs there still are."""
-        for entry in follow.look_at_all(target.agents).processes:
-            rollout.stop(target.agents, entry["run_id"], entry["attempt"], grace_s=0)
+        for entry in runs.look_at_all(target.agents).processes:
+            stop_processes(target.agents, entry["run_id"], entry["attempt"], grace_s=0)
 
 
 def options() -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from launch.hosts import HostsError
-from launch.train import LaunchFailed
+from launch.launch import LaunchFailed
 from tests.rehearsal.faults import faults
 from tests.rehearsal.faults.faults import Fault, exactly_before, nightly_but, ready
 from tests.rehearsal.faults.pair import NAMES, Pair

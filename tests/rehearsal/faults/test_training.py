@@ -8,7 +8,7 @@ import time
 import pytest
 
 from contracts.run_directory import State
-from launch import follow, runs
+from launch import runs
 from launch.runs import Run
 from launch.target import Target
 from tests.rehearsal.faults import faults
@@ -112,7 +112,7 @@ def beats(target: Target, run: Run) -> int:
     """How many seconds of steps a host has told of, a heartbeat each."""
     seen: set[float] = set()
     for _ in range(FEWEST_BEATS):
-        entries = follow.look(target.agents, run).processes
+        entries = runs.look(target.agents, run).processes
         seen.update(
             entry["beat"]["time"] for entry in entries if (entry["beat"] or {}).get("state") == "stepping"
         )

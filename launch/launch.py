@@ -1,0 +1,451 @@
+"""From a request to processes on every host: checked, planned, preflight, staged, started, joined; or stopped again.
+
+Each phase is one question to every host, asked of all at once.
+"""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from contracts import run_directory
+from contracts.errors import RequestError
+from contracts.run_directory import RunDirectory
+from jobs.runtime.cache import user_cache_dir
+from launch import jobs, remote_files, runs
+from launch import plan as plans
+from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, all_or_error, ask_all, stop_processes
+from launch.jobs import Bundle
+from launch.plan import Plan
+from launch.run_record import finalize, run_record
+from launch.runs import Run
+from launch.target import Target
+
+Say = Callable[[str], None]
+POLL_S = 0.25
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """A run that somebody wants: a new one of `job`, or `resume`, a run that has been.
+
+    runtime, container_access: as `launch.plan.choose_container` takes them.
+    """
+
+    job: str
+    arguments: tuple[str, ...]
+    name: str | None
+    resume: Run | None
+    hang_floor_s: float = plans.HANG_FLOOR_S
+    heartbeat_limit_s: float = plans.HEARTBEAT_LIMIT_S
+    runtime: str | None = None
+    container_access: str | None = None
+
+
+class LaunchFailed(Exception):
+    """The processes did not form a group; they have been stopped and `run` says why."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(f"{run.run_id} did not start")
+        self.run = run
+
+
+def launch(request: Request, target: Target, say: Say) -> Run:
+    """Start the run on all hosts of the target; returns when every process has joined the group.
+
+    Raises:
+        RequestError: the request cannot be carried out; nothing was started.
+        HostsError: hosts failed the preflight (nothing was started) or a start (all was stopped again).
+        LaunchFailed: the processes did not form a group; all was stopped again.
+    """
+    job = jobs.find(request.job)
+    base = (
+        job.config_of(request.resume.run_id, request.resume.described["config"]) if request.resume else None
+    )
+    config = job.parse(request.arguments, base=base)
+    runs.check_name(target.runs, request.name, request.resume.run_id if request.resume else None)
+    _check(request, job, config, target)
+    cwd = _cwd(request, target)
+    box = _container(request, job, config, target, cwd)
+    code = jobs.bundle(jobs.CHECKOUT)
+    now = datetime.datetime.now(datetime.UTC)
+    run_id = request.resume.run_id if request.resume else runs.new_run_id(job.name, now, random.Random())
+    directory = request.resume.directory if request.resume else target.runs.directory(run_id)
+    with _only_resume_of(run_id) if request.resume else contextlib.nullcontext():
+        attempt = _next_attempt(request.resume, target)
+        before = directory.read_json(run_directory.RUN) if request.resume else None
+        plan = plans.on(
+            target,
+            run_id=run_id,
+            attempt=attempt,
+            job=job.name,
+            stack=job.stack,
+            arguments=job.words(config),
+            run_dir=directory.url,
+            cwd=cwd,
+            bundle_sha256=code.sha256,
+            hang_floor_s=request.hang_floor_s,
+            heartbeat_limit_s=request.heartbeat_limit_s,
+            container=box,
+        )
+        began_s = time.monotonic()
+        try:
+            plan = prepare(plan, code, target, say)
+        except BaseException:
+            _remove_if_empty(plan, target)
+            raise
+        described = run_record(plan, target, config, name=request.name, now=now, before=before)
+        directory.remove(run_directory.RESULT)
+        directory.write_json(run_directory.RUN, described)
+        _start_and_join(plan, target, directory, say)
+        say(f"all joined after {time.monotonic() - began_s:.1f} s")
+    return _read(directory)
+
+
+def prepare(plan: Plan, code: Bundle, target: Target, say: Say) -> Plan:
+    """Preflight every host, send the code and have the image pulled; the plan with what the preflight found.
+
+    Raises:
+        HostsError: a host is not ready; nothing has been started.
+    """
+    facts = preflight(plan, target.agents)
+    sent = stage(plan, code, target.agents, facts)
+    pull(plan, target.agents, facts, say)
+    say(f"preflight passed on {_named(target)}, code {code.sha256[:12]} {'sent' if sent else 'is there'}")
+    return plans.settled(plan, facts, token=secrets.token_hex(16))
+
+
+def _start_and_join(plan: Plan, target: Target, directory: RunDirectory, say: Say) -> None:
+    """Start every process and wait until all have joined; else all are stopped, and result.json says why.
+
+    Raises:
+        HostsError: a process could not be started.
+        LaunchFailed: the processes did not form a group, or somebody interrupted.
+    """
+
+    def stop_all() -> None:
+        stop_processes(target.agents, plan.run_id, plan.attempt, grace_s=STOP_NOW_S)
+
+    try:
+        start(plan, target.agents)
+        attempt = f", attempt {plan.attempt}" if plan.attempt else ""
+        say(f"started {plan.run_id}{attempt} in {directory.url}")
+        join(plan, target.agents)
+    except HostsError as error:  # what had been started has been stopped again
+        finalize(_read(directory), "failed", str(error))
+        raise
+    except NotJoined as error:
+        _settle(directory)
+        stop_all()
+        if error.outcome == "failed" and (hint := plans.container_hint(plan.container, target.platform)):
+            say(hint)
+        raise LaunchFailed(finalize(_read(directory), error.outcome, str(error))) from None
+    except KeyboardInterrupt:
+        stop_all()
+        raise LaunchFailed(finalize(_read(directory), "stopped", "interrupted")) from None
+    except BaseException:
+        stop_all()
+        raise
+
+
+MOST_NAMED = 4
+REMOVE_LIMIT_S = 10.0
+
+
+def _named(target: Target) -> str:
+    names = [host.name for host in target.hosts]
+    shown = ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
+    return f"{len(names)} host{'s' * (len(names) > 1)} ({shown})"
+
+
+def _remove_if_empty(plan: Plan, target: Target) -> None:
+    """The run directory that a preflight made to see whether it can be made, and that nobody needs now."""
+    if target.runs_on_share:
+        # Of all hosts: any of them may be the one that does not answer, and what went wrong is being told already.
+        requests = [{"path": plan.run_dir}] * len(target.agents)
+        ask_all(target.agents, "remove", requests, timeout_s=REMOVE_LIMIT_S)
+
+
+def _container(
+    request: Request, job: jobs.Job, config: Any, target: Target, cwd: str
+) -> plans.Container | None:
+    """What the processes run in; on this machine with the files that the job's options name."""
+    before = request.resume.described if request.resume else None
+    box = plans.choose_container(
+        target, job.stack, request.runtime, plans.built_here, before, request.container_access
+    )
+    if box is None or not target.is_local:
+        return box
+    return plans.container_with_files(box, dataclasses.asdict(config), cwd)
+
+
+def _check(request: Request, job: jobs.Job, config: Any, target: Target) -> None:
+    if part := target.part_of_tpu:
+        raise RequestError(part)
+    problems = job.problems(config, devices=target.devices)
+    if not problems:
+        problems = _bucket_problems(config, target)
+    if not problems and target.is_local:
+        problems = _data_problems(request, job, config, target)
+    if request.resume is not None:
+        changes = job.changes_on_resume(request.resume.described["config"], config)
+        if changes:
+            problems.append(
+                f"--resume {request.resume.run_id}: a resumed run goes on as it began, but these options differ:\n  "
+                + "\n  ".join(changes)
+                + "\n  leave them out, or start a new run"
+            )
+    if problems:
+        raise RequestError("\n".join(problems))
+
+
+def _bucket_problems(config: Any, target: Target) -> list[str]:
+    """Of where runs lie and, on this machine, of what the options name: a stack's hosts have rights of their own."""
+    wanted = [(target.runs_url, target.runs_url)]
+    options = dataclasses.asdict(config).items() if target.is_local else ()
+    wanted += [
+        (value, f"--{name.replace('_', '-')} {value}") for name, value in options if isinstance(value, str)
+    ]
+
+    def problem(url: str, asked: str) -> str | None:
+        try:
+            remote_files.reach(url, asked, one_object=url != target.runs_url)
+        except HostError as error:
+            return str(error)
+        return None
+
+    with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
+        return [found for found in pool.map(problem, *zip(*wanted, strict=True)) if found]
+
+
+def _data_problems(request: Request, job: jobs.Job, config: Any, target: Target) -> list[str]:
+    """Looked for from where the run is carried out: a resumed run's own directory, not where one stands now."""
+    try:
+        with contextlib.chdir(_cwd(request, target)):
+            return job.data_problems(config, Path(target.cache_dir))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return [
+            f"{_cwd(request, target)}: the directory that the run was started in cannot be entered; make it again"
+        ]
+
+
+def _cwd(request: Request, target: Target) -> str:
+    if request.resume:
+        return str(request.resume.described["cwd"])
+    return os.getcwd() if target.is_local else plans.HOME
+
+
+def _settle(directory: RunDirectory) -> None:
+    """Where a process failed, let the agents find out which was the first and why: a stop would cut them short."""
+    deadline = time.monotonic() + AGENTS_LIMIT_S
+    while time.monotonic() < deadline:
+        run = _read(directory)
+        failing = any(beat is not None and beat["state"] == "failed" for beat in run.current())
+        if run.current_result() is not None or not failing:
+            return
+        time.sleep(POLL_S)
+
+
+def _read(directory: RunDirectory) -> Run:
+    run = runs.read(directory)
+    if run is None:
+        raise RequestError(f"{directory.url}: the run's directory has vanished")
+    return run
+
+
+def _next_attempt(resume: Run | None, target: Target) -> int:
+    if resume is None:
+        return 0
+    fresh = runs.read(resume.directory) or resume
+    agents = target.find_agents(fresh.described)
+    now = runs.state_now(agents, fresh)
+    if now in run_directory.ACTIVE:
+        raise RequestError(
+            f"--resume {fresh.run_id}: the run is {now}; `fab stop --run {fresh.run_id}` stops it"
+        )
+    if now == "done":
+        raise RequestError(f"--resume {fresh.run_id}: the run is done, there is nothing left to resume")
+    # A failed attempt's agents still end its processes and write its result, which must not meet the next one's.
+    deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
+    while any(entry["supervised"] for entry in runs.look(agents, fresh).processes):
+        if time.monotonic() > deadline:
+            raise RequestError(
+                f"--resume {fresh.run_id}: its processes are still ending; try again in a moment"
+            )
+        time.sleep(POLL_S)
+    _record_outcome(fresh.directory, now)
+    return fresh.attempt + 1
+
+
+def _record_outcome(directory: RunDirectory, outcome: str) -> None:
+    """Keep how the latest attempt ended in run.json, where the next attempt's result will not overwrite it."""
+    described = directory.read_json(run_directory.RUN)
+    if described is not None:
+        described["attempts"][-1]["outcome"] = outcome
+        directory.write_json(run_directory.RUN, described)
+
+
+@contextlib.contextmanager
+def _only_resume_of(run_id: str) -> Iterator[None]:
+    """Two that resume one run at once would start it twice; the second is refused."""
+    locks = user_cache_dir(os.environ) / "launch"
+    locks.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(locks / f"{run_id}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise RequestError(f"{run_id} is being launched by another process; `fab status` shows it") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+JOIN_LIMIT_S = {"cpu": 180.0, "gpu": 180.0, "tpu": 600.0}
+"""By platform, from the start until all are in the group: the first start of a TPU's runtime takes minutes."""
+PULL_ATTEMPTS = 5
+PULL_LIMIT_S = 3600.0
+"""Gigabytes on every host of a large slice, with the pauses between attempts."""
+
+
+AGENTS_LIMIT_S = 4.0
+"""How long the agents of a run in which a process failed have to end the others and to say what happened; they need
+about two seconds. After that the launcher stops what is left."""
+
+
+class NotJoined(Exception):
+    """Not every process entered the group.
+
+    outcome: what the run's is: failed, or that somebody stopped it meanwhile.
+    """
+
+    def __init__(self, message: str, outcome: str = "failed") -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+def preflight(plan: Plan, agents: Sequence[Agent]) -> list[dict[str, Any]]:
+    """Ask every host whether the run can start there; the facts of each.
+
+    Raises:
+        HostsError: listing every failed check of every host; nothing has been started.
+    """
+    requests = [plans.preflight(plan, index, now_s=time.time()) for index in range(plan.processes)]
+    answers = ask_all(agents, "preflight", requests)
+    errors: list[HostError] = []
+    for agent, answer in zip(agents, answers, strict=True):
+        if isinstance(answer, HostError):
+            errors.append(answer)
+            continue
+        errors += [
+            HostError(host=agent.host, reason=check["message"], remedy=check["remedy"] or "")
+            for check in answer["checks"]
+            if not check["ok"]
+        ]
+    if errors:
+        raise HostsError("preflight failed, nothing was started:", errors)
+    return [answer["facts"] for answer in answers if not isinstance(answer, HostError)]
+
+
+def stage(plan: Plan, bundle: Bundle, agents: Sequence[Agent], facts: Sequence[dict[str, Any]]) -> int:
+    """Send the code to the hosts that do not have it yet; how many that were.
+
+    Raises:
+        HostsError: it could not be unpacked somewhere; nothing has been started.
+    """
+    missing = [agent for agent, known in zip(agents, facts, strict=True) if not known["bundle_present"]]
+    # Hosts that share one directory (the local target's) need it once.
+    missing = list({(agent.root, agent.link): agent for agent in missing}.values())
+    archive = base64.b64encode(bundle.archive).decode()
+    request = {"sha256": plan.bundle_sha256, "archive_base64": archive}
+    all_or_error("the code could not be sent:", ask_all(missing, "stage", [request] * len(missing)))
+    return len(missing)
+
+
+def pull(
+    plan: Plan, agents: Sequence[Agent], facts: Sequence[Mapping[str, Any]], say: Callable[[str], None]
+) -> None:
+    """Fetch the image where it is missing; each host does so for itself, all at once.
+
+    Raises:
+        HostsError: it could not be had somewhere; nothing has been started.
+    """
+    if plan.container is None:
+        return
+    missing = {
+        (agent.root, agent.link): (agent, known["image_needs_bytes"])
+        for agent, known in zip(agents, facts, strict=True)
+        if not known["image_present"]
+    }
+    if not missing:
+        return
+    image = plan.container.image
+    requests = [
+        {"image": image, "attempts": PULL_ATTEMPTS, "min_free_bytes": needs, "limit_s": PULL_LIMIT_S}
+        for _, needs in missing.values()
+    ]
+    say(f"pulling {image} on {len(missing)} of {len(agents)} hosts …")
+    began_s = time.monotonic()
+    answers = ask_all([agent for agent, _ in missing.values()], "pull", requests, timeout_s=PULL_LIMIT_S + 60)
+    all_or_error("the image could not be had everywhere, nothing was started:", answers)
+    say(f"the image is there after {time.monotonic() - began_s:.0f} s")
+
+
+def start(plan: Plan, agents: Sequence[Agent]) -> None:
+    """Start every process, all at once.
+
+    Raises:
+        HostsError: some could not be started; those that were have been stopped again.
+    """
+    answers = ask_all(agents, "start", [plans.start(plan, index) for index in range(plan.processes)])
+    if any(isinstance(answer, HostError) for answer in answers):
+        stop_processes(agents, plan.run_id, plan.attempt, grace_s=STOP_NOW_S)
+        all_or_error("the run could not be started everywhere, so it was stopped again:", answers)
+
+
+def join(plan: Plan, agents: Sequence[Agent], *, limit_s: float | None = None) -> None:
+    """Wait until every process has entered the group. Whoever started them stops them where this raises.
+
+    limit_s: None is JOIN_LIMIT_S of the platform.
+
+    Each host waits for its own process and answers once: watching them costs one journey, however long it takes.
+
+    Raises:
+        NotJoined: one failed, or the time ran out: the message says who is missing.
+    """
+    limit_s = JOIN_LIMIT_S[plan.platform] if limit_s is None else limit_s
+    requests = [{**plan.process(index), "limit_s": limit_s} for index in range(plan.processes)]
+    answers = ask_all(agents, "join", requests, timeout_s=limit_s + AGENTS_LIMIT_S + 30)
+    silent = [str(answer) for answer in answers if isinstance(answer, HostError)]
+    if silent:
+        raise NotJoined("; ".join(silent))
+    answered = [answer for answer in answers if not isinstance(answer, HostError)]
+    told = {agent.host: answer["state"] for agent, answer in zip(agents, answered, strict=True)}
+    for outcome in ("stopped", "preempted"):
+        hosts = [host for host, state in told.items() if state == outcome]
+        if hosts:
+            raise NotJoined(f"{', '.join(hosts)} left before all had joined: told to stop", outcome)
+    if any(_has_failed(answer) for answer in answered):
+        raise NotJoined("a process failed before all had joined")
+    missing = [
+        agent.host for agent, answer in zip(agents, answered, strict=True) if answer["state"] == "starting"
+    ]
+    if missing:
+        raise NotJoined(f"{', '.join(missing)} did not join within {limit_s:.0f} s")
+
+
+def _has_failed(answer: Mapping[str, Any]) -> bool:
+    ended = answer["process"]["state"] not in ("starting", "running")
+    return answer["state"] == "failed" or (ended and answer["state"] != "done")
