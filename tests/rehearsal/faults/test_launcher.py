@@ -26,7 +26,7 @@ HALF_STARTED_LIMIT_S = 60.0
 # `fab` as it is, but for its death: at a phase, or when the processes on these hosts alone have been started.
 DYING_FAB = """
 import os, signal, sys
-from launch import rollout
+from launch import launch as rollout
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
