@@ -181,7 +181,7 @@ class Training:
         final = self.evaluate(config.steps, held_out)
         with run.time.part("checkpoint"):
             self.checkpoints.close()
-        run.heartbeat.say("taking a closer look")
+        run.heartbeat.say("final evaluation")
         predict = jax.jit(
             make_sharded_predict(self.graph, self.mesh, self.state["params"]),
             out_shardings=sharding.whole(self.mesh),
