@@ -16,7 +16,7 @@ from pulumi.dynamic import (
 
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.errors import CloudTpuError
-from infra.cloud_tpu.provider import Provider
+from infra.cloud_tpu.plugin import Provider
 
 Props = dict[str, Any]
 
@@ -77,7 +77,7 @@ class NodeWorkersProvider(Provider):
             raise CloudTpuError(
                 f"{_name_of(props)}: there is no such node; `pulumi up --refresh` makes it again"
             )
-        (found,) = workers.awaited(client, session.pace, [node], float(props.get("wait_s", WAIT_S)))
+        (found,) = workers.awaited(client, session.backoff, [node], float(props.get("wait_s", WAIT_S)))
         return {**props, **_outputs(node, found)}
 
 

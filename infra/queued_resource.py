@@ -16,8 +16,6 @@ from typing import Any, Literal
 
 import pulumi
 from pulumi.dynamic import (
-    CheckFailure,
-    CheckResult,
     CreateResult,
     DiffResult,
     ReadResult,
@@ -25,12 +23,22 @@ from pulumi.dynamic import (
     UpdateResult,
 )
 
-from infra.cloud_tpu import changes, mistakes, plugin
-from infra.cloud_tpu.provider import Provider
+from infra.cloud_tpu import plugin, states
+from infra.cloud_tpu.plugin import Provider
+from infra.cloud_tpu.spec import is_unknown
 
 Props = dict[str, Any]
 
 OUTPUTS = ("state", "nodes", "create_time")
+
+# What nodes.patch takes, and what no request is needed for.
+IN_PLACE = frozenset({"labels", "metadata", "tags", "description", "external_addresses", "wait_s"})
+REPLACING = (
+    "project", "zone", "queued_resource_id", "owner", "accelerator_type", "accelerator_generation", "topology",
+    "runtime_version", "capacity", "reservation_name", "node_count", "guaranteed_s", "network", "subnetwork",
+    "service_account_email", "data_disks", "boot_disk_kms_key",
+)  # fmt: skip
+TIMING = "valid_until_s"  # has done its part once the request was served
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,13 +88,8 @@ class QueuedResourceArgs:
 class QueuedResourceProvider(Provider):
     """What the engine calls. It is made anew from its name in the plugin's process, and configured once there."""
 
-    def check(self, _olds: Props, news: Props) -> CheckResult:
-        found = mistakes.found_in(news)
-        return CheckResult(news, [CheckFailure(name, wrong) for name, wrong in found])
-
     def diff(self, _id: str, _olds: Props, _news: Props) -> DiffResult:
-        found = changes.between(_olds, _news)
-        return DiffResult(changes=found.any, replaces=list(found.replaces), delete_before_replace=True)
+        return changes_between(_olds, _news)
 
     def create(self, props: Props) -> CreateResult:
         with plugin.plain_errors():
@@ -138,3 +141,36 @@ def _id_of(props: Props) -> str:
     return (
         f"projects/{props['project']}/locations/{props['zone']}/queuedResources/{props['queued_resource_id']}"
     )
+
+
+def changes_between(before: Props, now: Props) -> DiffResult:
+    """From what Pulumi remembers to what is configured now: nothing, a change in place, or a replacement. Pure.
+
+    before: the outputs of the last create, update or read.
+
+    One that is not ACTIVE yet always has a change, in place: the update waits on. One that is lost (a refresh has seen
+    it SUSPENDED, FAILED, PREEMPTED …) is replaced for its state: the remains are deleted, the same is made again.
+    """
+    kind = states.kind_of(before.get("state"))
+    changed = {
+        name
+        for name in (*REPLACING, *IN_PLACE, TIMING)
+        if is_unknown(now.get(name)) or _plain(before.get(name)) != _plain(now.get(name))
+    }
+    replaces = [name for name in REPLACING if name in changed]
+    if TIMING in changed and kind != "active":
+        replaces.append(TIMING)
+    if kind == "lost":
+        replaces.append("state")
+    return DiffResult(
+        changes=bool(changed) or kind != "active", replaces=replaces, delete_before_replace=True
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Without the difference between what is absent, empty, zero or false, between 1 and 1.0, and of order in tags."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items() if item is not None} or None
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value] or None
+    return value or None

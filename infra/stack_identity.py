@@ -21,7 +21,7 @@ from pulumi.dynamic import (
 
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
-from infra.cloud_tpu.provider import Provider
+from infra.cloud_tpu.plugin import Provider
 
 Props = dict[str, Any]
 
@@ -44,11 +44,11 @@ class StackIdentityProvider(Provider):
         session = self.require_session()
         with plugin.plain_errors():
             try:
-                session.remover().remove_all(_props["project"], _props["owner"])
+                session.waiting().remove_all(_props["project"], _props["owner"])
             except AbandonedError:
                 raise
             except CloudTpuError as error:
-                session.pace.say(
+                session.backoff.say(
                     f"warning: what an interrupted `pulumi up` may have left could not be looked for: {error}\nSee"
                     f" `gcloud compute tpus queued-resources list --zone=- --project={_props['project']}`"
                 )

@@ -23,8 +23,8 @@ from googleapiclient import discovery
 from googleapiclient.errors import HttpError
 
 from infra.cloud_tpu import settings as settings_
+from infra.cloud_tpu.backoff import Backoff, words
 from infra.cloud_tpu.errors import CloudTpuError, Refusal
-from infra.cloud_tpu.pace import Pace, words
 
 Json = dict[str, Any]
 
@@ -46,9 +46,9 @@ class Client:
     patience_s: for how long a request that may get better is tried again, each time with a line that says why.
     """
 
-    def __init__(self, settings: settings_.Settings, pace: Pace) -> None:
+    def __init__(self, settings: settings_.Settings, backoff: Backoff) -> None:
         self._settings = settings
-        self._pace = pace
+        self._backoff = backoff
         self._credentials: google.auth.credentials.Credentials | None = None
         self._service: Any = None
         self._lock = threading.Lock()
@@ -151,7 +151,7 @@ class Client:
         self, what: str, build: Callable[[Any], Any], name: str, patience_s: float = PATIENCE_S
     ) -> Json:
         project = name.split("/")[1]
-        since, failures, limit_s = self._pace.now(), 0, patience_s
+        since, failures, limit_s = self._backoff.now(), 0, patience_s
         while True:
             try:
                 answer: Json = build(self._locations()).execute(http=self._http())
@@ -174,16 +174,16 @@ class Client:
                 raise CloudTpuError(f"{what}: {self._settings.endpoint}: {error.verify_message}") from None
             except UNREACHABLE as error:
                 trouble, why, may_get_better = _unreachable(what), type(error).__name__, True
-            pause_s = self._pace.retry_pause_s(failures)
+            pause_s = self._backoff.retry_pause_s(failures)
             failures += 1
             if not may_get_better:
                 raise trouble from None
-            if self._pace.now() + pause_s - since > limit_s:
-                tried = f" (tried {failures} times in {words(self._pace.now() - since)})"
+            if self._backoff.now() + pause_s - since > limit_s:
+                tried = f" (tried {failures} times in {words(self._backoff.now() - since)})"
                 raise CloudTpuError(f"{trouble}{tried}", trouble.status) from None
             if failures <= 3 or failures % 10 == 0:  # a network may be down for hours
-                self._pace.say(f"{what}: {why}; try {failures + 1} in {pause_s:.0f} s")
-            self._pace.pause(pause_s)
+                self._backoff.say(f"{what}: {why}; try {failures + 1} in {pause_s:.0f} s")
+            self._backoff.pause(pause_s)
 
     def _locations(self) -> Any:
         """The part of the API that we use. Reading its document takes a moment, so it is done once."""

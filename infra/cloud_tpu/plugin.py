@@ -1,6 +1,6 @@
-"""The process in which Pulumi runs dynamic providers, `python -m pulumi.dynamic ENGINE`, and what we learned of it.
+"""What our dynamic providers share: their base class, their session with Google, and the process that runs them.
 
-Found with engine 3.250 and SDK 3.272:
+That process is `python -m pulumi.dynamic ENGINE`. Found with engine 3.250 and SDK 3.272:
 
 - A line on standard error is a message of the preview or up, shown at once; `pulumi.log` does no more there.
 - One Ctrl-C only tells the engine to start nothing new: a call in flight, such as a wait of hours, goes on; a provider
@@ -18,9 +18,18 @@ import contextlib
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
+from pulumi.dynamic import ConfigureRequest, ResourceProvider
+
+from infra.cloud_tpu.backoff import Backoff
 from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
+
+if TYPE_CHECKING:
+    from infra.cloud_tpu.client import Client
+    from infra.cloud_tpu.lifecycle import Lifecycle
+    from infra.cloud_tpu.waiting import Waiting
 
 MODULE = "pulumi.dynamic.__main__"
 THREADS = 300  # a slice each; they do nothing but wait
@@ -83,3 +92,55 @@ def allow_threads(count: int = THREADS) -> bool:
         return False
     pool._max_workers = max(count, pool._max_workers)
     return True
+
+
+class Session:
+    """From the engine's configuration to something that works with Google, made when it is first needed. Thread-safe.
+
+    A preview configures providers as well, and must need neither credentials nor the time to load Google's client.
+    config: a key with its namespace → its value or None.
+    """
+
+    def __init__(self, config: Callable[[str], Any], backoff: Backoff | None = None) -> None:
+        self._config = config
+        self.backoff = backoff or Backoff(is_awaited=engine_is_there, say=say)
+        self._client: Client | None = None
+        self._lock = threading.Lock()
+
+    def client(self) -> Client:
+        """Raises CloudTpuError where the configuration of the endpoint is wrong."""
+        from infra.cloud_tpu import client, settings
+
+        with self._lock:
+            if self._client is None:
+                self._client = client.Client(settings.read(self._config), self.backoff)
+            return self._client
+
+    def waiting(self) -> Waiting:
+        from infra.cloud_tpu import waiting
+
+        return waiting.Waiting(self.client(), self.backoff)
+
+    def lifecycle(self) -> Lifecycle:
+        from infra.cloud_tpu import lifecycle
+
+        return lifecycle.Lifecycle(self.client(), self.backoff)
+
+
+class Provider(ResourceProvider):
+    """The engine makes it anew from its name in the plugin's process, and configures it once there.
+
+    Its subclasses stand at the top of a module, so that the state holds that name and not their code.
+    """
+
+    serialize_as_secret_always = False
+    _session: Session | None = None
+
+    def configure(self, req: ConfigureRequest) -> None:
+        allow_threads()
+        self._session = Session(req.config.get)
+
+    def require_session(self) -> Session:
+        if self._session is None:
+            raise RuntimeError("the provider was not configured")
+        return self._session

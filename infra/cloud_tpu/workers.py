@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from infra.cloud_tpu.backoff import Backoff
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
-from infra.cloud_tpu.pace import Pace
 
 Json = dict[str, Any]
 
@@ -67,16 +67,16 @@ def _read(client: Client, node: Json) -> tuple[list[Json], CloudTpuError | None]
         return described(node, []), error
 
 
-def awaited(client: Client, pace: Pace, nodes: Sequence[Json], limit_s: float) -> list[list[Json]]:
+def awaited(client: Client, backoff: Backoff, nodes: Sequence[Json], limit_s: float) -> list[list[Json]]:
     """The workers of each node, once all have published, or as they are after `limit_s`, with a line that says so."""
-    until = pace.now() + limit_s
+    until = backoff.now() + limit_s
     first = [_read(client, node) for node in nodes]
     found = [workers for workers, _ in first]
     if refused := [error for _, error in first if error and error.status not in MAY_COME]:
-        pace.say(f"warning: {refused[0]}")
-        until = pace.now()
-    while not all(are_complete(workers) for workers in found) and pace.now() + LOOK_AGAIN_S <= until:
-        pace.pause(LOOK_AGAIN_S)
+        backoff.say(f"warning: {refused[0]}")
+        until = backoff.now()
+    while not all(are_complete(workers) for workers in found) and backoff.now() + LOOK_AGAIN_S <= until:
+        backoff.pause(LOOK_AGAIN_S)
         found = [
             workers if are_complete(workers) else read(client, node)
             for node, workers in zip(nodes, found, strict=True)
@@ -86,7 +86,7 @@ def awaited(client: Client, pace: Pace, nodes: Sequence[Json], limit_s: float) -
             late = [
                 str(worker["index"]) for worker in workers if not (worker["name"] and worker["host_keys"])
             ]
-            pace.say(
+            backoff.say(
                 f"warning: {node['name'].rpartition('/')[2]}: worker {', '.join(late) or 'list'} has published no name"
                 " or host key yet; it cannot be reached until `pulumi up --refresh` has found them (under the"
                 " organisation policy compute.disableGuestAttributesAccess it never publishes them: `fab trust`)"

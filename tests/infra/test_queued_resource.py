@@ -15,7 +15,6 @@ from pulumi.dynamic import Config, ConfigureRequest
 from pulumi.dynamic.dynamic import serialize_provider
 
 from infra import queued_resource
-from infra.cloud_tpu import mistakes
 from infra.node_workers import NodeWorkersProvider
 from infra.queued_resource import DataDiskArgs, QueuedResourceArgs, QueuedResourceProvider
 from infra.stack_identity import StackIdentityProvider
@@ -57,22 +56,14 @@ def test_a_preview_needs_no_credentials_and_no_google() -> None:
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"[]\n"
 
 
-def test_mistakes_are_told_by_property() -> None:
-    failures = configured({}).check({}, {**PROPS, "capacity": "flex", "zone": "x"}).failures
-    assert [(each.property, each.reason) for each in failures] == [
-        ("zone", '"x" is no zone; such as us-central1-a'),
-        ("capacity", '"flex" must be on-demand, spot, reserved'),
-    ]
-
-
 def test_the_whole_life_of_one_with_no_secret_in_what_pulumi_keeps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with TpuApi(clock=Clock(frozen_at=1_800_000_000.0)) as api:
         provider = configured({"gcp:tpuV2CustomEndpoint": f"{api.url}/v2/", "gcp:accessToken": "a-secret"})
         session = provider.require_session()
-        session.pace = type(session.pace)(
-            now=lambda: api.control.alive()["moment"], sleep=api.control.advance, say=session.pace.say
+        session.backoff = type(session.backoff)(
+            now=lambda: api.control.alive()["moment"], sleep=api.control.advance, say=session.backoff.say
         )
         try:
             made = provider.create(dict(PROPS))
@@ -111,4 +102,3 @@ def test_inputs_arrive_by_name_and_what_is_not_given_does_not() -> None:
         "tags": ["t"],
         "data_disks": [{"source_disk": disk.source_disk, "mode": "read-only"}],
     }
-    assert mistakes.found_in(given) == ()

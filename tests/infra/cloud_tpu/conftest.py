@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from rehearsal.tpu_api import Clock, TpuApi
-from tests.infra.cloud_tpu.engine import Stack
-from tests.infra.cloud_tpu.lab import Cloud
+from tests.infra.cloud_tpu.lab import Cloud, Stack
 
 CloudFactory = Callable[..., Cloud]
 

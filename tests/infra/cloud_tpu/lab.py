@@ -1,14 +1,17 @@
-"""A simulator on a frozen clock with our provider in front of it. Sleeping moves the clock, so nothing takes time."""
+"""A simulator on a frozen clock with our provider in front of it, and a model of what Pulumi's engine does with both.
+
+Sleeping moves the clock, so nothing takes time."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
 
+from infra.cloud_tpu.backoff import Backoff
 from infra.cloud_tpu.client import Client
-from infra.cloud_tpu.pace import Pace
-from infra.cloud_tpu.session import Session
+from infra.cloud_tpu.plugin import Session
 from infra.queued_resource import QueuedResourceProvider
 from rehearsal.tpu_api import Clock, TpuApi
 
@@ -51,14 +54,14 @@ class Cloud:
         self.provider._session = self.session
 
     def _session(self) -> Session:
-        pace = Pace(
+        backoff = Backoff(
             now=self.clock.now,
             sleep=self._sleep,
             jitter=lambda: 0.5,
-            wanted=lambda: self.engine_is_there,
+            is_awaited=lambda: self.engine_is_there,
             say=self.lines.append,
         )
-        return Session({"gcp:tpuV2CustomEndpoint": f"{self.api.url}/v2/"}.get, pace)
+        return Session({"gcp:tpuV2CustomEndpoint": f"{self.api.url}/v2/"}.get, backoff)
 
     def _sleep(self, seconds: float) -> None:
         self.while_sleeping()
@@ -149,3 +152,42 @@ def wire(props: Json) -> Json:
 
     found: Json = plain(json.loads(json.dumps(props)))
     return found
+
+
+@dataclasses.dataclass(kw_only=True)
+class Stack:
+    """A stack with one queued resource, as the engine runs it: its state file and the order of its calls.
+
+    What the engine does: check; without a state create; with one diff, then nothing, update, or delete and create.
+    A failed call leaves the state as it was before that call. Refresh: read; an empty id drops it. Destroy: delete.
+    """
+
+    cloud: Cloud
+    state: Json | None = None
+
+    def up(self, **more: Any) -> None:
+        """Raises what the provider raises."""
+        props = wire(wanted_props(**more))
+        provider = self.cloud.provider
+        assert provider.check({}, props).failures == []
+        if self.state is not None:
+            found = provider.diff("id", self.state, props)
+            if not found.changes and not found.replaces:
+                return
+            if not found.replaces:
+                self.state = wire(provider.update("id", self.state, props).outs or {})
+                return
+            assert found.delete_before_replace
+            provider.delete("id", self.state)
+            self.state = None
+        self.state = wire(provider.create(props).outs or {})
+
+    def refresh(self) -> None:
+        if self.state is not None:
+            found = self.cloud.provider.read("id", self.state)
+            self.state = wire(found.outs or {}) if found.id else None
+
+    def destroy(self) -> None:
+        if self.state is not None:
+            self.cloud.provider.delete("id", self.state)
+            self.state = None

@@ -16,8 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from infra.cloud_tpu import request
 from infra.cloud_tpu.errors import CloudTpuError
 from rehearsal.tpu_api import ApiError, Clock, TpuApi
-from tests.infra.cloud_tpu.engine import Stack
-from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Json
+from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Json, Stack
 
 QR = f"{PARENT}/queuedResources/main"
 CONFIGS = st.fixed_dictionaries(
@@ -210,7 +209,7 @@ class Machine(RuleBasedStateMachine):
                 self.stack.up(wait_s=600, **self.config)
                 self._holds()
             self.stack.destroy()
-            self.cloud.session.remover().remove_all("grant", OWNER)
+            self.cloud.session.waiting().remove_all("grant", OWNER)
             assert self._ours() == []
         finally:
             self.cloud.client.close()

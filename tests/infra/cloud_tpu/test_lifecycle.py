@@ -1,15 +1,17 @@
-"""A queued resource that is asked for: waited for, given up, taken over, replaced, or left to whom it belongs."""
+"""A queued resource asked for, waited for, taken over, changed in place, looked at, lost and made again, deleted."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
 from tests.infra.cloud_tpu.conftest import CloudFactory
-from tests.infra.cloud_tpu.engine import Stack
-from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud
+from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Stack
 
 QR = f"{PARENT}/queuedResources/main"
+NODE = f"{PARENT}/nodes/main"
 
 
 # --- waiting ---
@@ -58,14 +60,6 @@ def test_the_next_up_waits_on_for_what_still_waits(new_cloud: CloudFactory) -> N
     assert stack.state is not None
     assert (stack.state["state"], len(stack.state["nodes"])) == ("ACTIVE", 1)
     assert cloud.history().count("ACCEPTED") == 1  # it has kept its place
-
-
-def test_destroy_gives_up_what_still_waits(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    stack = Stack(cloud=cloud)
-    stack.up(wait_s=60)
-    stack.destroy()
-    assert cloud.alive() == []
 
 
 def test_one_that_is_not_served_before_valid_until_is_an_error_and_nothing_is_left(
@@ -187,8 +181,7 @@ def test_an_active_one_of_ours_that_asks_for_something_else_is_refused_and_stays
     assert cloud.state() == "ACTIVE"
 
 
-@pytest.mark.parametrize("leave_nodes", [False, True])
-@pytest.mark.parametrize("later_s", [0, 60])
+@pytest.mark.parametrize(("leave_nodes", "later_s"), [(False, 0), (True, 60)])
 def test_a_dead_one_of_ours_is_removed_and_made_again(
     cloud: Cloud, leave_nodes: bool, later_s: float
 ) -> None:
@@ -237,12 +230,14 @@ def test_a_node_name_that_someone_elses_request_waits_for_is_refused(new_cloud: 
 
 
 @pytest.mark.parametrize("kind", ["cut-before", "cut-after", "unavailable", "too-many-requests"])
-@pytest.mark.parametrize("method", ["queuedResources.create", "queuedResources.get", "nodes.get"])
-@pytest.mark.parametrize("times", [1, 3])
-def test_what_goes_wrong_for_a_while_is_not_seen(cloud: Cloud, kind: str, method: str, times: int) -> None:
-    cloud.control.inject(kind, method, times)  # type: ignore[arg-type]
-    assert cloud.create()["state"] == "ACTIVE"
+def test_what_goes_wrong_for_a_while_is_not_seen(cloud: Cloud, kind: str) -> None:
+    for method in ("queuedResources.create", "queuedResources.get", "nodes.get", "queuedResources.delete"):
+        cloud.control.inject(kind, method, 3)  # type: ignore[arg-type]
+    outputs = cloud.create()
+    assert outputs["state"] == "ACTIVE"
     assert cloud.history().count("ACCEPTED") == 1
+    cloud.delete(outputs)
+    assert cloud.alive() == []
 
 
 def test_a_quota_that_is_too_small_is_an_error_at_once(new_cloud: CloudFactory) -> None:
@@ -310,3 +305,231 @@ def test_an_active_one_with_another_number_of_nodes_is_refused_and_stays(cloud: 
     with pytest.raises(CloudTpuError, match="another node_count, and it is ACTIVE"):
         cloud.create()
     assert cloud.state() == "ACTIVE"
+
+
+# --- update ---
+
+
+def test_what_changes_in_place_reaches_every_node_and_an_up_without_changes_sends_nothing(
+    stack: Stack,
+) -> None:
+    change: dict[str, Any] = {
+        "labels": {"team": "nlp"},
+        "metadata": {"startup-script": "true"},
+        "tags": ["tpu-stack-tpu"],
+        "description": "of ada",
+    }
+    stack.up(node_count=2)
+    stack.up(node_count=2, **change)
+    for node_id in ("main-0", "main-1"):
+        node = stack.cloud.node(node_id)
+        assert node is not None
+        assert {name: node[name] for name in change} == change | {
+            "labels": {"team": "nlp", "tpu-stack-owner": OWNER}
+        }
+    assert stack.cloud.history().count("ACCEPTED") == 1
+    before = stack.state
+    stack.cloud.control.inject("unavailable", times=1)
+    stack.up(node_count=2, **change)
+    assert len(stack.cloud.control.alive()["faults"]) == 1  # no request was sent
+    stack.cloud.control.clear_faults()
+    stack.refresh()
+    assert stack.state == before
+    stack.destroy()
+    assert stack.cloud.alive() == []
+
+
+def test_external_addresses_come_and_go_in_place(stack: Stack) -> None:
+    def external() -> list[str]:
+        assert stack.state is not None
+        return [worker["external_address"] for worker in stack.state["nodes"][0]["workers"]]
+
+    stack.up()
+    stack.up(external_addresses=True)
+    assert all(external())
+    stack.up()
+    assert external() == [""] * 4
+    assert stack.cloud.history().count("ACCEPTED") == 1
+
+
+def test_labels_that_are_not_wanted_any_more_go_and_those_of_others_stay(stack: Stack) -> None:
+    stack.up(labels={"team": "nlp"})
+    node = stack.cloud.node()
+    assert node is not None
+    stack.cloud.client.patch_node(NODE, "labels", {"labels": node["labels"] | {"goog-x": "1"}})
+    stack.cloud.control.advance(10)
+    stack.up(labels={"area": "b"})
+    after = stack.cloud.node()
+    assert after is not None
+    assert after["labels"] == {"area": "b", "goog-x": "1", "tpu-stack-owner": "a1b2c3"}
+
+
+def test_a_node_under_maintenance_is_changed_when_it_is_back(stack: Stack) -> None:
+    stack.up()
+    stack.cloud.control.maintain(NODE, 120)
+    stack.refresh()
+    assert stack.state is not None  # maintenance is no loss
+    assert (stack.state["state"], stack.state["nodes"][0]["state"]) == ("ACTIVE", "REPAIRING")
+    stack.up(labels={"team": "nlp"})
+    node = stack.cloud.node()
+    assert node is not None and node["labels"]["team"] == "nlp"
+
+
+def test_another_type_replaces_and_the_old_one_is_gone_first(new_cloud: CloudFactory) -> None:
+    cloud = new_cloud(capacity={POOL: 16})
+    stack = Stack(cloud=cloud)
+    stack.up()
+    stack.up(accelerator_type="v5litepod-8")
+    assert cloud.history() == [
+        *("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE", "DELETING", "gone"),
+        *("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"),
+    ]
+
+
+def test_an_update_of_one_that_was_suspended_meanwhile_makes_it_again(stack: Stack) -> None:
+    stack.up()
+    stack.cloud.control.preempt(QR)
+    stack.cloud.control.advance(60)
+    stack.up(labels={"team": "nlp"})
+    assert stack.state is not None and stack.state["state"] == "ACTIVE"
+    assert stack.cloud.history().count("ACTIVE") == 2
+
+
+def test_an_update_does_not_delete_nodes_that_run_beside_a_missing_one(stack: Stack) -> None:
+    stack.up(node_count=2)
+    stack.cloud.control.vanish(f"{PARENT}/nodes/main-1")
+    with pytest.raises(
+        CloudTpuError, match=r"node main-1 is gone, and its other nodes run[\s\S]*pulumi up --refresh"
+    ):
+        stack.up(node_count=2, labels={"team": "nlp"})
+    assert stack.cloud.alive() == [f"{PARENT}/nodes/main-0", QR]
+
+
+# --- read ---
+
+
+@pytest.mark.parametrize("leave_nodes", [False, True])
+def test_a_preempted_one_is_made_again_after_a_refresh(stack: Stack, leave_nodes: bool) -> None:
+    stack.up(labels={"team": "nlp"})
+    stack.cloud.control.preempt(QR, leave_nodes)
+    stack.cloud.control.advance(60)
+    stack.refresh()
+    assert stack.state is not None
+    assert (stack.state["state"], stack.state["nodes"]) == ("SUSPENDED", [])
+    assert stack.cloud.alive() == ([NODE, QR] if leave_nodes else [QR])  # a refresh deletes nothing
+    stack.up(labels={"team": "nlp"})
+    assert stack.state["state"] == "ACTIVE"
+    assert stack.cloud.history().count("ACTIVE") == 2
+
+
+def test_one_that_vanished_leaves_the_state_and_is_made_again(stack: Stack) -> None:
+    stack.up()
+    stack.cloud.control.vanish(QR)
+    stack.refresh()
+    assert stack.state is None
+    stack.up()
+    assert stack.cloud.state() == "ACTIVE"
+
+
+def test_one_whose_name_someone_else_has_taken_leaves_the_state(stack: Stack) -> None:
+    stack.up()
+    stack.cloud.control.vanish(QR)
+    stack.cloud.put(owner="someone-else")
+    stack.refresh()
+    assert stack.state is None
+
+
+def test_a_missing_node_is_a_loss_only_if_it_stays_away(stack: Stack) -> None:
+    stack.up(node_count=2)
+    stack.cloud.control.vanish(f"{PARENT}/nodes/main-0")
+    before = stack.cloud.clock.now()
+    stack.refresh()
+    assert stack.state is not None and stack.state["state"] == "MISSING"
+    assert stack.cloud.clock.now() - before >= 60
+    stack.up(node_count=2)
+    assert [node["id"] for node in stack.state["nodes"]] == ["main-0", "main-1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [("unavailable", "queuedResources.get"), ("cut-before", "nodes.get")]
+)
+def test_a_refresh_that_gets_no_answer_is_an_error_and_no_loss(stack: Stack, kind: str, method: str) -> None:
+    stack.up()
+    before = stack.state
+    stack.cloud.control.inject(kind, method, times=1000)  # type: ignore[arg-type]
+    with pytest.raises(CloudTpuError, match="tried"):
+        stack.refresh()
+    assert stack.state == before
+
+
+def test_a_refresh_finds_that_one_which_waited_is_active(new_cloud: CloudFactory) -> None:
+    cloud = new_cloud(capacity={POOL: 0})
+    stack = Stack(cloud=cloud)
+    stack.up(wait_s=60)
+    cloud.control.set_capacity(POOL, 16)
+    cloud.control.advance(60)
+    stack.refresh()
+    assert stack.state is not None
+    assert (stack.state["state"], len(stack.state["nodes"])) == ("ACTIVE", 1)
+    stack.up(wait_s=60)
+    assert cloud.history().count("ACCEPTED") == 1
+
+
+# --- delete ---
+
+
+def test_one_that_is_gone_already_is_deleted_at_once(stack: Stack) -> None:
+    stack.up()
+    stack.cloud.control.vanish(QR)
+    before = stack.cloud.clock.now()
+    stack.destroy()
+    assert stack.cloud.clock.now() == before
+
+
+def test_one_that_someone_is_deleting_is_waited_for(stack: Stack) -> None:
+    stack.up()
+    stack.cloud.client.delete_queued_resource(QR)
+    stack.destroy()
+    assert stack.cloud.alive() == []
+
+
+def test_what_someone_else_has_made_under_the_name_is_left_alone(stack: Stack) -> None:
+    stack.up()
+    stack.cloud.control.vanish(QR)
+    stack.cloud.put(owner="someone-else")
+    stack.cloud.control.advance(60)
+    stack.destroy()
+    assert stack.cloud.state() == "ACTIVE"
+    assert "is not of this stack any more; it is left alone" in stack.cloud.said
+
+
+def test_a_deletion_that_does_not_end_is_an_error_and_stays_in_the_state(new_cloud: CloudFactory) -> None:
+    from rehearsal.tpu_api import Delays
+
+    stack = Stack(cloud=new_cloud(delays=Delays(delete_s=100_000)))
+    stack.up()
+    with pytest.raises(CloudTpuError, match=r"it is still DELETING after 30 min"):
+        stack.destroy()
+    assert stack.state is not None
+
+
+def test_what_someone_else_makes_under_the_name_while_ours_is_being_deleted_is_left_alone(
+    stack: Stack,
+) -> None:
+    def taken() -> None:
+        stack.cloud.control.vanish(QR)
+        stack.cloud.put(owner="someone-else")
+
+    stack.up()
+    stack.cloud.at_sleep(1, taken)
+    stack.destroy()
+    stack.cloud.control.advance(60)
+    assert stack.cloud.state() == "ACTIVE"
+
+
+def test_a_node_that_is_left_of_ours_is_deleted_with_it(stack: Stack) -> None:
+    stack.up()
+    name = stack.cloud.api._server.cloud.node(NODE).queued_resource
+    stack.cloud.api._server.cloud.queued_resources.pop(name)  # type: ignore[arg-type]
+    stack.destroy()
+    assert stack.cloud.alive() == []

@@ -1,4 +1,4 @@
-"""What a queued resource is to be, read from Pulumi's properties. Pure.
+"""What a queued resource is to be, read from Pulumi's properties, which the configuration's reader has checked. Pure.
 
 Pulumi hands numbers over as floats and leaves out what is None, so every value is brought into its own form here.
 """
@@ -25,7 +25,7 @@ class Disk:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Spec:
     """The properties of `infra.queued_resource.QueuedResourceArgs`, all known. `labels` has the owner's."""
 
     project: str
@@ -83,6 +83,49 @@ class Wanted:
             f" --project={self.project} --zone={self.zone} --force"
         )
 
+    @classmethod
+    def of(cls, props: Props) -> Spec:
+        """Of properties that are all known."""
+
+        def text(key: str) -> str:
+            return str(props.get(key) or "")
+
+        def number(key: str, default: int = 0) -> int:
+            return int(props.get(key) or default)
+
+        def table(key: str) -> dict[str, str]:
+            return {str(name): str(value) for name, value in (props.get(key) or {}).items()}
+
+        return cls(
+            project=text("project"),
+            zone=text("zone"),
+            queued_resource_id=text("queued_resource_id"),
+            owner=text("owner"),
+            accelerator_type=text("accelerator_type"),
+            accelerator_generation=text("accelerator_generation"),
+            topology=text("topology"),
+            runtime_version=text("runtime_version"),
+            capacity=text("capacity"),
+            reservation_name=text("reservation_name"),
+            node_count=number("node_count", 1),
+            guaranteed_s=number("guaranteed_s"),
+            valid_until_s=number("valid_until_s"),
+            wait_s=number("wait_s"),
+            network=text("network"),
+            subnetwork=text("subnetwork"),
+            external_addresses=bool(props.get("external_addresses")),
+            service_account_email=text("service_account_email"),
+            metadata=table("metadata"),
+            labels=table("labels") | {naming.OWNER_LABEL: text("owner")},
+            tags=tuple(str(tag) for tag in props.get("tags") or ()),
+            data_disks=tuple(
+                Disk(source_disk=str(disk["source_disk"]), mode=str(disk.get("mode") or "read-write"))
+                for disk in props.get("data_disks") or ()
+            ),
+            boot_disk_kms_key=text("boot_disk_kms_key"),
+            description=text("description"),
+        )
+
 
 def is_unknown(value: object) -> bool:
     """In a preview, what is known only when something before has been made; Pulumi gives a mark in its place."""
@@ -91,46 +134,3 @@ def is_unknown(value: object) -> bool:
     if isinstance(value, list | tuple):
         return any(is_unknown(item) for item in value)
     return isinstance(value, Unknown)
-
-
-def of(props: Props) -> Wanted:
-    """Of properties that `mistakes.found_in` has no objections to."""
-
-    def text(key: str) -> str:
-        return str(props.get(key) or "")
-
-    def number(key: str, default: int = 0) -> int:
-        return int(props.get(key) or default)
-
-    def table(key: str) -> dict[str, str]:
-        return {str(name): str(value) for name, value in (props.get(key) or {}).items()}
-
-    return Wanted(
-        project=text("project"),
-        zone=text("zone"),
-        queued_resource_id=text("queued_resource_id"),
-        owner=text("owner"),
-        accelerator_type=text("accelerator_type"),
-        accelerator_generation=text("accelerator_generation"),
-        topology=text("topology"),
-        runtime_version=text("runtime_version"),
-        capacity=text("capacity"),
-        reservation_name=text("reservation_name"),
-        node_count=number("node_count", 1),
-        guaranteed_s=number("guaranteed_s"),
-        valid_until_s=number("valid_until_s"),
-        wait_s=number("wait_s"),
-        network=text("network"),
-        subnetwork=text("subnetwork"),
-        external_addresses=bool(props.get("external_addresses")),
-        service_account_email=text("service_account_email"),
-        metadata=table("metadata"),
-        labels=table("labels") | {naming.OWNER_LABEL: text("owner")},
-        tags=tuple(str(tag) for tag in props.get("tags") or ()),
-        data_disks=tuple(
-            Disk(source_disk=str(disk["source_disk"]), mode=str(disk.get("mode") or "read-write"))
-            for disk in props.get("data_disks") or ()
-        ),
-        boot_disk_kms_key=text("boot_disk_kms_key"),
-        description=text("description"),
-    )

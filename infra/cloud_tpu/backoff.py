@@ -1,4 +1,4 @@
-"""Time as the provider sees it, so that a test can go through a day in a second; and how often things are tried."""
+"""The clock of the provider, which a test can replace to go through a day in a second, and the pauses between tries."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ LONGEST_RETRY_S = 30.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Pace:
-    """now, sleep: seconds. jitter: 0 to 1. wanted: whether whoever asked is still there. say: a line for the user."""
+class Backoff:
+    """now, sleep: seconds. jitter: 0 to 1. is_awaited: whether somebody still waits for it. say: a line to the user."""
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = random.random
-    wanted: Callable[[], bool] = lambda: True
+    is_awaited: Callable[[], bool] = lambda: True
     say: Callable[[str], None] = print
 
     def pause(self, seconds: float) -> None:
         """Sleep. Raises AbandonedError when nobody waits for the result any more."""
-        self.require_wanted()
+        self.require_awaited()
         self.sleep(seconds)
-        self.require_wanted()
+        self.require_awaited()
 
-    def require_wanted(self) -> None:
+    def require_awaited(self) -> None:
         """Before anything is changed at Google: a killed `pulumi up` must not delete what the next one adopts."""
-        if not self.wanted():
+        if not self.is_awaited():
             raise AbandonedError("nobody waits for this any more: Pulumi has ended")
 
     def retry_pause_s(self, failures: int) -> float:

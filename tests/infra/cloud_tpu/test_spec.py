@@ -1,0 +1,381 @@
+"""From a spec to bodies of the API, checked against Google's discovery document, and back: differences and states."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+from pulumi.output import Unknown
+
+from infra import queued_resource
+from infra.cloud_tpu import request, states
+from infra.cloud_tpu.spec import Spec
+from infra.queued_resource import QueuedResourceArgs
+from rehearsal.tpu_api import discovery
+from tests.infra.cloud_tpu.lab import OWNER, wanted_props
+
+DISK = "projects/grant/zones/us-central1-a/disks/data"
+RESERVATION = "projects/grant/locations/us-central1-a/reservations/ours"
+EVERYTHING: dict[str, Any] = {
+    "reservation_name": RESERVATION,
+    "capacity": "reserved",
+    "guaranteed_s": 86400.0,
+    "valid_until_s": 21600.0,
+    "network": "projects/grant/global/networks/n",
+    "subnetwork": "projects/grant/regions/us-central1/subnetworks/s",
+    "service_account_email": "a@grant.iam.gserviceaccount.com",
+    "metadata": {"enable-oslogin": "TRUE"},
+    "labels": {"team": "nlp"},
+    "tags": ["tpu-stack-tpu"],
+    "data_disks": [{"source_disk": DISK, "mode": "read-only"}],
+    "boot_disk_kms_key": "projects/grant/locations/us-central1/keyRings/r/cryptoKeys/k",
+    "description": "of ada",
+}
+
+
+def spec(**more: Any) -> Spec:
+    return Spec.of(wanted_props(**more))
+
+
+def test_a_body_with_everything_is_as_the_api_documents_it() -> None:
+    body = request.queued_resource(spec(**EVERYTHING))
+    assert discovery.shipped().wrong("QueuedResource", body) == []
+    assert body == {
+        "reservationName": RESERVATION,
+        "guaranteed": {"minDuration": "86400s"},
+        "queueingPolicy": {"validUntilDuration": "21600s"},
+        "tpu": {
+            "nodeSpec": [
+                {
+                    "parent": "projects/grant/locations/us-central1-a",
+                    "nodeId": "main",
+                    "node": {
+                        "acceleratorType": "v5litepod-16",
+                        "runtimeVersion": "v2-alpha-tpuv5-lite",
+                        "networkConfig": {
+                            "network": "projects/grant/global/networks/n",
+                            "subnetwork": "projects/grant/regions/us-central1/subnetworks/s",
+                            "enableExternalIps": False,
+                        },
+                        "serviceAccount": {
+                            "email": "a@grant.iam.gserviceaccount.com",
+                            "scope": ["https://www.googleapis.com/auth/cloud-platform"],
+                        },
+                        "metadata": {"enable-oslogin": "TRUE"},
+                        "labels": {"team": "nlp", "tpu-stack-owner": OWNER},
+                        "tags": ["tpu-stack-tpu"],
+                        "dataDisks": [{"sourceDisk": DISK, "mode": "READ_ONLY"}],
+                        "bootDiskConfig": {
+                            "customerEncryptionKey": {
+                                "kmsKeyName": "projects/grant/locations/us-central1/keyRings/r/cryptoKeys/k"
+                            }
+                        },
+                        "description": "of ada",
+                    },
+                }
+            ]
+        },
+    }
+
+
+def test_several_nodes_are_asked_for_as_one_multislice_with_our_name_as_prefix() -> None:
+    (node_spec,) = request.queued_resource(spec(node_count=3.0))["tpu"]["nodeSpec"]
+    assert node_spec["multisliceParams"] == {"nodeCount": 3, "nodeIdPrefix": "main"}
+    assert "nodeId" not in node_spec
+    assert spec(node_count=3.0).node_ids == ("main-0", "main-1", "main-2")
+
+
+def test_a_shape_is_asked_for_by_generation_and_topology() -> None:
+    body = request.queued_resource(spec(accelerator_type=None, accelerator_generation="V4", topology="2x2x4"))
+    node = request.node_of(body)
+    assert node["acceleratorConfig"] == {"type": "V4", "topology": "2x2x4"}
+    assert "acceleratorType" not in node
+
+
+@pytest.mark.parametrize(
+    ("capacity", "more", "tier"),
+    [
+        ("spot", {}, {"spot"}),
+        ("on-demand", {}, set()),
+        ("reserved", {"reservation_name": RESERVATION}, {"reservationName"}),
+    ],
+)
+def test_each_capacity_asks_for_its_tier_and_no_other(capacity: str, more: Any, tier: set[str]) -> None:
+    body = request.queued_resource(spec(capacity=capacity, **more))
+    assert set(body) - {"tpu"} == tier
+
+
+def test_no_address_outside_is_asked_for_by_default() -> None:
+    node = request.node_of(request.queued_resource(spec()))
+    assert node["networkConfig"] == {"enableExternalIps": False}
+
+
+# --- whose it is ---
+
+
+def test_what_has_no_owner_is_not_ours() -> None:
+    assert not request.is_owned({}, OWNER)
+    assert not request.is_owned({"labels": {"tpu-stack-owner": "other"}}, OWNER)
+    assert not request.is_owned({"labels": {"tpu-stack-owner": ""}}, "")
+    assert request.is_owned({"labels": {"tpu-stack-owner": OWNER}}, OWNER)
+
+
+@pytest.mark.parametrize("project", ["grant", "123456789"])
+def test_a_node_belongs_to_its_queued_resource_though_google_writes_the_project_as_a_number(
+    project: str,
+) -> None:
+    name = f"projects/{project}/locations/us-central1-a/queuedResources/main"
+    assert request.belongs_to({"queuedResource": name}, spec())
+    assert not request.belongs_to({"queuedResource": f"{name}-2"}, spec())
+    assert not request.belongs_to({}, spec())
+
+
+# --- whether it is the same ---
+
+
+def test_what_was_asked_for_asks_for_the_same() -> None:
+    everything = spec(**EVERYTHING)
+    assert request.differences(everything, request.queued_resource(everything), waiting=True) == ()
+
+
+def test_what_google_fills_in_is_no_difference() -> None:
+    found = request.queued_resource(spec())
+    node = request.node_of(found)
+    node["networkConfig"] |= {"network": "default", "subnetwork": "default"}
+    node["acceleratorConfig"] = {"type": "V5LITE_POD", "topology": "4x4"}
+    node["serviceAccount"] = {"email": "123-compute@developer.gserviceaccount.com"}
+    assert request.differences(spec(), found, waiting=True) == ()
+
+
+def test_full_paths_and_short_names_are_the_same() -> None:
+    found = request.queued_resource(spec(**EVERYTHING))
+    short = spec(**(EVERYTHING | {"network": "n", "subnetwork": "s"}))
+    assert request.differences(short, found, waiting=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("accelerator_type", "v5litepod-8"),
+        ("runtime_version", "tpu-vm-base"),
+        ("reservation_name", f"{RESERVATION}-2"),
+        ("node_count", 2.0),
+        ("guaranteed_s", 3600.0),
+        ("network", "m"),
+        ("subnetwork", "t"),
+        ("service_account_email", "b@grant.iam.gserviceaccount.com"),
+        ("data_disks", []),
+        ("data_disks", [{"source_disk": DISK, "mode": "read-write"}]),
+        ("boot_disk_kms_key", None),
+        ("valid_until_s", 3600.0),
+        ("valid_until_s", None),
+    ],
+)
+def test_every_property_that_is_another_is_a_difference(name: str, value: Any) -> None:
+    found = request.queued_resource(spec(**EVERYTHING))
+    other = spec(**(EVERYTHING | {name: value}))
+    assert request.differences(other, found, waiting=True) == (name,)
+
+
+def test_whichever_reservation_google_took_is_no_difference_where_any_was_asked_for() -> None:
+    found = request.queued_resource(spec(**EVERYTHING))
+    any_reservation = f"{RESERVATION.rpartition('/')[0]}/-"
+    asked = spec(**(EVERYTHING | {"reservation_name": any_reservation}))
+    assert request.queued_resource(asked)["reservationName"] == any_reservation
+    assert request.differences(asked, found, waiting=True) == ()
+
+
+def test_another_capacity_is_a_difference() -> None:
+    found = request.queued_resource(spec())
+    assert request.differences(spec(capacity="on-demand"), found, waiting=True) == ("capacity",)
+
+
+def test_timing_is_no_difference_once_it_was_served() -> None:
+    found = request.queued_resource(spec(valid_until_s=3600.0))
+    assert request.differences(spec(), found, waiting=False) == ()
+
+
+def test_a_limit_that_google_shows_as_a_time_is_the_same() -> None:
+    found = request.queued_resource(spec()) | {
+        "createTime": "2026-11-20T10:00:00.5Z",
+        "queueingPolicy": {"validUntilTime": "2026-11-20T16:00:00Z"},
+    }
+    assert request.differences(spec(valid_until_s=21600.0), found, waiting=True) == ()
+    assert request.differences(spec(valid_until_s=3600.0), found, waiting=True) == ("valid_until_s",)
+
+
+# --- patch ---
+
+
+def test_a_node_that_is_as_wanted_is_not_patched() -> None:
+    everything = spec(**EVERYTHING)
+    assert request.patch(everything, request.node_of(request.queued_resource(everything)), ()) == ("", {})
+
+
+def test_the_mask_names_what_the_body_has() -> None:
+    node = request.node_of(request.queued_resource(spec()))
+    mask, body = request.patch(spec(**EVERYTHING, external_addresses=True), node, ())
+    assert mask == "labels,metadata,tags,description,networkConfig.enableExternalIps"
+    assert discovery.shipped().wrong("Node", body) == []
+    assert body["networkConfig"] == {"enableExternalIps": True}
+
+
+def test_keys_that_others_have_written_stay_and_ours_go_when_not_wanted_any_more() -> None:
+    before = {"metadata": {"old": "1", "enable-oslogin": "FALSE"}}
+    node = copy.deepcopy(request.node_of(request.queued_resource(spec())))
+    node["metadata"] = {"old": "1", "enable-oslogin": "FALSE", "ssh-keys": "ada:ssh-ed25519 AAAA"}
+    mask, body = request.patch(spec(metadata={"enable-oslogin": "TRUE"}), node, [before])
+    assert mask == "metadata"
+    assert body == {"metadata": {"enable-oslogin": "TRUE", "ssh-keys": "ada:ssh-ed25519 AAAA"}}
+
+
+@pytest.mark.parametrize("node_count", [1.0, 3.0])
+def test_the_nodes_that_something_asks_for_are_read_from_itself(node_count: float) -> None:
+    asked = spec(node_count=node_count)
+    assert request.node_ids(request.queued_resource(asked) | {"name": asked.name}) == asked.node_ids
+
+
+def test_nodes_without_names_are_called_as_their_queued_resource() -> None:
+    name = "projects/grant/locations/us-central1-a/queuedResources/q"
+    assert request.node_ids({"name": name, "tpu": {"nodeSpec": [{"node": {}}]}}) == ("q",)
+    many = {"nodeCount": 2}
+    assert request.node_ids({"name": name, "tpu": {"nodeSpec": [{"multisliceParams": many}]}}) == (
+        "q-0",
+        "q-1",
+    )
+
+
+# --- what changes and what replaces -----------------------------------------------------------------------------
+
+
+UNKNOWN = Unknown()  # type: ignore[no-untyped-call]
+ACTIVE = {"state": "ACTIVE", "nodes": [], "create_time": "t"}
+OTHER: dict[str, Any] = {
+    "node_count": 2.0,
+    "guaranteed_s": 60.0,
+    "data_disks": [{"source_disk": "d", "mode": "read-only"}],
+}
+
+
+def between(state: str, **more: Any) -> tuple[bool | None, list[str]]:
+    """Whether anything changes, and what is a reason to replace."""
+    found = queued_resource.changes_between(
+        {**wanted_props(), **ACTIVE, "state": state}, wanted_props(**more)
+    )
+    assert found.delete_before_replace
+    return found.changes, found.replaces or []
+
+
+def test_every_property_is_either_changed_in_place_or_replaces() -> None:
+    names = {field.name for field in dataclasses.fields(QueuedResourceArgs)}
+    in_place, replacing = queued_resource.IN_PLACE, queued_resource.REPLACING
+    assert names == {*replacing, *in_place, queued_resource.TIMING}
+    assert not in_place & {*replacing}
+
+
+@pytest.mark.parametrize("name", queued_resource.REPLACING)
+def test_what_cannot_change_in_place_replaces(name: str) -> None:
+    assert between("ACTIVE", **{name: OTHER.get(name, "another")}) == (True, [name])
+
+
+LOST = ("SUSPENDING", "SUSPENDED", "FAILED", "DELETING", "PREEMPTED", "TERMINATED", "MISSING")
+DEFAULTS = {"labels": {}, "tags": [], "description": "", "external_addresses": False, "node_count": 1}
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "changes", "replaces"),
+    [
+        ("ACTIVE", {}, False, []),
+        # Absent, empty and the default are the same.
+        ("ACTIVE", DEFAULTS, False, []),
+        ("ACTIVE", {"labels": {"a": "b"}}, True, []),
+        ("ACTIVE", {"metadata": {"a": "b"}}, True, []),
+        ("ACTIVE", {"tags": ["a"]}, True, []),
+        ("ACTIVE", {"description": "a"}, True, []),
+        ("ACTIVE", {"external_addresses": True}, True, []),
+        ("ACTIVE", {"wait_s": 7200.0}, True, []),
+        # What still waits is waited for by an update.
+        *((state, {}, True, []) for state in ("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "UNREAD")),
+        *((state, {}, True, ["state"]) for state in LOST),
+        # A deadline matters only to what still waits.
+        ("ACTIVE", {"valid_until_s": 60.0}, True, []),
+        ("WAITING_FOR_RESOURCES", {"valid_until_s": 60.0}, True, ["valid_until_s"]),
+        # What is not known yet may be another.
+        ("ACTIVE", {"network": UNKNOWN}, True, ["network"]),
+        ("ACTIVE", {"labels": {"a": UNKNOWN}}, True, []),
+    ],
+)
+def test_what_changes_and_what_replaces_follows_from_state_and_properties(
+    state: str, more: dict[str, Any], changes: bool, replaces: list[str]
+) -> None:
+    assert between(state, **more) == (changes, replaces)
+
+
+# --- what states come to ----------------------------------------------------------------------------------------
+
+
+def queued(state: str, **more: Any) -> dict[str, Any]:
+    return {"state": {"state": state, **more}}
+
+
+@pytest.mark.parametrize(
+    "state", ["CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "STATE_UNSPECIFIED"]
+)
+def test_what_has_not_been_served_waits(state: str) -> None:
+    assert states.look(queued(state), {}).kind == "waiting"
+
+
+def test_a_state_that_nobody_knows_yet_waits() -> None:
+    assert states.look(queued("BRAND_NEW"), {}).kind == "waiting"
+    assert states.look({}, {}).kind == "waiting"
+
+
+@pytest.mark.parametrize("state", ["SUSPENDING", "SUSPENDED", "FAILED", "DELETING"])
+def test_what_is_never_served_again_is_lost(state: str) -> None:
+    look = states.look(queued(state), {})
+    assert (look.kind, look.state) == ("lost", state)
+    assert states.kind_of(state) == "lost"
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["READY", "REPAIRING", "RESTARTING", "REIMAGING", "STOPPED", "STARTING", "HIDDEN", "UNKNOWN", "CREATING"],
+)
+def test_an_active_one_whose_nodes_may_come_back_is_active(state: str) -> None:
+    look = states.look(queued("ACTIVE"), {"n": {"state": state}})
+    assert (look.kind, look.may_be_running) == ("active", True)
+
+
+@pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED", "DELETING"])
+def test_an_active_one_with_a_dead_node_is_lost(state: str) -> None:
+    look = states.look(queued("ACTIVE"), {"a": {"state": "READY"}, "b": {"state": state}})
+    assert (look.kind, look.state, look.why) == ("lost", state, f"node b is {state}")
+
+
+def test_a_node_that_says_that_it_is_over_counts_more_than_one_that_is_missing() -> None:
+    look = states.look(queued("ACTIVE"), {"a": None, "b": {"state": "PREEMPTED"}})
+    assert (look.state, look.may_be_running) == ("PREEMPTED", False)
+
+
+def test_others_may_run_beside_a_missing_node() -> None:
+    assert states.look(queued("ACTIVE"), {"a": None, "b": {"state": "READY"}}).may_be_running
+    assert not states.look(queued("ACTIVE"), {"a": None}).may_be_running
+
+
+def test_the_reason_of_a_failure_is_told() -> None:
+    look = states.look(queued("FAILED", failedData={"error": {"code": 9, "message": "no such network"}}), {})
+    assert look.why == "it is FAILED: no such network"
+
+
+def test_one_that_a_user_has_suspended_says_so() -> None:
+    assert states.look(queued("SUSPENDED", stateInitiator="USER"), {}).why == "it is SUSPENDED by a user"
+
+
+def test_every_state_of_the_api_is_decided_upon() -> None:
+    from rehearsal.tpu_api import discovery
+
+    known = discovery.shipped().schemas["QueuedResourceState"]["properties"]["state"]["enum"]
+    assert {"SUSPENDING", "SUSPENDED", "FAILED", "DELETING"} == states.LOST & set(known)
+    assert states.ACTIVE in known
