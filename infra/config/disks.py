@@ -7,10 +7,12 @@ https://cloud.google.com/tpu/docs/attach-durable-block-storage; sizes: https://c
 
 from __future__ import annotations
 
+import re
 import typing
 
+from infra import naming
 from infra.catalogue import Accelerator
-from infra.config import DataDisk, DiskMode, formats, places
+from infra.config import DataDisk, DiskMode, formats
 from infra.config.fields import Section
 
 MODES: tuple[DiskMode, ...] = typing.get_args(DiskMode)
@@ -30,6 +32,7 @@ MOST_DISKS_OF_OTHERS = 127
 """Beside the boot disk."""
 
 LONGEST_NAME = 30
+PATH = re.compile(r"projects/([^/]+)/zones/([^/]+)/disks/([^/]+)")
 
 
 def read(
@@ -67,7 +70,7 @@ def _disk(
     wrong = f"is no type of disk that a {generation or 'TPU'} VM takes"
     disk_type = section.choice("type", types[0], types, wrong=wrong)
     size_gib = section.integer("size-gib", None, least=LEAST_GIB[disk_type], most=MOST_GIB)
-    source = places.disk(section, project=project, zone=zone)
+    source = _source(section, project=project, zone=zone)
     made, exists = section.has("size-gib"), section.has("source")
     mode = section.choice("mode", "read-only" if exists else "read-write", MODES)
     if made and exists:
@@ -94,3 +97,27 @@ def _disk(
         source=source,
         mode=mode,
     )
+
+
+def _source(section: Section, *, project: str | None, zone: str | None) -> str | None:
+    """The full name, projects/P/zones/Z/disks/D, of a disk that a user may name alone."""
+    text = section.text("source", None)
+    if text is None:
+        return None
+    match = PATH.fullmatch(text)
+    if "/" in text and match is None:
+        section.refuse("source", "is no such path; write the name alone, or projects/P/zones/ZONE/disks/NAME")
+        return None
+    wrong = formats.name(longest=naming.LONGEST)(match[3] if match else text)
+    if wrong is None and match and project is not None and match[1] != project:
+        wrong = f"is not of project {project}; take one that is"
+    wrong = wrong or (elsewhere(match[2], zone) if match else None)
+    if wrong is not None:
+        section.refuse("source", wrong)
+        return None
+    return text if match else f"projects/{project}/zones/{zone}/disks/{text}"
+
+
+def elsewhere(found: str, zone: str | None) -> str | None:
+    """What is wrong with a place that should be the slice's zone, if anything is."""
+    return None if zone in (None, found) else f"is not in the slice's zone {zone}; take one that is"

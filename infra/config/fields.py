@@ -9,13 +9,22 @@ from __future__ import annotations
 import contextlib
 import datetime
 import difflib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from infra.config import durations
-from infra.config.shown import Rule, key_shown, parsed, shown, wrong_text
+type Rule = Callable[[str], str | None]
+"""Of a text: None where it is good, otherwise what is wrong with it and what to write."""
 
+LONGEST_TEXT = 500
+LONGEST_SHOWN = 80
 LARGEST_NUMBER = 1_000_000
+MINUTE_S = 60
+HOUR_S = 60 * MINUTE_S
+DAY_S = 24 * HOUR_S
+
+DURATION = re.compile(r"(?:([0-9]{1,7})d)?(?:([0-9]{1,7})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,7})s)?")
+UNITS_S = (DAY_S, HOUR_S, MINUTE_S, 1)
 DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 MIDNIGHT = " 00:00:00 +0000 UTC"
 """Pulumi takes a date without quotes for a moment, and hands it over (and writes it back) with this behind it."""
@@ -153,12 +162,12 @@ class Section:
             return default
         # Of a number too the duration is what is wrong: quotes around it would not help.
         text = value if isinstance(value, str) else ""
-        if (wrong := durations.wrong(text)) is not None:
+        if (wrong := wrong_duration(text)) is not None:
             self.refuse(key, wrong)
             return default
-        length_s = durations.seconds(text)
+        length_s = duration_s(text)
         if not least_s <= length_s <= most_s:
-            limits = f"{durations.spelled(least_s)} to {durations.spelled(most_s)}"
+            limits = f"{spelled(least_s)} to {spelled(most_s)}"
             self.refuse(key, f"is not from {limits}")
             return default
         return length_s
@@ -248,3 +257,84 @@ class Section:
         if value is not None and not isinstance(value, list):
             self.refuse(key, "is not a list; write each entry on a line of its own after a hyphen")
         return value if isinstance(value, list) else []
+
+
+# --- values as YAML and Pulumi have them ------------------------------------------------------------------------
+
+
+def shown(value: object) -> str:
+    """A value in a message: on one line, and short."""
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple | set):
+        return "a list"
+    if isinstance(value, int) and value.bit_length() > 200:
+        return "a huge number"
+    if value is None or isinstance(value, bool | int | float):
+        return json.dumps(value)
+    text = str(value)
+    if len(text) > LONGEST_SHOWN:
+        text = text[:LONGEST_SHOWN] + "…"
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+def wrong_text(value: object, rule: Rule | None) -> str | None:
+    """What is wrong with a value that should be a text, if anything is."""
+    if not isinstance(value, str):
+        plain = isinstance(value, bool | int | float)
+        return "is not text" + ("; put it in quotes" if plain else "")
+    if len(value) > LONGEST_TEXT:
+        return f"is longer than {LONGEST_TEXT} characters"
+    if not value.isprintable():
+        return "has a character that cannot be printed; remove it"
+    return rule(value) if rule else None
+
+
+def key_shown(key: object) -> str:
+    """A key in a path, as it is written where that can be printed."""
+    plain = isinstance(key, str) and key.isprintable() and 0 < len(key) <= LONGEST_SHOWN
+    return str(key) if plain else shown(key)
+
+
+def parsed(value: object) -> object:
+    """What a text stands for where it is JSON; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    try:
+        found: object = json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+    return value if isinstance(found, str) else found
+
+
+# --- durations as a user writes them: 90s, 30m, 6h, 2d, 1h30m ---------------------------------------------------
+
+
+def wrong_duration(text: str) -> str | None:
+    """What is wrong with a text that should be a duration, if anything is."""
+    if not text or DURATION.fullmatch(text) is None:
+        return "is not a duration; write one such as 90s, 30m, 6h, 2d or 1h30m"
+    return None
+
+
+def duration_s(text: str) -> int:
+    """1h30m → 5400.
+
+    Raises:
+        ValueError: the text is no duration.
+    """
+    match = DURATION.fullmatch(text)
+    if match is None or not text:
+        raise ValueError(f'"{text}" is not a duration')
+    counts = (int(count or 0) for count in match.groups())
+    return sum(count * unit_s for count, unit_s in zip(counts, UNITS_S, strict=True))
+
+
+def spelled(length_s: int) -> str:
+    """5400 → 1h30m, the shortest that `duration_s` reads back."""
+    parts = []
+    for unit_s, letter in zip(UNITS_S, "dhms", strict=True):
+        count, length_s = divmod(length_s, unit_s)
+        if count:
+            parts.append(f"{count}{letter}")
+    return "".join(parts) or "0s"

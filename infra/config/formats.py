@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from infra import catalogue, naming
 from infra.catalogue import generations, zones
-from infra.config.shown import Rule
+from infra.config.fields import Rule
 
 PROJECT = re.compile(r"(?:[a-z0-9][-.a-z0-9]*:)?[a-z][-a-z0-9]{4,28}[a-z0-9]")
 STACK = re.compile(r"[-._a-zA-Z0-9]{1,100}")

@@ -14,16 +14,22 @@ from pathlib import Path
 import pulumi
 import pulumi.runtime
 
+from infra import catalogue, naming
 from infra.catalogue import zones
-from infra.config import Allowances, Config, ConfigError, formats
+from infra.config import (
+    AccessConfig,
+    Allowances,
+    Config,
+    ConfigError,
+    ImagesConfig,
+    NetworkConfig,
+    formats,
+)
 from infra.config import grant as config_grant
-from infra.config import images as config_images
-from infra.config import network as config_network
 from infra.config import slices as config_slices
 from infra.config import storage as config_storage
-from infra.config.fields import Section
-from infra.config.places import Home
-from infra.config.shown import key_shown, shown
+from infra.config.fields import Section, key_shown, shown
+from infra.config.slices import Home
 
 NAMESPACE = "tpu-stack"
 PROJECT_KEY = "gcp:project"
@@ -31,6 +37,8 @@ PLACES_OF_THE_PROVIDER = ("gcp:zone", "gcp:region")
 PROVIDER = "gcp:"
 UNNAMED = ("version", "pluginDownloadURL")
 """What the engine reads of any provider."""
+KEEP = 10
+MOST_KEPT = 1000
 
 
 def from_pulumi() -> Config:
@@ -88,9 +96,9 @@ def read(
     slices = config_slices.read(root, home)
     first_zone = next((each.zone for each in slices if each.zone), home.zone)
     bucket, nfs = config_storage.read(root, project=project, stack=stack, zone=first_zone, unlisted=unlisted)
-    network = config_network.read(root)
-    access = config_network.read_access(root)
-    images = config_images.read(root, stack=stack, zone=first_zone, unlisted=unlisted)
+    network = _network(root)
+    access = _access(root)
+    images = _images(root, stack=stack, zone=first_zone, unlisted=unlisted)
     grant = config_grant.read(root, unlisted=unlisted)
     allow = Allowances(
         unlisted=unlisted,
@@ -142,6 +150,41 @@ def _home(root: Section, project: str | None, ignored: Collection[str], unlisted
         fine=root.fine("zone", "region"),
         ignored=said,
         unlisted=unlisted,
+    )
+
+
+def _network(root: Section) -> NetworkConfig:
+    section = root.section("network")
+    existing = section.text("existing", None, rule=formats.network)
+    subnetwork = section.text("subnetwork", None, rule=formats.network)
+    external_addresses = section.flag("external-addresses", default=False)
+    if section.has("subnetwork") and not section.has("existing"):
+        section.say("subnetwork", "is of an existing network; write existing: NAME beside it, or remove it")
+    section.close()
+    return NetworkConfig(existing=existing, subnetwork=subnetwork, external_addresses=external_addresses)
+
+
+def _access(root: Section) -> AccessConfig:
+    section = root.section("access")
+    members = section.texts("members", rule=formats.principal)
+    administrators = section.texts("administrators", rule=formats.principal)
+    section.close()
+    return AccessConfig(members=members, administrators=administrators)
+
+
+def _images(root: Section, *, stack: str, zone: str | None, unlisted: bool) -> ImagesConfig:
+    """zone: of the first slice, in whose region the repository is by default; None: unknown, and said so."""
+    section = root.section("images")
+    repository = section.text("repository", naming.resource_name(stack), rule=formats.repository)
+    region = section.text("region", None, rule=formats.region(unlisted=unlisted))
+    keep = section.integer("keep", KEEP, least=1, most=MOST_KEPT)
+    references = section.mapping("references", key_rule=formats.framework, value_rule=formats.reference)
+    section.close()
+    return ImagesConfig(
+        repository=repository,
+        region=region or (catalogue.region_of(zone) if zone else ""),
+        keep=keep,
+        references=references,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import typing
 from collections.abc import Iterator, Sequence
@@ -9,10 +10,8 @@ from collections.abc import Iterator, Sequence
 from contracts.inventory import Capacity
 from infra import catalogue, naming
 from infra.catalogue import Accelerator, CatalogueError
-from infra.config import DataDisk, Provisioning, SliceConfig, disks, formats, places
-from infra.config.durations import DAY_S, HOUR_S, MINUTE_S, spelled
-from infra.config.fields import Section
-from infra.config.places import Home
+from infra.config import DataDisk, Provisioning, SliceConfig, disks, formats
+from infra.config.fields import DAY_S, HOUR_S, MINUTE_S, Section, spelled
 
 CAPACITIES: tuple[Capacity, ...] = typing.get_args(Capacity)
 PROVISIONINGS: tuple[Provisioning, ...] = typing.get_args(Provisioning)
@@ -31,7 +30,28 @@ MOST_LABELS = 64 - len(naming.RESERVED_LABELS) - 1
 """Google takes 64 on a resource; beside ours the provider sets one too (goog-pulumi-provisioned)."""
 
 OF_THE_QUEUE = "works with provisioning queued alone; remove it, or take queued"
+RESERVATION = re.compile(
+    r"(?:projects|folders|organizations)/([^/]+)/(?:locations/([^/]+)/)?reservations/([^/]+)"
+)
+ANY = "-"
+"""In place of a reservation's name: any in that zone of the project, folder or organisation, as gcloud's --reserved."""
 NAMES_CHIP = re.compile(r"tpuv([0-9]+[ep]?)-?(lite)?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Home:
+    """Where slices are that do not say so: `tpu-stack:zone` or `tpu-stack:region`; fine: neither is wrong.
+
+    project: None where it is missing, which somebody else has said. ignored: what to add where a zone is missing.
+    unlisted: whether zones, regions and versions that are not known here are taken.
+    """
+
+    project: str | None
+    zone: str | None
+    region: str | None
+    fine: bool
+    ignored: str
+    unlisted: bool
 
 
 def read(root: Section, home: Home) -> tuple[SliceConfig, ...]:
@@ -52,7 +72,7 @@ def _slice(section: Section, home: Home) -> SliceConfig:
         missing="each slice needs one, such as main",
     )
     accelerator = _accelerator(section)
-    zone = places.zone(section, accelerator, home)
+    zone = _zone(section, accelerator, home)
     capacity = section.choice("capacity", "on-demand", CAPACITIES)
     provisioning = section.choice("provisioning", "queued", PROVISIONINGS)
     count = section.integer("count", 1, least=1, most=MOST_SLICES_IN_ONE)
@@ -128,8 +148,71 @@ def _accelerator(section: Section) -> Accelerator | None:
     return None
 
 
+def _zone(section: Section, accelerator: Accelerator | None, home: Home) -> str | None:
+    """Of a slice; None where it is not known, which is then recorded here or with what it depends on."""
+    own_zone = section.text("zone", None, rule=formats.zone(unlisted=home.unlisted))
+    own_region = section.text("region", None, rule=formats.region(unlisted=home.unlisted))
+    if section.has("zone") and section.has("region"):
+        section.say("region", "stands beside zone; write one of the two")
+        return None
+    if section.has("zone") or section.has("region"):
+        said = f'"{own_region}"'
+        return _only_zone(section, "region", said, accelerator, own_region) if own_region else own_zone
+    if home.zone is not None or not home.fine:
+        return home.zone
+    if home.region is not None:
+        said = f"missing, and tpu-stack:region {home.region}"
+        return _only_zone(section, "zone", said, accelerator, home.region)
+    section.say("zone", f"missing; write it here, or tpu-stack:zone for all slices{home.ignored}")
+    return None
+
+
+def _reservation_path(section: Section, *, project: str | None, zone: str | None) -> str | None:
+    """The full name, projects/P/locations/Z/reservations/R, of a reservation.
+
+    A user may write its name alone, `-` for any of the project's own, or one that another project, a folder or an
+    organisation shares, with or without the zone.
+    """
+    text = section.text("reservation", None)
+    if text is None:
+        return None
+    match = RESERVATION.fullmatch(text)
+    if "/" in text and match is None:
+        section.refuse(
+            "reservation",
+            "is no such path; write the name alone, - for any, or projects/P/reservations/NAME (also folders/…, "
+            "organizations/…)",
+        )
+        return None
+    name = match[3] if match else text
+    wrong = None if name == ANY else formats.name(longest=naming.LONGEST)(name)
+    wrong = wrong or (disks.elsewhere(match[2], zone) if match and match[2] else None)
+    if wrong is not None:
+        section.refuse("reservation", wrong)
+        return None
+    owner = "/".join(text.split("/")[:2]) if match else f"projects/{project}"
+    return f"{owner}/locations/{zone}/reservations/{name}"
+
+
+def _only_zone(
+    section: Section, key: str, said: str, accelerator: Accelerator | None, region: str
+) -> str | None:
+    if accelerator is None:
+        return None
+    zones = [each for each in accelerator.zones if catalogue.region_of(each) == region]
+    if len(zones) == 1:
+        return zones[0]
+    which = accelerator.type_name
+    if zones:
+        section.say(key, f"{said} has {len(zones)} zones with {which}; write zone: {' or '.join(zones)}")
+    else:
+        others = " or ".join(accelerator.zones)
+        section.say(key, f"{said} has no zone in which {which} is listed; write zone: {others}")
+    return None
+
+
 def _reservation(section: Section, capacity: Capacity, project: str | None, zone: str | None) -> str | None:
-    reservation = places.reservation(section, project=project, zone=zone)
+    reservation = _reservation_path(section, project=project, zone=zone)
     if section.fine("capacity"):
         if capacity == "reserved" and not section.has("reservation"):
             section.say(
