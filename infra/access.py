@@ -1,4 +1,4 @@
-"""Who may log in: a tunnel through IAP to port 22, an OS Login account, and leave to use the hosts' service account."""
+"""Who the hosts are to Google, and who may log in to them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,30 @@ from pulumi_gcp import projects, serviceaccount
 
 from infra import naming
 from infra.config import Config
+
+LONGEST_ACCOUNT_ID = 30
+
+
+class Identity(pulumi.ComponentResource):
+    """One service account, which gets no role in the project: only the bucket and the image repository admit it.
+
+    `email` goes on the hosts, `member` into bindings, `account` is the account's full name.
+    """
+
+    def __init__(self, name: str, config: Config, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("tpu-stack:identity:Identity", name, {}, opts)
+        account = serviceaccount.Account(
+            "hosts",
+            account_id=naming.resource_name(config.stack, longest=LONGEST_ACCOUNT_ID),
+            project=config.project,
+            display_name=f"TPU hosts of {config.stack}",
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self.account = account.name
+        self.email = account.email
+        self.member = account.email.apply(lambda email: f"serviceAccount:{email}")
+        self.register_outputs({"email": self.email})
+
 
 TUNNEL = "roles/iap.tunnelResourceAccessor"
 LOG_IN = "roles/compute.osLogin"
@@ -37,6 +61,8 @@ class AccessArgs:
 
 
 class Access(pulumi.ComponentResource):
+    """A tunnel through IAP to port 22, an OS Login account, and leave to use the hosts' service account."""
+
     def __init__(self, name: str, args: AccessArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("tpu-stack:access:Access", name, {}, opts)
         access = args.config.access

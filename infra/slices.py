@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pulumi
 from pulumi_gcp import compute, tpu
 
 from contracts import inventory
-from infra import direct_watch, naming, startup
+from infra import naming, startup
 from infra.access import LOG_IN_METADATA
 from infra.cloud_tpu.request import MODES, SCOPES
 from infra.config import Config, DataDisk, SliceConfig
@@ -21,6 +23,9 @@ from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceAr
 IN_FLIGHT_S = 30
 """When its time is over, the gcp provider gives a request in flight so much longer, and one that is refused because a
 quota is used up (HTTP 429), and asked again and again, is in flight all the time."""
+
+FIRST_WORD_S = 120.0
+"""A node of one host is there in about a minute; a large slice in a few."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,7 +137,7 @@ def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[in
         ),
     )
     full_name = f"projects/{args.config.project}/locations/{asked.zone}/nodes/{node_id}"
-    direct_watch.watch(node, full_name, functools.partial(pulumi.log.warn, resource=parent))
+    _watch_direct(node, full_name, functools.partial(pulumi.log.warn, resource=parent))
     workers = NodeWorkers(
         name,
         NodeWorkersArgs(
@@ -145,6 +150,51 @@ def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[in
         pulumi.ResourceOptions(parent=parent, replace_with=[node]),
     )
     return workers.workers.apply(lambda found: entry(asked, f"node {node_id}", [{"workers": found}]))
+
+
+def _watch_direct(node: pulumi.CustomResource, named: str, say: Callable[[str], None]) -> None:
+    """While a direct `node` is being made, say every FIRST_WORD_S what it may be waiting for.
+
+    The gcp provider itself says nothing: when the Cloud TPU API answers 429 because a quota is used up, it asks again
+    and again, with growing pauses, until the time limit of the resource is over. That looks like a TPU that is slow.
+
+    named: the node's full name, projects/P/locations/Z/nodes/N.
+    """
+    if pulumi.runtime.is_dry_run():
+        return
+    # In the program's own loop, which goes on until the engine has made everything.
+    task = asyncio.ensure_future(_speak_while_made(node, named, say))
+    task.add_done_callback(_forget)
+
+
+async def _speak_while_made(node: pulumi.CustomResource, named: str, say: Callable[[str], None]) -> None:
+    made = asyncio.ensure_future(node.id.future())
+    waited_s = 0.0
+    while True:
+        done, _ = await asyncio.wait({made}, timeout=FIRST_WORD_S)
+        if done:
+            # Its failure is the engine's to tell.
+            _ = made.cancelled() or made.exception()
+            return
+        waited_s += FIRST_WORD_S
+        say(still_waiting(named, waited_s))
+
+
+def still_waiting(named: str, waited_s: float) -> str:
+    """What a person should know after so long, with the two commands that tell the cases apart."""
+    _, project, _, zone, _, node = named.split("/")
+    return (
+        f"{named} is not ready after {waited_s / 60:.0f} min. If "
+        f"`gcloud compute tpus tpu-vm describe {node} --project={project} --zone={zone}` finds it, it is being made. "
+        "If not, the request is refused and asked again in silence, as a rule because the quota is used up (HTTP 429): "
+        f"compare https://console.cloud.google.com/iam-admin/quotas?project={project}, Ctrl-C, and free some, ask for "
+        "more, or set provisioning: queued, which says so at once"
+    )
+
+
+def _forget(task: asyncio.Task[None]) -> None:
+    with contextlib.suppress(asyncio.CancelledError):
+        task.result()
 
 
 def _node_id(args: TpuSliceArgs) -> str:

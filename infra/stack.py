@@ -5,20 +5,22 @@ from __future__ import annotations
 import dataclasses
 
 import pulumi
+from pulumi_gcp import projects
 
 from contracts import inventory
 from infra import startup
-from infra.access import Access, AccessArgs
-from infra.buckets import StorageBucket, StorageBucketArgs
+from infra.access import Access, AccessArgs, Identity
 from infra.config import Config, NfsConfig
-from infra.filestore import Filestore, FilestoreArgs
-from infra.gateway import Gateway, GatewayArgs
-from infra.identity import Identity
+from infra.file_server import Filestore, FilestoreArgs, Gateway, GatewayArgs
 from infra.network import Network
-from infra.registry import Registry, RegistryArgs
-from infra.services import Services
 from infra.slices import TpuSlice, TpuSliceArgs
 from infra.stack_identity import StackIdentity
+from infra.storage import Registry, RegistryArgs, StorageBucket, StorageBucketArgs
+
+SERVICES = (
+    "cloudresourcemanager", "compute", "iam", "iap", "oslogin", "storage", "artifactregistry", "tpu",
+)  # fmt: skip
+FILESTORE_SERVICE = "file"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,26 @@ def declare_stack(config: Config) -> Stack:
         ),
         image_repository=registry.url,
     )
+
+
+class Services(pulumi.ComponentResource):
+    """The Google APIs that a stack needs, switched on. Everything else depends on this.
+
+    They stay on when the stack goes: others may be using them.
+    """
+
+    def __init__(self, name: str, config: Config, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("tpu-stack:services:Services", name, {}, opts)
+        filestore = config.nfs is not None and config.nfs.kind == "filestore"
+        for service in (*SERVICES, *([FILESTORE_SERVICE] if filestore else [])):
+            projects.Service(
+                service,
+                service=f"{service}.googleapis.com",
+                project=config.project,
+                disable_on_destroy=False,
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+        self.register_outputs({})
 
 
 def _file_server(config: Config, nfs: NfsConfig, network: Network) -> Gateway | Filestore:

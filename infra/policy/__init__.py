@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 
 from infra.config import Config
-from infra.policy import costs, egress, estimate, exposure, grant, supply
+from infra.policy import costs, egress, grant, risks
 from infra.policy.costs import Cost
 from infra.policy.findings import Finding, warning
 from infra.policy.grant import GrantUse
@@ -38,14 +38,14 @@ class Review:
 def review(config: Config, *, today: datetime.date) -> Review:
     """Never raises for a configuration that the reader has accepted."""
     coverage = grant.cover(config, today)
-    cost = estimate.cost_of(config, coverage.covered_chips)
+    cost = costs.cost_of(config, coverage.covered_chips)
     return Review(
         findings=(
-            *supply.findings(config),
+            *risks.supply(config),
             *grant.findings(config, coverage, today),
             *egress.findings(config),
-            *_budget(config, cost, estimate.least_usd_per_hour(config, coverage.covered_chips)),
-            *exposure.findings(config),
+            *_budget(config, cost, costs.least_usd_per_hour(config, coverage.covered_chips)),
+            *risks.exposure(config),
         ),
         cost=cost,
         grant_use=coverage.use,

@@ -1,13 +1,18 @@
-"""A cost an hour and a day at list prices, line by line, and as text. Pure.
+"""What a configuration costs an hour and a day at list prices, as far as that is known before it runs. Pure.
 
-The project is billed for everything but the chips that a grant covers: the grant is for TPUs alone.
+The project is billed for everything but the chips that a grant covers: the grant covers only TPUs.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from infra import catalogue
+from infra.catalogue import prices
+from infra.config import Config, NfsConfig, SliceConfig
+from infra.policy import billing
 
 HOURS_PER_DAY = 24
 NOT_KNOWN = "not known"
@@ -116,3 +121,140 @@ def _aligned(rows: list[tuple[str, str, str, str, str]]) -> list[str]:
 def _total(lines: Iterable[CostLine]) -> float:
     # The exact sum, so that the order of the slices does not change the last digit.
     return math.fsum(line.usd_per_hour for line in lines if line.usd_per_hour is not None)
+
+
+GATEWAY_BOOT_GIB = 20
+GATEWAY_DISK_TYPE = "pd-balanced"
+"""Of both disks of the gateway in `infra.file_server`, which is not imported for its sake: it needs Pulumi."""
+
+
+def cost_of(config: Config, covered_chips: Sequence[int]) -> Cost:
+    """covered_chips: how many chips of each slice a grant covers, in the order of `config.slices`."""
+    slices = [
+        line
+        for each, covered in zip(config.slices, covered_chips, strict=True)
+        for line in (*_slice_lines(each, covered), *_disk_lines(each))
+    ]
+    nat = _nat_lines(config)
+    lines = (*slices, *(_nfs_lines(config.nfs) if config.nfs else ()), *_address_lines(config), *nat)
+    return Cost(lines=lines, rates=_rates(config, nat=bool(nat)), assumptions=_assumptions(config))
+
+
+def chips_usd_per_hour(each: SliceConfig, chips: int) -> float | None:
+    """The list price of some chips of a slice; None where none is known."""
+    whole = catalogue.price_usd_per_hour(each.accelerator, each.zone, each.capacity)
+    return None if whole is None else whole / each.accelerator.chips * chips
+
+
+def least_usd_per_hour(config: Config, covered_chips: Sequence[int]) -> float:
+    """What is billed; chips whose price is not known in their zone at the lowest price of their generation anywhere.
+
+    Reserved chips are paid for already.
+    """
+    unpriced = sum(
+        (prices.lowest_usd_per_chip_hour(each.accelerator.generation.name, each.capacity) or 0.0)
+        * (each.chips - covered)
+        for each, covered in zip(config.slices, covered_chips, strict=True)
+        if chips_usd_per_hour(each, 1) is None
+    )
+    return cost_of(config, covered_chips).usd_per_hour + unpriced
+
+
+def _slice_lines(each: SliceConfig, covered: int) -> Iterable[CostLine]:
+    number = f"{each.count} x " if each.count > 1 else ""
+    what = f"slice {each.name}: {number}{each.accelerator.type_name}, {each.zone}"
+    for chips, by_grant in ((covered, True), (each.chips - covered, False)):
+        if chips:
+            yield CostLine(
+                what=what,
+                quantity=f"{_counted(chips, 'chip')}, {each.capacity}",
+                usd_per_hour=chips_usd_per_hour(each, chips),
+                covered_by_grant=by_grant,
+            )
+
+
+def _disk_lines(each: SliceConfig) -> Iterable[CostLine]:
+    """The disks that are made with the slice; one that exists is billed already."""
+    for disk in each.data_disks:
+        if disk.size_gib is not None:
+            yield CostLine(
+                what=f"slice {each.name}: disk {disk.name}",
+                quantity=f"{disk.size_gib} GiB {disk.disk_type}",
+                usd_per_hour=billing.disk_usd_per_hour(disk.disk_type, disk.size_gib, each.region),
+            )
+
+
+def _nfs_lines(nfs: NfsConfig) -> tuple[CostLine, ...]:
+    if nfs.kind == "filestore":
+        price = billing.FILESTORE_BASIC_HDD.usd * nfs.size_gib
+        return (CostLine(what="Filestore", quantity=f"{nfs.size_gib} GiB Basic HDD", usd_per_hour=price),)
+    disks = (("boot disk", GATEWAY_BOOT_GIB), ("data disk", nfs.size_gib))
+    machine = billing.machine_usd_per_hour(nfs.machine_type, nfs.region)
+    return (
+        CostLine(what="gateway: VM", quantity=f"1 {nfs.machine_type}", usd_per_hour=machine),
+        *(
+            CostLine(
+                what=f"gateway: {which}",
+                quantity=f"{size_gib} GiB {GATEWAY_DISK_TYPE}",
+                usd_per_hour=billing.disk_usd_per_hour(GATEWAY_DISK_TYPE, size_gib, nfs.region),
+            )
+            for which, size_gib in disks
+        ),
+    )
+
+
+def _address_lines(config: Config) -> tuple[CostLine, ...]:
+    if not config.network.external_addresses:
+        return ()
+    hosts = sum(each.hosts for each in config.slices)
+    price = billing.EXTERNAL_ADDRESS.usd * hosts
+    return (CostLine(what="external addresses", quantity=_counted(hosts, "host"), usd_per_hour=price),)
+
+
+def _nat_lines(config: Config) -> tuple[CostLine, ...]:
+    """One gateway a region, used by the VMs without an address of their own. An existing network has its own NAT."""
+    if config.network.existing is not None:
+        return ()
+    vms = dict.fromkeys(config.regions, 0)
+    for each in config.slices:
+        vms[each.region] += 0 if config.network.external_addresses else each.hosts
+    if config.nfs is not None and config.nfs.kind == "gateway":
+        vms[config.nfs.region] += 1
+    return tuple(
+        CostLine(
+            what=f"Cloud NAT, {region}",
+            quantity=f"{_counted(number, 'VM')}, 1 address",
+            usd_per_hour=billing.nat_usd_per_hour(number),
+        )
+        for region, number in vms.items()
+        if number
+    )
+
+
+def _rates(config: Config, *, nat: bool) -> tuple[Rate, ...]:
+    made = []
+    if config.bucket is not None:
+        region = config.bucket.region
+        made.append(Rate(what="bucket", usd=billing.regional(region).bucket_usd, per="GiB and month"))
+    made.append(Rate(what="images", usd=billing.REGISTRY.usd, per=billing.REGISTRY.per))
+    if nat:
+        made.append(Rate(what="Cloud NAT", usd=billing.NAT_DATA.usd, per=billing.NAT_DATA.per))
+    return tuple(made)
+
+
+def _assumptions(config: Config) -> tuple[str, ...]:
+    said = [f"List prices: TPUs of {prices.READ_IN}, the rest as docs/costs.md says. Spot prices float."]
+    regions = {*config.regions, *([config.bucket.region] if config.bucket else [])}
+    strangers = sorted(region for region in regions if not billing.is_listed(region))
+    if strangers:
+        said.append(
+            f"No list of VMs, disks and buckets is known for {', '.join(strangers)}: {billing.STAND_IN}'s is taken; "
+            f"other regions cost up to {billing.regions_differ_by():.0%} more."
+        )
+    if config.nfs is not None and config.nfs.kind == "filestore" and config.nfs.region != "us-west1":
+        said.append(f"Filestore in {config.nfs.region} is priced as in us-west1, the only known.")
+    return tuple(said)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from infra import catalogue
 from infra.config import Config, GrantLine, SliceConfig
-from infra.policy.estimate import chips_usd_per_hour
+from infra.policy.costs import chips_usd_per_hour
 from infra.policy.findings import Finding, refused, slice_path, warning
 
 ENDS_SOON_DAYS = 14

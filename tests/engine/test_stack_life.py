@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from contracts import inventory
-from infra import direct_watch
+from infra import slices
 from infra.program import declare
 from rehearsal.engine import ACCESS_TOKEN, Engine
 from rehearsal.engine_report import Report
@@ -350,7 +350,7 @@ def test_a_direct_slice_has_the_same_inventory(engine: Engine, api: TpuApi) -> N
 def test_whoever_waits_for_a_direct_slice_is_told_what_it_may_be(
     engine: Engine, api: TpuApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct_watch, "FIRST_WORD_S", 1.0)
+    monkeypatch.setattr(slices, "FIRST_WORD_S", 1.0)
     api.control.set_quota(SPOT, 0)
     engine.configure(configuration(slices=[a_slice(provisioning="direct", wait="1m")]))
     operation = engine.begin("up")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from contracts import inventory
-from tests.infra.shapes import SHAPES, TWO_ZONES, every_shape
+from tests.infra.conftest import SHAPES, TWO_ZONES, every_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -1,4 +1,4 @@
-"""The workers of a node as an inventory needs them."""
+"""The workers of a node as an inventory needs them, whoever has made the node."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from infra.cloud_tpu import workers
 from infra.cloud_tpu.errors import CloudTpuError
-from tests.infra.cloud_tpu.lab import PARENT, Cloud
+from infra.node_workers import NodeWorkersProvider
+from tests.infra.cloud_tpu.lab import PARENT, ZONE, Cloud
 
 NODE = f"{PARENT}/nodes/main"
 
@@ -115,3 +116,87 @@ def test_guest_attributes_that_are_refused_are_not_waited_for(
     assert again["state"] == "ACTIVE"
     assert "may not be read" in cloud.said
     assert cloud.clock.now() - since < 60
+
+
+# --- of a node that another provider has made -------------------------------------------------------------------
+
+
+NODE_PROPS: dict[str, Any] = {
+    "project": "grant",
+    "zone": ZONE,
+    "node_id": "main",
+    "incarnation": "1",
+    "wait_s": 60.0,
+}
+
+
+@pytest.fixture
+def with_node(cloud: Cloud) -> Cloud:
+    """With a node that has no queued resource."""
+    cloud.put_node("a1b2c3")
+    cloud.control.advance(60)
+    return cloud
+
+
+@pytest.fixture
+def provider(with_node: Cloud) -> NodeWorkersProvider:
+    made = NodeWorkersProvider()
+    made._session = with_node.session
+    return made
+
+
+def test_names_addresses_and_keys_are_read(provider: NodeWorkersProvider) -> None:
+    made = provider.create(dict(NODE_PROPS))
+    assert made.id == NODE
+    assert made.outs is not None and made.outs["state"] == "READY"
+    assert [worker["index"] for worker in made.outs["workers"]] == [0, 1, 2, 3]
+    assert all(worker["name"] and worker["host_keys"] for worker in made.outs["workers"])
+
+
+def test_a_worker_that_does_not_publish_is_waited_for_so_long_and_found_by_a_refresh(
+    with_node: Cloud, provider: NodeWorkersProvider
+) -> None:
+    attributes = with_node.api._server.cloud.node(NODE).attributes
+    late = {key: attributes.pop(key) for key in list(attributes) if key[0] == 1}
+    before = with_node.clock.now()
+    made = provider.create(dict(NODE_PROPS))
+    assert made.outs is not None and made.outs["workers"][1]["host_keys"] == []
+    assert 50 <= with_node.clock.now() - before <= 70
+    attributes.update(late)
+    read = provider.read(made.id, dict(made.outs))
+    assert read.outs is not None and read.outs["workers"][1]["host_keys"]
+
+
+def test_a_node_that_is_gone_leaves_the_state(with_node: Cloud, provider: NodeWorkersProvider) -> None:
+    made = provider.create(dict(NODE_PROPS))
+    with_node.control.vanish(NODE)
+    assert provider.read(made.id, dict(made.outs or {})).id == ""
+
+
+def test_a_node_that_is_not_there_is_an_error(provider: NodeWorkersProvider) -> None:
+    with pytest.raises(CloudTpuError, match="there is no such node"):
+        provider.create({**NODE_PROPS, "node_id": "other"})
+
+
+def test_another_node_of_the_same_name_is_read_again(with_node: Cloud, provider: NodeWorkersProvider) -> None:
+    made = provider.create(dict(NODE_PROPS)).outs or {}
+    found = provider.diff(NODE, made, {**NODE_PROPS, "incarnation": "2"})
+    assert (found.changes, found.replaces) == (True, [])
+    with_node.control.vanish(NODE)
+    with_node.put_node("a1b2c3")
+    with_node.control.advance(60)
+    again = provider.update(NODE, made, {**NODE_PROPS, "incarnation": "2"}).outs or {}
+    assert again["workers"][0]["name"] != made["workers"][0]["name"]
+
+
+def test_nothing_changes_where_nothing_was_changed(provider: NodeWorkersProvider) -> None:
+    assert (
+        provider.diff(NODE, {**NODE_PROPS, "state": "READY", "workers": []}, dict(NODE_PROPS)).changes
+        is False
+    )
+
+
+def test_deleting_it_deletes_nothing(with_node: Cloud, provider: NodeWorkersProvider) -> None:
+    made = provider.create(dict(NODE_PROPS))
+    provider.delete(made.id, made.outs or {})
+    assert with_node.alive() == [NODE]

@@ -1,4 +1,4 @@
-"""What a configuration comes to: defaults, what is derived of what, the forms in which values arrive, and anything at all."""
+"""What a configuration comes to: defaults, what is derived of what, in which forms values arrive, anything at all."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_slice_may_be_called_like_the_first_part_of_one_that_has_no_parts() ->
     assert [each.name for each in read({**LEAST, "slices": two}).slices] == ["main", "main-0", "main-2"]
 
 
-OF_A_SLICE: list[dict[str, object]] = [
+OF_A_SLICE: list[dict[str, Any]] = [
     *({"count": count} for count in (1, 256)),
     *({key: length} for key in ("wait", "valid-until", "guaranteed-for") for length in ("1m", "60s", "30d")),
     {"valid-until": "6h", "wait": "6h"},
@@ -160,7 +160,7 @@ OF_A_SLICE: list[dict[str, object]] = [
     {"accelerator": "v6e-8", "zone": "us-central1-b", "data-disks": [{"name": "d", "size-gib": 4}]},
     {"name": "a" * 30},
 ]
-OF_A_STACK: list[dict[str, object]] = [
+OF_A_STACK: list[dict[str, Any]] = [
     *({"storage": {"bucket": {"soft-delete-days": days}}} for days in (0, 7, 90)),
     *({"storage": {"bucket": {"temporary-days": days}}} for days in (1, 365)),
     *({"storage": {"bucket": {"name": name}}} for name in ("abc", "a" * 63, "1_a")),

@@ -1,11 +1,12 @@
-"""NFS from a small VM: its data is on a disk of its own, so the VM can be replaced, its address stays the same."""
+"""The file system that all hosts mount: NFS from a small VM, the gateway, or from Google's Filestore."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pulumi
-from pulumi_gcp import compute
+from pulumi_gcp import compute, filestore
 
 from contracts import inventory
 from infra import naming, startup
@@ -34,7 +35,10 @@ class GatewayArgs:
 
 
 class Gateway(pulumi.ComponentResource):
-    """`share` is what a host mounts, `entry` what the inventory says of the VM."""
+    """Its data is on a disk of its own, so the VM can be replaced, and its address stays the same.
+
+    `share` is what a host mounts, `entry` what the inventory says of the VM.
+    """
 
     def __init__(self, name: str, args: GatewayArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("tpu-stack:gateway:Gateway", name, {}, opts)
@@ -62,9 +66,22 @@ class Gateway(pulumi.ComponentResource):
             # one wait for it. The disk first: it may be protected, and then nothing has been touched.
             opts=pulumi.ResourceOptions(parent=self, depends_on=[data]),
         )
-        machine = compute.Instance(
+        machine = self._machine(args, data, address)
+        self.share = address.address.apply(
+            lambda found: startup.TpuHost(server=found, export=EXPORT, mount=args.nfs.mount)
+        )
+        self.entry = pulumi.Output.all(machine.name, address.address).apply(
+            lambda found: inventory.Gateway(
+                name=found[0], zone=args.nfs.zone, address=found[1], host_keys=(), user=None
+            )
+        )
+        self.register_outputs({"address": address.address})
+
+    def _machine(self, args: GatewayArgs, data: compute.Disk, address: compute.Address) -> compute.Instance:
+        labels = naming.labels(args.config.stack)
+        return compute.Instance(
             "machine",
-            name=full_name,
+            name=naming.resource_name(args.config.stack, "gateway"),
             project=args.config.project,
             zone=args.nfs.zone,
             machine_type=args.nfs.machine_type,
@@ -107,12 +124,64 @@ class Gateway(pulumi.ComponentResource):
                 ignore_changes=["bootDisk.initializeParams.image"],
             ),
         )
-        self.share = address.address.apply(
-            lambda found: startup.TpuHost(server=found, export=EXPORT, mount=args.nfs.mount)
+
+
+TIER = "BASIC_HDD"
+SHARE = "share"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FilestoreArgs:
+    """network: full name."""
+
+    config: Config
+    nfs: NfsConfig
+    network: pulumi.Input[str]
+
+
+class Filestore(pulumi.ComponentResource):
+    """No VM to look after, from 1 TiB on. `share` is what a host mounts."""
+
+    def __init__(self, name: str, args: FilestoreArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("tpu-stack:filestore:Filestore", name, {}, opts)
+        instance = filestore.Instance(
+            "instance",
+            name=naming.resource_name(args.config.stack, "share"),
+            project=args.config.project,
+            location=args.nfs.zone,
+            tier=TIER,
+            description=f"NFS server of {args.config.stack}",
+            file_shares=filestore.InstanceFileSharesArgs(
+                name=SHARE,
+                capacity_gb=args.nfs.size_gib,
+                nfs_export_options=[
+                    filestore.InstanceFileSharesNfsExportOptionArgs(
+                        ip_ranges=list(client_ranges(args.config)),
+                        access_mode="READ_WRITE",
+                        squash_mode="NO_ROOT_SQUASH",
+                    )
+                ],
+            ),
+            networks=[
+                filestore.InstanceNetworkArgs(
+                    network=args.network, modes=["MODE_IPV4"], connect_mode="DIRECT_PEERING"
+                )
+            ],
+            labels=naming.labels(args.config.stack),
+            opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
         )
-        self.entry = pulumi.Output.all(machine.name, address.address).apply(
-            lambda found: inventory.Gateway(
-                name=found[0], zone=args.nfs.zone, address=found[1], host_keys=(), user=None
+        address = instance.networks.apply(_address)
+        self.share = address.apply(
+            lambda found: startup.TpuHost(
+                server=found, export=f"/{SHARE}", mount=args.nfs.mount, version="3", root="kept"
             )
         )
-        self.register_outputs({"address": address.address})
+        self.register_outputs({"address": address})
+
+
+def _address(networks: Sequence[filestore.outputs.InstanceNetwork]) -> str:
+    """The first; a preview of an instance that is still to be made may know its network and no address."""
+    addresses = networks[0].ip_addresses or ()
+    if not addresses and pulumi.runtime.is_dry_run():
+        return "not-known-yet"
+    return addresses[0]

@@ -1,17 +1,80 @@
-"""The repository of the training images; hosts may read it."""
+"""Where data and images are kept: the bucket, closed to the public, and the repository of the training images."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import pulumi
-from pulumi_gcp import artifactregistry
+from pulumi_gcp import artifactregistry, storage
 
 from infra import naming
-from infra.config import Config
+from infra.config import BucketConfig, Config
 
-READ = "roles/artifactregistry.reader"
 DAY_S = 24 * 60 * 60
+TEMPORARY_PREFIX = "tmp/"
+ABANDONED_UPLOAD_DAYS = 7
+
+READ_AND_WRITE = "roles/storage.objectUser"
+"""Objects: create, read, list, overwrite, delete; nothing about the bucket itself."""
+SEE_BUCKET = "roles/storage.legacyBucketReader"
+"""Client libraries ask for the bucket's own data first, such as its region."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StorageBucketArgs:
+    """member: who reads and writes, as an IAM principal."""
+
+    config: Config
+    bucket: BucketConfig
+    member: pulumi.Input[str]
+
+
+class StorageBucket(pulumi.ComponentResource):
+    """In one region; the hosts read and write it."""
+
+    def __init__(
+        self, name: str, args: StorageBucketArgs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__("tpu-stack:buckets:StorageBucket", name, {}, opts)
+        bucket = storage.Bucket(
+            "bucket",
+            name=args.bucket.name,
+            project=args.config.project,
+            location=args.bucket.region.upper(),
+            storage_class="STANDARD",
+            uniform_bucket_level_access=True,
+            public_access_prevention="enforced",
+            force_destroy=False,
+            soft_delete_policy=storage.BucketSoftDeletePolicyArgs(
+                retention_duration_seconds=args.bucket.soft_delete_days * DAY_S
+            ),
+            lifecycle_rules=[
+                storage.BucketLifecycleRuleArgs(
+                    action=storage.BucketLifecycleRuleActionArgs(type="Delete"),
+                    condition=storage.BucketLifecycleRuleConditionArgs(
+                        age=args.bucket.temporary_days, matches_prefixes=[TEMPORARY_PREFIX]
+                    ),
+                ),
+                storage.BucketLifecycleRuleArgs(
+                    action=storage.BucketLifecycleRuleActionArgs(type="AbortIncompleteMultipartUpload"),
+                    condition=storage.BucketLifecycleRuleConditionArgs(age=ABANDONED_UPLOAD_DAYS),
+                ),
+            ],
+            labels=naming.labels(args.config.stack),
+            opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
+        )
+        for what, role in (("objects", READ_AND_WRITE), ("metadata", SEE_BUCKET)):
+            storage.BucketIAMMember(
+                what,
+                bucket=bucket.name,
+                role=role,
+                member=args.member,
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+        self.register_outputs({})
+
+
+READ_IMAGES = "roles/artifactregistry.reader"
 UNTAGGED_DAYS = 7  # a build that is being pushed has layers without a tag
 OLD_DAYS = 30
 
@@ -25,7 +88,7 @@ class RegistryArgs:
 
 
 class Registry(pulumi.ComponentResource):
-    """`url` is what an image's name begins with."""
+    """The hosts may read it. `url` is what an image's name begins with."""
 
     def __init__(self, name: str, args: RegistryArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("tpu-stack:registry:Registry", name, {}, opts)
@@ -74,7 +137,7 @@ class Registry(pulumi.ComponentResource):
             project=args.config.project,
             location=images.region,
             repository=repository.repository_id,
-            role=READ,
+            role=READ_IMAGES,
             member=args.member,
             opts=child,
         )

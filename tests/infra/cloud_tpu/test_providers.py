@@ -1,0 +1,229 @@
+"""Our dynamic providers as Pulumi sees them: state, inputs, the process they run in, and who a stack is."""
+
+from __future__ import annotations
+
+import base64
+import concurrent.futures
+import json
+import socket
+import subprocess
+import sys
+import threading
+import types
+from typing import Any
+
+import dill  # type: ignore[import-untyped]
+import pulumi
+import pytest
+from pulumi.dynamic import Config, ConfigureRequest
+from pulumi.dynamic.dynamic import serialize_provider
+
+from infra import naming, queued_resource
+from infra.cloud_tpu import plugin
+from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
+from infra.node_workers import NodeWorkersProvider
+from infra.queued_resource import DataDiskArgs, QueuedResourceArgs, QueuedResourceProvider
+from infra.stack_identity import StackIdentityProvider
+from rehearsal.tpu_api import Clock, TpuApi
+from tests.infra.cloud_tpu.lab import OWNER, PARENT, Cloud
+
+PROPS: dict[str, Any] = {
+    "project": "grant",
+    "zone": "us-central1-a",
+    "queued_resource_id": "main",
+    "owner": "a1b2c3",
+    "accelerator_type": "v5litepod-16",
+    "runtime_version": "v2-alpha-tpuv5-lite",
+    "capacity": "spot",
+    "wait_s": 60.0,
+}
+
+
+@pytest.mark.parametrize("kind", [QueuedResourceProvider, NodeWorkersProvider, StackIdentityProvider])
+def test_the_state_holds_a_providers_name_and_not_its_code(
+    kind: type[pulumi.dynamic.ResourceProvider],
+) -> None:
+    text = serialize_provider(kind())
+    assert len(base64.b64decode(text)) < 80
+    assert type(dill.loads(base64.b64decode(text))) is kind  # noqa: S301
+    assert not kind.serialize_as_secret_always
+
+
+def configured(config: dict[str, Any]) -> QueuedResourceProvider:
+    provider = QueuedResourceProvider()
+    provider.configure(ConfigureRequest(Config(config, "tpu-stack")))
+    return provider
+
+
+def test_a_preview_needs_no_credentials_and_no_google() -> None:
+    provider = configured({})
+    assert provider.check({}, dict(PROPS)).failures == []
+    assert provider.diff("id", {**PROPS, "state": "ACTIVE"}, dict(PROPS)).changes is False
+    program = "import sys, infra.queued_resource; print([m for m in sys.modules if m.startswith('googleapiclient')])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"[]\n"
+
+
+def test_the_whole_life_of_one_with_no_secret_in_what_pulumi_keeps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with TpuApi(clock=Clock(frozen_at=1_800_000_000.0)) as api:
+        provider = configured({"gcp:tpuV2CustomEndpoint": f"{api.url}/v2/", "gcp:accessToken": "a-secret"})
+        session = provider.require_session()
+        session.backoff = type(session.backoff)(
+            now=lambda: api.control.alive()["moment"], sleep=api.control.advance, say=session.backoff.say
+        )
+        try:
+            made = provider.create(dict(PROPS))
+            assert made.id == "projects/grant/locations/us-central1-a/queuedResources/main"
+            assert made.outs is not None and {**made.outs, **PROPS} == made.outs
+            kept = json.dumps(made.outs)
+            read = provider.read(made.id, dict(made.outs))
+            assert (read.id, read.outs) == (made.id, made.outs)
+            changed = provider.update(made.id, dict(made.outs), {**PROPS, "labels": {"a": "b"}})
+            provider.delete(made.id, changed.outs or {})
+            assert provider.read(made.id, dict(made.outs)).id == ""
+            assert api.control.alive()["queuedResources"] == []
+        finally:
+            session.client().close()
+    captured = capsys.readouterr()
+    assert "a-secret" not in kept + captured.err + captured.out
+    assert "main: asked for v5litepod-16 (spot) in us-central1-a" in captured.err
+
+
+def test_a_provider_that_was_not_configured_says_so() -> None:
+    with pytest.raises(RuntimeError, match="not configured"):
+        QueuedResourceProvider().create(dict(PROPS))
+
+
+def test_inputs_arrive_by_name_and_what_is_not_given_does_not() -> None:
+    disk = DataDiskArgs(source_disk="projects/grant/zones/us-central1-a/disks/data", mode="read-only")
+    given = queued_resource._props_of(QueuedResourceArgs(**PROPS, data_disks=[disk], tags=("t",)))
+    outputs = {name: given.pop(name) for name in queued_resource.OUTPUTS}
+    assert outputs == {"state": None, "nodes": None, "create_time": None}
+    assert given == {
+        **PROPS,
+        "node_count": 1,
+        "external_addresses": False,
+        "metadata": {},
+        "labels": {},
+        "tags": ["t"],
+        "data_disks": [{"source_disk": disk.source_disk, "mode": "read-only"}],
+    }
+
+
+# --- who a stack is ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def identity(cloud: Cloud) -> StackIdentityProvider:
+    made = StackIdentityProvider()
+    made._session = cloud.session
+    return made
+
+
+def test_each_stack_is_another_and_its_id_fits_a_label() -> None:
+    owners = {StackIdentityProvider().create({"project": "p"}).id for _ in range(50)}
+    assert len(owners) == 50
+    assert all(naming.LABEL_VALUE.fullmatch(owner) for owner in owners)
+
+
+def test_an_id_is_kept_whatever_changes(identity: StackIdentityProvider) -> None:
+    made = identity.create({"project": "p"})
+    assert made.outs == {"project": "p", "owner": made.id}
+    assert identity.diff(made.id, made.outs, {"project": "p"}).changes is False
+    assert identity.update(made.id, made.outs, {"project": "q"}).outs == {"project": "q", "owner": made.id}
+
+
+def test_what_interrupted_ups_have_left_goes_with_the_stack_and_nothing_else_does(
+    cloud: Cloud, identity: StackIdentityProvider
+) -> None:
+    cloud.put("left", owner=OWNER)
+    cloud.put("others", owner="someone-else")
+    cloud.put("nobodys")
+    cloud.control.advance(60)
+    identity.delete(OWNER, {"project": "grant", "owner": OWNER})
+    assert cloud.alive() == sorted(
+        f"{PARENT}/{kind}/{name}" for kind in ("nodes", "queuedResources") for name in ("others", "nobodys")
+    )
+
+
+def test_a_project_that_does_not_answer_does_not_keep_a_stack_from_being_destroyed(
+    cloud: Cloud, identity: StackIdentityProvider
+) -> None:
+    cloud.control.inject("unavailable", times=1000)
+    identity.delete(OWNER, {"project": "grant", "owner": OWNER})
+    assert "could not be looked for" in cloud.said
+    assert "gcloud compute tpus queued-resources list --zone=- --project=grant" in cloud.said
+
+
+# --- the process in which Pulumi runs them ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def plugin_process(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """This process looks like the plugin's."""
+    main = types.ModuleType("__main__")
+    main.__spec__ = types.SimpleNamespace(name=plugin.MODULE)  # type: ignore[assignment]
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    return monkeypatch
+
+
+def test_the_pool_of_four_threads_lets_more_than_four_wait_at_once() -> None:
+    together = threading.Barrier(7)
+
+    def wait() -> bool:
+        grown = plugin.allow_threads(10)
+        together.wait(timeout=20)
+        return grown
+
+    with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
+        first = pool.submit(plugin.allow_threads, 10)
+        assert first.result()
+        assert [each.result() for each in [pool.submit(wait) for _ in range(7)]] == [True] * 7
+
+
+def test_a_thread_of_no_pool_stays_as_it_is() -> None:
+    assert not plugin.allow_threads()
+
+
+def test_an_engine_that_listens_is_there_and_one_that_has_ended_is_not(
+    plugin_process: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        plugin_process.setattr(sys, "argv", ["pulumi", f"127.0.0.1:{port}"])
+        assert plugin.engine_is_there()
+    assert not plugin.engine_is_there()
+
+
+@pytest.mark.parametrize("arguments", [[], ["pulumi"], ["pulumi", "nonsense"], ["pulumi", "127.0.0.1:http"]])
+def test_where_we_cannot_know_the_engine_is_there(
+    plugin_process: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    plugin_process.setattr(sys, "argv", arguments)
+    assert plugin.engine_is_there()
+
+
+def test_outside_the_plugin_the_engine_counts_as_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["pytest", "127.0.0.1:1"])
+    assert plugin.engine_is_there()
+
+
+def test_a_line_that_nobody_can_read_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        def write(self, text: str) -> None:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with pytest.raises(AbandonedError):
+        plugin.say("hello")
+
+
+def test_errors_for_the_user_have_no_traceback_and_bugs_have_one(plugin_process: pytest.MonkeyPatch) -> None:
+    plugin_process.setattr(sys, "tracebacklimit", 1000, raising=False)
+    with pytest.raises(CloudTpuError), plugin.plain_errors():
+        raise CloudTpuError("no")
+    assert sys.tracebacklimit == 0
+    with pytest.raises(KeyError), plugin.plain_errors():
+        raise KeyError("a bug")
+    assert sys.tracebacklimit == 1000
