@@ -1,4 +1,4 @@
-"""`fab` itself: Invoke's program with this checkout's commands, from whatever folder it is called.
+"""`fab` itself: Invoke's parser and executor with this checkout's commands, from whatever folder it is called.
 
 Fabric's own `fab` finds a fabfile by the folder that one stands in, gives `--` a meaning of its own, sorts the commands
 by their letters and ends with 1 where a word is mistyped. It has options besides that no command of ours heeds
@@ -7,114 +7,132 @@ by their letters and ends with 1 where a word is mistyped. It has options beside
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import inspect
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection as Names
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
+from invoke.collection import Collection
 from invoke.completion.complete import complete, print_completion_script
+from invoke.config import Config
 from invoke.exceptions import Exit, ParseError
+from invoke.executor import Executor
+from invoke.parser import Parser
 from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
-from invoke.program import Program
 
 from contracts.errors import RequestError
 from fabfile import hints
+from fabfile.hosts import deploy, doctor, trust, verify
+from fabfile.imaging import build, images, push
+from fabfile.rehearsal import rehearsal
+from fabfile.remote import get, jupyter, put, run, ssh, ssh_config
+from fabfile.tasks import accelerators, fill_mask, jobs, logs, recover, runs, status, stop, train
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LIST_HINT = "`fab help COMMAND` shows a command's options, `fab jobs` the jobs and theirs."
 
+namespace = Collection()
+"""In the order in which a user meets them, which `fab --list` keeps."""
+for command in (
+    *(train, status, logs, stop, recover, runs, fill_mask, jobs),
+    *(deploy, verify, doctor, trust, run, put, get, ssh, ssh_config, jupyter),
+    *(build, push, images),
+    *(rehearsal, accelerators),
+):
+    namespace.add_task(command)
 
-class Fab(Program):
-    """The command line: what it asks for is checked as a whole, then carried out."""
 
-    def core_args(self) -> list[Argument]:
-        return [
+def main() -> NoReturn:
+    """The entry point `fab`."""
+    fab(sys.argv[1:])
+
+
+def fab(words: Sequence[str]) -> NoReturn:
+    """Carry out a command line and end: 2 where it is wrong, 130 interrupted, else the command's own exit code."""
+    try:
+        _carry_out(words)
+    except (RequestError, ParseError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Exit as end:
+        sys.exit(end.code)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output went away; nothing to tell it
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(0)
+
+
+@functools.cache
+def commands() -> Mapping[str, ParserContext]:
+    """The commands as Invoke's parser takes them, which a task can be made into only once."""
+    return {str(each.name): each for each in namespace.to_contexts()}
+
+
+def own_options() -> ParserContext:
+    """The options of `fab` itself, before any command."""
+    return ParserContext(
+        args=[
             Argument(names=("help", "h"), optional=True, help="show this, or a command's options: fab help COMMAND"),
             Argument(names=("list", "l"), kind=bool, default=False, help="list the commands"),
             Argument(names=("version", "V"), kind=bool, default=False, help="say which tpu-stack this is, and where"),
             Argument(names=("print-completion-script",), help="for bash, zsh or fish: what completes commands"),
             Argument(names=("complete",), kind=bool, default=False, help="used by that script"),
-        ]  # fmt: skip
-
-    def run(self, argv: Any = None, exit: bool = True) -> None:  # noqa: ARG002
-        """Carry out a command line. Exit codes: 2 where it is wrong, 130 interrupted, else the command's own."""
-        try:
-            self._carry_out([*(sys.argv if argv is None else argv)])
-        except (RequestError, ParseError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            sys.exit(2)
-        except Exit as end:
-            sys.exit(end.code)
-        except BrokenPipeError:
-            sys.stderr.close()  # the reader of our output went away; nothing to tell it
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            sys.exit(130)
-
-    def _carry_out(self, argv: list[str]) -> None:
-        self.argv = ["fab", *(["--help", *argv[2:3]] if argv[1:2] == ["help"] else argv[1:])]
-        self.parse_core_args()
-        self.create_config()
-        assert self.namespace is not None
-        self.collection = self.namespace
-        self.parser = self._make_parser()
-        if self.args.complete.value:
-            complete(
-                names=self.binary_names,
-                core=self.core,
-                initial_context=self.initial_context,
-                collection=self.collection,
-                parser=self.parser,
-            )
-        after = after_dashes(self.argv)
-        line = hints.Line(
-            words=self.core.unparsed, after=after, commands=self.parser.contexts, job_options=job_options
-        )
-        self._show(line.check() or self.args.help.value)
-        _refuse_another_checkout(Path.cwd())
-        self.tasks = self.parser.parse_argv(self.core.unparsed)
-        self.tasks.pop(0)  # what stands before the first command
-        self.config.load_overrides({"after_dashes": after})
-        self.execute()
-
-    def _show(self, help_of: str | bool | None) -> None:
-        """Print what is asked for instead of carrying something out, and end."""
-        if self.args.version.value:
-            print(f"tpu-stack {importlib.metadata.version('tpu-stack')}, {CHECKOUT}")
-        elif self.args["print-completion-script"].value:
-            print_completion_script(shell=self.args["print-completion-script"].value, names=self.binary_names)
-        elif isinstance(help_of, str):
-            self.print_task_help(help_of)
-        elif self.args.list.value:
-            print("The commands:\n")
-            _print_columns(self._listed())
-        elif help_of or not self.core.unparsed:
-            print("Usage: fab COMMAND [--options]\n")
-            _print_columns(self._listed())
-            _print_columns(self.initial_context.help_tuples())
-            print(LIST_HINT)
-        else:
-            return
-        raise Exit
-
-    def _listed(self) -> list[tuple[str, str | None]]:
-        """The commands in the order a user meets them, which is that of the namespace."""
-        return [
-            (name, (inspect.getdoc(task) or "").partition("\n")[0])
-            for name, task in self.collection.tasks.items()
         ]
+    )  # fmt: skip
 
-    def print_task_help(self, name: str) -> None:
-        if name not in self.parser.contexts:
-            raise hints.unknown_command(name, self.parser.contexts)
-        command: ParserContext = self.parser.contexts[name]
-        print(f"Usage: {hints.usage(command)}\n\n{inspect.getdoc(self.collection[name])}\n")
-        _print_columns(command.help_tuples())
+
+def _carry_out(words: Sequence[str]) -> None:
+    """What is asked for is checked as a whole, then carried out."""
+    words = ["--help", *words[1:2]] if words[:1] == ["help"] else [*words]
+    own = own_options()
+    given = Parser(initial=own, ignore_unknown=True).parse_argv(words)
+    parser = Parser(initial=own, contexts=commands().values())
+    options = given[0].args
+    if options.complete.value:
+        complete(names=["fab"], core=given, initial_context=own, collection=namespace, parser=parser)
+    after = after_dashes(words)
+    line = hints.Line(words=given.unparsed, after=after, commands=commands(), job_options=job_options)
+    help_of = line.check() or options.help.value
+    if options.version.value:
+        print(f"tpu-stack {importlib.metadata.version('tpu-stack')}, {CHECKOUT}")
+    elif options["print-completion-script"].value:
+        print_completion_script(shell=options["print-completion-script"].value, names=["fab"])
+    elif isinstance(help_of, str):
+        _show_command(help_of)
+    elif options.list.value:
+        print("The commands:\n")
+        _print_columns(_listed())
+    elif help_of or not given.unparsed:
+        print("Usage: fab COMMAND [--options]\n")
+        _print_columns(_listed())
+        _print_columns(own.help_tuples())
+        print(LIST_HINT)
+    else:
+        _refuse_another_checkout(Path.cwd())
+        _, *tasks = parser.parse_argv(given.unparsed)
+        Executor(namespace, Config(overrides={"after_dashes": after}), given).execute(*tasks)
+
+
+def _listed() -> list[tuple[str, str | None]]:
+    """The commands in the order a user meets them, which is that of the namespace."""
+    return [(name, (inspect.getdoc(task) or "").partition("\n")[0]) for name, task in namespace.tasks.items()]
+
+
+def _show_command(name: str) -> None:
+    if name not in commands():
+        raise hints.unknown_command(name, commands())
+    command = commands()[name]
+    print(f"Usage: {hints.usage(command)}\n\n{inspect.getdoc(namespace[name])}\n")
+    _print_columns(command.help_tuples())
 
 
 def after_dashes(argv: Sequence[str]) -> list[str]:
@@ -122,7 +140,7 @@ def after_dashes(argv: Sequence[str]) -> list[str]:
     return [*argv[argv.index("--") + 1 :]] if "--" in argv else []
 
 
-def job_options() -> Mapping[str, Collection[str]]:
+def job_options() -> Mapping[str, Names[str]]:
     from launch import jobs
 
     return {name: jobs.find(name).options() for name in jobs.names()}
@@ -152,14 +170,3 @@ def _refuse_another_checkout(cwd: Path) -> None:
                 f"this `fab` starts the code of {CHECKOUT}, and you are in another checkout, {folder}; call that one's "
                 f"own, {folder}/.venv/bin/fab (`make install` makes it)"
             )
-
-
-def program() -> Fab:
-    from fabfile import namespace
-
-    return Fab(namespace=namespace, name="tpu-stack", binary="fab", binary_names=["fab"])
-
-
-def main() -> None:
-    program().run()
-    sys.exit()

@@ -8,17 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import fabric.tasks
-from invoke.parser.argument import Argument
 
 
 class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
-    """A task of which -h means --help, and not the first option with an h; its help can be asked for more than once."""
-
-    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
-        help_of_all: dict[str, str] = {**self.help}  # type: ignore[has-type]
-        found: list[Argument] = super().get_arguments(ignore_unknown_help)
-        self.help = help_of_all
-        return found
+    """A task of which -h means --help, and not the first option with an h."""
 
     def arg_opts(self, name: str, default: str, taken_names: set[str]) -> dict[str, Any]:
         opts: dict[str, Any] = super().arg_opts(name, default, {*taken_names, "h"})

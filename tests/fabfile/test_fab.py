@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fabfile import namespace
 from fabfile.hints import Line
-from fabfile.program import after_dashes, main, program
+from fabfile.program import after_dashes, commands, main
+from fabfile.program import fab as run_fab
 from launch.jobs import CHECKOUT
 
 HEAVY = (
@@ -175,7 +175,7 @@ def test_a_slip_ends_with_2_and_says_what_was_meant(
     typed: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        program().run(["fab", *typed.split()])
+        run_fab(typed.split())
     assert end.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: {meant}")
 
@@ -191,7 +191,7 @@ def test_help_of_a_command_is_shown_however_it_is_asked_for(
     typed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        program().run(["fab", *typed.split()])
+        run_fab(typed.split())
     assert not end.value.code
     assert capsys.readouterr().out.startswith("Usage: fab recover RUN [--options]\n\nMend a run")
 
@@ -212,11 +212,10 @@ def test_what_is_right_is_not_taken_for_a_slip() -> None:
     ):
         words = shlex.split(typed)
         before = words[: words.index("--")] if "--" in words else words
-        contexts = {str(each.name): each for each in namespace.to_contexts()}
         line = Line(
             words=before,
             after=after_dashes(words),
-            commands=contexts,
+            commands=commands(),
             job_options=lambda: {"x": ["--anything"]},
         )
         assert line.check() is None, typed
