@@ -7,15 +7,22 @@ to the engine themselves.
 from __future__ import annotations
 
 import datetime
+import importlib
+import importlib.util
+import re
+import sys
+import types
+from typing import Any
 
 import pulumi
 
 from contracts import inventory
-from infra import offered, policy, sdk_loader
+from infra import offered, policy
 from infra.config import Config, ConfigError, reader
 from infra.stack import declare_stack
 
 LOGS = {"error": pulumi.log.error, "warning": pulumi.log.warn, "note": pulumi.log.info}
+SDK = "pulumi_gcp"
 
 
 def declare() -> None:
@@ -34,7 +41,7 @@ def declare() -> None:
         many = "a mistake" if len(error.problems) == 1 else f"{len(error.problems)} mistakes"
         raise pulumi.RunError(f"nothing was made: the configuration has {many}") from None
     review(config)
-    sdk_loader.load_by_class()
+    load_by_class()
     stack = declare_stack(config)
     pulumi.export("inventory", stack.inventory.apply(inventory.to_json))
     pulumi.export("image_repository", stack.image_repository)
@@ -59,3 +66,47 @@ def review(config: Config) -> None:
 def _setting(key: str) -> str | None:
     """A key of the provider, in the clear where it is a secret."""
     return pulumi.Config("gcp").get(key.removeprefix("gcp:"))
+
+
+def load_by_class() -> None:
+    """Load of pulumi_gcp only the classes that are used.
+
+    `pulumi_gcp.compute` as a whole is 280 files, and loading them is nearly half of the processor time of the program,
+    which each `pulumi up` runs twice, for the preview and for the update. Every resource is in a file of its own, so
+    each package of the SDK that is not loaded yet is made to load a class's own file when the class is asked for.
+
+    The packages stand in `sys.modules` from the first `import pulumi_gcp` on, to be loaded when they are first used;
+    one that has been used stays as it is, and with an SDK that is not built so nothing is changed."""
+    for name, module in list(sys.modules.items()):
+        # `type`, since any look into a module that is still to be loaded loads it.
+        if name.startswith(f"{SDK}.") and type(module).__name__ == "_LazyModule":
+            module.__class__ = _ByClass
+
+
+class _ByClass(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        for file in (name, _file_of(name), "_inputs"):
+            full_name = f"{self.__name__}.{file}"
+            if full_name in sys.modules or importlib.util.find_spec(full_name) is not None:
+                found = importlib.import_module(full_name)
+                # A function is called like its file; what there is of the package itself, `outputs`, is a file alone.
+                if hasattr(found, name) or file == name:
+                    setattr(self, name, getattr(found, name, found))
+                    return getattr(self, name)
+        return self._load_whole(name)
+
+    def _load_whole(self, name: str) -> Any:
+        """For whatever stands in a file that is called otherwise."""
+        self.__class__ = types.ModuleType  # type: ignore[assignment]
+        assert self.__spec__ is not None
+        # The loader that puts the loading off has the one that does it.
+        loader: Any = getattr(self.__spec__.loader, "loader", self.__spec__.loader)
+        loader.exec_module(self)
+        return getattr(self, name)
+
+
+def _file_of(class_name: str) -> str:
+    """router_nat of RouterNat, bucket_iam_member of BucketIAMMember."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", class_name).lower()

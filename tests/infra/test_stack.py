@@ -23,8 +23,8 @@ def test_of_the_sdk_only_the_files_of_what_is_used_are_loaded_and_all_of_it_is_t
     program = """
 import sys
 from pulumi_gcp import projects, storage
-from infra import sdk_loader
-sdk_loader.load_by_class()
+from infra.program import load_by_class
+load_by_class()
 assert projects.IAMMember.__module__ == "pulumi_gcp.projects.iam_member"
 assert projects.IAMMemberConditionArgs.__module__ == "pulumi_gcp.projects._inputs"
 assert projects.outputs.IAMMemberCondition and callable(projects.get_project)
@@ -34,7 +34,7 @@ try:
 except AttributeError:
     assert "pulumi_gcp.projects.service" in sys.modules, "what is not found so was not looked for in the whole"
 assert projects.Service and projects.IAMMember.__module__ == "pulumi_gcp.projects.iam_member"
-sdk_loader.load_by_class()
+load_by_class()
 assert projects.Service.__module__ == "pulumi_gcp.projects.service"
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, cwd=ROOT)
