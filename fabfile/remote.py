@@ -113,7 +113,7 @@ def jupyter(
     python: str = "",
     browser: bool = False,
 ) -> int:
-    """Serve notebooks from the first host, for this machine alone."""
+    """Serve notebooks from the first host, for this machine only."""
     from launch.commands import notebook
 
     return notebook.serve(options.target(stack, slice, hosts, python=python), module, browser=browser)

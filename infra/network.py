@@ -172,7 +172,7 @@ def client_ranges(config: Config) -> tuple[str, ...]:
 def address_range(region: str) -> str:
     """The /20 (4092 hosts) of a region's subnet, within 10.0.0.0/8.
 
-    It follows from the region's name alone: a region that joins or leaves the configuration moves no other's subnet,
+    It follows only from the region's name: a region that joins or leaves the configuration moves no other's subnet,
     which would replace it and every slice in it.
     """
     block = int.from_bytes(hashlib.sha256(region.encode()).digest()[:2]) % 4096

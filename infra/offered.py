@@ -93,7 +93,7 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
     answers = dict(
         zip(questions, _together(list(questions.values()), max(0.1, ends - time.monotonic())), strict=True)
     )
-    # Who may not ask for the organisation loses a hint alone.
+    # Who may not ask for the organisation loses only a hint.
     failed = [
         answer
         for (what, _), answer in answers.items()
@@ -235,7 +235,7 @@ def _together(questions: list[Callable[[], Any]], limit_s: float) -> list[Any]:
 
 
 def _endpoint(setting: Setting, name: str, google: str, *, ours: bool) -> str | None:
-    """Where an API is, as the gcp provider finds it. ours: a cloud on this machine has those alone that are named."""
+    """Where an API is, as the gcp provider finds it. ours: a cloud on this machine has only those that are named."""
     variable = (
         "GOOGLE_COMPUTE_CUSTOM_ENDPOINT" if name == "compute" else "GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT"
     )
@@ -305,7 +305,7 @@ class _Api:
 
 
 def _said(error: Exception) -> str:
-    """In a line; of an exception that is not ours the kind alone, for its text may hold what a server has sent."""
+    """In a line; of an exception that is not ours only the kind, for its text may hold what a server has sent."""
     from infra.cloud_tpu.errors import CloudTpuError
 
     if isinstance(error, _NotAskedError | CloudTpuError):

@@ -48,7 +48,7 @@ def declare() -> None:
 
 
 def review(config: Config) -> None:
-    """Log what the policies find, what the zones do not offer (a preview alone asks), and what the stack costs.
+    """Log what the policies find, what the zones do not offer (only a preview asks), and what the stack costs.
 
     Raises:
         pulumi.RunError: a finding is an error.
@@ -91,7 +91,7 @@ class _ByClass(types.ModuleType):
             full_name = f"{self.__name__}.{file}"
             if full_name in sys.modules or importlib.util.find_spec(full_name) is not None:
                 found = importlib.import_module(full_name)
-                # A function is called like its file; what there is of the package itself, `outputs`, is a file alone.
+                # A function is called like its file; what there is of the package itself, `outputs`, is only a file.
                 if hasattr(found, name) or file == name:
                     setattr(self, name, getattr(found, name, found))
                     return getattr(self, name)

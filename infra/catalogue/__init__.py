@@ -106,7 +106,7 @@ ACCELERATORS: dict[str, Accelerator] = {
 
 
 def accelerator(type_name: str) -> Accelerator:
-    """The accelerator called `type_name`, such as v6e-16, in the topology that the name alone stands for.
+    """The accelerator called `type_name`, such as v6e-16, in the topology that its name stands for by itself.
 
     Raises:
         CatalogueError: no such generation or size, or one that the Cloud TPU API does not offer.

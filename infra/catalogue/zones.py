@@ -1,7 +1,7 @@
 """Regions and zones of Google Cloud, and which machine types of the gateway's kind there are where. Look-ups, no I/O.
 
 Regions and the letters of their zones: https://cloud.google.com/compute/docs/regions-zones, the AI zones and their
-parents …/ai-zones; us-central2 is not listed there and is open to projects with v4 alone. Machine types:
+parents …/ai-zones; us-central2 is not listed there and is open only to projects with v4. Machine types:
 https://cloud.google.com/compute/docs/general-purpose-machines. What us-central2-b has:
 https://github.com/keras-team/kinetic/issues/305. All read in November 2026. New ones come: what is not here may still
 be right, so whoever refuses it has to leave a way round (`tpu-stack:allow-unlisted`).

@@ -5,7 +5,7 @@ That process is `python -m pulumi.dynamic ENGINE`. Found with engine 3.250 and S
 - A line on standard error is a message of the preview or up, shown at once; `pulumi.log` does no more there.
 - One Ctrl-C only tells the engine to start nothing new: a call in flight, such as a wait of hours, goes on; a provider
   in Python does not hear of it. A second one ends engine and plugin at once, and the engine's state has a pending
-  operation, of which the next `up` warns and then calls `create`. A killed engine leaves the plugin running, alone:
+  operation, of which the next `up` warns and then calls `create`. A killed engine leaves the plugin running by itself:
   `engine_is_there`.
 - An exception's traceback is shown to the user.
 - Four threads serve all calls of all dynamic resources, so a fifth slice would not even be asked for while four wait.

@@ -194,7 +194,7 @@ def _zone(section: Section, accelerator: Accelerator | None, home: Home) -> str 
 def _reservation_path(section: Section, *, project: str | None, zone: str | None) -> str | None:
     """The full name, projects/P/locations/Z/reservations/R, of a reservation.
 
-    A user may write its name alone, `-` for any of the project's own, or one that another project, a folder or an
+    A user may write only its name, `-` for any of the project's own, or one that another project, a folder or an
     organisation shares, with or without the zone.
     """
     text = section.text("reservation", None)
@@ -266,7 +266,7 @@ def _runtime_version(section: Section, accelerator: Accelerator | None, home: Ho
 
 
 def _boot_disk_kms_key(section: Section, provisioning: Provisioning, zone: str | None) -> str | None:
-    """A key of a region is of use in that region alone; one of a multi-region, or global, is Google's to judge."""
+    """A key of a region is of use only in that region; one of a multi-region, or global, is Google's to judge."""
     boot_disk = section.section("boot-disk")
     kms_key = boot_disk.text("kms-key", None, rule=formats.kms_key)
     if boot_disk.has("kms-key") and provisioning == "direct":
@@ -360,7 +360,7 @@ def _disk(
 
 
 def _source(section: Section, *, project: str | None, zone: str | None) -> str | None:
-    """The full name, projects/P/zones/Z/disks/D, of a disk that a user may name alone."""
+    """The full name, projects/P/zones/Z/disks/D, of a disk of which a user may write only the name."""
     text = section.text("source", None)
     if text is None:
         return None
