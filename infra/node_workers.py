@@ -15,8 +15,8 @@ from pulumi.dynamic import (
 )
 
 from infra.cloud_tpu import plugin
-from infra.cloud_tpu.errors import CloudTpuError
 from infra.cloud_tpu.plugin import Provider
+from infra.cloud_tpu.refusal import CloudTpuError
 
 Props = dict[str, Any]
 

@@ -20,8 +20,8 @@ from pulumi.dynamic import (
 )
 
 from infra.cloud_tpu import plugin
-from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
 from infra.cloud_tpu.plugin import Provider
+from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
 
 Props = dict[str, Any]
 

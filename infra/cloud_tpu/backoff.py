@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-from infra.cloud_tpu.errors import AbandonedError
+from infra.cloud_tpu.refusal import AbandonedError
 
 LONGEST_RETRY_S = 30.0
 

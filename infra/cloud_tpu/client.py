@@ -24,7 +24,7 @@ from googleapiclient.errors import HttpError
 
 from infra.cloud_tpu import settings as settings_
 from infra.cloud_tpu.backoff import Backoff, words
-from infra.cloud_tpu.errors import CloudTpuError, Refusal
+from infra.cloud_tpu.refusal import CloudTpuError, Refusal
 
 Json = dict[str, Any]
 

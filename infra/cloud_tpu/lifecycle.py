@@ -13,10 +13,10 @@ from typing import Any
 from infra.cloud_tpu import request, states, workers
 from infra.cloud_tpu.backoff import Backoff, words
 from infra.cloud_tpu.client import Client
-from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
+from infra.cloud_tpu.polling import Waiting
+from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
 from infra.cloud_tpu.spec import Spec
 from infra.cloud_tpu.states import Look
-from infra.cloud_tpu.waiting import Waiting
 
 Json = dict[str, Any]
 Props = Mapping[str, Any]

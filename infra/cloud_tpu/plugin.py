@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 from pulumi.dynamic import ConfigureRequest, ResourceProvider
 
 from infra.cloud_tpu.backoff import Backoff
-from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
+from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client
     from infra.cloud_tpu.lifecycle import Lifecycle
-    from infra.cloud_tpu.waiting import Waiting
+    from infra.cloud_tpu.polling import Waiting
 
 MODULE = "pulumi.dynamic.__main__"
 THREADS = 300  # a slice each; they do nothing but wait
@@ -117,9 +117,9 @@ class Session:
             return self._client
 
     def waiting(self) -> Waiting:
-        from infra.cloud_tpu import waiting
+        from infra.cloud_tpu import polling
 
-        return waiting.Waiting(self.client(), self.backoff)
+        return polling.Waiting(self.client(), self.backoff)
 
     def lifecycle(self) -> Lifecycle:
         from infra.cloud_tpu import lifecycle

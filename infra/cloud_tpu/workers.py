@@ -11,7 +11,7 @@ from typing import Any
 
 from infra.cloud_tpu.backoff import Backoff
 from infra.cloud_tpu.client import Client
-from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
+from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
 
 Json = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""How names, places, principals and references are written: a rule each, for `fields.Section`. Pure.
+"""How names, places, principals and references are written: a rule each, for `section.Section`. Pure.
 
 A rule answers None for a good text, otherwise what is wrong with it and what to write instead. Sources, November 2026:
 project ids https://cloud.google.com/resource-manager/docs/creating-managing-projects, buckets
@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 from infra import catalogue, naming
 from infra.catalogue import generations, zones
-from infra.config.fields import Rule
+from infra.config.section import Rule
 
 PROJECT = re.compile(r"(?:[a-z0-9][-.a-z0-9]*:)?[a-z][-a-z0-9]{4,28}[a-z0-9]")
 STACK = re.compile(r"[-._a-zA-Z0-9]{1,100}")

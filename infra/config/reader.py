@@ -24,12 +24,12 @@ from infra.config import (
     ImagesConfig,
     NetworkConfig,
     formats,
+    grant_keys,
+    slice_keys,
+    storage_keys,
 )
-from infra.config import grant as config_grant
-from infra.config import slices as config_slices
-from infra.config import storage as config_storage
-from infra.config.fields import Section, key_shown, shown
-from infra.config.slices import Home
+from infra.config.section import Section, key_shown, shown
+from infra.config.slice_keys import Home
 
 NAMESPACE = "tpu-stack"
 PROJECT_KEY = "gcp:project"
@@ -93,13 +93,13 @@ def read(
     unlisted = root.flag("allow-unlisted", default=False)
     ignored = [key for key in PLACES_OF_THE_PROVIDER if key in provider_keys]
     home = _home(root, project, ignored, unlisted)
-    slices = config_slices.read(root, home)
+    slices = slice_keys.read(root, home)
     first_zone = next((each.zone for each in slices if each.zone), home.zone)
-    bucket, nfs = config_storage.read(root, project=project, stack=stack, zone=first_zone, unlisted=unlisted)
+    bucket, nfs = storage_keys.read(root, project=project, stack=stack, zone=first_zone, unlisted=unlisted)
     network = _network(root)
     access = _access(root)
     images = _images(root, stack=stack, zone=first_zone, unlisted=unlisted)
-    grant = config_grant.read(root, unlisted=unlisted)
+    grant = grant_keys.read(root, unlisted=unlisted)
     allow = Allowances(
         unlisted=unlisted,
         billable=root.flag("allow-billable", default=False),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
+from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
 from tests.infra.cloud_tpu.conftest import CloudFactory
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Stack
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from infra.cloud_tpu import request
-from infra.cloud_tpu.errors import CloudTpuError
+from infra.cloud_tpu.refusal import CloudTpuError
 from rehearsal.tpu_api import ApiError, Clock, TpuApi
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Json, Stack
 

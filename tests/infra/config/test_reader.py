@@ -18,9 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from infra import catalogue
-from infra.config import Config, ConfigError, DataDisk, GrantLine, fields, reader
-from infra.config import storage as config_storage
-from infra.config.fields import Section
+from infra.config import Config, ConfigError, DataDisk, GrantLine, reader, storage_keys
+from infra.config.section import Section, duration_s, spelled, wrong_duration
 
 MAIN = {"name": "main", "accelerator": "v5litepod-8"}
 LEAST: dict[str, object] = {"zone": "us-central1-a", "slices": [MAIN]}
@@ -287,8 +286,8 @@ def test_the_default_bucket_has_a_name_that_google_takes_or_is_refused(project: 
 
 
 def test_what_nfs_takes_by_default_is_what_it_takes_at_all() -> None:
-    for kind, size_gib in config_storage.DEFAULT_GIB.items():
-        assert config_storage.LEAST_GIB[kind] <= size_gib <= config_storage.MOST_GIB[kind]
+    for kind, size_gib in storage_keys.DEFAULT_GIB.items():
+        assert storage_keys.LEAST_GIB[kind] <= size_gib <= storage_keys.MOST_GIB[kind]
 
 
 # --- every field --------------------------------------------------------------------------------------------
@@ -529,6 +528,6 @@ def test_keys_and_values_are_shown_short_and_printable() -> None:
 
 @given(st.integers(min_value=1, max_value=10**7))
 def test_a_duration_that_is_spelled_out_reads_back(length_s: int) -> None:
-    spelled = fields.spelled(length_s)
-    assert fields.wrong_duration(spelled) is None
-    assert fields.duration_s(spelled) == length_s
+    text = spelled(length_s)
+    assert wrong_duration(text) is None
+    assert duration_s(text) == length_s

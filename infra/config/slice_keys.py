@@ -16,7 +16,7 @@ from contracts.inventory import Capacity
 from infra import catalogue, naming
 from infra.catalogue import Accelerator, CatalogueError
 from infra.config import DataDisk, DiskMode, Provisioning, SliceConfig, formats
-from infra.config.fields import DAY_S, HOUR_S, MINUTE_S, Section, spelled
+from infra.config.section import DAY_S, HOUR_S, MINUTE_S, Section, spelled
 
 CAPACITIES: tuple[Capacity, ...] = typing.get_args(Capacity)
 PROVISIONINGS: tuple[Provisioning, ...] = typing.get_args(Provisioning)

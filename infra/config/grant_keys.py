@@ -8,7 +8,7 @@ from contracts.inventory import Capacity
 from infra import catalogue
 from infra.catalogue import CatalogueError
 from infra.config import ConfigError, GrantLine, formats
-from infra.config.fields import Section
+from infra.config.section import Section
 
 CAPACITIES: tuple[Capacity, ...] = tuple(each for each in typing.get_args(Capacity) if each != "reserved")
 MOST_CHIPS = 1_000_000

@@ -8,7 +8,7 @@ from typing import Any
 from infra.cloud_tpu import request, states
 from infra.cloud_tpu.backoff import Backoff, poll_pause_s, words
 from infra.cloud_tpu.client import Client
-from infra.cloud_tpu.errors import AbandonedError, CloudTpuError
+from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
 from infra.cloud_tpu.spec import Spec
 from infra.cloud_tpu.states import Look
 

@@ -14,7 +14,7 @@ import typing
 from infra import catalogue, naming
 from infra.catalogue import zones
 from infra.config import BucketConfig, NfsConfig, NfsKind, formats
-from infra.config.fields import Section
+from infra.config.section import Section
 
 KINDS: tuple[NfsKind | typing.Literal["none"], ...] = (*typing.get_args(NfsKind), "none")
 DEFAULT_GIB: dict[NfsKind, int] = {"gateway": 200, "filestore": 1024}
