@@ -81,7 +81,8 @@ def test_the_docs_say_how_much_the_regions_differ() -> None:
 def test_a_machine_costs_its_share_and_one_without_a_known_price_has_none(
     machine: str, region: str, usd_per_hour: float | None
 ) -> None:
-    assert billing.machine_usd_per_hour(machine, region) == pytest.approx(usd_per_hour, rel=1e-3)
+    wanted = None if usd_per_hour is None else pytest.approx(usd_per_hour, rel=1e-3)
+    assert billing.machine_usd_per_hour(machine, region) == wanted
 
 
 @pytest.mark.parametrize(
