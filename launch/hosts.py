@@ -21,7 +21,7 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from launch.beside import beside
+from contracts.atomic import atomic_path
 from launch.display import printable
 
 
@@ -199,7 +199,7 @@ def _carry_out[T](work: Callable[[], T], future: Future[T]) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    with beside(target) as fresh:
+    with atomic_path(target) as fresh:
         if source.is_dir():
             shutil.copytree(source, fresh, symlinks=True)
         else:

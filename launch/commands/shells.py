@@ -11,10 +11,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from contracts.atomic import atomic_path
 from contracts.errors import RequestError
 from contracts.inventory import Slice
 from jobs.runtime.cache import user_cache_dir
-from launch.beside import beside
 from launch.display import say, terminal
 from launch.hosts import HostError
 from launch.ssh import login, problems
@@ -149,7 +149,7 @@ def _include(path: Path) -> bool:
 def _replace(path: Path, text: str) -> None:
     """Write a file that only its owner reads, or with the mode that it had."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    with beside(path) as fresh:
+    with atomic_path(path) as fresh:
         fresh.touch(mode=0o600)
         fresh.write_bytes(text.encode(errors="surrogateescape"))
         fresh.chmod(mode)

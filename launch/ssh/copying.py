@@ -13,7 +13,7 @@ from typing import Any
 
 import asyncssh
 
-from launch.beside import beside, beside_name, refuse_to_merge
+from contracts.atomic import atomic_path, beside_name, refuse_to_merge
 from launch.hosts import HostError
 from launch.ssh import problems
 from launch.ssh.access import Access
@@ -78,7 +78,7 @@ async def get(
     async with _sftp(connection, access) as sftp:
         try:
             found = await sftp.stat(path)
-            with beside(target) as fresh:
+            with atomic_path(target) as fresh:
                 await _Copy(sftp, access, progress).get(path, found.permissions or 0, fresh)
         except asyncssh.SFTPError as error:
             raise _refused(access, source, error, full=False) from None
