@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
+import os
 import shlex
-from collections.abc import Callable
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 
 from contracts.inventory import Storage
 from launch.deploy import deploy, python_environment
-from launch.deploy.steps import to_json
-from launch.hosts import Agent
+from launch.deploy.deploy import LONGEST_LINE, Answer, Deployment, Outcome, Reader, State, parse
+from launch.deploy.steps import Step, to_json
+from launch.hosts import Agent, HostError, LocalTransport, Show
 from launch.target import Target
 from tests.launch.slices import make_target
 
@@ -82,3 +94,169 @@ def test_all_steps_together_fit_in_one_argument_of_a_shell(agents: list[Agent]) 
     every = deploy.steps(make_target(agents), "jax", with_comforts=True, contained=False, lock=lock)
     argv = [deploy.PYTHON, "-S", "-E", "-c", deploy.RUNNER.read_text(), to_json(every)]
     assert len(shlex.join(argv).encode()) < 100_000
+
+
+def test_steps_of_a_host_are_told_as_they_end(tmp_path: Path) -> None:
+    told: list[Answer] = []
+    make = Step(name="file", check=f"test -e {tmp_path}/f", change=f"touch {tmp_path}/f", limit_s=10)
+    outcome = Deployment("w-0", [make], told.append).begin(LocalTransport()).outcome()
+    assert [answer.state for answer in told] == ["doing", "changed"]
+    assert outcome.changed and not outcome.failed
+    assert not Deployment("w-0", [make], told.append).begin(LocalTransport()).outcome().changed
+
+
+class Broken:
+    """A host that ends before its time, after some lines."""
+
+    def __init__(self, data: bytes, end: int | Exception | None) -> None:
+        self.data, self.end = data, end
+
+    def stream(self, argv: Sequence[str], show: Show, *, timeout_s: float | None) -> Future[int | None]:
+        future: Future[int | None] = Future()
+        show("out", self.data)
+        if isinstance(self.end, Exception):
+            future.set_exception(self.end)
+        else:
+            future.set_result(self.end)
+        return future
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (HostError(host="w-0", reason="connection lost"), "connection lost"),
+        (OSError("broken pipe"), "broken pipe"),
+        (None, "was not done within 5 s, it ended after a"),
+        (127, "ended after a with exit code 127: what is this"),
+    ],
+)
+def test_a_host_that_ends_before_its_time_has_failed_and_says_where(
+    end: int | Exception | None, reason: str
+) -> None:
+    line = {"step": "a", "state": "ok", "message": "m", "remedy": "", "took_s": 0}
+    broken: Any = Broken(json.dumps(line).encode() + b"\nwhat is this\n", end)
+    steps = [Step(name="a", check="true"), Step(name="b", check="true")]
+    outcome = Deployment("w-0", steps, lambda answer: None, limit_s=5).begin(broken).outcome()
+    assert outcome.failed and len(outcome.answers) == 1
+    assert outcome.error is not None and outcome.error.reason == reason
+
+
+def test_a_host_with_an_error_is_left_alone() -> None:
+    known = HostError(host="w-0", reason="not reached")
+    nothing: Any = None
+    outcome = Deployment("w-0", [], lambda answer: None, known).begin(nothing).outcome()
+    assert outcome.error is known
+
+
+def test_breaking_off_ends_what_is_under_way_on_the_host(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    started = threading.Event()
+    endless = Step(name="a", check="false", change=f"echo $$ >{pid}; say on; sleep 300", limit_s=300)
+
+    def show(answer: Answer) -> None:
+        if answer.message == "on":
+            started.set()
+
+    deployment = Deployment("w-0", [endless], show).begin(LocalTransport())
+    assert started.wait(30)
+    deployment.end()
+    deadline = time.monotonic() + 20
+    while os.path.exists(f"/proc/{pid.read_text().strip()}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+LINE = json.dumps({"step": "s", "state": "ok", "message": "m", "remedy": "", "took_s": 1}).encode()
+
+
+@given(st.lists(st.integers(1, 40)))
+def test_answers_are_the_same_however_the_output_is_cut(cuts: list[int]) -> None:
+    data, reader, at = (b"welcome\n" + LINE + b"\n") * 3, Reader(), 0
+    found: list[Answer] = []
+    for size in [*cuts, len(data)]:
+        found += reader.take("out", data[at : at + size])
+        at += size
+    assert found == [Answer(step="s", state="ok", message="m", took_s=1.0)] * 3
+
+
+@given(st.binary())
+def test_no_output_whatever_breaks_the_reader(data: bytes) -> None:
+    reader = Reader()
+    assert list(reader.take("err", data)) == []
+    list(reader.take("out", data))
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(st.sampled_from(["step", "state", "message", "remedy", "took_s"]), inner)
+        ),
+    )
+)
+def test_what_only_looks_like_an_answer_is_none(value: object) -> None:
+    found = parse(json.dumps(value).encode())
+    assert found is None or isinstance(value, dict)
+
+
+def test_an_endless_line_takes_no_more_memory_than_a_long_one() -> None:
+    reader, piece = Reader(), b"x" * 65536
+    tracemalloc.start()
+    for _ in range(500):
+        list(reader.take("out", piece))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20 * LONGEST_LINE
+
+
+def test_the_last_words_of_a_host_without_python_are_kept() -> None:
+    reader = Reader()
+    assert list(reader.take("err", b"bash: python3: command not found\n")) == []
+    assert reader.last_words == "bash: python3: command not found"
+
+
+@pytest.mark.parametrize("field", ["step", "state", "message", "remedy", "took_s"])
+def test_an_answer_with_a_field_of_another_kind_is_none(field: str) -> None:
+    assert parse(LINE) is not None
+    assert parse(json.dumps({**json.loads(LINE), field: None}).encode()) is None
+
+
+def outcome(host: str, *steps: tuple[str, State, str], error: HostError | None = None) -> Outcome:
+    answers = tuple(Answer(step=step, state=state, message=message) for step, state, message in steps)
+    return Outcome(host=host, answers=answers, error=error)
+
+
+def printed(outcomes: list[Outcome]) -> list[str]:
+    file = io.StringIO()
+    Console(file=file, width=100, markup=False).print(deploy.table(outcomes))
+    return [" ".join(line.split()) for line in file.getvalue().splitlines()]
+
+
+def test_hosts_where_the_same_happened_are_told_of_together() -> None:
+    alike = [outcome(f"w-{index}", ("a", "ok", "there"), ("b", "changed", "made")) for index in range(4)]
+    other = outcome("w-4", ("a", "ok", "there"), ("b", "skipped", "no such thing"))
+    assert printed([*alike, other])[1:] == ["w-0 … w-3 (4 hosts) b changed made", "w-4 nothing to do"]
+    assert deploy.verdict([*alike, other]) == "5 hosts ready, 4 changed"
+
+
+def test_a_second_deployment_has_nothing_to_say_but_that() -> None:
+    twice = [outcome(f"w-{index}", ("a", "ok", "there")) for index in range(2)]
+    assert printed(twice)[1:] == ["w-0, w-1 nothing to do"]
+    assert deploy.verdict(twice) == "2 hosts ready: nothing to do"
+
+
+def test_a_host_that_failed_or_was_lost_or_never_reached_is_named_with_its_remedy() -> None:
+    lost = HostError(host="w-1", reason="connection lost", remedy="again")
+    failed = Answer(step="a", state="failed", message="no disk", remedy="buy one")
+    told = [
+        Outcome(host="w-0", answers=(failed,)),
+        outcome("w-1", ("a", "ok", "there"), error=lost),
+        outcome("w-2", error=lost),
+    ]
+    assert printed(told)[1:] == [
+        "w-0 a FAILED no disk → buy one",
+        "w-1 LOST connection lost → again",
+        "w-2 NOT REACHED connection lost → again",
+    ]
+    assert deploy.verdict(told) == "3 of 3 hosts are not ready"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import http.server
 import json
 import os
+import stat
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 
 from launch.deploy import deploy, steps
 from launch.deploy.steps import Step
+from tests.launch.deploy.conftest import oldest_python
 
 CarryOut = Callable[..., list[dict[str, Any]]]
 
@@ -211,3 +215,191 @@ def test_every_step_that_changes_something_has_a_limit_and_a_remedy() -> None:
     ]
     for step in every:
         assert step.limit_s > 0 and step.remedy
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """A PATH with programs that answer as a test says, before this machine's own."""
+
+    def make(**programs: str) -> dict[str, str]:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        for name, text in programs.items():
+            path = folder / name
+            path.write_text(f"#!/bin/sh\n{text}\n")
+            path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return {"PATH": f"{folder}:{os.environ['PATH']}", "DONE": str(tmp_path / "done")}
+
+    return make
+
+
+def looked_at(carry_out: CarryOut, environ: dict[str, str], change: str = "") -> dict[str, Any]:
+    step = dataclasses.replace(
+        steps.docker(), needs=(), root=False, change=change, limit_s=5 if change else 0
+    )
+    (answer,) = carry_out([step], environ=environ)
+    return answer
+
+
+def test_a_docker_that_answers_is_named_by_its_version(
+    carry_out: CarryOut, host: Callable[..., dict[str, str]]
+) -> None:
+    answer = looked_at(carry_out, host(docker="echo 28.1.0"))
+    assert (answer["state"], answer["message"]) == ("ok", "Docker 28.1.0")
+
+
+def test_a_user_who_has_just_joined_the_group_counts_as_one_who_may(
+    carry_out: CarryOut, host: Callable[..., dict[str, str]]
+) -> None:
+    environ = host(docker="echo 'permission denied'; exit 1", sg="echo 28.1.0")
+    assert looked_at(carry_out, environ)["message"] == "Docker 28.1.0"
+
+
+@pytest.mark.parametrize(
+    ("said", "part"),
+    [
+        ("permission denied while trying to connect", "may not use Docker"),
+        (
+            "Cannot connect to the Docker daemon",
+            "Docker does not answer: Cannot connect to the Docker daemon",
+        ),
+    ],
+)
+def test_a_docker_that_does_not_answer_says_why(
+    carry_out: CarryOut, host: Callable[..., dict[str, str]], said: str, part: str
+) -> None:
+    answer = looked_at(carry_out, host(docker=f"echo '{said}' >&2; exit 1", sg="exit 1"))
+    assert answer["state"] == "failed"
+    assert part in answer["message"]
+
+
+def test_a_user_who_may_not_is_put_into_the_group(
+    carry_out: CarryOut, host: Callable[..., dict[str, str]]
+) -> None:
+    environ = host(
+        docker='[ -e "$DONE" ] && echo 28.1.0 || { echo permission denied; exit 1; }',
+        sg="exit 1",
+        systemctl="exit 0",
+        getent="exit 0",
+        usermod='echo "$*" >"$DONE"',
+        id='[ "$1" = -u ] && echo 1000 || echo me',
+        sudo="exit 1",
+    )
+    answer = looked_at(carry_out, {**environ, "SUDO_USER": "me"}, steps.DOCKER_CHANGE)
+    assert answer["state"] == "changed", answer
+    assert Path(environ["DONE"]).read_text() == "--append --groups docker me\n"
+
+
+REGISTRY = "europe-west4-docker.pkg.dev"
+TOKEN = "ya29.secret"
+
+
+@pytest.fixture
+def log_in(tmp_path: Path) -> list[Step]:
+    """The steps, with the helper in the test's own folder and without asking for docker and root."""
+    folder = str(tmp_path)
+    return [
+        dataclasses.replace(
+            step,
+            when="",
+            root=False,
+            check=step.check.replace("/usr/local/bin", folder),
+            change=step.change.replace("/usr/local/bin", folder),
+        )
+        for step in steps.docker_login([REGISTRY])
+    ]
+
+
+def test_only_googles_registries_are_logged_in_to_each_once() -> None:
+    images = [f"{REGISTRY}/p/r/jax@sha256:00", f"{REGISTRY}/p/r/tf@sha256:01", "gcr.io/p/x", "docker.io/x/y"]
+    assert steps.registries([*images, "evil-docker.pkg.dev.example.org/x"]) == (REGISTRY, "gcr.io")
+    assert steps.docker_login([]) == ()
+
+
+def test_what_others_wrote_in_dockers_configuration_stays(
+    carry_out: CarryOut, log_in: list[Step], home: Path
+) -> None:
+    path = home / ".docker" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"auths": {"x": {}}, "credHelpers": {"gcr.io": "gcloud"}}))
+    assert [answer["state"] for answer in carry_out(log_in)] == ["changed", "changed"]
+    settings = json.loads(path.read_text())
+    assert settings == {"auths": {"x": {}}, "credHelpers": {"gcr.io": "gcloud", REGISTRY: "tpu-stack"}}
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [answer["state"] for answer in carry_out(log_in)] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"credHelpers": []}'])
+def test_a_configuration_that_cannot_be_read_is_left_as_it_is(
+    carry_out: CarryOut, log_in: list[Step], home: Path, text: str
+) -> None:
+    path = home / ".docker" / "config.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    assert [answer["state"] for answer in carry_out(log_in)] == ["changed", "failed"]
+    assert path.read_text() == text
+
+
+@pytest.fixture
+def metadata() -> Iterator[str]:
+    """A metadata server: host:port."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.headers["Metadata-Flavor"] != "Google" or not self.path.endswith("/default/token"):
+                self.send_error(403)
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"access_token": TOKEN, "expires_in": 3000}).encode())
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def ask(helper: Path, registry: str, metadata: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [oldest_python(), "-S", "-E", str(helper), "get"],
+        input=registry,
+        env={"GCE_METADATA_HOST": metadata, "http_proxy": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_the_helper_gives_docker_a_token_of_the_service_account_and_keeps_none(
+    carry_out: CarryOut, log_in: list[Step], home: Path, tmp_path: Path, metadata: str
+) -> None:
+    carry_out(log_in)
+    done = ask(tmp_path / "docker-credential-tpu-stack", REGISTRY, metadata)
+    assert json.loads(done.stdout) == {
+        "ServerURL": REGISTRY,
+        "Username": "oauth2accesstoken",
+        "Secret": TOKEN,
+    }
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN in path.read_text()]
+
+
+@pytest.mark.parametrize(
+    "registry", ["docker.io", "https://x-docker.pkg.dev.example.org", "a-docker.pkg.dev@evil", ""]
+)
+def test_no_other_registry_ever_gets_a_token(metadata: str, registry: str) -> None:
+    done = ask(steps.HELPER_TEXT, registry, metadata)
+    assert done.returncode == 1 and TOKEN not in done.stdout + done.stderr
+    assert "no Google registry" in done.stdout
+
+
+def test_a_host_without_metadata_server_is_a_message_and_no_traceback() -> None:
+    done = ask(steps.HELPER_TEXT, REGISTRY, "127.0.0.1:9")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("no token from the metadata server")

@@ -12,9 +12,9 @@ import pytest
 from contracts.errors import RequestError
 from launch import targets
 from launch.doctor import doctor, first_day
-from launch.doctor.check import Finding, State
+from launch.doctor.check import Check, Finding, Said, State, carry_out, ok, warn
 from launch.doctor.workstation import Machine
-from launch.hosts import Agent
+from launch.hosts import Agent, HostError, HostsError
 from launch.target import Target
 from tests.launch.slices import make_target
 
@@ -157,3 +157,38 @@ def test_the_text_of_the_first_day_has_both_numbers_of_every_process(
     assert "RUN_PROCESS_ID and jax.process_index(): 0 and 0 (1 of 2 devices), 1 and 1" in text
     assert text.startswith("```\ntpu-stack ") and "\nids: user" in text
     assert not list((tmp_path / "runs").rglob("*.json"))
+
+
+def raising(error: BaseException) -> Callable[[], Said]:
+    def look() -> Said:
+        raise error
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "host"),
+    [
+        (HostError(host="w-0", reason="refused", remedy="r"), "refused", "w-0"),
+        (HostsError("all", [HostError(host="w-0", reason="refused")]), "refused", "w-0"),
+        (RequestError("--slice: no"), "--slice: no", None),
+        (OSError(13, "Permission denied", "/x"), "/x: Permission denied", None),
+        (KeyError("name"), "could not be looked at: KeyError: 'name'", None),
+    ],
+)
+def test_a_check_that_breaks_is_a_failure_and_the_next_one_is_carried_out(
+    error: Exception, message: str, host: str | None
+) -> None:
+    broken, fine = carry_out([Check("a", "x", raising(error)), Check("a", "y", lambda: ok("fine"))])
+    assert (broken.state, broken.message, broken.host) == ("fail", message, host)
+    assert (fine.name, fine.state) == ("y", "ok")
+
+
+def test_what_hosts_say_cannot_break_the_terminal() -> None:
+    (finding,) = carry_out([Check("a", "x", lambda: warn("\x1b]0;owned\x07", "\x1b[2J"))])
+    assert "\x1b" not in finding.message + finding.remedy
+
+
+def test_an_interrupt_is_no_finding() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        list(carry_out([Check("a", "x", raising(KeyboardInterrupt()))]))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 
+import asyncssh
 import pytest
 
-from launch.hosts import HostError, Transport
+from launch.hosts import Completed, HostError, Stream, Transport
 from launch.ssh.connection import Ssh
 from launch.ssh.transport import SshTransport
-from tests.launch.ssh.conftest import Server, free_port
+from tests.launch.ssh.conftest import Server, free_port, stand_in
 
 
 def test_a_port_of_a_host_is_one_of_this_machines_loopback_while_it_is_wanted(
@@ -63,3 +68,182 @@ def test_connections_that_are_closed_end_what_is_under_way_and_take_no_more(
     assert future.cancelled() or future.exception(30) is not None
     with pytest.raises(RuntimeError, match="closed"):
         host.begin(["true"], "", timeout_s=30)
+
+
+SHELLS_OWN = "'\"`$HOME !*?[a-z]{1,2}~#&;|<>(){}\\\t^=%-"
+STARTS_A_CHILD = "sleep 600 & echo $$ $!; wait"
+
+
+@pytest.fixture
+def host(serve: Callable[..., Server], ssh: Ssh) -> SshTransport:
+    return SshTransport(serve().access, ssh)
+
+
+class Shown:
+    def __init__(self) -> None:
+        self.data: dict[Stream, bytes] = {"out": b"", "err": b""}
+        self.line = threading.Event()
+
+    def __call__(self, stream: Stream, data: bytes) -> None:
+        self.data[stream] += data
+        if b"\n" in self.data["out"]:
+            self.line.set()
+
+    def pids(self) -> list[int]:
+        assert self.line.wait(30)
+        return [int(word) for word in self.data["out"].split()]
+
+
+def run(host: SshTransport, *argv: str, stdin: str = "", timeout_s: float = 60) -> Completed:
+    return host.begin(argv, stdin, timeout_s=timeout_s).result(90)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def all_end(pids: list[int], limit_s: float = 30) -> bool:
+    until_s = time.monotonic() + limit_s
+    while left := [pid for pid in pids if is_alive(pid)]:
+        if time.monotonic() > until_s:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_words_arrive_as_themselves(host: SshTransport) -> None:
+    words = ["", " ", "a b", "line\nline\n", "ä€😀", "-n", "--", SHELLS_OWN, "'" * 20_000, "x" * 100_000]
+    done = run(host, "printf", "%s\\0", *words)
+    assert done.stdout.split("\0")[:-1] == words
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/dash"])
+def test_it_is_the_same_in_every_login_shell(shell: str, serve: Callable[..., Server], ssh: Ssh) -> None:
+    # The user's own shell can't be another here, so sshd is told to run one in its place.
+    host = SshTransport(serve(f'ForceCommand {shell} -c "$SSH_ORIGINAL_COMMAND"').access, ssh)
+    assert run(host, "printf", "%s", SHELLS_OWN).stdout == SHELLS_OWN
+
+
+def test_input_output_errors_and_exit_code_come_back(host: SshTransport) -> None:
+    done = run(host, "sh", "-c", "cat; echo e >&2; exit 3", stdin="ä\n\n" + "x" * 200_000 + "\n")
+    assert done == Completed(exit_code=3, stdout="ä\n\n" + "x" * 200_000 + "\n", stderr="e\n")
+    assert run(host, "true", stdin="x" * 300_000).exit_code == 0
+    assert run(host, "cat").stdout == ""
+
+
+def test_bytes_that_are_no_text_do_not_break_the_answer(host: SshTransport) -> None:
+    assert run(host, "printf", "a\\377b").stdout == "a\ufffdb"
+
+
+def test_a_command_that_is_not_there_ends_with_127_and_says_so(host: SshTransport) -> None:
+    done = run(host, "no-such-command")
+    assert done.exit_code == 127
+    assert "no-such-command" in done.stderr
+
+
+def test_a_command_that_a_signal_ended_ends_with_128_and_its_number(host: SshTransport) -> None:
+    assert run(host, "sh", "-c", "kill -KILL $$").exit_code == 137
+
+
+def test_ctrl_c_can_be_sent_to_a_command_by_itself(host: SshTransport) -> None:
+    assert run(host, "sh", "-c", "kill -INT $$; echo not reached").stdout == ""
+
+
+def test_a_command_whose_time_is_over_leaves_nothing_on_the_host(host: SshTransport) -> None:
+    shown = Shown()
+    assert host.stream(["sh", "-c", STARTS_A_CHILD], shown, timeout_s=2).result(60) is None
+    assert all_end(shown.pids())
+    assert run(host, "sh", "-c", f"exec >$HOME/pids; {STARTS_A_CHILD}", timeout_s=2).exit_code is None
+    assert all_end([int(word) for word in run(host, "sh", "-c", "cat $HOME/pids").stdout.split()])
+
+
+def test_a_stream_that_is_cancelled_leaves_nothing_on_the_host_even_of_what_ignores_it(
+    host: SshTransport,
+) -> None:
+    shown = Shown()
+    future = host.stream(["sh", "-c", f'trap "" TERM HUP; {STARTS_A_CHILD}'], shown, timeout_s=None)
+    pids = shown.pids()
+    assert len(pids) == 2
+    assert future.cancel()
+    assert all_end(pids)
+
+
+def test_a_launcher_that_is_gone_leaves_no_command_on_the_host(
+    serve: Callable[..., Server], user_home: Path
+) -> None:
+    shown = Shown()
+    with Ssh() as ssh:
+        SshTransport(serve().access, ssh).stream(["sh", "-c", STARTS_A_CHILD], shown, timeout_s=None)
+        pids = shown.pids()
+    assert all_end(pids)
+
+
+def test_what_a_command_puts_into_a_session_of_its_own_stays(host: SshTransport) -> None:
+    done = run(host, "sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & sleep 0.2; echo $!")
+    pid = int(done.stdout)
+    assert is_alive(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_stream_that_is_not_taken_is_held_back_on_the_host_and_holds_up_no_other(
+    serve: Callable[..., Server], ssh: Ssh
+) -> None:
+    chatty, server = serve(), serve()
+    may_go_on, taken = threading.Event(), [0]
+
+    def take(stream: Stream, data: bytes) -> None:
+        assert may_go_on.wait(60)
+        taken[0] += len(data)
+
+    program = "head -c 50000000 /dev/zero; touch $HOME/said"
+    future = SshTransport(chatty.access, ssh).stream(["sh", "-c", program], take, timeout_s=60)
+    assert run(SshTransport(server.access, ssh), "sleep", "0.5").exit_code == 0
+    assert not (chatty.home / "said").exists()
+    may_go_on.set()
+    assert future.result(60) == 0
+    assert taken[0] == 50_000_000
+
+
+def test_an_error_of_him_who_takes_a_stream_ends_it_on_the_host(host: SshTransport) -> None:
+    pids: list[int] = []
+
+    def refuse(stream: Stream, data: bytes) -> None:
+        pids.extend(int(word) for word in data.split())
+        raise BrokenPipeError("the terminal is gone")
+
+    with pytest.raises(BrokenPipeError, match="terminal"):
+        host.stream(["sh", "-c", STARTS_A_CHILD], refuse, timeout_s=None).result(60)
+    assert all_end(pids)
+
+
+def test_a_host_that_ends_a_command_before_it_has_come_is_heard_out(ssh: Ssh, user_home: Path) -> None:
+    def refuse(process: asyncssh.SSHServerProcess[str]) -> None:
+        process.stderr.write("this account is closed")
+        process.exit(3)
+
+    with stand_in(ssh, user_home, process_factory=refuse) as access:
+        done = run(SshTransport(access, ssh), "true", stdin="x")
+    assert done == Completed(exit_code=3, stdout="", stderr="this account is closed")
+
+
+def test_a_connection_that_is_lost_in_the_middle_is_an_error_and_the_command_is_not_sent_again(
+    serve: Callable[..., Server], ssh: Ssh
+) -> None:
+    server = serve()
+    host, shown = SshTransport(server.access, ssh), Shown()
+    future = host.stream(["sh", "-c", "echo $PPID >>$HOME/ran; echo $$ $$; sleep 600"], shown, timeout_s=None)
+    pids = shown.pids()
+    server.cut()
+    with pytest.raises(
+        HostError, match="host-0: the connection was lost while a command ran → .*not sent twice"
+    ):
+        future.result(30)
+    assert all_end(pids)
+    assert run(host, "wc", "-l", str(server.home / "ran")).stdout.split()[0] == "1"
+    assert server.logins() == 2

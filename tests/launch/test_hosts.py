@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launch.hosts import Completed, LocalTransport, Stream
+from launch.hosts import (
+    Agent,
+    Completed,
+    HostError,
+    HostsError,
+    LocalTransport,
+    Stream,
+    all_or_error,
+    ask_all,
+)
 
 HOST = LocalTransport()
 SLEEPS_IN_A_CHILD = """
@@ -203,3 +215,93 @@ def test_a_copy_that_fails_leaves_nothing_and_keeps_what_was_there(tmp_path: Pat
         HOST.put(tmp_path / "missing", str(tmp_path / "target"))
     assert (tmp_path / "target").read_text() == "old"
     assert os.listdir(tmp_path) == ["target"]
+
+
+MakeAgent = Callable[..., Agent]
+
+
+def answered(make_agent: MakeAgent, answer: Any) -> str:
+    def give(verb: str, request: dict[str, Any]) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.raises(HostError) as error:
+        make_agent(give, host="w-3").ask("start", {}, timeout_s=7)
+    return str(error.value)
+
+
+def said(stdout: str, stderr: str = "", exit_code: int | None = 1) -> Completed:
+    return Completed(exit_code=exit_code, stdout=stdout, stderr=stderr)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (OSError(2, "No such file"), "w-3: cannot run the agent: [Errno 2] No such file"),
+        (said("", exit_code=None), "w-3: no answer to start within 7 s"),
+        (said("", "a\nbash: python3: not found\n", 127), "(exit code 127): bash: python3: not found"),
+        (said(""), "w-3: start was not answered by an agent (exit code 1): "),
+        (said("5"), "w-3: start was not answered by an agent (exit code 1): 5"),
+        (said("[]"), "w-3: start was not answered by an agent (exit code 1): []"),
+        (said("welcome\n{}"), "w-3: start was not answered by an agent (exit code 1): {}"),
+        ({"ok": False, "error": {"message": "m", "remedy": "r"}}, "w-3: m → r"),
+        ({"ok": False, "error": {"message": "m", "remedy": None}}, "w-3: m"),
+        ({"ok": False}, "w-3: unknown error"),
+    ],
+)
+def test_what_is_no_good_answer_is_an_error_that_names_the_host(
+    make_agent: MakeAgent, answer: Any, message: str
+) -> None:
+    assert message in answered(make_agent, answer)
+
+
+def test_a_request_carries_the_protocols_version_and_the_agents_root(make_agent: MakeAgent) -> None:
+    agent = make_agent(lambda verb, request: {"verb": verb, "request": request}, root="/var/agent")
+    answer = agent.ask("stop", {"grace_s": 2})
+    assert (answer["verb"], answer["request"]) == ("stop", {"version": 1, "root": "/var/agent", "grace_s": 2})
+
+
+def test_hosts_are_asked_all_at_once_and_answer_in_their_own_order(make_agent: MakeAgent) -> None:
+    everyone = threading.Barrier(5)
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        everyone.wait(timeout=30)  # would break if one were asked after another
+        return {"index": request["index"]}
+
+    agents = [make_agent(give, host=f"w-{index}") for index in range(5)]
+    answers = ask_all(agents, "status", [{"index": index} for index in range(5)])
+    assert [answer["index"] for answer in all_or_error("all:", answers)] == [0, 1, 2, 3, 4]
+
+
+def test_one_hosts_error_hides_no_others(make_agent: MakeAgent) -> None:
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "ok": request["index"] == 1,
+            "error": {"message": f"reason {request['index']}", "remedy": "mend it"},
+        }
+
+    agents = [make_agent(give, host=f"w-{index}") for index in range(3)]
+    answers = ask_all(agents, "start", [{"index": index} for index in range(3)])
+    with pytest.raises(HostsError) as error:
+        all_or_error("not started:", answers)
+    assert str(error.value).splitlines() == [
+        "not started:",
+        "  w-0: reason 0 → mend it",
+        "  w-2: reason 2 → mend it",
+    ]
+
+
+def test_no_hosts_give_no_answers() -> None:
+    assert ask_all([], "status", []) == []
+
+
+def test_a_hosts_error_passes_through_a_context_manager() -> None:
+    """Python sets the traceback of what passes through one: an exception that cannot be changed would be replaced."""
+
+    @contextlib.contextmanager
+    def block() -> Iterator[None]:
+        yield
+
+    with pytest.raises(HostError, match="w-0: gone"), block():
+        raise HostError(host="w-0", reason="gone")
