@@ -14,7 +14,7 @@ from fabfile.terminal import reported, task
     help={
         **WHERE,
         "comforts": "install zsh, byobu and mosh as well",
-        "python": "the interpreter on the hosts, if not one that deploy makes",
+        "python": "the interpreter on the hosts, instead of one that deploy installs",
         "runtime": RUNTIME,
     }
 )
@@ -28,7 +28,7 @@ def deploy(
     runtime: str = "",
     comforts: bool = False,
 ) -> int:
-    """Prepare every host for runs, and say what changed."""
+    """Prepare every host for runs, and report changes."""
     from launch.deploy import deploy as deployment
 
     target = options.target(stack, slice, hosts, python=python)
@@ -37,7 +37,7 @@ def deploy(
 
 @task(
     help={
-        "framework": "whose devices and collectives are tried: jax",
+        "framework": "the framework whose devices and collectives are tested: jax",
         **WHERE,
         "platform": "cpu, gpu or tpu",
         "python": "the interpreter on the hosts",
@@ -57,7 +57,7 @@ def verify(
     runtime: str = "",
     container_access: str = "",
 ) -> int:
-    """Try on all hosts: devices, a matmul, an all-reduce."""
+    """Test on all hosts: devices, a matmul, an all-reduce."""
     from launch.commands import verify as verification
 
     target = options.target(stack, slice, hosts, platform=platform, python=python)
@@ -68,14 +68,14 @@ def verify(
     help={
         **WHERE,
         "json": "print every finding as JSON",
-        "first_day": "print instead what only real hosts can tell, for a bug report",
+        "first_day": "print facts that only real hosts can provide, for a bug report",
     }
 )
 @reported
 def doctor(
     c: Any, stack: str = "", slice: str = "", hosts: str = "", json: bool = False, first_day: bool = False
 ) -> int:
-    """Look for everything that can be wrong, with remedies."""
+    """Look for all problems, and print their remedies."""
     if first_day:
         from launch.doctor import first_day as report
 
@@ -91,11 +91,11 @@ def doctor(
 
 @task(
     help={
-        "host": "which, as 0 or 0-3,5",
+        "host": "which hosts, such as 0 or 0-3,5",
         "stack": options.STACK,
         "slice": options.SLICE,
-        "instance": "the name of the host's VM, where it has published none",
-        "fingerprint": "SHA256:…, compared already: then nothing is asked",
+        "instance": "the name of the host's VM, if it has published none",
+        "fingerprint": "the fingerprint SHA256:…, already compared; replaces the question",
     },
     positional=[],
 )
@@ -103,7 +103,7 @@ def doctor(
 def trust(
     c: Any, host: str, stack: str = "", slice: str = "", instance: str = "", fingerprint: str = ""
 ) -> int:
-    """Show a host's SSH key, ask, and keep it beside the inventory."""
+    """Show a host's SSH key, ask, and store it beside the inventory."""
     from launch import targets
     from launch.commands import trust as trusting
 

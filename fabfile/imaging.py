@@ -15,12 +15,12 @@ PLATFORM = "tpu, or cpu for rehearsals and this machine"
     help={
         "stack": "framework stacks, as jax,pytorch (default: all of images/)",
         "platform": f"{PLATFORM} (default: tpu)",
-        "update_base": "first renew the base's digest, images/base.txt",
+        "update_base": "first update the base's digest in images/base.txt",
     }
 )
 @reported
 def build(c: Any, stack: str = "", platform: str = "tpu", update_base: bool = False) -> int:
-    """Build the images of images/ that are not built, and try them."""
+    """Build the missing images of images/, and test them."""
     from launch.images import build as building
 
     return building.build(stack=stack, platform=platform, update_base=update_base, environ=os.environ)
@@ -44,10 +44,10 @@ def push(c: Any, image: str = "", stack: str = "", platform: str = "tpu") -> int
     return pushing.push(stack=chosen, image=image, platform=platform, environ=os.environ)
 
 
-@task(help={"stack": options.STACK, "prune": "remove old ones from this machine"})
+@task(help={"stack": options.STACK, "prune": "remove old images from this machine"})
 @reported
 def images(c: Any, stack: str = "", prune: bool = False) -> int:
-    """List images: here, on a stack, and used by which runs."""
+    """List images, here and on a stack, and the runs that used them."""
     from launch.images import listing
 
     if prune:

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 STACK = "where: local (this machine), a Pulumi stack, an inventory file, or rehearsal (default: $TPU_STACK)"
 SLICE = "a slice of the stack, by name (default: the only one)"
-HOSTS = "which hosts, as 0-3,5 (default: all; on this machine: how many)"
+HOSTS = "which hosts, such as 0-3,5 (default: all; on this machine: how many)"
 RUNTIME = "bare, or docker: in the framework's image (default: docker where the stack has one)"
-ACCESS = "of a container to its host: devices (only its TPU's nodes), or privileged"
+ACCESS = "a container's access to its host: devices (only the TPU's nodes), or privileged"
 WHERE = {"stack": STACK, "slice": SLICE, "hosts": HOSTS}
 REHEARSAL = "rehearsal"
 

@@ -17,9 +17,9 @@ ACTIONS = (
     help={
         "action": ACTIONS,
         "hosts": "how many hosts `up` makes (default: 2)",
-        "docker": "with `up`: hosts have Docker, and there is an image registry",
-        "host": 'whom an act befalls: a host\'s index or name, or "share"',
-        "amount": "how much of it: seconds or milliseconds",
+        "docker": "with `up`: hosts with Docker, and an image registry",
+        "host": 'the target of a fault: a host\'s index or name, or "share"',
+        "amount": "the amount of a fault: seconds or milliseconds",
         "for_good": "a host that is killed is not started again",
     },
 )
@@ -33,7 +33,7 @@ def rehearsal(
     amount: str = "",
     for_good: bool = False,
 ) -> int:
-    """Rehearse: a cloud on this machine, whose hosts can be killed."""
+    """Run a simulated cloud on this machine, and inject faults."""
     from contracts.errors import RequestError
     from rehearsal.room.person import Typed, carry_out
     from rehearsal.state import RehearsalError

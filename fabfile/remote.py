@@ -15,8 +15,8 @@ from fabfile.terminal import reported, task, whole
     help={
         "command": "a line for the hosts' sh, instead of words after --",
         **WHERE,
-        "group": "print at the end, hosts that said the same once",
-        "timeout": "seconds after which it is ended (default: none)",
+        "group": "print at the end, and print equal output of several hosts once",
+        "timeout": "seconds after which the command is ended (default: none)",
     }
 )
 @reported
@@ -40,9 +40,9 @@ def run(
 @task(
     help={
         "source": "a file or folder of this machine",
-        "target": "where to on the hosts; into a folder that is there, else under this name",
+        "target": "the path on the hosts; an existing folder receives the copy, otherwise the copy gets this name",
         **WHERE,
-        "force": "replace a folder that is there",
+        "force": "replace an existing folder",
     }
 )
 @reported
@@ -58,9 +58,9 @@ def put(
 @task(
     help={
         "source": "a file or folder of the hosts",
-        "target": "where to here; of several hosts each into a folder of its index in it",
+        "target": "the path on this machine; several hosts each get a folder with their index in it",
         **WHERE,
-        "force": "replace a folder that is there",
+        "force": "replace an existing folder",
     }
 )
 @reported
@@ -73,7 +73,7 @@ def get(
     return copies.get(options.target(stack, slice, hosts), source, target, force=force)
 
 
-@task(help={"host": "which one, by index (default: the first)", **WHERE})
+@task(help={"host": "which host, by index (default: the first)", **WHERE})
 @reported
 def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "") -> int:
     """Open a shell on a host."""
@@ -86,10 +86,10 @@ def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "
     os.execvp(argv[0], argv)
 
 
-@task(help={**WHERE, "write": "keep it in ~/.ssh, where ssh and VS Code find it"})
+@task(help={**WHERE, "write": "write it to ~/.ssh, where ssh and VS Code find it"})
 @reported
 def ssh_config(c: Any, stack: str = "", slice: str = "", hosts: str = "", write: bool = False) -> int:
-    """Print what ssh and VS Code need to know of the hosts."""
+    """Print a configuration of the hosts for ssh and VS Code."""
     from launch.commands import shells
 
     return shells.show_config(options.target(stack, slice, hosts), write=write)
@@ -100,7 +100,7 @@ def ssh_config(c: Any, stack: str = "", slice: str = "", hosts: str = "", write:
         **WHERE,
         "module": "the server's Python module",
         "python": "the interpreter on the host",
-        "browser": "open it in a browser here",
+        "browser": "open the notebooks in a browser on this machine",
     }
 )
 @reported

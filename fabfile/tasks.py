@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 RUN_HELP = 'a run of `fab runs`: its id, the beginning or end of it, its --name, or "latest"'
 
-RUNS = "where runs are kept, if not where `fab train` keeps them"
+RUNS = "where runs are kept (default: where `fab train` keeps them)"
 
 
 @task(
     help={
-        "job": "what to train (see `fab jobs`)",
+        "job": "the job to train (see `fab jobs`)",
         "args": 'the job\'s own options in one word ("--steps 2000 --model small"), instead of after --',
-        "resume": "go on with " + RUN_HELP,
+        "resume": "resume " + RUN_HELP,
         **WHERE,
         "platform": "cpu, gpu or tpu",
         "python": "the interpreter on the hosts",
@@ -30,9 +30,9 @@ RUNS = "where runs are kept, if not where `fab train` keeps them"
         "container_access": ACCESS,
         "runs": "where runs are kept: a path that every host sees, or a URL such as gs://…",
         "name": "a name of your own for the run",
-        "max_restarts": "how often the run is started again when it was lost, failed or hung",
-        "hang_limit": "a run hangs after 20 times its usual step time without a step, but not before so many seconds",
-        "heartbeat_limit": "a run also hangs after so many seconds without a heartbeat",
+        "max_restarts": "how often the run is started again after it was lost, failed or hung",
+        "hang_limit": "stop a run as hung after 20 usual step times without a step, and at least so many seconds",
+        "heartbeat_limit": "also stop a run as hung after so many seconds without a heartbeat",
         "detach": "return when the run has started",
     }
 )
@@ -56,7 +56,7 @@ def train(
     heartbeat_limit: str = "300",
     detach: bool = False,
 ) -> int:
-    """Train a job on all hosts, and follow it.
+    """Train a job on all hosts, and follow the run.
 
     The job's own options come after --, as in: fab train --job flax_mlm -- --steps 2000
     `fab jobs` lists them.
@@ -100,7 +100,7 @@ def recover(
     runs: str = "",
     detach: bool = False,
 ) -> int:
-    """Mend a run and its slice, and go on from where it was."""
+    """Restore the slice of a run, then resume the run."""
     from launch import follow as training
 
     def open_target(like: Run | None) -> Target:
@@ -122,8 +122,8 @@ def status(c: Any, run: str = "", stack: str = "", slice: str = "", hosts: str =
     help={
         "run": RUN_HELP,
         "host": "one host's log, by index (default: all hosts)",
-        "follow": "go on printing until the run ends",
-        "lines": "how many of the last lines to begin with (0: all)",
+        "follow": "continue to print until the run ends",
+        "lines": "how many of the last lines to print first (0: all)",
         "stack": options.STACK,
         "slice": options.SLICE,
         "runs": RUNS,
@@ -155,7 +155,7 @@ def logs(
 @task(
     help={
         "run": RUN_HELP + " (default: the one that is active)",
-        "grace": "seconds to save a checkpoint in before the processes are killed",
+        "grace": "seconds for saving a checkpoint before the processes are killed",
         "stack": options.STACK,
         "slice": options.SLICE,
         "runs": RUNS,
@@ -163,7 +163,7 @@ def logs(
 )
 @reported
 def stop(c: Any, run: str = "", grace: str = "120", stack: str = "", slice: str = "", runs: str = "") -> int:
-    """Stop a run; it saves a checkpoint first."""
+    """Write a checkpoint of a run, then stop it."""
     from launch.commands import console
 
     target = options.target(stack, slice, runs=runs)
@@ -180,7 +180,7 @@ def stop(c: Any, run: str = "", grace: str = "120", stack: str = "", slice: str 
 )
 @reported
 def runs(c: Any, all: bool = False, stack: str = "", slice: str = "", runs: str = "") -> int:
-    """List the runs: state, step, what they measure, age."""
+    """List the runs: state, step, metrics, age."""
     from launch.commands import console
 
     return console.list_runs(options.target(stack, slice, runs=runs), limit=None if all else 20)
@@ -209,7 +209,7 @@ def fill_mask(
 @task(help={"job": "only this one, with all its options"}, positional=[])
 @reported
 def jobs(c: Any, job: str = "") -> int:
-    """List what can be trained, with each job's options."""
+    """List the jobs and their options."""
     from launch.commands import console
 
     return console.list_jobs(job or None)
@@ -217,10 +217,10 @@ def jobs(c: Any, job: str = "") -> int:
 
 @task(
     help={
-        "zone": "only what is listed there, at its prices",
+        "zone": "only types in this zone, at its prices",
         "generation": "v2, v3, v4, v5e, v5p or v6e",
-        "max_chips": "up to this size (default: 64 chips)",
-        "grant": "only what the grant in this configuration covers, such as Pulumi.dev.yaml",
+        "max_chips": "the largest number of chips (default: 64)",
+        "grant": "only types that the grant in this configuration file covers, such as Pulumi.dev.yaml",
     },
     positional=[],
 )

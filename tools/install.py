@@ -2,7 +2,7 @@
 
 Standard library of Python 3.8 only: it runs before anything is installed, on any Python. In order: fetch uv by hash
 into .uv, let uv find a Python that the project can use and make .venv with it, let uv install the lock, put this
-checkout on its path. A stamp after each step says what is already true, so an interrupted install goes on where it
+checkout on its path. A stamp after each step says what is already true, so an interrupted install continues where it
 was, and a touched file installs nothing."""
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Coverage:
 
 
 def cover(config: Config, today: datetime.date) -> Coverage:
-    """Gives the grant's chips to the slices, those first whose names sort first, from lines that last longest."""
+    """Allocates the chips of the grant to slices in order of their names, from the lines that last longest."""
     left = [0 if _ended(line, today) else line.chips for line in config.grant]
     longest = sorted(
         range(len(left)), key=lambda index: config.grant[index].until or datetime.date.max, reverse=True

@@ -193,7 +193,7 @@ def test_help_of_a_command_is_shown_however_it_is_asked_for(
     with pytest.raises(SystemExit) as end:
         run_fab(typed.split())
     assert not end.value.code
-    assert capsys.readouterr().out.startswith("Usage: fab recover RUN [--options]\n\nMend a run")
+    assert capsys.readouterr().out.startswith("Usage: fab recover RUN [--options]\n\nRestore the slice")
 
 
 def test_what_is_right_is_not_taken_for_a_slip() -> None:
