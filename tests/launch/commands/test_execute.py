@@ -186,8 +186,8 @@ def test_a_reader_that_goes_away_ends_the_command(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
     program = (
-        "import sys; from launch import commands; from launch.targets import local\n"
-        "try: commands.run(local(1, 'cpu', [0]), ['sh', '-c', sys.argv[1]], grouped=False, timeout_s=None)\n"
+        "import sys; from launch.commands import execute; from launch.targets import local\n"
+        "try: execute.run(local(1, 'cpu', [0]), ['sh', '-c', sys.argv[1]], grouped=False, timeout_s=None)\n"
         "except BrokenPipeError: sys.stderr.write('gone')\n"
         "import os; os._exit(0)"
     )

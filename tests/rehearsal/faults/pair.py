@@ -15,6 +15,7 @@ from launch import launch as launching
 from launch import runs, targets
 from launch.hosts import stop_processes
 from launch.runs import Run
+from launch.ssh import transport
 from launch.ssh.connection import Limits, Ssh
 from launch.target import Target
 from launch.targets import Given, Wanted
@@ -73,7 +74,7 @@ class Pair:
         """A launcher's own connections; they end with it, as when it exits."""
         with (
             Ssh(LIMITS) as ssh,
-            mock.patch.object(targets, "Ssh", lambda: ssh),
+            mock.patch.object(transport, "Ssh", lambda: ssh),
         ):
             given = Given(
                 folder=self.inventory_path.parent,
