@@ -18,8 +18,7 @@ from rich.table import Table
 
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, heartbeat
-from launch import jobs as bundles
-from launch import launch, runs
+from launch import jobs, launch, runs
 from launch import plan as plans
 from launch.display import printable, say, terminal
 from launch.hosts import HostError, ask_all, stop_processes
@@ -100,7 +99,7 @@ def _plan(target: Target, framework: str, box: Container | None) -> Plan:
 
 def _carry_out(plan: Plan, target: Target) -> list[str]:
     """Start, wait for the end, and stop what is left; what failed, in words."""
-    code = bundles.bundle(CHECKOUT)
+    code = jobs.bundle(CHECKOUT)
     plan = dataclasses.replace(plan, bundle_sha256=code.sha256)
     facts = launch.preflight(plan, target.agents)
     launch.stage(plan, code, target.agents, facts)

@@ -127,10 +127,9 @@ AGAIN_S = 5.0
 ONE_TRY_S = 30.0
 LASTING = ("host key", "no SSH key", "OS Login", "is not installed", "is not known")
 """In the reason of what waiting does not mend, for it is this machine or the inventory that has to change."""
-Tell = Callable[[str], None]
 
 
-def reach(target: Target, tell: Tell, *, limit_s: float = REACH_LIMIT_S) -> list[HostError | None]:
+def reach(target: Target, tell: Say, *, limit_s: float = REACH_LIMIT_S) -> list[HostError | None]:
     """Wait until every host lets us in, as a fresh one does after a while; the error of each that does not.
 
     Raises:
