@@ -7,6 +7,6 @@ import sys
 
 if __name__ == "__main__":
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    from host.agent.main import main
+    from host.agent.__main__ import main
 
     sys.exit(main(sys.argv[1:]))

@@ -112,7 +112,7 @@ def begin(root: str, sha256: str) -> int:
     folder = placed(path, sha256)
     sys.path[0] = folder
     try:
-        from agent.session import serve  # type: ignore[import-not-found]
+        from agent.protocol import serve  # type: ignore[import-not-found]
     except (ImportError, SyntaxError, ValueError) as error:
         raise Refused(f"the agent in {folder} is damaged: {error}", f"on that host: rm -r {folder}") from None
     return int(serve(first, sys.stdin.buffer, sys.stdout, IDLE_LIMIT_S))

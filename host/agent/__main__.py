@@ -1,13 +1,31 @@
-"""`python3 -S -E agent/__main__.py VERB`: how a supervisor is started, from wherever this package lies."""
+"""`python3 -S -E agent/__main__.py`: how a supervisor is started, and one verb carried out, from wherever this lies.
+
+A verb's request is on stdin and its answer goes to stdout. Exit status: 0 done, 1 could not be carried out, 2 the
+request was wrong.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) == 2 and arguments[0] == "_supervise":
+        from .supervisor import supervise
+
+        return supervise(arguments[1])
+    from .protocol import respond
+
+    verb = arguments[0] if len(arguments) == 1 else " ".join(arguments)
+    response, status = respond(verb, sys.stdin.buffer.read())
+    sys.stdout.write(json.dumps(response) + "\n")
+    sys.stdout.flush()
+    return status
+
 
 if __name__ == "__main__":
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     __package__ = "agent"
-    from .main import main
-
     sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""One container by its name: how it fares, signals to it, and its end, after which Docker has nothing left of it."""
+"""One container by its name: how it fares, signals to it, its end, and how the job's own end is told from it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import json
 import os
 import signal
 
-from . import engine
-from .files import read_json, remove
-from .proc import children
+from . import docker_client
+from .files import read_json, remove, tail_of
+from .proc import children, wait_until
 from .protocol import Failed
-from .waiting import wait_until
+from .supervisor_log import note
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .protocol import Json
+
 
 ANSWER_LIMIT_S = 10.0
 REMOVAL_LIMIT_S = 10.0
@@ -46,7 +47,7 @@ class Container:
             return dict(json.loads(found.out))
         if GONE.lower() in found.complaint.lower():
             return {}
-        raise engine.failure(f"the container {self.name} cannot be looked at", found.complaint)
+        raise docker_client.failure(f"the container {self.name} cannot be looked at", found.complaint)
 
     def signal(self, signum: int, is_wanted: Callable[[], bool] = lambda: True) -> bool:
         """Send a signal to the job, by way of its init; whether it was sent.
@@ -88,8 +89,8 @@ class Container:
             remove(self._marker)
         return problem
 
-    def _ask(self, arguments: list[str], limit_s: float = ANSWER_LIMIT_S) -> engine.Answer:
-        return engine.ask(arguments, limit_s, docker=self.docker)
+    def _ask(self, arguments: list[str], limit_s: float = ANSWER_LIMIT_S) -> docker_client.Answer:
+        return docker_client.ask(arguments, limit_s, docker=self.docker)
 
 
 def name_of(run_id: str, attempt: int, process_id: int) -> str:
@@ -101,3 +102,48 @@ def of(control_dir: str) -> Container | None:
     marker = os.path.join(control_dir, MARKER)
     said = read_json(marker)
     return Container(said["name"], said["docker"], said["as_root"], marker) if said else None
+
+
+DOCKERS_OWN = 125
+"""Exit code of the client where Docker, and not the job, has failed."""
+NEVER = "0001-01-01"
+
+
+def look_back(container: Container, ended: Json, log_path: str) -> None:
+    """Put into `ended` what the job's own end was, and say it in words where Docker had a part in it."""
+    state: Json | None = None
+    try:
+        state = container.state()
+    except Failed as failure:
+        note(failure.message)
+    said = docker_client.core("\n".join(tail_of(log_path)[-3:]))
+    ended.update(judged(ended["code"], ended["signal"], state, said))
+
+
+def judged(code: int | None, signum: int | None, state: Json | None, said: str) -> Json:
+    """Exit code, signal, and the words for an end that is not the job's own. Pure.
+
+    code, signum: the client's. state: Docker's of the container; empty if there is none, None if Docker is silent.
+    """
+    if signum is not None:
+        return {"code": None, "signal": signum}
+    if state and state["StartedAt"].startswith(NEVER):
+        words = f"Docker could not start the container: {state['Error'] or said}"
+        return {"code": DOCKERS_OWN, "signal": None, "words": words}
+    if state and state["Running"]:
+        return {"code": DOCKERS_OWN, "signal": None, "words": f"Docker lost the container: {said}"}
+    if state and (code != DOCKERS_OWN or state["ExitCode"] == code):
+        found = as_bare(state["ExitCode"])
+        if state["OOMKilled"]:
+            found["words"] = "the kernel killed it for want of memory (OOMKilled)"
+        return found
+    if code == DOCKERS_OWN:
+        return {"code": code, "signal": None, "words": f"Docker went away while the job ran: {said}"}
+    return as_bare(code)
+
+
+def as_bare(code: int | None) -> Json:
+    """An init that ends for a signal to its child says so by its exit code; a bare process would have it in its end."""
+    if code is not None and 128 < code <= 128 + 64:
+        return {"code": None, "signal": code - 128}
+    return {"code": code, "signal": None}

@@ -1,18 +1,22 @@
-"""The images of this host: whether one is here, what it is, and which of ours nobody needs any more."""
+"""The images of this host: the verbs pull and prune, and what preflight looks at where a job needs one."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import time
 
-from . import engine
-from .protocol import Failed
+from . import docker_client
+from .proc import user_name, wait_until
+from .protocol import Failed, check
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from .protocol import Json
+
 
 STACK_LABEL, PLATFORM_LABEL = "tpu-stack.stack", "tpu-stack.platform"
 REMOVAL_LIMIT_S = 120.0
@@ -30,12 +34,12 @@ def look_up(image: str) -> Json | None:
     Raises:
         Failed: Docker does not answer.
     """
-    found = engine.ask(["image", "inspect", image])
+    found = docker_client.ask(["image", "inspect", image])
     if found.is_good:
         return dict(json.loads(found.out)[0])
     if "no such image" in found.complaint.lower():
         return None
-    raise engine.failure(f"the image {image} cannot be looked for", found.complaint)
+    raise docker_client.failure(f"the image {image} cannot be looked for", found.complaint)
 
 
 def labels_of(known: Json) -> dict[str, str]:
@@ -72,9 +76,9 @@ def ours_and_in_use() -> tuple[list[Json], set[str]]:
 
 
 def said(arguments: list[str]) -> list[str]:
-    answer = engine.ask(arguments)
+    answer = docker_client.ask(arguments)
     if not answer.is_good:
-        raise engine.failure(f"`docker {' '.join(arguments[:2])}`", answer.complaint)
+        raise docker_client.failure(f"`docker {' '.join(arguments[:2])}`", answer.complaint)
     return sorted(set(answer.out.split()))
 
 
@@ -82,17 +86,17 @@ def inspected(kind: list[str], names: list[str]) -> list[Json]:
     """What Docker knows of each; one that has gone meanwhile is left out."""
     if not names:
         return []
-    answer = engine.ask([*kind, "inspect", *names])
+    answer = docker_client.ask([*kind, "inspect", *names])
     try:
         return list(json.loads(answer.out))
     except ValueError:
-        raise engine.failure(f"`docker {kind[0]} inspect`", answer.complaint) from None
+        raise docker_client.failure(f"`docker {kind[0]} inspect`", answer.complaint) from None
 
 
 def remove(known: Json) -> str | None:
     """Take an image away under all its names; why it is still there, if it is. One in use is left alone by Docker."""
     for name in names_of(known) or [known["Id"]]:
-        answer = engine.ask(["image", "rm", name], REMOVAL_LIMIT_S)
+        answer = docker_client.ask(["image", "rm", name], REMOVAL_LIMIT_S)
         if not answer.is_good and "no such image" not in answer.complaint.lower():
             return answer.complaint
     return None
@@ -100,9 +104,9 @@ def remove(known: Json) -> str | None:
 
 def data_root() -> str:
     """Where Docker keeps images. Raises Failed: it does not answer."""
-    answer = engine.ask(["info", "--format", "{{.DockerRootDir}}"])
+    answer = docker_client.ask(["info", "--format", "{{.DockerRootDir}}"])
     if not answer.is_good:
-        raise engine.failure("Docker's directory is not known", answer.complaint)
+        raise docker_client.failure("Docker's directory is not known", answer.complaint)
     return answer.out.strip()
 
 
@@ -120,3 +124,235 @@ def gigabytes(size_bytes: int) -> str:
 
 def local_only(image: str) -> Failed:
     return Failed(f"the image {image[:19]} is not on this host", "build it here: `fab build`")
+
+
+PULL_LIMIT_S = 3000.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 30.0
+DENIED = (
+    "the account of this host's VM needs roles/artifactregistry.reader on the repository (`pulumi up` grants it), and"
+    " Docker has to log in as it (`fab deploy` sees to that)"
+)
+NOT_THERE = "`fab push` puts it there, and its digest into the configuration; then `pulumi up`"
+WRONG = "what the registry has under that digest is something else: `fab push` anew, and see who writes to it"
+ROOM = "remove images that nobody needs (`docker image ls` on that host), or take a larger disk"
+# What cannot get better by itself, with its remedy. The first that is found counts.
+FINAL = (
+    ("denied|unauthorized|forbidden|no basic auth credentials|authentication required|credential helper", DENIED),
+    ("error getting credentials", DENIED),
+    ("manifest unknown|manifest for .* not found|name unknown|repository .* not found|does not exist", NOT_THERE),
+    ("manifest verification failed|digest did not match|unexpected digest|filesystem layer verification failed", WRONG),
+    ("no matching manifest for|invalid reference format", NOT_THERE),
+    ("no space left on device", ROOM),
+)  # fmt: skip
+# Docker may not be up yet: the first boot of a VM installs and restarts it.
+PERMISSION = "permission denied while trying to connect"
+
+
+def pull(request: Json) -> Json:
+    """Fetch an image; one that is here is not asked for again.
+
+    Attempts are repeated for what can get better (the network, a busy registry, a Docker that is not up yet), with
+    the pauses that the answer tells of.
+
+    Raises:
+        Failed: it cannot be had, or the disk has too little room after the images that nobody needs are gone.
+    """
+    image, began = request["image"], time.monotonic()
+    deadline = began + (PULL_LIMIT_S if request["limit_s"] is None else request["limit_s"])
+    retries: list[str] = []
+    removed: list[Json] = []
+    answer = {"pulled": False, "attempts": 0, "retries": retries, "pruned": removed}
+    for attempt in range(1, request["attempts"] + 1):
+        try:
+            known = look_up(image)
+            if known is None:
+                if is_local(image):
+                    raise local_only(image)
+                removed += make_room(image, request["min_free_bytes"], request["keep"] or [])
+                answer.update(pulled=True, attempts=attempt)
+                fetched = docker_client.ask(["pull", "--quiet", image], max(1.0, deadline - time.monotonic()))
+                known = look_up(image) if fetched.is_good else None
+                problem = fetched.complaint or "Docker says that it was pulled, and does not have it"
+            if known is not None:
+                return {**answer, "seconds": time.monotonic() - began, "size_bytes": known["Size"]}
+        except Failed as failure:
+            if not docker_client.is_no_answer(failure.message):
+                raise
+            problem = failure.message
+        remedy = final_remedy(problem)
+        if remedy is not None:
+            raise Failed(f"{image} could not be pulled: {problem}", remedy)
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (attempt - 1))
+        if attempt == request["attempts"] or time.monotonic() + pause_s >= deadline:
+            break
+        retries.append(f"attempt {attempt} of {request['attempts']}: {problem}; again after {pause_s:g} s")
+        wait_until(lambda: False, pause_s, pause_s)
+    otherwise = (
+        "see that the host reaches the registry (Private Google Access or Cloud NAT), then launch again"
+    )
+    tried = f"{attempt} attempts in {time.monotonic() - began:.0f} s"
+    raise Failed(
+        f"{image} could not be pulled, {tried}: {problem}",
+        docker_client.remedy_of(problem, user_name(), otherwise),
+    )
+
+
+def final_remedy(problem: str) -> str | None:
+    """What to do about a problem that no further attempt would end; None: another one may. Pure."""
+    if re.search(PERMISSION, problem, re.IGNORECASE):
+        return docker_client.remedy_of(problem, user_name())
+    for pattern, remedy in FINAL:
+        if re.search(pattern, problem, re.IGNORECASE):
+            return remedy
+    return None
+
+
+def make_room(image: str, needed_bytes: int, keep: list[str]) -> list[Json]:
+    """Where the disk is short, remove our own images that nobody needs; which those were.
+
+    Raises:
+        Failed: it is short all the same.
+    """
+    place = data_root()
+    free = free_bytes(place)
+    if free >= needed_bytes:
+        return []
+    done = cleared([image, *keep])
+    free = done["docker_root_free_bytes"]
+    if free < needed_bytes:
+        freed = (
+            f"{len(done['removed'])} old images were removed, which freed {gigabytes(done['freed_bytes'])}"
+        )
+        have, want = gigabytes(free), gigabytes(needed_bytes)
+        raise Failed(f"{place} has {have} free and the pull needs {want}; {freed}", ROOM)
+    return list(done["removed"])
+
+
+def prune(request: Json) -> Json:
+    """Remove the images of `fab build` that no container has and that are not to be kept; what that freed.
+
+    Raises:
+        Failed: Docker does not answer.
+    """
+    return cleared(request["keep"])
+
+
+def cleared(keep: Collection[str]) -> Json:
+    """removed, left (with why), kept (how many), freed_bytes as the disk shows it, and docker_root_free_bytes."""
+    place = data_root()
+    before = free_bytes(place)
+    ours, in_use = ours_and_in_use()
+    removed, left = [], []
+    for known in unneeded(ours, in_use, keep):
+        problem = remove(known)
+        name = (names_of(known) or [known["Id"]])[0]
+        found = {"image": name, "id": known["Id"], "size_bytes": known["Size"]}
+        if problem is None:
+            removed.append(found)
+        else:
+            left.append({**found, "reason": problem})
+    free = free_bytes(place)
+    return {
+        "removed": removed,
+        "left": left,
+        "kept": len(ours) - len(removed) - len(left),
+        "freed_bytes": max(0, free - before),
+        "docker_root_free_bytes": free,
+    }
+
+
+NEEDED_BYTES = {"tpu": 15_000_000_000, "gpu": 20_000_000_000, "cpu": 6_000_000_000}
+"""Room for an image of unknown size, its layers as they come and as they are unpacked."""
+LAYERS_AS_THEY_COME = 1.4
+INSTALL = "`fab deploy` installs Docker; or launch with `--runtime bare`"
+FACTS = {
+    "image_present": False,
+    "image_size_bytes": None,
+    "image_needs_bytes": None,
+    "docker_version": None,
+    "docker_root_free_bytes": None,
+}
+
+
+def check_docker(request: Json) -> tuple[list[Json], Json]:
+    """The findings, and the facts that FACTS names; image_needs_bytes: room for one that is to be pulled."""
+    wanted = request["container"]
+    known: Json = dict(FACTS)
+    checks = check_mounts(wanted["mounts"])
+    path = docker_client.program()
+    if path is None:
+        return [check("docker", "there is no `docker` on this host's PATH", INSTALL), *checks], known
+    answer = docker_client.ask(["version", "--format", "{{.Server.Version}}"], docker=path)
+    if not answer.is_good:
+        message = f"Docker does not answer this user: {answer.complaint}"
+        return [
+            check("docker", message, docker_client.remedy_of(answer.complaint, user_name())),
+            *checks,
+        ], known
+    known["docker_version"] = answer.out.strip()
+    snap = (
+        "; it is a snap's, which sees no files outside of /home"
+        if os.path.realpath(path) == "/usr/bin/snap"
+        else ""
+    )
+    checks.insert(0, check("docker", f"Docker {known['docker_version']} answers{snap}"))
+    try:
+        found = look_up(wanted["image"])
+        known["docker_root_free_bytes"] = free_bytes(data_root())
+    except Failed as failure:
+        return [*checks, check("image", failure.message, failure.remedy)], known
+    known.update(image_present=found is not None, image_size_bytes=found["Size"] if found else None)
+    checks.append(check_image(wanted["image"], found, request["platform"]))
+    if found is None and not is_local(wanted["image"]):
+        needed = needed_bytes(wanted.get("size_bytes"), request["platform"])
+        free = known["docker_root_free_bytes"]
+        known["image_needs_bytes"] = needed
+        checks.append(
+            check_docker_disk(free, needed, 0 if free >= needed else removable_bytes(wanted["image"]))
+        )
+    return checks, known
+
+
+def removable_bytes(image: str) -> int:
+    """What our own images that nobody needs take at most; layers that two of them share count twice."""
+    ours, in_use = ours_and_in_use()
+    return sum(int(known["Size"]) for known in unneeded(ours, in_use, [image]))
+
+
+def check_image(image: str, found: Json | None, platform: str) -> Json:
+    """An image that has to be pulled is no fault. Pure."""
+    if found is None:
+        if is_local(image):
+            missing = local_only(image)
+            return check("image", missing.message, missing.remedy)
+        return check("image", f"{image} is not here yet; it will be pulled")
+    made_for = labels_of(found).get(PLATFORM_LABEL)
+    if made_for is not None and made_for != platform:
+        message = f"{image} was built for {made_for}, and the run is for {platform}"
+        return check("image", message, f"`fab build --platform {platform}`, and name that one")
+    return check("image", f"{image} is here ({gigabytes(found['Size'])})")
+
+
+def needed_bytes(size_bytes: int | None, platform: str) -> int:
+    """Room for an image while it is pulled. Pure. size_bytes: of the image unpacked, where that is known."""
+    return NEEDED_BYTES[platform] if size_bytes is None else int(size_bytes * LAYERS_AS_THEY_COME)
+
+
+def check_docker_disk(free: int, needed: int, removable: int) -> Json:
+    """Pure. removable: what the pull may remove to make room."""
+    have, want = gigabytes(free), gigabytes(needed)
+    if free >= needed:
+        return check("docker_disk", f"Docker's disk has {have} free for the image, which needs {want}")
+    if free + removable >= needed:
+        message = f"Docker's disk has {have} free of {want}; old images of ours will be removed to make room"
+        return check("docker_disk", message)
+    remedy = "`docker image ls` on that host shows what is there; or take a larger disk"
+    return check("docker_disk", f"Docker's disk has {have} free and the image needs {want}", remedy)
+
+
+def check_mounts(paths: list[str]) -> list[Json]:
+    missing = [path for path in paths if not os.path.exists(path)]
+    return [
+        check("mounts", f"{path} is to be seen in the container and is not on this host", "mount or make it")
+        for path in missing
+    ]

@@ -1,23 +1,34 @@
-"""The verb preflight: whether a job can start here."""
+"""The verb preflight: whether a job can start here, and what is to be done where it cannot."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import json
 import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import threading
 import time
 
+from . import docker_client
 from .bundles import bundle_dir
-from .checks import check_clock, check_port
-from .devices import check_device, check_lockfiles
-from .docker_checks import check_docker
-from .facts import facts
-from .interpreter import REMEDY, check_python
-from .leftovers import check_leftovers
-from .mounts import check_mount
-from .peers import check_peers
-from .places import check_room, free_bytes, lies_in, look_at
+from .files import remove, tail
+from .host_facts import host_facts
+from .images import check_docker
+from .proc import controlled, described, holders, parse_listeners, start_ticks, wait_until
+from .process import plain_environment
+from .protocol import Failed, check, remedy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .protocol import Json
 
 
@@ -28,7 +39,7 @@ def preflight(request: Json) -> Json:
     # The interpreter takes longest, and works while the rest is looked at.
     bare = request["container"] is None
     python = (
-        check_python(request["python"], request["modules"], request["python_remedy"] or REMEDY)
+        check_python(request["python"], request["modules"], request["python_remedy"] or PYTHON_REMEDY)
         if bare
         else None
     )
@@ -51,7 +62,7 @@ def preflight(request: Json) -> Json:
     checks += check_peers(request["peers"]) if request["peers"] else []
     bundle = request["bundle"]
     known = {
-        **facts(),
+        **host_facts(),
         "time": now,
         "clock_offset_s": now - request["time"],
         "bundle_present": bool(bundle) and os.path.isdir(bundle_dir(request["root"], bundle)),
@@ -61,3 +72,405 @@ def preflight(request: Json) -> Json:
         return {"checks": [python(), *checks], "facts": known}
     found, of_docker = check_docker(request)
     return {"checks": [*found, *checks], "facts": {**known, **of_docker}}
+
+
+def check_port(port: int, proc_root: str) -> Json:
+    import socket
+
+    with socket.socket() as listener:
+        # A port in TIME_WAIT is free to those who listen with this option, as the coordinator does.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("0.0.0.0", port))
+            listener.listen(1)
+        except OSError as error:
+            reason = str(error.strerror)
+            taken = error.errno == errno.EADDRINUSE
+        else:
+            return check("port", f"port {port} is free")
+    if not taken:
+        return check("port", f"port {port} cannot be used: {reason}", "choose another port")
+    sockets: list[str] = []
+    for table in ("tcp", "tcp6"):
+        try:
+            with open(f"{proc_root}/net/{table}", encoding="ascii") as file:
+                sockets += parse_listeners(file.read(), port)
+        except (OSError, ValueError, IndexError):
+            continue
+    held_by = sorted({pid for found in holders(sockets, proc_root).values() for pid in found})
+    message = f"port {port} is taken by {described(held_by, proc_root)}"
+    return check("port", message, "stop that process, or choose another port")
+
+
+def check_clock(offset_s: float, limit_s: float) -> Json:
+    message = f"the clock is {offset_s:+.2f} s from the launching machine's"
+    if abs(offset_s) <= limit_s:
+        return check("clock", message)
+    return check(
+        "clock", f"{message}; the limit is {limit_s:g} s", "turn on time synchronisation on both machines"
+    )
+
+
+LOOK_PAUSE_S = 0.005
+PYTHON_REMEDY = "install the requirements on this host, or name the interpreter that has them"
+PROBE = """
+import json, sys
+def lacks(name):
+    try:
+        return importlib.util.find_spec(name) is None
+    except Exception:
+        return True
+if sys.version_info >= (3, 4):
+    import importlib.util
+    missing = [name for name in sys.argv[1:] if lacks(name)]
+else:
+    missing = []
+print(json.dumps([list(sys.version_info[:3]), missing]))
+"""
+
+
+def check_python(
+    python: str, modules: list[str], remedy: str = PYTHON_REMEDY, timeout_s: float = 20.0
+) -> Callable[[], Json]:
+    """Begin to ask the interpreter, which takes a while; what comes back waits for the finding."""
+    found = shutil.which(os.path.expanduser(python))
+    if found is None:
+        return lambda: check("python", f"{python}: no such interpreter on this host", remedy)
+    try:
+        asked = subprocess.Popen(
+            [found, "-c", PROBE, *modules],
+            cwd="/",
+            env=plain_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+    except OSError as error:
+        reason = error.strerror
+        return lambda: check("python", f"{found} cannot be run: {reason}", remedy)
+
+    def finding() -> Json:
+        with asked:
+            # `communicate` sleeps until the process has ended, which fails where the clock is libfaketime's.
+            if wait_until(lambda: asked.poll() is not None, timeout_s, LOOK_PAUSE_S):
+                with contextlib.suppress(subprocess.TimeoutExpired):  # what it began may hold its pipes
+                    said, complaint = asked.communicate(timeout=timeout_s)
+                    return judged(found, said, complaint, len(modules), remedy)
+            asked.kill()
+        return check("python", f"{found} did not answer within {timeout_s:.0f} s", "see what that program is")
+
+    return finding
+
+
+def judged(found: str, said: bytes, complaint: bytes, modules: int, remedy: str) -> Json:
+    """The finding by what the interpreter has said."""
+    try:
+        version, missing = json.loads(said)
+    except (ValueError, TypeError):
+        last = (tail(complaint, 1) or ["nothing"])[0]
+        return check("python", f"{found} is no working Python; it said: {last}", remedy)
+    number = ".".join(map(str, version))
+    if version < [3, 12]:
+        return check("python", f"{found} is Python {number}; a job needs 3.12 or later", remedy)
+    if missing:
+        return check("python", f"{found} (Python {number}) lacks {', '.join(missing)}", remedy)
+    return check("python", f"{found} is Python {number} with all of {modules} modules")
+
+
+PLACE_LIMIT_S = 10.0
+
+
+def lies_in(path: str, mount: str | None) -> bool:
+    """Whether the path is below that mount point, by the names alone: a mount that hangs is not asked."""
+    return mount is not None and f"{os.path.normpath(path)}/".startswith(f"{os.path.normpath(mount)}/")
+
+
+def in_time(look: Callable[[], Json], timeout_s: float) -> Json | None:
+    """What `look` finds, or None if it takes longer than the limit.
+
+    It looks in a process of its own: one that waits for a network file system whose server is gone cannot be
+    interrupted, and not always be killed.
+    """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        # The answer's pipe alone stays open: whoever waits for the end of the others' is not to wait for this one.
+        os.closerange(0, writing)
+        try:
+            found = look()
+        except Exception as error:
+            found = {"bug": repr(error)}
+        os.write(writing, json.dumps(found).encode())
+        os._exit(0)
+    os.close(writing)
+    said = b""
+    deadline = time.monotonic() + timeout_s
+    try:
+        while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            piece = os.read(reading, 65536)
+            if not piece:
+                break
+            said += piece
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        wait_until(lambda: os.waitpid(child, os.WNOHANG)[0] == child, 0.2, 0.002)
+    found = json.loads(said) if said else {}
+    if "bug" in found:
+        raise RuntimeError(found["bug"])
+    return found or None
+
+
+def look_at(name: str, path: str, timeout_s: float = PLACE_LIMIT_S) -> Json:
+    """The finding of one directory with its `path`, and the `device` and `free_bytes` where they could be found."""
+    found = in_time(lambda: seen(name, path), timeout_s)
+    if found is None:
+        message = f"{path} does not answer within {timeout_s:g} s"
+        remedy = "see that the server of its file system is up, or choose another directory"
+        found = {"check": check(name, message, remedy)}
+    return {"path": path, **found}
+
+
+def seen(name: str, path: str) -> Json:
+    finding = check_writable(name, path)
+    existing = path
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    room = os.statvfs(existing)
+    return {
+        "check": finding,
+        "device": os.stat(existing).st_dev,
+        "free_bytes": room.f_bavail * room.f_frsize,
+    }
+
+
+def check_writable(name: str, path: str) -> Json:
+    """Makes the directory and writes a byte: a full or read-only disk shows in nothing less."""
+    trial = os.path.join(path, f".agent-trial.{os.getpid()}")
+    try:
+        os.makedirs(path, exist_ok=True)
+        try:
+            with open(trial, "wb") as file:
+                file.write(b"x")
+        finally:
+            remove(trial)
+    except OSError as error:
+        return check(name, f"{path} cannot be written: {error.strerror}", remedy_for(error))
+    return check(name, f"{path} can be written")
+
+
+def free_bytes(places: list[Json]) -> dict[str, int]:
+    """The free space of each file system, under the first of the places that are on it."""
+    first: dict[int, str] = {}
+    found: dict[str, int] = {}
+    for place in places:
+        if "device" in place and first.setdefault(place["device"], place["path"]) == place["path"]:
+            found[place["path"]] = place["free_bytes"]
+    return found
+
+
+def check_room(places: list[Json], min_free_bytes: int) -> list[Json]:
+    """A finding for each file system."""
+    checks = []
+    for path, free in free_bytes(places).items():
+        have, want = (f"{size / 2**30:.1f} GiB" for size in (free, min_free_bytes))
+        if free < min_free_bytes:
+            remedy = "free some space there (old runs, caches, docker images), or ask for less"
+            checks.append(check("disk", f"{path} has {have} free and needs {want}", remedy))
+        else:
+            checks.append(check("disk", f"{path} has {have} free"))
+    return checks
+
+
+MOUNT_LIMIT_S = 5.0
+MOUNT_REMEDY = "`fab deploy` mounts it; why it is not: `journalctl --unit tpu-stack-share` on that host"
+
+
+def parse_mounts(text: str) -> dict[str, str]:
+    """Mount points and their sources of a /proc/mounts, which writes blanks and the like as octal numbers."""
+
+    def plain(word: str) -> str:
+        return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found.group(1), 8)), word)
+
+    rows = (line.split(" ") for line in text.splitlines())
+    return {plain(row[1]): plain(row[0]) for row in rows if len(row) > 2}
+
+
+def check_mount(path: str, timeout_s: float = MOUNT_LIMIT_S) -> Json:
+    """Whether something is mounted there and answers; a file system whose server is gone does not."""
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+        source = parse_mounts(file.read()).get(os.path.normpath(path))
+    if source is None:
+        return check("mount", f"{path} is not mounted", MOUNT_REMEDY)
+    found = in_time(lambda: answer_of(path), timeout_s)
+    if found is None:
+        message = f"{path} ({source}) does not answer within {timeout_s:g} s"
+        return check("mount", message, f"see that its server is up; {MOUNT_REMEDY}")
+    if found["error"] is not None:
+        return check("mount", f"{path} ({source}): {found['error']}", MOUNT_REMEDY)
+    return check("mount", f"{path} is mounted from {source}")
+
+
+def answer_of(path: str) -> Json:
+    """Asks its server: the names in a directory are not kept here as its own entry is."""
+    try:
+        os.statvfs(path)
+        os.listdir(path)
+    except OSError as error:
+        return {"error": error.strerror}
+    return {"error": None}
+
+
+DEVICE_GLOBS: dict[str, list[str]] = {
+    "tpu": ["/dev/accel*", "/dev/vfio/[0-9]*"],
+    "gpu": ["/dev/nvidia[0-9]*"],
+    "cpu": [],
+}
+LOCKFILES: dict[str, list[str]] = {"tpu": ["/tmp/libtpu_lockfile"], "gpu": [], "cpu": []}
+
+
+def check_device(platform: str, globs: list[str] | None, proc_root: str) -> Json:
+    """Whether the devices are there and, but for a GPU, which several may use, nobody has them open.
+
+    A CPU has none unless the request names some, which then stand for a TPU's.
+    """
+    globs = DEVICE_GLOBS[platform] if globs is None else globs
+    if not globs:
+        return check("device", f"{len(os.sched_getaffinity(0))} CPU cores")
+    import glob
+
+    name = "stand-in" if platform == "cpu" else platform.upper()
+    devices = sorted(path for pattern in globs for path in glob.glob(pattern))
+    if not devices:
+        message = f"no {name} on this host: none of {', '.join(globs)} exists"
+        return check("device", message, f"choose a host that has one, or another platform than {platform}")
+    if platform != "gpu":
+        real = {os.path.realpath(path): path for path in devices}
+        for target, held_by in sorted(holders(real, proc_root).items()):
+            if held_by:
+                message = f"{real[target]} is held by {described(held_by, proc_root)}"
+                return check("device", message, "stop the run that holds it, or end that process")
+    return check("device", f"{len(devices)} {name} devices: {', '.join(devices)}")
+
+
+def check_lockfiles(platform: str, paths: list[str] | None, proc_root: str) -> list[Json]:
+    """A finding for each lock file that is there; where the request names none, of those that the platform has."""
+    paths = LOCKFILES[platform] if paths is None else paths
+    return [check_lockfile(path, proc_root) for path in paths if os.path.lexists(path)]
+
+
+def check_lockfile(path: str, proc_root: str) -> Json:
+    """A lock file that outlived its process, as SIGKILL leaves one, is removed; a held one is left alone."""
+    real = os.path.realpath(path)
+    held_by = holders([real], proc_root)[real]
+    remedy = "stop the run that holds it, or end that process"
+    try:
+        if held_by or is_locked(path):
+            return check("lockfile", f"{path} is held by {described(held_by, proc_root)}", remedy)
+        os.unlink(path)
+    except FileNotFoundError:
+        return check("lockfile", f"{path} is not there")
+    except OSError as error:
+        message = f"{path} cannot be looked at or removed: {error.strerror}"
+        return check("lockfile", message, f"if nobody needs it: sudo rm {path}")
+    return check("lockfile", f"removed {path}, left over from a process that has ended")
+
+
+def is_locked(path: str) -> bool:
+    """Whether some process has a lock, of either make, on the file."""
+    with open(path, "rb+") as file:
+        for lock in (fcntl.flock, fcntl.lockf):
+            try:
+                lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
+
+
+def check_leftovers(root: str, with_containers: bool = False) -> list[Json]:
+    """A finding for each run of this agent's that still has processes here, or one that there is none.
+
+    with_containers: whether Docker is asked as well, which alone knows of a container that is root's.
+    """
+    runs: dict[str, list[int]] = {}
+    for pid, directory in controlled():
+        own = re.fullmatch(re.escape(os.path.join(root, "runs")) + r"/([^/]+)/\d+-\d+", directory)
+        if own:
+            runs.setdefault(own.group(1), []).append(pid)
+    found = [
+        check("leftovers", message_of(run_id, alive), f"`fab stop --run {run_id}`")
+        for run_id, alive in sorted(runs.items())
+    ]
+    for run_id, name in running_containers(root) if with_containers else ():
+        if run_id not in runs:
+            message = f"{run_id} is still alive here: the container {name}"
+            found.append(check("leftovers", message, f"`fab stop --run {run_id}`"))
+    return found or [check("leftovers", "no earlier run has left a process")]
+
+
+def running_containers(root: str) -> list[tuple[str, str]]:
+    """Run and name of each container of this agent's that runs; none where Docker does not answer, which shows."""
+    form = '{{.Label "tpu-stack.run"}}\t{{.Names}}'
+    arguments = ["ps", "--format", form, "--filter", f"label=tpu-stack.root={root}"]
+    try:
+        found = docker_client.ask([*arguments, "--filter", f"label=tpu-stack.host={os.uname().nodename}"])
+    except Failed:
+        return []
+    rows = [line.split("\t") for line in found.out.splitlines()] if found.is_good else []
+    return sorted((run_id, name) for run_id, name in rows)
+
+
+def message_of(run_id: str, alive: list[int]) -> str:
+    first = min(alive)
+    ticks = start_ticks(first)
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    age = "just ended" if ticks is None else f"for {spoken(now_s - ticks / os.sysconf('SC_CLK_TCK'))}"
+    more = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
+    return f"{run_id} is still alive here: {described([first], '/proc')}, {age}{more}"
+
+
+def spoken(age_s: float) -> str:
+    """An age in the unit that a person would choose."""
+    for unit, length_s in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if age_s >= 2 * length_s:
+            return f"{age_s / length_s:.0f} {unit}"
+    return f"{age_s:.0f} seconds"
+
+
+REACH_LIMIT_S = 3.0
+
+
+def check_peers(peers: list[Json], timeout_s: float = REACH_LIMIT_S) -> list[Json]:
+    """Connect to all of them at once; a finding for each that cannot be reached, or one for all."""
+    # A name that no server resolves keeps its thread longer than the limit; it is waited for no longer.
+    reasons: list[str | None] = [f"no answer within {timeout_s:g} s"] * len(peers)
+
+    def reach(index: int, host: str, port: int) -> None:
+        try:
+            socket.create_connection((host, port), timeout=timeout_s).close()
+        except socket.timeout:
+            pass
+        except OSError as error:
+            reasons[index] = str(error.strerror or error)
+        else:
+            reasons[index] = None
+
+    deadline = time.monotonic() + timeout_s + 0.2
+    threads = [
+        threading.Thread(target=reach, args=(index, peer["host"], peer["port"]), daemon=True)
+        for index, peer in enumerate(peers)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    found = [
+        check(
+            "peers",
+            f"cannot reach {peer['name']} ({peer['host']}:{peer['port']}): {reason}",
+            "see that it is up, and that the firewall lets the slice's hosts reach each other on all ports",
+        )
+        for peer, reason in zip(peers, list(reasons))
+        if reason is not None
+    ]
+    return found or [check("peers", f"reaches all of {len(peers)} peers")]

@@ -1,13 +1,15 @@
-"""/proc: which processes there are, what they are, and what they hold open."""
+"""/proc: which processes there are, what they are and what they hold open; and waiting for them, with a limit."""
 
 from __future__ import annotations
 
 import os
 import re
+import select
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def parse_stat(text: str) -> tuple[str, int]:
@@ -106,3 +108,24 @@ def parse_listeners(text: str, port: int) -> list[str]:
     return [
         f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port
     ]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, pause_s: float = 0.02) -> bool:
+    """Whether `condition` came to hold within the time limit."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        select.select(
+            [], [], [], pause_s
+        )  # time.sleep goes by a clock that libfaketime may have moved, and fails
+    return True
+
+
+def user_name() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container may run as a number that has no name
+        return str(os.getuid())

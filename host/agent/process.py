@@ -1,4 +1,4 @@
-"""One process of one attempt, by what is on disk and what lives."""
+"""One process of one attempt, by what is on disk and what lives; and the verbs status, join, logs and stop."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import contextlib
 import fcntl
 import os
 import re
+import select
 import signal
+import time
 
 from . import container as containers
-from .files import read_json
-from .proc import members, start_ticks
+from .container import REMOVAL_LIMIT_S
+from .files import beginning, read_json, tail_of, whole_lines, write_json
+from .proc import members, start_ticks, wait_until
 from .protocol import Failed
-from .waiting import wait_until
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +23,10 @@ if TYPE_CHECKING:
     from .container import Container
     from .protocol import Json
 
+
 KILL_LIMIT_S = 5.0
+START_LIMIT_S = 10.0
+CONTAINER_START_LIMIT_S = 40.0
 
 
 class Process:
@@ -176,3 +181,156 @@ def signal_name(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:
         return f"SIG{signum}"
+
+
+def status(request: Json) -> Json:
+    """What became of each process that the request means."""
+    return {"processes": [entry(process) for process in processes(request)]}
+
+
+def entry(process: Process) -> Json:
+    """One process: what is on record of it, its state, and its last heartbeat on this host's disk."""
+    state, ended = process.state()
+    log_path, log_bytes = process.record.get("log_path"), 0
+    with contextlib.suppress(OSError):
+        log_bytes = os.path.getsize(log_path or "")
+    return {
+        **{name: getattr(process, name) for name in ("run_id", "attempt", "process_id")},
+        **{name: process.record.get(name) for name in ("pid", "started", "log_path", "container")},
+        **{name: ended.get(name) for name in ("code", "signal", "reason")},
+        "ended": ended.get("time"),
+        "state": state,
+        "beat": read_json(process.beat_path) or None,
+        "log_bytes": log_bytes,
+        "supervised": process.is_supervised(),
+    }
+
+
+LOOK_PERIOD_S = 0.05
+UNDER_WAY = ("joined", "stepping", "saving")
+
+
+def join(request: Json) -> Json:
+    """What the process says of itself once it has joined, or has ended, or the limit is over.
+
+    A process that says that it has failed or is done is waited for, so that its exit code is in the answer.
+    """
+    process = known_process(request)
+    found: Json = {}
+
+    def is_decided() -> bool:
+        found.update(entry(process))
+        has_ended = found["state"] in ("exited", "lost")
+        return has_ended or (found["beat"] or {}).get("state") in UNDER_WAY or is_unheard(1)
+
+    wait_until(is_decided, request["limit_s"], LOOK_PERIOD_S)
+    has_ended = found["state"] in ("exited", "lost")
+    silent = found["state"] if has_ended else "starting"
+    lines = tail_of(found["log_path"]) if has_ended else []
+    return {
+        "state": (found["beat"] or {}).get("state", silent),
+        "beat": found["beat"],
+        "process": {**found, "tail": lines},
+    }
+
+
+def is_unheard(descriptor: int) -> bool:
+    """Whether nobody is left to read what is written there: the launcher is gone."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def logs(request: Json) -> Json:
+    """A piece of the log; a negative offset counts from the end and is moved back to a line's start."""
+    process = known_process(request)
+    ended = process.state()[0] in ("exited", "lost")
+    limit, offset = request["limit_bytes"], request["offset"]
+    try:
+        log = os.open(process.record["log_path"], os.O_RDONLY)
+    except FileNotFoundError:
+        return {"text": "", "offset": 0, "next_offset": 0, "size": 0, "ended": ended}
+    try:
+        size = os.fstat(log).st_size
+        begin = max(0, size + offset) if offset < 0 else min(offset, size)
+        back = min(begin, limit) if offset < 0 else 0
+        begin = beginning(begin, os.pread(log, back, begin - back), os.pread(log, 4, begin))
+        data = whole_lines(os.pread(log, min(limit + 1, size - begin), begin), limit, ended)
+    finally:
+        os.close(log)
+    text = data.decode(errors="replace")
+    return {"text": text, "offset": begin, "next_offset": begin + len(data), "size": size, "ended": ended}
+
+
+def stop(request: Json) -> Json:
+    """SIGTERM to each process, time for a checkpoint, then SIGKILL to all that is left of it.
+
+    Raises:
+        Failed: something is still there after SIGKILL.
+    """
+    found = processes(request)
+    wait_until(
+        lambda: not any(process.state()[0] == "starting" for process in found),
+        CONTAINER_START_LIMIT_S + KILL_LIMIT_S,
+    )
+    found = processes(request)
+    running = [process for process in found if process.is_alive()]
+    left_over = [process for process in found if process not in running and process.is_left()]
+    problems: dict[int, str | None] = {}
+    for process in running:
+        ask_to_stop(process)
+    wait_until(lambda: not any(process.is_alive() for process in running), request["grace_s"])
+    killed = [process for process in running if process.is_alive()] + left_over
+    for process in found:  # one that ended without a supervisor may have left children, or its container
+        if process in killed or (not process.is_supervised() and (process in running or process.container)):
+            problems[process.process_id] = process.kill()
+
+    def is_settled(process: Process) -> bool:
+        return not process.is_alive() and (os.path.exists(process.exit_path) or not process.is_supervised())
+
+    limit_s = KILL_LIMIT_S + (REMOVAL_LIMIT_S if any(process.container for process in running) else 0)
+    wait_until(lambda: all(is_settled(process) for process in running), limit_s)
+    stuck = [process for process in running + left_over if process.is_left()]
+    if stuck:
+        names = ", ".join(
+            f"process {process.process_id} (pid {process.record.get('pid')})" for process in stuck
+        )
+        raise Failed(f"{names} did not end within {KILL_LIMIT_S:g} s of SIGKILL", "restart this host")
+
+    def one(process: Process) -> Json:
+        ended = read_json(process.exit_path)
+        if process in killed:
+            how = "killed"
+        elif process in running:
+            how = "exited by itself" if ended.get("code") is not None else "terminated"
+        else:
+            how = "not running"
+        if process in running and not ended:
+            reason = f"stopped ({how}) after its supervisor had gone"
+            with contextlib.suppress(OSError):  # it is there already, or the disk is full
+                write_json(process.exit_path, exit_record(None, None, time.time(), reason, []), os.link)
+        problem = problems.get(process.process_id)
+        note = None if problem is None else f"Docker still has its container: {problem}"
+        pid, code, signum = process.record.get("pid"), ended.get("code"), ended.get("signal")
+        answer = {"process_id": process.process_id, "pid": pid, "how": how, "code": code, "signal": signum}
+        return {**answer, "note": note}
+
+    return {"stopped": [one(process) for process in found]}
+
+
+def ask_to_stop(process: Process) -> None:
+    """SIGTERM, once: a job may take a second one for impatience. The file tells it that this was wanted.
+
+    A disk that is full, or went read-only, keeps no job from being stopped.
+    """
+    asked = False
+    with contextlib.suppress(OSError), open(process.stop_path, "a+", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        asked = bool(file.read())
+        if not asked:
+            process.terminate()
+            asked = True
+            file.write("sent\n")
+    if not asked:
+        process.terminate()

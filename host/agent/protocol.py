@@ -1,11 +1,13 @@
-"""Requests and refusals: what a request must hold, and what is said of one that is wrong."""
+"""Requests and answers: the verbs, what each request must hold, and a session that carries them out in order."""
 
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import re
+import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
     Json: TypeAlias = dict[str, Any]
     Kind: TypeAlias = tuple[Callable[[Any], bool], str]
+    from typing import BinaryIO, TextIO
+
 
 VERSION = 1
 
@@ -32,6 +36,11 @@ class Failed(Refused):
     """The request is right and this host could not carry it out."""
 
     status = 1
+
+
+def check(name: str, message: str, remedy: str | None = None) -> Json:
+    """Return one finding of an answer; what needs a remedy is not in order."""
+    return {"name": name, "ok": remedy is None, "message": message, "remedy": remedy}
 
 
 def is_text(value: object) -> bool:
@@ -222,3 +231,109 @@ def remedy_for(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "use a directory that this user may write, or change its owner"
     return "see to that file on this host"
+
+
+ONE = "run_id:name attempt:count process_id:count"
+PLACES = "run_dir:path? cache_dir:path mount:path? min_free_bytes:bytes bundle:sha256?"
+HOST = "python:text modules:texts python_remedy:text? platform:platform port:port? peers:peers? alone:flag?"
+CLOCK = "time:time max_clock_offset_s:seconds"
+WHERE = "device_globs:texts? lockfiles:texts? proc_root:path?"
+PROGRAM = "argv:argv env:env cwd:path log_path:path run_dir:path? num_processes:positive cpus:cpus?"
+HUB = "hub_host:text? hub_port:port? hub_token:text? assemble_s:seconds? silence_s:seconds?"
+LIMITS = "hang_floor_s:seconds? heartbeat_limit_s:seconds?"
+# Each verb with its module and function, and its fields; one with a question mark may be absent or null.
+VERBS: dict[str, tuple[str, str]] = {
+    "preflight": ("preflight.preflight", f"{HOST} {PLACES} {CLOCK} {WHERE} container:image_here?"),
+    "stage": ("bundles.stage", "sha256:sha256 archive_base64:text?"),
+    "start": (
+        "start.start",
+        f"{ONE} {PROGRAM} settle_s:seconds? {HUB} {LIMITS} container:container?",
+    ),
+    "pull": (
+        "images.pull",
+        "image:image attempts:positive min_free_bytes:bytes keep:texts? limit_s:seconds?",
+    ),
+    "describe": ("host_facts.describe", ""),
+    "prune": ("images.prune", "keep:texts"),
+    "join": ("process.join", f"{ONE} limit_s:seconds"),
+    "status": ("process.status", "run_id:name? attempt:count? process_id:count?"),
+    "stop": ("process.stop", "run_id:name attempt:count? process_id:count? grace_s:seconds"),
+    "logs": ("process.logs", f"{ONE} offset:offset limit_bytes:limit"),
+    "stacks": ("hang_dump.stacks", f"{ONE} timeout_s:seconds"),
+    "read": ("files.read_slices", "paths:paths offsets:offsets? limit_bytes:limit"),
+    "write": ("files.write_file", "path:path text:content"),
+    "list": ("files.list_names", "path:path"),
+    "remove": ("files.remove_file", "path:path"),
+}
+
+
+def action_of(verb: str) -> Callable[[Json], Json]:
+    """The function of a verb. Its module alone is loaded: start-up is paid on every host.
+
+    Raises:
+        Failed: the agent's own files are not what they were, as after a crash of the host.
+    """
+    module, _, function = VERBS[verb][0].partition(".")
+    try:
+        action: Callable[[Json], Json] = getattr(importlib.import_module(f".{module}", __package__), function)
+    except (ImportError, SyntaxError, ValueError, AttributeError) as error:
+        here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        raise Failed(f"the agent in {here} is damaged: {error}", f"on that host: rm -r {here}") from None
+    return action
+
+
+def respond(verb: str | None, body: bytes) -> tuple[Json, int]:
+    """The response to one request and the exit status that goes with it; never raises.
+
+    Without a verb the request itself has to say it.
+    """
+    try:
+        if not os.path.exists("/proc/self/stat"):
+            raise Failed("this host has no /proc", "run the agent on Linux with /proc mounted")
+        request = decoded(body)
+        name = request.get("verb") if verb is None else verb
+        if not isinstance(name, str) or name not in VERBS:
+            raise Refused(f"{name!r} is not a verb of this agent", f"use one of {', '.join(sorted(VERBS))}")
+        request = checked(name, f"root:path {VERBS[name][1]}", request)
+        return {"version": VERSION, "ok": True, **action_of(name)(request)}, 0
+    except Refused as error:
+        return refusal(error.message, error.remedy), error.status
+    except OSError as error:
+        return refusal(f"{name}: {reason_of(error)}", remedy_for(error)), 1
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        message = f"{name}: the agent has a bug: {type(error).__name__}: {error}"
+        return refusal(message, "the traceback is on the agent's stderr; report it"), 1
+
+
+def refusal(message: str, remedy: str) -> Json:
+    return {"version": VERSION, "ok": False, "error": {"message": message, "remedy": remedy}}
+
+
+LONGEST_LINE = 1 << 28
+
+
+def serve(first: bytes, requests: BinaryIO, answers: TextIO, idle_limit_s: int) -> int:
+    """Answer `first` and what follows it, until the input ends or nothing has come for the limit.
+
+    A line without its end is a request that its sender could not finish; it is not carried out.
+    """
+    line = first
+    while line.endswith(b"\n") or len(line) == LONGEST_LINE:
+        signal.alarm(0)
+        if line.endswith(b"\n"):
+            answer, _ = respond(None, line)
+        else:
+            answer = refusal(f"a request is longer than {LONGEST_LINE} bytes", "send less at once")
+            while line and not line.endswith(b"\n"):
+                line = requests.readline(LONGEST_LINE)
+        try:
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+        except BrokenPipeError:
+            os._exit(0)  # nobody reads; at its end the interpreter would try once more and complain
+        signal.alarm(idle_limit_s)
+        line = requests.readline(LONGEST_LINE)
+    return 0

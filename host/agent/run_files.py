@@ -1,23 +1,28 @@
-"""Where a supervisor puts what it says of a run: on a disk, or in a bucket, by the hands of the job's own Python."""
+"""Where a supervisor puts what it says of a run: on a disk, or in a bucket, by the job's own Python."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
 import threading
 
-from .delivery import delivery
+from . import docker_client
+from .container import Container, name_of
+from .container_start import deliver_arguments, image_environment
 from .files import remove
-from .notes import note, tried
+from .process import plain_environment
 from .protocol import Refused
+from .supervisor_log import note, tried
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .protocol import Json
+
 
 DELIVERY_LIMIT_S = 120.0
 LOG_PERIOD_S = 60.0
@@ -128,3 +133,40 @@ class RunFiles:
             return
         if done.returncode:
             note(f"delivering to {self.url}: {done.stderr.decode(errors='replace')[-2000:].strip()}")
+
+
+MODULE = ["-P", "-m", "jobs.runtime.deliver"]
+_numbers = itertools.count()
+
+
+class Delivery:
+    """A program that reads from stdin what is to be written; `clear` ends what is left of one that took too long."""
+
+    def __init__(
+        self, argv: list[str], cwd: str, environment: dict[str, str], container: Container | None
+    ) -> None:
+        self.argv, self.cwd, self.environment = argv, cwd, environment
+        self._container = container
+
+    def clear(self) -> None:
+        if self._container is not None:
+            self._container.remove()
+
+
+def delivery(request: Json, url: str) -> Delivery:
+    """The program for a start request's process, bare or in a container of the same image."""
+    from .proc import user_name
+
+    argv = [request["argv"][0], *MODULE, url]
+    if request["container"] is None:
+        return Delivery(argv, request["cwd"], {**plain_environment(), **request["env"]}, None)
+    docker = docker_client.required_program()
+    environment = image_environment(request["env"], os.environ, user_name())
+    process = name_of(request["run_id"], request["attempt"], request["process_id"])
+    name = f"{process}-deliver-{os.getpid()}-{next(_numbers)}"
+    return Delivery(
+        [docker, *deliver_arguments(request, name, os.getuid(), os.getgid(), argv, environment)],
+        "/",
+        {**docker_client.client_environment(os.environ), **environment},
+        Container(name, docker),
+    )

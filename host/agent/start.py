@@ -1,23 +1,26 @@
-"""The verb start: one process under a supervisor that outlives this agent."""
+"""The verb start: one process in its own session, under a supervisor that outlives this agent."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import subprocess
 import sys
+import time
 
-from .files import read_json, tail_of
-from .process import KILL_LIMIT_S, Process, plain_environment
-from .protocol import Failed
-from .waiting import wait_until
+from .files import read_json, tail_of, write_json
+from .proc import parse_stat, start_ticks, wait_until
+from .process import CONTAINER_START_LIMIT_S, KILL_LIMIT_S, START_LIMIT_S, Process, plain_environment
+from .protocol import Failed, remedy_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .container_start import ContainerStart
     from .protocol import Json
 
-START_LIMIT_S = 10.0
-CONTAINER_START_LIMIT_S = 40.0
+
 ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
 
 
@@ -108,3 +111,94 @@ def spawn_supervisor(process: Process, request: Json, lock: int) -> Json:
         f"start: the supervisor gave no answer; it said: {said}",
         f"start again; see the host's load, {sys.executable}",
     )
+
+
+RESERVE_BYTES = 65536
+
+
+def spawn(process: Process, request: Json) -> Json:
+    """Start the job's process and put it on record; if it cannot be put on record it is ended again."""
+    with open(
+        process.reserve_path, "wb"
+    ) as file:  # what exit.json will need when the job has filled the disk
+        file.write(bytes(RESERVE_BYTES))
+    container = container_of(process, request)
+    if not os.path.isdir(request["cwd"]):
+        message = f"start: cwd {request['cwd']} is not a directory of this host"
+        raise Failed(message, "stage the bundle first, or correct cwd")
+    argv = request["argv"] if container is None else container.argv
+    bare = {**plain_environment(), **request["env"], "RUN_CONTROL_DIR": process.dir}
+    environment = bare if container is None else container.environment
+    try:
+        os.makedirs(os.path.dirname(request["log_path"]), exist_ok=True)
+        log = os.open(request["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError as error:
+        raise Failed(
+            f"start: the log {request['log_path']} cannot be written: {error.strerror}", remedy_for(error)
+        ) from None
+    everything = os.sched_getaffinity(0)
+    wanted = everything if request["cpus"] is None else set(request["cpus"])
+    try:
+        choose_cpus(wanted)
+        if container is not None and container.words is not None:
+            os.write(log, container.words.encode())
+        child = subprocess.Popen(
+            argv,
+            cwd=request["cwd"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    except OSError as error:
+        message = f"start: no such executable: {argv[0]!r}: {error.strerror}"
+        raise Failed(message, "name a program that is on this host and may be run") from None
+    finally:
+        os.close(log)
+        os.sched_setaffinity(0, everything)
+    child.returncode = 0  # it is waited for by number, with the exact time
+    with open(f"/proc/{child.pid}/stat", encoding="utf-8", errors="replace") as stat:
+        ticks = parse_stat(stat.read())[1]
+    record = {
+        "pid": child.pid,
+        "pgid": child.pid,
+        "start_ticks": ticks,
+        "supervisor_pid": os.getpid(),
+        "supervisor_start_ticks": start_ticks(os.getpid()),
+        "started": time.time(),
+        "log_path": request["log_path"],
+        "container": None if container is None else container.name,
+    }
+    try:
+        if container is not None:
+            container.wait(child.pid, request["log_path"])
+        write_json(process.record_path, record)
+    except (OSError, Failed):
+        process.record = record
+        process.kill()
+        raise
+    return record
+
+
+def container_of(process: Process, request: Json) -> ContainerStart | None:
+    if request["container"] is None:
+        return None
+
+    from .container_start import prepare_container  # with what only containers need
+
+    return prepare_container(process, request)
+
+
+def choose_cpus(wanted: set[int]) -> None:
+    """Put this thread, and so what it starts, on these CPUs.
+
+    Raises:
+        Failed: this host does not have all of them; the kernel itself takes what there is and says nothing.
+    """
+    allowed = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, wanted)
+    if os.sched_getaffinity(0) != wanted:
+        message = f"start: cpus {sorted(wanted)} are not all on this host"
+        raise Failed(message, f"choose from {sorted(allowed)}")

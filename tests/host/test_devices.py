@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from host.agent import devices
+from host.agent import preflight
 
 HOLD = """
 import fcntl, sys, time
@@ -99,10 +99,10 @@ def test_a_tpu_s_lock_file_is_no_business_of_a_cpu_job(
 ) -> None:
     lock = tmp_path / "libtpu_lockfile"
     lock.touch()
-    monkeypatch.setitem(devices.LOCKFILES, "tpu", [str(lock)])
-    assert devices.check_lockfiles("cpu", None, "/proc") == []
+    monkeypatch.setitem(preflight.LOCKFILES, "tpu", [str(lock)])
+    assert preflight.check_lockfiles("cpu", None, "/proc") == []
     assert lock.exists()
-    assert len(devices.check_lockfiles("tpu", None, "/proc")) == 1
+    assert len(preflight.check_lockfiles("tpu", None, "/proc")) == 1
     assert not lock.exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.agent.disk import piece_of
+from host.agent.files import slice_of as piece_of
 
 
 def test_several_files_are_read_in_one_journey(agent: Any, tmp_path: Path) -> None:

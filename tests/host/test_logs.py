@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.agent import pieces as module
+from host.agent import files as module
 
 ONE: dict[str, Any] = {"run_id": "run-1", "attempt": 0, "process_id": 0}
 TEXTS = st.text(st.sampled_from("aø€😀\n"), max_size=60)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from host.agent import places
-from host.agent.mounts import parse_mounts
-from host.agent.waiting import in_time
+from host.agent import preflight
+from host.agent.preflight import in_time, parse_mounts
 
 GIB = 1 << 30
 
@@ -65,15 +64,15 @@ def test_a_mount_point_with_a_blank_in_its_name_is_found() -> None:
 
 
 def test_a_file_system_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(places, "seen", lambda name, path: time.sleep(600))
+    monkeypatch.setattr(preflight, "seen", lambda name, path: time.sleep(600))
     before = time.monotonic()
-    found = places.look_at("run_dir", str(tmp_path), timeout_s=0.2)
+    found = preflight.look_at("run_dir", str(tmp_path), timeout_s=0.2)
     assert time.monotonic() - before < 5
     assert (found["check"]["ok"], "does not answer within 0.2 s" in found["check"]["message"]) == (
         False,
         True,
     )
-    assert places.check_room([found], 1) == []
+    assert preflight.check_room([found], 1) == []
 
 
 def test_a_look_that_breaks_is_a_bug_and_not_a_silence() -> None:

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from host.agent.facts import agent_sha256
-from host.agent.interpreter import check_python
-from host.agent.peers import check_peers
+from host.agent.host_facts import agent_sha256
+from host.agent.preflight import check_peers, check_python
 from host.agent.proc import parse_listeners
 
 

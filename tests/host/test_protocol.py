@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.agent import verbs as module
+from host.agent import protocol as module
 
 ONE: dict[str, Any] = {"run_id": "run-1", "attempt": 0, "process_id": 0}
 JUNK = st.recursive(
@@ -153,7 +153,7 @@ def test_a_bug_is_told_without_a_traceback_on_stdout(
     def broken(request: object) -> dict[str, object]:
         raise KeyError("oh")
 
-    monkeypatch.setattr("host.agent.status.status", broken)
+    monkeypatch.setattr("host.agent.process.status", broken)
     response, status = module.respond("status", json.dumps({"version": 1, "root": str(tmp_path)}).encode())
     assert (response["ok"], status) == (False, 1)
     assert "KeyError" in response["error"]["message"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from host.agent import container_command as command
-from host.agent.container_access import Access, Node, access, as_user, nodes, privileged
-from host.agent.container_end import judged
+from host.agent import container_start as command
+from host.agent.container import judged
+from host.agent.container_start import Access, Node, access, as_user, nodes, privileged
 from host.agent.protocol import Failed, is_container, is_image
 from tests.host.conftest import until
 from tests.host.containers.conftest import docker
@@ -39,8 +39,8 @@ def request(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_job_s_container_is_told_to_docker_in_these_words() -> None:
-    own = command.labels(request(), "/root/agent", "host-1")
-    said = command.run(request(), "name", "/control", own, FIVE, ["RUN_ID", "A"])
+    own = command.label_arguments(request(), "/root/agent", "host-1")
+    said = command.run_arguments(request(), "name", "/control", own, FIVE, ["RUN_ID", "A"])
     assert said == [
         *["run", "--name", "name", "--cidfile", "/control/container.id"],
         *["--label", "tpu-stack.run=run-1", "--label", "tpu-stack.attempt=2"],
@@ -58,12 +58,12 @@ def test_a_job_s_container_is_told_to_docker_in_these_words() -> None:
 
 def test_what_is_not_asked_for_is_not_said() -> None:
     plain = {**request(shm_bytes=None, platform="cpu"), "cpus": None}
-    said = command.run(plain, "name", "/control", [], FIVE, [])
+    said = command.run_arguments(plain, "name", "/control", [], FIVE, [])
     assert not {"--shm-size", "--cpuset-cpus", "--ulimit", "--privileged", "--device"} & set(said)
 
 
 def test_a_delivery_sees_the_code_and_the_log_and_may_change_neither() -> None:
-    said = command.deliver(request(), "name", 5, 6, ["python", "-m", "deliver"], ["A"])
+    said = command.deliver_arguments(request(), "name", 5, 6, ["python", "-m", "deliver"], ["A"])
     assert [said[place + 1] for place, word in enumerate(said) if word == "--mount"] == [
         "type=bind,source=/code,target=/code,readonly",
         "type=bind,source=/logs,target=/logs,readonly",
@@ -73,7 +73,7 @@ def test_a_delivery_sees_the_code_and_the_log_and_may_change_neither() -> None:
 
 def test_a_path_that_is_named_twice_is_mounted_once_to_be_written() -> None:
     container = {"mounts": ["/a/", "/b"], "read_only_mounts": ["/a", "/b/c"]}
-    assert command.mounts(container, "/b") == {"/a": False, "/b": False, "/b/c": True}
+    assert command.mounts_of(container, "/b") == {"/a": False, "/b": False, "/b/c": True}
 
 
 def test_the_request_s_environment_goes_before_the_host_s() -> None:
@@ -85,7 +85,7 @@ def test_the_request_s_environment_goes_before_the_host_s() -> None:
         "PATH": "/bin",
         "TF_": "no",
     }
-    found = command.environment({"JAX_PLATFORMS": "cpu"}, host, "me")
+    found = command.image_environment({"JAX_PLATFORMS": "cpu"}, host, "me")
     assert found == {
         "USER": "me",
         "LOGNAME": "me",
@@ -94,7 +94,7 @@ def test_the_request_s_environment_goes_before_the_host_s() -> None:
         "https_proxy": "p",
     }
     with pytest.raises(Failed):
-        command.environment({"HOME": "/home"}, {}, "me")
+        command.image_environment({"HOME": "/home"}, {}, "me")
 
 
 def node(mode: int, uid: int = 0, gid: int = 0, path: str = "/dev/accel0") -> Node:
@@ -145,11 +145,15 @@ def test_ids_that_docker_does_not_take_are_taken_on_in_the_container(
     assert not [word for word in arguments if word.isdigit() and int(word) >= 2**31]
     assert arguments[arguments.index("--cap-drop") + 1] == "ALL" and "no-new-privileges" in arguments
     if become:
-        run = command.run(request(), "name", "/control", [], Access(arguments, False, None, words), [])
+        run = command.run_arguments(
+            request(), "name", "/control", [], Access(arguments, False, None, words), []
+        )
         assert " ".join(run[run.index("--entrypoint") :]) == (
             f"--entrypoint setpriv {REF} {become.removeprefix('setpriv ')} tini -- python -m job"
         )
-        assert "--user 0:0" in " ".join(command.deliver(request(), "n", uid, max(gid, 2**31), [], []))
+        assert "--user 0:0" in " ".join(
+            command.deliver_arguments(request(), "n", uid, max(gid, 2**31), [], [])
+        )
 
 
 def test_a_root_who_opens_a_closed_device_does_without_a_group_that_docker_does_not_take() -> None:
@@ -189,7 +193,7 @@ def test_a_container_of_a_large_id_is_that_user_s_and_keeps_nothing_of_root(
     name = f"tpu-stack-large-id-{os.getpid()}"
     who = access("cpu", [], OS_LOGIN_ID, OS_LOGIN_ID - 1, [OS_LOGIN_ID - 1, 20, OS_LOGIN_ID + 1])
     (tmp_path / "control").mkdir()
-    argv = ["docker", *command.run(asked, name, str(tmp_path / "control"), [], who, [])]
+    argv = ["docker", *command.run_arguments(asked, name, str(tmp_path / "control"), [], who, [])]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as client:
         try:
             until(lambda: (tmp_path / "run/up").exists() or client.poll() is not None, 60)

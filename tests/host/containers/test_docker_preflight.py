@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from host.agent import docker_checks, engine
+from host.agent import docker_client, images
 from tests.host.conftest import Host
 from tests.host.containers.conftest import docker
 from tests.host.containers.fake_docker import FakeDocker
@@ -64,7 +64,7 @@ def test_a_container_that_runs_is_a_leftover_of_its_run_even_where_its_processes
 
 def checked(**fields: Any) -> list[dict[str, Any]]:
     container = {"image": REF, "mounts": [], "size_bytes": None, **fields}
-    return docker_checks.check_docker({"container": container, "platform": "cpu"})[0]
+    return images.check_docker({"container": container, "platform": "cpu"})[0]
 
 
 def test_a_host_without_docker_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +92,9 @@ def test_a_docker_that_does_not_answer_is_told_with_what_would_make_it(
 
 
 def test_a_docker_that_hangs_is_not_waited_for_longer_than_the_limit(fake_docker: FakeDocker) -> None:
-    sleeper = Path(str(engine.program()))
+    sleeper = Path(str(docker_client.program()))
     sleeper.write_text(f"#!{sys.executable} -SE\nimport time\ntime.sleep(60)\n")
-    answer = engine.ask(["version"], 0.3)
+    answer = docker_client.ask(["version"], 0.3)
     assert answer.code is None and "no answer within 0.3 s" in answer.complaint
 
 
@@ -105,13 +105,13 @@ def test_a_mount_that_is_missing_is_named(fake_docker: FakeDocker) -> None:
 
 def test_the_client_gets_no_secrets_of_the_host() -> None:
     given = {"HOME": "/h", "PATH": "/p", "DOCKER_HOST": "d", "AWS_SECRET": "x", "RUN_ID": "y"}
-    assert set(engine.client_environment(given)) == {"HOME", "PATH", "DOCKER_HOST"}
+    assert set(docker_client.client_environment(given)) == {"HOME", "PATH", "DOCKER_HOST"}
 
 
 def test_docker_s_words_are_told_without_its_introduction() -> None:
     said = "docker: Error response from daemon: bad device\n\nRun 'docker run --help' for more information\n"
-    assert engine.core(said) == "bad device"
-    assert shutil.which("docker") is None or engine.program() == shutil.which("docker")
+    assert docker_client.core(said) == "bad device"
+    assert shutil.which("docker") is None or docker_client.program() == shutil.which("docker")
 
 
 @pytest.mark.parametrize(
@@ -125,5 +125,5 @@ def test_docker_s_words_are_told_without_its_introduction() -> None:
 def test_a_disk_that_old_images_of_ours_fill_is_no_reason_not_to_start(
     free: int, removable: int, ok: bool, part: str
 ) -> None:
-    found = docker_checks.check_docker_disk(free, 10, removable)
+    found = images.check_docker_disk(free, 10, removable)
     assert (found["ok"], part in found["message"]) == (ok, True), found

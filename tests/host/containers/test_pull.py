@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from host.agent import images, pull
+from host.agent import images
+from host.agent.images import cleared
 from host.agent.protocol import Failed
-from host.agent.prune import cleared
 from tests.host.containers.fake_docker import FakeDocker
 
 REF = "region-docker.pkg.dev/project/images/jax@sha256:" + "a" * 64
@@ -21,11 +21,11 @@ ROOM = {"info": [(0, "/\n", "")], "pull": [(0, REF, "")]}
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pull, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(images, "FIRST_PAUSE_S", 0.01)
 
 
 def asked(**fields: Any) -> dict[str, Any]:
-    return pull.pull(
+    return images.pull(
         {"image": REF, "attempts": 4, "min_free_bytes": 1, "keep": None, "limit_s": None, **fields}
     )
 

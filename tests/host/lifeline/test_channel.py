@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.agent.channel import LINE_LIMIT, Channel
+from host.agent.liveness_client import LINE_LIMIT, Channel
 
 
 @pytest.fixture

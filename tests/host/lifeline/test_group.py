@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.agent.group import Group, named
+from host.agent.liveness_server import Group, named
 
 LOST_A_PEER = 76
 

@@ -14,7 +14,7 @@ import pytest
 
 PROGRAM = """
 import os, signal, socket, sys, time
-from host.agent.guardian import stand_guard
+from host.agent.supervisor import stand_guard
 listener = socket.create_server(("127.0.0.1", 0))
 place = sys.argv[1]
 def avenge():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.agent.watchdog import FLOOR_S, PATIENCE_S, Watchdog
+from host.agent.liveness_client import FLOOR_S, PATIENCE_S, Watchdog
 
 START_S = 1000.0
 

@@ -1,4 +1,4 @@
-"""Docker's engine as this user meets it: the `docker` command, never without a limit, and what its complaints mean."""
+"""Docker's engine as this user meets it: the `docker` command, never without a limit, and its complaints."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from .protocol import Failed
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
 
 ANSWER_LIMIT_S = 15.0
 STARTING = "`sudo systemctl start docker`; why it does not run: `journalctl --unit docker`"
@@ -123,7 +124,7 @@ def is_no_answer(complaint: str) -> bool:
 
 
 def failure(what: str, complaint: str) -> Failed:
-    from .facts import user_name
+    from .proc import user_name
 
     otherwise = "see what Docker says there; `docker info` on that host"
     return Failed(f"{what}: {complaint}", remedy_of(complaint, user_name(), otherwise))

@@ -1,19 +1,73 @@
-"""The verb describe: what only a real host can tell, for a bug report; of settings the names alone."""
+"""What this host is: facts for every preflight, and the verb describe, which tells more for a bug report."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 
-from . import engine
-from .facts import facts
+from . import docker_client
+from .proc import user_name
 from .protocol import Failed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .protocol import Json
+
+
+def host_facts() -> Json:
+    kernel = os.uname()
+    return {
+        "hostname": kernel.nodename,
+        "kernel": kernel.release,
+        "boot_id": boot_id(),
+        "user": user_name(),
+        "home": os.path.expanduser("~"),
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "agent_sha256": agent_sha256(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "docker": shutil.which("docker") is not None,
+        "free_ports": free_ports(2),
+    }
+
+
+def agent_sha256() -> str:
+    """What this agent is made of: the names and the contents of its files."""
+    import hashlib
+
+    folder = os.path.dirname(os.path.abspath(__file__))
+    digest = hashlib.sha256()
+    for name in sorted(name for name in os.listdir(folder) if name.endswith(".py")):
+        with open(os.path.join(folder, name), "rb") as file:
+            content = file.read()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def boot_id() -> str | None:
+    """Changes with every boot of the machine; containers have their machine's."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports that nobody has now, chosen by the kernel; held all at once, so that they differ."""
+    held = [socket.socket() for _ in range(count)]
+    try:
+        for one in held:
+            one.bind(("0.0.0.0", 0))
+        return [one.getsockname()[1] for one in held]
+    finally:
+        for one in held:
+            one.close()
+
 
 LIMIT_S = 15.0
 METADATA_LIMIT_S = 5.0
@@ -34,7 +88,7 @@ DOCKER_INFO = (
 
 def describe(_request: Json) -> Json:
     """Titles and texts, in the order in which they are read."""
-    known = facts()
+    known = host_facts()
     found = {
         "system": "{}, kernel {}, {}".format(os_name(), known["kernel"], os.uname().machine),
         "processors and memory": "{}, {:.0f} GiB".format(known["cpus"], known["memory_bytes"] / 2**30),
@@ -132,7 +186,7 @@ def content(path: str) -> str:
 
 def docker() -> str:
     try:
-        answer = engine.ask(["info", "--format", DOCKER_INFO], LIMIT_S)
+        answer = docker_client.ask(["info", "--format", DOCKER_INFO], LIMIT_S)
     except Failed as failure:
         return failure.message
     return answer.out.strip() if answer.is_good else answer.complaint

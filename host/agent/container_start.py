@@ -1,0 +1,402 @@
+"""A container that is about to be started: its directories, its name, its user, and what Docker is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+
+from . import docker_client
+from .container import GONE, MARKER, Container, name_of, of
+from .files import tail_of, write_json
+from .proc import user_name, wait_until
+from .process import Process
+from .protocol import Failed, remedy_for
+from .supervisor_log import note
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from .protocol import Json
+
+
+MADE_LIMIT_S = 30.0
+"""Docker writes a few files for a container and fetches nothing; but it may be busy with the images of others."""
+
+
+class ContainerStart:
+    """A container that is there as soon as `argv` has been run with `environment`.
+
+    words: what the run's log begins with. made: the file that is there then.
+    """
+
+    def __init__(
+        self, name: str, argv: list[str], environment: dict[str, str], words: str | None, made: str
+    ) -> None:
+        self.name, self.argv, self.environment, self.words, self._made = name, argv, environment, words, made
+
+    def wait(self, client: int, log_path: str) -> None:
+        """Until Docker has made the container. client: the pid of what was run.
+
+        Raises:
+            Failed: it could not, or took too long.
+        """
+
+        def has_ended() -> bool:
+            return os.waitid(os.P_PID, client, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+        def is_made() -> bool:
+            return os.path.exists(self._made) and os.path.getsize(self._made) > 0
+
+        wait_until(lambda: is_made() or has_ended(), MADE_LIMIT_S)
+        if not is_made():
+            complaint = docker_client.core("\n".join(tail_of(log_path)[-5:])) or "it says nothing"
+            if not has_ended():
+                complaint = f"no answer within {MADE_LIMIT_S:g} s"
+            raise docker_client.failure("start: Docker could not make the container", complaint)
+
+
+def prepare_container(process: Process, request: Json) -> ContainerStart:
+    """Get ready for the container of a process. It is on this host's books before it is on Docker's.
+
+    Raises:
+        Failed: Docker does not answer, the name is taken, or a directory is not there; nothing has been started.
+    """
+    docker = docker_client.required_program()
+    platform = request["container"]["platform"]
+    make_mounts(process, request)
+    devices = nodes(NODE_GLOBS[platform])
+    if platform == "tpu" and not devices:
+        raise Failed(
+            "start: this host has no TPU", "choose a host that has one, or another platform than tpu"
+        )
+    if request["container"].get("access") == "privileged":
+        who = privileged(platform)
+    else:
+        who = access(platform, devices, os.getuid(), os.getgid(), sorted(os.getgroups()))
+    environment = image_environment(request["env"], os.environ, user_name())
+    environment["RUN_CONTROL_DIR"] = process.dir
+    root = root_of(process)
+    name = name_of(process.run_id, process.attempt, process.process_id)
+    own = label_arguments(request, root, os.uname().nodename)
+    free_name(Container(name, docker), root)
+    sweep(root, docker)
+    marker = os.path.join(process.dir, MARKER)
+    write_json(marker, {"name": name, "docker": docker, "as_root": who.as_root})
+    return ContainerStart(
+        name,
+        [docker, *run_arguments(request, name, process.dir, own, who, environment)],
+        {**docker_client.client_environment(os.environ), **environment},
+        None if who.note is None else f"tpu-stack: {who.note}\n",
+        os.path.join(process.dir, CID),
+    )
+
+
+def root_of(process: Process) -> str:
+    return os.path.dirname(os.path.dirname(os.path.dirname(process.dir)))
+
+
+def make_mounts(process: Process, request: Json) -> None:
+    """Make the directories that are the agent's or the run's own; Docker would make them root's.
+
+    Raises:
+        Failed: another one is not there, or the working directory is in none of them.
+    """
+    found = mounts_of(request["container"], process.dir)
+    own = [root_of(process), request["run_dir"], request["env"].get("RUN_CACHE_DIR")]
+    for path, is_read_only in found.items():
+        if os.path.exists(path):
+            continue
+        if is_read_only or not any(is_within(path, place) for place in own if place):
+            raise Failed(
+                f"start: {path} is to be seen in the container and is not on this host",
+                "stage the bundle first; mount or make that directory",
+            )
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise Failed(f"start: {path} cannot be made: {error.strerror}", remedy_for(error)) from None
+    if not any(is_within(request["cwd"], path) for path in found):
+        raise Failed(
+            f"start: cwd {request['cwd']} is in none of the container's mounts, {', '.join(found)}",
+            "add it to them, or correct cwd",
+        )
+
+
+def is_within(path: str, place: str) -> bool:
+    return f"{os.path.normpath(path)}/".startswith(f"{os.path.normpath(place).rstrip('/')}/")
+
+
+def free_name(taken: Container, root: str) -> None:
+    """Remove the container that has the name, if any, where it is this agent's own, or an ended one of another's.
+
+    Raises:
+        Failed: it is somebody else's, or cannot be removed.
+    """
+    form = "[{{json .Config.Labels}}, {{json .State.Running}}, {{json .Id}}]"
+    found = docker_client.ask(["container", "inspect", "--format", form, taken.name], docker=taken.docker)
+    if not found.is_good:
+        if GONE.lower() in found.complaint.lower():
+            return
+        raise docker_client.failure("start: Docker could not make the container", found.complaint)
+    labels, is_running, number = json.loads(found.out)
+    labels = labels or {}
+    own = labels.get("tpu-stack.root") == root and labels.get("tpu-stack.host") == os.uname().nodename
+    if not own and (is_running or "tpu-stack.run" not in labels):
+        how = "runs and" if is_running else "has ended and"
+        raise Failed(
+            f"start: the name {taken.name} is taken by the container {number[:12]}, which {how} is not this agent's",
+            f"if nobody needs it: `docker rm --force {number[:12]}` on this host",
+        )
+    problem = taken.remove()
+    if problem is not None:
+        raise docker_client.failure(f"start: the old container {taken.name} cannot be removed", problem)
+    note(f"removed the container {taken.name}, left over from an earlier start")
+
+
+def sweep(root: str, docker: str) -> None:
+    """Remove what ended without a supervisor, as in a restart of this host: Docker keeps such a container for ever."""
+    arguments = ["ps", "--all", "--filter", f"label=tpu-stack.root={root}"]
+    arguments += ["--filter", f"label=tpu-stack.host={os.uname().nodename}"]
+    for status in ("exited", "created", "dead"):
+        arguments += ["--filter", f"status={status}"]
+    form = "\t".join(f'{{{{.Label "tpu-stack.{name}"}}}}' for name in ("run", "attempt", "process"))
+    found = docker_client.ask([*arguments, "--format", form], docker=docker)
+    for line in found.out.splitlines() if found.is_good else ():
+        run_id, attempt, process_id = line.split("\t")
+        other = Process(root, run_id, int(attempt), int(process_id))
+        if other.is_supervised() or other.is_starting():
+            continue
+        left = of(other.dir) or Container(name_of(run_id, other.attempt, other.process_id), docker)
+        problem = left.remove()
+        note(f"removed {left.name}, which nobody watched" if problem is None else f"{left.name}: {problem}")
+
+
+SAVE_LIMIT_S = 60
+"""How long a daemon that is told to end, as at a shutdown, lets a job save."""
+CID = "container.id"
+"""The file, in the control directory, that is there once Docker has made the container."""
+# Of the host's environment: how a job gets out, where its buckets are, and what its framework is set to.
+PASSED_ON = re.compile(
+    "STORAGE_EMULATOR_HOST|TENSORSTORE_GCS_HTTP_URL|(HTTPS?|NO)_PROXY|(https?|no)_proxy|(JAX|XLA|LIBTPU|TPU|TF|PJRT)_.+"
+)
+STEERS_CLIENT = re.compile("HOME|PATH|LD_.*|DOCKER_.*")
+NETWORK = ["--network", "host", "--log-driver", "none", "--pull", "never"]
+
+
+def run_arguments(
+    request: Json,
+    name: str,
+    control_dir: str,
+    own: list[str],
+    access: Access,
+    environment: Iterable[str],
+) -> list[str]:
+    """`docker run` for one process of an attempt; its end leaves the container, which says more than an exit code.
+
+    own: its labels. environment: names.
+    """
+    container = request["container"]
+    cpus = request["cpus"]
+    shm = container.get("shm_bytes")
+    return [
+        *["run", "--name", name, "--cidfile", os.path.join(control_dir, CID)],
+        *own,
+        *NETWORK,
+        *["--stop-timeout", str(SAVE_LIMIT_S)],
+        # An accelerator's driver pins what it transfers; a Docker inside of a container may not raise the limit.
+        *([] if container["platform"] == "cpu" else ["--ulimit", "memlock=-1"]),
+        *access.arguments,
+        *([] if shm is None else ["--shm-size", str(shm)]),
+        *([] if cpus is None else ["--cpuset-cpus", ",".join(map(str, sorted(set(cpus))))]),
+        *mount_arguments(mounts_of(container, control_dir)),
+        *["--workdir", request["cwd"]],
+        *named(environment),
+        *program_words(container["image"], request["argv"], access.become),
+    ]
+
+
+def deliver_arguments(
+    request: Json, name: str, uid: int, gid: int, arguments: list[str], environment: Iterable[str]
+) -> list[str]:
+    """`docker run` for a short program of the same image that reads its work from stdin."""
+    who, become = as_user(uid, gid)
+    container = request["container"]
+    seen = [*container["read_only_mounts"], os.path.dirname(request["log_path"])]
+    return [
+        *["run", "--rm", "--interactive", "--name", name, *NETWORK, *who],
+        *mount_arguments(mounts_of({"mounts": [], "read_only_mounts": seen})),
+        *named(environment),
+        *program_words(container["image"], arguments, become),
+    ]
+
+
+def label_arguments(request: Json, root: str, host: str) -> list[str]:
+    found = {"run": request["run_id"], "attempt": request["attempt"], "process": request["process_id"]}
+    found.update(root=root, host=host)
+    return [word for name, value in found.items() for word in ("--label", f"tpu-stack.{name}={value}")]
+
+
+def program_words(image: str, argv: list[str], become: list[str]) -> list[str]:
+    """The image's own tini is the first process: it passes on signals, which a first process itself may not get.
+
+    become: the words that run first, and are replaced by tini.
+    """
+    words = [*become, "tini", "--", *argv]
+    return ["--entrypoint", words[0], image, *words[1:]]
+
+
+def mounts_of(container: Json, *own: str) -> dict[str, bool]:
+    """Path → whether it is read-only, of everything that the container sees of the host under the same name."""
+    found = {os.path.normpath(path): True for path in container["read_only_mounts"]}
+    for path in [*container["mounts"], *own]:
+        found[os.path.normpath(path)] = False
+    return dict(sorted(found.items()))
+
+
+def mount_arguments(found: Mapping[str, bool]) -> list[str]:
+    arguments = []
+    for path, is_read_only in found.items():
+        fields = ["type=bind", _field(f"source={path}"), _field(f"target={path}")]
+        arguments += ["--mount", ",".join([*fields, *(["readonly"] if is_read_only else [])])]
+    return arguments
+
+
+def _field(text: str) -> str:
+    """A field of the comma-separated line that --mount takes."""
+    return '"{}"'.format(text.replace('"', '""')) if re.search('[",\n\r]', text) else text
+
+
+def named(names: Iterable[str]) -> list[str]:
+    """By name alone: the client takes the values from its own environment, and no command line shows them."""
+    return [word for name in sorted(set(names)) for word in ("--env", name)]
+
+
+def image_environment(
+    request_env: Mapping[str, str], host_env: Mapping[str, str], user: str
+) -> dict[str, str]:
+    """What a process of the image finds: the request's, and of the host's what a job needs, where that is silent.
+
+    Raises:
+        Failed: the request sets what would steer Docker's client instead.
+    """
+    wrong = sorted(name for name in request_env if STEERS_CLIENT.fullmatch(name))
+    if wrong:
+        message = f"start: env {', '.join(wrong)} is the image's to set, and would steer Docker's client"
+        raise Failed(message, "leave it out, or `--runtime bare`")
+    of_host = {name: value for name, value in host_env.items() if PASSED_ON.fullmatch(name)}
+    return {"USER": user, "LOGNAME": user, **of_host, **request_env}
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NamedTuple
+
+    class Node(NamedTuple):
+        path: str
+        mode: int
+        uid: int
+        gid: int
+
+    class Access(NamedTuple):
+        """become: what runs in the container before the job's init, as root, to become its user."""
+
+        arguments: list[str]
+        as_root: bool
+        note: str | None
+        become: list[str]
+else:
+    from collections import namedtuple
+
+    Node = namedtuple("Node", "path mode uid gid")
+    Access = namedtuple("Access", "arguments as_root note become")
+
+LARGEST_ID = 2**31 - 1
+"""What Docker takes for a user or a group. OS Login gives ids up to 2**32 (3721906406 was seen)."""
+NODE_GLOBS = {"tpu": ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/vfio/vfio"), "gpu": (), "cpu": ()}
+
+
+def nodes(patterns: Sequence[str]) -> list[Node]:
+    """The device nodes of this host, sorted; what else has such a name is none."""
+    import glob
+
+    found = []
+    for path in sorted({path for pattern in patterns for path in glob.glob(pattern)}):
+        status = os.stat(path)
+        if stat.S_ISCHR(status.st_mode):
+            found.append(Node(path, status.st_mode, status.st_uid, status.st_gid))
+    return found
+
+
+def access(platform: str, devices: Sequence[Node], uid: int, gid: int, groups: Sequence[int]) -> Access:
+    """User, groups, capabilities and devices of a container, as arguments of `docker create`. Pure.
+
+    The user is the agent's own. A node that this user may not open is opened by its group; one that its owner alone
+    may open, by root, who then needs to get past the owners of files as well: the run directory is the user's.
+    """
+    may = {node: _may_open(node, uid, {gid, *groups}) for node in devices}
+    by_group = {node.gid for node in devices if not may[node] and node.mode & 0o060 == 0o060}
+    closed = [node.path for node in devices if not may[node] and node.mode & 0o060 != 0o060]
+    others = sorted({*groups, *by_group} - {gid})
+    become: list[str] = []
+    if closed:
+        # Root gets past the groups of files too, so that those that Docker does not take are not missed.
+        fit = [group for group in others if group <= LARGEST_ID]
+        arguments = [*_user("0:0", fit), "--cap-add", "DAC_OVERRIDE"]
+    else:
+        arguments, become = as_user(uid, gid, others)
+    for node in devices:
+        arguments += ["--device", node.path]
+    if platform == "gpu":
+        arguments += ["--gpus", "all"]
+    note = None
+    if closed:
+        note = (
+            f"only their owner may open {', '.join(closed)}, so the container runs as root, whose its files are;"
+            " a udev rule that gives them a group, or mode 0666, mends it"
+        )
+    return Access(arguments, bool(closed), note, become)
+
+
+def as_user(uid: int, gid: int, groups: Sequence[int] = ()) -> tuple[list[str], list[str]]:
+    """Arguments by which a container's process is a user, and the words in front of its program. Pure.
+
+    Docker refuses an id above 2147483647, the kernel takes it. Then the container begins as root with the two
+    capabilities that it takes to change ids, and the first program, `setpriv` of the image's util-linux, becomes the
+    user and is replaced by the job's init: of root nothing is left, the process and its files are the user's.
+    """
+    if max(uid, gid, *groups) <= LARGEST_ID:
+        return _user(f"{uid}:{gid}", groups), []
+    words = ["--groups", ",".join(map(str, groups))] if groups else ["--clear-groups"]
+    capabilities = ["--cap-add", "SETUID", "--cap-add", "SETGID"]
+    return [*_user("0:0", []), *capabilities], [
+        "setpriv",
+        "--reuid",
+        str(uid),
+        "--regid",
+        str(gid),
+        *words,
+        "--",
+    ]
+
+
+def _user(user: str, groups: Sequence[int]) -> list[str]:
+    added = [word for group in groups for word in ("--group-add", str(group))]
+    return ["--user", user, *added, "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
+
+
+def privileged(platform: str) -> Access:
+    """The same for `--container-access privileged`, where the devices alone do not do: all that the host's root may."""
+    gpus = ["--gpus", "all"] if platform == "gpu" else []
+    note = "the container is privileged and runs as the host's root, whose the files are that it makes"
+    return Access(["--user", "0:0", "--privileged", *gpus], True, note, [])
+
+
+def _may_open(node: Node, uid: int, groups: set[int]) -> bool:
+    if node.uid == uid:
+        return node.mode & 0o600 == 0o600
+    if node.gid in groups:
+        return node.mode & 0o060 == 0o060
+    return node.mode & 0o006 == 0o006

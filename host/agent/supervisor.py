@@ -1,0 +1,542 @@
+"""The supervisor of one process: starts it, stays with it, and puts its end on record everywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import signal
+import sys
+import threading
+import time
+
+from .container import look_back
+from .files import read_json, remove, tail_of, write_json
+from .hang_dump import hang_dump
+from .liveness_client import LivenessClient, Watchdog
+from .liveness_server import Group, LivenessServer, listen
+from .proc import wait_until
+from .process import Process, exit_record, signal_name, signal_quietly
+from .protocol import Failed, Refused, is_number, reason_of, remedy_for
+from .run_files import RunFiles
+from .start import spawn
+from .supervisor_log import note, tried
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from .protocol import Json
+
+
+LOOK_PERIOD_S = 0.5
+LAST_WORDS_S = 1.0
+
+
+def supervise(state_dir: str) -> int:
+    """Start one process, tell the waiting `start`, and stay until the end of the process is on record."""
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        # A handler, not SIG_IGN, which the job would inherit. The job is told to end by whoever wants it to.
+        signal.signal(signum, lambda number, _frame: note(f"{signal_name(number)} is not for the supervisor"))
+    request = json.loads(sys.stdin.buffer.read())
+    root, run_id = os.path.split(os.path.dirname(state_dir))
+    process = Process(os.path.dirname(root), run_id, request["attempt"], request["process_id"])
+    listener = None
+    reply: Json
+    try:
+        listener = hub_listener(request)
+        process.record = spawn(process, request)
+        reply = {"record": process.record}
+    except Refused as refusal:
+        reply = {"message": refusal.message, "remedy": refusal.remedy}
+    except OSError as error:
+        reply = {"message": f"start: {reason_of(error)}", "remedy": remedy_for(error)}
+    os.close(request["lock"])
+    tried("telling start", lambda: os.write(1, json.dumps(reply).encode() + b"\n"))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    if "record" in reply:
+        watch(process, request, listener)
+    return 0
+
+
+def has_lifeline(request: Json) -> bool:
+    return all(request.get(name) for name in ("hub_host", "hub_port", "hub_token"))
+
+
+def hub_listener(request: Json) -> socket.socket | None:
+    """The socket of the attempt's hub, on the host of process 0; bound before anything is started.
+
+    Raises:
+        Failed: the port is taken, or is no port of this host.
+    """
+    if not has_lifeline(request) or request["process_id"] != 0:
+        return None
+    try:
+        return listen(request["hub_host"], request["hub_port"], 2 * request["num_processes"] + 16)
+    except OSError as error:
+        what = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror or error}"
+        message = f"start: port {request['hub_port']} of {request['hub_host']}, for the lifeline, {what}"
+        raise Failed(message, "start again: the preflight finds another one") from None
+
+
+def watch(process: Process, request: Json, listener: socket.socket | None) -> None:
+    """Wait for the end of the process, or bring it about when the others have to stop; then say how it ended."""
+    files = RunFiles(request)
+    news, over = threading.Event(), threading.Event()
+    others: Siblings | Attempt
+    dismiss_guard = None
+    if has_lifeline(request):
+        inherited = [] if listener is None else [listener.fileno()]
+        dismiss_guard = stand_guard(lambda: avenge(process, request), inherited)
+        others = Attempt(request, process, listener, news.set)
+    else:
+        others = Siblings(request)
+    ended: Json = {}
+
+    def reap() -> None:
+        # WNOWAIT leaves a zombie, which keeps the pid and the group's number ours until all is done.
+        found = os.waitid(os.P_PID, process.record["pid"], os.WEXITED | os.WNOWAIT)
+        ended["time"] = time.time()
+        own = found is not None and found.si_code == os.CLD_EXITED
+        ended["code"] = found.si_status if found and own else None
+        ended["signal"] = found.si_status if found and not own else None
+        over.set()
+        news.set()
+
+    threading.Thread(target=reap, daemon=True).start()
+    others.start()
+    files.keep_log()
+    order = None
+    while not over.is_set() and order is None:
+        news.wait(LOOK_PERIOD_S)
+        news.clear()
+        if not over.is_set():
+            order = others.look()
+    if order is not None:
+        note(f"stopping because {order['reason']}")
+        ended["was_killed"] = not over.wait(0 if order["outcome"] == "hung" else LAST_WORDS_S)
+        if ended["was_killed"]:
+            ended["texts"] = stop(process, order, over)
+    if request["container"] is not None:
+        container = process.container
+        if container is not None:
+            look_back(container, ended, request["log_path"])
+    clear_group(process)
+    finalize(process, files, others, ended, order)
+    if dismiss_guard is not None:
+        dismiss_guard()
+
+
+def stop(process: Process, order: Json, over: threading.Event) -> dict[str, str]:
+    """End the process; what there is to keep of it, by name in the run directory."""
+    texts = {}
+    if order["outcome"] == "hung":
+        found = hang_dump(process)
+        texts[f"stacks/{process.attempt}/host-{process.process_id}.txt"] = found
+        tried("keeping the stacks", lambda: keep(os.path.join(process.dir, "hung.txt"), found))
+    process.kill()
+    while not over.wait(60):
+        note(f"pid {process.record['pid']} is still there after SIGKILL")
+    return texts
+
+
+def keep(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+
+
+def clear_group(process: Process) -> None:
+    """End what the process has left behind; its zombie still keeps the group's number ours."""
+    signal_quietly(os.killpg, process.record["pgid"], signal.SIGKILL)
+    problem = process.kill()
+    if problem is not None:
+        note(f"its container is not removed: {problem}")
+
+
+def avenge(process: Process, request: Json) -> None:
+    """End a process whose supervisor has been killed: the others of the attempt have lost this host."""
+    note("the supervisor is gone, and its process goes with it")
+    process.kill()
+    if not os.path.exists(process.exit_path):
+        reason = {"outcome": "failed", "rank": process.process_id, "ranks": [process.process_id]}
+        message = "its supervisor was killed"
+        ended = {"code": None, "signal": int(signal.SIGKILL), "time": time.time()}
+        order = {
+            **reason,
+            "reason": f"{message}, and a run goes on only where it is watched",
+            "message": message,
+        }
+        alone = request["num_processes"] == 1
+        finalize(process, RunFiles(request), Siblings(request) if alone else None, ended, order)
+
+
+LINES, LINE_LENGTH = 20, 400
+"""Of a failed process's log, as much as fits into one message whatever its characters."""
+NOTED_LIMIT_S = 10.0
+BACKUP_S = 4.0
+"""When host 0 is lost, the first host that is left writes the result; the others only if it has not by then."""
+
+
+class Attempt:
+    """The lifeline's end of one process, and the hub when it is process 0.
+
+    listener: where the hub listens; None on all hosts but that of process 0.
+    """
+
+    def __init__(
+        self,
+        request: Json,
+        process: Process,
+        listener: socket.socket | None,
+        notify: Callable[[], None],
+    ) -> None:
+        self._request, self._run_dir, self._rank = request, request["run_dir"], request["process_id"]
+        self._process, self._beat_path = process, process.beat_path
+        hello = {"token": request["hub_token"], "run_id": request["run_id"], "attempt": request["attempt"]}
+        limits = {name: request[name] for name in ("assemble_s", "silence_s") if request[name] is not None}
+        self._group = Group(request["num_processes"], time.monotonic(), **limits)
+        self._hub = LivenessServer(listener, self._group, hello, note) if listener is not None else None
+        address = request["hub_host"], request["hub_port"]
+        self._line = LivenessClient(*address, {**hello, "rank": self._rank}, notify, **limits)
+        limits = {"floor_s": request["hang_floor_s"], "heartbeat_limit_s": request["heartbeat_limit_s"]}
+        self._watchdog = Watchdog(
+            **{name: limit_s for name, limit_s in limits.items() if limit_s is not None}
+        )
+        self._said_hung = self._has_passed_on = False
+
+    def start(self) -> None:
+        self._line.progress(self._watchdog.progress())
+        if self._hub is not None:
+            self._hub.start()
+        self._line.start()
+
+    def look(self) -> Json | None:
+        """The order to stop, when there is one; called once or twice a second."""
+        self._watchdog.look(read_json(self._beat_path), time.monotonic())
+        self._line.progress(self._watchdog.progress())
+        if self._watchdog.is_hung and not self._said_hung:
+            self._said_hung = True
+            note(
+                f"no progress for {self._watchdog.stood_s:.1f} s, no heartbeat for {self._watchdog.silent_s:.1f} s"
+            )
+            self._line.tell({"hung": self._watchdog.progress()})
+        if self._line.has_to_leave and not self._has_passed_on:
+            self._has_passed_on = True
+            note("another host was told to stop and has left, so this process is told too")
+            self._process.terminate()
+        return self._line.order
+
+    def tell(self, ending: Json) -> None:
+        """Say to the others how the process ended; they are told before any disk is written."""
+        if ending["is_good"] or ending["was_asked"]:
+            self._line.tell({"left": {"was_asked": ending["was_asked"], "is_saved": ending["is_saved"]}})
+            return
+        beat = ending["beat"]
+        report = {
+            "message": str(beat["message"])[:2000],
+            "says_all": beat["says_all"],
+            "exit_code": beat["exit_code"],
+            "step": step_of(beat),
+            "ago_s": max(0.0, time.time() - beat["time"]),
+            "was_stopped": ending["was_stopped"],
+            # It may have failed by itself, before it could lose the peer that the order is about.
+            "ended_by_itself": None if ending["was_killed"] else ending["how"],
+            "lines": [line[:LINE_LENGTH] for line in ending["lines"][-LINES:]],
+        }
+        self._line.tell({"ended": report})
+
+    def result(self, ending: Json) -> Json | None:
+        """result.json, where it is this host's to write: it is process 0, or that one is lost."""
+        is_noted = self._line.end(NOTED_LIMIT_S)
+        if self._hub is not None:
+            while not self._hub.wait(60):
+                note(f"waiting for hosts {self._group.left_over()} to end")
+            return self._verdict_of_all()
+        if is_noted or ending["is_good"] or ending["was_asked"]:
+            return None
+        left = [rank for rank in self._line.left_over if rank != 0] or [self._rank]
+        settle_s = SETTLE_S if self._request["settle_s"] is None else self._request["settle_s"]
+        time.sleep(settle_s if left[0] == self._rank else settle_s + BACKUP_S)
+        return self._verdict_without_host_0(ending)
+
+    def _verdict_of_all(self) -> Json | None:
+        verdict = self._group.verdict()
+        if verdict is None:
+            return None
+        lines = verdict["lines"]
+        if verdict["outcome"] == "hung":
+            folder = "{}/stacks/{}".format(self._request["env"].get("RUN_DIR"), self._request["attempt"])
+            verdict["message"] += f"; what every process was doing then is in {folder}"
+        elif not lines:
+            lines = log_of(self._run_dir, self._request["attempt"], verdict["rank"])
+        blamed = {**verdict, "attempt": self._request["attempt"], "time": time.time()}
+        return failed_result(blamed, verdict["steps"], lines)
+
+    def _verdict_without_host_0(self, ending: Json) -> Json:
+        mine = ending["beat"]
+        beats = heartbeats(self._run_dir, mine["attempt"])
+        order = self._line.order or {"reason": "its connection ended"}
+        lost = {**mine, "rank": 0, "message": f"lost: {order['reason']}"}
+        lost.update(exit_code=None, says_all=False)
+        blamed = first_failure(by_itself(beats)) or lost
+        lines: list[str] = log_of(self._run_dir, mine["attempt"], blamed["rank"])
+        return failed_result(blamed, max(map(step_of, [*beats, mine])), lines)
+
+
+SETTLE_S = 1.5
+
+
+class Siblings:
+    """The other processes of an attempt: whether one has failed, and what the run's result is when this one has."""
+
+    def __init__(self, request: Json) -> None:
+        self._run_dir: str | None = request["run_dir"]
+        self._attempt, self._rank = request["attempt"], request["process_id"]
+        self._settle_s = SETTLE_S if request["settle_s"] is None else request["settle_s"]
+
+    def start(self) -> None:
+        """Nothing has to be done: the others need not know that they are watched."""
+
+    def look(self) -> Json | None:
+        """The order to stop, when another process has failed."""
+        others = [beat for beat in heartbeats(self._run_dir, self._attempt) if beat["rank"] != self._rank]
+        failed = first_failure(others)
+        if failed is None:
+            return None
+        reason = f"host {failed['rank']} failed: {failed.get('message')}"
+        return {"outcome": "failed", "rank": failed["rank"], "reason": reason}
+
+    def tell(self, ending: Json) -> None:
+        """Nothing: its heartbeat tells the others."""
+
+    def result(self, ending: Json) -> Json | None:
+        """result.json, unless it is the job's or the launcher's to write."""
+        if ending["is_good"] or ending["was_asked"]:
+            return None
+        time.sleep(self._settle_s)  # a sibling that died a moment earlier may not have said so yet
+        return verdict(self._run_dir, ending["beat"], ending["lines"])
+
+
+def verdict(run_dir: str | None, mine: Json, lines: list[str]) -> Json:
+    """The run's result by what all hosts say; `mine` and its lines where nothing can be read any more."""
+    beats = heartbeats(run_dir, mine["attempt"])
+    blamed = first_failure(beats) or mine
+    if blamed["rank"] != mine["rank"]:
+        lines = log_of(run_dir, mine["attempt"], blamed["rank"])
+    return failed_result(blamed, max(map(step_of, beats or [mine])), lines)
+
+
+def log_of(run_dir: str | None, attempt: int, rank: int) -> list[str]:
+    """The end of another host's log, where it lies on a shared disk."""
+    return tail_of(os.path.join(run_dir, "logs", str(attempt), f"host-{rank}.log")) if run_dir else []
+
+
+def finalize(
+    process: Process,
+    files: RunFiles,
+    others: Siblings | Attempt | None,
+    ended: Json,
+    order: Json | None,
+) -> None:
+    """Put the end on record: in exit.json and, unless it was a good one, in the heartbeat and the result.
+
+    ended: code, signal and time. order: why the supervisor ended the process, if it did. others: None where they are
+    told by somebody else.
+    """
+    code, signum = ended["code"], ended["signal"]
+    how = f"exit code {code}" if signum is None else f"killed by signal {signum} ({signal_name(signum)})"
+    if ended.get("words"):
+        how += f": {ended['words']}"
+    stopped_because = None if order is None else f"stopped because {order['reason']}"
+    lines = tail_of(process.record["log_path"])
+    record = exit_record(code, signum, ended["time"], stopped_because or how, lines)
+    tried("removing the reserve", lambda: remove(process.reserve_path))
+    recorded = tried("writing exit.json", lambda: write_json(process.exit_path, record))
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(process.record["pid"], 0)
+    # A job takes SIGTERM from the moment on that it has a heartbeat: whoever dies of it had not begun.
+    not_begun = signum == signal.SIGTERM and order is None and not os.path.exists(process.beat_path)
+    ending: Json = {
+        "is_good": code in (DONE, SAVED) or not_begun,
+        "is_saved": code == SAVED or not_begun,
+        "was_asked": os.path.exists(process.stop_path),  # who asked knows why, and what the outcome is called
+        "was_stopped": order is not None,
+        "was_killed": ended.get("was_killed", False),
+        "how": {
+            "exit_code": code,
+            "message": how
+            if signum is not None or ended.get("words") or not lines
+            else f"{how}: {lines[-1]}",
+        },
+        "lines": lines,
+        "beat": last_heartbeat(process, files.dir, record),
+    }
+    beat = ending["beat"]
+    if ended.get("words"):
+        beat.update(message=how, says_all=False)
+    if ending["was_asked"]:
+        beat["state"] = "stopped"
+    elif not_begun:
+        beat["state"] = "preempted"
+    elif order is not None and process.process_id in order.get("ranks", ()):
+        beat["message"] = order["message"]
+    elif order is not None:
+        beat.update(message=stopped_because, exit_code=LOST_A_PEER, says_all=False)
+    if others is not None:
+        others.tell(ending)
+    texts = dict(ended.get("texts", {}))
+    if not ending["is_good"] or not_begun:
+        # What the job kept free for its last words; one that was killed could not give it back itself.
+        files.remove(f"heartbeats/.host-{process.process_id}.reserve")
+        texts[f"heartbeats/host-{process.process_id}.json"] = json.dumps(beat)
+        tried("writing the heartbeat", lambda: write_json(process.beat_path, beat))
+    files.end_log()
+    if not files.is_remote:
+        files.put(texts)  # by which the others on a shared disk learn of it
+        texts = {}
+    result = None if others is None else others.result(ending)
+    if result is None and not_begun and process.process_id == 0:
+        result = stopped_result(beat, saved_step(files.dir))
+    files.put(texts, {} if result is None else {"result.json": json.dumps(result)})
+    if not recorded:  # the disk may have been freed meanwhile
+        wait_until(lambda: tried("writing exit.json", lambda: write_json(process.exit_path, record)), 60, 1)
+
+
+def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
+    """What the process can no longer say itself; its own last words, if it had time for any, are kept."""
+    in_run_dir: Json = next(
+        (beat for beat in heartbeats(run_dir, process.attempt) if beat["rank"] == process.process_id), {}
+    )
+    mine = read_json(process.beat_path) or in_run_dir
+    own_words = mine.get("message") if mine.get("state") == "failed" else None
+    words = own_words or next((line for line in reversed(record["tail"]) if line.strip()), None)
+    how = f"exit code {record['code']}"
+    says_all = bool(own_words and mine.get("says_all") and record["code"] is not None)
+    return {
+        "rank": process.process_id,
+        "attempt": process.attempt,
+        "state": "failed",
+        "step": step_of(mine),
+        "time": record["time"],
+        "step_time": mine.get("step_time"),
+        "pid": process.record["pid"],
+        "message": own_words
+        if says_all
+        else record["reason"]
+        if record["code"] is None or not words
+        else f"{how}: {words}",
+        "says_all": says_all,
+        "warnings": mine.get("warnings") or [],
+        "exit_code": record["code"],
+    }
+
+
+DONE, SAVED, WRONG_REQUEST, LOST_A_PEER = 0, 75, 2, 76
+
+
+def heartbeats(run_dir: str | None, attempt: int) -> list[Json]:
+    """The heartbeats of an attempt that can be read now, each with the rank that its name gives."""
+    directory = os.path.join(run_dir or "", "heartbeats")
+    found: list[Json] = []
+    try:
+        names = os.listdir(directory) if run_dir else []
+    except OSError:
+        return found
+    for name in names:
+        rank = re.fullmatch(r"host-(\d+)\.json", name)
+        beat = read_json(os.path.join(directory, name)) if rank else {}
+        if rank and beat.get("attempt") == attempt and is_number(beat.get("time"), 0, math.inf):
+            found.append({**beat, "rank": int(rank.group(1))})
+    return found
+
+
+def first_failure(beats: list[Json]) -> Json | None:
+    """The first failure of those in the heartbeats; who only lost a peer is left out, unless all did."""
+    failed = [beat for beat in beats if beat.get("state") == "failed"]
+    return min(
+        by_itself(failed) or failed, key=lambda beat: (float(beat["time"]), int(beat["rank"])), default=None
+    )
+
+
+def by_itself(beats: list[Json]) -> list[Json]:
+    """The failures that are not another's."""
+    return [beat for beat in beats if beat.get("state") == "failed" and beat.get("exit_code") != LOST_A_PEER]
+
+
+def step_of(beat: Json) -> int:
+    step = beat.get("step")
+    return step if isinstance(step, int) else 0
+
+
+def saved_step(run_dir: str | None) -> int:
+    """The newest step that has a checkpoint; 0 where there is none, or where the run directory cannot be seen here."""
+    try:
+        names = os.listdir(os.path.join(run_dir or "", "checkpoints")) if run_dir else []
+    except OSError:
+        return 0
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def stopped_result(beat: Json, steps: int) -> Json:
+    """result.json of a run whose process 0 was told to stop before it had begun."""
+    result = {"outcome": beat["state"], "steps": steps, "error": None, "failed_host": None}
+    return {**result, "attempt": beat["attempt"], "time": beat["time"], "wall_s": None}
+
+
+def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
+    """result.json of a run that failed, in the words of the host that was first to fail.
+
+    blamed: rank, message, exit_code, attempt and time, as in a heartbeat, and outcome where it is not `failed`. The
+    lines of its log are left out where its message says all.
+    """
+    outcome = blamed.get("outcome", "failed")
+    # A hang is told of all hosts that hang; their logs have nothing to add.
+    message = blamed["message"] if outcome == "hung" else f"host {blamed['rank']}: {blamed.get('message')}"
+    result = {
+        "outcome": outcome,
+        "steps": steps,
+        "error": "\n".join([str(message), *([] if blamed.get("says_all") else lines)]),
+        "failed_host": blamed["rank"],
+        "attempt": blamed["attempt"],
+        "time": blamed["time"],
+        "wall_s": None,
+    }
+    return {**result, "request": True} if blamed.get("exit_code") == WRONG_REQUEST else result
+
+
+ALL_IS_WELL = b"."
+
+
+def stand_guard(avenge: Callable[[], object], inherited: list[int]) -> Callable[[], None]:
+    """Fork a process that calls `avenge` if this one ends without having called what is returned.
+
+    Called while this process has no threads. inherited: descriptors that the guard must not keep open.
+    """
+    reading, writing = os.pipe()
+    standing, stands = os.pipe()
+    if os.fork():
+        os.close(reading)
+        os.close(stands)
+        os.read(standing, 1)  # until the guard is out of this session, or has failed and ended
+        os.close(standing)
+        return lambda: dismiss(writing)
+    try:
+        os.setsid()  # whoever ends the supervisor with its whole session does not end this one
+        for descriptor in [writing, standing, stands, *inherited]:
+            os.close(descriptor)
+        if os.read(reading, 1) != ALL_IS_WELL:
+            avenge()
+    finally:
+        os._exit(0)
+
+
+def dismiss(writing: int) -> None:
+    with contextlib.suppress(OSError):  # somebody has ended the guard: nothing is left to dismiss
+        os.write(writing, ALL_IS_WELL)
+    os.close(writing)
