@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 
 TYPE_CHECKING = False  # the agent starts on every host for every launch, and `typing` is a fifth of its start
@@ -75,6 +76,11 @@ def write(
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside)
+
+
+def write_json(path: str | Path, value: object, *, put: Callable[[str, str], None] | None = None) -> None:
+    """Write a JSON file whole; see `write`."""
+    write(path, json.dumps(value), put=put)
 
 
 def remove(path: str | Path) -> None:

@@ -119,11 +119,17 @@ def result(
     }
 
 
+def own_failures(heartbeats: Sequence[Json]) -> list[Json]:
+    """The heartbeats of processes that failed, without those that only lost a peer."""
+    return [
+        beat for beat in heartbeats if beat.get("state") == "failed" and beat.get("exit_code") != PEER_LOST
+    ]
+
+
 def first_failure(heartbeats: Sequence[Json]) -> Json | None:
     """The heartbeat of the process that failed first; one that only lost a peer is left out, unless all did."""
-    failed = [beat for beat in heartbeats if beat.get("state") == "failed"]
-    by_itself = [beat for beat in failed if beat.get("exit_code") != PEER_LOST]
-    return min(by_itself or failed, key=lambda beat: (float(beat["time"]), int(beat["rank"])), default=None)
+    failed = own_failures(heartbeats) or [beat for beat in heartbeats if beat.get("state") == "failed"]
+    return min(failed, key=lambda beat: (float(beat["time"]), int(beat["rank"])), default=None)
 
 
 def state(

@@ -1,7 +1,7 @@
 """The first words to a host: `python3 -S -E -c THIS ROOT SHA256` begins a session with the agent of that hash.
 
 The first line of stdin is the first request. Where that agent is missing, `{"need": SHA256}` asks for it, and the next
-line, `{"archive_base64": ...}`, brings it as a zip of the package `agent`.
+line, `{"archive_base64": ...}`, brings it as a zip of the packages `host.agent` and `contracts`.
 Python 3.6 can read this text, so that one too old for the agent can say so.
 """
 
@@ -95,10 +95,10 @@ def placed(root: str, sha256: str) -> str:
 
 
 def begin(root: str, sha256: str) -> int:
-    if sys.version_info < (3, 8):
+    if sys.version_info < (3, 10):
         number = ".".join(map(str, sys.version_info[:3]))
         raise Refused(
-            f"{sys.executable} is Python {number}; the agent needs 3.8 or later",
+            f"{sys.executable} is Python {number}; the agent needs 3.10 or later",
             "install a newer python3, or make the slice with a newer runtime version",
         )
     import signal
@@ -112,7 +112,7 @@ def begin(root: str, sha256: str) -> int:
     folder = placed(path, sha256)
     sys.path[0] = folder
     try:
-        from agent.protocol import serve  # type: ignore[import-not-found]
+        from host.agent.protocol import serve
     except (ImportError, SyntaxError, ValueError) as error:
         raise Refused(f"the agent in {folder} is damaged: {error}", f"on that host: rm -r {folder}") from None
     return int(serve(first, sys.stdin.buffer, sys.stdout, IDLE_LIMIT_S))

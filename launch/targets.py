@@ -86,7 +86,7 @@ RUNS = "TPU_STACK_RUNS"
 """Names the folder of this machine's runs, or a URL, where it is not this checkout's runs/."""
 DEFAULT_HOSTS = {"cpu": 2, "gpu": 1, "tpu": 1}
 MOST_HOSTS = 64
-AGENT = CHECKOUT / "host" / "__main__.py"
+AGENT = CHECKOUT / "host" / "agent" / "__main__.py"
 
 
 def on_this_machine(

@@ -96,7 +96,7 @@ def test_what_builds_this_package_is_in_the_lock_so_that_an_install_fetches_noth
 @pytest.mark.parametrize(
     "path",
     [
-        *("host/__main__.py", "host/loader.py", "tools/install.py"),
+        *("host/agent/__main__.py", "host/loader.py", "tools/install.py"),
         *(f"contracts/{path.name}" for path in ROOT.glob("contracts/*.py")),
     ],
 )

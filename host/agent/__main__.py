@@ -1,4 +1,4 @@
-"""`python3 -S -E agent/__main__.py`: how a supervisor is started, and one verb carried out, from wherever this lies.
+"""`python3 -S -E host/agent/__main__.py`: how a supervisor is started, and one verb carried out.
 
 A verb's request is on stdin and its answer goes to stdout. Exit status: 0 done, 1 could not be carried out, 2 the
 request was wrong.
@@ -26,6 +26,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    __package__ = "agent"
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    __package__ = "host.agent"
     sys.exit(main(sys.argv[1:]))

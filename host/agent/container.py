@@ -6,8 +6,10 @@ import json
 import os
 import signal
 
+from contracts import atomic
+
 from . import docker_client
-from .files import read_json, remove, tail_of
+from .files import read_json, tail_of
 from .proc import children, wait_until
 from .protocol import Failed
 from .supervisor_log import note
@@ -86,7 +88,7 @@ class Container:
         except Failed as failure:
             problem = failure.message
         if problem is None and self._marker is not None:
-            remove(self._marker)
+            atomic.remove(self._marker)
         return problem
 
     def _ask(self, arguments: list[str], limit_s: float = ANSWER_LIMIT_S) -> docker_client.Answer:

@@ -7,9 +7,11 @@ import os
 import re
 import stat
 
+from contracts import atomic
+
 from . import docker_client
 from .container import GONE, MARKER, Container, name_of, of
-from .files import tail_of, write_json
+from .files import tail_of
 from .proc import user_name, wait_until
 from .process import Process
 from .protocol import Failed, remedy_for
@@ -84,7 +86,7 @@ def prepare_container(process: Process, request: Json) -> ContainerStart:
     free_name(Container(name, docker), root)
     sweep(root, docker)
     marker = os.path.join(process.dir, MARKER)
-    write_json(marker, {"name": name, "docker": docker, "as_root": who.as_root})
+    atomic.write_json(marker, {"name": name, "docker": docker, "as_root": who.as_root})
     return ContainerStart(
         name,
         [docker, *run_arguments(request, name, process.dir, own, who, environment)],

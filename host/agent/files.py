@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
+
+from contracts import atomic
 
 from .protocol import LARGEST_READ, Failed, Refused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from .protocol import Json
-
-
-def write_json(path: str, value: Json, put: Callable[[str, str], None] = os.replace) -> None:
-    """Write `value` beside and move it there: a reader finds the old file or the new one, never half of one.
-
-    With `put=os.link` a file that is there already stays: FileExistsError.
-    """
-    write(path, json.dumps(value), put)
-
-
-def write(path: str, text: str, put: Callable[[str, str], None] = os.replace) -> None:
-    """The same for any text."""
-    beside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
-    try:
-        with open(beside, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        put(beside, path)
-    finally:
-        remove(beside)
 
 
 def read_json(path: str) -> Json:
@@ -43,11 +23,6 @@ def read_json(path: str) -> Json:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 def tail(data: bytes, count: int = 20) -> list[str]:
@@ -76,7 +51,7 @@ def read_slices(request: Json) -> Json:
         message = f"read: {len(paths)} paths and {len(offsets)} offsets"
         raise Refused(message, "send an offset for every path, or none")
     room, pieces = LARGEST_READ, []
-    for path, offset in zip(paths, offsets):
+    for path, offset in zip(paths, offsets, strict=True):
         piece = slice_of(path, offset, min(request["limit_bytes"], room))
         room -= piece["next_offset"] - piece["offset"]
         pieces.append(piece)
@@ -111,7 +86,7 @@ def write_file(request: Json) -> Json:
     """Put a file there, whole or not at all, and the directories above it."""
     path = request["path"]
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    write(path, request["text"])
+    atomic.write(path, request["text"])
     return {}
 
 
@@ -130,7 +105,7 @@ def remove_file(request: Json) -> Json:
         if os.path.isdir(path) and not os.path.islink(path):
             os.rmdir(path)
         else:
-            remove(path)
+            atomic.remove(path)
     except FileNotFoundError:
         pass  # somebody else was quicker
     return {}

@@ -10,6 +10,8 @@ import socket
 import threading
 import time
 
+from contracts.errors import PEER_LOST
+
 from .liveness_client import (
     ASSEMBLE_S,
     GRACE_SHARE,
@@ -231,7 +233,6 @@ def mistakes(message: Json) -> list[str]:
     return [name for name, kinds in wanted.items() if not isinstance(fields.get(name), kinds)]
 
 
-LOST_A_PEER, WRONG_REQUEST = 76, 2
 ENDING_SILENCE_S = 6.0
 """Three pings: once all are told to stop, whoever is silent is not waited for as long."""
 ENDING_LIMIT_S = 30.0
@@ -433,7 +434,7 @@ class Group:
 
 def own_faults(reports: Iterable[Json]) -> list[Json]:
     """The failures that are not another host's."""
-    return [report for report in reports if report.get("exit_code") != LOST_A_PEER]
+    return [report for report in reports if report.get("exit_code") != PEER_LOST]
 
 
 def named(ranks: list[int]) -> str:

@@ -16,9 +16,11 @@ import subprocess
 import threading
 import time
 
+from contracts import atomic
+
 from . import docker_client
 from .bundles import bundle_dir
-from .files import remove, tail
+from .files import tail
 from .host_facts import host_facts
 from .images import check_docker
 from .proc import controlled, described, holders, parse_listeners, start_ticks, wait_until
@@ -253,7 +255,7 @@ def check_writable(name: str, path: str) -> Json:
             with open(trial, "wb") as file:
                 file.write(b"x")
         finally:
-            remove(trial)
+            atomic.remove(trial)
     except OSError as error:
         return check(name, f"{path} cannot be written: {error.strerror}", remedy_for(error))
     return check(name, f"{path} can be written")
@@ -448,7 +450,7 @@ def check_peers(peers: list[Json], timeout_s: float = REACH_LIMIT_S) -> list[Jso
     def reach(index: int, host: str, port: int) -> None:
         try:
             socket.create_connection((host, port), timeout=timeout_s).close()
-        except socket.timeout:
+        except TimeoutError:
             pass
         except OSError as error:
             reasons[index] = str(error.strerror or error)
@@ -470,7 +472,7 @@ def check_peers(peers: list[Json], timeout_s: float = REACH_LIMIT_S) -> list[Jso
             f"cannot reach {peer['name']} ({peer['host']}:{peer['port']}): {reason}",
             "see that it is up, and that the firewall lets the slice's hosts reach each other on all ports",
         )
-        for peer, reason in zip(peers, list(reasons))
+        for peer, reason in zip(peers, list(reasons), strict=True)
         if reason is not None
     ]
     return found or [check("peers", f"reaches all of {len(peers)} peers")]

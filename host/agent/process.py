@@ -10,9 +10,11 @@ import select
 import signal
 import time
 
+from contracts import atomic
+
 from . import container as containers
 from .container import REMOVAL_LIMIT_S
-from .files import beginning, read_json, tail_of, whole_lines, write_json
+from .files import beginning, read_json, tail_of, whole_lines
 from .proc import members, start_ticks, wait_until
 from .protocol import Failed
 
@@ -308,7 +310,8 @@ def stop(request: Json) -> Json:
         if process in running and not ended:
             reason = f"stopped ({how}) after its supervisor had gone"
             with contextlib.suppress(OSError):  # it is there already, or the disk is full
-                write_json(process.exit_path, exit_record(None, None, time.time(), reason, []), os.link)
+                record = exit_record(None, None, time.time(), reason, [])
+                atomic.write_json(process.exit_path, record, put=os.link)
         problem = problems.get(process.process_id)
         note = None if problem is None else f"Docker still has its container: {problem}"
         pid, code, signum = process.record.get("pid"), ended.get("code"), ended.get("signal")

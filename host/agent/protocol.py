@@ -277,7 +277,7 @@ def action_of(verb: str) -> Callable[[Json], Json]:
     try:
         action: Callable[[Json], Json] = getattr(importlib.import_module(f".{module}", __package__), function)
     except (ImportError, SyntaxError, ValueError, AttributeError) as error:
-        here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         raise Failed(f"the agent in {here} is damaged: {error}", f"on that host: rm -r {here}") from None
     return action
 

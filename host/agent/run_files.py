@@ -9,10 +9,11 @@ import os
 import subprocess
 import threading
 
+from contracts import atomic, run_directory
+
 from . import docker_client
 from .container import Container, name_of
 from .container_start import deliver_arguments, image_environment
-from .files import remove
 from .process import plain_environment
 from .protocol import Refused
 from .supervisor_log import note, tried
@@ -61,7 +62,7 @@ class RunFiles:
     def remove(self, name: str) -> None:
         directory = self.dir
         if directory is not None:
-            tried(f"removing {name}", lambda: remove(os.path.join(directory, name)))
+            tried(f"removing {name}", lambda: atomic.remove(os.path.join(directory, name)))
 
     def keep_log(self) -> None:
         """Deliver the log to a bucket every now and then, as long as it grows."""
@@ -81,18 +82,10 @@ class RunFiles:
                 self._deliver({}, [])
 
     def _write(self, name: str, text: str, put: Callable[[str, str], None]) -> None:
-        path = os.path.join(self.dir or "", name)
-        beside = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{os.getpid()}")
-
         def write() -> None:
             self._make_parents(os.path.dirname(name))
-            try:
-                with open(beside, "w", encoding="utf-8", errors="replace") as file:
-                    file.write(text)
-                with contextlib.suppress(FileExistsError):
-                    put(beside, path)
-            finally:
-                remove(beside)
+            with contextlib.suppress(FileExistsError):
+                atomic.write(os.path.join(self.dir or "", name), text, put=put)
 
         tried(f"writing {name}", write)
 
@@ -113,7 +106,7 @@ class RunFiles:
             return
         files: list[Json] = [{"name": name, "text": text} for name, text in texts.items()]
         if os.path.exists(self._request["log_path"]):
-            name = "logs/{attempt}/host-{process_id}.log".format(**self._request)
+            name = run_directory.log(self._request["attempt"], self._request["process_id"])
             files.append({"name": name, "path": self._request["log_path"], "limit_bytes": LOG_LIMIT_BYTES})
         try:
             with self._delivering:

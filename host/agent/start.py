@@ -10,7 +10,9 @@ import subprocess
 import sys
 import time
 
-from .files import read_json, tail_of, write_json
+from contracts import atomic
+
+from .files import read_json, tail_of
 from .proc import parse_stat, start_ticks, wait_until
 from .process import CONTAINER_START_LIMIT_S, KILL_LIMIT_S, START_LIMIT_S, Process, plain_environment
 from .protocol import Failed, remedy_for
@@ -173,7 +175,7 @@ def spawn(process: Process, request: Json) -> Json:
     try:
         if container is not None:
             container.wait(child.pid, request["log_path"])
-        write_json(process.record_path, record)
+        atomic.write_json(process.record_path, record)
     except (OSError, Failed):
         process.record = record
         process.kill()

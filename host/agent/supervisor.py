@@ -13,8 +13,12 @@ import sys
 import threading
 import time
 
+from contracts import atomic, run_directory
+from contracts.errors import DONE, PEER_LOST, RESUME_ME, WRONG_REQUEST
+from contracts.run_directory import first_failure, own_failures
+
 from .container import look_back
-from .files import read_json, remove, tail_of, write_json
+from .files import read_json, tail_of
 from .hang_dump import hang_dump
 from .liveness_client import LivenessClient, Watchdog
 from .liveness_server import Group, LivenessServer, listen
@@ -138,7 +142,7 @@ def stop(process: Process, order: Json, over: threading.Event) -> dict[str, str]
     texts = {}
     if order["outcome"] == "hung":
         found = hang_dump(process)
-        texts[f"stacks/{process.attempt}/host-{process.process_id}.txt"] = found
+        texts[run_directory.stacks(process.attempt, process.process_id)] = found
         tried("keeping the stacks", lambda: keep(os.path.join(process.dir, "hung.txt"), found))
     process.kill()
     while not over.wait(60):
@@ -284,7 +288,7 @@ class Attempt:
         order = self._line.order or {"reason": "its connection ended"}
         lost = {**mine, "rank": 0, "message": f"lost: {order['reason']}"}
         lost.update(exit_code=None, says_all=False)
-        blamed = first_failure(by_itself(beats)) or lost
+        blamed = first_failure(own_failures(beats)) or lost
         lines: list[str] = log_of(self._run_dir, mine["attempt"], blamed["rank"])
         return failed_result(blamed, max(map(step_of, [*beats, mine])), lines)
 
@@ -334,7 +338,7 @@ def verdict(run_dir: str | None, mine: Json, lines: list[str]) -> Json:
 
 def log_of(run_dir: str | None, attempt: int, rank: int) -> list[str]:
     """The end of another host's log, where it lies on a shared disk."""
-    return tail_of(os.path.join(run_dir, "logs", str(attempt), f"host-{rank}.log")) if run_dir else []
+    return tail_of(os.path.join(run_dir, run_directory.log(attempt, rank))) if run_dir else []
 
 
 def finalize(
@@ -356,15 +360,15 @@ def finalize(
     stopped_because = None if order is None else f"stopped because {order['reason']}"
     lines = tail_of(process.record["log_path"])
     record = exit_record(code, signum, ended["time"], stopped_because or how, lines)
-    tried("removing the reserve", lambda: remove(process.reserve_path))
-    recorded = tried("writing exit.json", lambda: write_json(process.exit_path, record))
+    tried("removing the reserve", lambda: atomic.remove(process.reserve_path))
+    recorded = tried("writing exit.json", lambda: atomic.write_json(process.exit_path, record))
     with contextlib.suppress(ChildProcessError):
         os.waitpid(process.record["pid"], 0)
     # A job takes SIGTERM from the moment on that it has a heartbeat: whoever dies of it had not begun.
     not_begun = signum == signal.SIGTERM and order is None and not os.path.exists(process.beat_path)
     ending: Json = {
-        "is_good": code in (DONE, SAVED) or not_begun,
-        "is_saved": code == SAVED or not_begun,
+        "is_good": code in (DONE, RESUME_ME) or not_begun,
+        "is_saved": code == RESUME_ME or not_begun,
         "was_asked": os.path.exists(process.stop_path),  # who asked knows why, and what the outcome is called
         "was_stopped": order is not None,
         "was_killed": ended.get("was_killed", False),
@@ -387,25 +391,29 @@ def finalize(
     elif order is not None and process.process_id in order.get("ranks", ()):
         beat["message"] = order["message"]
     elif order is not None:
-        beat.update(message=stopped_because, exit_code=LOST_A_PEER, says_all=False)
+        beat.update(message=stopped_because, exit_code=PEER_LOST, says_all=False)
     if others is not None:
         others.tell(ending)
     texts = dict(ended.get("texts", {}))
     if not ending["is_good"] or not_begun:
         # What the job kept free for its last words; one that was killed could not give it back itself.
-        files.remove(f"heartbeats/.host-{process.process_id}.reserve")
-        texts[f"heartbeats/host-{process.process_id}.json"] = json.dumps(beat)
-        tried("writing the heartbeat", lambda: write_json(process.beat_path, beat))
+        files.remove(run_directory.reserve(process.process_id))
+        texts[run_directory.heartbeat(process.process_id)] = json.dumps(beat)
+        tried("writing the heartbeat", lambda: atomic.write_json(process.beat_path, beat))
     files.end_log()
     if not files.is_remote:
         files.put(texts)  # by which the others on a shared disk learn of it
         texts = {}
     result = None if others is None else others.result(ending)
     if result is None and not_begun and process.process_id == 0:
-        result = stopped_result(beat, saved_step(files.dir))
-    files.put(texts, {} if result is None else {"result.json": json.dumps(result)})
+        result = run_directory.result(
+            beat["state"], attempt=beat["attempt"], steps=saved_step(files.dir), time=beat["time"]
+        )
+    files.put(texts, {} if result is None else {run_directory.RESULT: json.dumps(result)})
     if not recorded:  # the disk may have been freed meanwhile
-        wait_until(lambda: tried("writing exit.json", lambda: write_json(process.exit_path, record)), 60, 1)
+        wait_until(
+            lambda: tried("writing exit.json", lambda: atomic.write_json(process.exit_path, record)), 60, 1
+        )
 
 
 def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
@@ -437,12 +445,9 @@ def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
     }
 
 
-DONE, SAVED, WRONG_REQUEST, LOST_A_PEER = 0, 75, 2, 76
-
-
 def heartbeats(run_dir: str | None, attempt: int) -> list[Json]:
     """The heartbeats of an attempt that can be read now, each with the rank that its name gives."""
-    directory = os.path.join(run_dir or "", "heartbeats")
+    directory = os.path.join(run_dir or "", run_directory.HEARTBEATS)
     found: list[Json] = []
     try:
         names = os.listdir(directory) if run_dir else []
@@ -456,19 +461,6 @@ def heartbeats(run_dir: str | None, attempt: int) -> list[Json]:
     return found
 
 
-def first_failure(beats: list[Json]) -> Json | None:
-    """The first failure of those in the heartbeats; who only lost a peer is left out, unless all did."""
-    failed = [beat for beat in beats if beat.get("state") == "failed"]
-    return min(
-        by_itself(failed) or failed, key=lambda beat: (float(beat["time"]), int(beat["rank"])), default=None
-    )
-
-
-def by_itself(beats: list[Json]) -> list[Json]:
-    """The failures that are not another's."""
-    return [beat for beat in beats if beat.get("state") == "failed" and beat.get("exit_code") != LOST_A_PEER]
-
-
 def step_of(beat: Json) -> int:
     step = beat.get("step")
     return step if isinstance(step, int) else 0
@@ -477,16 +469,10 @@ def step_of(beat: Json) -> int:
 def saved_step(run_dir: str | None) -> int:
     """The newest step that has a checkpoint; 0 where there is none, or where the run directory cannot be seen here."""
     try:
-        names = os.listdir(os.path.join(run_dir or "", "checkpoints")) if run_dir else []
+        names = os.listdir(os.path.join(run_dir or "", run_directory.CHECKPOINTS)) if run_dir else []
     except OSError:
         return 0
     return max((int(name) for name in names if name.isdigit()), default=0)
-
-
-def stopped_result(beat: Json, steps: int) -> Json:
-    """result.json of a run whose process 0 was told to stop before it had begun."""
-    result = {"outcome": beat["state"], "steps": steps, "error": None, "failed_host": None}
-    return {**result, "attempt": beat["attempt"], "time": beat["time"], "wall_s": None}
 
 
 def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
@@ -498,16 +484,15 @@ def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
     outcome = blamed.get("outcome", "failed")
     # A hang is told of all hosts that hang; their logs have nothing to add.
     message = blamed["message"] if outcome == "hung" else f"host {blamed['rank']}: {blamed.get('message')}"
-    result = {
-        "outcome": outcome,
-        "steps": steps,
-        "error": "\n".join([str(message), *([] if blamed.get("says_all") else lines)]),
-        "failed_host": blamed["rank"],
-        "attempt": blamed["attempt"],
-        "time": blamed["time"],
-        "wall_s": None,
-    }
-    return {**result, "request": True} if blamed.get("exit_code") == WRONG_REQUEST else result
+    return run_directory.result(
+        outcome,
+        attempt=blamed["attempt"],
+        steps=steps,
+        time=blamed["time"],
+        error="\n".join([str(message), *([] if blamed.get("says_all") else lines)]),
+        failed_host=blamed["rank"],
+        measured={"request": True} if blamed.get("exit_code") == WRONG_REQUEST else None,
+    )
 
 
 ALL_IS_WELL = b"."

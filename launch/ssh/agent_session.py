@@ -182,8 +182,8 @@ def with_verb(verb: str, request: str) -> bytes:
     return f'{{"verb": {json.dumps(verb)}{"" if rest.startswith("}") else ", "}{rest}\n'.encode()
 
 
-HOST = Path(__file__).resolve().parents[2] / "host"
-PACKAGE = "agent"
+CHECKOUT = Path(__file__).resolve().parents[2]
+PACKAGES = ("host", "host/agent", "contracts")
 # The oldest that a zip knows: the same code is the same archive on every day.
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
@@ -203,11 +203,13 @@ class AgentCode:
 
 
 @functools.cache
-def agent_code(host: Path = HOST) -> AgentCode:
-    """The agent of this checkout."""
-    packed = archive({path.name: path.read_bytes() for path in (host / PACKAGE).glob("*.py")})
+def agent_code(checkout: Path = CHECKOUT) -> AgentCode:
+    """The agent of this checkout, and the contracts that it imports."""
+    packed = archive(
+        {f"{name}/{path.name}": path.read_bytes() for name in PACKAGES for path in (checkout / name).glob("*.py")}
+    )
     return AgentCode(
-        loader=(host / "loader.py").read_text(encoding="utf-8"),
+        loader=(checkout / "host" / "loader.py").read_text(encoding="utf-8"),
         sha256=hashlib.sha256(packed).hexdigest(),
         answer=json.dumps({"archive_base64": b64encode(packed).decode()}).encode() + b"\n",
     )
@@ -218,7 +220,7 @@ def archive(files: dict[str, bytes]) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as writer:
         for name in sorted(files):
-            entry = zipfile.ZipInfo(f"{PACKAGE}/{name}", LONG_AGO)
+            entry = zipfile.ZipInfo(name, LONG_AGO)
             entry.external_attr = 0o100644 << 16
             writer.writestr(entry, files[name], zipfile.ZIP_DEFLATED, 9)
     return packed.getvalue()

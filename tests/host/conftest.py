@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-AGENT = Path(__file__).parents[2] / "host" / "__main__.py"
+AGENT = Path(__file__).parents[2] / "host" / "agent" / "__main__.py"
 JOB = """
 import json, os, signal, sys, time
 run_dir = os.environ["RUN_DIR"]
@@ -36,15 +36,15 @@ def live():
 
 
 def interpreters() -> list[str]:
-    """The oldest Python from 3.8 on that is found here, the system's own, and the one that runs the tests."""
+    """The oldest Python from 3.10 on that is found here, the system's own, and the one that runs the tests."""
     pyenv = sorted(Path.home().glob(".pyenv/versions/3.*/bin/python"))
     found: dict[tuple[int, ...], str] = {}
-    for candidate in [*(shutil.which(f"python3.{minor}") for minor in range(8, 12)), *map(str, pyenv)]:
+    for candidate in [*(shutil.which(f"python3.{minor}") for minor in range(10, 12)), *map(str, pyenv)]:
         if candidate is None:
             continue
         probe = [candidate, "-S", "-E", "-c", "import sys; print(*sys.version_info[:2], sys.executable)"]
         said = subprocess.run(probe, capture_output=True, text=True, check=False).stdout.split()
-        if len(said) == 3 and (int(said[0]), int(said[1])) >= (3, 8):
+        if len(said) == 3 and (int(said[0]), int(said[1])) >= (3, 10):
             found.setdefault((int(said[0]), int(said[1])), said[2])
     oldest = [found[min(found)]] if found else []
     system = ["/usr/bin/python3"] if os.path.exists("/usr/bin/python3") else []

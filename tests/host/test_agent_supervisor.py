@@ -12,7 +12,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from host.agent import files, supervisor
+from contracts import run_directory
+from host.agent import files
 
 
 def test_a_killed_process_is_reported_with_its_signal_and_its_last_step(agent: Any) -> None:
@@ -240,7 +241,7 @@ BEATS = st.lists(
 
 @given(BEATS)
 def test_the_culprit_is_the_first_to_fail_by_itself(beats: list[dict[str, Any]]) -> None:
-    blamed = supervisor.first_failure(beats)
+    blamed = run_directory.first_failure(beats)
     failed = [beat for beat in beats if beat["state"] == "failed"]
     assert (blamed is None) == (not failed)
     if blamed is not None:

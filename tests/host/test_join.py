@@ -74,7 +74,7 @@ def test_a_process_that_was_never_started_is_not_waited_for(agent: Any) -> None:
 def test_a_wait_that_nobody_listens_to_any_more_ends(agent: Any) -> None:
     agent.start_and_hear('say("up"); live()')
     body = {"version": 1, "root": str(agent.root), **ONE, "limit_s": 100}
-    main = Path(__file__).parents[2] / "host" / "__main__.py"
+    main = Path(__file__).parents[2] / "host" / "agent" / "__main__.py"
     with subprocess.Popen(
         [sys.executable, "-S", "-E", str(main), "join"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-MAIN = Path(__file__).parents[2] / "host" / "__main__.py"
+MAIN = Path(__file__).parents[2] / "host" / "agent" / "__main__.py"
 
 
 def killed(agent: Any, verb: str, request: dict[str, Any], after_s: float) -> None:

@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import io
 import json
 import os
 import signal
 import stat
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HOST = Path(__file__).parents[2] / "host"
-LOADER = (HOST / "loader.py").read_text()
-TOO_OLD = [path for path in sorted(Path.home().glob(".pyenv/versions/3.[67].*/bin/python")) if path.exists()]
+from launch.ssh.agent_session import agent_code
 
-
-def archive_of(folder: Path) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for path in sorted(folder.glob("*.py")):
-            archive.writestr(zipfile.ZipInfo(f"agent/{path.name}"), path.read_bytes())
-    return packed.getvalue()
-
-
-ARCHIVE = archive_of(HOST / "agent")
-SHA256 = hashlib.sha256(ARCHIVE).hexdigest()
+LOADER = agent_code().loader
+ARCHIVE = base64.b64decode(json.loads(agent_code().answer)["archive_base64"])
+SHA256 = agent_code().sha256
+TOO_OLD = [path for path in sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python")) if path.exists()]
 BRING = {"archive_base64": base64.b64encode(ARCHIVE).decode()}
 
 
@@ -198,11 +186,11 @@ def test_what_a_killed_unpacking_left_is_cleared_away(
     assert not left.exists()
 
 
-@pytest.mark.skipif(not TOO_OLD, reason="no Python older than 3.8 is found here")
+@pytest.mark.skipif(not TOO_OLD, reason="no Python older than 3.10 is found here")
 def test_an_interpreter_too_old_for_the_agent_is_named(sessions: Callable[..., Session]) -> None:
     session = sessions(python=str(TOO_OLD[0]))
     error = session.heard()["error"]
-    assert "the agent needs 3.8 or later" in error["message"] and error["remedy"]
+    assert "the agent needs 3.10 or later" in error["message"] and error["remedy"]
     assert session.end() == (1, "")
 
 
@@ -226,8 +214,8 @@ def test_a_damaged_agent_is_named_with_its_folder(sessions: Callable[..., Sessio
     session.ask("status")
     session.end()
     folder = Path(session.root, "agents", SHA256)
-    for broken in ("stop.py", "session.py"):
-        (folder / "agent" / broken).write_text("")
+    for broken in ("process.py", "protocol.py"):
+        (folder / "host" / "agent" / broken).write_text("")
         again = sessions()
         assert again.ask("stop", run_id="a", grace_s=0)["error"]["remedy"].endswith(f"rm -r {folder}")
 

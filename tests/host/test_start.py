@@ -16,7 +16,7 @@ import pytest
 
 from host.agent import proc
 
-AGENT = Path(proc.__file__).parents[1] / "__main__.py"
+AGENT = Path(proc.__file__).parent / "__main__.py"
 
 
 def test_two_starts_at_once_start_one_process(agent: Any) -> None:
@@ -157,10 +157,11 @@ def test_a_handler_is_seen_in_the_mask_of_caught_signals() -> None:
 
 def test_the_agent_is_a_package_that_a_host_can_run_from_anywhere(tmp_path: Path) -> None:
     copy = tmp_path / "elsewhere"
-    shutil.copytree(AGENT.parent / "agent", copy / "agent")
+    for package in ("host", "contracts"):
+        shutil.copytree(AGENT.parents[2] / package, copy / package)
     body = json.dumps({"version": 1, "root": "~/agent"})
     done = subprocess.run(
-        [sys.executable, "-S", "-E", str(copy / "agent" / "__main__.py"), "status"],
+        [sys.executable, "-S", "-E", str(copy / "host" / "agent" / "__main__.py"), "status"],
         input=body,
         capture_output=True,
         text=True,

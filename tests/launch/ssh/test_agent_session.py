@@ -46,7 +46,7 @@ def serve(first, requests, answers, idle_limit_s):
 @pytest.fixture
 def server(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> Server:
     """A host, to which an agent goes that does what these tests need; the loader is the real one."""
-    code = code_of({"__init__.py": b"", "session.py": STAND_IN.encode()})
+    code = code_of({"host/agent/protocol.py": STAND_IN.encode()})
     monkeypatch.setattr(sessions, "agent_code", lambda: code)
     return serve()
 
