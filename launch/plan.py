@@ -6,8 +6,9 @@ import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from contracts.process import Platform, ProcessEnvironment
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import is_url
@@ -258,19 +259,23 @@ times what a step needs."""
 
 def environment(plan: Plan, process_id: int) -> dict[str, str]:
     """Contract 2 for one process, and where Python finds the code."""
+    told = ProcessEnvironment(
+        run_id=plan.run_id,
+        run_dir=plan.run_dir,
+        job=plan.job,
+        framework=plan.stack,
+        attempt=plan.attempt,
+        num_processes=plan.processes,
+        process_id=process_id,
+        coordinator=plan.coordinator,
+        platform=cast(Platform, plan.platform),
+        cache_dir=plan.at_home(process_id, plan.cache_dir),
+        local_devices=plan.local_devices,
+        peak_flops_per_s=plan.peak_flops_per_s,
+        control_dir=None,  # the agent says it
+    )
     return {
-        "RUN_ID": plan.run_id,
-        "RUN_DIR": plan.run_dir,
-        "RUN_JOB": plan.job,
-        "RUN_FRAMEWORK": plan.stack,
-        "RUN_ATTEMPT": str(plan.attempt),
-        "RUN_NUM_PROCESSES": str(plan.processes),
-        "RUN_PROCESS_ID": str(process_id),
-        "RUN_COORDINATOR": plan.coordinator,
-        "RUN_PLATFORM": plan.platform,
-        "RUN_CACHE_DIR": plan.at_home(process_id, plan.cache_dir),
-        **({"RUN_LOCAL_DEVICES": str(plan.local_devices)} if plan.local_devices is not None else {}),
-        **({"RUN_PEAK_FLOPS_PER_S": str(plan.peak_flops_per_s)} if plan.peak_flops_per_s is not None else {}),
+        **told.variables(),
         "PYTHONPATH": plan.at_home(process_id, f"{plan.agent_root}/bundles/{plan.bundle_sha256}"),
         "PYTHONDONTWRITEBYTECODE": "1",
         **(ON_CPU if plan.platform == "cpu" else {}),

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from contracts.files import DiskFiles
+from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory, heartbeat, reserve
 from jobs.runtime.bucket_files import retry
-from jobs.runtime.environment import ProcessEnvironment
 
 State = Literal["starting", "joined", "stepping", "saving", "done", "failed", "stopped", "preempted"]
 

@@ -11,9 +11,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from contracts.process import ProcessEnvironment
 from contracts.run_directory import METRICS, TENSORBOARD, RunDirectory
 from jobs.runtime.bucket_files import files_of
-from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.preemption import watch
 
 BUCKET_PERIOD_S = 30.0

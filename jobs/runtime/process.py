@@ -21,13 +21,13 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TextIO
 
+from contracts import process as process_environment
 from contracts import run_directory
 from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME, WRONG_REQUEST, JobFailed, RequestError
+from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
-from jobs.runtime import environment as process_environment
 from jobs.runtime import preemption
 from jobs.runtime.bucket_files import files_of, pauses_s, retry
-from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.rates import TimeSplit
 

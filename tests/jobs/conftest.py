@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from contracts.process import ProcessEnvironment
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.tokenizer import TokenizerFacts
-from jobs.runtime.environment import ProcessEnvironment
 from tests.jobs.samples import FACTS
 
 

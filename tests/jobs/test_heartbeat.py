@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from contracts.files import DiskFiles
+from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime import heartbeat as heartbeats
 from jobs.runtime.bucket_files import BucketFiles
-from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.heartbeat import Heartbeat
 
 

@@ -21,9 +21,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from contracts.errors import RequestError
+from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import files_of
-from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.jax import devices, executables
 from jobs.runtime.jax.devices import Devices

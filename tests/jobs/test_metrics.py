@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from contracts.process import ProcessEnvironment
 from contracts.run_directory import METRICS, RunDirectory
 from jobs.runtime import metrics as metrics_module
 from jobs.runtime.bucket_files import BucketFiles
-from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.metrics import Metrics
 from jobs.runtime.rates import Part, Rates, TimeSplit
 

@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts import process as environment
 from contracts.errors import FAILED, PEER_LOST, RequestError
+from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
-from jobs.runtime import environment, process
+from jobs.runtime import process
 from jobs.runtime.bucket_files import files_of
-from jobs.runtime.environment import ProcessEnvironment
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.process import Run, explain
 

@@ -13,7 +13,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from contracts.errors import RequestError
-from jobs.runtime.environment import Platform, ProcessEnvironment
+from contracts.process import Platform, ProcessEnvironment
 from jobs.runtime.preemption import watch
 
 JOIN_LIMIT_S: dict[Platform, int] = {"cpu": 300, "gpu": 300, "tpu": 600}

@@ -16,8 +16,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from contracts.process import Platform
 from jobs.runtime import process
-from jobs.runtime.environment import Platform
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy")
 MATMUL_SIZE: dict[Platform, int] = {"cpu": 512, "gpu": 8192, "tpu": 8192}

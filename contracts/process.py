@@ -1,4 +1,4 @@
-"""Contract 2, the process environment: what a job's process is told, read once, here and nowhere else."""
+"""Contract 2, the process environment: what a job's process is told, written and read here and nowhere else."""
 
 from __future__ import annotations
 
@@ -39,6 +39,25 @@ class ProcessEnvironment:
     local_devices: int | None
     peak_flops_per_s: int | None
     control_dir: str | None
+
+    def variables(self) -> dict[str, str]:
+        """The environment variables that `read` reads back; those that are None are left out."""
+        values = {
+            "RUN_ID": self.run_id,
+            "RUN_DIR": self.run_dir,
+            "RUN_JOB": self.job,
+            "RUN_FRAMEWORK": self.framework,
+            "RUN_ATTEMPT": self.attempt,
+            "RUN_NUM_PROCESSES": self.num_processes,
+            "RUN_PROCESS_ID": self.process_id,
+            "RUN_COORDINATOR": self.coordinator,
+            "RUN_PLATFORM": self.platform,
+            "RUN_CACHE_DIR": self.cache_dir,
+            "RUN_LOCAL_DEVICES": self.local_devices,
+            "RUN_PEAK_FLOPS_PER_S": self.peak_flops_per_s,
+            "RUN_CONTROL_DIR": self.control_dir,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
 
     @property
     def is_first(self) -> bool:
