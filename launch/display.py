@@ -13,6 +13,8 @@ from typing import Protocol
 
 from rich.console import Console
 
+from contracts.durations import clock
+
 PLAIN_PERIOD_S = 10.0
 WIDE = 240
 
@@ -127,16 +129,8 @@ def _step_text(progress: Progress) -> str:
 def _figures(progress: Progress) -> str:
     parts = list(progress.figures)
     if progress.left_s is not None:
-        parts.append(f"{duration(progress.left_s)} left")
+        parts.append(f"{clock(progress.left_s)} left")
     return "  ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """ "0:07", "12:30", "3:05:00"."""
-    whole = round(max(0.0, seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, secs = divmod(rest, 60)
-    return f"{hours}:{minutes:02}:{secs:02}" if hours else f"{minutes}:{secs:02}"
 
 
 LINE_LIMIT = 8192

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from contracts.process import Platform, ProcessEnvironment
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import is_url
+from contracts.process import Platform, ProcessEnvironment
 from launch.target import Target
 
 MIN_FREE_BYTES = 512 * 2**20

@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts import run_directory
+from contracts.durations import clock
 from contracts.errors import DONE, FAILED, INTERRUPTED, WRONG_REQUEST
 from contracts.run_directory import State
 from jobs.runtime import metric_definitions
 from jobs.runtime.metric_definitions import NO_METRICS, finite
 from jobs.runtime.report.render import read_and_render
 from launch import jobs, runs
-from launch.display import duration, printable
+from launch.display import printable
 from launch.plan import Plan
 from launch.runs import Run
 from launch.target import Target
@@ -154,7 +155,7 @@ def _done(run: Run) -> list[str]:
         for metric in run.metrics.told(measured)
         if not metric.is_detail
     ]
-    rows.append(("wall time", f"{duration(result.get('wall_s') or 0)} for {result.get('steps')} steps"))
+    rows.append(("wall time", f"{clock(result.get('wall_s') or 0)} for {result.get('steps')} steps"))
     rows += _time_split(result.get("time_s"))
     saved = run.directory.checkpoint_steps()
     if saved:

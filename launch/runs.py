@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contracts import run_directory
+from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.files import Files
 from contracts.run_directory import RUN_VERSION, RunDirectory, State
@@ -285,7 +286,4 @@ def parse_time(text: str) -> float:
 def age(run: Run, now_s: float | None = None) -> str:
     """How long ago the run was created, for people: "42 s", "7 min", "3 h", "12 d"."""
     seconds = (time.time() if now_s is None else now_s) - parse_time(run.described["created"])
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(0, seconds):.0f} s"
+    return spoken(seconds, units=1)

@@ -17,6 +17,7 @@ import threading
 import time
 
 from contracts import atomic
+from contracts.durations import spoken
 
 from . import docker_client
 from .bundles import bundle_dir
@@ -426,17 +427,11 @@ def message_of(run_id: str, alive: list[int]) -> str:
     first = min(alive)
     ticks = start_ticks(first)
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    age = "just ended" if ticks is None else f"for {spoken(now_s - ticks / os.sysconf('SC_CLK_TCK'))}"
+    age = (
+        "just ended" if ticks is None else f"for {spoken(now_s - ticks / os.sysconf('SC_CLK_TCK'), units=1)}"
+    )
     more = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
     return f"{run_id} is still alive here: {described([first], '/proc')}, {age}{more}"
-
-
-def spoken(age_s: float) -> str:
-    """An age in the unit that a person would choose."""
-    for unit, length_s in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if age_s >= 2 * length_s:
-            return f"{age_s / length_s:.0f} {unit}"
-    return f"{age_s:.0f} seconds"
 
 
 REACH_LIMIT_S = 3.0

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from contracts.durations import clock
 from launch.images.builder import Watch
 
 PERIODS_PER_S = 4
@@ -79,7 +80,7 @@ class Lines:
         made.add_column(justify="right", no_wrap=True)
         made.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for line in self._lines.values():
-            made.add_row(line.name, duration(line.spent_s) if line.spent_s else "", line.text)
+            made.add_row(line.name, clock(line.spent_s) if line.spent_s else "", line.text)
         return made
 
 
@@ -102,7 +103,7 @@ class PlainLine:
         self._said_s = float("-inf")
 
     def state(self, text: str) -> None:
-        _print(self._console, f"{self._name}  {duration(time.monotonic() - self._began_s)}  {text}")
+        _print(self._console, f"{self._name}  {clock(time.monotonic() - self._began_s)}  {text}")
 
     def progress(self, text: str) -> None:
         now_s = time.monotonic()
@@ -112,12 +113,6 @@ class PlainLine:
 
     def note(self, text: str) -> None:
         _print(self._console, f"{self._name}  {text}")
-
-
-def duration(seconds: float) -> str:
-    """ "0:07", "12:30", "95:00"."""
-    minutes, rest = divmod(round(max(0.0, seconds)), 60)
-    return f"{minutes}:{rest:02}"
 
 
 def _print(console: Console, text: str) -> None:

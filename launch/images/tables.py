@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 
-from launch.images.board import duration
+from contracts.durations import clock
 from launch.images.builder import Made
 from launch.images.here import Image
 from launch.images.recipe import OUR_TAG
@@ -28,8 +28,8 @@ def built(made: Sequence[Made], layers: Mapping[str, int]) -> Table:
             _first(each.image.tags),
             size(each.image.size_bytes),
             str(layers[each.image.id]),
-            duration(each.build_s) if was_built else "–",
-            duration(each.smoke_s) if was_built else "–",
+            clock(each.build_s) if was_built else "–",
+            clock(each.smoke_s) if was_built else "–",
             short(each.image.id),
             each.done,
         )

@@ -206,7 +206,11 @@ class AgentCode:
 def agent_code(checkout: Path = CHECKOUT) -> AgentCode:
     """The agent of this checkout, and the contracts that it imports."""
     packed = archive(
-        {f"{name}/{path.name}": path.read_bytes() for name in PACKAGES for path in (checkout / name).glob("*.py")}
+        {
+            f"{name}/{path.name}": path.read_bytes()
+            for name in PACKAGES
+            for path in (checkout / name).glob("*.py")
+        }
     )
     return AgentCode(
         loader=(checkout / "host" / "loader.py").read_text(encoding="utf-8"),

@@ -108,7 +108,7 @@ def test_what_an_earlier_run_left_alive_is_named_where_the_host_is_to_be_alone(h
     (found,) = [check for check in host.response(alone=True)["checks"] if check["name"] == "leftovers"]
     assert not found["ok"]
     assert f"run-1 is still alive here: pid {started['pid']} (" in found["message"]
-    assert "seconds and 1 more" in found["message"]
+    assert " s and 1 more" in found["message"]
     assert found["remedy"] == "`fab stop --run run-1`"
     host.agent("stop", run_id="run-1", grace_s=0)
     assert host.finding("leftovers", alone=True)[0]

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch import display
-from launch.display import LINE_LIMIT, Bar, Lines, Plain, Progress, duration, printable
+from launch.display import LINE_LIMIT, Bar, Lines, Plain, Progress, printable
 
 PROGRESS = Progress(step=120, total=3000, figures=("loss 2.346", "51,234 tokens/s"), left_s=3723.4)
 WHOLE = "step 120/3000  loss 2.346  51,234 tokens/s  1:02:03 left"
@@ -100,14 +100,6 @@ def test_what_a_run_says_is_shown_letter_by_letter(terminal: bool, text: str) ->
         shown.close()
     assert text in printed(screen).replace("\n", "")
     assert f"note {text}" in printed(screen)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(-1, "0:00"), (7.4, "0:07"), (59.6, "1:00"), (750, "12:30"), (3599.9, "1:00:00"), (11100, "3:05:00")],
-)
-def test_a_duration_reads_like_a_clock(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 def test_what_a_program_reads_is_not_cut_to_a_terminals_width(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from contracts.durations import spoken
 from contracts.run_directory import RESULT, RUN, SETTINGS, RunDirectory, heartbeat, log
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run
@@ -162,7 +163,9 @@ def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str
     outliers = number(result.get("outliers"))
     own = {
         "MFU": f"{100 * statistics.median(utilisations):.1f} %" if utilisations else None,
-        "Wall time": _duration(number(result.get("wall_s"))),
+        "Wall time": None
+        if (wall_s := number(result.get("wall_s"))) is None or wall_s < 0
+        else spoken(wall_s),
         "Steps": None if steps is None else f"{steps:,.0f}{of}",
         "Outliers": f"{outliers:,.0f} <small>steps</small>" if outliers else None,
         "Hosts": str(len(rows(run.get("hosts"))) or "") or None,
@@ -239,15 +242,6 @@ def _latest(result: Json, metrics: Sequence[Json]) -> dict[str, float]:
 
 def _finite(metrics: Sequence[Json], key: str) -> list[float]:
     return [value for line in metrics if (value := number(line.get(key))) is not None]
-
-
-def _duration(seconds: float | None) -> str | None:
-    if seconds is None or seconds < 0:
-        return None
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, hours = int(seconds) // 60, int(seconds) // 3600
-    return f"{hours:,} h {minutes % 60} min" if hours else f"{minutes} min {int(seconds) % 60} s"
 
 
 MEANINGS = {

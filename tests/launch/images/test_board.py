@@ -39,7 +39,3 @@ def test_on_a_terminal_every_name_has_one_line_that_is_cut_and_never_wrapped() -
     assert seen[0].startswith("jax      0:00  step 2/9  RUN xxx")
     assert len(seen[0]) == 40
     assert seen[1].split() == ["pytorch", "waits"]
-
-
-def test_minutes_are_counted_beyond_an_hour() -> None:
-    assert [board.duration(each) for each in (0, 9.4, 61, 5700)] == ["0:00", "0:09", "1:01", "95:00"]
