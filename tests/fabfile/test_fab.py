@@ -156,7 +156,7 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ("train --job jax_hello -- --hosts 3", "--hosts is an option of `fab train`, not of the job"),
         ("train flax_mlm", NO_ARGUMENT.format("flax_mlm", "train") + "did you mean --job flax_mlm?"),
         ("train -job flax_mlm", "`fab train` has no option -job; did you mean --job?"),
-        ("train --job", "--job needs a value: what to train"),
+        ("train --job", "--job needs a value: the job to train"),
         ("logs my-run", NO_ARGUMENT.format("my-run", "logs") + "did you mean --run my-run?"),
         ("logs -fx", "`fab logs` has no option -fx; `fab help logs` lists those it has"),
         ("deploy verfy", NO_ARGUMENT.format("verfy", "deploy") + "did you mean `verify`?"),
