@@ -22,8 +22,8 @@ rehearse: install ## the whole path in containers: up, train, kill a host, recov
 	@$(BIN)/python -m rehearsal.rehearse $(if $(HOSTS),--hosts "$(HOSTS)")
 
 .PHONY: images
-images: install ## build and try the images of images/ (STACK=jax PLATFORM=cpu)
-	@$(BIN)/fab build $(if $(STACK),--stack "$(STACK)") $(if $(PLATFORM),--platform "$(PLATFORM)")
+images: install ## build and try the images of images/ (FRAMEWORK=jax PLATFORM=cpu)
+	@$(BIN)/fab build $(if $(STACK),--stack "$(STACK)") $(if $(FRAMEWORK),--framework "$(FRAMEWORK)") $(if $(PLATFORM),--platform "$(PLATFORM)")
 
 .PHONY: test
 test: install ## run the tests that take seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from contracts.errors import RequestError
 from fabfile import options
 from fabfile.terminal import reported, task
 
@@ -13,35 +14,46 @@ PLATFORM = "tpu, or cpu for rehearsals and this machine"
 
 @task(
     help={
-        "stack": "framework stacks, as jax,pytorch (default: all of images/)",
+        "framework": "frameworks, as jax,pytorch (default: all of images/)",
         "platform": f"{PLATFORM} (default: tpu)",
         "update_base": "first update the base's digest in images/base.txt",
+        "stack": "the old name of --framework",
     }
 )
 @reported
-def build(c: Any, stack: str = "", platform: str = "tpu", update_base: bool = False) -> int:
+def build(
+    c: Any, framework: str = "", platform: str = "tpu", update_base: bool = False, stack: str = ""
+) -> int:
     """Build the missing images of images/, and test them."""
+    if stack:
+        raise RequestError(
+            f"--stack: a stack is a Pulumi stack, and images are built for frameworks; fab build --framework {stack} "
+            f"(make images FRAMEWORK={stack})"
+        )
     from launch.images import build as building
 
-    return building.build(stack=stack, platform=platform, update_base=update_base, environ=os.environ)
+    return building.build(framework=framework, platform=platform, update_base=update_base, environ=os.environ)
 
 
 @task(
     help={
-        "image": "framework stacks, as jax,pytorch (default: all that are built)",
+        "framework": "frameworks, as jax,pytorch (default: all that are built)",
         "stack": "the Pulumi stack whose repository it is, or rehearsal (default: $TPU_STACK)",
         "platform": f"{PLATFORM} (default: tpu)",
+        "image": "the old name of --framework",
     }
 )
 @reported
-def push(c: Any, image: str = "", stack: str = "", platform: str = "tpu") -> int:
+def push(c: Any, framework: str = "", stack: str = "", platform: str = "tpu", image: str = "") -> int:
     """Push images to a stack's repository, by digest."""
+    if image:
+        raise RequestError(f"--image: images are named by their framework; fab push --framework {image}")
     from launch.images import push as pushing
 
     chosen = stack or os.environ.get("TPU_STACK") or "local"
     if chosen == options.REHEARSAL:
         options.target(chosen)  # its environment has the `pulumi` that knows it
-    return pushing.push(stack=chosen, image=image, platform=platform, environ=os.environ)
+    return pushing.push(stack=chosen, framework=framework, platform=platform, environ=os.environ)
 
 
 @task(help={"stack": options.STACK, "prune": "remove old images from this machine"})

@@ -366,16 +366,16 @@ def built_here(stack: str, platform: str) -> str:
     """
     if platform == "gpu":
         raise RequestError("--runtime docker: the images are for TPUs and CPUs; on a GPU leave --runtime out")
-    from launch.images import here  # with it comes Docker's client, which few launches need
+    from launch.images import local_images  # with it comes Docker's client, which few launches need
 
-    return here.required(stack, platform).id
+    return local_images.required(stack, platform).id
 
 
 def _of_inventory(target: Target, stack: str) -> str:
     if stack not in target.inventory.images:
         raise RequestError(
-            f"--runtime docker: the stack {target.name} has no image of {stack}; `fab build --stack {stack}`, "
-            f"`fab push --stack {target.name} --image {stack}`, then `pulumi up`"
+            f"--runtime docker: the stack {target.name} has no image of {stack}; `fab build --framework {stack}`, "
+            f"`fab push --stack {target.name} --framework {stack}`, then `pulumi up`"
         )
     return target.inventory.images[stack]
 

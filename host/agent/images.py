@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .protocol import Json
 
 
-STACK_LABEL, PLATFORM_LABEL = "tpu-stack.stack", "tpu-stack.platform"
+PLATFORM_LABEL = "tpu-stack.platform"
 REMOVAL_LIMIT_S = 120.0
 """Gigabytes of small files on a slow disk."""
 
@@ -59,7 +59,7 @@ def unneeded(ours: list[Json], in_use: Collection[str], keep: Collection[str]) -
         (
             known
             for known in ours
-            if STACK_LABEL in labels_of(known)
+            if PLATFORM_LABEL in labels_of(known)
             and known["Id"] not in in_use
             and not {known["Id"], *names_of(known)} & set(keep)
         ),
@@ -69,7 +69,7 @@ def unneeded(ours: list[Json], in_use: Collection[str], keep: Collection[str]) -
 
 def ours_and_in_use() -> tuple[list[Json], set[str]]:
     """Every image of `fab build` on this host, and the ids of the images that containers have, ended ones too."""
-    listed = said(["image", "ls", "--all", "--quiet", "--no-trunc", "--filter", f"label={STACK_LABEL}"])
+    listed = said(["image", "ls", "--all", "--quiet", "--no-trunc", "--filter", f"label={PLATFORM_LABEL}"])
     containers = said(["ps", "--all", "--quiet", "--no-trunc"])
     ours = inspected(["image"], listed)
     return ours, {str(found["Image"]) for found in inspected(["container"], containers)}

@@ -2,7 +2,7 @@
 
     docker run --rm IMAGE /opt/tpu-stack/smoke --platform cpu
 
-In the image the folder is /opt/tpu-stack/smoke and holds one file more, the stack's own `smoke.py` as `stack.py`
-(contract.py says what is in that). Python's standard library alone, but for what the stack's file imports; nothing of
-this project.
+In the image the folder is /opt/tpu-stack/smoke and holds one file more, the framework's own `smoke.py` as
+`framework.py` (contract.py says what is in that). It imports Python's standard library only, and nothing of this
+project; the framework's file imports its framework.
 """

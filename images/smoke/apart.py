@@ -18,15 +18,15 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from .contract import Case, CheckFailed, Platform, Stack
+from .contract import Case, CheckFailed, Framework, Platform
 
 LIMIT_S = 600
 """A TPU's first program takes minutes to compile at worst; a framework that asks a metadata server which is not there
 may wait for ever."""
-STACKS_BEFORE_S = 5
-LINES_OF_STACKS, LINES_SAID = 6, 12
+TRACES_BEFORE_S = 5
+LINES_OF_TRACES, LINES_SAID = 6, 12
 INDENT = "\n" + 7 * " "
-ANSWER, DOING, SAID, STACKS, FOLDER = "answer.json", "doing", "said", "stacks", "folder"
+ANSWER, DOING, SAID, TRACES, FOLDER = "answer.json", "doing", "said", "traces", "folder"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def here(name: str, check: Callable[[], str]) -> Verdict:
     return Verdict(check=name, ok=ok, seconds=time.monotonic() - started_s, said=said)
 
 
-def ask(stack: Stack, name: str, platform: Platform, limit_s: float = LIMIT_S) -> Verdict:
+def ask(framework: Framework, name: str, platform: Platform, limit_s: float = LIMIT_S) -> Verdict:
     """Starts this folder again with `--check`, and judges what came of it."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="smoke-") as scratch:
@@ -61,17 +61,17 @@ def ask(stack: Stack, name: str, platform: Platform, limit_s: float = LIMIT_S) -
         (place / FOLDER).mkdir()
         code = _run(
             [sys.executable, str(Path(__file__).parent), "--platform", platform, "--check", name, "--in", scratch],
-            {**os.environ, **stack.ENVIRONMENT[platform]}, place / SAID, limit_s,
+            {**os.environ, **framework.ENVIRONMENT[platform]}, place / SAID, limit_s,
         )  # fmt: skip
         ok, said = judge(
             code=code, limit_s=limit_s, answer=_read(place / ANSWER), doing=_read(place / DOING),
-            stacks=_read(place / STACKS), said=_read(place / SAID),
+            traces=_read(place / TRACES), said=_read(place / SAID),
         )  # fmt: skip
     return Verdict(check=name, ok=ok, seconds=time.monotonic() - started_s, said=said)
 
 
 def judge(
-    *, code: int | None, answer: str, doing: str, stacks: str, said: str, limit_s: float
+    *, code: int | None, answer: str, doing: str, traces: str, said: str, limit_s: float
 ) -> tuple[bool, str]:
     """Whether the check held, and what is said of it; `code` None: it was not done in time. Pure."""
     found = json.loads(answer) if answer else None
@@ -87,23 +87,26 @@ def judge(
         problem = f"{signal.Signals(-code).name} ended the interpreter{at}: native libraries that do not go together"
     else:
         problem = f"exit code {code}{at}"
-    where = stacks.strip().splitlines()[:LINES_OF_STACKS]
+    where = traces.strip().splitlines()[:LINES_OF_TRACES]
     last = said.strip().splitlines()[-LINES_SAID:]
     return False, INDENT.join([problem, *where, *(["what it printed last:"] if last else []), *last])
 
 
-def answer(place: Path, stack: Stack, platform: Platform, check: Callable[[Case], str]) -> int:
+def answer(place: Path, framework: Framework, platform: Platform, check: Callable[[Case], str]) -> int:
     """On the other side: carries the check out and leaves what it found in `place`. Returns the exit code."""
-    # Open until this process ends, however it does. One that hangs leaves its stacks before it is killed.
-    stacks = (place / STACKS).open("w", encoding="utf-8")
-    faulthandler.enable(file=stacks)
-    faulthandler.dump_traceback_later(LIMIT_S - STACKS_BEFORE_S, file=stacks)
+    # Open until this process ends, however it does. One that hangs leaves its traces before it is killed.
+    traces = (place / TRACES).open("w", encoding="utf-8")
+    faulthandler.enable(file=traces)
+    faulthandler.dump_traceback_later(LIMIT_S - TRACES_BEFORE_S, file=traces)
 
     def doing(what: str) -> None:
         (place / DOING).write_text(what, encoding="utf-8")
 
     try:
-        ok, said = True, check(Case(stack=stack, platform=platform, folder=place / FOLDER, doing=doing))
+        ok, said = (
+            True,
+            check(Case(framework=framework, platform=platform, folder=place / FOLDER, doing=doing)),
+        )
     except CheckFailed as problem:
         ok, said = False, str(problem)
     except Exception as error:  # a framework raises what it likes; all of it is a failed check

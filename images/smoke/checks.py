@@ -34,25 +34,25 @@ def locked(_: Case) -> str:
 
 
 def imports(case: Case) -> str:
-    """All of the stack's modules import, in one process as in a job."""
-    for name in case.stack.MODULES:
+    """All of the framework's modules import, in one process as in a job."""
+    for name in case.framework.MODULES:
         case.doing(f"import {name}")
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever a package does when it is imported
             raise CheckFailed(
-                f"`import {name}` raised {type(error).__name__}: {error}; it is missing in images/{case.stack.NAME}/"
-                "requirements.in, or its version there does not go with the others"
+                f"`import {name}` raised {type(error).__name__}: {error}; it is missing in "
+                f"images/{case.framework.NAME}/requirements.in, or its version there does not go with the others"
             ) from error
-    return f"{len(case.stack.MODULES)} modules from {case.stack.MODULES[0]} to {case.stack.MODULES[-1]}"
+    return f"{len(case.framework.MODULES)} modules from {case.framework.MODULES[0]} to {case.framework.MODULES[-1]}"
 
 
 def device(case: Case) -> str:
     """The framework computes on the platform that was asked for; it may not fall back to another."""
-    found, description = case.stack.devices()
+    found, description = case.framework.devices()
     if found != case.platform:
         raise CheckFailed(
-            f"--platform is {case.platform}, but {case.stack.NAME} computes on {found} ({description}):"
+            f"--platform is {case.platform}, but {case.framework.NAME} computes on {found} ({description}):"
             f" {remedy(case.platform)}"
         )
     return description
@@ -81,7 +81,7 @@ def remedy(platform: Platform) -> str:
 
 def train(case: Case) -> str:
     """A few steps: every loss is a number and the last is below the first."""
-    _, losses = run(case, case.stack.start(), range(STEPS))
+    _, losses = run(case, case.framework.start(), range(STEPS))
     said = [f"{loss:.4g}" for loss in losses]
     if not all(map(math.isfinite, losses)) or losses[-1] >= losses[0]:
         raise CheckFailed(
@@ -95,12 +95,12 @@ def checkpoint(case: Case) -> str:
     """Saved and loaded, training goes on as if nothing had been."""
     half = STEPS // 2
     rest = range(half, half + RESUMED_STEPS)
-    state, _ = run(case, case.stack.start(), range(half))
+    state, _ = run(case, case.framework.start(), range(half))
     case.doing("save a checkpoint")
-    case.stack.save(state, case.folder)
+    case.framework.save(state, case.folder)
     _, straight = run(case, state, rest)
     case.doing("load the checkpoint")
-    _, resumed = run(case, case.stack.load(case.folder), rest)
+    _, resumed = run(case, case.framework.load(case.folder), rest)
     allowed = SAME_LOSS[case.platform]
     if not all(
         math.isclose(one, other, rel_tol=allowed) for one, other in zip(straight, resumed, strict=True)
@@ -119,7 +119,7 @@ def run(case: Case, state: State, numbers: range) -> tuple[State, list[float]]:
     losses = []
     for number in numbers:
         case.doing(f"step {number}")
-        state, loss = case.stack.step(state, number)
+        state, loss = case.framework.step(state, number)
         losses.append(float(loss))
     return state, losses
 

@@ -1,4 +1,4 @@
-"""What a stack's `smoke.py` holds: a small model of its framework, and what only that framework has to prove.
+"""What a framework's `smoke.py` holds: a small model of its framework, and what only that framework has to prove.
 
 The file imports nothing of its framework at its top, and nothing of this folder; functions do.
 Every check runs in a process of its own, so nothing is kept from one to the next but what `save` wrote.
@@ -20,8 +20,8 @@ class CheckFailed(Exception):
     """The image does not do what it is for; the message names what was found, what has to be, and the remedy."""
 
 
-class Stack(Protocol):
-    """The module `stack`; mypy knows modules as protocols."""
+class Framework(Protocol):
+    """The module `framework`; mypy knows modules as protocols."""
 
     @property
     def NAME(self) -> str:
@@ -62,7 +62,7 @@ class Stack(Protocol):
 class Case:
     """What a check is given."""
 
-    stack: Stack
+    framework: Framework
     platform: Platform
     folder: Path
     """Empty, writable, the check's own."""

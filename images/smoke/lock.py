@@ -30,11 +30,11 @@ def installed() -> dict[str, str]:
 
 
 def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """In words, by name; empty where both are the same."""
+    """In words, by name; empty where both are the same. A build of the same version for CPUs (+cpu) is the same."""
     return [
         f"{name} is {found.get(name, 'missing')}, the lock says {wanted.get(name, 'nothing of it')}"
         for name in sorted({*wanted, *found})
-        if wanted.get(name) != found.get(name)
+        if wanted.get(name) != (found[name].removesuffix("+cpu") if name in found else None)
     ]
 
 

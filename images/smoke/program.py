@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 from . import apart, checks, lock, signals
-from .contract import Case, Platform, Stack
+from .contract import Case, Framework, Platform
 
 HARDWARE = "hardware"
 
@@ -28,35 +28,35 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--in", dest="place", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--train-in", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    stack = cast(Stack, importlib.import_module(f"{__package__}.stack"))
+    framework = cast(Framework, importlib.import_module(f"{__package__}.framework"))
     if options.train_in is not None:
-        return signals.train_until_told(stack, options.train_in)
+        return signals.train_until_told(framework, options.train_in)
     if options.check is not None:
-        check = all_checks(stack)[options.check]
-        return apart.answer(options.place, stack, options.platform, check)
-    return everything(stack, options.platform)
+        check = all_checks(framework)[options.check]
+        return apart.answer(options.place, framework, options.platform, check)
+    return everything(framework, options.platform)
 
 
-def all_checks(stack: Stack) -> Mapping[str, Callable[[Case], str]]:
-    """Those of every stack, then its own."""
-    own = {name: lambda _, check=check: check() for name, check in stack.CHECKS.items()}
+def all_checks(framework: Framework) -> Mapping[str, Callable[[Case], str]]:
+    """Those of every framework, then its own."""
+    own = {name: lambda _, check=check: check() for name, check in framework.CHECKS.items()}
     return {**checks.SHARED, **own}
 
 
-def everything(stack: Stack, platform: Platform) -> int:
+def everything(framework: Framework, platform: Platform) -> int:
     """Also after a check that failed, for a person who has to mend the image; but only on the platform asked for."""
     started_s = time.monotonic()
     verdicts = [show(apart.here("entry point", signals.entry_point))]
     if platform == "tpu":
         verdicts.append(show(apart.here(HARDWARE, checks.hardware)))
-    left = list(all_checks(stack))
+    left = list(all_checks(framework))
     while left and not elsewhere(verdicts[-1]):
-        verdicts.append(show(apart.ask(stack, left.pop(0), platform)))
+        verdicts.append(show(apart.ask(framework, left.pop(0), platform)))
     if left:
         print(f"skip {', '.join(left)}: on another platform than {platform} they prove nothing", flush=True)
     ok = all(verdict.ok for verdict in verdicts)
     result = {
-        "stack": stack.NAME,
+        "framework": framework.NAME,
         "platform": platform,
         "ok": ok,
         "seconds": round(time.monotonic() - started_s, 1),

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from .contract import Case, CheckFailed, Stack
+from .contract import Case, CheckFailed, Framework
 
 TINI = "tini"
 RESUME_ME = 75
@@ -73,23 +73,23 @@ def saved_and_left(case: Case) -> str:
             f"a process that trains was sent SIGTERM and exited with {code}; it has to save and exit with {RESUME_ME}"
         )
     case.doing("load what it saved")
-    state = case.stack.load(case.folder)
-    case.stack.step(state, 0)
+    state = case.framework.load(case.folder)
+    case.framework.step(state, 0)
     return f"saved and left with {RESUME_ME} in {took_s:.1f} s, and was loaded again"
 
 
-def train_until_told(stack: Stack, folder: Path) -> int:
+def train_until_told(framework: Framework, folder: Path) -> int:
     """The other side: the process that trains. Returns its exit code."""
-    told = stack.listen()
-    state = stack.start()
+    told = framework.listen()
+    state = framework.start()
     until_s = time.monotonic() + JOB_LIMIT_S
     number = 0
     while time.monotonic() < until_s:
-        state, _ = stack.step(state, number)
+        state, _ = framework.step(state, number)
         if number == 0:
             print(STEPPING, flush=True)
         if told(number):
-            stack.save(state, folder)
+            framework.save(state, folder)
             return RESUME_ME
         number += 1
     print(f"nobody sent SIGTERM in {JOB_LIMIT_S} s", file=sys.stderr, flush=True)

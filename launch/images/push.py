@@ -1,30 +1,53 @@
-"""`fab push`: images that were built here go to a stack's repository, and their digests into its configuration."""
+"""`fab push`: images that were built here go to a stack's repository, and their digests into its configuration.
+
+Why a registry does not take one is told in our words. Artifact Registry says `denied: Permission
+"artifactregistry.repositories.uploadArtifacts" denied on resource "projects/P/locations/L/repositories/R" (or it may
+not exist)`, to somebody unknown `denied: Unauthenticated request.` and more, and of a repository that is not there
+`name unknown: Repository "R" not found`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import docker
 
 from contracts.errors import RequestError
-from launch.display import say, terminal
-from launch.images import base, board, here
-from launch.images.builder import Watch
-from launch.images.engine import asking, connect, patient
-from launch.images.errors import ImageError
-from launch.images.here import Image
-from launch.images.pulumi_stack import image_repository, key_of, set_reference
+from launch import inventories
+from launch.display import PLAIN_PERIOD_S, say, terminal
+from launch.images import local_images
+from launch.images.docker_client import ImageError, asking, connect, patient
+from launch.images.listing import size
+from launch.images.local_images import Image
 from launch.images.recipe import Recipe, chosen, platform_of, read
-from launch.images.refusals import explained
-from launch.images.tables import size
 
 LOCAL = "local"
+OUTPUT = "image_repository"
+OTHERWISE = "it knows where images go"
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 LAYER = re.compile(r"[0-9a-f]{12}")
 DONE = ("Pushed", "Layer already exists", "Mounted from")
+
+ROLE = "roles/artifactregistry.writer"
+PERMISSION = re.compile(r"artifactregistry\.\w+\.\w+")
+GOOGLES = re.compile(r"(?P<region>[a-z0-9-]+)-docker\.pkg\.dev/(?P<project>[^/]+)/(?P<name>[^/]+)")
+UNKNOWN_USER = (
+    "unauthenticated",
+    "unauthorized",
+    "no basic auth credentials",
+    "authentication required",
+    "401",
+)
+REFUSED = ("denied", "forbidden", "403")
+NOT_THERE = ("name unknown", "name_unknown", "not found", "does not exist", "404")
+UNREACHABLE = (
+    *("no such host", "connection refused", "i/o timeout", "timeout", "network is unreachable"),
+    *("tls: ", "x509", "server gave http response", "proxyconnect"),
+)
 
 
 class Layers:
@@ -64,7 +87,7 @@ class Layers:
         return f"layer {len(self._ended)}/{len(self._known)}{of}"
 
 
-def push(*, stack: str, image: str, platform: str, environ: Mapping[str, str]) -> int:
+def push(*, stack: str, framework: str, platform: str, environ: Mapping[str, str]) -> int:
     """Push the images named (default: all that are built), and note their digests in the stack's configuration.
 
     Raises:
@@ -72,28 +95,25 @@ def push(*, stack: str, image: str, platform: str, environ: Mapping[str, str]) -
     """
     if stack == LOCAL:
         raise RequestError("--stack: say to which stack's repository; `pulumi stack ls` lists them")
-    names, on = chosen("--image", image), platform_of(platform)
+    names, on = chosen("--framework", framework), platform_of(platform)
     console = terminal()
     tell = say(console)
+    failed: list[str] = []
+    pushed: dict[str, str] = {}
     with contextlib.closing(connect(environ)) as client:
-        pinned = base.read(environ)
-        wanted = built(client, [read(name, on, pinned) for name in names], all_of_them=bool(image))
-        repository = image_repository(stack, environ)
-        failed: list[str] = []
-        pushed: dict[str, str] = {}
-        with board.make(console, [recipe.stack for recipe in wanted]) as shown:
-            for recipe in wanted:
-                watch = shown.begin(recipe.stack)
-                try:
-                    reference = send(client, recipe, repository, stack, watch)
-                    watch.state("notes the digest")
-                    set_reference(stack, recipe.stack, reference, environ)
-                    pushed[recipe.stack] = reference
-                except ImageError as error:
-                    failed.append(str(error))
-                    shown.end(recipe.stack, "FAILED")
-                    continue
-                shown.end(recipe.stack, "pushed")
+        wanted = built(client, [read(name, on, environ) for name in names], all_of_them=bool(framework))
+        repository = inventories.output(OUTPUT, stack, otherwise=OTHERWISE, environ=environ).rstrip("/")
+        for recipe in wanted:
+            name = recipe.framework
+            try:
+                with console.status(name) as status:
+                    update = status.update if console.is_terminal else _now_and_then(tell)
+                    reference = send(client, recipe, repository, stack, update)
+                set_reference(stack, name, reference, environ)
+                pushed[name] = reference
+                tell(f"{name}  pushed")
+            except ImageError as error:
+                failed.append(str(error))
     for name, reference in pushed.items():
         tell(f"{key_of(name)}: {reference}")
     if pushed:
@@ -103,37 +123,54 @@ def push(*, stack: str, image: str, platform: str, environ: Mapping[str, str]) -
     return 1 if failed else 0
 
 
+def _now_and_then(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Of lines that come often, one in PLAIN_PERIOD_S."""
+    said_s = float("-inf")
+
+    def update(text: str) -> None:
+        nonlocal said_s
+        if time.monotonic() - said_s >= PLAIN_PERIOD_S:
+            said_s = time.monotonic()
+            tell(text)
+
+    return update
+
+
 def built(client: docker.DockerClient, recipes: list[Recipe], *, all_of_them: bool) -> list[Recipe]:
     """Those whose image is here. all_of_them: were asked for by name, so that each has to be.
 
     Raises:
         RequestError: one that has to be here is not, or none is.
     """
-    found: dict[str, Image | None] = {recipe.stack: here.of_recipe(client, recipe) for recipe in recipes}
+    found: dict[str, Image | None] = {
+        recipe.framework: local_images.of_recipe(client, recipe) for recipe in recipes
+    }
     lacking = [name for name, image in found.items() if image is None]
     if lacking and (all_of_them or len(lacking) == len(found)):
         on = recipes[0].platform
         raise RequestError(
             f"{', '.join(lacking)} for {on}: not built here, or the recipe has changed since; "
-            f"`fab build --stack {','.join(lacking)} --platform {on}`, or push another --platform"
+            f"`fab build --framework {','.join(lacking)} --platform {on}`, or push another --platform"
         )
-    return [recipe for recipe in recipes if found[recipe.stack] is not None]
+    return [recipe for recipe in recipes if found[recipe.framework] is not None]
 
 
-def send(client: docker.DockerClient, recipe: Recipe, repository: str, stack: str, watch: Watch) -> str:
+def send(
+    client: docker.DockerClient, recipe: Recipe, repository: str, stack: str, update: Callable[[str], None]
+) -> str:
     """Push one image; its reference by digest there.
 
     Raises:
         ImageError: the registry does not take it; with what is missing.
     """
-    name = f"{repository}/{recipe.stack}"
+    name = f"{repository}/{recipe.framework}"
     reference = f"{name}:{recipe.version}"
     layers = Layers()
     with asking(f"pushing {reference}"), patient(client):
         client.api.tag(recipe.tag, name, recipe.version)
         for answer in client.api.push(name, tag=recipe.version, stream=True, decode=True):
             layers.take(answer)
-            watch.progress(layers.text)
+            update(f"{recipe.framework}  {layers.text}")
     if layers.error is not None or layers.digest is None:
         _untag(client, reference)
         raise ImageError(explained(layers.error or "it gave no digest", reference, stack))
@@ -144,3 +181,61 @@ def _untag(client: docker.DockerClient, reference: str) -> None:
     """A name in a repository that does not have the image would be a lie."""
     with asking(f"taking the name {reference} away"):
         client.api.remove_image(reference, noprune=True)
+
+
+def key_of(framework: str) -> str:
+    """Where the configuration names the image of a framework."""
+    return f"tpu-stack:images.references.{framework}"
+
+
+def set_reference(stack: str, framework: str, reference: str, environ: Mapping[str, str]) -> None:
+    """Name the image in the stack's configuration; what else is in that file stays as it is, comments too.
+
+    Raises:
+        RequestError: Pulumi does not do it; with what a person has to write there.
+    """
+    try:
+        words = ["config", "set", "--path", key_of(framework), reference]
+        inventories.ask(words, stack, otherwise=OTHERWISE, environ=environ)
+    except RequestError as error:
+        raise RequestError(
+            f"{error}; it is pushed: note {key_of(framework)}: {reference} in that configuration"
+        ) from None
+
+
+def explained(said: str, reference: str, stack: str) -> str:
+    """reference: what was pushed; stack: Pulumi's, whose repository that is."""
+    host, words = reference.partition("/")[0], said.lower()
+    if any(word in words for word in UNKNOWN_USER):
+        login = (
+            f"gcloud auth configure-docker {host}" if host.endswith(".pkg.dev") else f"docker login {host}"
+        )
+        return f"{reference}: {host} does not know who pushes: {said}; `{login}`" + (
+            " (and `gcloud auth login` where that has expired)" if "gcloud" in login else ""
+        )
+    if PERMISSION.search(said) or any(word in words for word in REFUSED):
+        return f"{reference}: pushing is refused: {said}; {_grant(said, reference, stack)}"
+    if any(word in words for word in NOT_THERE):
+        return (
+            f"{reference}: there is no such repository: {said}; `pulumi up --stack {stack}` makes it, and an older "
+            "stack may still name one that was deleted"
+        )
+    if any(word in words for word in UNREACHABLE):
+        return f"{reference}: {host} cannot be reached: {said}; Docker's daemon needs a way there, and its proxy if any"
+    if "no space left" in words:
+        return f"{reference}: a disk is full: {said}; `fab images --prune`"
+    return f"{reference}: pushing failed: {said}; pushed again, it goes on where it stopped"
+
+
+def _grant(said: str, reference: str, stack: str) -> str:
+    found = PERMISSION.search(said)
+    lacking = found[0] if found else "artifactregistry.repositories.uploadArtifacts"
+    google = GOOGLES.match(reference)
+    if google is None:
+        return "whose account it is has to be allowed to push there"
+    return (
+        f"your account lacks {lacking}, which {ROLE} on the repository {google['name']} has: `gcloud artifacts "
+        f"repositories add-iam-policy-binding {google['name']} --project {google['project']} --location "
+        f"{google['region']} --role {ROLE} --member user:YOU`; where the repository is not there yet, "
+        f"`pulumi up --stack {stack}`"
+    )

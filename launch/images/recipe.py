@@ -1,10 +1,13 @@
-"""What an image is made of: the files of images/, and the name that follows from them. Pure but for reading files."""
+"""What an image is made of and called: the files of images/, the base, and a hash. Pure but for reading files."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import re
+import tarfile
+import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,24 +22,48 @@ UV_LOCK = CHECKOUT / "requirements" / "uv.txt"
 REPOSITORY = "tpu-stack"
 HASH_LENGTH = 12
 OUR_TAG = re.compile(
-    r"(?:.*/)?(?P<stack>[a-z][a-z0-9_]*):(?P<platform>tpu|cpu)-(?P<hash>[0-9a-f]{12})(?P<failed>-failed)?"
+    r"(?:.*/)?(?P<framework>[a-z][a-z0-9_]*):(?P<platform>tpu|cpu)-(?P<hash>[0-9a-f]{12})(?P<failed>-failed)?"
 )
 """How images of ours are called, here and in every registry."""
+
+BASE_FILE = FOLDER / "base.txt"
+BASE_VARIABLE = "TPU_STACK_BASE_IMAGE"
+"""Names another base, such as the stand-in that tests use where no registry can be reached (tools/stand_in_base.py)."""
+PINNED = re.compile(r"(?P<tag>[a-z0-9][a-z0-9._:/-]*:[\w.-]+)@(?P<digest>sha256:[0-9a-f]{64})")
+
+CPU_WHEELS = "TORCH_CPU_INDEX"
+"""Names an index that has PyTorch's own wheels for CPUs (torch==…+cpu), which the images on PyTorch then hold."""
+INDEXES = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL", CPU_WHEELS)
+# Docker knows these without an ARG, and keeps them out of the image's history.
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+LICENSE = "Apache-2.0"
+
+FRAMEWORK_LABEL = "tpu-stack.framework"
+PLATFORM_LABEL = "tpu-stack.platform"
+RECIPE_LABEL = "tpu-stack.recipe"
+LOCK_LABEL = "tpu-stack.lock"
+SMOKE_LABEL = "tpu-stack.smoke"
+"""Of the container in which an image is tried; its value is the recipe's hash."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One image: base by digest, and the files of its build by their name in the build context."""
+    """One image: base by digest, and the files of its build by their name in the build context.
 
-    stack: str
+    cpu_wheels: whether torch comes from the index that CPU_WHEELS names.
+    """
+
+    framework: str
     platform: Platform
     base: str
     files: Mapping[str, bytes]
+    cpu_wheels: bool = False
 
     @property
     def hash(self) -> str:
         """Changes when the image would, and only then: the code of jobs is in no image."""
-        what = (self.stack, self.platform, self.base, sorted(self.files.items()))
+        torch = (CPU_WHEELS,) if self.cpu_wheels else ()
+        what = (self.framework, self.platform, self.base, sorted(self.files.items()), *torch)
         return hashlib.sha256(repr(what).encode()).hexdigest()[:HASH_LENGTH]
 
     @property
@@ -47,7 +74,7 @@ class Recipe:
     @property
     def tag(self) -> str:
         """Its name on this machine."""
-        return f"{REPOSITORY}/{self.stack}:{self.version}"
+        return f"{REPOSITORY}/{self.framework}:{self.version}"
 
     @property
     def failed_tag(self) -> str:
@@ -58,25 +85,65 @@ class Recipe:
     def lock_sha256(self) -> str:
         return hashlib.sha256(self.files["requirements.txt"]).hexdigest()
 
+    def context(self) -> bytes:
+        """What Docker is given to build from, a tar; the same recipe gives the same bytes.
 
-def stacks(folder: Path = FOLDER) -> tuple[str, ...]:
+        It is made from the recipe only: nothing else of the checkout can get into an image.
+        """
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+            for name, content in sorted(self.files.items()):
+                member = tarfile.TarInfo(name)
+                member.size, member.mode = len(content), 0o644
+                tar.addfile(member, io.BytesIO(content))
+        return packed.getvalue()
+
+    def labels(self, commit: str | None) -> dict[str, str]:
+        """What the image says of itself. commit: of the checkout, "-dirty" behind it where files differ."""
+        said = {
+            FRAMEWORK_LABEL: self.framework,
+            PLATFORM_LABEL: self.platform,
+            RECIPE_LABEL: self.hash,
+            LOCK_LABEL: self.lock_sha256,
+            "org.opencontainers.image.title": f"tpu-stack {self.framework} for {self.platform}",
+            "org.opencontainers.image.base.name": self.base,
+            "org.opencontainers.image.licenses": LICENSE,
+        }
+        return said | ({"org.opencontainers.image.revision": commit} if commit else {})
+
+    def arguments(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What the Dockerfile is told, and how this machine reaches packages, which the build has to do the same way.
+
+        Raises:
+            RequestError: a package index is named with a password: an argument stays in the image's history.
+        """
+        found = {name: environ[name] for name in (*INDEXES, *PROXIES) if environ.get(name)}
+        for name in INDEXES:
+            parts = urllib.parse.urlsplit(found.get(name, ""))
+            if "@" in parts.netloc or parts.query:
+                raise RequestError(
+                    f"{name} holds a password, which the image would keep in its history; name an index that needs "
+                    "none, or a mirror of it on this machine"
+                )
+        return found | {"BASE_IMAGE": self.base}
+
+
+def frameworks(folder: Path = FOLDER) -> tuple[str, ...]:
     """The folders that have a Dockerfile, by name."""
     return tuple(sorted(path.parent.name for path in folder.glob("*/Dockerfile")))
 
 
 def chosen(option: str, text: str, folder: Path = FOLDER) -> tuple[str, ...]:
-    """The stacks that "jax,pytorch" means; all of them without a choice.
+    """The frameworks that "jax,pytorch" means; all of them without a choice.
 
     Raises:
-        RequestError: there is no such stack.
+        RequestError: there is no such framework.
     """
-    known = stacks(folder)
+    known = frameworks(folder)
     wanted = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in wanted:
         if name not in known:
-            raise RequestError(
-                f'{option}: "{name}" is not a framework stack; choose one of {", ".join(known)}'
-            )
+            raise RequestError(f'{option}: "{name}" is not a framework; choose one of {", ".join(known)}')
     return wanted or known
 
 
@@ -91,16 +158,21 @@ def platform_of(text: str) -> Platform:
 
 
 def read(
-    stack: str, platform: Platform, base: str, *, folder: Path = FOLDER, uv_lock: Path = UV_LOCK
+    framework: str,
+    platform: Platform,
+    environ: Mapping[str, str],
+    *,
+    folder: Path = FOLDER,
+    uv_lock: Path = UV_LOCK,
 ) -> Recipe:
-    """The recipe of a stack as it lies in `folder`. Where there is no lock for CPUs, one serves both platforms.
+    """The recipe of a framework's image as it lies in `folder`. Without a lock for CPUs, one serves both platforms.
 
-    Programs that only its build runs lie in the stack's own folder `build`.
+    Programs that only its build runs lie in the framework's own folder `build`.
 
     Raises:
         RequestError: a file is missing, or there are two of a name.
     """
-    own = folder / stack
+    own = folder / framework
     for_cpu = own / "requirements-cpu.txt"
     lock = for_cpu if platform == "cpu" and for_cpu.is_file() else own / "requirements.txt"
     places = {
@@ -108,22 +180,53 @@ def read(
         "requirements.txt": lock,
         "uv.txt": uv_lock,
         **_programs(folder / "smoke", "smoke"),
-        "smoke/stack.py": own / "smoke.py",
+        "smoke/framework.py": own / "smoke.py",
         **_programs(own / "build", "build"),
     }
-    if (folder / "smoke" / "stack.py").exists():
+    if (taken := folder / "smoke" / "framework.py").exists():
         raise RequestError(
-            f"{folder / 'smoke' / 'stack.py'}: in the image each stack's own smoke.py has this name; give it another"
+            f"{taken}: in the image each framework's own smoke.py has this name; give it another"
         )
     try:
         files = {name: path.read_bytes() for name, path in places.items()}
-        return Recipe(stack=stack, platform=platform, base=base, files=files)
     except FileNotFoundError as error:
         raise RequestError(
-            f"{error.filename} is not there, and the image of {stack} needs it; `make lock` makes locks, "
+            f"{error.filename} is not there, and the image of {framework} needs it; `make lock` makes locks, "
             "git has the rest"
         ) from None
+    cpu_wheels = bool(environ.get(CPU_WHEELS)) and CPU_WHEELS.encode() in files["Dockerfile"]
+    return Recipe(
+        framework=framework, platform=platform, base=base_of(environ), files=files, cpu_wheels=cpu_wheels
+    )
 
 
 def _programs(folder: Path, name: str) -> dict[str, Path]:
     return {f"{name}/{path.name}": path for path in sorted(folder.glob("*.py"))}
+
+
+def current_tags(environ: Mapping[str, str]) -> set[str]:
+    """What the images of this checkout's recipes are called, built or not."""
+    return {read(framework, platform, environ).tag for framework in frameworks() for platform in PLATFORMS}
+
+
+def base_of(environ: Mapping[str, str]) -> str:
+    """The base as a Dockerfile names it.
+
+    Raises:
+        RequestError: images/base.txt names none by its digest.
+    """
+    return environ.get(BASE_VARIABLE) or pinned_base()[0]
+
+
+def pinned_base(file: Path = BASE_FILE) -> re.Match[str]:
+    """The one line of images/base.txt, a tag and the digest that it had. Raises RequestError."""
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{file}: {getattr(error, 'strerror', None) or error}; git has it") from None
+    match = PINNED.fullmatch(text)
+    if match is None:
+        raise RequestError(
+            f'{file}: "{text}" is no base by tag and digest; write NAME:TAG@sha256:… in one line'
+        )
+    return match

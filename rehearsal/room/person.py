@@ -24,9 +24,9 @@ READY = (
     "fab rehearsal acts. It goes by itself after a day; fab rehearsal down ends it"
 )
 READY_FOR_IMAGES = (
-    "the rehearsal is up, with an image registry. Now: fab build --stack jax --platform cpu; fab push --stack rehearsal"
-    ' --image jax --platform cpu; eval "$(fab rehearsal env)"; pulumi up --yes; fab deploy; fab train --job flax_mlm;'
-    " and play: fab rehearsal acts. It goes by itself after a day; fab rehearsal down ends it"
+    "the rehearsal is up, with an image registry. Now: fab build --framework jax --platform cpu; fab push --stack"
+    ' rehearsal --framework jax --platform cpu; eval "$(fab rehearsal env)"; pulumi up --yes; fab deploy; fab train'
+    " --job flax_mlm; and play: fab rehearsal acts. It goes by itself after a day; fab rehearsal down ends it"
 )
 
 

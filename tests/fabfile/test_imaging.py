@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.images.recipe import stacks
+from launch.images.recipe import frameworks
 from launch.jobs import CHECKOUT
 
-KNOWN = ", ".join(stacks())
+KNOWN = ", ".join(frameworks())
 Fab = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -49,15 +49,29 @@ def test_without_docker_it_is_said_where_it_was_looked_for_and_what_to_do(fab: F
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["build", "--stack", "cobol"], f'--stack: "cobol" is not a framework stack; choose one of {KNOWN}'),
+        (
+            ["build", "--framework", "cobol"],
+            f'--framework: "cobol" is not a framework; choose one of {KNOWN}',
+        ),
+        (
+            ["build", "--stack", "jax"],
+            (
+                "--stack: a stack is a Pulumi stack, and images are built for frameworks; "
+                "fab build --framework jax (make images FRAMEWORK=jax)"
+            ),
+        ),
+        (
+            ["push", "--image", "jax", "--stack", "dev"],
+            "--image: images are named by their framework; fab push --framework jax",
+        ),
         (
             ["build", "--platform", "gpu"],
             '--platform: "gpu" is not a platform of images; choose one of tpu, cpu',
         ),
         (["push"], "--stack: say to which stack's repository; `pulumi stack ls` lists them"),
         (
-            ["push", "--image", "cobol", "--stack", "dev"],
-            f'--image: "cobol" is not a framework stack; choose one of {KNOWN}',
+            ["push", "--framework", "cobol", "--stack", "dev"],
+            f'--framework: "cobol" is not a framework; choose one of {KNOWN}',
         ),
     ],
 )

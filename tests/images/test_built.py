@@ -1,10 +1,9 @@
-"""The four images for TPUs really build here, and the one for CPUs that the rehearsal uses, and pass their own smoke
-test: a broken pin is red.
+"""The image of JAX for CPUs, which every container of the tests runs in, really builds here and passes its own smoke
+test; nightly the four for TPUs do too: a broken pin is red.
 
-The other locks for CPUs are the same versions without libtpu (tests/images/test_locks.py); `fab build --platform cpu`
-builds those too. The first time it takes long: gigabytes of wheels. Afterwards only what changed is built. Where no
-image registry can be reached the base is the stand-in of tools/stand_in_base.py (TPU_STACK_BASE_IMAGE), which is
-no official image.
+The other locks for CPUs are the same versions without libtpu (tests/images/test_locks.py). The first time it takes
+long: gigabytes of wheels. Afterwards only what changed is built. Where no image registry can be reached the base is the
+stand-in of tools/stand_in_base.py (TPU_STACK_BASE_IMAGE), which is no official image.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.images import base, builder, context, here
-from launch.images.builder import Watch
-from launch.images.engine import connect
-from launch.images.recipe import Platform, read, stacks
+from launch.images import local_images
+from launch.images.build import Builder
+from launch.images.docker_client import buildkit, connect
+from launch.images.recipe import BASE_VARIABLE, INDEXES, LOCK_LABEL, PROXIES, Platform, frameworks, read
 from launch.jobs import CHECKOUT
 from tools import stand_in_base
 
@@ -30,49 +29,38 @@ TOOLS = ("gcc", "g++", "make", "git", "pip", "uv", "cargo")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
 
 
-class Said:
-    """A watch that keeps what it is told, so that a failure shows it."""
-
-    def state(self, text: str) -> None:
-        print(text, flush=True)
-
-    progress = note = state
-
-
 @pytest.fixture(scope="module")
 def environ() -> Mapping[str, str]:
     found = stand_in_base.chosen(os.environ, print)
-    return {**os.environ, **({base.VARIABLE: found} if found else {})}
+    return {**os.environ, **({BASE_VARIABLE: found} if found else {})}
 
 
 @pytest.mark.parametrize(
-    ("stack", "platform"),
-    [*(pytest.param(stack, "tpu", marks=pytest.mark.nightly) for stack in stacks()), ("jax", "cpu")],
+    ("framework", "platform"),
+    [*(pytest.param(name, "tpu", marks=pytest.mark.nightly) for name in frameworks()), ("jax", "cpu")],
 )
 def test_every_image_builds_and_passes_its_smoke_test(
-    stack: str, platform: Platform, environ: Mapping[str, str]
+    framework: str, platform: Platform, environ: Mapping[str, str]
 ) -> None:
-    recipe = read(stack, platform, base.read(environ))
-    watch: Watch = Said()
+    recipe = read(framework, platform, environ)
     client = connect(environ)
     try:
-        made = builder.make(client, recipe, environ=environ, commit=None, watch=watch)
+        builder = Builder(client=client, command=buildkit(client, environ), environ=environ, say=print)
+        made = builder.make(recipe)
         config = client.api.inspect_image(made.image.id)["Config"]
     finally:
         client.close()
     assert recipe.tag in made.image.tags
-    assert config["Labels"][context.LOCK_LABEL] == recipe.lock_sha256
+    assert config["Labels"][LOCK_LABEL] == recipe.lock_sha256
     assert config["Entrypoint"] == ["tini", "--", "python"], "exec form, by a program that hands signals on"
     assert config["User"].partition(":")[0] not in ("", "0", "root")
-    assert {variable.partition("=")[0] for variable in config["Env"]}.isdisjoint(
-        {*context.INDEXES, *context.PROXIES}
-    )
+    assert {variable.partition("=")[0] for variable in config["Env"]}.isdisjoint({*INDEXES, *PROXIES})
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("stack", stacks())
-def test_no_image_has_tools_to_build_with(stack: str, environ: Mapping[str, str]) -> None:
-    image = here.required(stack, "tpu", environ)
+@pytest.mark.parametrize("framework", frameworks())
+def test_no_image_has_tools_to_build_with(framework: str, environ: Mapping[str, str]) -> None:
+    image = local_images.required(framework, "tpu", environ)
     asked = f"import shutil; print([name for name in {TOOLS!r} if shutil.which(name)])"
     done = subprocess.run(
         ["docker", "run", "--rm", "--network", "none", image.id, "-c", asked],
@@ -82,13 +70,13 @@ def test_no_image_has_tools_to_build_with(stack: str, environ: Mapping[str, str]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("stack", stacks())
+@pytest.mark.parametrize("framework", frameworks())
 def test_a_tpu_that_is_asked_for_and_not_there_fails_the_smoke_test(
-    stack: str, environ: Mapping[str, str]
+    framework: str, environ: Mapping[str, str]
 ) -> None:
     if list(Path("/dev").glob("accel*")) or list(Path("/dev").glob("vfio/[0-9]*")):
         pytest.skip("this machine has a TPU")
-    image = here.required(stack, "tpu", environ)
+    image = local_images.required(framework, "tpu", environ)
     done = subprocess.run(
         [
             *("docker", "run", "--rm", "--network", "none", "--read-only", "--tmpfs", "/tmp", image.id),
@@ -103,11 +91,12 @@ def test_a_tpu_that_is_asked_for_and_not_there_fails_the_smoke_test(
     )
 
 
+@pytest.mark.nightly
 def test_one_build_by_hand_says_what_there_is(environ: Mapping[str, str]) -> None:
     done = subprocess.run(
         [Path(sys.executable).with_name("fab"), "build"],
         cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    for stack in stacks():
-        assert f"tpu-stack/{stack}:tpu-" in done.stdout
+    for framework in frameworks():
+        assert f"tpu-stack/{framework}:tpu-" in done.stdout

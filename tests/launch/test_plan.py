@@ -267,8 +267,8 @@ def test_docker_without_an_image_in_the_inventory_says_how_it_gets_there(slice_o
     with pytest.raises(RequestError) as error:
         plan.choose_container(slice_of_two, "pytorch", "docker", unasked)
     assert str(error.value) == (
-        "--runtime docker: the stack dev has no image of pytorch; `fab build --stack pytorch`, "
-        "`fab push --stack dev --image pytorch`, then `pulumi up`"
+        "--runtime docker: the stack dev has no image of pytorch; `fab build --framework pytorch`, "
+        "`fab push --stack dev --framework pytorch`, then `pulumi up`"
     )
 
 

@@ -31,7 +31,7 @@ def base_image() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def jax_image(base_image: None) -> None:
     """The image for CPUs, as `fab build` makes it where it is not there."""
-    command = [str(CHECKOUT / ".venv" / "bin" / "fab"), "build", "--stack", "jax", "--platform", "cpu"]
+    command = [str(CHECKOUT / ".venv" / "bin" / "fab"), "build", "--framework", "jax", "--platform", "cpu"]
     built = subprocess.run(
         command, cwd=CHECKOUT, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False
     )
@@ -108,5 +108,5 @@ def test_an_image_that_is_not_built_is_asked_for_with_the_command_that_builds_it
         "train", "--job", "flax_mlm", "--runtime", "docker", "--args", " ".join(lab.options())
     ).ended()
     assert ended.code == 2
-    assert "`fab build --stack jax --platform cpu`" in ended.said
+    assert "`fab build --framework jax --platform cpu`" in ended.said
     assert lab.all_runs() == []

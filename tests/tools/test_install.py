@@ -35,6 +35,8 @@ class Steps:
         self.failing: str | None = None
 
     def __call__(self, argv: Sequence[str], purpose: str, environ: Mapping[str, str]) -> None:
+        if purpose == "making a place for pip":  # by the Python of these tests, which may have none
+            return
         self.done.append(purpose)
         if purpose == UV:
             program(Path(argv[argv.index("--target") + 1]) / "bin" / "uv", f"echo {sys.executable}")

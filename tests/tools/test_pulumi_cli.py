@@ -131,23 +131,6 @@ def test_it_is_built_once_into_the_cache(tmp_path: Path, environ: dict[str, str]
     assert builds(tmp_path) == 1
 
 
-def test_the_users_cache_folder_is_respected(tmp_path: Path, environ: dict[str, str]) -> None:
-    environ["XDG_CACHE_HOME"] = str(tmp_path / "elsewhere")
-    assert pulumi_cli.home_of(environ).is_relative_to(tmp_path / "elsewhere")
-    environ["XDG_CACHE_HOME"] = "relative"  # which the specification wants ignored
-    assert pulumi_cli.home_of(environ).is_relative_to(tmp_path / "home")
-
-
-def test_another_recipe_is_another_folder(
-    tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = pulumi_cli.home_of(environ)
-    for name in ("go.mod", "go.sum"):
-        (tmp_path / name).write_bytes((pulumi_cli.RECIPE / name).read_bytes() + b"\n")
-    monkeypatch.setattr(pulumi_cli, "RECIPE", tmp_path)
-    assert pulumi_cli.home_of(environ) != before
-
-
 def test_a_build_that_fails_shows_its_last_lines_and_leaves_nothing(
     tmp_path: Path, environ: dict[str, str], said: list[str]
 ) -> None:
@@ -157,21 +140,6 @@ def test_a_build_that_fails_shows_its_last_lines_and_leaves_nothing(
     assert "line 10\n" not in str(caught.value)
     assert pulumi_cli.built(environ) is None
     assert [path.suffix for path in pulumi_cli.home_of(environ).parent.iterdir()] == [".lock"]
-
-
-def test_what_answers_another_version_than_the_recipe_names_is_not_kept(
-    environ: dict[str, str], said: list[str]
-) -> None:
-    environ["BUILT_VERSION"] = "1.2.3"
-    with pytest.raises(PulumiCliError, match=r"answers '1\.2\.3'"):
-        pulumi_cli.find_or_build(environ, said.append)
-    assert pulumi_cli.built(environ) is None
-
-
-def test_the_remains_of_a_killed_build_are_no_hindrance(environ: dict[str, str], said: list[str]) -> None:
-    home = pulumi_cli.home_of(environ)
-    (home.with_name(f"{home.name}.new")).mkdir(parents=True)
-    assert pulumi_cli.find_or_build(environ, said.append).folder == home
 
 
 def test_two_that_come_at_once_build_one(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -189,45 +157,39 @@ def test_two_that_come_at_once_build_one(tmp_path: Path, environ: dict[str, str]
     assert builds(tmp_path) == 1
 
 
-@pytest.fixture
-def without_go(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    monkeypatch.setattr(go, "OTHER_PLACES", ())
-    return {**environ, "PATH": "/nonexistent"}
-
-
-def test_without_pulumi_and_go_the_error_says_what_to_install(
-    without_go: dict[str, str], said: list[str]
-) -> None:
-    with pytest.raises(PulumiCliError, match=f"{WANTED} or newer, or Go 1.21 or newer.*too old"):
-        pulumi_cli.find_or_build(without_go, said.append)
-
-
-def test_a_go_that_is_too_old_is_named(tmp_path: Path, without_go: dict[str, str], said: list[str]) -> None:
-    script(tmp_path / "old" / "go", "#!/bin/sh\necho go1.19.8\n")
-    with pytest.raises(PulumiCliError, match=r"old/go \(go1\.19\.8\)"):
-        pulumi_cli.find_or_build({**without_go, "PATH": str(tmp_path / "old")}, said.append)
-
-
-def test_a_go_that_is_not_on_path_is_found_in_its_usual_place(
+def test_where_it_lies_is_the_users_cache_and_changes_with_the_recipe(
     tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = pulumi_cli.home_of({**environ, "XDG_CACHE_HOME": str(tmp_path / "elsewhere")})
+    assert before.is_relative_to(tmp_path / "elsewhere")
+    environ["XDG_CACHE_HOME"] = "relative"  # which the specification wants ignored
+    assert pulumi_cli.home_of(environ).is_relative_to(tmp_path / "home")
+    for name in ("go.mod", "go.sum"):
+        assert "://" not in (pulumi_cli.RECIPE / name).read_text(), "a recipe names no registry"
+        (tmp_path / name).write_bytes((pulumi_cli.RECIPE / name).read_bytes() + b"\n")
+    monkeypatch.setattr(pulumi_cli, "RECIPE", tmp_path)
+    assert pulumi_cli.home_of(environ).name != before.name
+
+
+def test_only_what_answers_the_recipes_version_is_kept_and_remains_of_a_killed_build_are_no_hindrance(
+    environ: dict[str, str], said: list[str]
+) -> None:
+    home = pulumi_cli.home_of(environ)
+    (home.with_name(f"{home.name}.new")).mkdir(parents=True)
+    with pytest.raises(PulumiCliError, match=r"answers '1\.2\.3'"):
+        pulumi_cli.find_or_build({**environ, "BUILT_VERSION": "1.2.3"}, said.append)
+    assert pulumi_cli.built(environ) is None
+    assert pulumi_cli.find_or_build(environ, said.append).folder == home
+
+
+def test_a_go_is_found_in_its_usual_place_and_without_one_the_error_says_what_to_install(
+    tmp_path: Path, environ: dict[str, str], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(go, "OTHER_PLACES", (str(tmp_path / "go" / "go"),))
     assert pulumi_cli.go_of({**environ, "PATH": "/nonexistent"}) == str(tmp_path / "go" / "go")
-
-
-def test_the_recipe_names_no_registry() -> None:
-    for name in ("go.mod", "go.sum"):
-        assert "://" not in (pulumi_cli.RECIPE / name).read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        ("3.9.0 3.250.0", (3, 9, 0)),
-        ("go1.26.8", (1, 26, 8)),
-        ("v3.250.0-alpha.1", (3, 250, 0)),
-        ("devel", ()),
-    ],
-)
-def test_versions_are_compared_as_numbers(arguments: str, names: tuple[int, ...]) -> None:
-    assert pulumi_cli._numbers(arguments.partition(" ")[0]) == names
+    monkeypatch.setattr(go, "OTHER_PLACES", ())
+    with pytest.raises(PulumiCliError, match=f"{WANTED} or newer, or Go 1.21 or newer.*too old"):
+        pulumi_cli.find_or_build({**environ, "PATH": "/nonexistent"}, said.append)
+    script(tmp_path / "old" / "go", "#!/bin/sh\necho go1.19.8\n")
+    with pytest.raises(PulumiCliError, match=r"old/go \(go1\.19\.8\)"):
+        pulumi_cli.find_or_build({**environ, "PATH": str(tmp_path / "old")}, said.append)

@@ -105,7 +105,7 @@ def test_an_image_by_its_id_cannot_be_pulled(fake_docker: FakeDocker) -> None:
 
 
 def known(number: str, **fields: Any) -> dict[str, Any]:
-    labels = {"tpu-stack.stack": "jax"}
+    labels = {"tpu-stack.platform": "cpu"}
     return {
         "Id": f"sha256:{number * 64}",
         "Created": number,
@@ -155,8 +155,8 @@ def test_pruning_removes_our_images_and_leaves_those_that_containers_have(base: 
 
     # Of a daemon that others use as well, so that what is theirs is all kept.
     others = docker("image", "ls", "--all", "--quiet", "--no-trunc").split()
-    unused = build(base, "LABEL tpu-stack.stack=test-of-prune", f"LABEL of={tmp_path}/1")
-    used = build(base, "LABEL tpu-stack.stack=test-of-prune", f"LABEL of={tmp_path}/2")
+    unused = build(base, "LABEL tpu-stack.platform=test-of-prune", f"LABEL of={tmp_path}/1")
+    used = build(base, "LABEL tpu-stack.platform=test-of-prune", f"LABEL of={tmp_path}/2")
     name = docker("create", used, "true")
     try:
         steps = [

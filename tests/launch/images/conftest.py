@@ -1,4 +1,4 @@
-"""A framework stack that is built in seconds, and the Docker of this machine."""
+"""A framework that is built in seconds, and the Docker of this machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 import docker
 import pytest
 
-from launch.images import here
-from launch.images.context import SMOKE_LABEL
-from launch.images.engine import connect
-from launch.images.recipe import Recipe, read
+from launch.images import local_images
+from launch.images.docker_client import connect
+from launch.images.recipe import BASE_VARIABLE, SMOKE_LABEL, Recipe, read
 from tools import stand_in_base
 
 DOCKERFILE = """\
@@ -23,28 +22,29 @@ COPY smoke /opt/tpu-stack/smoke
 USER 10001:10001
 ENTRYPOINT ["python3"]
 """
-MAIN = "import stack\nprint('ok   imports  0.1 s', flush=True)\nstack.main()\n"
+MAIN = "import framework\nprint('ok   imports  0.1 s', flush=True)\nframework.main()\n"
 PASSES = "def main():\n    print('{\"ok\": true}')\n"
 
 
 class Lab:
-    """Makes recipes of a stack of this test alone, and knows what of them is on this machine."""
+    """Makes recipes of a framework of this test only, and knows what of them is on this machine."""
 
-    def __init__(self, folder: Path, client: docker.DockerClient, base: str, stack: str) -> None:
-        self.folder, self.client, self.base, self.stack = folder, client, base, stack
+    def __init__(self, folder: Path, client: docker.DockerClient, base: str, framework: str) -> None:
+        self.folder, self.client, self.base, self.framework = folder, client, base, framework
         self._hashes: set[str] = set()
 
     def recipe(self, *, body: str = "true", smoke: str = PASSES) -> Recipe:
         """body: what the second of its steps runs."""
-        own = self.folder / self.stack
+        own = self.folder / self.framework
         own.mkdir(parents=True, exist_ok=True)
         (self.folder / "smoke").mkdir(exist_ok=True)
         (self.folder / "smoke" / "__main__.py").write_text(MAIN)
-        (own / "Dockerfile").write_text(DOCKERFILE.replace("MARK", self.stack).replace("BODY", body))
+        (own / "Dockerfile").write_text(DOCKERFILE.replace("MARK", self.framework).replace("BODY", body))
         (own / "requirements.txt").touch()
         (own / "smoke.py").write_text(smoke)
         (self.folder / "uv.txt").touch()
-        made = read(self.stack, "cpu", self.base, folder=self.folder, uv_lock=self.folder / "uv.txt")
+        environ = {BASE_VARIABLE: self.base}
+        made = read(self.framework, "cpu", environ, folder=self.folder, uv_lock=self.folder / "uv.txt")
         self._hashes.add(made.hash)
         return made
 
@@ -53,12 +53,11 @@ class Lab:
         found = []
         for image in self.client.api.images(all=True):
             steps = self.client.api.history(image["Id"])
-            if any(f"echo {self.stack};" in step["CreatedBy"] for step in steps):
+            if any(f"echo {self.framework};" in step["CreatedBy"] for step in steps):
                 named = [tag for tag in image["RepoTags"] or () if tag != "<none>:<none>"]
                 found += named or [image["Id"]]
         for container in self.client.api.containers(all=True):
-            tries = container["Labels"].get(SMOKE_LABEL) in self._hashes
-            if tries or f"echo {self.stack};" in container["Command"]:
+            if container["Labels"].get(SMOKE_LABEL) in self._hashes:
                 found.append(container["Id"])
         return found
 
@@ -67,9 +66,9 @@ class Lab:
         return [each for each in self.left() if ":" in each and not each.startswith("sha256:")]
 
     def clear(self) -> None:
-        for image in here.list_all(self.client):
-            if image.stack == self.stack:
-                here.remove(self.client, image)
+        for image in local_images.list_all(self.client):
+            if image.framework == self.framework:
+                local_images.remove(self.client, image)
 
 
 @pytest.fixture(scope="session")
@@ -92,8 +91,8 @@ def client() -> Iterator[docker.DockerClient]:
 def make_lab(tmp_path: Path, client: docker.DockerClient, base: str) -> Iterator[Callable[[str], Lab]]:
     made: list[Lab] = []
 
-    def make(stack: str) -> Lab:
-        lab = Lab(tmp_path / "images", client, base, stack)
+    def make(framework: str) -> Lab:
+        lab = Lab(tmp_path / "images", client, base, framework)
         made.append(lab)
         lab.clear()
         return lab

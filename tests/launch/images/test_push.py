@@ -18,11 +18,11 @@ import docker
 import pytest
 
 from contracts.errors import RequestError
-from launch.images import base, here, push
-from launch.images.context import labels
-from launch.images.recipe import Recipe
+from launch.images import local_images, push
+from launch.images.push import explained
+from launch.images.recipe import BASE_VARIABLE, Recipe
 
-pytestmark = pytest.mark.slow  # seconds, but they need Docker
+slow = pytest.mark.slow  # seconds, but they need Docker
 
 STAND_IN_BASE = "stand-in:1"
 PULUMI = """\
@@ -127,11 +127,11 @@ def recipes(
     """Makes an image of one file that is named as a recipe says, and the folder of images that has the recipe."""
     folder, made = tmp_path / "images", list[Recipe]()
 
-    def make(stack: str, *, image: bool = True) -> Recipe:
-        (folder / stack).mkdir(parents=True)
-        (folder / stack / "Dockerfile").write_text(str(tmp_path))
+    def make(framework: str, *, image: bool = True) -> Recipe:
+        (folder / framework).mkdir(parents=True)
+        (folder / framework / "Dockerfile").write_text(str(tmp_path))
         recipe = Recipe(
-            stack=stack, platform="cpu", base=STAND_IN_BASE,
+            framework=framework, platform="cpu", base=STAND_IN_BASE,
             files={"Dockerfile": str(tmp_path).encode(), "requirements.txt": b""},
         )  # fmt: skip
         made.append(recipe)
@@ -139,23 +139,23 @@ def recipes(
             packed = io.BytesIO()
             with tarfile.open(fileobj=packed, mode="w") as tar:
                 member = tarfile.TarInfo("file")
-                member.size = len(stack)
-                tar.addfile(member, io.BytesIO(stack.encode()))
-            said = [f'LABEL "{key}"="{value}"' for key, value in labels(recipe, None).items()]
+                member.size = len(framework)
+                tar.addfile(member, io.BytesIO(framework.encode()))
+            said = [f'LABEL "{key}"="{value}"' for key, value in recipe.labels(None).items()]
             repository, _, tag = recipe.tag.rpartition(":")
             client.api.import_image_from_data(packed.getvalue(), repository, tag, changes=said)
         return recipe
 
-    by_stack = lambda stack, on, pinned: next(each for each in made if each.stack == stack)  # noqa: E731
-    monkeypatch.setattr(push, "read", by_stack)
+    by_name = lambda name, on, environ: next(each for each in made if each.framework == name)  # noqa: E731
+    monkeypatch.setattr(push, "read", by_name)
     monkeypatch.setattr(
-        push, "chosen", lambda option, text: text.split(",") if text else [r.stack for r in made]
+        push, "chosen", lambda option, text: text.split(",") if text else [r.framework for r in made]
     )
-    monkeypatch.setenv(base.VARIABLE, STAND_IN_BASE)
+    monkeypatch.setenv(BASE_VARIABLE, STAND_IN_BASE)
     yield make
-    for image in here.list_all(client):
+    for image in local_images.list_all(client):
         if any(image.recipe == recipe.hash for recipe in made):
-            here.remove(client, image)
+            local_images.remove(client, image)
 
 
 @pytest.fixture
@@ -172,10 +172,11 @@ def pulumi(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) 
     return log
 
 
-def run(image: str = "", stack: str = "dev") -> int:
-    return push.push(stack=stack, image=image, platform="cpu", environ=os.environ)
+def run(framework: str = "", stack: str = "dev") -> int:
+    return push.push(stack=stack, framework=framework, platform="cpu", environ=os.environ)
 
 
+@slow
 def test_an_image_is_pushed_and_its_digest_noted_in_the_stacks_configuration(
     registry: Registry,
     recipes: Any,
@@ -193,10 +194,11 @@ def test_an_image_is_pushed_and_its_digest_noted_in_the_stacks_configuration(
     said = capsys.readouterr().out
     assert reference in said
     assert "Now `pulumi up --stack dev`" in said
-    (image,) = [each for each in here.list_all(client) if each.recipe == recipe.hash]
+    (image,) = [each for each in local_images.list_all(client) if each.recipe == recipe.hash]
     assert image.references == (reference,)
 
 
+@slow
 def test_of_several_images_those_that_are_built_are_pushed_and_one_that_is_named_has_to_be(
     registry: Registry, recipes: Any, pulumi: Path
 ) -> None:
@@ -205,12 +207,14 @@ def test_of_several_images_those_that_are_built_are_pushed_and_one_that_is_named
     assert run() == 0
     assert [path.split("/")[4] for path in registry.manifests] == ["here"]
     with pytest.raises(
-        RequestError, match="elsewhere for cpu: not built here.*`fab build --stack elsewhere --platform cpu`"
+        RequestError,
+        match="elsewhere for cpu: not built here.*`fab build --framework elsewhere --platform cpu`",
     ):
         run("here,elsewhere")
     assert len(registry.manifests) == 1
 
 
+@slow
 @pytest.mark.parametrize(
     ("refusal", "words"),
     [
@@ -238,12 +242,13 @@ def test_a_registry_that_refuses_is_explained_and_neither_name_nor_digest_stays(
     assert re.search(
         f"error: {registry.host}/p/r/refused:{recipe.version}: .*{words}", capsys.readouterr().out
     )
-    found = here.of_recipe(client, recipe)
+    found = local_images.of_recipe(client, recipe)
     assert found is not None
     assert (found.tags, found.references) == ((recipe.tag,), ())
     assert "config set" not in pulumi.read_text()
 
 
+@slow
 def test_a_registry_that_is_gone_is_told_from_one_that_refuses(
     registry: Registry,
     recipes: Any,
@@ -257,6 +262,7 @@ def test_a_registry_that_is_gone_is_told_from_one_that_refuses(
     assert "127.0.0.1:1 cannot be reached" in capsys.readouterr().out
 
 
+@slow
 @pytest.mark.parametrize("outputs", ["{}", "", '{"image_repository": null}'])
 def test_a_stack_that_was_never_brought_up_has_no_repository(
     recipes: Any, pulumi: Path, monkeypatch: pytest.MonkeyPatch, outputs: str
@@ -269,6 +275,7 @@ def test_a_stack_that_was_never_brought_up_has_no_repository(
         run()
 
 
+@slow
 def test_a_digest_that_cannot_be_noted_is_said_with_what_pulumi_says(
     recipes: Any, pulumi: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,3 +312,39 @@ def test_how_far_a_push_is_counts_layers_and_bytes() -> None:
     assert layers.digest is None
     layers.take({"progressDetail": {}, "aux": {"Tag": "t", "Digest": "sha256:" + "c" * 64, "Size": 1}})
     assert layers.digest == "sha256:" + "c" * 64
+
+
+# --- why a registry does not take an image --------------------------------------------------------------------
+
+REFERENCE = "us-central1-docker.pkg.dev/my-project/tpu-stack-dev/jax:tpu-0123456789ab"
+RESOURCE = '"projects/my-project/locations/us-central1/repositories/tpu-stack-dev" (or it may not exist)'
+UPLOAD = "artifactregistry.repositories.uploadArtifacts"
+DOWNLOAD = "artifactregistry.repositories.downloadArtifacts"
+MAY_WRITE = (
+    f"lacks {UPLOAD}, which roles/artifactregistry.writer on the repository tpu-stack-dev has.*"
+    "add-iam-policy-binding tpu-stack-dev --project my-project --location us-central1"
+)
+LOG_IN = "`gcloud auth configure-docker us-central1-docker.pkg.dev`"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (f'denied: Permission "{UPLOAD}" denied on resource {RESOURCE}', MAY_WRITE),
+        (f"denied: Permission '{UPLOAD}' denied on resource (or it may not exist).", MAY_WRITE),
+        ("unexpected status from POST request to https://x/v2/: 403 Forbidden", MAY_WRITE),
+        ("denied: requested access to the resource is denied", MAY_WRITE),
+        (f'denied: Permission "{DOWNLOAD}" denied on resource {RESOURCE}', f"lacks {DOWNLOAD}"),
+        (f'denied: Unauthenticated request. They do not have permission "{UPLOAD}" on {RESOURCE}', LOG_IN),
+        ("unauthorized: authentication failed", LOG_IN),
+        ("no basic auth credentials", LOG_IN),
+        ('name unknown: Repository "tpu-stack-dev" not found', "`pulumi up --stack dev` makes it"),
+        ("Get https://x/v2/: dial tcp: lookup x: no such host", "cannot be reached"),
+    ],
+)
+def test_a_refusal_names_what_is_missing_and_no_rights_where_it_is_not_rights(said: str, words: str) -> None:
+    text = explained(said, REFERENCE, "dev")
+    assert re.search(words, text), text
+    assert ("roles/" in text) == ("lacks" in words)
+    if words == LOG_IN:
+        assert "docker login r.example:5000" in explained(said, "r.example:5000/p/jax:tpu-1", "dev")

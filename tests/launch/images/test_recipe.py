@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import docker.errors
 import pytest
 
 from contracts.errors import RequestError
-from launch.images import context, recipe
-from launch.images.recipe import OUR_TAG, Recipe
+from launch.images import build, recipe
+from launch.images.recipe import BASE_VARIABLE, CPU_WHEELS, OUR_TAG, Recipe
 
 
 @pytest.fixture
@@ -35,23 +38,26 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(folder: Path, stack: str = "one", platform: str = "cpu", base: str = "b@sha256:1") -> Recipe:
+def read(
+    folder: Path, framework: str = "one", platform: str = "cpu", base: str = "b@sha256:1", **environ: str
+) -> Recipe:
     on = recipe.platform_of(platform)
-    return recipe.read(stack, on, base, folder=folder, uv_lock=folder / "uv.txt")
+    environ = {BASE_VARIABLE: base, **environ}
+    return recipe.read(framework, on, environ, folder=folder, uv_lock=folder / "uv.txt")
 
 
-def test_a_stack_is_a_folder_with_a_dockerfile(folder: Path) -> None:
-    assert recipe.stacks(folder) == ("one", "two")
+def test_a_framework_is_a_folder_with_a_dockerfile(folder: Path) -> None:
+    assert recipe.frameworks(folder) == ("one", "two")
 
 
-def test_stacks_are_chosen_by_name_and_all_of_them_without_a_choice(folder: Path) -> None:
-    assert recipe.chosen("--stack", "two, one,two", folder) == ("two", "one")
-    assert recipe.chosen("--stack", "", folder) == ("one", "two")
+def test_frameworks_are_chosen_by_name_and_all_of_them_without_a_choice(folder: Path) -> None:
+    assert recipe.chosen("--framework", "two, one,two", folder) == ("two", "one")
+    assert recipe.chosen("--framework", "", folder) == ("one", "two")
 
 
-def test_an_unknown_stack_or_platform_is_answered_with_those_there_are(folder: Path) -> None:
-    with pytest.raises(RequestError, match='--stack: "six" is not a framework stack; choose one of one, two'):
-        recipe.chosen("--stack", "one,six", folder)
+def test_an_unknown_framework_or_platform_is_answered_with_those_there_are(folder: Path) -> None:
+    with pytest.raises(RequestError, match='--framework: "six" is not a framework; choose one of one, two'):
+        recipe.chosen("--framework", "one,six", folder)
     with pytest.raises(RequestError, match='--platform: "gpu" is not a platform of images; choose one of'):
         recipe.platform_of("gpu")
 
@@ -60,15 +66,15 @@ def test_nothing_gets_into_an_image_but_its_files_and_the_programs_of_its_build(
     folder: Path,
 ) -> None:
     (folder / "one" / "secret.txt").touch()
-    always = {"Dockerfile", "requirements.txt", "uv.txt", "smoke/__main__.py", "smoke/stack.py"}
+    always = {"Dockerfile", "requirements.txt", "uv.txt", "smoke/__main__.py", "smoke/framework.py"}
     assert set(read(folder, "one").files) == always | {"build/make.py"}
     assert set(read(folder, "two").files) == always
 
 
 def test_a_cpu_has_its_own_lock_where_there_is_one_and_else_the_tpus(folder: Path) -> None:
     locks = {
-        (stack, on): read(folder, stack, on).files["requirements.txt"].decode()
-        for stack in ("one", "two")
+        (name, on): read(folder, name, on).files["requirements.txt"].decode()
+        for name in ("one", "two")
         for on in ("cpu", "tpu")
     }
     assert locks == {
@@ -96,8 +102,15 @@ def test_the_tag_is_a_hash_of_everything_that_goes_in_and_of_nothing_else(folder
         path.write_text(kept)
     assert len(tags) == 8
     (folder / "README.md").write_text("other")
-    (folder / "one" / "requirements.txt").write_text("of the TPU alone")
+    (folder / "one" / "requirements.txt").write_text("of the TPU only")
     assert read(folder).tag == before.tag
+
+
+def test_pytorchs_own_wheels_give_another_tag_only_to_what_has_torch(folder: Path) -> None:
+    (folder / "two" / "Dockerfile").write_text(f"FROM x\nARG {CPU_WHEELS}\n")
+    chosen = {CPU_WHEELS: "https://i/cpu"}
+    assert read(folder, "one", **chosen).tag == read(folder, "one").tag
+    assert read(folder, "two", **chosen).tag != read(folder, "two").tag
 
 
 def test_tags_are_told_from_names_that_somebody_gave(folder: Path) -> None:
@@ -123,8 +136,8 @@ def test_a_file_that_is_missing_is_named_or_the_other_lock_is_taken(folder: Path
         read(folder)
 
 
-def test_a_shared_program_may_not_have_the_name_that_the_stacks_own_gets(folder: Path) -> None:
-    (folder / "smoke" / "stack.py").touch()
+def test_a_shared_program_may_not_have_the_name_that_the_frameworks_own_gets(folder: Path) -> None:
+    (folder / "smoke" / "framework.py").touch()
     with pytest.raises(RequestError, match="give it another"):
         read(folder)
 
@@ -133,10 +146,10 @@ def test_a_shared_program_may_not_have_the_name_that_the_stacks_own_gets(folder:
 
 
 def test_the_same_recipe_gives_the_same_archive_whatever_the_files_times(folder: Path) -> None:
-    first = context.archive(read(folder))
+    first = read(folder).context()
     for path in folder.rglob("*.py"):
         path.touch()
-    assert context.archive(read(folder)) == first
+    assert read(folder).context() == first
 
 
 @pytest.mark.parametrize(
@@ -146,7 +159,7 @@ def test_an_index_with_a_password_is_refused_because_it_would_stay_in_the_image(
     folder: Path, index: str
 ) -> None:
     with pytest.raises(RequestError, match="UV_DEFAULT_INDEX holds a password") as caught:
-        context.build_arguments(read(folder), {"UV_DEFAULT_INDEX": index})
+        read(folder).arguments({"UV_DEFAULT_INDEX": index})
     assert "word@" not in str(caught.value)
 
 
@@ -157,21 +170,71 @@ def test_a_build_goes_the_way_this_machine_goes_and_is_told_nothing_else_of_it(f
         "HOME": "/h",
         "HTTP_PROXY": "",
     }
-    assert context.build_arguments(read(folder), environ) == {
+    assert read(folder).arguments(environ) == {
         "PIP_INDEX_URL": "https://i/simple",
         "HTTPS_PROXY": "http://p:1",
         "BASE_IMAGE": "b@sha256:1",
-        "STACK": "one",
-        "PLATFORM": "cpu",
     }
 
 
-def test_an_image_says_of_which_stack_lock_recipe_and_commit_it_is(folder: Path) -> None:
+def test_an_image_says_of_which_framework_lock_recipe_and_commit_it_is(folder: Path) -> None:
     made = read(folder)
-    said = context.labels(made, "abc")
-    assert said["tpu-stack.stack"] == "one"
+    said = made.labels("abc")
+    assert said["tpu-stack.framework"] == "one"
     assert said["tpu-stack.platform"] == "cpu"
     assert said["tpu-stack.recipe"] in made.tag
     assert said["tpu-stack.lock"] == made.lock_sha256 != read(folder, platform="tpu").lock_sha256
     assert said["org.opencontainers.image.revision"] == "abc"
-    assert "org.opencontainers.image.revision" not in context.labels(made, None)
+    assert "org.opencontainers.image.revision" not in made.labels(None)
+
+
+# --- the base -----------------------------------------------------------------------------------------------------
+
+OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "base.txt"
+    path.write_text(f"python:3.12-slim-bookworm@{OLD}\n")
+    return path
+
+
+def registry(answer: Any) -> Any:
+    """A Docker whose registry has that digest, or refuses."""
+
+    def ask(tag: str) -> Any:
+        assert tag == "python:3.12-slim-bookworm"
+        if isinstance(answer, Exception):
+            raise answer
+        return SimpleNamespace(id=answer)
+
+    return SimpleNamespace(images=SimpleNamespace(get_registry_data=ask))
+
+
+def test_the_base_is_what_the_file_pins_unless_the_environment_names_another(file: Path) -> None:
+    assert recipe.pinned_base(file)[0] == f"python:3.12-slim-bookworm@{OLD}"
+    assert recipe.base_of({BASE_VARIABLE: "stand-in:1"}) == "stand-in:1"
+
+
+@pytest.mark.parametrize("text", ["python:3.12", "", f"python@{OLD}", f"python:3@{OLD}\nmore"])
+def test_a_base_that_is_not_pinned_is_refused(file: Path, text: str) -> None:
+    file.write_text(text)
+    with pytest.raises(RequestError, match="is no base by tag and digest"):
+        recipe.pinned_base(file)[0]
+
+
+def test_a_base_that_moved_is_written_down_and_old_and_new_are_shown(file: Path) -> None:
+    said: list[str] = []
+    assert build.renew_base(registry(NEW), said.append, file)
+    assert file.read_text() == f"python:3.12-slim-bookworm@{NEW}\n"
+    assert OLD in said[0]
+    assert NEW in said[0]
+    assert not build.renew_base(registry(NEW), said.append, file)
+    assert [path.name for path in file.parent.iterdir()] == ["base.txt"]
+
+
+def test_where_the_registry_cannot_be_asked_the_file_stays_as_it_is(file: Path) -> None:
+    with pytest.raises(RequestError, match="asking the registry for python:3.12-slim-bookworm: no such host"):
+        build.renew_base(registry(docker.errors.APIError("no such host")), print, file)
+    assert OLD in file.read_text()

@@ -29,9 +29,10 @@ OPTIONS = f"--steps {STEPS} --checkpoint-every 50 --log-every 10 --eval-every {S
 def with_an_image(person: Person) -> str:
     """Brings up two hosts whose inventory names the image; its reference."""
     person.up(hosts=2, kind="docker")
-    person.succeed("fab", "build", "--stack", "jax", "--platform", "cpu", limit_s=BUILD_LIMIT_S)
+    person.succeed("fab", "build", "--framework", "jax", "--platform", "cpu", limit_s=BUILD_LIMIT_S)
     pushed = person.succeed(
-        "fab", "push", "--stack", "rehearsal", "--image", "jax", "--platform", "cpu", limit_s=LAUNCH_LIMIT_S
+        *("fab", "push", "--stack", "rehearsal", "--framework", "jax", "--platform", "cpu"),
+        limit_s=LAUNCH_LIMIT_S,
     )
     person.succeed("pulumi", "up", "--yes", "--stack", "rehearsal")
     person.succeed("fab", "deploy", "--stack", "rehearsal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import os
@@ -12,10 +13,19 @@ import docker
 import docker.errors
 
 from contracts.errors import RequestError
-from launch.images import base
-from launch.images.context import PLATFORM_LABEL, RECIPE_LABEL, STACK_LABEL
-from launch.images.engine import asking, connect
-from launch.images.recipe import OUR_TAG, Recipe, platform_of, read
+from launch.images.docker_client import asking, connect
+from launch.images.recipe import (
+    FRAMEWORK_LABEL,
+    OUR_TAG,
+    PLATFORM_LABEL,
+    RECIPE_LABEL,
+    Recipe,
+    platform_of,
+    read,
+)
+
+OLD_FRAMEWORK_LABEL = "tpu-stack.stack"
+"""What images were labelled with before."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +33,7 @@ class Image:
     """id: as Docker names it, sha256:…. tags: its names here; references: by digest, where it was pushed or pulled."""
 
     id: str
-    stack: str
+    framework: str
     platform: str
     recipe: str
     tags: tuple[str, ...]
@@ -42,23 +52,19 @@ class Image:
         return all(OUR_TAG.fullmatch(tag) for tag in self.tags)
 
 
-def find(stack: str, platform: str, environ: Mapping[str, str] = os.environ) -> Image | None:
-    """The image of this checkout's recipe, if it was built here and has passed.
+def required(framework: str, platform: str, environ: Mapping[str, str] = os.environ) -> Image:
+    """The image of this checkout's recipe, which was built here and has passed.
 
     Raises:
-        RequestError: Docker does not answer, or there is no such stack or platform.
+        RequestError: it is not there, Docker does not answer, or there is no such framework or platform.
     """
-    recipe = read(stack, platform_of(platform), base.read(environ))
-    return of_recipe(connect(environ), recipe)
-
-
-def required(stack: str, platform: str, environ: Mapping[str, str] = os.environ) -> Image:
-    """The same. Raises RequestError as well where it is not there, and says how to build it."""
-    found = find(stack, platform, environ)
+    recipe = read(framework, platform_of(platform), environ)
+    with contextlib.closing(connect(environ)) as client:
+        found = of_recipe(client, recipe)
     if found is None:
         raise RequestError(
-            f"the image of {stack} for {platform} is not built here, or its recipe has changed since; "
-            f"`fab build --stack {stack} --platform {platform}`"
+            f"the image of {framework} for {platform} is not built here, or its recipe has changed since; "
+            f"`fab build --framework {framework} --platform {platform}`"
         )
     return found
 
@@ -73,11 +79,11 @@ def of_recipe(client: docker.DockerClient, recipe: Recipe) -> Image | None:
 
 
 def list_all(client: docker.DockerClient) -> list[Image]:
-    """All of ours, by stack and platform, the latest first; also those without a name, which a killed build left."""
+    """All of ours by framework and platform, the latest first, with those unnamed that a killed build left."""
     with asking("listing the images of this machine"):
-        found = client.api.images(filters={"label": STACK_LABEL})
+        found = client.api.images(filters={"label": PLATFORM_LABEL})
         images = [_image(client.api.inspect_image(each["Id"])) for each in found]
-    return sorted(images, key=lambda image: (image.stack, image.platform, -image.created_s))
+    return sorted(images, key=lambda image: (image.framework, image.platform, -image.created_s))
 
 
 def _image(told: Mapping[str, Any]) -> Image:
@@ -85,7 +91,7 @@ def _image(told: Mapping[str, Any]) -> Image:
     created = datetime.datetime.fromisoformat(str(told["Created"])[:19]).replace(tzinfo=datetime.UTC)
     return Image(
         id=str(told["Id"]),
-        stack=labels.get(STACK_LABEL, "?"),
+        framework=labels.get(FRAMEWORK_LABEL) or labels.get(OLD_FRAMEWORK_LABEL, "?"),
         platform=labels.get(PLATFORM_LABEL, "?"),
         recipe=labels.get(RECIPE_LABEL, "?"),
         tags=tuple(tag for tag in told.get("RepoTags") or () if tag != "<none>:<none>"),
@@ -133,3 +139,11 @@ def remove(client: docker.DockerClient, image: Image) -> bool:
                     raise
                 return False
     return True
+
+
+def discard(client: docker.DockerClient, image: str) -> None:
+    """Remove an image that a build made and nobody has named; one that is named or in use stays."""
+    with contextlib.suppress(docker.errors.APIError, RequestError), asking("cleaning up"):
+        told = client.api.inspect_image(image)
+        if not (told.get("RepoTags") or told.get("RepoDigests")):
+            client.api.remove_image(image)

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from launch.images import here, tables
-from launch.images.builder import Made
-from launch.images.here import Image
+from launch.images import listing, local_images
+from launch.images.build import Made
+from launch.images.local_images import Image
 from launch.runs import Run
 
 HASHES = ("0" * 12, "1" * 12)
@@ -21,7 +21,7 @@ CURRENT = f"tpu-stack/jax:cpu-{HASHES[0]}"
 
 def image(*tags: str, references: tuple[str, ...] = (), id: str = "sha256:" + "a" * 64) -> Image:
     return Image(
-        id=id, stack="jax", platform="cpu", recipe=HASHES[0], tags=tags, references=references,
+        id=id, framework="jax", platform="cpu", recipe=HASHES[0], tags=tags, references=references,
         size_bytes=1_250_000_000, created_s=0.0,
     )  # fmt: skip
 
@@ -41,7 +41,7 @@ def test_the_state_of_an_image_says_whether_it_is_of_this_checkout() -> None:
         "unnamed": image(),
         "other": image("somebody/jax:mine"),
     }
-    assert {state: tables.state(each, {CURRENT}) for state, each in states.items()} == {
+    assert {state: listing.state(each, {CURRENT}) for state, each in states.items()} == {
         name: name for name in states
     }
 
@@ -53,7 +53,7 @@ def test_old_is_what_no_recipe_makes_no_container_uses_and_nobody_named() -> Non
         image(f"tpu-stack/jax:cpu-{HASHES[1]}", "mine:1"),
     ]
     doomed = [image(f"tpu-stack/jax:cpu-{HASHES[1]}"), image(f"{CURRENT}-failed"), image()]
-    assert here.old([*kept, *doomed], current={CURRENT}, used={"used"}) == doomed
+    assert local_images.old([*kept, *doomed], current={CURRENT}, used={"used"}) == doomed
 
 
 def test_an_image_is_shown_with_the_latest_runs_that_used_it_by_id_or_by_digest(
@@ -63,7 +63,9 @@ def test_an_image_is_shown_with_the_latest_runs_that_used_it_by_id_or_by_digest(
     by_digest = write_run("flax_mlm-20261125-000000-abcd", image=REFERENCE)
     bare = write_run("flax_mlm-20261126-000000-abcd", image=None)
     (row,) = shown(
-        tables.here([image(CURRENT, references=(REFERENCE,))], {CURRENT}, [bare, by_digest, *by_id])
+        listing.table_of_local(
+            [image(CURRENT, references=(REFERENCE,))], {CURRENT}, [bare, by_digest, *by_id]
+        )
     )
     assert row[:5] == ["jax", "cpu", CURRENT, "1.25", "GB"]
     assert " ".join(row[7:]) == (
@@ -73,7 +75,7 @@ def test_an_image_is_shown_with_the_latest_runs_that_used_it_by_id_or_by_digest(
 
 def test_what_a_stack_names_is_shown_with_whether_it_is_this_checkouts() -> None:
     rows = shown(
-        tables.there(
+        listing.table_of_stack(
             {"jax": REFERENCE, "pytorch": f"h/p/r/pytorch@{DIGEST}"},
             [image(CURRENT, references=(REFERENCE,))],
             {CURRENT},
@@ -91,6 +93,6 @@ def test_what_was_built_is_told_from_what_was_there() -> None:
         Made(image=image(CURRENT), done="built", build_s=130.0, smoke_s=9.4),
         Made(image=image(CURRENT), done="was there", build_s=0.0, smoke_s=0.0),
     ]
-    rows = shown(tables.built(made, {image().id: 6}))
+    rows = shown(listing.table_of_built(made, {image().id: 6}))
     assert rows[0][3:] == ["1.25", "GB", "6", "2:10", "0:09", "a" * 12, "built"]
     assert rows[1][3:] == ["1.25", "GB", "6", "–", "–", "a" * 12, "was", "there"]

@@ -1,9 +1,12 @@
-"""Docker on this machine: asked once whether it is there, and what it refuses in this project's words."""
+"""Docker on this machine: its API, the `docker` that has BuildKit, and what they refuse in this project's words."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
@@ -17,8 +20,19 @@ from contracts.errors import RequestError
 ANSWER_LIMIT_S = 60
 LONG_LIMIT_S = 1800
 """Of an answer that is worked on: no more than so long between two pieces of it."""
+SOCKET = "/var/run/docker.sock"
+OLDEST_ENGINE = (20, 10)
+"""From there on an engine's BuildKit has cache mounts without a frontend from a registry."""
+FIRST_WITHOUT_OWN_BUILDKIT = 23
+"""From there on `docker build` needs the plugin buildx; before it is in `docker` itself."""
 
 NO_NEWS = "Error while fetching server API version: "
+# Colours and whatever else would move a terminal's cursor.
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+
+
+class ImageError(Exception):
+    """Something about one image failed although the request was right; the message says what, why, and what to do."""
 
 
 def connect(environ: Mapping[str, str] = os.environ) -> docker.DockerClient:
@@ -41,7 +55,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> docker.DockerClient:
 
 def unreachable(error: Exception, environ: Mapping[str, str], platform: str = sys.platform) -> str:
     """Why Docker does not answer, and how to get an answer. Pure."""
-    where = environ.get("DOCKER_HOST") or "/var/run/docker.sock"
+    where = environ.get("DOCKER_HOST") or SOCKET
     said = short(error)
     start = "open Docker Desktop" if platform == "darwin" else "sudo systemctl start docker"
     if "PermissionError" in said or "Permission denied" in said:
@@ -64,6 +78,69 @@ def unreachable(error: Exception, environ: Mapping[str, str], platform: str = sy
     return (
         f"there is no Docker at {where}, and images are built with it: {get}; where it is installed: {start}"
     )
+
+
+def buildkit(client: docker.DockerClient, environ: Mapping[str, str]) -> str:
+    """The first `docker` on PATH whose `docker build` is BuildKit's.
+
+    Raises:
+        RequestError: the engine is too old, or no command line there is complete; with what to install.
+    """
+    engine = str(client.version()["Version"])
+    if _numbers(engine)[:2] < OLDEST_ENGINE:
+        wanted = ".".join(map(str, OLDEST_ENGINE))
+        raise RequestError(
+            f"Docker's engine is {engine}, and images are built with BuildKit, which it has from {wanted} on; "
+            "install a newer one: https://docs.docker.com/engine/install"
+        )
+    seen: dict[str, str] = {}
+    for folder in environ.get("PATH", os.defpath).split(os.pathsep):
+        command = shutil.which("docker", path=folder)
+        if command is None or command in seen:
+            continue
+        seen[command] = version = _answer([command, "--version"], environ)
+        own = OLDEST_ENGINE <= _numbers(version)[:2] < (FIRST_WITHOUT_OWN_BUILDKIT,)
+        if own or _answer([command, "buildx", "version"], environ):
+            return command
+    if not seen:
+        raise RequestError(
+            "docker is not on PATH, and images are built with it: sudo apt-get install docker-cli"
+        )
+    there = "; ".join(f"{command}: {said or 'does not run'}" for command, said in seen.items())
+    raise RequestError(
+        f"no docker on PATH has BuildKit ({there}); install its plugin buildx: sudo apt-get install docker-buildx, or "
+        "docker-buildx-plugin where Docker came from Docker's own packages"
+    )
+
+
+def command_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What `docker` is run with: BuildKit, in the engine that `connect` asks, and nothing else that was chosen."""
+    kept = {name: value for name, value in environ.items() if name != "DOCKER_CONTEXT"}
+    return {
+        **kept,
+        "DOCKER_HOST": environ.get("DOCKER_HOST") or f"unix://{SOCKET}",
+        "DOCKER_BUILDKIT": "1",
+        "BUILDX_BUILDER": "default",
+        "BUILDX_NO_DEFAULT_ATTESTATIONS": "1",
+    }
+
+
+def _answer(command: list[str], environ: Mapping[str, str]) -> str:
+    """What it prints; empty where it fails."""
+    try:
+        done = subprocess.run(
+            command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=ANSWER_LIMIT_S, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """(20, 10, 24) of "Docker version 20.10.24+dfsg1"; empty where there are none."""
+    found = re.search(r"\d+(?:\.\d+)+", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 @contextlib.contextmanager
@@ -113,3 +190,8 @@ def short(error: BaseException) -> str:
     """The end of what an error says, in one line."""
     explanation = getattr(error, "explanation", None)
     return " ".join(str(explanation or error).removeprefix(NO_NEWS).split())[-500:]
+
+
+def clean(text: str) -> str:
+    """Without what would move a terminal's cursor."""
+    return CONTROL.sub("", text)

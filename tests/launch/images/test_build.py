@@ -1,0 +1,342 @@
+"""Images are built by this machine's BuildKit: tried before they are named, and nothing is left of what failed."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import docker
+import pytest
+
+from contracts.errors import RequestError
+from launch.images import build, local_images, smoke
+from launch.images.build import Builder, Made, build_command, failure
+from launch.images.docker_client import ImageError, buildkit, connect
+from launch.images.recipe import Recipe
+from launch.jobs import CHECKOUT
+
+slow = pytest.mark.slow
+FAILS = "def main():\n    print('FAIL step  loss is nan')\n    raise SystemExit(1)\n"
+DIES = "def main():\n    import os\n    os._exit(134)\n"
+SLEEPS = "def main():\n    import time\n    time.sleep(600)\n"
+LOOKS = """\
+def main():
+    import os, socket
+    assert os.getuid() not in (0,), os.getuid()
+    open("/tmp/it-may", "w").close()
+    try:
+        open("/opt/it-may-not", "w")
+    except OSError as error:
+        print("root:", error.strerror)
+    print("interfaces:", [name for _, name in socket.if_nameindex()])
+    print("rights:", [line.split()[1] for line in open("/proc/self/status") if line.startswith("CapBnd")])
+    print('{"ok": true}')
+"""
+LIMIT_S = 90
+DISK_BYTES = 800 * 10**6
+"""Of a daemon of the test's own: room for the base, and for nothing as large again."""
+MakeLab = Callable[[str], Any]
+
+
+def recipe_for(platform: Any) -> Recipe:
+    return Recipe(framework="one", platform=platform, base="b", files={"requirements.txt": b""})
+
+
+def test_docker_is_told_names_of_arguments_and_never_their_values() -> None:
+    command = build_command(
+        "docker", Path("/i"), {"a": "b c"}, {"HTTPS_PROXY": "http://me:word@p", "BASE_IMAGE": "b"}
+    )
+    assert command == [
+        *("docker", "build", "--iidfile", "/i", "--label", "a=b c"),
+        *("--build-arg", "HTTPS_PROXY", "--build-arg", "BASE_IMAGE", "-"),
+    ]
+
+
+def test_an_image_is_tried_as_a_job_runs_and_with_the_tpu_where_there_is_one() -> None:
+    here = smoke.run_command(recipe_for("tpu"), "sha256:1", [], 1000, 1001)
+    assert {"--network=none", "--read-only", "--cap-drop=ALL", "--user=1000:1001"} <= set(here)
+    assert here[-4:] == ["sha256:1", smoke.PROGRAM, "--platform", "cpu"]
+    there = smoke.run_command(recipe_for("tpu"), "sha256:1", ["/dev/vfio/0"], 0, 0)
+    assert {"--network=host", "--device", "/dev/vfio/0", "--ulimit=memlock=-1"} <= set(there)
+    assert not any(word.startswith("--user") for word in there)
+    assert there[-1] == "tpu"
+    of_os_login = smoke.run_command(recipe_for("cpu"), "sha256:1", ["/dev/vfio/0"], 2**31, 2**31)
+    assert not any(word.startswith(("--user", "--device")) for word in of_os_login)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("write /x: no space left on device\n", r"\(/data\) is full; `fab images --prune`"),
+        ("ERROR: failed to solve: x: pull access denied\n", "TPU_STACK_BASE_IMAGE"),
+        (
+            " > [internal] load metadata for docker.io/library/x:\n------\nfailed: i/o timeout\n",
+            "TPU_STACK_BASE_IMAGE",
+        ),
+        (
+            "#2 [internal] load metadata for x\nHash mismatch for x\nexit code: 1\n",
+            "exit code: 1\n.*`make lock`",
+        ),
+        ("", "without a word\n.*HTTPS_PROXY"),
+    ],
+)
+def test_a_failure_says_what_to_do(said: str, words: str) -> None:
+    with pytest.raises(ImageError, match=f"tpu-stack/one:cpu-1 was not built: (?s:.*){words}"):
+        raise ImageError(failure("tpu-stack/one:cpu-1", said, "/data"))
+
+
+@pytest.fixture
+def environ(tmp_path: Path, base: str) -> Mapping[str, str]:
+    places = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TPU_STACK_BASE_IMAGE": base}
+    return MappingProxyType({**os.environ, **places})
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def builder(client: docker.DockerClient, environ: Mapping[str, str], notes: list[str]) -> Builder:
+    return Builder(client=client, command=buildkit(client, environ), environ=environ, say=notes.append)
+
+
+@slow
+def test_an_image_is_built_tried_and_named_once_and_built_anew_only_when_its_recipe_changes(
+    make_lab: MakeLab, builder: Builder, notes: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    lab = make_lab("once")
+    recipe = lab.recipe()
+    made = builder.make(recipe)
+    assert (made.done, made.image.tags) == ("built", (recipe.tag,))
+    assert "RUN echo once; true" in capfd.readouterr().err
+    assert notes[-1] == "ok   imports  0.1 s"
+    notes.clear()
+    assert builder.make(recipe) == Made(image=made.image, done="was there")
+    assert notes == []
+    second = builder.make(lab.recipe(smoke="# other\n" + recipe.files["smoke/framework.py"].decode()))
+    assert second.image.id != made.image.id
+    assert local_images.old([made.image, second.image], current=second.image.tags, used=[]) == [made.image]
+    # One in use, or with a name that somebody gave it, is neither old nor removed.
+    container = lab.client.containers.create(second.image.id)
+    try:
+        assert local_images.old([second.image], current=[], used=local_images.used(lab.client)) == []
+        assert not local_images.remove(lab.client, second.image)
+    finally:
+        container.remove()
+    lab.client.api.tag(second.image.id, "somebody/kept", "mine")
+    (seen,) = [image for image in local_images.list_all(lab.client) if image.id == second.image.id]
+    assert local_images.old([seen], current=[], used=[]) == []
+    lab.client.api.remove_image("somebody/kept:mine")
+
+
+@slow
+def test_it_is_tried_as_somebody_without_rights_without_network_and_with_nothing_to_write_to(
+    make_lab: MakeLab, builder: Builder, notes: list[str]
+) -> None:
+    builder.make(make_lab("bound").recipe(smoke=LOOKS))
+    assert notes[-3:] == [
+        "root: Read-only file system",
+        "interfaces: ['lo']",
+        "rights: ['0000000000000000']",
+    ]
+
+
+@slow
+def test_a_step_that_fails_is_shown_and_leaves_nothing(
+    make_lab: MakeLab, builder: Builder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lab = make_lab("fails")
+    with pytest.raises(ImageError, match=r"was not built: .*exit code: 7"):
+        builder.make(lab.recipe(body="echo the reason >&2; exit 7"))
+    assert "the reason" in capfd.readouterr().err
+    assert lab.left() == []
+
+
+@slow
+@pytest.mark.parametrize(
+    ("program", "reason"), [(FAILS, "loss is nan"), (DIES, r"exit code 134: ended by signal 6")]
+)
+def test_an_image_whose_smoke_test_fails_does_not_get_its_name_and_goes_when_one_passes(
+    make_lab: MakeLab, builder: Builder, program: str, reason: str
+) -> None:
+    lab = make_lab("unsound")
+    bad = lab.recipe(smoke=program)
+    with pytest.raises(ImageError, match=reason):
+        builder.make(bad)
+    assert local_images.of_recipe(lab.client, bad) is None
+    assert lab.named() == [bad.failed_tag]
+    good = builder.make(lab.recipe())
+    assert lab.named() == [good.image.tags[0]]
+
+
+@slow
+def test_a_smoke_test_that_never_ends_is_ended_and_its_container_is_gone(
+    make_lab: MakeLab, builder: Builder, environ: Mapping[str, str], notes: list[str]
+) -> None:
+    lab = make_lab("endless")
+    endless = lab.recipe(smoke=SLEEPS)
+    image = builder.build(endless, None)
+    with pytest.raises(ImageError, match="not done after 1 s, and was ended"):
+        smoke.attempt(lab.client, builder.command, endless, image, environ, notes.append, limit_s=1.0)
+    local_images.discard(lab.client, image)
+    assert lab.left() == []
+
+
+# --- as a person types it, and as two persons do ------------------------------------------------------------------
+
+
+@pytest.fixture
+def start(tmp_path: Path, environ: Mapping[str, str]) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `fab build` in a copy of the checkout that has the images of a lab."""
+    house, started = tmp_path / "house", list[subprocess.Popen[str]]()
+
+    def start(framework: str) -> subprocess.Popen[str]:
+        if not house.exists():
+            for name in ("contracts", "fabfile", "launch", "jobs", "infra"):
+                # infra/.venv is a link to gigabytes.
+                shutil.copytree(
+                    CHECKOUT / name, house / name, ignore=shutil.ignore_patterns("__pycache__", ".venv")
+                )
+            shutil.copytree(tmp_path / "images", house / "images")
+            (house / "requirements").mkdir()
+            (house / "requirements" / "uv.txt").touch()
+        process = subprocess.Popen(
+            [Path(sys.executable).with_name("fab"), "build", "--framework", framework, "--platform", "cpu"],
+            cwd=house,
+            env={**environ, "PYTHONPATH": str(house)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@slow
+def test_of_two_builds_of_the_same_image_at_once_one_builds_and_both_have_it(
+    make_lab: MakeLab, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    make_lab("twice").recipe(body="sleep 3")
+    both = [start("twice"), start("twice")]
+    said = [each.communicate(timeout=LIMIT_S)[0] for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    assert sum("RUN echo twice; sleep" in text for text in said) == 1
+    assert any("another process builds it; waits" in text for text in said)
+    assert all("tpu-stack/twice:cpu-" in text for text in said)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("number", "when"),
+    [
+        (signal.SIGINT, "ok   imports"),
+        (signal.SIGTERM, "RUN echo cut; sleep"),
+        (signal.SIGTERM, "ok   imports"),
+    ],
+)
+def test_a_build_that_is_interrupted_leaves_no_container_and_no_image(
+    make_lab: MakeLab, start: Callable[..., subprocess.Popen[str]], number: int, when: str
+) -> None:
+    lab = make_lab("cut")
+    lab.recipe(body="sleep 300" if when.startswith("RUN") else "true", smoke=SLEEPS)
+    process = start("cut")
+    assert process.stdout is not None
+    said = until(process.stdout, when)
+    process.send_signal(number)
+    rest = process.communicate(timeout=LIMIT_S)[0]
+    assert process.returncode == 130, said + rest
+    assert lab.left() == []
+
+
+def until(lines: Iterable[str], words: str) -> str:
+    """All that is said until somebody says `words`."""
+    said = ""
+    for line in lines:
+        said += line
+        if words in line:
+            break
+    return said
+
+
+# --- a Docker of the test's own, whose disk is small and which can be killed --------------------------------------
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A dockerd with its own socket, no network and a disk of DISK_BYTES in memory; and its socket's address."""
+    folder = tmp_path / "d"
+    (folder / "disk").mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder / "disk"], check=True)
+    host = f"unix://{folder}/sock"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                # In a network of its own, where its bridge is no other daemon's.
+                *("unshare", "--net", "dockerd", "--host", host, "--data-root", folder / "disk"),
+                *("--exec-root", folder / "exec", "--pidfile", folder / "pid"),
+                *("--iptables=false", "--ip-masq=false"),
+            ],
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            until_s = time.monotonic() + LIMIT_S
+            while not (folder / "sock").exists():
+                assert time.monotonic() < until_s, (folder / "log").read_text()
+                time.sleep(0.1)
+            yield process, host
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LIMIT_S)
+            process.kill()
+            subprocess.run(["umount", "--recursive", "--lazy", folder / "disk"], check=False)
+
+
+# docker-py leaves the sockets that it could not connect to the garbage collector.
+@slow
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("dockerd") is None, reason="only root starts a Docker")
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_a_full_disk_and_a_daemon_that_is_killed_are_told_apart(
+    daemon: tuple[subprocess.Popen[bytes], str], client: docker.DockerClient, base: str, make_lab: MakeLab,
+    environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    process, host = daemon
+    environ = {**environ, "DOCKER_HOST": host}
+    own = connect(environ)
+    own.images.load(client.images.get(base).save(named=True))
+    lab = make_lab("faulty")
+    builder = Builder(client=own, command=buildkit(own, environ), environ=environ, say=print)
+    with pytest.raises(ImageError, match=r"the disk that Docker keeps images on \(\S+/disk\) is full"):
+        builder.build(lab.recipe(body=f"head -c {DISK_BYTES} /dev/zero >/file"), None)
+    assert [each["RepoTags"] for each in own.api.images(all=True)] == [[base]]
+
+    show = build.shown
+
+    def killed_meanwhile(*words: Any) -> tuple[int, str]:
+        process.kill()
+        process.wait()
+        return show(*words)
+
+    monkeypatch.setattr(build, "shown", killed_meanwhile)
+    with pytest.raises(RequestError, match="the connection to Docker broke .* is it still running"):
+        builder.build(lab.recipe(body="sleep 20"), None)
+    own.close()
+    gc.collect()

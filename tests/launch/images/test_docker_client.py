@@ -1,0 +1,96 @@
+"""No Docker, or none that answers: said in words that help."""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import docker.errors
+import pytest
+
+from contracts.errors import RequestError
+from launch.images import docker_client
+
+
+def test_without_a_daemon_it_is_said_how_to_get_one() -> None:
+    said = docker_client.unreachable(FileNotFoundError("No such file or directory"), {}, "linux")
+    assert "there is no Docker at /var/run/docker.sock" in said
+    assert "apt-get install docker.io" in said
+    assert "brew install" in docker_client.unreachable(FileNotFoundError(), {}, "darwin")
+
+
+def test_a_daemon_that_is_not_for_this_user_is_told_from_one_that_is_not_there() -> None:
+    said = docker_client.unreachable(
+        Exception("('Connection aborted.', PermissionError(13, 'Permission denied'))"), {}
+    )
+    assert "usermod --append --groups docker" in said
+    assert "does not run" in docker_client.unreachable(
+        Exception("ConnectionRefusedError(111, 'Connection refused')"), {}
+    )
+
+
+# docker-py leaves the socket that it could not connect to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.parametrize("listens", [False, True])
+def test_a_socket_that_nobody_answers_on_is_an_error_and_no_traceback(tmp_path: Path, listens: bool) -> None:
+    path = tmp_path / "docker.sock"
+    if listens:  # and is closed: the file stays
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(str(path))
+    with pytest.raises(RequestError, match="Docker does not answer at unix://.*DOCKER_HOST names"):
+        docker_client.connect({**os.environ, "DOCKER_HOST": f"unix://{path}"})
+    gc.collect()
+
+
+def test_what_keeps_dockers_passwords_is_named_when_it_is_that_which_fails() -> None:
+    error = docker.errors.DockerException(
+        "Credentials store error: StoreError('docker-credential-gcloud not installed or not available in PATH')"
+    )
+    with (
+        pytest.raises(RequestError, match="asks docker-credential-gcloud for passwords"),
+        docker_client.asking("pushing"),
+    ):
+        raise error
+
+
+def docker_of(folder: Path, version: str, *, buildx: bool) -> str:
+    """A `docker` of that version; its folder."""
+    folder.mkdir()
+    said = f'--version) echo "Docker version {version}, build 1" ;; *) echo v0.1; exit {int(not buildx)} ;;'
+    answers = f'case "$1" in {said} esac'
+    (folder / "docker").write_text(f"#!/bin/sh\n{answers}\n")
+    (folder / "docker").chmod(0o755)
+    return str(folder)
+
+
+def engine(version: str) -> Any:
+    return SimpleNamespace(version=lambda: {"Version": version})
+
+
+def test_the_first_docker_on_path_that_has_buildkit_is_taken(tmp_path: Path) -> None:
+    bare = docker_of(tmp_path / "bare", "28.2.2", buildx=False)
+    own = docker_of(tmp_path / "own", "20.10.24+dfsg1", buildx=False)
+    plugin = docker_of(tmp_path / "plugin", "28.2.2", buildx=True)
+    for path, taken in (([bare, own, plugin], own), ([bare, plugin, own], plugin)):
+        environ = {"PATH": os.pathsep.join(path)}
+        assert docker_client.buildkit(engine("20.10.24+dfsg1"), environ) == f"{taken}/docker"
+    with pytest.raises(
+        RequestError, match=r"bare/docker: Docker version 28\.2\.2.*apt-get install docker-buildx"
+    ):
+        docker_client.buildkit(engine("28.2.2"), {"PATH": bare})
+    with pytest.raises(RequestError, match="Docker's engine is 19.03.5, .* from 20.10 on"):
+        docker_client.buildkit(engine("19.03.5"), {"PATH": own})
+    with pytest.raises(RequestError, match="docker is not on PATH"):
+        docker_client.buildkit(engine("28.2.2"), {"PATH": str(tmp_path)})
+
+
+def test_what_builds_asks_the_engine_that_is_asked_for_images_whatever_else_was_chosen() -> None:
+    made = docker_client.command_environment({"DOCKER_CONTEXT": "other", "BUILDX_BUILDER": "far", "A": "b"})
+    assert "DOCKER_CONTEXT" not in made
+    assert (made["BUILDX_BUILDER"], made["DOCKER_BUILDKIT"], made["A"]) == ("default", "1", "b")
+    assert made["DOCKER_HOST"] == "unix:///var/run/docker.sock"
+    assert docker_client.command_environment({"DOCKER_HOST": "tcp://h:1"})["DOCKER_HOST"] == "tcp://h:1"
