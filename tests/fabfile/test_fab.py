@@ -168,7 +168,7 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ("status -- ls", "-- ls: only `fab train` and `fab run` take words after --"),
         ("recover", "`fab recover` needs RUN (a run of `fab runs`: its id, "),
         ("recover --detatch", "`fab recover` has no option --detatch; did you mean --detach?"),
-        ("put --force here", "`fab put` needs TARGET (where to on the hosts"),
+        ("put --force here", "`fab put` needs TARGET (the path on the hosts"),
     ],
 )
 def test_a_slip_ends_with_2_and_says_what_was_meant(
