@@ -8,7 +8,7 @@ from typing import Any
 import pulumi
 import pytest
 from pulumi import dynamic
-from pulumi_gcp import compute, pubsub, serviceaccount, tpu
+from pulumi_gcp import compute, pubsub, tpu
 
 from rehearsal.engine import ACCESS_TOKEN, MARK, Engine
 from rehearsal.engine_processes import marked
@@ -18,11 +18,6 @@ from tests.engine.conftest import EngineFactory
 from tests.rehearsal.waiting import until
 
 NETWORK_ID = "projects/my-project/global/networks/net"
-
-
-def two_networks() -> None:
-    for name in ("net", "other"):
-        compute.Network(name, name=name, auto_create_subnetworks=False)
 
 
 def one_network() -> None:
@@ -62,41 +57,9 @@ def test_what_is_declared_is_made_once_and_gone_after_destroy(new_engine: Engine
     assert (names(engine), api.control.alive()["nodes"], engine.resources()) == ([], [], [])
 
 
-def test_a_preview_makes_nothing(new_engine: EngineFactory, api: TpuApi) -> None:
-    engine = new_engine(network_and_tpu)
-    report = engine.preview()
-    assert report.ok and report.changes == {"create": 3}, report.text
-    assert (names(engine), api.control.alive()["nodes"], engine.resources()) == ([], [], [])
-
-
 def test_everybody_is_told_that_it_is_a_stand_in(new_engine: EngineFactory) -> None:
     report = new_engine(one_network).preview()
     assert [said for said in report.messages("info") if "stand-in: nothing is made at Google" in said]
-
-
-def test_what_vanished_is_dropped_by_a_refresh_and_made_again_by_the_next_up(
-    new_engine: EngineFactory, api: TpuApi
-) -> None:
-    engine = new_engine(network_and_tpu)
-    assert engine.up().ok
-    api.control.vanish("vm")
-    assert engine.refresh().changes == {"delete": 1, "same": 2}
-    again = engine.up()
-    assert again.ok and again.of("create") == ["vm"], again.text
-
-
-def test_without_capacity_the_tpu_fails_and_the_next_up_makes_it_alone(
-    new_engine: EngineFactory, api: TpuApi
-) -> None:
-    api.control.set_capacity("us-central1-a:v5litepod:on-demand", 0)
-    engine = new_engine(network_and_tpu)
-    failed = engine.up()
-    assert not failed.ok
-    assert "There is no more capacity" in failed.text
-    assert names(engine) == ["net"]
-    api.control.set_capacity("us-central1-a:v5litepod:on-demand", 16)
-    again = engine.up()
-    assert again.ok and again.of("create") == ["vm"], again.text
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------
@@ -116,28 +79,6 @@ def test_a_property_that_the_real_provider_would_not_know_fails_the_preview(
 def test_a_type_that_the_stand_in_does_not_know_fails_the_preview(new_engine: EngineFactory) -> None:
     report = new_engine(lambda: pulumi.export("id", pubsub.Topic("t").id)).preview()
     assert not report.ok and "gcp:pubsub/topic:Topic: the stand-in cannot make this type" in report.text
-
-
-def test_an_error_of_the_program_is_told_without_a_traceback(new_engine: EngineFactory) -> None:
-    def program() -> None:
-        raise pulumi.RunError("the first thing\nthe second thing")
-
-    report = new_engine(program).up()
-    assert not report.ok and "the second thing" in report.text and "Traceback" not in report.text
-
-
-def test_the_projects_schema_of_the_configuration_holds(new_engine: EngineFactory, tmp_path: Path) -> None:
-    project = tmp_path / "Pulumi.yaml"
-    project.write_text(
-        "name: tpu-stack\nruntime: python\nmain: infra/\nconfig:\n  slices:\n    type: array\n"
-    )
-    project.write_text(project.read_text() + "    items:\n      type: object\n")
-    engine = new_engine(one_network, project_file=project)
-    report = engine.preview()
-    assert not report.ok and "slices" in report.text
-    engine.configure({"gcp:project": "p", "tpu-stack:slices": [{"name": "main"}]})
-    report = engine.preview()
-    assert report.ok, report.text
 
 
 # --- broken off ---------------------------------------------------------------------------------------------------
@@ -163,59 +104,6 @@ def test_a_killed_up_leaves_a_lock_and_a_pending_creation_and_no_process(new_eng
     assert not locked.ok and "the stack is currently locked" in locked.text and "pulumi cancel" in locked.text
 
 
-def test_after_a_cancel_the_next_up_warns_and_goes_on_and_meets_what_was_made(
-    new_engine: EngineFactory,
-) -> None:
-    engine = new_engine(one_network)
-    killed_while_making_the_network(engine)
-    engine.cancel()
-    again = engine.up()
-    assert not again.ok and "already exists" in again.text
-    assert "with 1 pending operations" in again.text
-
-
-def test_a_pending_creation_that_made_nothing_hinders_no_up_and_is_warned_of_until_it_is_cleared(
-    new_engine: EngineFactory,
-) -> None:
-    engine = new_engine(one_network)
-    killed_while_making_the_network(engine)
-    engine.world.remove("gcp:compute/network:Network", NETWORK_ID)
-    engine.cancel()
-    assert engine.up().ok
-    assert [each["id"] for each in engine.resources()] == [NETWORK_ID]
-    assert "with 1 pending operations" in engine.up().text
-    assert engine.refresh(clear_pending_creates=True).ok
-    assert engine.up().changes == {"same": 2} and not engine.state().get("pending_operations")
-
-
-def test_a_refresh_without_a_terminal_keeps_pending_creations_unless_told_to_clear_them(
-    new_engine: EngineFactory,
-) -> None:
-    engine = new_engine(one_network)
-    killed_while_making_the_network(engine)
-    engine.cancel()
-    assert engine.refresh().ok
-    assert engine.state()["pending_operations"]
-    assert engine.refresh(clear_pending_creates=True).ok
-    assert not engine.state().get("pending_operations")
-
-
-def test_what_a_killed_up_made_can_be_taken_over_by_its_id(new_engine: EngineFactory) -> None:
-    engine = new_engine(one_network)
-    killed_while_making_the_network(engine)
-    engine.cancel()
-
-    def taking_over() -> None:
-        options = pulumi.ResourceOptions(import_=NETWORK_ID)
-        compute.Network("net", name="net", auto_create_subnetworks=False, opts=options)
-
-    engine.program = taking_over
-    report = engine.up()
-    assert report.ok and report.of("import") == ["net"], report.text
-    engine.program = one_network
-    assert engine.up().changes == {"same": 2}
-
-
 def test_after_one_interrupt_what_was_begun_is_finished_and_known_and_nothing_else_begun(
     new_engine: EngineFactory,
 ) -> None:
@@ -232,20 +120,6 @@ def test_after_one_interrupt_what_was_begun_is_finished_and_known_and_nothing_el
     assert [each["id"] for each in engine.resources()] == [NETWORK_ID]
     again = engine.up()
     assert again.ok and again.of("create") == ["vm"], again.text
-
-
-def test_after_two_interrupts_no_lock_is_left_and_the_creation_is_pending(new_engine: EngineFactory) -> None:
-    engine = new_engine(one_network)
-    engine.world.inject({"compute:Network": "hang-before"})
-    operation = engine.begin("up")
-    operation.wait_for("net creating")
-    operation.interrupt()
-    operation.wait_for("^C received; cancelling")
-    operation.interrupt()
-    assert not operation.report().ok
-    assert [each["type"] for each in engine.state()["pending_operations"]] == ["creating"]
-    engine.world.inject({})
-    assert engine.up().ok
 
 
 def test_nobody_can_be_killed_where_nothing_runs(new_engine: EngineFactory) -> None:
@@ -318,11 +192,3 @@ def test_the_access_token_is_nowhere_in_the_clear(new_engine: EngineFactory, tmp
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 5
     assert [path for path in files if ACCESS_TOKEN.encode() in path.read_bytes()] == []
-
-
-def test_what_a_provider_fills_in_reaches_the_program(new_engine: EngineFactory) -> None:
-    def program() -> None:
-        account = serviceaccount.Account("runner", account_id="runner")
-        pulumi.export("email", account.email)
-
-    assert new_engine(program).up().outputs == {"email": "runner@my-project.iam.gserviceaccount.com"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,19 +140,6 @@ def test_every_command_works_from_a_folder_below_and_leaves_the_checkout_as_git_
 
 
 # --- what must be where -------------------------------------------------------------------------------------------
-
-
-def test_no_python_of_the_shell_is_needed(shell: Shell) -> None:
-    """Neither an activated environment nor any Python on PATH that knows Pulumi: the fixture gives none."""
-    folders = shell.environ["PATH"].split(os.pathsep)
-    assert not any(Path(folder).is_relative_to(shell.root / ".venv") for folder in folders)
-    assert {"VIRTUAL_ENV", "PYTHONPATH", "PULUMI_PYTHON_CMD"}.isdisjoint(shell.environ)
-    python = shutil.which("python3", path=shell.environ["PATH"])
-    if python is not None:
-        asked = subprocess.run([python, "-c", "import pulumi"], env=shell.environ, stderr=subprocess.DEVNULL)
-        assert asked.returncode != 0
-    preview = shell.type("pulumi preview")
-    assert preview.code == 0, preview.text
 
 
 def test_the_link_infra_venv_is_what_dynamic_providers_need(shell: Shell) -> None:
