@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rehearsal import losses, state
-from rehearsal.machines import MachinesError, docker_engine, removal
+from rehearsal.machines import MachinesError, docker_engine, guardian
 from rehearsal.room.begin import OWNER_VARIABLE
 
 RUNS = "/mnt/share/runs"
@@ -194,7 +194,7 @@ def take_down(story: Story, folder: Path, name: str) -> None:
 def what_is_left(name: str, folder: Path) -> list[str]:
     """Of a rehearsal: containers, networks, volumes and its folder. Raises StoryError where Docker cannot be asked."""
     try:
-        made = [each for _, each in removal.left(docker_engine.connect(), name)]
+        made = [each for _, each in guardian.left(docker_engine.connect(), name)]
     except MachinesError as error:
         raise StoryError(f"what is left cannot be seen: {error}") from None
     return [*made, *([str(folder)] if folder.exists() else [])]

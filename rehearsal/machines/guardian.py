@@ -1,13 +1,25 @@
-"""Starts, and at the end dismisses, the process that removes a rehearsal when its maker is gone (watch.py)."""
+"""Removes all that carries a rehearsal's label, also when the process that made it is gone, however that ended.
+
+    python -m rehearsal.machines.guardian NAME      waits on its standard input
+
+The input is a pipe from the maker: "done" means that all is removed, an end without that word that the maker died.
+"""
 
 from __future__ import annotations
 
 import select
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from rehearsal.machines.errors import MachinesError
+import docker
+import docker.errors
+import requests
+
+from rehearsal.machines.docker_engine import LABEL, MachinesError, asking, connect
+from rehearsal.machines.servers import forget_images
 
 ROOT = Path(__file__).resolve().parents[2]
 READY = b"ready"
@@ -15,6 +27,10 @@ DONE = b"done"
 START_LIMIT_S = 60
 END_LIMIT_S = 10
 TAKE_OVER_LIMIT_S = 600
+TRIES = 5
+PAUSE_S = 10
+REMOVAL_LIMIT_S = 90
+AGAIN_S = 0.5
 
 
 class Guardian:
@@ -23,7 +39,7 @@ class Guardian:
     def __init__(self, rehearsal: str) -> None:
         """Returns when it watches. Raises MachinesError."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rehearsal.machines.watch", rehearsal],
+            [sys.executable, "-m", "rehearsal.machines.guardian", rehearsal],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -33,7 +49,7 @@ class Guardian:
             self._process.communicate()
             raise MachinesError(
                 "the guardian, which removes a rehearsal whose maker has died, does not start; try"
-                f" `{sys.executable} -m rehearsal.machines.watch {rehearsal}` in {ROOT}"
+                f" `{sys.executable} -m rehearsal.machines.guardian {rehearsal}` in {ROOT}"
             )
 
     @property
@@ -56,3 +72,90 @@ class Guardian:
             self._process.communicate()
         if self._process.returncode != 0:
             raise MachinesError(f"the guardian of the rehearsal ended with {self._process.returncode}")
+
+
+def remove_everything(rehearsal: str, client: docker.DockerClient | None = None) -> list[str]:
+    """What was removed, by name; nothing where there is nothing. From any process; twice is as good as once.
+
+    A container whose making was asked for just before may appear later: so it ends when a second look finds nothing.
+    Raises MachinesError, with what is left, after 90 s.
+    """
+    own = client or connect()
+    try:
+        return _remove(own, rehearsal)
+    finally:
+        if client is None:
+            own.close()
+
+
+def left(client: docker.DockerClient, rehearsal: str) -> list[tuple[str, str]]:
+    """(kind, name) of all that carries the label."""
+    only = {"label": f"{LABEL}={rehearsal}"}
+    containers = [
+        ("container", each["Names"][0].lstrip("/")) for each in client.api.containers(all=True, filters=only)
+    ]
+    volumes = [("volume", each["Name"]) for each in client.api.volumes(filters=only)["Volumes"] or []]
+    networks = [("network", each["Name"]) for each in client.api.networks(filters=only)]
+    return containers + volumes + networks
+
+
+def _remove(client: docker.DockerClient, rehearsal: str) -> list[str]:
+    with asking(f"the images that rehearsal {rehearsal} pushed"):
+        removed = forget_images(client, rehearsal)
+    until = time.monotonic() + REMOVAL_LIMIT_S
+    clear = 0
+    refused = ""
+    while clear < 2:
+        with asking(f"looking for what rehearsal {rehearsal} left"):
+            found = left(client, rehearsal)
+        clear = 0 if found else clear + 1
+        for kind, name in found:
+            refused = _remove_one(client, kind, name) or refused
+            removed += [name] if name not in removed else []
+        if time.monotonic() > until:
+            names = ", ".join(f"{kind} {name}" for kind, name in found)
+            raise MachinesError(
+                f"after {REMOVAL_LIMIT_S} s there is still {names} ({refused}); is Docker well?"
+            )
+        if clear < 2:
+            time.sleep(AGAIN_S)
+    return removed
+
+
+def _remove_one(client: docker.DockerClient, kind: str, name: str) -> str:
+    """Why it could not be removed; empty where it was, or where another did."""
+    try:
+        if kind == "container":
+            client.api.remove_container(name, force=True, v=True)
+        elif kind == "volume":
+            client.api.remove_volume(name, force=True)
+        else:
+            client.api.remove_network(name)
+    except docker.errors.NotFound:
+        return ""
+    except (docker.errors.APIError, requests.RequestException) as error:
+        return str(error)  # in use for a moment yet, or being removed: the next round sees
+    return ""
+
+
+def main(rehearsal: str) -> int:
+    # What ends the maker's whole group or terminal must not end this before its work is done.
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    sys.stdout.buffer.write(READY + b"\n")
+    sys.stdout.buffer.flush()
+    if sys.stdin.buffer.read() == DONE:
+        return 0
+    for left in reversed(range(TRIES)):
+        try:
+            remove_everything(rehearsal)
+            return 0
+        except MachinesError as problem:  # Docker is being started again, say
+            print(f"rehearsal {rehearsal}: {problem}", file=sys.stderr)
+            if left:
+                time.sleep(PAUSE_S)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

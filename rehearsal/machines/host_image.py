@@ -16,8 +16,7 @@ import filelock
 import requests
 
 from rehearsal.machines import docker_engine
-from rehearsal.machines.docker_engine import asking
-from rehearsal.machines.errors import MachinesError
+from rehearsal.machines.docker_engine import MachinesError, asking
 from rehearsal.machines.machine import archive
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ import re
 import tarfile
 from collections.abc import Mapping
 
-from rehearsal.machines.errors import MachinesError
+from rehearsal.machines.docker_engine import MachinesError
 
 # Places in the host image, and in what is made of it.
 PYTHON = "/opt/jobs/bin/python"
@@ -18,6 +18,13 @@ SETTINGS = "/etc/ssh/sshd_config.d/machine.conf"
 # The share a second time, for root alone: from here it is mounted again where it has been unmounted.
 SPARE_SHARE = "/opt/tpu-stack/share"
 HOME_MIB = 1024
+DOCKER_DATA = "/var/lib/docker"
+DOCKER_START = "/opt/tpu-stack/start-docker"
+
+FAKETIME = "/opt/tpu-stack/libfaketime.so"
+# The monotonic clock stays as it is: a computer that is set wrong measures durations all the same.
+_CLOCK = f'"LD_PRELOAD={FAKETIME}" "FAKETIME_DONT_FAKE_MONOTONIC=1" "FAKETIME=%+.3f"'
+_SHIFT = re.compile(re.escape(_CLOCK).replace(re.escape("%+.3f"), r"[+-][\d.]+"))
 
 _USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -86,6 +93,18 @@ def settings(environment: Mapping[str, str]) -> str:
             )
         quoted = value.replace("\\", "\\\\").replace('"', '\\"')
         words.append(f'"{name}={quoted}"')
+    return f"SetEnv {' '.join(words)}\n" if words else ""
+
+
+def shifted(settings: str, seconds: float) -> str:
+    """The machine's lines of sshd's configuration with the clock of what ssh starts so much ahead; 0.0: as it is.
+
+    libfaketime does it, which variables of every session preload.
+    """
+    found = _SHIFT.sub("", settings).removeprefix("SetEnv").strip()
+    words = [found] if found else []
+    if seconds != 0.0:
+        words.append(_CLOCK % seconds)
     return f"SetEnv {' '.join(words)}\n" if words else ""
 
 

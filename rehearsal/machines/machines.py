@@ -1,4 +1,4 @@
-"""The machines of one rehearsal: made, killed, started again, removed."""
+"""The machines of one rehearsal: containers that are made, killed, started again, removed."""
 
 from __future__ import annotations
 
@@ -7,24 +7,88 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import docker.errors
 import docker.types
 from docker.models.containers import Container
 
-from rehearsal.machines import docker_engine, host_image, network, registry, removal, storage
-from rehearsal.machines.container import options
-from rehearsal.machines.docker_engine import LABEL, asking
-from rehearsal.machines.errors import MachinesError
+from rehearsal.machines import docker_engine, guardian
+from rehearsal.machines.docker_engine import LABEL, MachinesError, asking, labels, shows_ssh, wait_for
 from rehearsal.machines.faults import Faults
-from rehearsal.machines.go_program import BUCKET_SERVER, REGISTRY, GoProgram, find_or_build
-from rehearsal.machines.guardian import Guardian
-from rehearsal.machines.machine import Machine, Standing, check, files
-from rehearsal.machines.waiting import shows_ssh, wait_for
+from rehearsal.machines.host_image import Kind, find_or_build
+from rehearsal.machines.machine import (
+    DEVICE,
+    DOCKER_DATA,
+    HOME_MIB,
+    SPARE_SHARE,
+    Machine,
+    Standing,
+    check,
+    files,
+    home,
+)
+from rehearsal.machines.servers import (
+    BUCKET_SERVER,
+    REGISTRY_PORT,
+    REGISTRY_SERVER,
+    GoProgram,
+    Network,
+    Registry,
+    Storage,
+    find_or_build_program,
+    find_or_make_network,
+    share_at,
+    start_registry,
+    start_storage,
+)
 
+# Enough for a small job and what it writes to home and share; what runs away ends itself and not this computer.
+MEMORY_MIB = 4096
+PROCESSES = 2048
+# Of a machine with a Docker daemon of its own, which makes no networks: its containers have the host's or none, as
+# training has. It may mount, which a container otherwise may not, and is confined by no seccomp or AppArmor profile:
+# whoever is root on such a machine can get at this computer. Hence only where it is asked for.
+DOCKER_RIGHTS: dict[str, Any] = {
+    # Not --privileged, which some computers cannot give and this needs no more than a part of.
+    "cap_add": ["SYS_ADMIN", "NET_ADMIN"],
+    "security_opt": ["apparmor=unconfined", "seccomp=unconfined"],
+    "pids_limit": 4096,  # two daemons, and a shim for each container, are added to what the machine runs
+}
 START_LIMIT_S = 60
 
 Say = Callable[[str], None]
+
+
+def container_options(rehearsal: str, machine: Machine, registry: Registry | None) -> dict[str, Any]:
+    """What the container of a machine is made with, apart from image, name and network. Pure.
+
+    registry: where the machine is to have Docker.
+    """
+    environment = {"USER_NAME": machine.user, "DEVICE": DEVICE}
+    found: dict[str, Any] = {
+        "hostname": machine.name,
+        "init": True,
+        "labels": labels(
+            rehearsal, role="machine", machine=machine.name, address=machine.address, user=machine.user,
+            share=machine.share_mount or "",
+        ),
+        # A home that can be full without this computer's disk being so.
+        "tmpfs": {home(machine.user): f"size={HOME_MIB}m,exec,mode=0755"},
+        "mem_limit": f"{MEMORY_MIB}m",
+        "pids_limit": PROCESSES,
+        "shm_size": "256m",
+    }  # fmt: skip
+    mounts: list[docker.types.Mount] = []
+    if machine.share_mount is not None:
+        # Twice: from the spare one it is mounted again where it was unmounted.
+        mounts += [share_at(rehearsal, path) for path in (machine.share_mount, SPARE_SHARE)]
+    if registry is not None:
+        found |= DOCKER_RIGHTS
+        environment["REGISTRY"] = f"{registry.port} {registry.address}:{REGISTRY_PORT}"
+        # Its images, in a volume that goes with the machine: no file system can be stacked upon a container's own.
+        mounts.append(docker.types.Mount(DOCKER_DATA, None, type="volume", labels=labels(rehearsal)))
+    return {**found, "environment": environment, "mounts": mounts}
 
 
 class Machines:
@@ -39,7 +103,7 @@ class Machines:
         name: str,
         say: Say,
         environ: Mapping[str, str] = os.environ,
-        kind: host_image.Kind = "plain",
+        kind: Kind = "plain",
     ) -> None:
         """environ: where HOME, PATH, TPU_STACK_BASE_IMAGE and proxies are looked for. kind: of the hosts; those with
         Docker have an image registry beside them.
@@ -51,38 +115,38 @@ class Machines:
         self._environ = environ
         self._kind = kind
         self._client = docker_engine.connect()
-        self._guardian: Guardian | None = None
+        self._guardian: guardian.Guardian | None = None
         self._once = threading.RLock()
         self._image: str | None = None
-        self._network: network.Network | None = None
-        self._storage: storage.Storage | None = None
-        self._registry: registry.Registry | None = None
+        self._network: Network | None = None
+        self._storage: Storage | None = None
+        self._registry: Registry | None = None
         self.faults = Faults(self._client, self.find, self.image)
 
     def __enter__(self) -> Machines:
         with asking(f"rehearsal {self.name}"):
-            left = removal.left(self._client, self.name)
+            left = guardian.left(self._client, self.name)
         if left:
             self._client.close()
             raise MachinesError(
                 f"rehearsal {self.name} is there already ({', '.join(name for _, name in left)}): it is running, or"
                 " was left by a machine that went down; take it down first, or choose another name"
             )
-        self._guardian = Guardian(self.name)
+        self._guardian = guardian.Guardian(self.name)
         return self
 
     def __exit__(self, *_: object) -> None:
-        guardian, self._guardian = self._guardian, None
+        watcher, self._guardian = self._guardian, None
         try:
             self.remove_everything()
         except BaseException:
-            if guardian is not None:
-                guardian.take_over()
+            if watcher is not None:
+                watcher.take_over()
             raise
         finally:
             self._client.close()
-        if guardian is not None:
-            guardian.dismiss()
+        if watcher is not None:
+            watcher.dismiss()
 
     def prepare(self) -> str:
         """Builds what is not built yet, minutes the first time, and says how far it is; → the hosts' image."""
@@ -90,37 +154,37 @@ class Machines:
             if self._image is None:
                 self._program(BUCKET_SERVER)
                 if self._kind == "docker":
-                    self._program(REGISTRY)
-                self._image = host_image.find_or_build(self._client, self._environ, self._say, self._kind)
+                    self._program(REGISTRY_SERVER)
+                self._image = find_or_build(self._client, self._environ, self._say, self._kind)
             return self._image
 
     def image(self) -> str:
         """The hosts' image, prepared where it was not."""
         return self._image or self.prepare()
 
-    def network(self) -> network.Network:
+    def network(self) -> Network:
         """The same every time."""
         with self._once:
             if self._network is None:
-                self._network = network.find_or_make(self._client, self.name)
+                self._network = find_or_make_network(self._client, self.name)
             return self._network
 
-    def storage(self, *, bucket: str | None = None) -> storage.Storage:
+    def storage(self, *, bucket: str | None = None) -> Storage:
         """The same every time, with that bucket in it."""
         with self._once:
             if self._storage is None:
                 program = self._program(BUCKET_SERVER)
-                self._storage = storage.start(self._client, self.name, self.network(), self.image(), program)
+                self._storage = start_storage(self._client, self.name, self.network(), self.image(), program)
             if bucket is not None:
                 self._storage.make_bucket(bucket)
             return self._storage
 
-    def registry(self) -> registry.Registry | None:
+    def registry(self) -> Registry | None:
         """The same every time; None where the hosts have no Docker."""
         with self._once:
             if self._registry is None and self._kind == "docker":
-                program = self._program(REGISTRY)
-                self._registry = registry.start(
+                program = self._program(REGISTRY_SERVER)
+                self._registry = start_registry(
                     self._client, self.name, self.network(), self.image(), program
                 )
             return self._registry
@@ -131,7 +195,7 @@ class Machines:
         check(machine)
         network, store, image = self.network(), self.storage(), self.image()
         environment = {**store.environment, **machine.environment}
-        given = options(self.name, machine, self.registry())
+        given = container_options(self.name, machine, self.registry())
         with asking(f"machine {machine.name}"):
             made = self._client.containers.create(
                 image, name=self._container_name(machine.name), network=network.name,
@@ -196,12 +260,12 @@ class Machines:
     def remove_everything(self) -> Sequence[str]:
         """All that carries this rehearsal's label, by name; twice is as good as once."""
         with self._once:
-            removed = removal.remove_everything(self.name, self._client)
+            removed = guardian.remove_everything(self.name, self._client)
             self._network = self._storage = self._registry = None
             return removed
 
     def _program(self, program: GoProgram) -> Path:
-        return find_or_build(program, self._environ, self._say)
+        return find_or_build_program(program, self._environ, self._say)
 
     def _container_name(self, machine: str) -> str:
         return f"tpu-stack-{self.name}-{machine}"

@@ -11,8 +11,8 @@ import pytest
 
 from rehearsal.machines import Machines, MachinesError
 from rehearsal.machines.docker_engine import connect
+from rehearsal.machines.guardian import left
 from rehearsal.machines.host_image import FILES, ROOT
-from rehearsal.machines.removal import left
 from tools import stand_in_base
 
 pytestmark = [

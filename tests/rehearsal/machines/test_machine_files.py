@@ -17,11 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rehearsal.machines import Machine, MachinesError, Network, docker_engine, host_image, machine
-from rehearsal.machines.clock import shifted
-from rehearsal.machines.container import options
-from rehearsal.machines.go_program import BUCKET_SERVER, REGISTRY, GoProgram, find_or_build
-from rehearsal.machines.network import described
-from rehearsal.machines.registry import Registry, published
+from rehearsal.machines.machine import shifted
+from rehearsal.machines.machines import container_options
+from rehearsal.machines.servers import (
+    BUCKET_SERVER,
+    REGISTRY_SERVER,
+    GoProgram,
+    Registry,
+    described_network,
+    find_or_build_program,
+    published_port,
+)
 from tools import go
 
 
@@ -53,11 +59,11 @@ def test_addresses_for_machines_are_none_of_those_in_use() -> None:
 
 def test_a_network_without_a_subnet_of_its_own_is_refused() -> None:
     good = {"Subnet": "172.18.0.0/16", "Gateway": "172.18.0.1"}
-    found = described({"Name": "n", "IPAM": {"Config": [{"Subnet": "fd00::/64"}, good]}})
+    found = described_network({"Name": "n", "IPAM": {"Config": [{"Subnet": "fd00::/64"}, good]}})
     addresses = (found.laptop_address, found.storage_address, found.registry_address)
     assert (found.subnet, *addresses) == ("172.18.0.0/16", "172.18.0.1", "172.18.255.254", "172.18.255.253")
     with pytest.raises(MachinesError, match="no IPv4 subnet"):
-        described({"Name": "n", "IPAM": {"Config": None}})
+        described_network({"Name": "n", "IPAM": {"Config": None}})
 
 
 def test_all_variables_of_a_session_stand_in_one_line_for_sshd_heeds_only_the_first() -> None:
@@ -102,10 +108,10 @@ def test_only_a_machine_that_is_to_have_docker_may_do_what_a_container_otherwise
     asked = Machine(
         name="w", address="10.0.0.2", host_key_private_pem="", authorized_keys=(), share_mount="/s"
     )
-    plain = options("r", asked, None)
+    plain = container_options("r", asked, None)
     assert not plain.keys() & {"cap_add", "security_opt", "privileged", "devices"}
     assert [each["Target"] for each in plain["mounts"]] == ["/s", machine.SPARE_SHARE]
-    able = options("r", asked, Registry(address="10.0.0.253", port=32768))
+    able = container_options("r", asked, Registry(address="10.0.0.253", port=32768))
     assert (able["cap_add"], able.get("privileged")) == (["SYS_ADMIN", "NET_ADMIN"], None)
     assert able["environment"]["REGISTRY"] == "32768 10.0.0.253:5000"
     (data,) = [each for each in able["mounts"] if each["Target"] == "/var/lib/docker"]
@@ -116,10 +122,10 @@ def test_only_a_machine_that_is_to_have_docker_may_do_what_a_container_otherwise
 
 def test_a_registry_whose_port_is_not_on_loopback_is_refused() -> None:
     ports = [{"HostIp": "0.0.0.0", "HostPort": "1"}, {"HostIp": "127.0.0.1", "HostPort": "2"}]
-    assert published({"NetworkSettings": {"Ports": {"5000/tcp": ports}}}) == 2
+    assert published_port({"NetworkSettings": {"Ports": {"5000/tcp": ports}}}) == 2
     for found in (ports[:1], [], None):
         with pytest.raises(MachinesError, match="published no port"):
-            published({"NetworkSettings": {"Ports": {"5000/tcp": found}}})
+            published_port({"NetworkSettings": {"Ports": {"5000/tcp": found}}})
 
 
 class Images:
@@ -245,9 +251,9 @@ def test_without_go_it_says_what_it_was_to_build_with_it(
     with pytest.raises(
         MachinesError, match=r"builds the image registry with Go, and there is no Go 1\.21 or newer"
     ):
-        find_or_build(REGISTRY, environ, print)
+        find_or_build_program(REGISTRY_SERVER, environ, print)
 
 
-@pytest.mark.parametrize("program", [BUCKET_SERVER, REGISTRY], ids=lambda program: program.folder)
+@pytest.mark.parametrize("program", [BUCKET_SERVER, REGISTRY_SERVER], ids=lambda program: program.folder)
 def test_the_recipes_of_servers_name_no_place_to_fetch_from(program: GoProgram) -> None:
     assert not any("://" in (program.module / name).read_text() for name in ("go.mod", "go.sum"))

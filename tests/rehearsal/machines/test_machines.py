@@ -17,7 +17,7 @@ import pytest
 
 from rehearsal.machines import PYTHON, Machines, MachinesError, remove_everything
 from rehearsal.machines.docker_engine import connect
-from rehearsal.machines.removal import left
+from rehearsal.machines.guardian import left
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test may have to build the image
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rehearsal import state
-from rehearsal.machines import Kind, docker_engine, removal
+from rehearsal.machines import Kind, docker_engine, guardian
 from rehearsal.room import begin
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,6 +78,6 @@ class Person:
         """Of Docker's things, what carries this rehearsal's label."""
         client = docker_engine.connect()
         try:
-            return [name for _, name in removal.left(client, state.name_of(self.folder))]
+            return [name for _, name in guardian.left(client, state.name_of(self.folder))]
         finally:
             client.close()

@@ -1,0 +1,425 @@
+"""What stands beside a rehearsal's hosts: their network, the storage that outlives them, an image registry.
+
+The network is a bridge of its own that leads nowhere else, so that no host reaches a real cloud. Storage is one
+container: buckets in the memory of a server of the Cloud Storage API, the share (for NFS) in a volume of limited size
+that it keeps mounted. The registry has one name for this machine and for all hosts, 127.0.0.1 and a port, because
+Docker takes a registry without TLS on loopback only: the port is published on this machine's loopback, where its Docker
+pushes to, and every host passes the same port of its own loopback on to the registry's address.
+
+Both servers are built from their Go modules, once, and kept (rehearsal/images/<name>).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import http.client
+import ipaddress
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+import docker
+import docker.errors
+import docker.types
+import filelock
+
+from rehearsal.machines.docker_engine import LABEL, MachinesError, asking, labels, wait_for
+from rehearsal.machines.host_image import ROOT, cache_folder
+from rehearsal.machines.machine import SPARE_SHARE, archive
+from tools import go
+
+NETWORK_TRIES = 5
+
+PORT = 4443
+SHARE_MIB = 2048
+BUCKET_PROGRAM = "/opt/tpu-stack/bucket-server"
+ANSWER_LIMIT_S = 10
+START_LIMIT_S = 30
+# https://cloud.google.com/storage/docs/buckets#naming, without the dots that need a domain
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")
+
+REGISTRY_PORT = 5000
+REGISTRY_PROGRAM = "/opt/tpu-stack/registry"
+REGISTRY_CONFIGURATION = "/opt/tpu-stack/registry.yml"
+REGISTRY_SETTINGS = f"""version: 0.1
+log: {{level: warn, accesslog: {{disabled: true}}}}
+storage: {{filesystem: {{rootdirectory: /var/lib/registry}}}}
+http: {{addr: ":{REGISTRY_PORT}"}}
+"""
+CONFLICT = 409
+
+# No C library: it has to run in whatever the hosts' base image is.
+GO_SETTINGS = {"GOFLAGS": "-mod=readonly", "GOWORK": "off", "CGO_ENABLED": "0", "GOOS": "linux"}
+GO_FLAGS = ("-trimpath", "-ldflags=-s -w")
+BUILD_LIMIT_S = 1800
+
+Say = Callable[[str], None]
+
+
+# --- the network ----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Network:
+    """subnet: as 172.18.0.0/16; laptop_address: this machine's in it; storage_address: the bucket server's;
+    registry_address: the image registry's, where there is one."""
+
+    name: str
+    subnet: str
+    laptop_address: str
+    storage_address: str
+    registry_address: str
+
+    def addresses(self, count: int, *, taken: Collection[str] = ()) -> list[str]:
+        """The first `count` that are free for machines. Raises MachinesError where there are not so many."""
+        reserved = {self.laptop_address, self.storage_address, self.registry_address, *taken}
+        found: list[str] = []
+        for address in ipaddress.ip_network(self.subnet).hosts():
+            if len(found) == count:
+                break
+            if str(address) not in reserved:
+                found.append(str(address))
+        if len(found) < count:
+            raise MachinesError(
+                f"{self.name}: {self.subnet} has no {count} free addresses; ask for fewer hosts"
+            )
+        return found
+
+
+def find_or_make_network(client: docker.DockerClient, rehearsal: str) -> Network:
+    """The rehearsal's network. Raises MachinesError."""
+    with asking(f"the network of rehearsal {rehearsal}"):
+        labelled = client.api.networks(filters={"label": f"{LABEL}={rehearsal}"})
+        there = [each for each in labelled if each["Name"] == f"tpu-stack-{rehearsal}"]
+        return described_network(there[0] if there else _make_network(client, rehearsal))
+
+
+def described_network(attributes: dict[str, object]) -> Network:
+    """Docker's words of a network in ours. Pure. Raises MachinesError where it has no IPv4 subnet."""
+    ipam = attributes["IPAM"]
+    assert isinstance(ipam, dict)
+    for each in ipam.get("Config") or []:
+        subnet = ipaddress.ip_network(each["Subnet"])
+        if subnet.version == 4 and subnet.num_addresses >= 16:
+            return Network(
+                name=str(attributes["Name"]),
+                subnet=str(subnet),
+                laptop_address=each.get("Gateway") or str(subnet[1]),
+                storage_address=str(subnet[-2]),
+                registry_address=str(subnet[-3]),
+            )
+    raise MachinesError(
+        f"Docker gave {attributes['Name']} no IPv4 subnet of 16 addresses or more; look at default-address-pools"
+        " in /etc/docker/daemon.json"
+    )
+
+
+def _make_network(client: docker.DockerClient, rehearsal: str) -> dict[str, object]:
+    """Docker chooses the subnet, but only in one that was asked for may a container ask for its address: so the
+    network is made twice, and again from the start where another rehearsal took the subnet in between."""
+    name = f"tpu-stack-{rehearsal}"
+    for left in reversed(range(NETWORK_TRIES)):
+        probe = client.networks.create(f"{name}-probe", internal=True, labels=labels(rehearsal))
+        probe.reload()
+        chosen = probe.attrs["IPAM"]["Config"][0]
+        probe.remove()
+        pool = docker.types.IPAMPool(subnet=chosen["Subnet"])
+        try:
+            network = client.networks.create(
+                name,
+                internal=True,
+                labels=labels(rehearsal),
+                ipam=docker.types.IPAMConfig(pool_configs=[pool]),
+            )
+        except docker.errors.APIError as error:
+            if left == 0 or "overlap" not in str(error).lower():
+                raise
+            continue
+        network.reload()
+        attributes: dict[str, object] = network.attrs
+        return attributes
+    raise AssertionError("the last try returns or raises")
+
+
+# --- storage --------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Storage:
+    """address and PORT: of the bucket server, the same for hosts and this machine."""
+
+    address: str
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}:{PORT}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """With it gcsfs, etils, TensorStore and Google's clients take this server for Cloud Storage.
+
+        gcsfs otherwise asks for a bucket's kind over gRPC, which this server does not speak, and waits a minute.
+        """
+        return {
+            "STORAGE_EMULATOR_HOST": self.url,
+            "TENSORSTORE_GCS_HTTP_URL": self.url,
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+            "NO_GCE_CHECK": "true",
+        }
+
+    def make_bucket(self, name: str) -> None:
+        """Nothing happens where it is there. Raises MachinesError."""
+        if not _BUCKET.fullmatch(name):
+            raise MachinesError(
+                f"bucket {name!r}: 3 to 63 of a-z, 0-9, - and _, a letter or digit at either end"
+            )
+        status, said = self._ask("POST", "/storage/v1/b?project=rehearsal", {"name": name})
+        if status not in (200, 409):
+            raise MachinesError(f"bucket {name}: the bucket server answers {status}: {said[:300]}")
+
+    def bucket_names(self) -> list[str]:
+        """Raises MachinesError."""
+        status, said = self._ask("GET", "/storage/v1/b?project=rehearsal")
+        if status != 200:
+            raise MachinesError(f"the bucket server answers {status}: {said[:300]}")
+        return sorted(each["name"] for each in json.loads(said).get("items") or [])
+
+    def answers(self) -> bool:
+        """Whether the server is up."""
+        try:
+            return self._ask("GET", "/storage/v1/b?project=rehearsal")[0] == 200
+        except MachinesError:
+            return False
+
+    def _ask(self, method: str, path: str, body: dict[str, str] | None = None) -> tuple[int, str]:
+        """No proxy is asked, whatever the environment says: the server is on this machine."""
+        connection = http.client.HTTPConnection(self.address, PORT, timeout=ANSWER_LIMIT_S)
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, body=data, headers={"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise MachinesError(f"the bucket server at {self.url} does not answer: {error}") from None
+        finally:
+            connection.close()
+
+
+def volume_name(rehearsal: str) -> str:
+    return f"tpu-stack-{rehearsal}-share"
+
+
+def share_at(rehearsal: str, path: str) -> docker.types.Mount:
+    """The share as a mount of a container; its rights are its own, not those of the image's folder at that path."""
+    return docker.types.Mount(path, volume_name(rehearsal), type="volume", no_copy=True)
+
+
+def start_storage(
+    client: docker.DockerClient, rehearsal: str, network: Network, image: str, program: Path
+) -> Storage:
+    """The server, answering. Raises MachinesError."""
+    storage = Storage(address=network.storage_address)
+    options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={SHARE_MIB}m,mode=1777"}
+    with asking(f"the storage of rehearsal {rehearsal}"):
+        client.volumes.create(volume_name(rehearsal), driver_opts=options, labels=labels(rehearsal))
+        container = client.containers.create(
+            image, name=f"tpu-stack-{rehearsal}-storage", hostname="storage", labels=labels(rehearsal, role="storage"),
+            entrypoint=[BUCKET_PROGRAM], command=_bucket_arguments(storage), init=True, cap_drop=["ALL"],
+            mounts=[share_at(rehearsal, SPARE_SHARE)], network=network.name,
+            networking_config={
+                network.name: client.api.create_endpoint_config(ipv4_address=storage.address, aliases=["storage"])
+            },
+        )  # fmt: skip
+        container.put_archive("/", archive({BUCKET_PROGRAM: (program.read_bytes(), 0o755)}))
+        container.start()
+        wait_for(storage.answers, START_LIMIT_S, container, f"the bucket server at {storage.url}")
+    return storage
+
+
+def _bucket_arguments(storage: Storage) -> list[str]:
+    """The addresses are those that it gives clients for what they fetch or send in parts. Pure."""
+    return [
+        "-scheme", "http", "-host", "0.0.0.0", "-port", str(PORT), "-backend", "memory", "-log-level", "warn",
+        "-external-url", storage.url, "-public-host", f"{storage.address}:{PORT}",
+    ]  # fmt: skip
+
+
+# --- the image registry ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Registry:
+    """address: in the machines' network. port: of loopback, here and on every host."""
+
+    address: str
+    port: int
+
+    @property
+    def host(self) -> str:
+        """What the names of its images begin with."""
+        return f"127.0.0.1:{self.port}"
+
+
+def registry_name(rehearsal: str) -> str:
+    return f"tpu-stack-{rehearsal}-registry"
+
+
+def start_registry(
+    client: docker.DockerClient, rehearsal: str, network: Network, image: str, program: Path
+) -> Registry:
+    """The registry, answering and empty; its images go with its container. Raises MachinesError."""
+    address = network.registry_address
+    with asking(f"the image registry of rehearsal {rehearsal}"):
+        # Out of the machines' network, which leads nowhere, no port can be published: hence the second one.
+        front = client.networks.create(f"tpu-stack-{rehearsal}-front", labels=labels(rehearsal))
+        container = client.containers.create(
+            image, name=registry_name(rehearsal), hostname="registry", labels=labels(rehearsal, role="registry"),
+            entrypoint=[REGISTRY_PROGRAM], command=["serve", REGISTRY_CONFIGURATION], init=True, cap_drop=["ALL"],
+            network=front.name,
+            ports={f"{REGISTRY_PORT}/tcp": ("127.0.0.1", None)}, environment={"OTEL_TRACES_EXPORTER": "none"},
+        )  # fmt: skip
+        client.networks.get(network.name).connect(container, ipv4_address=address, aliases=["registry"])
+        settings = REGISTRY_SETTINGS.encode()
+        container.put_archive(
+            "/",
+            archive(
+                {REGISTRY_PROGRAM: (program.read_bytes(), 0o755), REGISTRY_CONFIGURATION: (settings, 0o644)}
+            ),
+        )
+        container.start()
+        wait_for(
+            lambda: _registry_answers(address),
+            START_LIMIT_S,
+            container,
+            f"the registry at {address}:{REGISTRY_PORT}",
+        )
+        container.reload()
+        return Registry(address=address, port=published_port(container.attrs))
+
+
+def forget_images(client: docker.DockerClient, rehearsal: str) -> list[str]:
+    """Takes its names from the images of this machine, before it goes; → those names. An image that has another name
+    stays, and so does one of which a container is made."""
+    try:
+        host = f"127.0.0.1:{published_port(client.api.inspect_container(registry_name(rehearsal)))}/"
+    except (
+        docker.errors.NotFound,
+        MachinesError,
+    ):  # there is none, or it ended: nobody knows its port any more
+        return []
+    found = client.api.images()
+    names = [name for image in found for name in [*(image["RepoTags"] or []), *(image["RepoDigests"] or [])]]
+    ours = sorted(name for name in names if name.startswith(host))
+    for name in ours:
+        try:
+            client.api.remove_image(name, noprune=True)
+        except docker.errors.ImageNotFound:  # went with the name before it
+            continue
+        except docker.errors.APIError as error:
+            if error.status_code != CONFLICT:
+                raise
+    return ours
+
+
+def _registry_answers(address: str) -> bool:
+    """Whether a registry is up there. No proxy is asked: it is on this machine."""
+    connection = http.client.HTTPConnection(address, REGISTRY_PORT, timeout=ANSWER_LIMIT_S)
+    try:
+        connection.request("GET", "/v2/")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def published_port(attributes: dict[str, object]) -> int:
+    """The port that Docker chose on loopback, from its words of the container. Pure. Raises MachinesError."""
+    settings = attributes["NetworkSettings"]
+    assert isinstance(settings, dict)
+    for each in settings["Ports"].get(f"{REGISTRY_PORT}/tcp") or []:
+        if each["HostIp"] == "127.0.0.1":
+            return int(each["HostPort"])
+    raise MachinesError(
+        "Docker has published no port of the image registry on 127.0.0.1; it does so unless /etc/docker/daemon.json"
+        " forbids it, as a Docker without iptables and userland-proxy does"
+    )
+
+
+# --- programs -------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GoProgram:
+    """what: as people call it. folder: of its go.mod and go.sum, in rehearsal/images. package: of its main function."""
+
+    what: str
+    folder: str
+    package: str
+
+    @property
+    def module(self) -> Path:
+        return ROOT / "rehearsal" / "images" / self.folder
+
+    @property
+    def recipe(self) -> str:
+        """Changes when the program would."""
+        parts = [(self.module / name).read_bytes() for name in ("go.mod", "go.sum")]
+        return hashlib.sha256(b"".join([*parts, repr((GO_SETTINGS, GO_FLAGS)).encode()])).hexdigest()[:16]
+
+
+BUCKET_SERVER = GoProgram(
+    what="the bucket server", folder="bucket", package="github.com/fsouza/fake-gcs-server"
+)
+REGISTRY_SERVER = GoProgram(
+    what="the image registry",
+    folder="registry",
+    package="github.com/distribution/distribution/v3/cmd/registry",
+)
+
+
+def find_or_build_program(program: GoProgram, environ: Mapping[str, str], say: Say) -> Path:
+    """Where it is; a minute or two the first time. Raises MachinesError."""
+    target = cache_folder(environ) / f"{program.folder}-server-{program.recipe}"
+    if target.is_file():
+        return target
+    try:
+        with filelock.FileLock(f"{target}.lock", timeout=BUILD_LIMIT_S):
+            if not target.is_file():
+                _build_program(program, target, environ, say)
+    except filelock.Timeout:
+        raise MachinesError(
+            f"another process holds {target}.lock for {BUILD_LIMIT_S // 60} minutes; end it"
+        ) from None
+    return target
+
+
+def _build_program(program: GoProgram, target: Path, environ: Mapping[str, str], say: Say) -> None:
+    try:
+        compiler = go.find(environ)
+    except go.GoError as error:
+        raise MachinesError(
+            f"the rehearsal builds {program.what} with Go, and {error}; install it and try again"
+        ) from None
+    say(f"building {program.what} with {compiler}; once, a minute or two on two cores …")
+    new = target.with_name(f"{target.name}.new")
+    try:
+        done = subprocess.run(
+            [compiler, "build", *GO_FLAGS, "-o", str(new), program.package], cwd=program.module,
+            env={**environ, **GO_SETTINGS}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, errors="replace", timeout=BUILD_LIMIT_S, check=False,
+        )  # fmt: skip
+        if done.returncode != 0:
+            raise MachinesError(
+                f"building {program.what} failed:\n{done.stderr.strip()[-2000:]}\n"
+                "It needs the Go module proxy that `go env GOPROXY` names, and 1 GB of disk; mend that and try again"
+            )
+        os.replace(new, target)
+    except subprocess.TimeoutExpired:
+        raise MachinesError(f"{program.what} is not built after {BUILD_LIMIT_S // 60} minutes") from None
+    finally:
+        new.unlink(missing_ok=True)
