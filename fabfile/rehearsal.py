@@ -35,7 +35,7 @@ def rehearsal(
 ) -> int:
     """Run a simulated cloud on this machine, and inject faults."""
     from contracts.errors import RequestError
-    from rehearsal.room.person import Typed, carry_out
+    from rehearsal.daemon.cli import Typed, carry_out
     from rehearsal.state import RehearsalError
 
     count = whole("--hosts", hosts, least=1) or 0

@@ -21,8 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from rehearsal import losses, state
+from rehearsal.daemon.cli import OWNER_VARIABLE
 from rehearsal.machines import MachinesError, docker_engine, guardian
-from rehearsal.room.begin import OWNER_VARIABLE
 
 RUNS = "/mnt/share/runs"
 UNDISTURBED, DISTURBED = "undisturbed", "disturbed"

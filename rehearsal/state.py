@@ -33,7 +33,7 @@ class RehearsalError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
-    """pid: of the daemon. door: the path of its socket. inventory: as the program exported it; empty before.
+    """pid: of the daemon. socket: the path where it is asked. inventory: as the program exported it; empty before.
 
     environment: what a launching command needs besides PATH. instances: instance name → address, of those that run.
     tpu_url: of the simulated Cloud TPU API. user, python: on the hosts, and so are devices, patterns of what stands for
@@ -42,7 +42,7 @@ class State:
 
     phase: Phase
     pid: int
-    door: str
+    socket: str
     hosts: int
     inventory: str = ""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)

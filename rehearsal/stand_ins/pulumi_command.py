@@ -17,9 +17,9 @@ def main(arguments: list[str]) -> int:
     folder = os.environ.get(FOLDER_VARIABLE, "")
     try:
         with open(os.path.join(folder, "state.json"), encoding="utf-8") as file:
-            door = json.load(file)["door"]
+            path = json.load(file)["socket"]
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.connect(door)
+        connection.connect(path)
     except (OSError, ValueError, KeyError):
         fail(f"no rehearsal is up in {folder or '$' + FOLDER_VARIABLE}; `fab rehearsal up` starts one")
     connection.settimeout(SILENCE_LIMIT_S)

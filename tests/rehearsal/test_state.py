@@ -14,7 +14,7 @@ from rehearsal import state
 from rehearsal.state import RehearsalError, State
 
 READY = State(
-    phase="ready", pid=1, door="/nook/door", hosts=2, inventory='{"version": 1}', user="sa_rehearsal",
+    phase="ready", pid=1, socket="/nook/door", hosts=2, inventory='{"version": 1}', user="sa_rehearsal",
     environment={"STORAGE_EMULATOR_HOST": "http://172.18.255.254:4443"}, python="/opt/python", devices=("/dev/x*",),
 )  # fmt: skip
 
@@ -54,7 +54,7 @@ def test_a_rehearsal_whose_daemon_was_killed_is_not_believed(folder: Path, envir
         filelock.FileLock(folder / state.LOCK),
         pytest.raises(RehearsalError, match="is starting, not ready"),
     ):
-        state.write(folder, State(phase="starting", pid=1, door="", hosts=2))
+        state.write(folder, State(phase="starting", pid=1, socket="", hosts=2))
         state.require(folder)
 
 

@@ -1,4 +1,4 @@
-"""Everything that a rehearsal holds while it is up: machines, the simulated API, the stack."""
+"""The daemon: what a rehearsal holds while it is up (machines, the simulated API, the stack), and what it answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from types import TracebackType
 from typing import Any
 
 from rehearsal import state
+from rehearsal.daemon import rehearsal_stack
+from rehearsal.daemon.control_socket import Caller
+from rehearsal.daemon.fault_commands import FaultCommands, FaultRequest
+from rehearsal.daemon.node_machines import NodeMachines, new_identity
+from rehearsal.daemon.rehearsal_stack import RehearsalStack
 from rehearsal.machines import DEVICE, PYTHON, Kind, Machine, Machines, MachinesError, Registry, require_base
-from rehearsal.room import keys, outputs, typed, wanted
-from rehearsal.room.door import Caller
-from rehearsal.room.hosts import Hosts
-from rehearsal.room.stack import RehearsalStack
 from rehearsal.state import RehearsalError, State
 from rehearsal.tpu_api import Delays, TpuApi
 from tools import pulumi_cli
@@ -27,20 +28,21 @@ Say = Callable[[str], None]
 USER = "sa_rehearsal"  # as OS Login calls a service account
 BOOT_LIMIT_S = 300.0
 ADDRESSES = 240
-PACE = 0.5  # of what a person who watches the simulator alone sees
+DELAY_FACTOR = 0.5  # of what a person who watches the simulator only sees
 
 
-class Room:
-    """From `with` to the end of its block; `open` makes the stack. folder: a new one, for this room alone.
+class Daemon:
+    """From `with` to the end of its block; `open` makes the stack. `done`: it is to end.
 
-    kind: of the hosts. door: the path of the socket that is named to whoever wants to ask. say: hears every step.
+    folder: a new one, for this rehearsal only. kind: of the hosts. socket_path: named to whoever wants to ask.
+    say: hears every step.
     """
 
-    def __init__(self, *, folder: Path, hosts: int, kind: Kind, door: Path, say: Say) -> None:
-        self.accelerator = wanted.accelerator_of(hosts)
+    def __init__(self, *, folder: Path, hosts: int, kind: Kind, socket_path: Path, say: Say) -> None:
+        self.accelerator = rehearsal_stack.accelerator_of(hosts)
         self.folder = folder
         self.say = say
-        self._door = door
+        self._socket_path = socket_path
         self._hosts_wanted = hosts
         self._kind = kind
         self._exits = contextlib.ExitStack()
@@ -48,17 +50,20 @@ class Room:
         self._environment: dict[str, str] = {}
         self._writing = threading.Lock()
         self.problem = ""
+        self.done = threading.Event()
+        self.faults = FaultCommands(self)
         self.registry: Registry | None = None
-        self.hosts: Hosts | None = None
+        self.hosts: NodeMachines | None = None
         self.stack: RehearsalStack | None = None
 
-    def __enter__(self) -> Room:
+    def __enter__(self) -> Daemon:
         self.write_state()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.faults.close()
         self.set_phase("ending")
         self._exits.close()
 
@@ -94,9 +99,9 @@ class Room:
         )
         self.machines.prepare()
         network = self.machines.network()
-        self.storage = self.machines.storage(bucket=wanted.BUCKET)
+        self.storage = self.machines.storage(bucket=rehearsal_stack.BUCKET)
         self.registry = self.machines.registry()
-        public = keys.new_identity(self.folder / "ssh")
+        public = new_identity(self.folder / "ssh")
         self._environment = {
             **self.storage.environment,
             "TPU_STACK_SSH_KEY": str(self.folder / "ssh" / "id_ed25519"),
@@ -110,10 +115,10 @@ class Room:
                 host_key_private_pem=private_key,
                 authorized_keys=(public,),
                 user=USER,
-                share_mount=wanted.MOUNT,
+                share_mount=rehearsal_stack.MOUNT,
             )
 
-        self.hosts = Hosts(
+        self.hosts = NodeMachines(
             machinery=self.machines,
             addresses=network.addresses(ADDRESSES),
             make=make,
@@ -126,8 +131,8 @@ class Room:
         assert self.hosts is not None
         self.api = self._exits.enter_context(
             TpuApi(
-                capacity={self.pool: wanted.chips_of(self.accelerator)},
-                delays=Delays().scaled(PACE),
+                capacity={self.pool: rehearsal_stack.chips_of(self.accelerator)},
+                delays=Delays().scaled(DELAY_FACTOR),
                 hardware=self.hosts,
             )
         )
@@ -167,7 +172,7 @@ class Room:
     @property
     def pool(self) -> str:
         """Of the chips of the slice."""
-        return wanted.pool_of(self.accelerator)
+        return rehearsal_stack.pool_of(self.accelerator)
 
     def node(self) -> str:
         """The full name of the node that the slice is. Raises RehearsalError where there is none."""
@@ -188,7 +193,7 @@ class Room:
                 State(
                     phase=self._phase,
                     pid=os.getpid(),
-                    door=str(self._door),
+                    socket=str(self._socket_path),
                     hosts=self._hosts_wanted,
                     inventory=self.stack.inventory if self.stack else "",
                     environment=self._environment,
@@ -202,13 +207,29 @@ class Room:
 
     # --- what is asked of it ----------------------------------------------------------------------------------
 
+    def answer(self, do: str, arguments: Mapping[str, Any], caller: Caller) -> Any:
+        """What is asked through the control socket. Raises RehearsalError."""
+        if do == "pulumi":
+            return self.pulumi(list(arguments["arguments"]), caller)
+        if do == "act":
+            return self.faults.carry_out(str(arguments["name"]), FaultRequest(**arguments["asked"]))
+        if do == "status":
+            return self.status()
+        if do == "destroy":
+            return self.destroy(caller)
+        if do == "end":
+            return self.done.set()
+        raise RehearsalError(
+            f'"{do}" is nothing that the daemon does; pulumi, act, status, destroy or end are'
+        )
+
     def pulumi(self, arguments: list[str], caller: Caller) -> Mapping[str, Any]:
         """What was typed behind `pulumi`: its exit code, and what goes to its standard output as it is."""
         if self.stack is None:
             raise RehearsalError("the rehearsal has no stack yet; `fab rehearsal status` says how far it is")
-        asked = typed.understood(arguments)
+        asked = rehearsal_stack.parse_pulumi(arguments)
         if asked.kind == "output":
-            return {"code": 0, "stdout": outputs.shown(self.stack.outputs, asked.options)}
+            return {"code": 0, "stdout": rehearsal_stack.shown_outputs(self.stack.outputs, asked.options)}
         if asked.kind == "other":
             ok, said = self.stack.type(*asked.words)
             return {"code": 0 if ok else 255, "stdout": f"{said}\n"}
@@ -227,7 +248,7 @@ class Room:
             "phase": self._phase,
             "registry": self.registry.host if self.registry else "",
             "accelerator": self.accelerator.type_name,
-            "zone": wanted.zone_of(self.accelerator),
+            "zone": rehearsal_stack.zone_of(self.accelerator),
             "nodes": [{"name": node["name"], "state": node["state"]} for node in nodes],
             "hosts": [
                 {"name": name, "address": address, "is": self.hosts.stands(name) if self.hosts else "gone"}

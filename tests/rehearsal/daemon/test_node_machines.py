@@ -11,7 +11,7 @@ from typing import Any
 import asyncssh
 import pytest
 
-from tests.rehearsal.room.conftest import Lab
+from tests.rehearsal.daemon.conftest import Lab
 
 NewLab = Callable[[list[str]], Lab]
 

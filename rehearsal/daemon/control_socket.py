@@ -40,15 +40,17 @@ class Caller:
 Answerer = Callable[[str, Mapping[str, Any], Caller], Any]
 
 
-class Door:
+class ControlSocket:
     """From `with` to the end of its block. answer: what to do, with what, for whom; its value is JSON."""
 
     def __init__(self, path: Path, answer: Answerer) -> None:
         self._server = _Server(str(path), answer)
         path.chmod(0o600)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="door")
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="control-socket"
+        )
 
-    def __enter__(self) -> Door:
+    def __enter__(self) -> ControlSocket:
         self._thread.start()
         return self
 
@@ -108,7 +110,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 def ask(
-    door: str, do: str, arguments: Mapping[str, Any], *, say: Say | None = None, limit_s: float = 120.0
+    socket_path: str, do: str, arguments: Mapping[str, Any], *, say: Say | None = None, limit_s: float = 120.0
 ) -> Any:
     """The daemon's answer. limit_s: for how long it may be silent.
 
@@ -118,7 +120,7 @@ def ask(
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(limit_s)
-            connection.connect(door)
+            connection.connect(socket_path)
             connection.sendall(json.dumps({"do": do, "with": dict(arguments)}).encode() + b"\n")
             with connection.makefile(encoding="utf-8") as lines:
                 for line in lines:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rehearsal import state
-from rehearsal.room.door import Caller, Door
+from rehearsal.daemon.control_socket import Caller, ControlSocket
 from rehearsal.state import State
 from rehearsal.tpu_api import TpuApi
 
@@ -25,9 +25,9 @@ LIMIT_S = 20.0
 class Shell:
     """A shell in which a rehearsal is up. told: what it tells; write it with `tell`."""
 
-    def __init__(self, folder: Path, nook: Path) -> None:
+    def __init__(self, folder: Path, socket_folder: Path) -> None:
         self.folder = folder
-        self.door = nook / "door"
+        self.socket = socket_folder / "control"
         self.environ = {
             "PATH": state.stand_ins_first(os.environ["PATH"]),
             state.FOLDER_VARIABLE: str(folder),
@@ -36,7 +36,9 @@ class Shell:
 
     def tell(self, **changes: Any) -> None:
         told = {"instances": {}, "user": "sa_rehearsal", "inventory": "{}", **changes}
-        state.write(self.folder, State(phase="ready", pid=os.getpid(), door=str(self.door), hosts=1, **told))
+        state.write(
+            self.folder, State(phase="ready", pid=os.getpid(), socket=str(self.socket), hosts=1, **told)
+        )
 
     def type(self, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(
@@ -142,7 +144,7 @@ def test_pulumi_says_what_the_daemon_says_and_ends_as_it_ends(shell: Shell) -> N
         return {"code": 255, "stdout": "out\n"}
 
     shell.tell()
-    with Door(shell.door, answering(answer)):
+    with ControlSocket(shell.socket, answering(answer)):
         done = shell.type("pulumi", "up", "--yes", "a b")
     assert (done.returncode, done.stdout, done.stderr) == (255, b"doing up --yes a b\nout\n", b"")
 
@@ -152,7 +154,7 @@ def test_pulumi_tells_a_refusal_on_its_error_stream(shell: Shell) -> None:
         raise state.RehearsalError("no stack named 'dev' found")
 
     shell.tell()
-    with Door(shell.door, answering(answer)):
+    with ControlSocket(shell.socket, answering(answer)):
         done = shell.type("pulumi", "stack", "output", "--json", "--stack", "dev")
     assert (done.returncode, done.stdout) == (255, b"")
     assert done.stderr == b"error: no stack named 'dev' found\n"

@@ -1,4 +1,4 @@
-"""The daemon: opens a room, answers at its door, and takes everything down when it is told to, or after a day."""
+"""The daemon's process: opens a rehearsal, answers at its socket, takes all down when told to, or after a day."""
 
 from __future__ import annotations
 
@@ -9,48 +9,21 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import filelock
 
 from rehearsal import state
+from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER
+from rehearsal.daemon.control_socket import ControlSocket
+from rehearsal.daemon.daemon import Daemon
 from rehearsal.machines import Kind
-from rehearsal.room import repertoire
-from rehearsal.room.acts import Acts, Asked
-from rehearsal.room.begin import NOOK, PROBLEM
-from rehearsal.room.door import Caller, Door
-from rehearsal.room.room import Room
 from rehearsal.state import RehearsalError
 
 LIFE_S = 24 * 3600.0  # one that was forgotten goes by itself
 OWNER_POLL_S = 0.5
 LOCK_LIMIT_S = 5.0  # somebody may just be looking whether it is free
-
-
-class Answers:
-    """What is asked at the door. `done`: the daemon is to end."""
-
-    def __init__(self, room: Room) -> None:
-        self.done = threading.Event()
-        self.acts = Acts(room)
-        self._room = room
-
-    def __call__(self, do: str, arguments: Mapping[str, Any], caller: Caller) -> Any:
-        if do == "pulumi":
-            return self._room.pulumi(list(arguments["arguments"]), caller)
-        if do == "act":
-            return repertoire.carry_out(self.acts, str(arguments["name"]), Asked(**arguments["asked"]))
-        if do == "status":
-            return self._room.status()
-        if do == "destroy":
-            self._room.destroy(caller)
-            return None
-        if do == "end":
-            self.done.set()
-            return None
-        raise RehearsalError(f'"{do}" is not asked at this door; pulumi, act, status, destroy or end are')
 
 
 def say(line: str) -> None:
@@ -66,48 +39,46 @@ def serve(folder: Path, hosts: int, kind: Kind, owner: int | None) -> int:
         say(f"a rehearsal is up in {folder} already; `fab rehearsal status`, or `fab rehearsal down`")
         return 2
     # The path of a socket may not be longer than some 100 characters, and that of the folder may.
-    nook = tempfile.mkdtemp(prefix=NOOK)
+    socket_folder = tempfile.mkdtemp(prefix=SOCKET_FOLDER)
     try:
         with lock:
-            return _serve(folder, hosts, kind, owner, Path(nook) / "door")
+            return _serve(folder, hosts, kind, owner, Path(socket_folder) / "control")
     finally:
-        shutil.rmtree(nook, ignore_errors=True)
+        shutil.rmtree(socket_folder, ignore_errors=True)
 
 
 def _serve(folder: Path, hosts: int, kind: Kind, owner: int | None, path: Path) -> int:
     try:
-        with Room(folder=folder, hosts=hosts, kind=kind, door=path, say=say) as room:
-            answers = Answers(room)
+        with Daemon(folder=folder, hosts=hosts, kind=kind, socket_path=path, say=say) as daemon:
             for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: answers.done.set())
-            with Door(path, answers):
+                signal.signal(number, lambda *_: daemon.done.set())
+            with ControlSocket(path, daemon.answer):
                 if owner is not None:
-                    threading.Thread(target=_end_with, args=(owner, answers.done), daemon=True).start()
-                opening = threading.Thread(target=_open, args=(room, answers), daemon=True)
+                    threading.Thread(target=_end_with, args=(owner, daemon.done), daemon=True).start()
+                opening = threading.Thread(target=_open, args=(daemon,), daemon=True)
                 opening.start()
-                answers.done.wait(LIFE_S)
-                answers.acts.close()
+                daemon.done.wait(LIFE_S)
     finally:
         (folder / state.FILE).unlink(missing_ok=True)
-    if room.problem:
-        say(f"{PROBLEM}{room.problem}")
+    if daemon.problem:
+        say(f"{PROBLEM}{daemon.problem}")
         return 2
     say("the rehearsal is over; nothing of it is left")
     return 0
 
 
-def _open(room: Room, answers: Answers) -> None:
+def _open(daemon: Daemon) -> None:
     """In a thread of its own, so that the daemon can be ended meanwhile."""
     try:
-        room.open()
+        daemon.open()
     except RehearsalError as error:
-        room.problem = str(error)
+        daemon.problem = str(error)
     except Exception as error:
-        room.problem = f"{type(error).__name__}: {error}"
+        daemon.problem = f"{type(error).__name__}: {error}"
         raise
     finally:
-        if room.problem:
-            answers.done.set()
+        if daemon.problem:
+            daemon.done.set()
 
 
 def _end_with(process_id: int, done: threading.Event) -> None:
@@ -120,7 +91,7 @@ def _end_with(process_id: int, done: threading.Event) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m rehearsal.room", description="The rehearsal's daemon.")
+    parser = argparse.ArgumentParser(prog="python -m rehearsal.daemon", description="The rehearsal's daemon.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--kind", choices=get_args(Kind), default="plain", help="of the hosts")

@@ -1,25 +1,31 @@
-"""A rehearsal from outside: started in the background, followed until it is ready, taken down."""
+"""What a person types behind `fab rehearsal`: up, down, status, env, acts, or a fault.
+
+`up` starts the daemon in the background and follows it until it is ready; `down` takes everything down.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import filelock
 
 from rehearsal import state
+from rehearsal.daemon.control_socket import ask
+from rehearsal.daemon.fault_commands import COMMANDS, FaultRequest
 from rehearsal.engine import MARK
 from rehearsal.engine_processes import end_marked
 from rehearsal.machines import Kind, MachinesError, remove_everything
-from rehearsal.room.door import ask
 from rehearsal.state import RehearsalError, State
 
 Say = Callable[[str], None]
@@ -27,11 +33,109 @@ Say = Callable[[str], None]
 OWNER_VARIABLE = "TPU_STACK_REHEARSAL_OWNER"
 LOG = "log"
 PROBLEM = "error: "  # how the daemon's last word begins where it has to give up
-NOOK = "tpu-stack-rehearsal-"
+SOCKET_FOLDER = "tpu-stack-rehearsal-"
 READY_LIMIT_S = 3600.0  # the first time Pulumi's command line and the hosts' image are built
 DESTROY_LIMIT_S = 300.0
 END_LIMIT_S = 120.0
 LOOK_AGAIN_S = 0.1
+
+READY = (
+    "the rehearsal is up. Now: fab deploy --stack rehearsal; fab train --job flax_mlm --stack rehearsal; and play: "
+    "fab rehearsal acts. It goes by itself after a day; fab rehearsal down ends it"
+)
+READY_FOR_IMAGES = (
+    "the rehearsal is up, with an image registry. Now: fab build --framework jax --platform cpu; fab push --stack"
+    ' rehearsal --framework jax --platform cpu; eval "$(fab rehearsal env)"; pulumi up --yes; fab deploy; fab train'
+    " --job flax_mlm; and play: fab rehearsal acts. It goes by itself after a day; fab rehearsal down ends it"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Typed:
+    """kind: of the hosts that `up` makes. amount: as it was typed; empty: it was not."""
+
+    action: str
+    hosts: int
+    kind: Kind = "plain"
+    host: str = ""
+    amount: str = ""
+    for_good: bool = False
+
+
+def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
+    """Raises RehearsalError."""
+    folder = state.folder_of(environ)
+    if typed.action == "up":
+        owner = environ.get(OWNER_VARIABLE)
+        up(folder, typed.hosts, say, kind=typed.kind, owner=int(owner) if owner else None)
+        say(READY if typed.kind == "plain" else READY_FOR_IMAGES)
+    elif typed.action == "down":
+        say(
+            "the rehearsal is down" if down(folder, say) else "no rehearsal is up, and nothing of one is left"
+        )
+    elif typed.action in LISTINGS:
+        for line in LISTINGS[typed.action](folder):
+            say(line)
+    elif typed.action in COMMANDS:
+        asked = FaultRequest(host=typed.host, amount=_number(typed), for_good=typed.for_good)
+        socket_path = state.require(folder).socket
+        say(str(ask(socket_path, "act", {"name": typed.action, "asked": dataclasses.asdict(asked)})))
+    else:
+        raise RehearsalError(
+            f'"{typed.action}" is nothing that a rehearsal can do; choose one of '
+            + ", ".join(["up", "down", *LISTINGS, *COMMANDS])
+        )
+
+
+def status(folder: Path) -> Iterator[str]:
+    """How a rehearsal is, line by line. Raises RehearsalError where none is up."""
+    found = state.read(folder)
+    if found is None or not state.is_alive(folder):
+        state.require(folder)
+        return
+    told: Mapping[str, Any] = ask(found.socket, "status", {})
+    yield f"rehearsal: {told['phase']}, {told['accelerator']} in {told['zone']}"
+    yield f"  daemon: process {found.pid}, log {folder / LOG}"
+    if told["registry"]:
+        yield f"  image registry: {told['registry']}, here and on every host"
+    for node in told["nodes"]:
+        yield f"  slice {node['name'].rpartition('/')[2]}: {node['state']}"
+    for index, host in enumerate(told["hosts"]):
+        yield f"  host {index}: {host['name']} {host['address']} {host['is']}"
+    for name, why in told["failed"].items():
+        yield f"  {name}: {why}"
+    if told["phase"] == "ready" and not told["nodes"]:
+        yield "  no slice now; `fab recover`, or `pulumi up --refresh`, makes it again"
+
+
+def acts(_folder: Path) -> Iterator[str]:
+    """Every act, with what it does and needs."""
+    wide = max(map(len, COMMANDS))
+    for name, act in COMMANDS.items():
+        needs = "".join(f" --{each}" for each in act.needs)
+        yield f"  {name:<{wide}}  {act.help}{f'  [{needs.strip()}]' if needs else ''}"
+
+
+def exports(folder: Path) -> Iterator[str]:
+    """For a shell, so that its own `gcloud` and `pulumi` are the rehearsal's. Raises RehearsalError."""
+    opened = state.open_rehearsal({**os.environ, state.FOLDER_VARIABLE: str(folder)})
+    for name, value in {**opened.environment, "TPU_STACK": state.STACK}.items():
+        yield f"export {name}={shlex.quote(value)}"
+
+
+LISTINGS: Mapping[str, Callable[[Path], Iterator[str]]] = {"status": status, "env": exports, "acts": acts}
+
+
+def _number(typed: Typed) -> float | None:
+    if not typed.amount:
+        return None
+    try:
+        return float(typed.amount)
+    except ValueError:
+        raise RehearsalError(f'--amount: "{typed.amount}" is no number') from None
+
+
+# --- up and down ----------------------------------------------------------------------------------------------------
 
 
 def up(folder: Path, hosts: int, say: Say, *, kind: Kind = "plain", owner: int | None = None) -> State:
@@ -54,7 +158,7 @@ def _started(folder: Path, wanted: Sequence[str], say: Say) -> State:
     folder.mkdir(mode=0o700, parents=True)
     with (folder / LOG).open("wb") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "rehearsal.room", str(folder), *wanted],
+            [sys.executable, "-m", "rehearsal.daemon", str(folder), *wanted],
             cwd=Path(__file__).resolve().parents[2],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -119,7 +223,7 @@ def _ended(folder: Path, say: Say) -> bool:
     if found is not None and state.is_alive(folder):
         if found.phase == "ready":
             try:
-                ask(found.door, "destroy", {}, say=say, limit_s=DESTROY_LIMIT_S)
+                ask(found.socket, "destroy", {}, say=say, limit_s=DESTROY_LIMIT_S)
             except RehearsalError as error:
                 say(f"warning: {error}; everything is removed all the same")
         _end(found.pid, lambda: not state.is_alive(folder))
@@ -150,8 +254,8 @@ def clear(folder: Path, say: Say) -> bool:
     end_marked(MARK, str(folder / "engine"))
     with contextlib.suppress(RehearsalError):
         found = state.read(folder)
-        if found is not None and Path(found.door).parent.name.startswith(NOOK):
-            shutil.rmtree(Path(found.door).parent, ignore_errors=True)
+        if found is not None and Path(found.socket).parent.name.startswith(SOCKET_FOLDER):
+            shutil.rmtree(Path(found.socket).parent, ignore_errors=True)
     try:
         for line in remove_everything(state.name_of(folder)):
             say(f"removed {line}")

@@ -1,0 +1,266 @@
+"""The faults that a person can cause in a rehearsal that is up, by name: `fab rehearsal cut --host 1`.
+
+Each tells in one line what was done, and what to look at now.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from infra import catalogue
+from rehearsal.daemon.node_machines import NodeMachines
+from rehearsal.daemon.rehearsal_stack import SLICE, chips_of
+from rehearsal.machines import Faults, Machines, MachinesError
+from rehearsal.state import RehearsalError
+from rehearsal.tpu_api import ApiError, TpuApi
+
+# Google starts a host that crashed again by itself; this long is short enough to watch.
+AGAIN_S = 30.0
+SHARE = "share"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FaultRequest:
+    """host: an index, an instance name, or "share" where that makes sense; empty: none was named."""
+
+    host: str = ""
+    amount: float | None = None
+    for_good: bool = False
+
+
+class Rehearsal(Protocol):
+    """What of a rehearsal that is up can go wrong."""
+
+    @property
+    def hosts(self) -> NodeMachines | None: ...
+    @property
+    def machines(self) -> Machines: ...
+    @property
+    def api(self) -> TpuApi: ...
+    @property
+    def accelerator(self) -> catalogue.Accelerator: ...
+    @property
+    def pool(self) -> str: ...
+    def node(self) -> str: ...
+
+
+class FaultCommands:
+    """The faults of one rehearsal. close: what was to come later does not."""
+
+    def __init__(self, rehearsal: Rehearsal) -> None:
+        self._rehearsal = rehearsal
+        self._timers: list[threading.Timer] = []
+        self._wedged: dict[str, list[int]] = {}
+
+    def carry_out(self, name: str, request: FaultRequest) -> str:
+        """The line that is told. Raises RehearsalError."""
+        command = COMMANDS.get(name)
+        if command is None:
+            raise RehearsalError(f'"{name}" is no act of the rehearsal; choose one of {", ".join(COMMANDS)}')
+        if "host" in command.needs and not request.host:
+            raise RehearsalError(f"{name}: which host? Say --host and its index, such as --host 0")
+        if "amount" in command.needs and request.amount is None:
+            raise RehearsalError(f"{name}: how much? {command.help}; such as --amount 60")
+        try:
+            return command.run(self, request)
+        except (MachinesError, ApiError, ValueError) as error:
+            raise RehearsalError(f"{name}: {error}") from None
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+    # --- whom -------------------------------------------------------------------------------------------------
+
+    @property
+    def faults(self) -> Faults:
+        return self._rehearsal.machines.faults
+
+    @property
+    def _hosts(self) -> NodeMachines:
+        if self._rehearsal.hosts is None:
+            raise RehearsalError("the rehearsal has no hosts yet; `fab rehearsal status` says how far it is")
+        return self._rehearsal.hosts
+
+    def name(self, request: FaultRequest) -> str:
+        """The machine that is meant. Raises RehearsalError."""
+        names = self._hosts.names()
+        if request.host.isdecimal() and int(request.host) < len(names):
+            return names[int(request.host)]
+        if request.host in names:
+            return request.host
+        raise RehearsalError(
+            f"--host {request.host}: there is none; choose one of 0 … {len(names) - 1}"
+            if names
+            else "the rehearsal has no hosts now; `pulumi up --refresh` makes them"
+        )
+
+    def _any(self) -> str:
+        up = [name for name in self._hosts.names() if self._hosts.stands(name) == "up"]
+        if not up:
+            raise RehearsalError("no host is up, and the share is reached through one")
+        return up[0]
+
+    # --- the cloud --------------------------------------------------------------------------------------------
+
+    def preempt(self) -> str:
+        self._rehearsal.api.control.preempt(self._rehearsal.node())
+        return f"Google took the slice {SLICE} back, without notice. Look: fab status; mend: fab recover"
+
+    def vanish(self) -> str:
+        self._rehearsal.api.control.vanish(self._rehearsal.node())
+        return f"the slice {SLICE} is gone, as if somebody had deleted it. Mend: fab recover"
+
+    def stockout(self) -> str:
+        pool = self._rehearsal.pool
+        self._rehearsal.api.control.set_capacity(pool, 0)
+        return f"{pool} has no chips any more; who has some keeps them. Look: fab recover after a preempt"
+
+    def restock(self) -> str:
+        pool, chips = self._rehearsal.pool, chips_of(self._rehearsal.accelerator)
+        self._rehearsal.api.control.set_capacity(pool, chips)
+        return f"{pool} has {chips} chips again; a request that waits is served"
+
+    # --- machines ---------------------------------------------------------------------------------------------
+
+    def kill(self, request: FaultRequest) -> str:
+        name = self.name(request)
+        self._hosts.move(name, "down")
+        if request.for_good:
+            return f"{name} is dead, as after a power cut, and stays so. Look: fab status"
+        timer = threading.Timer(AGAIN_S, self._hosts.move, (name, "up"))
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
+        return f"{name} is dead, as after a power cut; Google starts it again in {AGAIN_S:.0f} s. Look: fab status"
+
+    def restart(self, request: FaultRequest) -> str:
+        name = self.name(request)
+        self._hosts.move(name, "up")
+        return f"{name} is starting again"
+
+    def wedge(self, request: FaultRequest) -> str:
+        name = self.name(request)
+        process = self.faults.wedge(name)
+        self._wedged.setdefault(name, []).append(process)
+        return f"process {process} of {name} is stopped in mid-work (SIGSTOP). Look: the hang watchdog, in fab status"
+
+    def unwedge(self, request: FaultRequest) -> str:
+        name = self.name(request)
+        found = self._wedged.pop(name, [])
+        for process in found:
+            self.faults.unwedge(name, process)
+        return f"{len(found)} processes of {name} go on"
+
+    def hold_device(self, request: FaultRequest) -> str:
+        name = self.name(request)
+        process = self.faults.hold_device(name)
+        return (
+            f"process {process} of {name} holds its device. Look: fab train is refused, fab doctor names it"
+        )
+
+    def fill_disk(self, request: FaultRequest) -> str:
+        if request.host == SHARE:
+            self.faults.fill_share(self._any())
+            return "the share has no byte left. Look: what happens at the next checkpoint"
+        name = self.name(request)
+        self.faults.fill_disk(name)
+        return f"the disk of {name} has no byte left. Look: fab train is refused, fab doctor says why"
+
+    def empty_disk(self, request: FaultRequest) -> str:
+        if request.host == SHARE:
+            self.faults.empty_share(self._any())
+            return "the share has room again"
+        name = self.name(request)
+        self.faults.empty_disk(name)
+        return f"the disk of {name} has room again"
+
+    def clock(self, request: FaultRequest) -> str:
+        name = self.name(request)
+        assert request.amount is not None
+        self.faults.set_clock(name, request.amount)
+        return f"the clock of {name} is off by {request.amount:g} s for new connections. Look: fab doctor, fab train"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """help: for the list of faults. run: → the line that is told. needs: "host", "amount" or both."""
+
+    help: str
+    run: Callable[[FaultCommands, FaultRequest], str]
+    needs: tuple[str, ...] = ("host",)
+
+
+def _of_cloud(help: str, run: Callable[[FaultCommands], str]) -> Command:
+    """One that no host in particular suffers from."""
+    return Command(help=help, run=lambda commands, _request: run(commands), needs=())
+
+
+def _of_machine(help: str, cause: Callable[[Faults, str], object], said: str) -> Command:
+    """A fault that takes nothing but the machine's name. said: what is told, with {name} in it."""
+
+    def run(commands: FaultCommands, request: FaultRequest) -> str:
+        name = commands.name(request)
+        # By its name, so that a test may stand in for the faults of real machines.
+        getattr(commands.faults, cause.__name__)(name)
+        return said.format(name=name)
+
+    return Command(help=help, run=run)
+
+
+COMMANDS: Mapping[str, Command] = {
+    "kill": Command(
+        help="a host loses power; Google starts it again (--for-good: not)", run=FaultCommands.kill
+    ),
+    "restart": Command(help="a host that was killed starts again", run=FaultCommands.restart),
+    "cut": _of_machine(
+        "a host is cut off the network", Faults.cut,
+        "{name} hears and says nothing any more. Look: fab status; mend: fab rehearsal heal",
+    ),
+    "heal": _of_machine("it is back on the network", Faults.heal, "{name} is on the network again"),
+    "preempt": _of_cloud("Google takes the slice back, without notice", FaultCommands.preempt),
+    "vanish": _of_cloud("somebody deletes the slice", FaultCommands.vanish),
+    "stockout": _of_cloud("there are no chips to be had any more", FaultCommands.stockout),
+    "restock": _of_cloud("there are chips again", FaultCommands.restock),
+    "wedge": Command(help="a host's training process is stopped in mid-work", run=FaultCommands.wedge),
+    "unwedge": Command(help="it goes on", run=FaultCommands.unwedge),
+    "fill-disk": Command(
+        help="a host's disk, or --host share, has no byte left", run=FaultCommands.fill_disk
+    ),
+    "empty-disk": Command(help="it has room again", run=FaultCommands.empty_disk),
+    "clock": Command(
+        help="a host's clock is off by --amount seconds (0: right)", run=FaultCommands.clock, needs=("host", "amount")
+    ),
+    "hold-device": Command(help="another process holds a host's device", run=FaultCommands.hold_device),
+    "release-device": _of_machine("it lets go", Faults.release_device, "the device of {name} is free"),
+    "unmount-share": _of_machine(
+        "a host has lost the share", Faults.unmount_share,
+        "the share of {name} is an empty folder now. Look: fab train is refused",
+    ),
+    "mount-share": _of_machine("it has it again", Faults.mount_share, "{name} has the share again"),
+    "break-python": _of_machine(
+        "a host's interpreter is gone", Faults.break_python,
+        "{name} has no interpreter for jobs any more. Look: fab train is refused",
+    ),
+    "mend-python": _of_machine("it is back", Faults.mend_python, "{name} has its interpreter again"),
+    "kill-docker": _of_machine(
+        "a host's Docker daemon is gone", Faults.kill_docker,
+        "{name} has no Docker daemon any more. Look: fab doctor, fab train --runtime docker",
+    ),
+    "start-docker": _of_machine("it is back", Faults.start_docker, "{name} has its Docker daemon again"),
+    "refuse-keys": _of_machine(
+        "a host knows no key of yours", Faults.refuse_keys,
+        "{name} lets nobody in any more. Look: what fab doctor says of it",
+    ),
+    "accept-keys": _of_machine("it knows yours again", Faults.accept_keys, "{name} lets you in again"),
+    "change-host-key": _of_machine(
+        "a host shows another key than the inventory has", Faults.change_host_key,
+        "{name} shows a key that is not in the inventory. Look: nothing connects to it",
+    ),
+    "restore-host-key": _of_machine(
+        "it shows its own again", Faults.restore_host_key, "{name} shows its own key again"
+    ),
+}  # fmt: skip

@@ -1,0 +1,253 @@
+"""The rehearsal's stack: the program of `infra/` on the real engine, with a configuration for so many hosts.
+
+The real command line would start the program through its language host; here the program runs in the daemon. So of what
+is typed behind `pulumi`, the commands that need the program (up, preview, refresh, destroy) are told apart from what
+the command line can do by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args
+
+from infra import catalogue
+from infra.program import declare
+from rehearsal.engine import ROOT, Cli, Engine
+from rehearsal.engine_operation import Kind
+from rehearsal.engine_report import Report
+from rehearsal.state import STACK, RehearsalError
+
+PROJECT = "my-rehearsal"
+SLICE = "main"
+BUCKET = f"{PROJECT}-runs"
+MOUNT = "/mnt/share"
+ACCOUNT = "you@rehearsal.example"
+# The wait for a slice that has no capacity; long enough for a person to bring it back, short enough to see it end.
+WAIT = "10m"
+SPARE = 2  # times as many chips as the slice takes, so that a second `up` beside the first has room
+REPOSITORY = "image_repository"
+
+UP_LIMIT_S = 900.0
+LOOK_AGAIN_S = 0.2
+PASSING = re.compile(
+    r"^@ |^ .*(?:refreshing|refresh|creating|replacing|deleting|running)(?: original| replacement)? \(\d"
+    r"|^    (?!pulumi:pulumi:Stack )[\w-]+(?::[\w/]+)+ "
+)
+
+Say = Callable[[str], None]
+Gone = Callable[[], bool]
+
+
+class RehearsalStack:
+    """One operation at a time, as with any stack. folder: a new one."""
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        cli: Cli,
+        tpu_url: str,
+        accelerator: catalogue.Accelerator,
+        registry: str | None = None,
+    ) -> None:
+        """registry: host and port of the one that stands for Google's; None: there is none."""
+        self.inventory = ""
+        self.outputs: dict[str, Any] = {}
+        self._registry = registry
+        self._engine = Engine(
+            folder=folder,
+            cli=cli,
+            program=declare,
+            tpu_url=tpu_url,
+            project_file=ROOT / "Pulumi.yaml",
+            stack=STACK,
+        )
+        self._engine.configure(configuration(accelerator))
+        self._busy = threading.Lock()
+
+    def carry_out(self, kind: Kind, say: Say, gone: Gone, **options: Any) -> Report:
+        """gone: whether whoever asked has left; the operation is then interrupted, as by Ctrl-C.
+
+        Raises:
+            RehearsalError: another operation is going on.
+        """
+        if not self._busy.acquire(blocking=False):
+            raise RehearsalError(
+                "the stack is locked: another `pulumi` command of this rehearsal is running; wait for it to end"
+            )
+        if kind == "up":
+            options = {"suppress_outputs": True, **options}
+        try:
+            operation = self._engine.begin(kind, say=lambda line: _tell_news(line, say), **options)
+            interrupted = False
+            while not operation.wait(LOOK_AGAIN_S):
+                if gone() and not interrupted:
+                    operation.interrupt()
+                    interrupted = True
+            report = operation.report(UP_LIMIT_S)
+        finally:
+            self._busy.release()
+        if kind == "up" and report.ok:
+            self.outputs = with_registry(report.outputs, self._registry)
+            self.inventory = str(report.outputs["inventory"])
+        return report
+
+    def type(self, *arguments: str) -> tuple[bool, str]:
+        """What a user types behind `pulumi` that needs no program: whether it succeeded, and all that it said."""
+        return self._engine.type(*arguments)
+
+    def close(self) -> None:
+        """Ends what the engine has left running."""
+        self._engine.end_orphans()
+
+
+def _tell_news(line: str, say: Say) -> None:
+    """Less what a terminal would show and take away again: signs of life, what begins, what stays as it is."""
+    if line.strip() and not PASSING.search(line):
+        say(line)
+
+
+# --- its configuration and outputs ----------------------------------------------------------------------------------
+
+
+def accelerator_of(hosts: int) -> catalogue.Accelerator:
+    """A type with so many hosts: v5e where it has one, else the first generation that has.
+
+    Raises:
+        RehearsalError: there is none.
+    """
+    ones = [each for each in catalogue.ACCELERATORS.values() if each.hosts == hosts]
+    if not ones:
+        sizes = sorted({each.hosts for each in catalogue.ACCELERATORS.values() if each.hosts <= 64})
+        raise RehearsalError(
+            f"--hosts {hosts}: no TPU slice has so many hosts; choose one of {', '.join(map(str, sizes))}"
+        )
+    return next((each for each in ones if each.generation.name == "v5e"), ones[0])
+
+
+def zone_of(accelerator: catalogue.Accelerator) -> str:
+    return accelerator.generation.zones[0]
+
+
+def pool_of(accelerator: catalogue.Accelerator) -> str:
+    """The simulator's pool of its chips."""
+    return f"{zone_of(accelerator)}:{accelerator.generation.type_prefix}:spot"
+
+
+def configuration(accelerator: catalogue.Accelerator) -> dict[str, Any]:
+    """What a user would write into Pulumi.rehearsal.yaml: one spot slice, a bucket, NFS from a gateway."""
+    return {
+        "gcp:project": PROJECT,
+        "tpu-stack:zone": zone_of(accelerator),
+        "tpu-stack:slices": [
+            {"name": SLICE, "accelerator": accelerator.type_name, "capacity": "spot", "wait": WAIT}
+        ],
+        "tpu-stack:storage": {"bucket": {"name": BUCKET}, "nfs": {"kind": "gateway", "mount": MOUNT}},
+        "tpu-stack:access": {"members": [f"user:{ACCOUNT}"]},
+        "tpu-stack:protect": False,
+    }
+
+
+def chips_of(accelerator: catalogue.Accelerator) -> int:
+    """That the pool has."""
+    return SPARE * accelerator.chips
+
+
+def with_registry(outputs: Mapping[str, Any], registry: str | None) -> dict[str, Any]:
+    """Those of the program, with the images' repository at the registry that is there (host and port) and not at
+    Google's; None: there is none, and Google's name stays."""
+    if registry is None:
+        return dict(outputs)
+    path = str(outputs[REPOSITORY]).partition("/")[2]
+    return {**outputs, REPOSITORY: f"{registry}/{path}"}
+
+
+def shown_outputs(outputs: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    name = options["name"]
+    if name is not None and name not in outputs:
+        raise RehearsalError(f"current stack does not have output property '{name}'")
+    if name is not None:
+        return f"{json.dumps(outputs[name]) if options['json'] else outputs[name]}\n"
+    if options["json"]:
+        return f"{json.dumps(dict(outputs), indent=2)}\n"
+    return "".join(f"{each}: {value}\n" for each, value in sorted(outputs.items()))
+
+
+# --- what is typed behind `pulumi` ----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PulumiCommand:
+    """kind: an operation of the engine with its options, the outputs, or "other": words for the command line itself."""
+
+    kind: Kind | Literal["output", "other"]
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    words: tuple[str, ...] = ()
+
+
+def parse_pulumi(arguments: Sequence[str]) -> PulumiCommand:
+    """Raises RehearsalError, in Pulumi's own words where it has some."""
+    kind: Kind
+    for kind in get_args(Kind):
+        if arguments[:1] == [kind]:
+            return _parse_operation(kind, arguments[1:])
+    if list(arguments[:2]) == ["stack", "output"]:
+        return _parse_output(arguments[2:])
+    return PulumiCommand(kind="other", words=tuple(arguments))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RehearsalError(
+            f"{self.prog}: {message}; the rehearsal's pulumi takes {self.format_usage()}".strip()
+        )
+
+
+def _parser(words: str) -> _Parser:
+    parser = _Parser(prog=f"pulumi {words}", add_help=False, allow_abbrev=False)
+    parser.add_argument("--stack", "-s", default=STACK)
+    return parser
+
+
+def _parse_operation(kind: Kind, arguments: Sequence[str]) -> PulumiCommand:
+    parser = _parser(kind)
+    parser.add_argument("--refresh", "-r", action="store_true")
+    parser.add_argument("--yes", "-y", action="store_true")
+    parser.add_argument("--skip-preview", "-f", action="store_true")
+    parser.add_argument("--diff", action="store_true")
+    parser.add_argument("--target", "-t", action="append")
+    parser.add_argument("--replace", action="append")
+    given = vars(parser.parse_args(list(arguments)))
+    _require_stack(given.pop("stack"))
+    skips = given.pop("skip_preview")
+    if not given.pop("yes") and kind != "preview" and not skips:
+        raise RehearsalError(
+            "--yes or --skip-preview must be passed in to proceed when running in non-interactive mode"
+        )
+    if given["replace"] and kind not in ("up", "preview"):
+        raise RehearsalError(f"pulumi {kind}: unknown flag: --replace")
+    if kind == "refresh":
+        given.pop("refresh")
+        given.pop("diff")
+    return PulumiCommand(kind=kind, options={name: value for name, value in given.items() if value})
+
+
+def _parse_output(arguments: Sequence[str]) -> PulumiCommand:
+    parser = _parser("stack output")
+    parser.add_argument("--json", "-j", action="store_true")
+    parser.add_argument("--show-secrets", action="store_true")
+    parser.add_argument("name", nargs="?")
+    given = parser.parse_args(list(arguments))
+    _require_stack(given.stack)
+    return PulumiCommand(kind="output", options={"json": given.json, "name": given.name})
+
+
+def _require_stack(name: str) -> None:
+    if name != STACK:
+        raise RehearsalError(f"no stack named '{name}' found; the rehearsal's is called {STACK}")

@@ -1,0 +1,186 @@
+"""Parts of a rehearsal without Docker, whose machines only write down what is done with them; and a whole one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from rehearsal import state
+from rehearsal.daemon import cli
+from rehearsal.daemon.node_machines import NodeMachines
+from rehearsal.machines import Kind, Machine, docker_engine, guardian
+from rehearsal.tpu_api import Delays, TpuApi
+from tools import stand_in_base
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+LIMIT_S = 120.0
+
+
+class Person:
+    """Somebody at a terminal. `said`: what the rehearsal told."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.environ = {**environ, state.FOLDER_VARIABLE: str(folder)}
+        self.said: list[str] = []
+
+    def up(self, hosts: int = 1, kind: Kind = "plain") -> None:
+        cli.up(self.folder, hosts, self.said.append, kind=kind)
+
+    def type(self, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
+        """In a shell that has the rehearsal's environment, and `fab`."""
+        opened = state.open_rehearsal(self.environ).environment
+        path = os.pathsep.join([opened["PATH"], str(Path(sys.executable).parent)])
+        return subprocess.run(
+            words, env={**self.environ, **opened, "PATH": path}, capture_output=True, text=True, timeout=limit_s,
+            check=False, stdin=subprocess.DEVNULL, cwd=ROOT,
+        )  # fmt: skip
+
+    def succeed(self, *words: str, limit_s: float = LIMIT_S) -> str:
+        """What a command prints; it must end well."""
+        done = self.type(*words, limit_s=limit_s)
+        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def hosts(self) -> dict[str, str]:
+        """Name → host key, as the inventory has them."""
+        (one,) = json.loads(state.open_rehearsal(self.environ).inventory_json)["slices"]
+        return {host["name"]: host["host_keys"][0] for host in one["hosts"]}
+
+    def ssh(self, name: str, command: str) -> subprocess.CompletedProcess[str]:
+        """Through the stand-in for gcloud, with the pinned key."""
+        known = self.folder / "known_hosts"
+        known.write_text("".join(f"{host} {key}\n" for host, key in self.hosts().items()))
+        return self.type(
+            "ssh", "-F", "none", "-i", str(self.folder / "ssh" / "id_ed25519"), "-o", f"UserKnownHostsFile={known}",
+            "-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10",
+            "-o", "ProxyCommand=gcloud compute start-iap-tunnel %h 22 --listen-on-stdin --zone z --project p",
+            f"sa_rehearsal@{name}", command,
+        )  # fmt: skip
+
+    def act(self, *words: str) -> str:
+        done = self.typed_python(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def typed_python(self, *words: str) -> subprocess.CompletedProcess[str]:
+        program = (
+            "import os, sys; from rehearsal.daemon.cli import Typed, carry_out;"
+            "carry_out(Typed(action=sys.argv[1], hosts=1, host=''.join(sys.argv[2:])), os.environ, print)"
+        )
+        return subprocess.run(
+            [sys.executable, "-c", program, *words], cwd=ROOT, env=self.environ, capture_output=True, text=True,
+            timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+
+    def left(self) -> list[str]:
+        """Of Docker's things, what carries this rehearsal's label."""
+        client = docker_engine.connect()
+        try:
+            return [name for _, name in guardian.left(client, state.name_of(self.folder))]
+        finally:
+            client.close()
+
+
+class Paperwork:
+    """Machines on paper. may_boot, may_remove: each waits until its event is set. broken: names that cannot boot."""
+
+    def __init__(self) -> None:
+        self.up: dict[str, Machine] = {}
+        self.down: dict[str, Machine] = {}
+        self.booted: list[Machine] = []
+        self.broken: set[str] = set()
+        self.may_boot = threading.Event()
+        self.may_boot.set()
+        self.may_remove = threading.Event()
+        self.may_remove.set()
+        self._guard = threading.Lock()
+
+    def boot(self, machine: Machine) -> None:
+        assert self.may_boot.wait(10)
+        with self._guard:
+            self.booted.append(machine)
+            if machine.name in self.broken:
+                raise RuntimeError("no room for it")
+            assert machine.name not in self.up | self.down
+            self.up[machine.name] = machine
+
+    def kill(self, name: str) -> None:
+        with self._guard:
+            self.down[name] = self.up.pop(name)
+
+    def restart(self, name: str) -> None:
+        with self._guard:
+            self.up[name] = self.down.pop(name)
+
+    def remove(self, name: str) -> None:
+        assert self.may_remove.wait(10)
+        with self._guard:
+            self.up.pop(name, None)
+            self.down.pop(name, None)
+
+
+class Lab:
+    """A simulated API with machines on paper behind it. `said`: what was told; `moves`: how often something moved."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self.paper = Paperwork()
+        self.said: list[str] = []
+        self.moves = 0
+        self.hosts = NodeMachines(
+            machinery=self.paper,
+            addresses=addresses,
+            make=self._make,
+            say=self.said.append,
+            moved=self._moved,
+        )
+        self.api = TpuApi(hardware=self.hosts, delays=Delays().scaled(0))
+
+    def _make(self, name: str, address: str, private_key: str) -> Machine:
+        return Machine(name=name, address=address, host_key_private_pem=private_key, authorized_keys=())
+
+    def _moved(self) -> None:
+        self.moves += 1
+
+
+@pytest.fixture
+def new_lab() -> Iterator[Callable[[list[str]], Lab]]:
+    labs: list[Lab] = []
+
+    def make(addresses: list[str]) -> Lab:
+        labs.append(Lab(addresses))
+        labs[-1].api.__enter__()
+        return labs[-1]
+
+    yield make
+    for lab in labs:
+        lab.paper.may_boot.set()
+        lab.paper.may_remove.set()
+        lab.hosts.close()
+        lab.api.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def environ() -> Iterator[Mapping[str, str]]:
+    """With a base image for the hosts that this computer can get; the daemon inherits it."""
+    base = stand_in_base.chosen(os.environ, print)
+    with pytest.MonkeyPatch.context() as patch:
+        if base:
+            patch.setenv(stand_in_base.VARIABLE, base)
+        yield dict(os.environ)
+
+
+@pytest.fixture
+def person(tmp_path: Path, environ: Mapping[str, str]) -> Iterator[Person]:
+    made = Person(tmp_path / "rehearsal", environ)
+    yield made
+    cli.down(made.folder, made.said.append)

@@ -1,0 +1,216 @@
+"""A rehearsal with real machines and the real engine, from outside as `fab rehearsal` lives it.
+
+Two hosts with Docker stand for most tests, whole again after each. Slow: a start takes some ten seconds, and the first,
+on a new computer, the minutes in which the hosts' image is built."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from rehearsal import state
+from rehearsal.daemon import cli
+from rehearsal.state import RehearsalError
+from tests.rehearsal.daemon.conftest import LIMIT_S, Person
+from tests.rehearsal.waiting import until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BUILD_LIMIT_S = 1800.0
+LAUNCH_LIMIT_S = 600.0  # with the pull of the image, on a computer that is shared with others
+STEPS = 1500
+# A model so small that compiling it is most of its start, and so many steps that it is caught in the midst of them.
+SIZES = (
+    "--layers 1 --width 32 --heads 2 --ff-width 64 --vocab-size 300 --max-positions 32 --sequence-length 16"
+)
+OPTIONS = f"--steps {STEPS} --checkpoint-every 50 --log-every 10 --eval-every {STEPS} --batch-size 12 {SIZES}"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, environ: Mapping[str, str]) -> Iterator[Person]:
+    """Whose rehearsal is up, with two hosts that have Docker, and a registry."""
+    person = Person(tmp_path_factory.mktemp("shared") / "rehearsal", environ)
+    try:
+        person.up(hosts=2, kind="docker")
+        yield person
+    finally:
+        cli.down(person.folder, person.said.append)
+
+
+def test_hosts_that_pulumi_made_are_reached_by_their_pinned_keys_preempted_and_made_again(
+    shared: Person,
+) -> None:
+    first = shared.hosts()
+    assert len(first) == 2
+    for name in first:
+        done = shared.ssh(
+            name, "hostname; cat /proc/sys/kernel/hostname; echo hello > /mnt/share/$(hostname)"
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == [name, name]
+    with pytest.raises(RehearsalError, match="up already"):
+        shared.up()
+
+    assert "without notice" in shared.act("preempt")
+    until(lambda: all(name not in " ".join(shared.left()) for name in first), LIMIT_S)
+    assert shared.ssh(next(iter(first)), "true").returncode != 0
+    shared.succeed("pulumi", "up", "--refresh", "--yes", "--skip-preview", "--stack", "rehearsal")
+    second = shared.hosts()
+    assert len(second) == 2 and not second.keys() & first.keys()
+    until(lambda: all(shared.ssh(name, "true").returncode == 0 for name in second), LIMIT_S)
+    share = shared.ssh(next(iter(second)), f"cd /mnt/share && cat {' '.join(first)}")
+    assert share.stdout.split() == ["hello", "hello"]  # it outlives the hosts
+
+
+def test_a_pulumi_that_is_interrupted_lets_the_next_one_in(shared: Person) -> None:
+    before = shared.hosts()
+    shared.act("stockout")
+    shared.act("preempt")
+    opened = state.open_rehearsal(shared.environ)
+    waiting = subprocess.Popen(
+        ["pulumi", "up", "--refresh", "--yes"], env={**shared.environ, **opened.environment},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert waiting.stdout is not None
+    for line in waiting.stdout:
+        if "WAITING_FOR_RESOURCES" in line:
+            waiting.kill()
+            break
+    waiting.communicate(timeout=LIMIT_S)
+    shared.act("restock")
+    until(lambda: shared.type("pulumi", "up", "--refresh", "--yes").returncode == 0, LIMIT_S)
+    after = shared.hosts()
+    assert len(after) == 2 and not after.keys() & before.keys()
+    until(lambda: all(shared.ssh(name, "true").returncode == 0 for name in after), LIMIT_S)
+
+
+def test_an_image_that_the_configuration_names_is_in_the_inventory_and_its_registry_is_here_and_on_the_hosts(
+    shared: Person,
+) -> None:
+    outputs = json.loads(shared.succeed("pulumi", "stack", "output", "--json", "--stack", "rehearsal"))
+    repository = outputs["image_repository"]
+    assert repository.startswith("127.0.0.1:")
+    reference = f"{repository}/jax@sha256:{'0' * 64}"
+    key = "tpu-stack:images.references.jax"
+    for words in (("config", "set", "--path", key, reference), ("up", "--yes")):
+        shared.succeed("pulumi", *words, "--stack", "rehearsal")
+    assert json.loads(state.open_rehearsal(shared.environ).inventory_json)["images"] == {"jax": reference}
+    host = next(iter(shared.hosts()))
+    for pulled in (
+        shared.ssh(host, f"sudo docker pull {reference}"),
+        shared.type("docker", "pull", reference),
+    ):
+        assert "manifest" in pulled.stderr and "unknown" in pulled.stderr
+    assert shared.typed_python("status").stdout.count(repository.partition("/")[0]) == 1
+
+
+@pytest.mark.nightly
+def test_a_host_that_loses_power_comes_back_by_itself_with_the_same_key(shared: Person) -> None:
+    name = next(iter(shared.hosts()))
+    shared.act("kill", "0")
+    until(lambda: shared.ssh(name, "true").returncode != 0, LIMIT_S)
+    assert name in shared.act("status")
+    until(lambda: shared.ssh(name, "true").returncode == 0, LIMIT_S)
+
+
+def test_a_daemon_that_is_killed_leaves_no_machine_and_down_removes_the_rest(person: Person) -> None:
+    person.up()
+    daemon = state.require(person.folder)
+    assert person.left()
+    os.kill(daemon.pid, signal.SIGKILL)
+    until(lambda: person.left() == [], LIMIT_S)
+    with pytest.raises(RehearsalError, match="without being taken down"):
+        state.open_rehearsal(person.environ)
+    assert cli.down(person.folder, person.said.append)
+    assert not person.folder.exists() and not Path(daemon.socket).parent.exists()
+    assert not cli.down(person.folder, person.said.append)
+
+
+@pytest.mark.nightly
+def test_a_rehearsal_ends_with_its_owner(person: Person) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with owner:
+        cli.up(person.folder, 1, person.said.append, owner=owner.pid)
+        owner.kill()
+        owner.wait()
+        until(lambda: not state.is_alive(person.folder), LIMIT_S)
+    assert person.left() == []
+
+
+@pytest.mark.parametrize("when", ["pulumi up", pytest.param("is up", marks=pytest.mark.nightly)])
+def test_ctrl_c_while_it_comes_up_leaves_nothing(person: Person, when: str) -> None:
+    def say(line: str) -> None:
+        person.said.append(line)
+        if when in line:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cli.up(person.folder, 1, say)
+    assert person.left() == [] and not person.folder.exists()
+
+
+def test_a_slice_size_that_there_is_not_is_refused_with_those_that_there_are(person: Person) -> None:
+    with pytest.raises(RehearsalError, match="--hosts 3: .* choose one of 1, 2, 4"):
+        person.up(hosts=3)
+    assert not person.folder.exists()
+
+
+def with_an_image(shared: Person) -> str:
+    """Builds and pushes the image, until the inventory names it; its reference."""
+    shared.succeed("fab", "build", "--framework", "jax", "--platform", "cpu", limit_s=BUILD_LIMIT_S)
+    pushed = shared.succeed(
+        "fab", "push", "--stack", "rehearsal", "--framework", "jax", "--platform", "cpu", limit_s=LAUNCH_LIMIT_S
+    )
+    shared.succeed("pulumi", "up", "--yes", "--stack", "rehearsal")
+    shared.succeed("fab", "deploy", "--stack", "rehearsal")
+    (reference,) = json.loads(state.open_rehearsal(shared.environ).inventory_json)["images"].values()
+    assert reference in pushed
+    return str(reference)
+
+
+def status(shared: Person) -> str:
+    return shared.type("fab", "status", "--stack", "rehearsal").stdout
+
+
+def step_of(shared: Person) -> int:
+    """-1 before the first."""
+    found = re.search(r" step (\d+)/", status(shared))
+    return int(found[1]) if found else -1
+
+
+def has_joined(shared: Person) -> bool:
+    return status(shared).count(" stepping ") == 2
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(2400)  # where the image has to be built, 10 minutes go there
+def test_a_run_in_containers_is_stopped_resumed_and_outlives_a_killed_host(shared: Person) -> None:
+    reference = with_an_image(shared)
+    train = ("fab", "train", "--stack", "rehearsal", "--detach")
+    said = shared.succeed(*train, "--job", "flax_mlm", "--args", OPTIONS, limit_s=LAUNCH_LIMIT_S)
+    assert reference in said, "the image was not pulled by its digest"
+    until(lambda: step_of(shared) >= 30, LAUNCH_LIMIT_S)
+
+    shared.succeed("fab", "stop", "--stack", "rehearsal")
+    assert " stopped " in status(shared)
+    saved = step_of(shared)
+    assert 30 <= saved < STEPS
+    for name in shared.hosts():
+        assert shared.ssh(name, "docker ps --all --quiet").stdout == ""
+
+    shared.succeed(*train, "--resume", "latest", limit_s=LAUNCH_LIMIT_S)
+    until(lambda: has_joined(shared) and step_of(shared) >= saved + 30, LAUNCH_LIMIT_S)
+    shared.act("kill", "1")
+    until(lambda: " failed " in status(shared), LAUNCH_LIMIT_S)
+    said = shared.succeed("fab", "recover", "latest", "--stack", "rehearsal", limit_s=LAUNCH_LIMIT_S)
+    assert "is done" in said
+    run = json.loads(shared.ssh(next(iter(shared.hosts())), "cat /mnt/share/runs/*/run.json").stdout)
+    assert (run["runtime"], run["image"], len(run["attempts"])) == ("docker", reference, 3)
