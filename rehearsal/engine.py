@@ -11,25 +11,34 @@ nothing is sent anywhere but to this machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import IO, Any, Literal, Protocol
 
 import yaml
 from pulumi import automation
-from pulumi.automation.errors import CommandError
+from pulumi.automation import CommandResult, PulumiCommand
+from pulumi.automation._cmd import OnOutput
+from pulumi.automation.errors import CommandError, create_command_error
+from semver import VersionInfo
 
-from rehearsal.engine_command import EngineCommand
-from rehearsal.engine_operation import Kind, Operation, Say
-from rehearsal.engine_processes import end_marked
-from rehearsal.engine_report import Report
+from rehearsal.engine_report import EngineTimeoutError, Recorder, Report
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE
 from rehearsal.gcp_stand_in.world import World
 
 Program = Callable[[], None]
+Kind = Literal["preview", "up", "refresh", "destroy"]
+Say = Callable[[str], None]
+
+OPERATION_LIMIT_S = 300.0
+PROC = Path("/proc")
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "TPU_STACK_ENGINE"
@@ -51,6 +60,136 @@ class Cli(Protocol):
     def dynamic_folder(self) -> Path: ...
     @property
     def version(self) -> str: ...
+
+
+class EngineCommand(PulumiCommand):
+    """environ: the whole environment, apart from what the Automation API adds to it."""
+
+    def __init__(self, command: Path, version: str, environ: Mapping[str, str]) -> None:
+        # The version is known: the parent's own way runs the command to ask for it.
+        self.command = str(command)
+        self.version = VersionInfo.parse(version)
+        self._environ = dict(environ)
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(
+        self,
+        args: list[str],
+        cwd: str,
+        additional_env: Mapping[str, str],
+        on_output: OnOutput | None = None,
+        on_error: OnOutput | None = None,
+    ) -> CommandResult:
+        """As the parent's. Raises a CommandError where the command fails or is killed."""
+        process = subprocess.Popen(
+            [self.command, "--non-interactive", *args],
+            cwd=cwd,
+            env={**self._environ, **additional_env, "PULUMI_AUTOMATION_API": "true"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        self._process = process
+        assert process.stdout is not None and process.stderr is not None
+        said: list[str] = []
+        complained: list[str] = []
+        threads = [
+            threading.Thread(target=_read, args=(process.stdout, said, on_output)),
+            threading.Thread(target=_read, args=(process.stderr, complained, on_error)),
+        ]
+        with process:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            code = process.wait()
+        result = CommandResult(stdout="\n".join(said), stderr="\n".join(complained), code=code)
+        if code != 0:
+            raise create_command_error(result)
+        return result
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the command that runs now and its process group. The plugins are in groups of their own and hear nothing.
+
+        Raises ProcessLookupError where none runs."""
+        if self._process is None or self._process.poll() is not None:
+            raise ProcessLookupError("no pulumi command is running")
+        os.killpg(self._process.pid, number)
+
+
+def _read(stream: IO[str], lines: list[str], tell: OnOutput | None) -> None:
+    with stream:
+        for line in stream:
+            lines.append(line.rstrip())
+            if tell is not None:
+                tell(lines[-1])
+
+
+class Operation:
+    """An operation that is going on."""
+
+    def __init__(
+        self,
+        kind: Kind,
+        stack: automation.Stack,
+        command: EngineCommand,
+        say: Say | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._recorder = Recorder(kind)
+        self._command = command
+        self._ok = False
+        self._outputs: dict[str, Any] = {}
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(getattr(stack, kind), say, options), name=kind, daemon=True
+        )
+        self._thread.start()
+
+    def wait_for(self, text: str, limit_s: float = 60.0) -> None:
+        """Returns when a line or message with that text has come. Raises EngineTimeoutError."""
+        self._recorder.wait_for(text, limit_s)
+
+    def interrupt(self) -> None:
+        """One Ctrl-C."""
+        self._command.signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """SIGKILL to the command, not to its plugins."""
+        self._command.signal(signal.SIGKILL)
+
+    def wait(self, limit_s: float) -> bool:
+        """Whether it has ended within that time."""
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def report(self, limit_s: float = OPERATION_LIMIT_S) -> Report:
+        """Waits for the end. Raises EngineTimeoutError."""
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            said = self._recorder.report(ok=False, outputs={}).text
+            raise EngineTimeoutError(f"the operation is not done after {limit_s} s; it said:\n{said}")
+        if self._error is not None:
+            raise self._error
+        return self._recorder.report(ok=self._ok, outputs=self._outputs)
+
+    def _run(self, run: Callable[..., Any], say: Say | None, options: Mapping[str, Any]) -> None:
+        def hear(line: str) -> None:
+            self._recorder.line(line)
+            if say is not None:
+                say(line)
+
+        try:
+            result = run(on_output=hear, on_error=hear, on_event=self._recorder.event, **options)
+            self._outputs = {name: each.value for name, each in getattr(result, "outputs", {}).items()}
+            self._ok = True
+        except CommandError:
+            self._ok = False
+        except BaseException as error:  # told to whoever asks for the report
+            self._error = error
 
 
 class Engine:
@@ -195,3 +334,25 @@ def _project(project_file: Path | None) -> dict[str, Any]:
         return {"name": "tpu-stack", "runtime": "python"}
     found: dict[str, Any] = yaml.safe_load(project_file.read_text(encoding="utf-8"))
     return {name: value for name, value in found.items() if name != "main"} | {"runtime": "python"}
+
+
+def marked(variable: str, value: str) -> list[int]:
+    """The ids of the processes that were started with that variable set so (by Linux's /proc); this one is left out."""
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for folder in PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
+            if wanted in (folder / "environ").read_bytes().split(b"\0") and int(folder.name) != os.getpid():
+                found.append(int(folder.name))
+    return found
+
+
+def end_marked(variable: str, value: str) -> list[int]:
+    """Kills them, and those that they start meanwhile."""
+    ended: list[int] = []
+    while found := [each for each in marked(variable, value) if each not in ended]:
+        for process_id in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
+        ended += found
+    return ended

@@ -23,8 +23,7 @@ import filelock
 from rehearsal import state
 from rehearsal.daemon.control_socket import ask
 from rehearsal.daemon.fault_commands import COMMANDS, FaultRequest
-from rehearsal.engine import MARK
-from rehearsal.engine_processes import end_marked
+from rehearsal.engine import MARK, end_marked
 from rehearsal.machines import Kind, MachinesError, remove_everything
 from rehearsal.state import RehearsalError, State
 

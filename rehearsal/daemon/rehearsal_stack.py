@@ -18,8 +18,7 @@ from typing import Any, Literal, NoReturn, get_args
 
 from infra import catalogue
 from infra.program import declare
-from rehearsal.engine import ROOT, Cli, Engine
-from rehearsal.engine_operation import Kind
+from rehearsal.engine import ROOT, Cli, Engine, Kind
 from rehearsal.engine_report import Report
 from rehearsal.state import STACK, RehearsalError
 

@@ -1,23 +1,152 @@
-"""Serves the stand-in to the engine that started it: prints the port and lives as long as that engine does.
+"""The engine's protocol for providers, over the values that `provider` works with, served to the engine that asks.
 
-python -m rehearsal.gcp_stand_in ENGINE_ADDRESS
+python -m rehearsal.gcp_stand_in ENGINE_ADDRESS     prints the port and lives as long as that engine does
 """
 
+from __future__ import annotations
+
+import functools
+import importlib.metadata
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from concurrent import futures
+from pathlib import Path
+from typing import Any
 
 import grpc
-from pulumi.runtime.proto import provider_pb2_grpc
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.struct_pb2 import Struct
+from grpc import ServicerContext as Context
+from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provider_pb2_grpc
+from pulumi.runtime.proto import provider_pb2 as proto
 
-from rehearsal.gcp_stand_in.service import Service
+from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE, Provider, Settings
+from rehearsal.gcp_stand_in.world import WorldError
 
+Json = dict[str, Any]
+
+NOTICE = "the gcp provider of this run is tpu-stack's stand-in: nothing is made at Google"
 # Each resource that is being made holds a thread while it waits.
 THREADS = 128
 LARGEST_MESSAGE = 400 * 1024 * 1024
 PARENT_POLL_S = 0.2
+
+
+def told[Request, Response](
+    method: Callable[[Service, Request, Context], Response],
+) -> Callable[[Service, Request, Context], Response]:
+    """A method whose WorldError is the answer to a request that failed."""
+
+    @functools.wraps(method)
+    def answer(service: Service, request: Request, context: Context) -> Response:
+        try:
+            return method(service, request, context)
+        except WorldError as error:
+            context.abort(grpc.StatusCode.UNKNOWN, str(error))
+            raise  # for the reader of types: abort has raised
+
+    return answer
+
+
+class Service(provider_pb2_grpc.ResourceProviderServicer):
+    """One engine's provider. `engine`: where it listens for messages to the user; empty: nobody does."""
+
+    def __init__(self, engine: str, environ: Mapping[str, str] = os.environ) -> None:
+        path = environ.get(WORLD_VARIABLE)
+        self._engine = engine
+        self._world_file = Path(path) if path else None
+        self._provider = Provider(settings=Settings(), world_file=self._world_file)
+
+    def GetPluginInfo(self, _request: Empty, _context: Context) -> plugin_pb2.PluginInfo:
+        return plugin_pb2.PluginInfo(version=f"{importlib.metadata.version('pulumi-gcp')}+stand-in")
+
+    def CheckConfig(self, request: proto.CheckRequest, _context: Context) -> proto.CheckResponse:
+        return proto.CheckResponse(inputs=request.news)
+
+    def DiffConfig(self, _request: proto.DiffRequest, _context: Context) -> proto.DiffResponse:
+        return proto.DiffResponse(changes=proto.DiffResponse.DIFF_NONE)
+
+    def Configure(self, request: proto.ConfigureRequest, _context: Context) -> proto.ConfigureResponse:
+        self._provider = Provider(settings=Settings.read(request.variables), world_file=self._world_file)
+        self._say(NOTICE)
+        return proto.ConfigureResponse()
+
+    def Cancel(self, _request: Empty, _context: Context) -> Empty:
+        """Nothing stops: the real provider, too, goes on with what it has begun."""
+        return Empty()
+
+    @told
+    def Check(self, request: proto.CheckRequest, _context: Context) -> proto.CheckResponse:
+        olds, news = from_struct(request.olds), from_struct(request.news)
+        inputs, mistakes = self._provider.check(request.urn, olds, news, request.randomSeed)
+        failures = [proto.CheckFailure(property=each.path, reason=each.reason) for each in mistakes]
+        return proto.CheckResponse(inputs=to_struct(inputs), failures=failures)
+
+    @told
+    def Diff(self, request: proto.DiffRequest, _context: Context) -> proto.DiffResponse:
+        olds, news = from_struct(request.old_inputs), from_struct(request.news)
+        changed, again = self._provider.diff(request.urn, olds, news, list(request.ignoreChanges))
+        made = proto.DiffResponse.DIFF_SOME if changed else proto.DiffResponse.DIFF_NONE
+        first = self._provider.old_first(request.urn, changed, again)
+        return proto.DiffResponse(changes=made, diffs=changed, replaces=again, deleteBeforeReplace=first)
+
+    @told
+    def Create(self, request: proto.CreateRequest, _context: Context) -> proto.CreateResponse:
+        own_id, made = self._provider.create(request.urn, from_struct(request.properties), request.timeout)
+        return proto.CreateResponse(id=own_id, properties=to_struct(made))
+
+    @told
+    def Read(self, request: proto.ReadRequest, _context: Context) -> proto.ReadResponse:
+        found = self._provider.read(request.urn, request.id, from_struct(request.inputs))
+        if found is None:
+            return proto.ReadResponse()
+        inputs, made = found
+        return proto.ReadResponse(id=request.id, inputs=to_struct(inputs), properties=to_struct(made))
+
+    @told
+    def Update(self, request: proto.UpdateRequest, _context: Context) -> proto.UpdateResponse:
+        olds, news = from_struct(request.old_inputs), from_struct(request.news)
+        made = self._provider.update(request.urn, request.id, olds, news, request.timeout)
+        return proto.UpdateResponse(properties=to_struct(made))
+
+    @told
+    def Delete(self, request: proto.DeleteRequest, _context: Context) -> Empty:
+        self._provider.delete(request.urn, request.id, from_struct(request.properties), request.timeout)
+        return Empty()
+
+    @told
+    def Invoke(self, request: proto.InvokeRequest, _context: Context) -> proto.InvokeResponse:
+        found = self._provider.invoke(request.tok, from_struct(request.args))
+        return proto.InvokeResponse(**{"return": to_struct(found)})
+
+    def _say(self, message: str) -> None:
+        if self._engine:
+            with grpc.insecure_channel(self._engine) as channel:
+                line = engine_pb2.LogRequest(severity=engine_pb2.INFO, message=message)
+                engine_pb2_grpc.EngineStub(channel).Log(line)
+
+
+def from_struct(message: Struct) -> Json:
+    """A message's values, whole numbers as int; without `__defaults` and other keys of the engine's own."""
+    found: Json = MessageToDict(message)
+    return {name: _whole(value) for name, value in found.items() if not name.startswith("__")}
+
+
+def _whole(value: Any) -> Any:
+    """Numbers are all floating point on the wire."""
+    if isinstance(value, dict):
+        return {name: _whole(each) for name, each in value.items() if not name.startswith("__")}
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def to_struct(values: Mapping[str, object]) -> Struct:
+    return ParseDict(dict(values), Struct())
 
 
 def main(arguments: list[str]) -> None:

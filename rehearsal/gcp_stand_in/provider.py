@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rehearsal.gcp_stand_in import arguments, kinds
+from rehearsal.gcp_stand_in import arguments, table
 from rehearsal.gcp_stand_in.arguments import Mistake
-from rehearsal.gcp_stand_in.kinds import Kind
-from rehearsal.gcp_stand_in.table import KINDS
+from rehearsal.gcp_stand_in.table import KINDS, Kind
 from rehearsal.gcp_stand_in.tpu_vm import TpuVms
 from rehearsal.gcp_stand_in.world import Thing, World, WorldError, same, short
 
@@ -103,14 +102,14 @@ class Provider:
         """The id and the outputs. Raises WorldError."""
         type_token = type_of(urn)
         kind = kind_of(type_token)
-        own_id = kinds.id_of(kind, inputs)
+        own_id = table.id_of(kind, inputs)
         self._suffer(type_token, "hang-before")
         if type_token == TPU_VM:
             self._tpus().create(own_id, inputs, limit_s)
         else:
-            inputs = kinds.as_kept(kind, inputs)
+            inputs = table.as_kept(kind, inputs)
             place = inputs | {"addressRange": self._address_range(inputs)}
-            made = kinds.outputs(kind, own_id, inputs, place, self._world().number())
+            made = table.outputs_of(kind, own_id, inputs, place, self._world().number())
             self._world().add(Thing(type=type_token, id=own_id, inputs=inputs, outputs=made))
         self._suffer(type_token, "hang-after")
         return own_id, self._outputs(type_token, own_id, inputs) or {}
@@ -132,10 +131,10 @@ class Provider:
         if type_token == TPU_VM:
             self._tpus().update(own_id, news, changes(olds, news), limit_s)
             return self._outputs(type_token, own_id, news) or {}
-        news = kinds.as_kept(kind, news)
+        news = table.as_kept(kind, news)
         there = self._world().find(type_token, own_id)
         made = (there.outputs if there else {}) | news
-        made |= kinds.labels(news)
+        made |= table.labels_of(news)
         self._world().put(Thing(type=type_token, id=own_id, inputs=news, outputs=dict(kind.defaults) | made))
         return made
 

@@ -10,8 +10,7 @@ import pytest
 from pulumi import dynamic
 from pulumi_gcp import compute, pubsub, tpu
 
-from rehearsal.engine import ACCESS_TOKEN, MARK, Engine
-from rehearsal.engine_processes import marked
+from rehearsal.engine import ACCESS_TOKEN, MARK, Engine, marked
 from rehearsal.engine_report import EngineTimeoutError
 from rehearsal.tpu_api import TpuApi
 from tests.engine.conftest import EngineFactory

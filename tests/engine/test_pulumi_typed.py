@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from contracts import inventory
-from rehearsal.engine import ACCESS_TOKEN, MARK, NOWHERE
-from rehearsal.engine_processes import end_marked
+from rehearsal.engine import ACCESS_TOKEN, MARK, NOWHERE, end_marked
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE
 from rehearsal.gcp_stand_in.world import World
 from rehearsal.tpu_api import TpuApi

@@ -7,8 +7,7 @@ import pytest
 
 from rehearsal import preview
 from rehearsal.engine_report import Report, Step
-from rehearsal.preview import PreviewError, for_the_engine, remarks, stack_of, tree
-from rehearsal.settings_text import adapted
+from rehearsal.preview import PreviewError, adapted, for_the_engine, remarks, stack_of, tree
 
 
 def written(folder: Path, text: str) -> Path:
