@@ -15,7 +15,7 @@ from infra import startup
 from tests.machine.gateway import ADDRESS, EXPORT, GID, MOUNT, UID, Gateway
 
 # A run of one test alone boots the machine, and may build its disk first.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 READY = "tpu-stack: ready: /srv/share is exported to 10.0.2.0/24 10.9.0.0/16"
 NOTHING_TO_DO = [f"{READY}; nothing had to be done"]

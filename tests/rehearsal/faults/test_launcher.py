@@ -55,7 +55,8 @@ def dying_fab(pair: Pair, phase: str, only: str = "") -> None:
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("phase", [pytest.param("preflight", marks=pytest.mark.nightly), "stage"])
+@pytest.mark.nightly
+@pytest.mark.parametrize("phase", ["preflight", "stage"])
 def test_a_launcher_that_dies_before_it_starts_anything_leaves_nothing(pair: Pair, phase: str) -> None:
     before = pair.run_names()
     dying_fab(pair, phase)

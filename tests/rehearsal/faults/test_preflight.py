@@ -8,7 +8,7 @@ import pytest
 
 from launch.hosts import HostsError
 from tests.rehearsal.faults import faults
-from tests.rehearsal.faults.faults import Fault, broken
+from tests.rehearsal.faults.faults import Fault, broken, nightly_but
 from tests.rehearsal.faults.pair import NAMES, Pair
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -25,6 +25,8 @@ FAULTS = {
     "host-key-changed": faults.HOST_KEY_CHANGED,
     "clock-off": faults.CLOCK_OFF,
 }
+EACH_TIME = {"host-key-changed", "clock-off"}
+"""The others come together in the tests below."""
 
 
 def refusal(pair: Pair, *wrong: tuple[Fault, str]) -> list[str]:
@@ -42,7 +44,7 @@ def refusal(pair: Pair, *wrong: tuple[Fault, str]) -> list[str]:
     return [str(error) for error in caught.value.errors]
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("fault", nightly_but(EACH_TIME, {name: [fault] for name, fault in FAULTS.items()}))
 def test_a_host_that_cannot_take_part_is_named_with_the_reason_and_a_remedy(pair: Pair, fault: Fault) -> None:
     said = refusal(pair, (fault, NAMES[1]))
     assert said, "no reason is given"
@@ -68,6 +70,7 @@ def test_a_host_that_cannot_be_reached_hides_nothing_that_is_wrong_with_the_othe
     assert any(line.startswith(f"{NAMES[1]}: ") and faults.DEVICE_HELD.says in line for line in said), said
 
 
+@pytest.mark.nightly
 def test_a_full_share_is_found_on_every_host(pair: Pair) -> None:
     said = refusal(pair, (faults.SHARE_FULL, NAMES[0]))
     assert {line.partition(":")[0] for line in said} == set(NAMES), said

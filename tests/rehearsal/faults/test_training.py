@@ -36,7 +36,7 @@ CHECKPOINT_CASES = {
     "host-1-killed": (faults.KILLED, NAMES[1]),
     "share-full": (faults.SHARE_FULL, NAMES[0]),
 }
-EACH_TIME = {"host-0-killed", "disk-full"}
+EACH_TIME = {"host-0-killed"}
 
 
 def mended_and_gone_on(pair: Pair, run_id: str) -> tuple[State, Losses]:

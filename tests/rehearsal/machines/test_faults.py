@@ -88,6 +88,7 @@ def test_a_full_disk_takes_no_byte_and_no_other_machine_notices(lab: Lab) -> Non
     assert int(lab.ssh("w-0", "df --output=avail ~ | tail -n 1")) > 400_000
 
 
+@pytest.mark.nightly
 def test_a_full_share_is_full_for_every_machine(lab: Lab) -> None:
     write = f"echo word >{SHARE}/full-test && cat {SHARE}/full-test"
     lab.faults.fill_share("w-0")
@@ -101,7 +102,7 @@ def test_a_full_share_is_full_for_every_machine(lab: Lab) -> None:
     lab.ssh("w-1", f"rm {SHARE}/full-test")
 
 
-@pytest.mark.parametrize("seconds", [7200.0, -300.5])
+@pytest.mark.parametrize("seconds", [7200.0, pytest.param(-300.5, marks=pytest.mark.nightly)])
 def test_a_clock_that_is_off_is_so_for_new_connections_and_for_nothing_that_measures_durations(
     lab: Lab, seconds: float
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_clock_that_is_off_is_so_for_new_connections_and_for_nothing_that_meas
     assert int(lab.ssh("w-0", "date +%s")) == pytest.approx(time.time(), abs=5)
 
 
+@pytest.mark.nightly
 def test_a_held_device_is_open_in_a_process_of_the_machines_user_until_it_is_released(
     lab: Lab, eventually: Eventually
 ) -> None:
@@ -149,6 +151,7 @@ def test_an_unmounted_share_is_an_empty_folder_on_that_machine_alone(lab: Lab) -
     lab.ssh("w-0", f"rm {SHARE}/kept")
 
 
+@pytest.mark.nightly
 def test_a_broken_python_is_not_there_until_it_is_mended(lab: Lab) -> None:
     ask = f"{PYTHON} -c 'print(1)'"
     lab.faults.break_python("w-0")
@@ -162,6 +165,7 @@ def test_a_broken_python_is_not_there_until_it_is_mended(lab: Lab) -> None:
     assert lab.ssh("w-0", ask) == "1"
 
 
+@pytest.mark.nightly
 def test_refused_keys_are_refused_until_they_are_accepted_again(lab: Lab) -> None:
     lab.faults.refuse_keys("w-0")
     try:

@@ -61,6 +61,7 @@ def allowed(docker_lab: Lab) -> Iterator[None]:
         docker_lab.ssh(name, "sudo gpasswd --delete sa_rehearsal docker")
 
 
+@pytest.mark.nightly
 def test_nobody_may_use_docker_until_it_is_allowed(docker_lab: Lab) -> None:
     assert "permission denied" in docker_lab.try_ssh("w-0", "docker ps").stderr
 
@@ -90,6 +91,7 @@ def test_a_container_has_the_hosts_network_share_and_user(docker_lab: Lab, image
     assert docker_lab.ssh("w-1", f"stat -c %u {SHARE}/written; cat {SHARE}/written") == "2001\nword"
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("allowed")
 def test_a_share_that_is_not_mounted_is_empty_in_a_container_too(docker_lab: Lab, image: str) -> None:
     docker_lab.ssh("w-0", f"touch {SHARE}/there")
@@ -113,6 +115,7 @@ def test_a_daemon_that_is_killed_answers_nobody_until_it_is_started(docker_lab: 
     assert docker_lab.ssh("w-0", f"{RUN} {image} echo again") == "again"
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("allowed")
 def test_a_killed_host_comes_back_with_its_images_and_with_no_container_running(
     docker_lab: Lab, image: str
@@ -125,6 +128,7 @@ def test_a_killed_host_comes_back_with_its_images_and_with_no_container_running(
     assert docker_lab.ssh("w-1", f"docker rm job >/dev/null; {RUN} {image} echo again") == "again"
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("allowed")
 def test_a_host_that_is_cut_off_pulls_nothing_until_it_is_healed(docker_lab: Lab, image: str) -> None:
     docker_lab.ssh("w-0", f"docker pull --quiet {image}")
@@ -138,6 +142,7 @@ def test_a_host_that_is_cut_off_pulls_nothing_until_it_is_healed(docker_lab: Lab
     assert docker_lab.ssh("w-0", f"docker pull --quiet {image}") == image
 
 
+@pytest.mark.nightly
 def test_a_machine_with_docker_takes_its_images_with_it(docker_lab: Lab) -> None:
     with contextlib.closing(connect()) as client:
         before = left(client, docker_lab.machines.name)
@@ -146,6 +151,7 @@ def test_a_machine_with_docker_takes_its_images_with_it(docker_lab: Lab) -> None
         assert sorted(left(client, docker_lab.machines.name)) == sorted(before)
 
 
+@pytest.mark.nightly
 def test_images_of_this_machine_lose_the_names_of_a_registry_that_is_gone_and_no_other(
     environ: Mapping[str, str], new_name: Callable[[], str], base: str
 ) -> None:

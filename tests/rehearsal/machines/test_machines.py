@@ -50,6 +50,7 @@ def test_it_reaches_its_peers_by_name_on_a_network_that_leads_nowhere_else(lab: 
     client.close()
 
 
+@pytest.mark.nightly
 def test_what_a_process_leaves_behind_is_reaped(lab: Lab, eventually: Eventually) -> None:
     orphan = lab.ssh("w-0", "(setsid sleep 0.2 >/dev/null 2>&1 & echo $!)")
     eventually(lambda: lab.ssh("w-0", f"ls -d /proc/{orphan} 2>/dev/null; true") == "")
@@ -130,6 +131,7 @@ def test_a_killed_machine_tells_nobody_and_comes_back_with_its_name_and_key_and_
     lab.ssh("w-0", f"rm {SHARE}/of-before")
 
 
+@pytest.mark.nightly
 def test_the_share_outlives_all_machines(empty_lab: Lab) -> None:
     empty_lab.boot("w-0")
     empty_lab.ssh("w-0", f"echo kept >{SHARE}/kept")
