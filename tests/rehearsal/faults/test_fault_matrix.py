@@ -1,0 +1,347 @@
+"""Faults of hosts and launchers: before a launch, between its phases, in the middle of training, in a checkpoint.
+
+Whatever happens, the launcher names the host and the reason, nothing of the run is left on any host, and a run that
+goes on has the losses that it would have had. A few cases run each time, all of them in `make test-nightly`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from contracts.run_directory import State
+from launch import runs
+from launch.hosts import HostsError
+from launch.runs import Run
+from launch.target import Target
+from launch.launch import LaunchFailed
+from rehearsal.machines import PYTHON
+from tests.rehearsal.faults import pair as pairs
+from tests.rehearsal.faults.pair import (
+    CLOCK_OFF,
+    CUT_OFF,
+    DEVICE_HELD,
+    DISK_FULL,
+    HOST_KEY_CHANGED,
+    KEY_REFUSED,
+    KILLED,
+    NAMES,
+    PYTHON_MISSING,
+    SHARE_FULL,
+    SHARE_MISSING,
+    Fault,
+    Pair,
+    broken,
+    exactly_before,
+    nightly_but,
+    options,
+    read,
+    ready,
+    until,
+)
+from tests.runs.lab import Losses, losses, result
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+# --- before a launch: it is refused, nothing has been started, and every reason is told -----------------------
+
+REFUSAL_LIMIT_S = 45.0
+PREFLIGHT_CASES = {
+    "killed": KILLED,
+    "cut-off": CUT_OFF,
+    "disk-full": DISK_FULL,
+    "device-held": DEVICE_HELD,
+    "mount-missing": SHARE_MISSING,
+    "wrong-python": PYTHON_MISSING,
+    "key-refused": KEY_REFUSED,
+    "host-key-changed": HOST_KEY_CHANGED,
+    "clock-off": CLOCK_OFF,
+}
+PREFLIGHT_EACH_TIME = {"host-key-changed", "clock-off"}
+"""The others come together in the tests below."""
+
+
+def refusal(pair: Pair, *wrong: tuple[Fault, str]) -> list[str]:
+    """What the launcher says of each fault it finds, one host a line; nothing has been started anywhere."""
+    runs_before = pair.run_names()
+    with broken(pair, *wrong):
+        began_s = time.monotonic()
+        with pair.target() as target, pytest.raises(HostsError, match="nothing was started") as caught:
+            pair.launch(target)
+        took_s = time.monotonic() - began_s
+    print(f"refused after {took_s:.1f} s: {caught.value}")
+    assert took_s < REFUSAL_LIMIT_S
+    assert pair.run_names() == runs_before
+    pair.until_clean(limit_s=10.0)
+    return [str(error) for error in caught.value.errors]
+
+
+@pytest.mark.parametrize(
+    "fault", nightly_but(PREFLIGHT_EACH_TIME, {name: [fault] for name, fault in PREFLIGHT_CASES.items()})
+)
+def test_a_host_that_cannot_take_part_is_named_with_the_reason_and_a_remedy(pair: Pair, fault: Fault) -> None:
+    said = refusal(pair, (fault, NAMES[1]))
+    assert said, "no reason is given"
+    assert all(line.startswith(f"{NAMES[1]}: ") for line in said), said
+    assert any(fault.says in line and "→" in line for line in said), said
+
+
+def test_what_is_wrong_with_each_host_is_told_at_once(pair: Pair) -> None:
+    wrong = [
+        (PYTHON_MISSING, NAMES[0]),
+        (DEVICE_HELD, NAMES[0]),
+        (DISK_FULL, NAMES[1]),
+        (SHARE_MISSING, NAMES[1]),
+    ]
+    said = refusal(pair, *wrong)
+    for fault, host in wrong:
+        assert any(line.startswith(f"{host}: ") and fault.says in line for line in said), (fault, said)
+
+
+def test_a_host_that_cannot_be_reached_hides_nothing_that_is_wrong_with_the_other(pair: Pair) -> None:
+    said = refusal(pair, (CUT_OFF, NAMES[0]), (DEVICE_HELD, NAMES[1]))
+    assert any(line.startswith(f"{NAMES[0]}: ") and CUT_OFF.says in line for line in said), said
+    assert any(line.startswith(f"{NAMES[1]}: ") and DEVICE_HELD.says in line for line in said), said
+
+
+@pytest.mark.nightly
+def test_a_full_share_is_found_on_every_host(pair: Pair) -> None:
+    said = refusal(pair, (SHARE_FULL, NAMES[0]))
+    assert {line.partition(":")[0] for line in said} == set(NAMES), said
+
+
+# --- between the phases of a launch: it fails with the reason, and is undone on every host --------------------
+
+FAILURE_LIMIT_S = 120.0
+"""No longer than the limit of one question, of a stop, and of connecting again."""
+ROLLOUT_CASES = {
+    "stage-killed": ("stage", KILLED),
+    "stage-cut-off": ("stage", CUT_OFF),
+    "stage-disk-full": ("stage", DISK_FULL),
+    "start-killed": ("start", KILLED),
+    "start-cut-off": ("start", CUT_OFF),
+    "start-disk-full": ("start", DISK_FULL),
+    "start-mount-missing": ("start", SHARE_MISSING),
+    "start-wrong-python": ("start", PYTHON_MISSING),
+    "join-killed": ("join", KILLED),
+    "join-cut-off": ("join", CUT_OFF),
+    "join-disk-full": ("join", DISK_FULL),
+}
+ROLLOUT_EACH_TIME = {"stage-disk-full", "start-killed", "join-killed"}
+
+
+@pytest.mark.parametrize(("phase", "fault"), nightly_but(ROLLOUT_EACH_TIME, ROLLOUT_CASES))
+def test_a_launch_that_meets_a_fault_fails_with_its_host_named_and_leaves_nothing(
+    pair: Pair, phase: str, fault: Fault
+) -> None:
+    with ready(pair, fault, NAMES[1]) as happens, pair.target() as target:
+        began_s = time.monotonic()
+        with exactly_before(phase, happens), pytest.raises((HostsError, LaunchFailed)) as caught:
+            pair.launch(target)
+        took_s = time.monotonic() - began_s
+        left_s = pair.until_clean(NAMES[0])
+    error = caught.value
+    said = str(error.run.current_result()) if isinstance(error, LaunchFailed) else str(error)
+    print(f"failed after {took_s:.1f} s, {NAMES[0]} clean {left_s:.1f} s later: {said}")
+    assert took_s < FAILURE_LIMIT_S
+    assert NAMES[1] in said or "host 1" in said, said
+
+
+# --- in the middle of training: the run stops everywhere, or is not disturbed ---------------------------------
+
+STOP_LIMIT_S = 60.0
+FAULT_AT_STEP = 25
+FEWEST_BEATS = 5
+HUNG_LIMIT_S = 90.0
+SAVING = ("--checkpoint-every", "2")
+"""Of a run that does little else."""
+TRAINING_CASES = {
+    "host-1-killed": (KILLED, NAMES[1]),
+    "host-0-killed": (KILLED, NAMES[0]),
+    "host-1-cut-off": (CUT_OFF, NAMES[1]),
+    "disk-full": (DISK_FULL, NAMES[1]),
+    "share-full": (SHARE_FULL, NAMES[1]),
+    "mount-missing": (SHARE_MISSING, NAMES[0]),
+}
+CHECKPOINT_CASES = {
+    "host-1-killed": (KILLED, NAMES[1]),
+    "share-full": (SHARE_FULL, NAMES[0]),
+}
+TRAINING_EACH_TIME = {"host-0-killed"}
+
+
+def mended_and_gone_on(pair: Pair, run_id: str) -> tuple[State, Losses]:
+    """The hosts are whole again: what had become of the run, and its losses after it was resumed if it needed that."""
+    with pair.target() as target:
+        run = runs.find(target.runs, run_id)
+        state, run = pair.finish(target, run)
+        pair.until_clean()
+        if state != "done":
+            began_s = time.monotonic()
+            print(f"{run_id}: {state}: {(run.current_result() or {}).get('error')}")
+            resumed = pair.launch(target, resume=run)
+            print(f"joined again {time.monotonic() - began_s:.1f} s after the resume was asked for")
+            after, run = pair.finish(target, resumed, pair.end_limit_s)
+            assert after == "done", run.result
+        return state, losses(run)
+
+
+def disturbed(pair: Pair, fault: Fault, host: str, *more: str, saving: bool = False) -> str:
+    """A run that met the fault, and has come to an end on all hosts that still can be asked."""
+    with ready(pair, fault, host) as happens:
+        with pair.target() as target:
+            run = pair.launch(target, *more)
+            pair.reach(run, FAULT_AT_STEP)
+            if saving:
+                until(lambda: pair.state(target, run) == "saving", "a checkpoint is being written", 60.0, 0.0)
+            with pair.frozen():
+                happens()
+            began_s = time.monotonic()
+        others = [name for name in NAMES if name != host]
+        print(f"{others}: clean after {pair.until_clean(*others):.1f} s")
+        assert time.monotonic() - began_s < STOP_LIMIT_S
+    return run.run_id
+
+
+@pytest.mark.parametrize(("fault", "host"), nightly_but(TRAINING_EACH_TIME, TRAINING_CASES))
+def test_a_run_whose_host_fails_stops_everywhere_and_goes_on_with_the_same_losses(
+    pair: Pair, right_losses: Losses, fault: Fault, host: str
+) -> None:
+    state, found = mended_and_gone_on(pair, disturbed(pair, fault, host))
+    assert state in ("failed", "lost", "done")
+    assert found == right_losses
+
+
+@pytest.mark.parametrize(("fault", "host"), nightly_but({"share-full"}, CHECKPOINT_CASES))
+def test_a_fault_in_a_checkpoint_leaves_one_to_go_on_from_with_the_same_losses(
+    pair: Pair, right_losses: Losses, fault: Fault, host: str
+) -> None:
+    state, found = mended_and_gone_on(pair, disturbed(pair, fault, host, *SAVING, saving=True))
+    assert state in ("failed", "lost", "done")
+    assert found == right_losses
+
+
+def test_a_wedged_process_is_found_its_stacks_are_saved_and_nothing_of_the_run_is_left(pair: Pair) -> None:
+    with pair.target() as target:
+        # Long enough to learn how long a step takes, and without what is given more time than a step: a checkpoint,
+        # and an evaluation, after which the best one is kept.
+        more = ("--steps", "100000", "--checkpoint-every", "100000", "--eval-every", "100000")
+        run = pair.launch(target, *more)
+        until(lambda: beats(target, run) >= FEWEST_BEATS, "its steps have been seen to come", 60.0, 0.3)
+        pair.faults.wedge(NAMES[1])
+        began_s = time.monotonic()
+        until(lambda: read(run).current_result() is not None, "the run has a result", HUNG_LIMIT_S, 0.3)
+        print(f"hung: stopped after {time.monotonic() - began_s:.1f} s")
+        state, run = pair.finish(target, run)
+        assert (state, result(run)["outcome"]) == ("hung", "hung")
+        assert "host 1" in result(run)["error"]
+        assert sorted(run.directory.list("stacks/0")) == ["host-0.txt", "host-1.txt"]
+    pair.until_clean()
+
+
+def beats(target: Target, run: Run) -> int:
+    """How many seconds of steps a host has told of, a heartbeat each."""
+    seen: set[float] = set()
+    for _ in range(FEWEST_BEATS):
+        entries = runs.look(target.agents, run).processes
+        seen.update(
+            entry["beat"]["time"] for entry in entries if (entry["beat"] or {}).get("state") == "stepping"
+        )
+        time.sleep(1.0)
+    return len(seen) // len(NAMES)
+
+
+@pytest.mark.nightly
+def test_a_host_whose_door_and_tools_change_does_not_disturb_what_runs_there(
+    pair: Pair, right_losses: Losses
+) -> None:
+    names = ("KEY_REFUSED", "HOST_KEY_CHANGED", "DEVICE_HELD", "PYTHON_MISSING")
+    harmless = [getattr(pairs, name) for name in names]
+    with pair.target() as target:
+        run = pair.launch(target)
+        pair.reach(run, FAULT_AT_STEP)
+        with broken(pair, *((fault, NAMES[1]) for fault in harmless)):
+            until(lambda: read(run).current_result() is not None, "it ends", pair.end_limit_s, 0.3)
+    state, found = mended_and_gone_on(pair, run.run_id)
+    assert state == "done"
+    assert found == right_losses
+
+
+# --- the launcher is killed with SIGKILL: nothing stays half-started, and `fab` goes on ---------------------------
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+LAUNCH_LIMIT_S = 120.0
+HALF_STARTED_LIMIT_S = 60.0
+# `fab` as it is, but for its death: at a phase, or when the processes on these hosts alone have been started.
+DYING_FAB = """
+import os, signal, sys
+from launch import launch as rollout
+
+def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+phase, only = sys.argv.pop(1), sys.argv.pop(1)
+if only:
+    def start(plan, agents):
+        agents[int(only)].ask("start", rollout.plans.start(plan, int(only)))
+        die()
+    rollout.start = start
+else:
+    setattr(rollout, phase, die)
+from fabfile.program import main
+main()
+"""
+
+
+def dying_fab(pair: Pair, phase: str, only: str = "") -> None:
+    words = ["train", "--stack", str(pair.inventory_path), "--platform", "cpu", "--python", PYTHON]
+    words += ["--job", "flax_mlm", "--args", " ".join(options())]
+    done = subprocess.run(
+        [sys.executable, "-c", DYING_FAB, phase, only, *words],
+        cwd=CHECKOUT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=LAUNCH_LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("phase", ["preflight", "stage"])
+def test_a_launcher_that_dies_before_it_starts_anything_leaves_nothing(pair: Pair, phase: str) -> None:
+    before = pair.run_names()
+    dying_fab(pair, phase)
+    pair.until_clean(limit_s=10.0)
+    with pair.target() as target:
+        found = [run.run_id for run in runs.list_runs(target.runs)]
+        assert set(found) <= set(before), "a run is listed that never was"
+
+
+@pytest.mark.parametrize("only", nightly_but({"host-0"}, {"no-host": [""], "host-0": ["0"], "host-1": ["1"]}))
+def test_what_a_dead_launcher_left_half_started_is_gone_within_a_minute_and_can_be_resumed(
+    pair: Pair, right_losses: Losses, only: str
+) -> None:
+    dying_fab(pair, "start", only)
+    began_s = time.monotonic()
+    pair.until_clean(limit_s=HALF_STARTED_LIMIT_S)
+    print(f"started on {only or 'no host'}: clean after {time.monotonic() - began_s:.1f} s")
+    with pair.target() as target:
+        run = runs.find(target.runs, "latest")
+        state, run = pair.finish(target, run)
+        print(f"{run.run_id}: {state}: {(run.current_result() or {}).get('error')}")
+        assert state in ("failed", "lost")
+        state, run = pair.finish(target, pair.launch(target, resume=run), pair.end_limit_s)
+        assert (state, losses(run)) == ("done", right_losses)
+
+
+def test_a_run_whose_launcher_dies_when_all_is_started_goes_on_by_itself(
+    pair: Pair, right_losses: Losses
+) -> None:
+    dying_fab(pair, "join")
+    with pair.target() as target:
+        state, run = pair.finish(target, runs.find(target.runs, "latest"), pair.end_limit_s)
+        assert (state, losses(run)) == ("done", right_losses)
