@@ -4,5 +4,5 @@
 
 cli.py what is typed behind `fab rehearsal` · daemon.py what the daemon holds · control_socket.py how it is asked ·
 fault_commands.py what goes wrong on purpose · node_machines.py nodes become machines · rehearsal_stack.py the real
-program on the real engine.
+program on the real engine, configuration.py for how many hosts.
 """

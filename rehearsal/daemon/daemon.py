@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from rehearsal import state
-from rehearsal.daemon import rehearsal_stack
+from rehearsal.daemon import configuration, rehearsal_stack
 from rehearsal.daemon.control_socket import Caller
 from rehearsal.daemon.fault_commands import FaultCommands, FaultRequest
 from rehearsal.daemon.node_machines import NodeMachines, new_identity
@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 USER = "sa_rehearsal"  # as OS Login calls a service account
 BOOT_LIMIT_S = 300.0
 ADDRESSES = 240
-DELAY_FACTOR = 0.5  # of what a person who watches the simulator only sees
+DELAY_FACTOR = 0.5  # of what a person who watches the simulator by itself sees
 
 
 class Daemon:
@@ -39,7 +39,7 @@ class Daemon:
     """
 
     def __init__(self, *, folder: Path, hosts: int, kind: Kind, socket_path: Path, say: Say) -> None:
-        self.accelerator = rehearsal_stack.accelerator_of(hosts)
+        self.accelerator = configuration.accelerator_of(hosts)
         self.folder = folder
         self.say = say
         self._socket_path = socket_path
@@ -99,7 +99,7 @@ class Daemon:
         )
         self.machines.prepare()
         network = self.machines.network()
-        self.storage = self.machines.storage(bucket=rehearsal_stack.BUCKET)
+        self.storage = self.machines.storage(bucket=configuration.BUCKET)
         self.registry = self.machines.registry()
         public = new_identity(self.folder / "ssh")
         self._environment = {
@@ -115,7 +115,7 @@ class Daemon:
                 host_key_private_pem=private_key,
                 authorized_keys=(public,),
                 user=USER,
-                share_mount=rehearsal_stack.MOUNT,
+                share_mount=configuration.MOUNT,
             )
 
         self.hosts = NodeMachines(
@@ -131,7 +131,7 @@ class Daemon:
         assert self.hosts is not None
         self.api = self._exits.enter_context(
             TpuApi(
-                capacity={self.pool: rehearsal_stack.chips_of(self.accelerator)},
+                capacity={self.pool: configuration.chips_of(self.accelerator)},
                 delays=Delays().scaled(DELAY_FACTOR),
                 hardware=self.hosts,
             )
@@ -172,7 +172,7 @@ class Daemon:
     @property
     def pool(self) -> str:
         """Of the chips of the slice."""
-        return rehearsal_stack.pool_of(self.accelerator)
+        return configuration.pool_of(self.accelerator)
 
     def node(self) -> str:
         """The full name of the node that the slice is. Raises RehearsalError where there is none."""
@@ -248,7 +248,7 @@ class Daemon:
             "phase": self._phase,
             "registry": self.registry.host if self.registry else "",
             "accelerator": self.accelerator.type_name,
-            "zone": rehearsal_stack.zone_of(self.accelerator),
+            "zone": configuration.zone_of(self.accelerator),
             "nodes": [{"name": node["name"], "state": node["state"]} for node in nodes],
             "hosts": [
                 {"name": name, "address": address, "is": self.hosts.stands(name) if self.hosts else "gone"}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from infra import catalogue
+from rehearsal.daemon.configuration import SLICE, chips_of
 from rehearsal.daemon.node_machines import NodeMachines
-from rehearsal.daemon.rehearsal_stack import SLICE, chips_of
 from rehearsal.machines import Faults, Machines, MachinesError
 from rehearsal.state import RehearsalError
 from rehearsal.tpu_api import ApiError, TpuApi
