@@ -18,9 +18,9 @@ import pytest
 from contracts.run_directory import State
 from launch import runs
 from launch.hosts import HostsError
+from launch.launch import LaunchFailed
 from launch.runs import Run
 from launch.target import Target
-from launch.launch import LaunchFailed
 from rehearsal.machines import PYTHON
 from tests.rehearsal.faults import pair as pairs
 from tests.rehearsal.faults.pair import (
