@@ -167,7 +167,15 @@ def with_an_image(shared: Person) -> str:
     """Builds and pushes the image, until the inventory names it; its reference."""
     shared.succeed("fab", "build", "--framework", "jax", "--platform", "cpu", limit_s=BUILD_LIMIT_S)
     pushed = shared.succeed(
-        "fab", "push", "--stack", "rehearsal", "--framework", "jax", "--platform", "cpu", limit_s=LAUNCH_LIMIT_S
+        "fab",
+        "push",
+        "--stack",
+        "rehearsal",
+        "--framework",
+        "jax",
+        "--platform",
+        "cpu",
+        limit_s=LAUNCH_LIMIT_S,
     )
     shared.succeed("pulumi", "up", "--yes", "--stack", "rehearsal")
     shared.succeed("fab", "deploy", "--stack", "rehearsal")
