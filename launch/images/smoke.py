@@ -91,8 +91,8 @@ def attempt(
         [command, "run", "--name", name, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, env=command_environment(environ), text=True, errors="replace",
     ) as process:  # fmt: skip
+        watch.start()
         try:
-            watch.start()
             assert process.stdout is not None
             for line in process.stdout:
                 if text := clean(line).rstrip():
@@ -102,6 +102,7 @@ def attempt(
             code = process.wait()
         finally:
             watch.cancel()
+            watch.join()  # what it removes is gone then
             sweep(client, recipe)
     if out_of_time.is_set():
         raise ImageError(
