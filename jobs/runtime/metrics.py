@@ -42,6 +42,7 @@ class Metrics:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One line: `step`, `values` and the time. A value that is not finite is written as null."""
+        watch.about_to_record()
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = json.dumps({"step": step, **finite, "time": round(time.time(), 3)}) + "\n"
         if self._directory.is_remote:

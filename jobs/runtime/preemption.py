@@ -156,6 +156,11 @@ class Watch:
         with self._lock:
             self._computed = self._saved = step
 
+    def about_to_record(self) -> None:
+        """Wait until it is decided whether what was computed is kept: a step that is not is not recorded either."""
+        with self._lock:
+            self._hold()
+
     def stepped(self, step: int) -> bool:
         """Pass the place after `step`; whether it is the one at which all leave."""
         with self._lock:

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import METRICS, RunDirectory
 from jobs.runtime import metrics as metrics_module
+from jobs.runtime import preemption
 from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.metrics import Metrics
 from jobs.runtime.rates import Part, Rates, TimeSplit
@@ -54,6 +55,18 @@ def test_a_line_has_the_step_the_values_and_the_time(
     metrics.write(20, {"loss": 2.5, "grad_norm": 0.5})
     assert directory.read_text(METRICS) == '{"step": 20, "loss": 2.5, "grad_norm": 0.5, "time": 1234.568}\n'
     metrics.close()
+
+
+def test_a_line_waits_until_it_is_decided_whether_its_step_is_kept(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, written_before = Metrics(directory, 0), list[str | None]()
+    monkeypatch.setattr(
+        preemption.watch, "about_to_record", lambda: written_before.append(directory.read_text(METRICS))
+    )
+    metrics.write(1, {"loss": 2.5})
+    metrics.close()
+    assert (written_before, steps_of(directory)) == ([""], [1])
 
 
 def test_every_line_is_there_at_once_for_whoever_follows(directory: RunDirectory) -> None:

@@ -122,6 +122,7 @@ def test_before_the_first_step_all_leave_by_themselves_and_the_main_thread_comes
         host.watch.restored(20)
     both[1].sigterm()
     until(lambda: [host.left for host in both] == [[20], [20]], "both have left")
+    both[0].do(lambda watch: watch.about_to_record())
     both[0].do(lambda watch: watch.stepped(21))
     both[0].do(lambda watch: watch.claim())
     time.sleep(0.3)
