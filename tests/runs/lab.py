@@ -28,7 +28,7 @@ CHECKPOINT_EVERY = 5
 SLOWLY = ("--checkpoint-every", "1")
 """Of a run that is not done before it has heard of a SIGTERM, which takes JAX a second or two."""
 FAST = ("--checkpoint-every", "20")
-WAIT_LIMIT_S = 90.0
+WAIT_LIMIT_S = 200.0
 
 Losses = dict[int, float]
 

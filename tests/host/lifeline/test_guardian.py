@@ -20,7 +20,7 @@ place = sys.argv[1]
 def avenge():
     with open(place + "/avenged", "w") as file:
         file.write(str(os.getpid()))
-    while not os.path.exists(place + "/enough"):
+    while os.path.isdir(place) and not os.path.exists(place + "/enough"):
         time.sleep(0.01)
 dismiss = stand_guard(avenge, [listener.fileno()])
 print(listener.getsockname()[1], flush=True)
