@@ -34,6 +34,7 @@ GROUPS = ("runs", "rehearsal")
 them, and begins with it. Elsewhere a file's tests stay together."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Order the tests and, for pytest-xdist, say which of them one worker runs.
 
