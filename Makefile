@@ -3,7 +3,7 @@
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 # Two tests at a time, even on more processors: a test may start several processes of its own.
-WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
+WORKERS := -n 2 --no-loadscope-reorder
 
 .PHONY: help
 help: ## list the commands

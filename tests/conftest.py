@@ -4,10 +4,11 @@ it starts."""
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 # A shell starts its background jobs with Ctrl-C ignored, and that is handed on to whatever a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -30,30 +31,36 @@ def two_devices() -> None:
 
 
 GROUPS = ("runs", "rehearsal")
-"""Folders whose slow tests (of `runs` all) share what is expensive or take all processors: one worker runs each of
-them, and begins with it. Elsewhere a file's tests stay together."""
+"""Folders whose tests share what is expensive or take all processors: one worker of pytest-xdist runs each of them, and
+begins with it. Elsewhere the tests of a file stay together."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+def group_of(nodeid: str) -> str:
+    path = nodeid.partition("::")[0]
+    folder = "runs" if path == "tests/test_readme.py" else path.split("/")[1]
+    return folder if folder in GROUPS else path
+
+
+class Groups(LoadScopeScheduling):  # type: ignore[misc]  # its package says nothing of types
+    """What pytest-xdist calls a scope, all of whose tests one worker runs, is a group."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    return Groups(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests and, for pytest-xdist, say which of them one worker runs.
-
-    The longest groups come first. Tests that start JAX in this process come last: a process with its threads may no
-    longer be forked, which tests of the agent do.
-    """
+    """The groups come first. Tests that start JAX in this process come last: a process with its threads may no longer
+    be forked, which tests of the agent do."""
 
     def rank(item: pytest.Item) -> tuple[int, bool]:
-        group = item.get_closest_marker("xdist_group")
-        assert group is not None
-        place = GROUPS.index(group.args[0]) if group.args[0] in GROUPS else len(GROUPS)
+        group = group_of(item.nodeid)
+        place = GROUPS.index(group) if group in GROUPS else len(GROUPS)
         return place, "two_devices" in getattr(item, "fixturenames", ())
 
-    for item in items:
-        path = item.path.relative_to(Path(__file__).parent)
-        group = path.parts[0] if item.get_closest_marker("slow") or path.parts[0] == "runs" else ""
-        if path.name == "test_readme.py":
-            group = "runs"
-        item.add_marker(pytest.mark.xdist_group(group if group in GROUPS else path.as_posix()))
     items.sort(key=rank)
 
 
