@@ -288,7 +288,7 @@ HOST_KEY_CHANGED = Fault(
 CLOCK_OFF = Fault(
     lambda pair, host: pair.faults.set_clock(host, CLOCK_S),
     lambda pair, host: pair.faults.set_clock(host, 0.0),
-    "the clock is +3600",
+    "the clock is +36",
 )
 
 
