@@ -1,4 +1,4 @@
-"""That the offline engine is the real one, is alone, and can be broken off: what the tests beside this one build on."""
+"""The rehearsal's engine is the real one, is alone, and can be broken off: the tests beside this one build on it."""
 
 import os
 import sys
@@ -40,15 +40,24 @@ def names(engine: Engine) -> list[str]:
     return sorted(thing.id.rpartition("/")[2] for thing in engine.world.things().values())
 
 
-# --- an ordinary life ---------------------------------------------------------------------------------------------
-
-
-def test_what_is_declared_is_made_once_and_gone_after_destroy(new_engine: EngineFactory, api: TpuApi) -> None:
+def test_what_is_declared_is_previewed_made_once_refreshed_and_gone_after_destroy(
+    new_engine: EngineFactory, api: TpuApi, tmp_path: Path
+) -> None:
     engine = new_engine(network_and_tpu)
+    operation = engine.begin("preview")
+    preview = operation.report()
+    assert preview.ok and preview.changes == {"create": 3}, preview.text
+    assert [said for said in preview.messages("info") if "stand-in: nothing is made at Google" in said]
+    assert (names(engine), api.control.alive()["nodes"], engine.resources()) == ([], [], [])
+    with pytest.raises(ProcessLookupError):
+        operation.kill()  # nothing runs any more
     first = engine.up()
-    assert first.ok, first.text
+    assert first.ok and ACCESS_TOKEN not in first.text, first.text
     assert first.of("create") == ["default_10_2_0", "net", "tpu-stack-dev", "vm"]
     assert len(first.outputs["endpoints"]) == 4
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert [path for path in files if ACCESS_TOKEN.encode() in path.read_bytes()] == []
     second = engine.up()
     assert second.ok and second.changes == {"same": 3}, second.text
     assert engine.refresh().changes == {"same": 3}
@@ -56,51 +65,43 @@ def test_what_is_declared_is_made_once_and_gone_after_destroy(new_engine: Engine
     assert (names(engine), api.control.alive()["nodes"], engine.resources()) == ([], [], [])
 
 
-def test_everybody_is_told_that_it_is_a_stand_in(new_engine: EngineFactory) -> None:
-    report = new_engine(one_network).preview()
-    assert [said for said in report.messages("info") if "stand-in: nothing is made at Google" in said]
-
-
-# --- mistakes -----------------------------------------------------------------------------------------------------
-
-
-def test_a_property_that_the_real_provider_would_not_know_fails_the_preview(
+def test_what_the_real_provider_would_not_know_and_what_the_program_refuses_fails_the_preview(
     new_engine: EngineFactory,
 ) -> None:
-    def program() -> None:
+    def unknown_property() -> None:
         allows: Any = [{"protocol": "tcp", "portz": ["22"]}]
         compute.Firewall("ssh", network="n", allows=allows)
 
-    report = new_engine(program).preview()
+    def refusing() -> None:
+        raise pulumi.RunError("the first thing\nthe second thing")
+
+    engine = new_engine(unknown_property)
+    report = engine.preview()
     assert not report.ok and "allows[0].portz" in report.text
-
-
-def test_a_type_that_the_stand_in_does_not_know_fails_the_preview(new_engine: EngineFactory) -> None:
-    report = new_engine(lambda: pulumi.export("id", pubsub.Topic("t").id)).preview()
+    engine.program = lambda: pulumi.export("id", pubsub.Topic("t").id)
+    report = engine.preview()
     assert not report.ok and "gcp:pubsub/topic:Topic: the stand-in cannot make this type" in report.text
+    engine.program = refusing
+    report = engine.preview()
+    assert not report.ok and "the second thing" in report.text and "Traceback" not in report.text
 
 
-# --- broken off ---------------------------------------------------------------------------------------------------
-
-
-def killed_while_making_the_network(engine: Engine) -> None:
-    """The network is there, the state does not know it, and the command is dead."""
+def test_a_killed_up_leaves_a_lock_and_a_pending_creation_and_no_process(new_engine: EngineFactory) -> None:
+    engine = new_engine(one_network)
     engine.world.inject({"compute:Network": "hang-after"})
     operation = engine.begin("up")
     until(lambda: bool(engine.world.things()), limit_s=30)
     operation.kill()
     assert not operation.report().ok
     engine.world.inject({})
-
-
-def test_a_killed_up_leaves_a_lock_and_a_pending_creation_and_no_process(new_engine: EngineFactory) -> None:
-    engine = new_engine(one_network)
-    killed_while_making_the_network(engine)
     until(lambda: not marked(MARK, str(engine.folder)))
     assert names(engine) == ["net"] and engine.resources() == []
     assert [each["type"] for each in engine.state()["pending_operations"]] == ["creating"]
     locked = engine.up()
     assert not locked.ok and "the stack is currently locked" in locked.text and "pulumi cancel" in locked.text
+    engine.cancel()
+    again = engine.up()
+    assert not again.ok and "already exists" in again.text and "with 1 pending operations" in again.text
 
 
 def test_after_one_interrupt_what_was_begun_is_finished_and_known_and_nothing_else_begun(
@@ -119,17 +120,6 @@ def test_after_one_interrupt_what_was_begun_is_finished_and_known_and_nothing_el
     assert [each["id"] for each in engine.resources()] == [NETWORK_ID]
     again = engine.up()
     assert again.ok and again.of("create") == ["vm"], again.text
-
-
-def test_nobody_can_be_killed_where_nothing_runs(new_engine: EngineFactory) -> None:
-    engine = new_engine(one_network)
-    operation = engine.begin("preview")
-    assert operation.report().ok
-    with pytest.raises(ProcessLookupError):
-        operation.kill()
-
-
-# --- alone --------------------------------------------------------------------------------------------------------
 
 
 class Witness(dynamic.ResourceProvider):
@@ -182,12 +172,3 @@ def test_a_dynamic_provider_runs_in_this_environment_and_sees_nothing_of_the_use
         "PYTHONSTARTUP",
     }
     assert theirs & set(report.outputs["variables"]) == set()
-
-
-def test_the_access_token_is_nowhere_in_the_clear(new_engine: EngineFactory, tmp_path: Path) -> None:
-    engine = new_engine(network_and_tpu)
-    report = engine.up()
-    assert report.ok and ACCESS_TOKEN not in report.text
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) > 5
-    assert [path for path in files if ACCESS_TOKEN.encode() in path.read_bytes()] == []
