@@ -239,8 +239,9 @@ def shown(words: list[str], stdin: int, environ: Mapping[str, str]) -> tuple[int
         if process.poll() is None:  # interrupted: Docker ends a build whose client goes
             process.terminate()
             try:
-                process.wait(END_LIMIT_S)
-            except subprocess.TimeoutExpired:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(END_LIMIT_S)
+            finally:  # a second signal does not leave it behind
                 process.kill()
                 process.wait()
 

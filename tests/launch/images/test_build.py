@@ -265,6 +265,40 @@ def test_a_build_that_is_interrupted_leaves_no_container_and_no_image(
     assert lab.left() == []
 
 
+DEAF = """
+trap 'touch $0.told' TERM
+echo $$ > $0.pid
+while true; do sleep 0.1; done
+"""
+BUILDS = """
+import os, signal, sys
+from launch.images.build import shown
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+shown(["sh", sys.argv[1]], 0, os.environ)
+"""
+
+
+def test_a_second_signal_leaves_no_build_behind(tmp_path: Path) -> None:
+    client = tmp_path / "docker"
+    client.write_text(DEAF)
+
+    def wait_for(name: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not (tmp_path / name).exists():
+            assert time.monotonic() < deadline, name
+            time.sleep(0.01)
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUILDS, client], stderr=subprocess.DEVNULL, cwd=CHECKOUT
+    )
+    for name in ("docker.pid", "docker.told"):
+        wait_for(name)
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(LIMIT_S) != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "docker.pid").read_text()), 0)
+
+
 def until(lines: Iterable[str], words: str) -> str:
     """All that is said until somebody says `words`."""
     said = ""
