@@ -105,7 +105,7 @@ def launch(inventory: Inventory, folder: Path) -> Measured:
         target,
         run_id=run_id,
         job="joins",
-        stack="jax",
+        framework="jax",
         run_dir=f"{folder}/runs/{run_id}",
         cwd="~",
         bundle_sha256=code.sha256,

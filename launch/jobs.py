@@ -28,12 +28,12 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job: its name, its docstring's first line, the framework stack (image) that it runs on, and what it says of
+    """One job: its name, its docstring's first line, the framework (image) that it runs on, and what it says of
     its metrics."""
 
     name: str
     summary: str
-    stack: str
+    framework: str
     metrics: Metrics = UNDECLARED
 
     def config_module(self) -> ModuleType:
@@ -151,7 +151,7 @@ def find(name: str) -> Job:
     return Job(
         name=name,
         summary=(package.__doc__ or "").strip().splitlines()[0],
-        stack=getattr(package, "FRAMEWORK", None) or package.STACK,  # what it was called in older jobs
+        framework=getattr(package, "FRAMEWORK", None) or package.STACK,  # what it was called in older jobs
         metrics=getattr(package, "METRICS", UNDECLARED),
     )
 

@@ -91,7 +91,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             run_id=run_id,
             attempt=attempt,
             job=job.name,
-            stack=job.stack,
+            framework=job.framework,
             arguments=job.words(config),
             run_dir=directory.url,
             cwd=cwd,
@@ -184,7 +184,7 @@ def _container(
     """What the processes run in; on this machine with the files that the job's options name."""
     before = request.resume.described if request.resume else None
     box = plans.choose_container(
-        target, job.stack, request.runtime, plans.built_here, before, request.container_access
+        target, job.framework, request.runtime, plans.built_here, before, request.container_access
     )
     if box is None or not target.is_local:
         return box

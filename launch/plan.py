@@ -20,10 +20,10 @@ MAX_CLOCK_OFFSET_S = 5.0
 LOCK_FILE = "/tmp/libtpu_lockfile"
 HOME = "~"
 
-MODULES_OF_STACK = {
+MODULES_OF_FRAMEWORK = {
     "jax": ("jax", "flax", "optax", "orbax.checkpoint", "tokenizers", "safetensors", "tyro", "tensorboard"),
 }
-"""What the job's interpreter must be able to import, by stack; looked for, not loaded."""
+"""What the job's interpreter must be able to import, by framework; looked for, not loaded."""
 
 
 HANG_FLOOR_S = 120.0
@@ -46,7 +46,7 @@ class Plan:
     run_id: str
     attempt: int
     job: str
-    stack: str
+    framework: str
     arguments: tuple[str, ...]
     platform: str
     run_dir: str
@@ -94,7 +94,7 @@ def on(
     *,
     run_id: str,
     job: str,
-    stack: str,
+    framework: str,
     run_dir: str,
     cwd: str,
     bundle_sha256: str,
@@ -109,7 +109,7 @@ def on(
         run_id=run_id,
         attempt=attempt,
         job=job,
-        stack=stack,
+        framework=framework,
         arguments=tuple(arguments),
         platform=target.platform,
         run_dir=run_dir,
@@ -124,7 +124,7 @@ def on(
         hosts=target.addresses,
         alone=not target.is_local,
         mount=target.mount,
-        python_remedy=_python_remedy(target, stack),
+        python_remedy=_python_remedy(target, framework),
         stand_in_devices=target.stand_in_devices,
         hang_floor_s=hang_floor_s,
         heartbeat_limit_s=heartbeat_limit_s,
@@ -133,10 +133,10 @@ def on(
     )
 
 
-def _python_remedy(target: Target, stack: str) -> str:
+def _python_remedy(target: Target, framework: str) -> str:
     if target.is_local:
         return "`make install`"
-    runtime = " --runtime bare" if stack in target.inventory.images else ""
+    runtime = " --runtime bare" if framework in target.inventory.images else ""
     return f"`fab deploy --stack {target.name}{runtime}` installs it"
 
 
@@ -146,7 +146,7 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
     return {
         "python": plan.python,
         "python_remedy": plan.python_remedy,
-        "modules": list(MODULES_OF_STACK[plan.stack]),
+        "modules": list(MODULES_OF_FRAMEWORK[plan.framework]),
         "platform": plan.platform,
         "run_dir": _local_path(plan.run_dir),
         "cache_dir": plan.cache_dir,
@@ -263,7 +263,7 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
         run_id=plan.run_id,
         run_dir=plan.run_dir,
         job=plan.job,
-        framework=plan.stack,
+        framework=plan.framework,
         attempt=plan.attempt,
         num_processes=plan.processes,
         process_id=process_id,
@@ -289,7 +289,7 @@ SHM_BYTES = 8 * 2**30
 """Of /dev/shm, which data loaders share; memory is taken only as it is filled. Docker's own 64 MiB is too little."""
 
 FindImage = Callable[[str, str], str]
-"""The id of the image that was built here for a framework stack and a platform; raises RequestError."""
+"""The id of the image that was built here for a framework and a platform; raises RequestError."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -305,16 +305,16 @@ class Container:
 
 def choose_container(
     target: Target,
-    stack: str,
+    framework: str,
     wanted: str | None,
     find_image: FindImage,
     before: Mapping[str, Any] | None = None,
     access: str | None = None,
 ) -> Container | None:
-    """What the processes of a framework stack run in on this target; None: bare.
+    """What the processes of a framework run in on this target; None: bare.
 
     wanted: as --runtime says it. Without it a run goes on as it was started (`before`, its run.json), and a new one
-    runs in the image that the inventory has for the stack, if it has one. access: as --container-access says it;
+    runs in the image that the inventory has for it, if it has one. access: as --container-access says it;
     without it as the run was started, and a new one with the devices alone.
 
     Raises:
@@ -330,9 +330,11 @@ def choose_container(
     if wanted is None and before is not None:
         image = before["image"] if before["runtime"] == "docker" else None
     elif wanted == "docker":
-        image = find_image(stack, target.platform) if target.is_local else _of_inventory(target, stack)
+        image = (
+            find_image(framework, target.platform) if target.is_local else _of_inventory(target, framework)
+        )
     else:
-        image = target.inventory.images.get(stack) if wanted is None else None
+        image = target.inventory.images.get(framework) if wanted is None else None
     if image is None:
         if access is not None:
             raise RequestError(
@@ -358,7 +360,7 @@ def container_hint(container: Container | None, platform: str) -> str | None:
     )
 
 
-def built_here(stack: str, platform: str) -> str:
+def built_here(framework: str, platform: str) -> str:
     """The id of the image of this checkout's files that `fab build` has made on this machine.
 
     Raises:
@@ -368,16 +370,17 @@ def built_here(stack: str, platform: str) -> str:
         raise RequestError("--runtime docker: the images are for TPUs and CPUs; on a GPU leave --runtime out")
     from launch.images import local_images  # with it comes Docker's client, which few launches need
 
-    return local_images.required(stack, platform).id
+    return local_images.required(framework, platform).id
 
 
-def _of_inventory(target: Target, stack: str) -> str:
-    if stack not in target.inventory.images:
+def _of_inventory(target: Target, framework: str) -> str:
+    if framework not in target.inventory.images:
         raise RequestError(
-            f"--runtime docker: the stack {target.name} has no image of {stack}; `fab build --framework {stack}`, "
-            f"`fab push --stack {target.name} --framework {stack}`, then `pulumi up`"
+            f"--runtime docker: the stack {target.name} has no image of {framework}; "
+            f"`fab build --framework {framework}`, "
+            f"`fab push --stack {target.name} --framework {framework}`, then `pulumi up`"
         )
-    return target.inventory.images[stack]
+    return target.inventory.images[framework]
 
 
 def container_with_files(container: Container, config: Mapping[str, Any], cwd: str) -> Container:

@@ -52,7 +52,7 @@ def run_record(
         "run_id": plan.run_id,
         "name": name or (before["name"] if before else None),
         "job": plan.job,
-        "stack": plan.stack,
+        "stack": plan.framework,
         "target": target.name,
         "platform": plan.platform,
         "runtime": "bare" if plan.container is None else "docker",

@@ -89,7 +89,7 @@ def _plan(target: Target, framework: str, box: Container | None) -> Plan:
         target,
         run_id=run_id,
         job=MODULES[framework],
-        stack=framework,
+        framework=framework,
         run_dir=f"{target.runs_url}/{FOLDER}/{run_id}",
         cwd=plans.HOME,
         bundle_sha256="",

@@ -32,13 +32,13 @@ from launch.deploy.steps import (
 from launch.display import printable, say, terminal
 from launch.hosts import Completed, HostError, HostsError, Stream, Transport
 from launch.jobs import CHECKOUT
-from launch.plan import MODULES_OF_STACK
+from launch.plan import MODULES_OF_FRAMEWORK
 from launch.target import Target
 
 Say = Callable[[str], None]
 
 
-def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None, stack: str = "jax") -> int:
+def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None, framework: str = "jax") -> int:
     """Prepare every host and say what changed; 0 where all are ready.
 
     runtime: as `launch.plan.choose_container` takes it; runs in containers need Docker, others a Python.
@@ -48,11 +48,11 @@ def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None, s
         HostsError: no host could be reached.
     """
     console = terminal()
-    contained = plan.choose_container(target, stack, runtime, plan.built_here) is not None
+    contained = plan.choose_container(target, framework, runtime, plan.built_here) is not None
     needed = None if contained else python_environment.needed(target, CHECKOUT)
     reached = reach(target, say(console))
     lock = needed.lock if needed else None
-    wanted = steps(target, stack, with_comforts=with_comforts, contained=contained, lock=lock)
+    wanted = steps(target, framework, with_comforts=with_comforts, contained=contained, lock=lock)
     outcomes = _carry_out(target, wanted, needed, reached, say(console))
     console.print(table(outcomes))
     say(console)(verdict(outcomes))
@@ -60,10 +60,10 @@ def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None, s
 
 
 def steps(
-    target: Target, stack: str, *, with_comforts: bool, contained: bool, lock: Lock | None
+    target: Target, framework: str, *, with_comforts: bool, contained: bool, lock: Lock | None
 ) -> tuple[Step, ...]:
     """What each host of a target needs, in the order in which it is looked at. contained: runs are in containers."""
-    modules = MODULES_OF_STACK[stack]
+    modules = MODULES_OF_FRAMEWORK[framework]
     own = [target.agent_root, target.cache_dir]
     if target.is_local:
         return (

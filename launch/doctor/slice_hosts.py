@@ -25,17 +25,17 @@ NOTHING = "0" * 64
 """Stands for a bundle of code that no host has: none is sent."""
 
 
-def asked(target: Target, stack: str) -> Plan:
+def asked(target: Target, framework: str) -> Plan:
     """A plan that nobody carries out: what a run would ask of the hosts."""
     return plans.on(
         target,
         run_id="doctor",
         job="doctor",
-        stack=stack,
+        framework=framework,
         run_dir=target.runs_url,
         cwd=plans.HOME,
         bundle_sha256=NOTHING,
-        container=plans.choose_container(target, stack, None, plans.built_here),
+        container=plans.choose_container(target, framework, None, plans.built_here),
     )
 
 
@@ -59,9 +59,9 @@ def reached(target: Target, indexes: Sequence[int]) -> list[Said]:
     return said
 
 
-def preflight(target: Target, stack: str) -> list[Said]:
+def preflight(target: Target, framework: str) -> list[Said]:
     """What a run would find on every host, each check of each."""
-    plan = asked(target, stack)
+    plan = asked(target, framework)
     requests = [plans.preflight(plan, index, now_s=time.time()) for index in range(plan.processes)]
     answers = ask_all(target.agents, "preflight", requests)
     busy = runs_on(target)

@@ -262,6 +262,6 @@ def test_the_installed_fab_is_this_one_and_fabrics_own_hands_over_to_it() -> Non
 
 def test_a_jobs_options_are_shown_with_their_defaults(fab: Fab) -> None:
     text = fab("train", "--job", "flax_mlm", "--", "--help").stdout
-    assert "flax_mlm  (stack jax)" in text
+    assert "flax_mlm  (framework jax)" in text
     assert "--sequence-length INT" in text
     assert text.partition("\nloaded")[0] == fab("jobs", "--job", "flax_mlm").stdout.partition("\nloaded")[0]

@@ -32,14 +32,14 @@ def said(*arguments: str) -> str:
 def test_the_jobs_are_the_packages_that_can_be_started() -> None:
     assert jobs.names() == ["flax_mlm", "jax_hello"]
     job = jobs.find("flax_mlm")
-    assert (job.name, job.stack) == ("flax_mlm", "jax")
+    assert (job.name, job.framework) == ("flax_mlm", "jax")
     assert job.summary
 
 
 def test_a_job_that_still_calls_its_framework_a_stack_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(jax_hello, "FRAMEWORK")
     monkeypatch.setattr(jax_hello, "STACK", "torch", raising=False)
-    assert jobs.find("jax_hello").stack == "torch"
+    assert jobs.find("jax_hello").framework == "torch"
 
 
 @pytest.mark.parametrize("name", ["flax_mln", "FLAX_MLM", "flax-mlm"])
