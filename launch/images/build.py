@@ -32,7 +32,7 @@ from launch.images.docker_client import (
     command_environment,
     connect,
 )
-from launch.images.local_images import Image
+from launch.images.local_images import Image, Made
 from launch.images.recipe import (
     BASE_FILE,
     BASE_VARIABLE,
@@ -53,16 +53,6 @@ LAST_BYTES = 8192
 NO_SPACE = "no space left on device"
 
 Say = Callable[[str], None]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Made:
-    """done: built, or was there. smoke_s: how long the image was tried, of build_s in all."""
-
-    image: Image
-    done: str
-    build_s: float = 0.0
-    smoke_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -14,12 +13,9 @@ from launch import runs
 from launch.display import say, terminal
 from launch.images import local_images
 from launch.images.docker_client import connect
-from launch.images.local_images import Image
+from launch.images.local_images import Image, Made
 from launch.images.recipe import OUR_TAG, current_tags
 from launch.runs import Run, RunsFolder
-
-if TYPE_CHECKING:
-    from launch.images.build import Made
 
 SHORT = 12
 SHOWN_RUNS = 3

@@ -52,6 +52,19 @@ class Image:
         return all(OUR_TAG.fullmatch(tag) for tag in self.tags)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Made:
+    """An image that `fab build` has seen to.
+
+    done: built, or was there. smoke_s: how long the image was tried, of build_s in all.
+    """
+
+    image: Image
+    done: str
+    build_s: float = 0.0
+    smoke_s: float = 0.0
+
+
 def required(framework: str, platform: str, environ: Mapping[str, str] = os.environ) -> Image:
     """The image of this checkout's recipe, which was built here and has passed.
 

@@ -20,8 +20,9 @@ import pytest
 
 from contracts.errors import RequestError
 from launch.images import build, local_images, smoke
-from launch.images.build import Builder, Made, build_command, failure
+from launch.images.build import Builder, build_command, failure
 from launch.images.docker_client import ImageError, buildkit, connect
+from launch.images.local_images import Made
 from launch.images.recipe import Recipe
 from launch.jobs import CHECKOUT
 

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from launch.images import listing, local_images
-from launch.images.build import Made
-from launch.images.local_images import Image
+from launch.images.local_images import Image, Made
 from launch.runs import Run
 
 HASHES = ("0" * 12, "1" * 12)
