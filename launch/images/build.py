@@ -32,7 +32,7 @@ from launch.images.docker_client import (
     command_environment,
     connect,
 )
-from launch.images.local_images import Image, Made
+from launch.images.local_images import Made
 from launch.images.recipe import (
     BASE_FILE,
     BASE_VARIABLE,

@@ -269,6 +269,7 @@ def test_a_build_that_is_interrupted_leaves_no_container_and_no_image(
 DEAF = """
 trap 'touch $0.told' TERM
 echo $$ > $0.pid
+echo builds
 while true; do sleep 0.1; done
 """
 BUILDS = """
@@ -289,12 +290,14 @@ def test_a_second_signal_leaves_no_build_behind(tmp_path: Path) -> None:
             assert time.monotonic() < deadline, name
             time.sleep(0.01)
 
-    process = subprocess.Popen(
-        [sys.executable, "-c", BUILDS, client], stderr=subprocess.DEVNULL, cwd=CHECKOUT
-    )
-    for name in ("docker.pid", "docker.told"):
-        wait_for(name)
+    words = [sys.executable, "-c", BUILDS, str(client)]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, cwd=CHECKOUT) as process:
+        assert process.stderr is not None
+        until(process.stderr, "builds")
         process.send_signal(signal.SIGTERM)
+        wait_for("docker.told")
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
     assert process.wait(LIMIT_S) != 0
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "docker.pid").read_text()), 0)
