@@ -336,7 +336,8 @@ def daemon(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         )
         try:
             until_s = time.monotonic() + LIMIT_S
-            while not (folder / "sock").exists():
+            # Its socket is there before it answers.
+            while subprocess.run(["docker", "--host", host, "version"], capture_output=True).returncode != 0:
                 assert time.monotonic() < until_s, (folder / "log").read_text()
                 time.sleep(0.1)
             yield process, host
