@@ -66,7 +66,7 @@ class ProcessEnvironment:
 
 
 def read(environ: Mapping[str, str]) -> ProcessEnvironment:
-    """The process environment out of `environ`.
+    """The process environment out of `environ`, where RUN_STACK is the old name of RUN_FRAMEWORK.
 
     Raises:
         RequestError: listing every RUN_* variable that is missing or has a value it cannot have.
@@ -95,9 +95,7 @@ def read(environ: Mapping[str, str]) -> ProcessEnvironment:
         run_id=text("RUN_ID"),
         run_dir=text("RUN_DIR"),
         job=text("RUN_JOB"),
-        framework=text(
-            "RUN_STACK" if "RUN_STACK" in environ else "RUN_FRAMEWORK"
-        ),  # RUN_STACK is the old name
+        framework=environ.get("RUN_FRAMEWORK") or environ.get("RUN_STACK") or text("RUN_FRAMEWORK"),
         attempt=whole("RUN_ATTEMPT", 0),
         num_processes=whole("RUN_NUM_PROCESSES", 1),
         process_id=whole("RUN_PROCESS_ID", 0),

@@ -12,8 +12,9 @@
     result.json              written last, once an attempt: process 0, else the agent of the first host that is left,
                              else the launcher; see `result`
 
-A heartbeat has rank, attempt, state (one of STATES), step, time (when it was written), step_time (when the step moved),
-pid, message, says_all (the message needs no lines of the log), warnings; exit_code where the agent has written it.
+A heartbeat has rank, attempt, state (`jobs.runtime.heartbeat.State`), step, time (when it was written), step_time
+(when the step moved), pid, message, says_all (the message needs no lines of the log), warnings; exit_code where the
+agent has written it.
 
 The agent imports this file at each start, so it imports nothing heavy.
 """
@@ -54,7 +55,6 @@ STACKS = "stacks"
 RUN_VERSION = 1
 """Of run.json."""
 OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "stopped", "preempted", "hung")
-STATES_UNDER_WAY = ("starting", "joined", "stepping", "saving")
 STATES_ENDED = ("done", "failed", "stopped", "preempted")
 ACTIVE: tuple[State, ...] = ("starting", "running", "saving")
 FINISHING_LIMIT_S = 10.0

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import filelock
 
+from contracts import atomic
+
 VERSION = 1
 FOLDER_VARIABLE = "TPU_STACK_REHEARSAL"
 FILE = "state.json"
@@ -80,11 +82,8 @@ def name_of(folder: Path) -> str:
 
 
 def write(folder: Path, state: State) -> None:
-    """Beside and renamed, for the user alone."""
-    beside = folder / f"{FILE}.new"
-    beside.touch(mode=0o600)
-    beside.write_text(json.dumps(dataclasses.asdict(state), indent=1) + "\n", encoding="utf-8")
-    os.replace(beside, folder / FILE)
+    """For the user only."""
+    atomic.write(folder / FILE, json.dumps(dataclasses.asdict(state), indent=1) + "\n", mode=0o600)
 
 
 def read(folder: Path) -> State | None:

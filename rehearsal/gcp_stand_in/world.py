@@ -12,12 +12,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import filelock
+
+from contracts import atomic
 
 Json = dict[str, Any]
 
@@ -144,9 +145,7 @@ class World:
         with filelock.FileLock(f"{self.path}.lock", timeout=LOCK_LIMIT_S):
             world = self._read()
             yield world
-            beside = self.path.with_name(f"{self.path.name}.new")
-            beside.write_text(json.dumps(world, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-            os.replace(beside, self.path)
+            atomic.write(self.path, json.dumps(world, indent=1, sort_keys=True) + "\n")
 
     def _read(self) -> Json:
         try:

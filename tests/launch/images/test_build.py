@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -317,10 +318,10 @@ def until(lines: Iterable[str], words: str) -> str:
 
 
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+def daemon() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A dockerd with its own socket, no network and a disk of DISK_BYTES in memory; and its socket's address."""
-    folder = tmp_path / "d"
-    (folder / "disk").mkdir(parents=True)
+    folder = Path(tempfile.mkdtemp(prefix="own-docker-"))  # the path of a socket may have 107 letters
+    (folder / "disk").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder / "disk"], check=True)
     host = f"unix://{folder}/sock"
     with (folder / "log").open("wb") as log:
@@ -347,6 +348,7 @@ def daemon(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
                 process.wait(LIMIT_S)
             process.kill()
             subprocess.run(["umount", "--recursive", "--lazy", folder / "disk"], check=False)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 # docker-py leaves the sockets that it could not connect to the garbage collector.
