@@ -76,12 +76,10 @@ def doctor(
     c: Any, stack: str = "", slice: str = "", hosts: str = "", json: bool = False, first_day: bool = False
 ) -> int:
     """Look for all problems, and print their remedies."""
-    if first_day:
-        from launch.doctor import first_day as report
-
-        return report.first_day(options.target(stack, slice, hosts))
     from launch.doctor import doctor as visit
 
+    if first_day:
+        return visit.first_day(options.target(stack, slice, hosts))
     return visit.doctor(
         lambda: options.target(stack, slice, hosts),
         wants_stack=(stack or os.environ.get("TPU_STACK") or "local") != "local",

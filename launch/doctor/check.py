@@ -1,4 +1,4 @@
-"""What a check answers, and how checks are carried out: one that fails, or breaks, hides no other."""
+"""What a check finds, and how checks are carried out: one that fails, or breaks, hides no other."""
 
 from __future__ import annotations
 
@@ -15,41 +15,33 @@ State = Literal["ok", "warn", "fail", "skip"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What is known of one thing. host: on which one, where it is about one of several."""
+    """What is known of one thing. host: on which one, where it is about one of several.
 
-    area: str
-    name: str
+    area and name may be left to the check that found it.
+    """
+
+    area: str = ""
+    name: str = ""
     state: State
     message: str
     remedy: str = ""
     host: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Said:
-    """A check's answer before it is known whose it is."""
-
-    state: State
-    message: str
-    remedy: str = ""
-    host: str | None = None
-    name: str | None = None
+def ok(message: str, *, host: str | None = None, name: str = "") -> Finding:
+    return Finding(state="ok", message=message, host=host, name=name)
 
 
-def ok(message: str, *, host: str | None = None) -> Said:
-    return Said("ok", message, host=host)
+def warn(message: str, remedy: str, *, host: str | None = None, name: str = "") -> Finding:
+    return Finding(state="warn", message=message, remedy=remedy, host=host, name=name)
 
 
-def warn(message: str, remedy: str, *, host: str | None = None) -> Said:
-    return Said("warn", message, remedy, host)
+def fail(message: str, remedy: str, *, host: str | None = None, name: str = "") -> Finding:
+    return Finding(state="fail", message=message, remedy=remedy, host=host, name=name)
 
 
-def fail(message: str, remedy: str, *, host: str | None = None) -> Said:
-    return Said("fail", message, remedy, host)
-
-
-def skip(message: str, *, host: str | None = None) -> Said:
-    return Said("skip", message, host=host)
+def skip(message: str) -> Finding:
+    return Finding(state="skip", message=message)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,27 +50,26 @@ class Check:
 
     area: str
     name: str
-    look: Callable[[], Iterable[Said] | Said]
+    look: Callable[[], Iterable[Finding] | Finding]
 
 
 def carry_out(checks: Iterable[Check]) -> Iterator[Finding]:
     """Look at one after the other, and give each answer as it is there."""
     for check in checks:
-        for said in _answers(check):
-            yield Finding(
+        for found in _answers(check):
+            yield dataclasses.replace(
+                found,
                 area=check.area,
-                name=said.name or check.name,
-                state=said.state,
-                message=printable(said.message),
-                remedy=printable(said.remedy),
-                host=said.host,
+                name=found.name or check.name,
+                message=printable(found.message),
+                remedy=printable(found.remedy),
             )
 
 
-def _answers(check: Check) -> list[Said]:
+def _answers(check: Check) -> list[Finding]:
     try:
-        said = check.look()
-        return [said] if isinstance(said, Said) else list(said)
+        found = check.look()
+        return [found] if isinstance(found, Finding) else list(found)
     except HostError as error:
         return [fail(error.reason, error.remedy, host=error.host or None)]
     except HostsError as error:
@@ -89,5 +80,10 @@ def _answers(check: Check) -> list[Said]:
         where = f"{error.filename}: " if error.filename else ""
         return [fail(f"{where}{error.strerror or error}", "see to that file or connection")]
     except Exception as error:  # a library's own errors, and mistakes of ours: the other checks go on
-        text = str(error).splitlines()[0] if str(error) else ""
-        return [fail(f"could not be looked at: {type(error).__name__}: {text}", "")]
+        return [fail(f"could not be looked at: {type(error).__name__}: {first_line(error)}", "")]
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says, as far as a line of a report has room for it."""
+    lines = str(error).splitlines()
+    return lines[0][:300] if lines else type(error).__name__

@@ -1,8 +1,9 @@
-"""The hosts: whether each is reached, what its agent finds there, and whether runs can be written where they lie."""
+"""The slice and its hosts: what Google and the inventory say, what agents find, whether runs can be written."""
 
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import threading
 import time
@@ -10,11 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contracts.files import Files, is_url
+from contracts.inventory import Inventory, Slice
+from infra.catalogue import CatalogueError, accelerator, price_usd_per_hour, region_of
 from launch import plan as plans
-from launch.doctor.check import Check, Said, fail, ok
+from launch.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
+from launch.doctor.workstation import Ask
 from launch.hosts import HostError, ask_all
 from launch.plan import Plan
 from launch.remote_files import Buckets
+from launch.ssh.problems import ATTRIBUTES_POLICY
 from launch.target import Target
 
 IN_USE = ("device", "lockfile", "leftovers")
@@ -23,6 +28,119 @@ ALIKE = ("kernel", "cpus")
 """Facts in which the hosts of a slice do not differ."""
 NOTHING = "0" * 64
 """Stands for a bundle of code that no host has: none is sent."""
+MULTI_REGIONS = {"us": "us", "eu": "europe", "asia": "asia"}
+EGRESS = "reading across regions is billed by the gigabyte"
+
+
+def stack_checks(target: Target, ask: Ask) -> list[Check]:
+    """What can be known of the slice before one of its hosts is asked."""
+    inventory, one_slice = target.inventory, target.slice
+    found = [
+        Check("stack", "slice", lambda: slice_in_use(inventory, one_slice)),
+        Check("stack", "regions", lambda: regions(inventory, one_slice)),
+    ]
+    if (project := inventory.project) is not None:
+        found.append(Check("stack", "capacity", lambda: queued_resource(ask, project, one_slice)))
+    return found
+
+
+def queued_resource(ask: Ask, project: str, one_slice: Slice) -> Finding:
+    """What the Cloud TPU API says of the slice's queued resource, or of its node."""
+    kind, _, name = one_slice.origin.partition(" ")
+    commands = {"queued-resource": "queued-resources", "node": "tpu-vm"}
+    if kind not in commands or not name:
+        return skip(f"{one_slice.name} came neither from a queued resource nor from a node of Google's")
+    form = "value(state.state)" if kind == "queued-resource" else "value(state)"
+    answer = ask(
+        [
+            "gcloud", "compute", "tpus", commands[kind], "describe", name,
+            f"--zone={one_slice.zone}", f"--project={project}", f"--format={form}",
+        ]
+    )  # fmt: skip
+    if answer.exit_code is None:
+        return skip("cannot be asked without `gcloud`")
+    again = "`fab recover`, or `pulumi up --refresh`"
+    if answer.exit_code != 0:
+        if re.search(r"NOT_FOUND|not found|404", answer.stderr):
+            return fail(f"{one_slice.origin} is gone", again)
+        return warn(f"{one_slice.origin} cannot be asked: {answer.last_line}", "`gcloud auth login`")
+    state = answer.stdout.strip()
+    if state in ("ACTIVE", "READY"):
+        return ok(f"{one_slice.origin} is {state}")
+    lost = state in ("SUSPENDED", "SUSPENDING", "FAILED", "PREEMPTED", "TERMINATED", "STOPPED")
+    return (fail if lost else warn)(
+        f"{one_slice.origin} is {state or 'in no state that it tells'}",
+        again if lost else "wait, then `pulumi up --refresh`",
+    )
+
+
+def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
+    """The slice, its hosts against what its type has, and what an hour of it costs."""
+    others = [each.name for each in inventory.slices if each.name != one_slice.name]
+    also = f" (also there: {', '.join(others)})" if others else ""
+    count = len(one_slice.hosts)
+    said = [ok(f"{one_slice.name}: {one_slice.accelerator_type} in {one_slice.zone}, {count} hosts{also}")]
+    try:
+        kind = accelerator(one_slice.accelerator_type)
+    except CatalogueError:
+        return said
+    if count != kind.hosts * one_slice.count:
+        said.append(
+            warn(
+                f"{one_slice.accelerator_type} has {kind.hosts * one_slice.count} hosts, the inventory has {count}",
+                "`pulumi up --refresh`: the others had published no host key when it was written",
+            )
+        )
+    nameless = [str(host.index) for host in one_slice.hosts if not host.host_keys]
+    if nameless:
+        said.append(
+            warn(
+                f"no host key is known of host {', '.join(nameless)}, so that nobody can be sure who answers",
+                "`pulumi up --refresh` reads what they have published; where the organisation policy "
+                f"{ATTRIBUTES_POLICY} holds, or in an inventory of your own: `fab trust --host {nameless[0]}`",
+            )
+        )
+    return [*said, cost(one_slice)]
+
+
+def cost(one_slice: Slice) -> Finding:
+    try:
+        kind = accelerator(one_slice.accelerator_type)
+        price = price_usd_per_hour(kind, one_slice.zone, one_slice.capacity)
+    except CatalogueError as error:
+        return skip(f"its price is not known: {error}")
+    if price is None:
+        return skip(f"no list price is known of {one_slice.accelerator_type} in {one_slice.zone}")
+    return ok(f"{price * one_slice.count:,.2f} USD an hour at list price, if no grant covers it")
+
+
+def regions(inventory: Inventory, one_slice: Slice) -> list[Finding]:
+    """Whether the bucket and the images are in the region of the TPUs."""
+    try:
+        here = region_of(one_slice.zone)
+    except CatalogueError:
+        return [skip(f"{one_slice.zone} is no zone of Google's")]
+    said = []
+    where = inventory.storage.bucket_region
+    if inventory.storage.bucket_url is not None and where is not None:
+        said.append(_region(f"the bucket {inventory.storage.bucket_url}", where.lower(), here))
+    for stack, reference in sorted(inventory.images.items()):
+        place = reference.partition("/")[0].removesuffix("-docker.pkg.dev")
+        if place != reference.partition("/")[0]:
+            said.append(_region(f"the image of {stack}", place, here))
+        if "@sha256:" not in reference:
+            said.append(warn(f"the image of {stack} is named by a tag: {reference}", "name it by its digest"))
+    return said or [skip("the stack has neither a bucket nor images")]
+
+
+def _region(what: str, where: str, here: str) -> Finding:
+    if where == here:
+        return ok(f"{what} is in {here}, as the TPUs are")
+    if MULTI_REGIONS.get(where, "-") == here.partition("-")[0]:
+        return warn(
+            f"{what} is in the multi-region {where}, the TPUs in {here}", f"{EGRESS}: use one in {here}"
+        )
+    return warn(f"{what} is in {where}, the TPUs in {here}", f"{EGRESS}: use one in {here}")
 
 
 def asked(target: Target, framework: str) -> Plan:
@@ -39,7 +157,7 @@ def asked(target: Target, framework: str) -> Plan:
     )
 
 
-def reached(target: Target, indexes: Sequence[int]) -> list[Said]:
+def reached(target: Target, indexes: Sequence[int]) -> list[Finding]:
     """Whether the hosts answer, and how long that takes; all are asked at once.
 
     The first time is the agent's own way in: unpacked where the host has not got it yet.
@@ -59,16 +177,16 @@ def reached(target: Target, indexes: Sequence[int]) -> list[Said]:
     return said
 
 
-def preflight(target: Target, framework: str) -> list[Said]:
+def preflight(target: Target, framework: str) -> list[Finding]:
     """What a run would find on every host, each check of each."""
     plan = asked(target, framework)
     requests = [plans.preflight(plan, index, now_s=time.time()) for index in range(plan.processes)]
     answers = ask_all(target.agents, "preflight", requests)
     busy = runs_on(target)
-    said: list[Said] = []
+    said: list[Finding] = []
     for host, answer in zip(target.hosts, answers, strict=True):
         if isinstance(answer, HostError):
-            said.append(Said("fail", answer.reason, answer.remedy, host.name, "preflight"))
+            said.append(fail(answer.reason, answer.remedy, host=host.name, name="preflight"))
         else:
             said += [_check(each, host.name, busy.get(host.name)) for each in answer["checks"]]
             said += _facts(answer.get("facts", {}), host.name, target) if plan.container is None else []
@@ -88,35 +206,29 @@ def runs_on(target: Target) -> dict[str, str]:
     return found
 
 
-def _check(check: Mapping[str, Any], host: str, busy_with: str | None) -> Said:
+def _check(check: Mapping[str, Any], host: str, busy_with: str | None) -> Finding:
     name, message = str(check["name"]), str(check["message"])
     if check["ok"]:
-        return Said("ok", message, "", host, name)
+        return ok(message, host=host, name=name)
     if busy_with is not None and name in IN_USE:
-        return Said("warn", f"{message}: {busy_with} is running", f"`fab stop --run {busy_with}`", host, name)
-    return Said("fail", message, str(check["remedy"] or ""), host, name)
+        remedy = f"`fab stop --run {busy_with}`"
+        return warn(f"{message}: {busy_with} is running", remedy, host=host, name=name)
+    return fail(message, str(check["remedy"] or ""), host=host, name=name)
 
 
-def _facts(facts: Mapping[str, Any], host: str, target: Target) -> list[Said]:
+def _facts(facts: Mapping[str, Any], host: str, target: Target) -> list[Finding]:
     """What no run needs today and somebody may look for. Absent facts say nothing."""
     if target.is_local or not target.inventory.images or "docker" not in facts:
         return []
     if facts["docker"]:
-        return [Said("ok", "docker is there", "", host, "docker")]
-    return [
-        Said(
-            "warn",
-            "docker is not there, and the stack has images",
-            "take a runtime that has it",
-            host,
-            "docker",
-        )
-    ]
+        return [ok("docker is there", host=host, name="docker")]
+    message = "docker is not there, and the stack has images"
+    return [warn(message, "take a runtime that has it", host=host, name="docker")]
 
 
-def _differing(answers: Sequence[Mapping[str, Any] | HostError], target: Target) -> list[Said]:
+def _differing(answers: Sequence[Mapping[str, Any] | HostError], target: Target) -> list[Finding]:
     """Hosts of one slice that are not alike."""
-    said = []
+    found = []
     for name in ALIKE:
         by_value: dict[str, list[str]] = {}
         for host, answer in zip(target.hosts, answers, strict=True):
@@ -124,10 +236,8 @@ def _differing(answers: Sequence[Mapping[str, Any] | HostError], target: Target)
                 by_value.setdefault(str(answer["facts"][name]), []).append(host.name)
         if len(by_value) > 1:
             told = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in by_value.items())
-            said.append(
-                Said("warn", f"not the same on all hosts: {told}", "make the slice again", None, name)
-            )
-    return said
+            found.append(warn(f"not the same on all hosts: {told}", "make the slice again", name=name))
+    return found
 
 
 AREA = "storage"
@@ -151,6 +261,7 @@ except Exception as error:
 
 
 def checks(target: Target) -> list[Check]:
+    """Whether runs can be written, from here and from the hosts."""
     bucket = target.inventory.storage.bucket_url
     found = [Check(AREA, "runs", lambda: from_here(target.files, target.runs_url))]
     if target.runs_on_share and not target.is_local and len(target.hosts) > 1:
@@ -163,9 +274,9 @@ def checks(target: Target) -> list[Check]:
     return found
 
 
-def from_here(files: Files, url: str) -> Said:
+def from_here(files: Files, url: str) -> Finding:
     """Whether whoever launches runs can write and read there."""
-    said: list[Said] = []
+    said: list[Finding] = []
     # A bucket's client library tries again by itself, for longer than anybody waits; then its thread is left behind.
     thread = threading.Thread(target=lambda: said.append(_try(files, url)), daemon=True)
     thread.start()
@@ -175,7 +286,7 @@ def from_here(files: Files, url: str) -> Said:
     return said[0]
 
 
-def _try(files: Files, url: str) -> Said:
+def _try(files: Files, url: str) -> Finding:
     path, data = trial(url), secrets.token_hex(8).encode()
     try:
         files.write(path, data)
@@ -185,13 +296,13 @@ def _try(files: Files, url: str) -> Said:
         of_a_host = error.host and not is_url(error.host)
         return fail(f"{url}: {error.reason}", error.remedy, host=error.host if of_a_host else None)
     except Exception as error:  # every client library has errors of its own
-        return fail(f"{url}: {_first_line(error)}", _remedy(url))
+        return fail(f"{url}: {first_line(error)}", _remedy(url))
     if found != data:
         return fail(f"{url}: what was written is not what is read", "look for a copy between here and there")
     return ok(f"{url} can be written and read from here")
 
 
-def shared(target: Target) -> list[Said]:
+def shared(target: Target) -> list[Finding]:
     """Whether what one host writes into the folder of runs is what all others read there."""
     path, text = trial(target.runs_url), secrets.token_hex(8)
     target.agents[0].ask("write", {"path": path, "text": text})
@@ -207,7 +318,7 @@ def shared(target: Target) -> list[Said]:
     return blind or [ok(f"{target.runs_url} is the same folder on all hosts that answer")]
 
 
-def from_host(target: Target, url: str) -> Said:
+def from_host(target: Target, url: str) -> Finding:
     """Jobs write checkpoints with the host's own service account."""
     python = target.python
     shell = 'exec "$HOME"/"$0" -c "$@"' if python.startswith("~/") else 'exec "$0" -c "$@"'
@@ -240,8 +351,3 @@ def _remedy(url: str) -> str:
         if is_url(url)
         else "see to that folder: its disk, its owner, its mount"
     )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines()
-    return lines[0][:300] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""This machine: the interpreter, the environment against its lock, the checkout, disks, command-line tools, keys."""
+"""This machine: interpreter, packages, checkout, disks, command-line tools, SSH keys, Google accounts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from launch import jobs
-from launch.doctor.check import Check, Said, fail, ok, skip, warn
+from launch.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
 from launch.ssh import login
 from launch.ssh.problems import NEW_KEY
 
@@ -24,6 +25,15 @@ LITTLE_BYTES, TOO_LITTLE_BYTES = 2 * 2**30, 256 * 2**20
 COMMAND_LIMIT_S = 30.0
 LEAST_GCLOUD = 478
 GCLOUD_LOGIN = "`gcloud auth login`; `gcloud auth application-default login` is another login, Pulumi's"
+ADC_REMEDY = "`gcloud auth application-default login`"
+ANSWER_LIMIT_S = 20.0
+PERMISSIONS = {
+    "iap.tunnelInstances.accessViaIAP": "roles/iap.tunnelResourceAccessor",
+    "compute.instances.osLogin": "roles/compute.osLogin",
+}
+"""What logging in through IAP takes, and the role that gives it (`tpu-stack:access` grants both)."""
+BUCKET_VARIABLE = "STORAGE_EMULATOR_HOST"
+Test = Callable[[str, Sequence[str]], Sequence[str]]
 PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?==([^\s;\\]+)[^\S\n]*(;)?", re.MULTILINE)
 
 
@@ -87,7 +97,7 @@ def checks(machine: Machine, *, needs_pulumi: bool) -> list[Check]:
     return found
 
 
-def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Said:
+def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
     text = ".".join(map(str, version))
     if version[:2] < LEAST_PYTHON:
         return fail(
@@ -96,7 +106,7 @@ def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Said:
     return ok(f"Python {text}, {sys.executable}")
 
 
-def packages(lock: Path, installed: Callable[[str], str] = importlib.metadata.version) -> Said:
+def packages(lock: Path, installed: Callable[[str], str] = importlib.metadata.version) -> Finding:
     """Whether what is installed is what the lock says. What a marker may leave out is looked at if it is there."""
     wrong, count = [], 0
     for name, wanted, marker in PIN.findall(lock.read_text(encoding="utf-8")):
@@ -114,7 +124,7 @@ def packages(lock: Path, installed: Callable[[str], str] = importlib.metadata.ve
     return fail(f"not as in requirements/{lock.name}: {', '.join(wrong[:5])}{more}", "`make install`")
 
 
-def checkout(folder: Path) -> Said:
+def checkout(folder: Path) -> Finding:
     commit = jobs.commit_of(folder)
     if commit is None:
         return warn(
@@ -129,7 +139,7 @@ def checkout(folder: Path) -> Said:
     return ok(f"commit {commit.hash[:12]}")
 
 
-def disk(path: Path, free_bytes: int | None = None) -> Said:
+def disk(path: Path, free_bytes: int | None = None) -> Finding:
     while not path.exists():
         path = path.parent
     free = shutil.disk_usage(path).free if free_bytes is None else free_bytes
@@ -141,7 +151,7 @@ def disk(path: Path, free_bytes: int | None = None) -> Said:
     )
 
 
-def pulumi(ask: Ask, wanted: str | None = None) -> Said:
+def pulumi(ask: Ask, wanted: str | None = None) -> Finding:
     """The command line may be newer than the Python package, but not of an earlier minor version."""
     wanted = wanted or importlib.metadata.version("pulumi")
     answer = ask(["pulumi", "version"])
@@ -162,7 +172,7 @@ def pulumi(ask: Ask, wanted: str | None = None) -> Said:
     return ok(f"{have[0]}")
 
 
-def pulumi_login(ask: Ask) -> Said:
+def pulumi_login(ask: Ask) -> Finding:
     """Whether Pulumi knows where the states of stacks are kept."""
     answer = ask(["pulumi", "whoami", "--non-interactive"])
     if answer.exit_code is None:
@@ -175,7 +185,7 @@ def pulumi_login(ask: Ask) -> Said:
     return ok("there is one")
 
 
-def gcloud(ask: Ask) -> list[Said]:
+def gcloud(ask: Ask) -> list[Finding]:
     """gcloud: new enough, and with an account of its own, which application default credentials are not."""
     version = ask(["gcloud", "version", "--format=json"])
     if version.exit_code is None:
@@ -188,7 +198,7 @@ def gcloud(ask: Ask) -> list[Said]:
     return [gcloud_version(version), gcloud_account(ask)]
 
 
-def gcloud_version(answer: Answer) -> Said:
+def gcloud_version(answer: Answer) -> Finding:
     """A TPU's worker is an instance that nobody may ask about; before 478 (May 2024) a tunnel did so first."""
     have = re.search(r'"Google Cloud SDK": *"(\d+)[.\d]*"', answer.stdout)
     if have is None:
@@ -201,7 +211,7 @@ def gcloud_version(answer: Answer) -> Said:
     return ok(f"version {have[1]}")
 
 
-def gcloud_account(ask: Ask) -> Said:
+def gcloud_account(ask: Ask) -> Finding:
     answer = ask(["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"])
     if answer.exit_code != 0:
         return fail(f"`gcloud auth list` says: {answer.last_line}", GCLOUD_LOGIN)
@@ -211,7 +221,7 @@ def gcloud_account(ask: Ask) -> Said:
     return ok(f"as {accounts[0]}")
 
 
-def usable(machine: Machine) -> list[Said]:
+def usable(machine: Machine) -> list[Finding]:
     """Whether there is a key that can be used without anybody typing, and why others cannot."""
     found = _load(machine)
     said = [ok(f"{len(found.keys)} to log in with: {', '.join(found.names)}")]
@@ -227,7 +237,7 @@ def usable(machine: Machine) -> list[Said]:
     ]
 
 
-def os_login(machine: Machine) -> list[Said]:
+def os_login(machine: Machine) -> list[Finding]:
     """Whether the account has a user name on the hosts, and one of this machine's keys is known there."""
     answer = machine.ask(login.PROFILE)
     if answer.exit_code is None:
@@ -257,3 +267,75 @@ def _load(machine: Machine) -> login.Identities:
         return found
 
     return asyncio.run(load())
+
+
+def default_credentials(environ: Mapping[str, str]) -> Finding:
+    """What Pulumi and the bucket's client library use. No token is shown."""
+    if environ.get(BUCKET_VARIABLE):
+        return skip(f"not needed: ${BUCKET_VARIABLE} names a stand-in for Google's buckets")
+    import google.auth.exceptions
+
+    try:
+        credentials, project = _credentials()
+    except google.auth.exceptions.DefaultCredentialsError:
+        return fail("there are no application default credentials", ADC_REMEDY)
+    except google.auth.exceptions.RefreshError as error:
+        return fail(f"the application default credentials are refused: {first_line(error)}", ADC_REMEDY)
+    except google.auth.exceptions.TransportError as error:
+        return warn(
+            f"Google cannot be asked: {first_line(error)}", "see that this machine reaches googleapis.com"
+        )
+    who = getattr(credentials, "service_account_email", None) or "a person"
+    return ok(f"of {who}" + (f", project {project}" if project else ""))
+
+
+def _credentials() -> tuple[Any, str | None]:
+    import google.auth
+    import google.auth.transport.requests
+
+    credentials, project = google.auth.default(scopes=["https://www.googleapis.com/auth/cloud-platform"])
+    request = google.auth.transport.requests.Request()
+
+    def limited(*arguments: Any, **options: Any) -> Any:
+        return request(*arguments, **{**options, "timeout": ANSWER_LIMIT_S})
+
+    credentials.refresh(limited)  # type: ignore[no-untyped-call]
+    return credentials, project
+
+
+def tested_permissions(project: str, wanted: Sequence[str]) -> Sequence[str]:
+    """Those of the permissions that the caller has in the project, as Resource Manager says."""
+    import google.auth.transport.requests
+
+    session = google.auth.transport.requests.AuthorizedSession(_credentials()[0])  # type: ignore[no-untyped-call]
+    answer = session.post(
+        f"https://cloudresourcemanager.googleapis.com/v1/projects/{project}:testIamPermissions",
+        json={"permissions": list(wanted)},
+        timeout=ANSWER_LIMIT_S,
+    )
+    answer.raise_for_status()
+    return [str(each) for each in answer.json().get("permissions", [])]
+
+
+def roles(project: str, environ: Mapping[str, str], test: Test = tested_permissions) -> list[Finding]:
+    """Whether the account may tunnel and log in. A role that holds for single machines does not show: no failure."""
+    if environ.get(BUCKET_VARIABLE):
+        return [skip("not asked: this is a rehearsal")]
+    try:
+        have = test(project, list(PERMISSIONS))
+    except Exception as error:  # whichever library refuses, it is only a question less answered
+        return [
+            warn(
+                f"the roles in {project} cannot be asked: {first_line(error)}", "logging in below shows them"
+            )
+        ]
+    lacking = {name: role for name, role in PERMISSIONS.items() if name not in have}
+    if not lacking:
+        return [ok(f"may tunnel through IAP and log in to {project}")]
+    return [
+        warn(
+            f"{name} is not granted in {project}",
+            f"have an administrator give you {role} (`tpu-stack:access`)",
+        )
+        for name, role in lacking.items()
+    ]

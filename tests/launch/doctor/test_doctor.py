@@ -11,15 +11,14 @@ import pytest
 
 from contracts.errors import RequestError
 from launch import targets
-from launch.doctor import doctor, first_day
-from launch.doctor.check import Check, Finding, Said, State, carry_out, ok, warn
-from launch.doctor.workstation import Machine
+from launch.doctor import doctor
+from launch.doctor.check import Check, Finding, State, carry_out, ok, warn
 from launch.hosts import Agent, HostError, HostsError
 from launch.target import Target
+from tests.launch.doctor.test_workstation import machine
 from tests.launch.slices import make_target
 
 MakeAgent = Callable[..., Agent]
-MakeMachine = Callable[..., Machine]
 
 
 def finding(name: str, state: State, message: str, host: str | None = None, remedy: str = "") -> Finding:
@@ -43,11 +42,8 @@ def test_what_holds_of_all_hosts_is_said_once_and_what_is_wrong_with_each_of_the
         "      → make room",
         "  ! x: m",
     ]
-
-
-def test_the_same_failure_of_many_hosts_is_said_once() -> None:
-    wrong = [finding("disk", "fail", "no room", f"w-{index}", "make room") for index in range(40)]
-    assert shown(wrong) == ["  ✗ disk: w-0 … w-39 (40 hosts): no room", "      → make room"]
+    many = [finding("disk", "fail", "no room", f"w-{index}", "make room") for index in range(40)]
+    assert shown(many) == ["  ✗ disk: w-0 … w-39 (40 hosts): no room", "      → make room"]
 
 
 @pytest.mark.parametrize(
@@ -62,20 +58,18 @@ def test_the_verdict_counts_what_is_wrong(states: list[State], said: str) -> Non
     assert doctor.verdict([finding("a", state, "m") for state in states]) == said
 
 
-def test_a_stack_that_cannot_be_read_is_a_finding_and_this_machine_is_looked_at_all_the_same(
-    make_machine: MakeMachine,
-) -> None:
+def test_a_stack_that_cannot_be_read_is_a_finding_and_this_machine_is_looked_at_all_the_same() -> None:
     def refuse() -> Target:
         raise RequestError("--stack dev: `pulumi` is not on PATH")
 
-    found = list(doctor.findings(make_machine(), refuse, wants_stack=True, framework="jax"))
+    found = list(doctor.findings(machine(), refuse, wants_stack=True, framework="jax"))
     assert ("inventory", "fail") in [(each.name, each.state) for each in found]
     wanted = {"python", "packages", "pulumi", "pulumi login", "gcloud", "ssh keys", "os login"}
     assert wanted <= {each.name for each in found}
 
 
-def test_the_first_host_being_lost_keeps_nobody_from_looking_at_the_others(
-    make_machine: MakeMachine, make_agent: MakeAgent
+def test_areas_come_from_near_to_far_and_a_first_host_that_is_lost_hides_no_other(
+    make_agent: MakeAgent,
 ) -> None:
     def lost(verb: str, request: object) -> dict[str, object]:
         return {"ok": False, "error": {"message": "no route", "remedy": "r"}}
@@ -86,26 +80,16 @@ def test_the_first_host_being_lost_keeps_nobody_from_looking_at_the_others(
 
     agents = [make_agent(lost, host="w-0"), make_agent(fine, host="w-1")]
     target = make_target(agents, [None, None], runs_url="gs://none/runs")  # type: ignore[list-item]
-    found = list(doctor.findings(make_machine(), lambda: target, wants_stack=True, framework="jax"))
+    found = list(doctor.findings(machine(), lambda: target, wants_stack=True, framework="jax"))
     assert [(each.host, each.state) for each in found if each.area == "network"] == [
         ("w-0", "fail"),
         ("w-1", "ok"),
     ]
     assert [each.host for each in found if each.name == "python" and each.area == "hosts"] == ["w-1"]
     assert not [each for each in found if each.area == "hosts" and each.host == "w-0"]
+    areas = list(dict.fromkeys(each.area for each in found))
+    assert areas == ["this machine", "stack", "network", "hosts", "storage"]
     assert [each.name for each in found if each.area == "storage"] == ["runs", "bucket", "bucket from a host"]
-
-
-def test_the_areas_come_from_near_to_far(make_machine: MakeMachine, make_agent: MakeAgent) -> None:
-    target = make_target([make_agent(lambda verb, request: {}, host="w-0")], [None])  # type: ignore[list-item]
-    found = list(doctor.findings(make_machine(), lambda: target, wants_stack=True, framework="jax"))
-    assert list(dict.fromkeys(each.area for each in found)) == [
-        "this machine",
-        "stack",
-        "network",
-        "hosts",
-        "storage",
-    ]
 
 
 def test_as_json_every_finding_is_there_and_one_failure_is_exit_code_1(
@@ -122,13 +106,13 @@ def test_as_json_every_finding_is_there_and_one_failure_is_exit_code_1(
 
 def test_the_text_of_the_first_day_says_once_what_all_hosts_say() -> None:
     hosts = [{"ids": "1", "limits": "a"}, {"ids": "1", "limits": "b"}, {"agent": "w-2: does not answer"}]
-    assert first_day.grouped(hosts) == [
+    assert doctor.by_answer(hosts) == [
         "ids [host 0,1]: 1",
         "limits [host 0]: a",
         "limits [host 1]: b",
         "agent [host 2]: w-2: does not answer",
     ]
-    assert first_day.grouped(hosts[:1] * 3) == ["ids: 1", "limits: a"]
+    assert doctor.by_answer(hosts[:1] * 3) == ["ids: 1", "limits: a"]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +127,7 @@ def test_the_text_of_the_first_day_says_once_what_all_hosts_say() -> None:
     ],
 )
 def test_nobody_and_no_credential_is_in_the_text_of_the_first_day(text: str, told: str) -> None:
-    assert first_day.without_names(text, {"my-project-7": "PROJECT", "ada_l": "USER"}) == told
+    assert doctor.without_names(text, {"my-project-7": "PROJECT", "ada_l": "USER"}) == told
 
 
 @pytest.mark.slow
@@ -152,15 +136,15 @@ def test_the_text_of_the_first_day_has_both_numbers_of_every_process(
 ) -> None:
     monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert first_day.first_day(targets.local(2, "cpu", sorted(os.sched_getaffinity(0)))) == 0
+    assert doctor.first_day(targets.local(2, "cpu", sorted(os.sched_getaffinity(0)))) == 0
     text = capsys.readouterr().out
     assert "RUN_PROCESS_ID and jax.process_index(): 0 and 0 (1 of 2 devices), 1 and 1" in text
     assert text.startswith("```\ntpu-stack ") and "\nids: user" in text
     assert not list((tmp_path / "runs").rglob("*.json"))
 
 
-def raising(error: BaseException) -> Callable[[], Said]:
-    def look() -> Said:
+def raising(error: BaseException) -> Callable[[], Finding]:
+    def look() -> Finding:
         raise error
 
     return look
@@ -184,11 +168,8 @@ def test_a_check_that_breaks_is_a_failure_and_the_next_one_is_carried_out(
     assert (fine.name, fine.state) == ("y", "ok")
 
 
-def test_what_hosts_say_cannot_break_the_terminal() -> None:
+def test_what_hosts_say_cannot_break_the_terminal_and_an_interrupt_is_no_finding() -> None:
     (finding,) = carry_out([Check("a", "x", lambda: warn("\x1b]0;owned\x07", "\x1b[2J"))])
     assert "\x1b" not in finding.message + finding.remedy
-
-
-def test_an_interrupt_is_no_finding() -> None:
     with pytest.raises(KeyboardInterrupt):
         list(carry_out([Check("a", "x", raising(KeyboardInterrupt()))]))

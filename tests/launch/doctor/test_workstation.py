@@ -1,28 +1,43 @@
-"""This machine, as `fab doctor` sees it."""
+"""This machine and its accounts, as `fab doctor` sees them: every answer is a finding, none a hang or a token."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import asyncssh
+import google.auth.exceptions
 import pytest
 
 from launch.doctor import workstation
-from launch.doctor.check import Check, Said, carry_out, ok
+from launch.doctor.check import Check, Finding, carry_out, ok
 from launch.doctor.workstation import Answer, Machine
 from launch.jobs import CHECKOUT
 
-MakeMachine = Callable[..., Machine]
+
+def machine(answers: Mapping[str, Answer | str] | None = None, home: Path = Path("/nowhere")) -> Machine:
+    """answers: the beginning of a command → what it answers; any other is not installed."""
+
+    def ask(argv: Sequence[str]) -> Answer:
+        command = " ".join(argv)
+        for beginning, answer in (answers or {}).items():
+            if command.startswith(beginning):
+                return Answer(exit_code=0, stdout=answer) if isinstance(answer, str) else answer
+        return Answer(exit_code=None)
+
+    return Machine(environ={}, home=home, checkout=home, cache_dir=home, ask=ask)
 
 
-def test_an_old_python_is_a_failure_with_the_way_to_another() -> None:
+def test_an_old_python_and_a_full_disk_are_failures_and_a_small_disk_is_worth_a_word(tmp_path: Path) -> None:
     assert workstation.python((3, 12, 0)).state == "ok"
     old = workstation.python((3, 11, 9))
     assert old.state == "fail" and "3.11.9" in old.message and "make install" in old.remedy
+    states = [workstation.disk(tmp_path / "not" / "made", free).state for free in (2**40, 2**30, 2**20)]
+    assert states == ["ok", "warn", "fail"]
 
 
 def test_an_environment_that_is_not_in_step_with_its_lock_names_what_is_not(tmp_path: Path) -> None:
@@ -43,74 +58,50 @@ def test_an_environment_that_is_not_in_step_with_its_lock_names_what_is_not(tmp_
     assert said.message == "not as in requirements/run.txt: fsspec is 1, not 2, uvloop 3 is missing"
     have.update(fsspec="2", uvloop="3")
     assert workstation.packages(lock, installed).message == "all 3 as in requirements/run.txt"
-
-
-def test_every_pin_of_the_real_lock_is_read() -> None:
     lines = (CHECKOUT / "requirements" / "run.txt").read_text().splitlines()
     pins = [line for line in lines if line and line[0] not in "# "]
     assert len(workstation.PIN.findall("\n".join(lines))) == len(pins) > 50
 
 
-def test_a_full_disk_fails_and_a_small_one_is_worth_a_word(tmp_path: Path) -> None:
-    states = [workstation.disk(tmp_path / "not" / "made", free).state for free in (2**40, 2**30, 2**20)]
-    assert states == ["ok", "warn", "fail"]
-
-
 @pytest.mark.parametrize(
     ("said", "state"),
     [
-        ("v3.251.0", "ok"),
-        ("v3.250.0\n", "ok"),
-        ("v3.249.1", "warn"),
-        ("v4.0.0", "ok"),
-        ("hello", "warn"),
-        ("v2.99.0", "warn"),
+        *(("v3.251.0", "ok"), ("v3.250.0\n", "ok"), ("v4.0.0", "ok")),
+        *(("v3.249.1", "warn"), ("v2.99.0", "warn"), ("hello", "warn"), (Answer(exit_code=None), "warn")),
     ],
 )
-def test_pulumis_command_line_must_not_be_older_than_its_package(
-    make_machine: MakeMachine, said: str, state: str
-) -> None:
-    assert workstation.pulumi(make_machine({"pulumi version": said}).ask, "3.250.4").state == state
+def test_pulumis_command_line_must_not_be_older_than_its_package(said: str | Answer, state: str) -> None:
+    found = workstation.pulumi(machine({"pulumi version": said}).ask, "3.250.4")
+    assert (found.state, bool(found.remedy)) == (state, state != "ok")
 
 
-def test_tools_that_are_not_installed_are_told_with_where_to_get_them(make_machine: MakeMachine) -> None:
-    bare = make_machine()
-    assert "pulumi.com" in workstation.pulumi(bare.ask, "3.250.0").remedy
-    assert "cloud.google.com/sdk" in workstation.gcloud(bare.ask)[0].remedy
+def test_a_pulumi_that_is_not_logged_in_is_worth_a_word_and_its_user_is_not_told() -> None:
+    command = "pulumi whoami"
+    assert workstation.pulumi_login(machine({command: "ada@example.org\n"}).ask) == ok("there is one")
+    refused = Answer(exit_code=255, stderr="error: PULUMI_ACCESS_TOKEN must be set for login")
+    said = workstation.pulumi_login(machine({command: refused}).ask)
+    assert said.state == "warn" and said.remedy.startswith("`pulumi login`")
 
 
 @pytest.mark.parametrize(
-    ("version", "state"),
-    [("477.0.1", "fail"), ("478.0.0", "ok"), ("550.0.0", "ok"), ("99.0.0", "fail"), (None, "warn")],
+    ("version", "account", "states"),
+    [
+        ("478.0.0", "a@example.org\n", ["ok", "ok"]),
+        ("477.0.1", "a@example.org\n", ["fail", "ok"]),
+        ("99.0.0", "", ["fail", "fail"]),
+        (None, Answer(exit_code=1, stderr="ERROR: broken"), ["warn", "fail"]),
+    ],
 )
-def test_gcloud_has_to_be_one_whose_tunnels_reach_tpu_hosts(
-    make_machine: MakeMachine, version: str | None, state: str
+def test_gcloud_has_to_have_an_account_and_tunnels_that_reach_tpu_hosts(
+    version: str | None, account: str | Answer, states: list[str]
 ) -> None:
     said = json.dumps({"Google Cloud SDK": version, "core": "2026.01.01"}) if version else "hello"
-    answers = {"gcloud version": said, "gcloud auth list": "a@example.org\n"}
-    found = workstation.gcloud(make_machine(answers).ask)
-    assert [each.state for each in found] == [state, "ok"]
-    assert found[1].message == "as a@example.org"
-
-
-def test_gcloud_without_an_account_is_a_failure_and_its_two_logins_are_told_apart(
-    make_machine: MakeMachine,
-) -> None:
-    for answer in ("", Answer(exit_code=1, stderr="ERROR: broken")):
-        said = workstation.gcloud_account(make_machine({"gcloud auth list": answer}).ask)
-        assert said.state == "fail" and said.remedy.startswith(
-            "`gcloud auth login`; `gcloud auth application-default"
-        )
-
-
-def test_a_pulumi_that_is_not_logged_in_is_worth_a_word_and_its_user_is_not_told(
-    make_machine: MakeMachine,
-) -> None:
-    command = "pulumi whoami"
-    assert workstation.pulumi_login(make_machine({command: "ada@example.org\n"}).ask) == ok("there is one")
-    refused = Answer(exit_code=255, stderr="error: PULUMI_ACCESS_TOKEN must be set for login")
-    said = workstation.pulumi_login(make_machine({command: refused}).ask)
-    assert said.state == "warn" and said.remedy.startswith("`pulumi login`")
+    found = workstation.gcloud(machine({"gcloud version": said, "gcloud auth list": account}).ask)
+    assert [each.state for each in found] == states
+    if states[1] == "fail":  # its two logins are told apart
+        assert found[1].remedy.startswith("`gcloud auth login`; `gcloud auth application-default")
+    (absent,) = workstation.gcloud(machine().ask)
+    assert absent.state == "fail" and "cloud.google.com/sdk" in absent.remedy
 
 
 def test_a_command_is_given_nothing_to_read_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +110,9 @@ def test_a_command_is_given_nothing_to_read_and_a_limit(monkeypatch: pytest.Monk
     monkeypatch.setattr(workstation, "COMMAND_LIMIT_S", 0.2)
     slow = workstation.ask([sys.executable, "-c", "import time; time.sleep(60)"])
     assert slow.exit_code == -1 and "no answer" in slow.last_line
+
+
+# --- keys and OS Login --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -139,43 +133,26 @@ def make_key(tmp_path: Path) -> Callable[..., str]:
 
 
 def said(
-    machine: Machine, look: Callable[[Machine], list[Said]] = workstation.usable
+    here: Machine, look: Callable[[Machine], list[Finding]] = workstation.usable
 ) -> list[tuple[str, str, str]]:
-    return [
-        (each.state, each.message, each.remedy)
-        for each in carry_out([Check("this machine", "ssh keys", lambda: look(machine))])
-    ]
+    found = carry_out([Check("this machine", "ssh keys", lambda: look(here))])
+    return [(each.state, each.message, each.remedy) for each in found]
 
 
-def test_a_machine_without_any_key_is_told_how_to_make_one(make_machine: MakeMachine) -> None:
-    ((state, _, remedy),) = said(make_machine())
+def test_one_key_that_nobody_has_to_unlock_and_nobody_else_may_read_is_enough(
+    make_key: Callable[..., str], tmp_path: Path
+) -> None:
+    here = machine(home=tmp_path)
+    ((state, _, remedy),) = said(here)
     assert state == "fail" and "ssh-keygen" in remedy
-
-
-def test_one_key_that_nobody_has_to_unlock_is_enough(
-    make_machine: MakeMachine, make_key: Callable[..., str]
-) -> None:
-    make_key()
-    assert [state for state, _, _ in said(make_machine())] == ["ok"]
     make_key("google_compute_engine", passphrase="secret")
-    fine, locked = said(make_machine())
-    assert fine[0] == "ok" and locked[0] == "warn" and "has a passphrase" in locked[1]
-
-
-def test_a_key_with_a_passphrase_alone_is_a_failure(
-    make_machine: MakeMachine, make_key: Callable[..., str]
-) -> None:
-    make_key(passphrase="secret")
-    ((state, message, _),) = said(make_machine())
+    ((state, message, _),) = said(here)
     assert state == "fail" and "ssh-add" in message
-
-
-def test_a_key_that_others_may_read_is_worth_a_word(
-    make_machine: MakeMachine, make_key: Callable[..., str], tmp_path: Path
-) -> None:
     make_key()
+    fine, locked = said(here)
+    assert fine[0] == "ok" and locked[0] == "warn" and "has a passphrase" in locked[1]
     (tmp_path / ".ssh/id_ed25519").chmod(0o644)
-    _, (state, _, remedy) = said(make_machine())
+    *_, (state, _, remedy) = said(here)
     assert state == "warn" and remedy.startswith("chmod 600")
 
 
@@ -184,45 +161,75 @@ def profile(*public: str) -> str:
     return json.dumps({"posixAccounts": [{"username": "me_example_org"}], "sshPublicKeys": known})
 
 
-def test_os_login_has_to_know_one_of_this_machines_keys(
-    make_machine: MakeMachine, make_key: Callable[..., str]
-) -> None:
+def test_os_login_has_to_know_one_of_this_machines_keys(make_key: Callable[..., str], tmp_path: Path) -> None:
     other, public = make_key("id_rsa"), make_key()
-    (Path(make_machine().home) / ".ssh/id_rsa").unlink()
-    command = "gcloud compute os-login describe-profile"
-    ((state, message, _),) = said(
-        make_machine({command: profile(other, "no key", public)}), workstation.os_login
-    )
+    (tmp_path / ".ssh/id_rsa").unlink()
+
+    def asked(answer: str | Answer) -> tuple[str, str, str]:
+        (found,) = said(machine({"gcloud compute os-login": answer}, tmp_path), workstation.os_login)
+        return found
+
+    state, message, _ = asked(profile(other, "no key", public))
     assert state == "ok" and "me_example_org" in message
-    ((state, message, remedy),) = said(make_machine({command: profile(other)}), workstation.os_login)
+    state, message, remedy = asked(profile(other))
     assert state == "fail" and "SHA256:" in message and "os-login ssh-keys add" in remedy
+    for answer in ("{}", '{"posixAccounts": [{}]}', '{"posixAccounts": [{"username": "me"}]}'):
+        state, message, remedy = asked(answer)
+        assert state == "warn" and "the first connection adds somebody@somewhere" in message
+        assert "os-login ssh-keys add" in remedy
+    unreadable = '{"posixAccounts": [{"username": "me"}], "sshPublicKeys": ["x"]}'
+    answers: list[str | Answer] = [Answer(exit_code=1, stderr="x"), Answer(exit_code=None)]
+    for each in ("[]", "not json", unreadable, *answers):
+        state, _, remedy = asked(each)
+        assert state == "fail" and remedy
+
+
+# --- Google accounts ----------------------------------------------------------------------------------------------
+
+
+def refusing(error: Exception) -> Callable[[], Any]:
+    def credentials() -> Any:
+        raise error
+
+    return credentials
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("error", "state"),
     [
-        "[]",
-        "not json",
-        '{"posixAccounts": [{"username": "me"}], "sshPublicKeys": ["x"]}',
-        Answer(exit_code=1, stderr="x"),
-        Answer(exit_code=None),
+        (google.auth.exceptions.DefaultCredentialsError("none"), "fail"),  # type: ignore[no-untyped-call]
+        (google.auth.exceptions.RefreshError("expired"), "fail"),  # type: ignore[no-untyped-call]
+        (google.auth.exceptions.TransportError("no route"), "warn"),  # type: ignore[no-untyped-call]
     ],
 )
-def test_whatever_gcloud_answers_of_os_login_is_a_finding_with_a_remedy(
-    make_machine: MakeMachine, make_key: Callable[..., str], answer: Answer | str
+def test_missing_and_refused_credentials_are_told_apart_from_a_network_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, state: str
 ) -> None:
-    make_key()
-    ((state, _, remedy),) = said(make_machine({"gcloud compute": answer}), workstation.os_login)
-    assert state == "fail" and remedy
+    monkeypatch.setattr(workstation, "_credentials", refusing(error))
+    assert workstation.default_credentials({}).state == state
 
 
-@pytest.mark.parametrize(
-    "answer", ["{}", '{"posixAccounts": [{}]}', '{"posixAccounts": [{"username": "me"}]}']
-)
-def test_an_account_without_any_key_is_told_that_the_first_connection_adds_one(
-    make_machine: MakeMachine, make_key: Callable[..., str], answer: str
-) -> None:
-    make_key()
-    ((state, message, remedy),) = said(make_machine({"gcloud compute": answer}), workstation.os_login)
-    assert state == "warn" and "the first connection adds somebody@somewhere" in message
-    assert "os-login ssh-keys add" in remedy
+def test_no_token_is_in_a_finding_and_a_rehearsal_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Credentials:
+        token = "ya29.secret"
+
+    monkeypatch.setattr(workstation, "_credentials", lambda: (Credentials(), "p"))
+    said = workstation.default_credentials({})
+    assert said.state == "ok" and "ya29" not in said.message
+    monkeypatch.setattr(workstation, "_credentials", refusing(AssertionError()))
+    environ = {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1"}
+    assert workstation.default_credentials(environ).state == "skip"
+    assert [said.state for said in workstation.roles("p", environ)] == ["skip"]
+
+
+def test_a_role_that_is_missing_is_named_and_one_that_cannot_be_asked_for_is_no_failure() -> None:
+    def has(*names: str) -> workstation.Test:
+        return lambda project, wanted: [name for name in wanted if name in names]
+
+    def refused(project: str, wanted: Sequence[str]) -> Sequence[str]:
+        raise RuntimeError("403")
+
+    assert [said.state for said in workstation.roles("p", {}, has(*workstation.PERMISSIONS))] == ["ok"]
+    (lacking,) = workstation.roles("p", {}, has("compute.instances.osLogin"))
+    assert lacking.state == "warn" and "roles/iap.tunnelResourceAccessor" in lacking.remedy
+    assert [said.state for said in workstation.roles("p", {}, refused)] == ["warn"]
