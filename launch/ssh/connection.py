@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,45 @@ from launch.ssh.login import Identities, load
 # Each is a gcloud process of its own, which takes a processor for a second or two.
 PROXIES_AT_ONCE = 8
 CLOSE_S = 5.0
+KEEPALIVES = 3
+ENDINGS = (asyncssh.ConnectionLost, ConnectionError)
+HOST_KEY_KINDS = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "rsa-sha2-512",
+    "rsa-sha2-256",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long each part of an opening may take, and how often a quiet connection is tried: lost after three times."""
+
+    connect_s: float = 20.0
+    login_s: float = 15.0
+    keepalive_s: float = 15.0
+
+
+def _options(limits: Limits) -> asyncssh.SSHClientConnectionOptions:
+    """What all connections have in common. Nothing is read from ~/.ssh: what holds is in the inventory and here."""
+    return asyncssh.SSHClientConnectionOptions(
+        config=None,
+        known_hosts=([], [], []),
+        x509_trusted_certs=None,
+        client_keys=None,
+        agent_path=None,
+        preferred_auth="publickey",
+        gss_host=None,
+        # The first of these has the quickest implementation here; all hosts have it.
+        encryption_algs=["aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr"],
+        compression_algs=None,
+        connect_timeout=None,
+        login_timeout=0,
+        keepalive_interval=limits.keepalive_s,
+        keepalive_count_max=KEEPALIVES,
+    )
 
 
 class Ssh:
@@ -42,7 +81,7 @@ class Ssh:
         self._opening: dict[Access, asyncio.Task[asyncssh.SSHClientConnection]] = {}
         self._shared: dict[str, asyncio.Task[Any]] = {}
         self._proxies = asyncio.Semaphore(PROXIES_AT_ONCE)
-        self._options = options(self._limits)
+        self._options = _options(self._limits)
         self._closed = False
 
     def begin[T](self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -77,12 +116,12 @@ class Ssh:
         """
         if access.otherwise is not None:
             try:
-                return await host_key(access.otherwise, hop=None, limits=self._limits)
+                return await self._host_key(access.otherwise, hop=None)
             except HostError as error:
                 if not error.reason.startswith("gcloud"):
                     raise
         hop = await self.connection(access.through) if access.through is not None else None
-        return await host_key(access, hop=hop, limits=self._limits)
+        return await self._host_key(access, hop)
 
     def close(self) -> None:
         """Close every connection for good; what is still under way ends."""
@@ -122,14 +161,101 @@ class Ssh:
                 return await self.connection(access.otherwise)
         gate = self._proxies if access.proxy_command else contextlib.nullcontext()
         async with gate:
-            return await open_connection(
-                access, user=user, identities=identities, hop=hop, common=self._options, limits=self._limits
-            )
+            return await self._log_in(access, user, identities, hop)
+
+    async def _log_in(
+        self,
+        access: Access,
+        user: str,
+        identities: Identities,
+        hop: asyncssh.SSHClientConnection | None,
+    ) -> asyncssh.SSHClientConnection:
+        """Connect, compare the host's key, and log in. hop: the connection to `access.through`."""
+        pinned = _pinned(access)
+        greeting = _Greeting()
+        limits = self._limits
+        try:
+            async with (
+                _proxied(access, hop) as proxy,
+                asyncio.timeout(
+                    limits.connect_s if proxy is None else limits.connect_s + limits.login_s
+                ) as limit,
+            ):
+                if proxy is None:  # a socket to a program says nothing of what is behind it
+                    greeting.on_connected = lambda: limit.reschedule(
+                        asyncio.get_running_loop().time() + limits.login_s
+                    )
+                connection = await asyncssh.connect(
+                    access.address,
+                    access.port,
+                    sock=proxy.socket if proxy else None,
+                    tunnel=hop,
+                    config=None,
+                    options=self._options,
+                    username=user,
+                    client_keys=list(identities.keys),
+                    known_hosts=(list(pinned), [], []),
+                    server_host_key_algs=_kinds(pinned),
+                    client_factory=lambda: greeting,
+                )
+        except HostError:
+            raise
+        except Exception as error:
+            raise self._explained(access, error, greeting, pinned, user, identities) from None
+        if proxy is not None:
+            greeting.proxy = asyncio.create_task(_stop_with(connection, proxy))
+        return connection
+
+    def _explained(
+        self,
+        access: Access,
+        error: Exception,
+        greeting: _Greeting,
+        pinned: tuple[asyncssh.SSHKey, ...],
+        user: str,
+        identities: Identities,
+    ) -> HostError:
+        if isinstance(error, asyncssh.HostKeyNotVerifiable) and greeting.found is not None:
+            expected = [key.get_fingerprint() for key in pinned]
+            return problems.host_key_changed(access, expected, greeting.found.get_fingerprint())
+        if isinstance(error, asyncssh.PermissionDenied) or "authentication failures" in str(error):
+            return problems.permission_denied(access, user, identities.names, identities.kept_back)
+        if greeting.connection is None or (isinstance(error, TimeoutError) and not greeting.spoke):
+            return problems.no_connection(access, error)
+        if not greeting.spoke and isinstance(error, ENDINGS):
+            return problems.closed_at_once(access)
+        return problems.no_login(access, error, self._limits.login_s)
+
+    async def _host_key(self, access: Access, hop: asyncssh.SSHClientConnection | None) -> asyncssh.SSHKey:
+        """The key that a server shows, which says nothing yet of who it is. Nothing is logged in to."""
+        limits = self._limits
+        try:
+            async with (
+                _proxied(access, hop) as proxy,
+                asyncio.timeout(limits.connect_s + limits.login_s),
+            ):
+                found = await asyncssh.get_server_host_key(
+                    access.address,
+                    access.port,
+                    sock=proxy.socket if proxy else None,
+                    tunnel=hop,
+                    config=None,
+                    server_host_key_algs=list(HOST_KEY_KINDS),
+                )
+        except HostError:
+            raise
+        except Exception as error:
+            raise problems.no_connection(access, error) from None
+        if proxy is not None:
+            await proxy.stop()
+        if found is None:
+            raise problems.no_login(access, asyncssh.ConnectionLost("no host key was shown"), limits.login_s)
+        return found
 
     async def _once[T](self, name: str, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives, asked once for all hosts; asked again after it failed."""
         task = self._shared.get(name)
-        if task is None or (task.done() and (task.cancelled() or task.exception())):
+        if task is None or (task.done() and _failed(task)):
             task = self._shared[name] = asyncio.create_task(work)
             task.add_done_callback(_look_at)
         else:
@@ -150,9 +276,8 @@ class Ssh:
                 await asyncio.gather(*others, return_exceptions=True)
                 for connection in open_now:
                     await connection.wait_closed()
-        good = [task for task in self._shared.values() if task.done() and not _is_over_badly(task)]
-        for found in (task.result() for task in good):
-            if isinstance(found, Identities):
+        for task in self._shared.values():
+            if task.done() and not _failed(task) and isinstance(found := task.result(), Identities):
                 await found.close()
 
 
@@ -172,138 +297,11 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 
 def _is_over(task: asyncio.Task[asyncssh.SSHClientConnection]) -> bool:
     """Whether it failed, or the connection that it opened is closed."""
-    return task.done() and (task.cancelled() or task.exception() is not None or task.result().is_closed())
+    return task.done() and (_failed(task) or task.result().is_closed())
 
 
-def _is_over_badly(task: asyncio.Task[Any]) -> bool:
+def _failed(task: asyncio.Task[Any]) -> bool:
     return task.cancelled() or task.exception() is not None
-
-
-KEEPALIVES = 3
-ENDINGS = (asyncssh.ConnectionLost, ConnectionError)
-HOST_KEY_KINDS = (
-    "ssh-ed25519",
-    "ecdsa-sha2-nistp256",
-    "ecdsa-sha2-nistp384",
-    "ecdsa-sha2-nistp521",
-    "rsa-sha2-512",
-    "rsa-sha2-256",
-)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How long each part of an opening may take, and how often a quiet connection is tried: lost after three times."""
-
-    connect_s: float = 20.0
-    login_s: float = 15.0
-    keepalive_s: float = 15.0
-
-
-def options(limits: Limits) -> asyncssh.SSHClientConnectionOptions:
-    """What all connections have in common. Nothing is read from ~/.ssh: what holds is in the inventory and here."""
-    return asyncssh.SSHClientConnectionOptions(
-        config=None,
-        known_hosts=([], [], []),
-        x509_trusted_certs=None,
-        client_keys=None,
-        agent_path=None,
-        preferred_auth="publickey",
-        gss_host=None,
-        # The first of these has the quickest implementation here; all hosts have it.
-        encryption_algs=["aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes256-ctr", "aes128-ctr"],
-        compression_algs=None,
-        connect_timeout=None,
-        login_timeout=0,
-        keepalive_interval=limits.keepalive_s,
-        keepalive_count_max=KEEPALIVES,
-    )
-
-
-async def open_connection(
-    access: Access,
-    *,
-    user: str,
-    identities: Identities,
-    hop: asyncssh.SSHClientConnection | None,
-    common: asyncssh.SSHClientConnectionOptions,
-    limits: Limits,
-) -> asyncssh.SSHClientConnection:
-    """Connect and log in. hop: the connection to `access.through`.
-
-    Raises:
-        HostError: it did not come about, and why.
-    """
-    pinned = _pinned(access)
-    proxy = None
-    greeting = _Greeting()
-    try:
-        async with asyncio.timeout(limits.connect_s) as limit:
-            greeting.on_connected = lambda: limit.reschedule(
-                asyncio.get_running_loop().time() + limits.login_s
-            )
-            if access.proxy_command is not None and hop is None:
-                proxy = await Proxy.start(access.proxy_command)
-                greeting.on_connected = None  # a socket to a program says nothing of what is behind it
-                limit.reschedule(asyncio.get_running_loop().time() + limits.connect_s + limits.login_s)
-            connection = await asyncssh.connect(
-                access.address,
-                access.port,
-                sock=proxy.socket if proxy else None,
-                tunnel=hop,
-                config=None,
-                options=common,
-                username=user,
-                client_keys=list(identities.keys),
-                known_hosts=(list(pinned), [], []),
-                server_host_key_algs=_kinds(pinned),
-                client_factory=lambda: greeting,
-            )
-    except BaseException as error:
-        ended = await _ended(proxy, error)
-        if not isinstance(error, Exception):
-            raise
-        raise _explained(access, error, greeting, pinned, user, identities, limits, ended) from None
-    if proxy is not None:
-        greeting.proxy = asyncio.create_task(_stop_with(connection, proxy))
-    return connection
-
-
-async def host_key(
-    access: Access, *, hop: asyncssh.SSHClientConnection | None, limits: Limits
-) -> asyncssh.SSHKey:
-    """The key that a server shows, which says nothing yet of who it is. Nothing is logged in to.
-
-    Raises:
-        HostError: it shows none, and why.
-    """
-    proxy = None
-    try:
-        async with asyncio.timeout(limits.connect_s + limits.login_s):
-            if access.proxy_command is not None and hop is None:
-                proxy = await Proxy.start(access.proxy_command)
-            found = await asyncssh.get_server_host_key(
-                access.address,
-                access.port,
-                sock=proxy.socket if proxy else None,
-                tunnel=hop,
-                config=None,
-                server_host_key_algs=list(HOST_KEY_KINDS),
-            )
-    except Exception as error:
-        ended = await _ended(proxy, error)
-        proxy = None
-        if isinstance(error, FileNotFoundError | PermissionError) and access.proxy_command:
-            raise problems.proxy_missing(access, access.proxy_command[0]) from None
-        if ended is not None:
-            raise problems.proxy_ended(access, *ended) from None
-        raise problems.no_connection(access, error) from None
-    finally:
-        if proxy is not None:
-            await proxy.stop()
-    if found is None:
-        raise problems.no_login(access, asyncssh.ConnectionLost("no host key was shown"), limits.login_s)
-    return found
 
 
 class _Greeting(asyncssh.SSHClient):
@@ -350,14 +348,30 @@ def _kinds(pinned: Sequence[asyncssh.SSHKey]) -> list[str]:
     return sorted(HOST_KEY_KINDS, key=lambda kind: kind.replace("rsa-sha2-512", "ssh-rsa") not in wanted)
 
 
-async def _ended(proxy: Proxy | None, error: BaseException) -> tuple[int, str] | None:
-    """How the proxy ended, if that is why there is no connection; it is ended in any case."""
-    if proxy is None:
-        return None
+@contextlib.asynccontextmanager
+async def _proxied(access: Access, hop: asyncssh.SSHClientConnection | None) -> AsyncIterator[Proxy | None]:
+    """The running program that is the way to the host, where it takes one. It is stopped if what it is for fails.
+
+    Raises:
+        HostError: there is no such program, or it has ended, and that is why.
+    """
+    if access.proxy_command is None or hop is not None:
+        yield None
+        return
     try:
-        return await proxy.ended() if isinstance(error, ENDINGS) else None
-    finally:
-        await proxy.stop()
+        proxy = await Proxy.start(access.proxy_command)
+    except (FileNotFoundError, PermissionError):
+        raise problems.proxy_missing(access, access.proxy_command[0]) from None
+    try:
+        yield proxy
+    except BaseException as error:
+        try:
+            ended = await proxy.ended() if isinstance(error, ENDINGS) else None
+        finally:
+            await proxy.stop()
+        if ended is not None:
+            raise problems.proxy_ended(access, *ended) from None
+        raise
 
 
 async def _stop_with(connection: asyncssh.SSHClientConnection, proxy: Proxy) -> None:
@@ -365,36 +379,6 @@ async def _stop_with(connection: asyncssh.SSHClientConnection, proxy: Proxy) -> 
         await connection.wait_closed()
     finally:
         await proxy.stop()
-
-
-def _explained(
-    access: Access,
-    error: Exception,
-    greeting: _Greeting,
-    pinned: tuple[asyncssh.SSHKey, ...],
-    user: str,
-    identities: Identities,
-    limits: Limits,
-    ended: tuple[int, str] | None,
-) -> HostError:
-    if (
-        isinstance(error, FileNotFoundError | PermissionError)
-        and access.proxy_command
-        and not greeting.connection
-    ):
-        return problems.proxy_missing(access, access.proxy_command[0])
-    if ended is not None:
-        return problems.proxy_ended(access, *ended)
-    if isinstance(error, asyncssh.HostKeyNotVerifiable) and greeting.found is not None:
-        expected = [key.get_fingerprint() for key in pinned]
-        return problems.host_key_changed(access, expected, greeting.found.get_fingerprint())
-    if isinstance(error, asyncssh.PermissionDenied) or "authentication failures" in str(error):
-        return problems.permission_denied(access, user, identities.names, identities.kept_back)
-    if greeting.connection is None or (isinstance(error, TimeoutError) and not greeting.spoke):
-        return problems.no_connection(access, error)
-    if not greeting.spoke and isinstance(error, ENDINGS):
-        return problems.closed_at_once(access)
-    return problems.no_login(access, error, limits.login_s)
 
 
 LINES_KEPT = 20
@@ -480,3 +464,13 @@ async def open_process(
     except (asyncssh.Error, OSError):
         raise problems.lost(access, "before the command was sent") from None
     return process
+
+
+async def together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """All of them, or the first error, the others being ended."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

@@ -7,9 +7,8 @@ import contextlib
 import os
 import posixpath
 import stat
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import asyncssh
 
@@ -17,6 +16,7 @@ from contracts.atomic import atomic_path, beside_name, refuse_to_merge
 from launch.hosts import HostError
 from launch.ssh import problems
 from launch.ssh.access import Access
+from launch.ssh.connection import together
 
 Progress = Callable[[int], None]
 """Is told how many more bytes have been copied."""
@@ -102,7 +102,7 @@ class _Copy:
         mode = os.stat(source).st_mode
         if stat.S_ISDIR(mode):
             await self._sftp.mkdir(target)
-            await _all(
+            await together(
                 self._sftp.symlink(os.readlink(entry.path), posixpath.join(target, entry.name))
                 if entry.is_symlink()
                 else self.put(Path(entry.path), posixpath.join(target, entry.name))
@@ -134,7 +134,7 @@ class _Copy:
             entries = [
                 entry for entry in await self._sftp.readdir(source) if entry.filename not in (".", "..")
             ]
-            await _all(
+            await together(
                 self.get(
                     posixpath.join(source, name := self._plain_name(source, str(entry.filename))),
                     entry.attrs.permissions or 0,
@@ -192,16 +192,6 @@ async def _sftp(
     except TimeoutError:
         reason = f"took more than {PIECE_LIMIT_S:g} s for a piece of a file"
         raise HostError(host=access.name, reason=reason) from None
-
-
-async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """All of them, or the first error, the others being ended."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for work in works:
-                group.create_task(work)
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
 
 
 async def _refuse_to_merge(sftp: asyncssh.SFTPClient, access: Access, path: str, source: Path) -> None:

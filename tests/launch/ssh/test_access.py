@@ -50,14 +50,9 @@ def test_behind_iap_the_first_host_has_a_tunnel_and_the_others_go_through_it() -
     assert (first.proxy_command, first.through) == ((*tunnel, "--project", "p"), None)
     assert (second.through, third.through) == (first, first)
     assert (second.address, second.host_keys) == ("10.0.0.1", ("ssh-ed25519 AAAA1",))
-
-
-def test_behind_iap_a_host_has_a_tunnel_of_its_own_for_when_the_first_is_gone() -> None:
-    _, second = routes(an_inventory(), a_slice(a_host(0, "iap"), a_host(1, "iap")))
-    assert second.otherwise is not None
-    assert second.otherwise.through is None
-    assert second.otherwise.proxy_command is not None
-    assert second.otherwise.proxy_command[3] == "w-1"
+    # A tunnel of its own, for when the first is gone.
+    assert second.otherwise is not None and second.otherwise.through is None
+    assert second.otherwise.proxy_command is not None and second.otherwise.proxy_command[3] == "w-1"
 
 
 def test_the_gateway_is_reached_through_iap_where_there_is_a_project_and_directly_where_there_is_none() -> (
@@ -80,12 +75,9 @@ def test_a_direct_host_is_reached_at_its_outer_address_where_it_has_one() -> Non
     )
     assert (inner.address, inner.port, inner.proxy_command, inner.through) == ("10.0.0.0", 22, None, None)
     assert (outer.address, outer.port) == ("h.example", 2222)
-
-
-def test_os_login_gives_the_user_on_hosts_of_a_project_alone() -> None:
-    [ours] = routes(an_inventory(None), a_slice(a_host(0, "direct")))
+    # OS Login gives the user on hosts of a project only.
     [theirs] = routes(an_inventory(), a_slice(a_host(0, "iap")))
-    assert (ours.os_login, theirs.os_login) == (False, True)
+    assert (inner.os_login, theirs.os_login) == (False, True)
 
 
 def test_ports_are_told_from_addresses() -> None:

@@ -114,15 +114,11 @@ def test_a_question_without_an_answer_in_time_ends_its_session_alone(host: SshTr
     assert all_end([first])
 
 
-def test_an_agent_that_ends_is_told_with_its_last_words_and_is_not_asked_again(
+def test_an_agent_that_ends_is_told_with_its_last_words_and_no_session_that_ended_is_used(
     host: SshTransport, server: Server
 ) -> None:
     assert ask(host, "end") == Completed(exit_code=9, stdout="", stderr="Segmentation fault\n")
     assert (server.home / "asked").read_text() == "end\n"
-    pid_of(ask(host, "echo"))
-
-
-def test_a_session_that_ended_while_idle_is_not_used(host: SshTransport, server: Server) -> None:
     first = pid_of(ask(host, "echo"))
     os.kill(first, signal.SIGKILL)
     assert all_end([first])
@@ -149,6 +145,8 @@ def test_a_connection_that_is_lost_while_the_agent_is_asked_is_an_error_and_the_
 def test_long_questions_and_answers_pass_and_endless_ones_are_refused(
     host: SshTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for _ in range(2):  # nor is it held up by what it says aside
+        pid_of(ask(host, "noise"))
     done = ask(host, "echo", y=3_000_000, x="z" * 3_000_000)
     assert len(json.loads(done.stdout)["text"]) == 3_000_000
     monkeypatch.setattr(sessions, "LONGEST_ANSWER_BYTES", 1_000_000)
@@ -157,31 +155,19 @@ def test_long_questions_and_answers_pass_and_endless_ones_are_refused(
     pid_of(ask(host, "echo"))
 
 
-def test_what_the_agent_says_aside_does_not_hold_it_up(host: SshTransport) -> None:
-    pid_of(ask(host, "noise"))
-    pid_of(ask(host, "noise"))
-
-
-def test_a_host_without_python_is_said(server: Server, ssh: Ssh) -> None:
-    host = SshTransport(server.access, ssh, python="no-such-python")
+def test_a_host_without_python_or_a_place_for_the_agent_is_said(server: Server, ssh: Ssh) -> None:
     with pytest.raises(HostError, match="host-0: no-such-python is not there → install it"):
-        ask(host, "echo")
-
-
-def test_a_root_that_cannot_be_written_is_answered_by_the_loader(host: SshTransport) -> None:
-    link = SessionLink(host, root="/proc/nowhere")
-    answer = json.loads(link.ask("echo", "{}", timeout_s=60).result(60).stdout)
+        ask(SshTransport(server.access, ssh, python="no-such-python"), "echo")
+    link = SessionLink(SshTransport(server.access, ssh), root="/proc/nowhere")
+    answer = json.loads(link.ask("echo", "{}", timeout_s=60).result(60).stdout)  # of the loader
     assert answer["ok"] is False
     assert "/proc/nowhere" in answer["error"]["message"]
 
 
-def test_a_verb_is_put_into_its_request_without_reading_it() -> None:
+def test_a_verb_is_put_into_its_request_and_the_same_code_is_the_same_archive() -> None:
     assert json.loads(with_verb("v", '{"a": 1}')) == {"verb": "v", "a": 1}
     assert json.loads(with_verb('q"', "{}")) == {"verb": 'q"'}
     assert with_verb("v", "{}").endswith(b"\n")
-
-
-def test_the_same_code_is_the_same_archive() -> None:
     files = {"b.py": b"1", "a.py": b"2"}
     assert archive(files) == archive(dict(reversed(files.items())))
     assert archive(files) != archive({**files, "a.py": b"3"})

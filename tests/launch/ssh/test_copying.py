@@ -63,17 +63,14 @@ def test_a_folder_is_the_same_there_and_back(
     assert os.listdir(there.parent) == ["b"]
 
 
-def test_a_file_replaces_a_file_and_keeps_its_mode(host: SshTransport, server: Server, tree: Path) -> None:
+def test_a_file_replaces_a_file_and_keeps_its_mode_and_a_path_may_start_at_home(
+    host: SshTransport, server: Server, tree: Path, tmp_path: Path
+) -> None:
     target = server.folder / "target"
     target.write_text("old")
     host.put(tree / "below" / "run.sh", str(target))
     assert (target.stat().st_size, target.stat().st_mode & 0o777) == (10_000_000, 0o750)
-
-
-def test_a_path_may_start_at_home(host: SshTransport, server: Server, tree: Path, tmp_path: Path) -> None:
     # sftp-server starts in the account's real home directory; only reading it is harmless in a test.
-    home = host.begin(["sh", "-c", "cd; pwd"], "", timeout_s=30).result(30).stdout.strip()
-    assert home == str(server.home)
     with pytest.raises(HostError, match="No such file"):
         host.get("~/no-such-file-of-this-test", tmp_path / "x")
 
@@ -162,9 +159,7 @@ class Hostile(asyncssh.SFTPServer):
     "names",
     [
         [("../evil", 0o100644)],
-        [("/tmp/../evil", 0o100644)],
         [("", 0o100644)],
-        [("link", 0o120777), ("link", 0o100644)],
         [("link", 0o120777), ("link", 0o040755)],
         [("link", 0o120777), *((f"{number}", 0o100644) for number in range(40)), ("link", 0o100644)],
         [("nul\0", 0o100644)],

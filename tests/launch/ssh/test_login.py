@@ -119,8 +119,8 @@ def test_the_key_that_the_environment_names_is_the_only_one_offered(
         loaded(user_home)
 
 
-def test_no_more_keys_are_offered_than_a_server_takes(
-    agent: Callable[[Path], None], user_home: Path, tmp_path: Path
+def test_no_more_keys_are_offered_than_a_server_takes_and_an_agent_that_is_none_is_named(
+    agent: Callable[[Path], None], user_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(MOST_OFFERED + 2):
         write_key(tmp_path / f"held-{number}")
@@ -129,11 +129,6 @@ def test_no_more_keys_are_offered_than_a_server_takes(
     assert len(found.keys) == MOST_OFFERED
     assert found.names[0] == "id_ed25519"
     assert "3 more keys are not offered" in found.kept_back[0]
-
-
-def test_an_agent_that_does_not_answer_is_left_out_and_named(
-    tmp_path: Path, user_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     (tmp_path / "socket").write_text("")
     monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "socket"))
     found = loaded(user_home)
@@ -181,11 +176,15 @@ def test_gcloud_is_asked_once_for_all_hosts(
 
 
 def test_what_keeps_gcloud_from_answering_is_said(
-    gcloud: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    gcloud: Callable[[str], None], user_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gcloud("echo 'ERROR: (gcloud) You do not currently have an active account selected.' >&2; exit 1")
     with pytest.raises(HostError, match="not currently have an active account.*gcloud auth login"):
         asyncio.run(os_login_user())
+    does_not_take = "*) echo 'ERROR: Login profile size exceeds 32 KiB.' >&2; exit 1"
+    gcloud(f"case $* in *describe*) echo '{{}}';; {does_not_take};; esac")
+    with pytest.raises(HostError, match="gcloud does not take a key for OS Login: ERROR: Login profile size"):
+        asyncio.run(os_login_user("p", loaded(user_home)))
     gcloud("exec sleep 600")
     monkeypatch.setattr(login, "PROFILE_LIMIT_S", 0.5)
     with pytest.raises(HostError, match="gave no answer within 0.5 s"):
@@ -226,13 +225,3 @@ def test_an_account_that_os_login_knows_no_key_of_gets_this_machines_first_one_o
     with Ssh() as later:
         SshTransport(hosts[0], later).connect().result(30)
     assert (tmp_path / "added").read_text() == wanted
-
-
-def test_a_key_that_gcloud_does_not_take_is_said(
-    gcloud: Callable[[str], None], user_home: Path, tmp_path: Path
-) -> None:
-    gcloud(
-        "case $* in *describe*) echo '{}';; *) echo 'ERROR: Login profile size exceeds 32 KiB.' >&2; exit 1;; esac"
-    )
-    with pytest.raises(HostError, match="gcloud does not take a key for OS Login: ERROR: Login profile size"):
-        asyncio.run(os_login_user("p", loaded(user_home)))

@@ -1,8 +1,7 @@
-"""What else a host over SSH can do: a port of it on this machine."""
+"""What a host over SSH can do: commands, their input and output, and a port of it on this machine."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import socket
@@ -14,10 +13,10 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from launch.hosts import Completed, HostError, Stream, Transport
+from launch.hosts import Completed, HostError, Stream
 from launch.ssh.connection import Ssh
 from launch.ssh.transport import SshTransport
-from tests.launch.ssh.conftest import Server, free_port, stand_in
+from tests.launch.ssh.conftest import Server, stand_in
 
 
 def test_a_port_of_a_host_is_one_of_this_machines_loopback_while_it_is_wanted(
@@ -39,35 +38,6 @@ def test_a_port_of_a_host_is_one_of_this_machines_loopback_while_it_is_wanted(
             thread.join(30)
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=30)
-
-
-def test_a_tunnel_to_a_host_that_cannot_be_reached_is_an_error(
-    serve: Callable[..., Server], ssh: Ssh
-) -> None:
-    access = dataclasses.replace(serve().access, port=free_port("127.0.0.1"), address="127.0.0.1")
-    with (
-        pytest.raises(HostError, match="refuses the connection"),
-        SshTransport(access, ssh).forward("127.0.0.1", 1),
-    ):
-        pass
-
-
-def test_it_is_a_transport(serve: Callable[..., Server], ssh: Ssh) -> None:
-    host: Transport = SshTransport(serve().access, ssh)
-    assert host.begin(["true"], "", timeout_s=30).result(30).exit_code == 0
-
-
-def test_connections_that_are_closed_end_what_is_under_way_and_take_no_more(
-    serve: Callable[..., Server], user_home: object
-) -> None:
-    host = SshTransport(serve().access, ssh := Ssh())
-    future = host.begin(["sleep", "600"], "", timeout_s=60)
-    host.connect().result(30)
-    ssh.close()
-    ssh.close()
-    assert future.cancelled() or future.exception(30) is not None
-    with pytest.raises(RuntimeError, match="closed"):
-        host.begin(["true"], "", timeout_s=30)
 
 
 SHELLS_OWN = "'\"`$HOME !*?[a-z]{1,2}~#&;|<>(){}\\\t^=%-"
@@ -137,21 +107,11 @@ def test_input_output_errors_and_exit_code_come_back(host: SshTransport) -> None
     assert run(host, "cat").stdout == ""
 
 
-def test_bytes_that_are_no_text_do_not_break_the_answer(host: SshTransport) -> None:
-    assert run(host, "printf", "a\\377b").stdout == "a\ufffdb"
-
-
-def test_a_command_that_is_not_there_ends_with_127_and_says_so(host: SshTransport) -> None:
+def test_how_a_command_ended_is_told_as_a_shell_tells_it(host: SshTransport) -> None:
+    assert run(host, "printf", "a\\377b").stdout == "a\ufffdb"  # what is no text does not break the answer
     done = run(host, "no-such-command")
-    assert done.exit_code == 127
-    assert "no-such-command" in done.stderr
-
-
-def test_a_command_that_a_signal_ended_ends_with_128_and_its_number(host: SshTransport) -> None:
+    assert done.exit_code == 127 and "no-such-command" in done.stderr
     assert run(host, "sh", "-c", "kill -KILL $$").exit_code == 137
-
-
-def test_ctrl_c_can_be_sent_to_a_command_by_itself(host: SshTransport) -> None:
     assert run(host, "sh", "-c", "kill -INT $$; echo not reached").stdout == ""
 
 
@@ -163,25 +123,19 @@ def test_a_command_whose_time_is_over_leaves_nothing_on_the_host(host: SshTransp
     assert all_end([int(word) for word in run(host, "sh", "-c", "cat $HOME/pids").stdout.split()])
 
 
-def test_a_stream_that_is_cancelled_leaves_nothing_on_the_host_even_of_what_ignores_it(
-    host: SshTransport,
-) -> None:
-    shown = Shown()
-    future = host.stream(["sh", "-c", f'trap "" TERM HUP; {STARTS_A_CHILD}'], shown, timeout_s=None)
-    pids = shown.pids()
-    assert len(pids) == 2
-    assert future.cancel()
-    assert all_end(pids)
-
-
-def test_a_launcher_that_is_gone_leaves_no_command_on_the_host(
+def test_a_stream_that_is_cancelled_or_whose_launcher_is_gone_leaves_nothing_on_the_host(
     serve: Callable[..., Server], user_home: Path
 ) -> None:
-    shown = Shown()
+    access, stubborn = serve().access, f'trap "" TERM HUP; {STARTS_A_CHILD}'
+    cancelled, lost = Shown(), Shown()
     with Ssh() as ssh:
-        SshTransport(serve().access, ssh).stream(["sh", "-c", STARTS_A_CHILD], shown, timeout_s=None)
-        pids = shown.pids()
-    assert all_end(pids)
+        host = SshTransport(access, ssh)
+        future = host.stream(["sh", "-c", stubborn], cancelled, timeout_s=None)
+        host.stream(["sh", "-c", STARTS_A_CHILD], lost, timeout_s=None)
+        pids = lost.pids()
+        assert len(cancelled.pids()) == 2
+        assert future.cancel()
+    assert all_end([*cancelled.pids(), *pids])
 
 
 def test_what_a_command_puts_into_a_session_of_its_own_stays(host: SshTransport) -> None:
