@@ -2,7 +2,7 @@
 """Docker's credential helper on a host: a short-lived token of the VM's service account, asked for at every pull.
 
 `docker-credential-tpu-stack get` with the registry's host name on stdin. Nothing is kept on disk, and a token is given
-for Google's own registries alone. Python 3.8 or later, the standard library alone.
+only for Google's own registries. Python 3.10 or later, only its standard library.
 Protocol: https://github.com/docker/docker-credential-helpers#development
 """
 

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from rich.table import Table
 
 from launch import plan
 from launch.deploy import python_environment
-from launch.deploy.python_environment import Lock, Locks
+from launch.deploy.python_environment import Lock
 from launch.deploy.steps import (
     Step,
     certificates,
@@ -49,11 +49,10 @@ def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None, f
     """
     console = terminal()
     contained = plan.choose_container(target, framework, runtime, plan.built_here) is not None
-    needed = None if contained else python_environment.needed(target, CHECKOUT)
+    lock = None if contained else python_environment.needed(target, CHECKOUT)
     reached = reach(target, say(console))
-    lock = needed.lock if needed else None
     wanted = steps(target, framework, with_comforts=with_comforts, contained=contained, lock=lock)
-    outcomes = _carry_out(target, wanted, needed, reached, say(console))
+    outcomes = _carry_out(target, wanted, lock, reached, say(console))
     console.print(table(outcomes))
     say(console)(verdict(outcomes))
     return 1 if any(outcome.failed for outcome in outcomes) else 0
@@ -96,20 +95,20 @@ def _python(target: Target, modules: Sequence[str], lock: Lock | None) -> Step:
 def _carry_out(
     target: Target,
     wanted: Sequence[Step],
-    needed: Locks | None,
+    lock: Lock | None,
     reached: Sequence[HostError | None],
     tell: Say,
 ) -> list[Outcome]:
     # The local target's hosts are one machine.
-    errors = python_environment.install(target.agents, needed, reached)[: 1 if target.is_local else None]
-    lock = threading.Lock()
+    errors = python_environment.install(target.agents, lock, reached)[: 1 if target.is_local else None]
+    telling = threading.Lock()
 
     def begin(index: int, error: HostError | None) -> Deployment:
         name = target.hosts[index].name
 
         def show(answer: Answer) -> None:
             if answer.state in ("doing", "changed", "warned", "failed"):
-                with lock:
+                with telling:
                     tell(f"[{name}] {answer.step}: {answer.message}")
 
         return Deployment(name, wanted, show, error).begin(target.transports[index])
@@ -140,7 +139,9 @@ def reach(target: Target, tell: Say, *, limit_s: float = REACH_LIMIT_S) -> list[
     waiting = list(range(len(target.hosts)))
     told: dict[int, str] = {}
     while True:
-        begun = [(index, _begin(target.transports[index])) for index in waiting]
+        begun = [
+            (index, target.transports[index].begin(["true"], "", timeout_s=ONE_TRY_S)) for index in waiting
+        ]
         for index, future in begun:
             found[index] = _refusal(target.hosts[index].name, future)
         waiting = [index for index in waiting if (error := found[index]) is not None and may_pass(error)]
@@ -157,27 +158,21 @@ def reach(target: Target, tell: Say, *, limit_s: float = REACH_LIMIT_S) -> list[
     return found
 
 
-def _begin(transport: Transport) -> Future[Completed]:
-    try:
-        return transport.begin(["true"], "", timeout_s=ONE_TRY_S)
-    except (OSError, HostError) as error:
-        future: Future[Completed] = Future()
-        future.set_exception(error)
-        return future
-
-
 def _refusal(host: str, future: Future[Completed]) -> HostError | None:
     try:
         done = future.result()
-    except HostError as error:
-        return HostError(host=host, reason=error.reason, remedy=error.remedy)
-    except OSError as error:
-        return HostError(host=host, reason=str(error))
-    return (
-        None
-        if done.exit_code is not None
-        else HostError(host=host, reason=f"no answer within {ONE_TRY_S:.0f} s")
-    )
+    except (OSError, HostError) as error:
+        return _of(host, error)
+    if done.exit_code is None:
+        return HostError(host=host, reason=f"no answer within {ONE_TRY_S:.0f} s")
+    return None
+
+
+def _of(host: str, error: OSError | HostError) -> HostError:
+    """The error under the name that the target has for the host."""
+    if isinstance(error, HostError):
+        return dataclasses.replace(error, host=host)
+    return HostError(host=host, reason=str(error))
 
 
 def may_pass(error: HostError) -> bool:
@@ -213,10 +208,7 @@ class Deployment:
         assert len(request) < SHELLS_LONGEST, "more steps than one argument holds"
         argv = [PYTHON, "-S", "-E", "-c", RUNNER.read_text(encoding="utf-8"), request]
         if self._error is None:
-            try:
-                self._future = transport.stream(argv, self._take, timeout_s=self._limit_s)
-            except (OSError, HostError) as error:
-                self._error = self._of(error)
+            self._future = transport.stream(argv, self._take, timeout_s=self._limit_s)
         return self
 
     def outcome(self) -> Outcome:
@@ -225,7 +217,7 @@ class Deployment:
             try:
                 self._error = self._missing(self._future.result())
             except (OSError, HostError) as error:
-                self._error = self._of(error)
+                self._error = _of(self._host, error)
         return Outcome(host=self._host, answers=tuple(self._ended), error=self._error)
 
     def end(self) -> None:
@@ -238,11 +230,6 @@ class Deployment:
             self._show(answer)
             if answer.state != "doing":
                 self._ended.append(answer)
-
-    def _of(self, error: OSError | HostError) -> HostError:
-        if isinstance(error, HostError):
-            return HostError(host=self._host, reason=error.reason, remedy=error.remedy)
-        return HostError(host=self._host, reason=str(error))
 
     def _missing(self, code: int | None) -> HostError | None:
         """Why there are no more answers, where there should be."""
@@ -323,19 +310,13 @@ def parse(line: bytes) -> Answer | None:
     """The answer in a line; None where it holds none."""
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError):
+        if value["state"] not in STATES:
+            return None
+        step, message, remedy = (printable(value[name]) for name in ("step", "message", "remedy"))
+        took_s = float(value["took_s"])
+    except (ValueError, RecursionError, TypeError, LookupError, AttributeError, OverflowError):
         return None
-    if not isinstance(value, dict) or value.get("state") not in STATES:
-        return None
-    texts = {name: value.get(name) for name in ("step", "message", "remedy")}
-    took_s = value.get("took_s", 0)
-    if not all(isinstance(text, str) for text in texts.values()) or not isinstance(took_s, int | float):
-        return None
-    return Answer(
-        state=cast(State, value["state"]),
-        took_s=float(took_s),
-        **{name: printable(str(text)) for name, text in texts.items()},
-    )
+    return Answer(step=step, state=value["state"], message=message, remedy=remedy, took_s=took_s)
 
 
 NOTHING = "nothing to do"

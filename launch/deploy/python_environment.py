@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +41,15 @@ print("Python " + version + " with all modules")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lock:
-    """Requirements with hashes, as they lie on a host. sha256: of their content; folder: where they lie there."""
+    """Requirements with hashes, uv's own among them. name: of the platform's.
 
+    files: name → text; sha256: of them all; folder: where they lie on a host.
+    """
+
+    name: str
+    files: Mapping[str, str]
     sha256: str
     folder: str
-    name: str
 
 
 def is_ours(python: str) -> bool:
@@ -114,17 +118,8 @@ echo "$said"
 """
 
 
-class Locks:
-    """The files that our environment is made from, with what they are called on a host."""
-
-    def __init__(self, files: dict[str, str], name: str, agent_root: str) -> None:
-        self.files = files
-        sha256 = hashlib.sha256("\0".join(files[key] for key in sorted(files)).encode()).hexdigest()
-        self.lock = Lock(sha256=sha256, folder=f"{agent_root}/locks/{sha256}", name=name)
-
-
-def needed(target: Target, checkout: Path) -> Locks | None:
-    """The locks that the target's interpreter is made from; None where it is not ours to make.
+def needed(target: Target, checkout: Path) -> Lock | None:
+    """The lock that the target's interpreter is made from; None where it is not ours to make.
 
     Raises:
         RequestError: the checkout has no lock for the platform.
@@ -142,14 +137,15 @@ def needed(target: Target, checkout: Path) -> Locks | None:
                 f"requirements/{each}.txt is not there, and jobs on {target.platform} are installed from it; "
                 "`make lock` makes it"
             ) from None
-    return Locks(files, name, target.agent_root)
+    sha256 = hashlib.sha256("\0".join(files[key] for key in sorted(files)).encode()).hexdigest()
+    return Lock(name=name, files=files, sha256=sha256, folder=f"{target.agent_root}/locks/{sha256}")
 
 
 def install(
-    agents: Sequence[Agent], locks: Locks | None, errors: Sequence[HostError | None]
+    agents: Sequence[Agent], lock: Lock | None, errors: Sequence[HostError | None]
 ) -> list[HostError | None]:
     """Put on each host that has no error what is not there yet: the agent, which any question brings along, and the
-    locks. The errors after that.
+    lock. The errors after that.
     """
     found = list(errors)
 
@@ -160,9 +156,9 @@ def install(
             found[index] = answer if isinstance(answer, HostError) else None
         return {index: answer for index, answer in told.items() if not isinstance(answer, HostError)}
 
-    folder = locks.lock.folder if locks else "~"
+    folder = lock.folder if lock else "~"
     there = ask([index for index, error in enumerate(errors) if error is None], "list", {"path": folder})
-    for name, text in (locks.files if locks else {}).items():
+    for name, text in (lock.files if lock else {}).items():
         lacking = [
             index for index, answer in there.items() if name not in answer["names"] and found[index] is None
         ]

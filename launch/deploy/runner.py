@@ -2,25 +2,22 @@
 
 `python3 -S -E -c TEXT STEPS`: TEXT is this file, STEPS the JSON of `launch.deploy.steps`. An answer is a line of JSON:
 step, state (doing, ok, changed, skipped, warned, failed), message, remedy, took_s. Exit status 1 where a step failed.
-Python 3.8 or later on Linux, the standard library alone.
+Python 3.10 or later on Linux, and only its standard library: the agent, which is there already, needs no less.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from collections.abc import Callable
+from typing import Any
 
 SAYS = "say: "
 """Begins a line of a step that is shown at once; all else that it prints is kept for the case that it fails."""
@@ -37,8 +34,10 @@ as_root() {{ if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n -- "$@"; fi; }}
 SETTLED = {0: "ok", 3: "warned"}
 """Exit status of a check → what has become of the step, where there is nothing to wait for."""
 GRACE_S = 5
-LATE_S = 15.0
 LOOK_AGAIN_S = 2.0
+NO_SUDO = (
+    "this user may not use sudo without a password: have an administrator of the stack do it, or become one"
+)
 MOST_LINES = 20
 LONGEST_LINE = 400
 
@@ -60,36 +59,23 @@ def run(text: str, limit_s: float, root: bool, show: Callable[[str], None]) -> t
         start_new_session=True,
     )
     lines: list[str] = []
-    late = threading.Timer(limit_s + LATE_S, end, [process])
-    late.daemon = True
-    late.start()
+    assert process.stdin is not None and process.stdout is not None
     try:
-        assert process.stdout is not None
         with process.stdout:
-            while True:
-                data = process.stdout.readline(4 * LONGEST_LINE)
-                if not data:
-                    break
+            while data := process.stdout.readline(4 * LONGEST_LINE):
                 line = data.decode(errors="replace").rstrip()[:LONGEST_LINE]
                 if line.startswith(SAYS):
-                    show(line[len(SAYS) :])
+                    show(line.removeprefix(SAYS))
                 elif line:
                     lines = [*lines[1 - MOST_LINES :], line]
         status = process.wait()
-        assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError), process.stdin:
             process.stdin.write(b"\n")
     finally:
-        late.cancel()
-        end(process)
+        if process.poll() is None:  # whoever asked is gone; what runs as root is ended by its own watcher
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
     return (None if status in (124, 137, -signal.SIGKILL) else status), lines
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends what is left of a step; what runs as root is ended by its own `timeout`."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 class Steps:
@@ -130,7 +116,7 @@ class Steps:
         if not step["change"]:
             return self.wait(step, lines)
         if step["root"] and not self.may_be_root():
-            return "failed", last(lines) + "; to mend that needs root", self.sudo_remedy()
+            return "failed", last(lines) + "; to mend that needs root", NO_SUDO
         self.tell(step, "doing", last(lines))
         status, said = run(
             step["change"], step["limit_s"], step["root"], lambda text: self.tell(step, "doing", text)
@@ -138,7 +124,7 @@ class Steps:
         if status is None:
             return "failed", late(step["limit_s"]) + ": " + last(said), step["remedy"]
         if status != 0:
-            return "failed", few(said) or f"exit status {status}", step["remedy"]
+            return "failed", " | ".join(said[-3:]) or f"exit status {status}", step["remedy"]
         status, lines = self.look(step, step["check"])
         if status != 0:
             return "failed", "changed, and yet: " + last(lines), step["remedy"]
@@ -169,18 +155,10 @@ class Steps:
             self.sudo = os.geteuid() == 0
             if not self.sudo:
                 try:
-                    self.sudo = run("sudo -n true", 10, False, silent)[0] == 0
+                    self.sudo = run("sudo -n true", 10, False, lambda _: None)[0] == 0
                 except OSError:
                     self.sudo = False
         return self.sudo
-
-    @staticmethod
-    def sudo_remedy() -> str:
-        return "this user may not use sudo without a password: have an administrator of the stack do it, or become one"
-
-
-def silent(_: str) -> None:
-    pass
 
 
 def last(lines: list[str]) -> str:
@@ -191,17 +169,8 @@ def late(limit_s: float) -> str:
     return f"not done after {limit_s:g} s"
 
 
-def few(lines: list[str]) -> str:
-    return " | ".join(lines[-3:])
-
-
-def write(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def main(text: str) -> int:
-    steps = Steps(write)
+    steps = Steps(functools.partial(print, flush=True))
     for step in json.loads(text):
         try:
             steps.carry_out(step)

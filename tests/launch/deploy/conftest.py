@@ -20,8 +20,8 @@ CarryOut = Callable[..., list[dict[str, Any]]]
 
 
 def oldest_python() -> str:
-    """The oldest from 3.8 on that is installed here, else the one that runs the tests."""
-    for minor in (8, 9, 10, 11):
+    """The oldest from 3.10 on that is installed here, else the one that runs the tests."""
+    for minor in (10, 11):
         places = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))
         found = shutil.which(f"python3.{minor}", path=os.defpath) or next(map(str, places), None)
         if found is not None:

@@ -7,7 +7,6 @@ import fcntl
 import http.server
 import json
 import os
-import stat
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -39,12 +38,6 @@ def test_folders_with_any_name_are_made_below_the_home_directory_and_elsewhere(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_or_written_is_named(carry_out: CarryOut, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    state, message = result(carry_out([steps.folders([str(tmp_path / "file" / "folder")])]))
-    assert state == "failed" and "Not a directory" in message
-
-
 def test_huge_pages_are_turned_on_now_and_for_every_boot_and_that_once(
     carry_out: CarryOut, tmp_path: Path
 ) -> None:
@@ -72,84 +65,74 @@ def test_huge_pages_that_nobody_may_turn_on_are_a_warning_and_the_host_is_ready(
     assert parsed is not None and not deploy.Outcome(host="w-0", answers=(parsed,)).failed
 
 
-def test_a_full_disk_shows_in_the_folders(carry_out: CarryOut) -> None:
-    """/dev/full is the full disk that every machine has."""
+def test_a_folder_that_cannot_be_made_or_written_is_named(carry_out: CarryOut, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    state, message = result(carry_out([steps.folders([str(tmp_path / "file" / "folder")])]))
+    assert state == "failed" and "Not a directory" in message
     step = steps.folders(["/tmp"])
+    # /dev/full is the full disk that every machine has.
     check = step.check.replace('>"$trial" ||', ">/dev/full 2>&- ||")
     full = dataclasses.replace(step, check=check, change="", limit_s=0.0)
     assert result(carry_out([full])) == ("failed", "/tmp cannot be written: is the disk full?")
 
 
-def test_a_share_that_is_mounted_is_left_alone(carry_out: CarryOut) -> None:
+@pytest.fixture
+def host(tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """A PATH with programs that answer as a test says, before this machine's own."""
+
+    def make(**programs: str) -> dict[str, str]:
+        folder = tmp_path / "bin"
+        folder.mkdir(exist_ok=True)
+        for name, text in programs.items():
+            (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+            (folder / name).chmod(0o755)
+        return {"PATH": f"{folder}:{os.environ['PATH']}", "DONE": str(tmp_path / "done")}
+
+    return make
+
+
+Host = Callable[..., dict[str, str]]
+
+
+def test_a_share_that_is_mounted_is_left_alone_and_one_that_no_service_mounts_is_no_silence(
+    carry_out: CarryOut, tmp_path: Path, host: Host
+) -> None:
     assert result(carry_out([steps.share("/proc", "10.0.0.9:/share")])) == ("ok", "mounted at /proc")
-
-
-def test_a_share_that_no_service_mounts_is_no_silence(carry_out: CarryOut, tmp_path: Path) -> None:
     step = dataclasses.replace(steps.share(str(tmp_path), "10.0.0.9:/share"), root=False)
-    without_systemd = {"PATH": str(stand_ins(tmp_path, systemctl="exit 1"))}
-    (answer,) = carry_out([step], environ=without_systemd)
-    assert answer["state"] == "failed"
-    assert (
-        answer["message"] == f"nothing is mounted at {tmp_path}, and this host has no tpu-stack-share.service"
-    )
+    (answer,) = carry_out([step], environ=host(systemctl="exit 1"))
+    said = f"nothing is mounted at {tmp_path}, and this host has no tpu-stack-share.service"
+    assert (answer["state"], answer["message"]) == ("failed", said)
     assert "10.0.0.9:/share" in answer["remedy"] and "journalctl" in answer["remedy"]
 
 
-def stand_ins(tmp_path: Path, **programs: str) -> str:
-    """A PATH on which some programs are what a test says."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name, text in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    return f"{folder}:{os.environ['PATH']}"
-
-
-def test_a_host_that_has_everything_is_not_asked_for_the_package_lists(
-    carry_out: CarryOut, tmp_path: Path
+def test_only_what_is_missing_is_installed_and_a_broken_dpkg_is_mended_first(
+    carry_out: CarryOut, tmp_path: Path, host: Host
 ) -> None:
     log = tmp_path / "log"
-    path = stand_ins(
-        tmp_path, **{"apt-get": f"echo apt-get $* >>{log}", "dpkg-query": "echo 'install ok installed'"}
-    )
-    assert result(carry_out([steps.comforts()], environ={"PATH": path})) == (
-        "ok",
-        "installed: zsh byobu mosh",
-    )
-    assert not log.exists()
-
-
-def test_only_what_is_missing_is_called_missing_and_a_broken_dpkg_is_mended_first(
-    carry_out: CarryOut, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    path = stand_ins(
-        tmp_path,
+    environ = host(
         **{
             "apt-get": f"echo apt-get $* >>{log}",
             "dpkg": f"echo dpkg $* >>{log}",
             "dpkg-query": f'case "$*" in *mosh*) grep -q install {log} 2>/dev/null || exit 1 ;; esac\n'
             "echo 'install ok installed'",
-        },
+        }
     )
     step = dataclasses.replace(steps.comforts(), root=False)
-    answers = carry_out([step], environ={"PATH": path}, under_way=True)
+    answers = carry_out([step], environ=environ, under_way=True)
     assert answers[0]["message"] == "not installed: mosh"
     assert answers[-1]["state"] == "changed"
     lines = log.read_text().splitlines()
     assert lines[0] == "dpkg --configure -a"
     assert lines[1].endswith(" update") and "install zsh byobu mosh" in lines[2]
-
-
-def test_a_host_without_apt_is_no_failure(carry_out: CarryOut, tmp_path: Path) -> None:
+    # Who has everything is not asked for the package lists.
+    assert result(carry_out([step], environ=environ)) == ("ok", "installed: zsh byobu mosh")
+    assert len(log.read_text().splitlines()) == 3
     bare = tmp_path / "bare"
     bare.mkdir()
     for program in ("sh", "timeout"):
         (bare / program).symlink_to(f"/usr/bin/{program}")
-    assert result(carry_out([steps.comforts()], environ={"PATH": str(bare)})) == (
-        "skipped",
-        "this host has no apt",
-    )
+    skipped = ("skipped", "this host has no apt")
+    assert result(carry_out([steps.comforts()], environ={"PATH": str(bare)})) == skipped
 
 
 def test_whoever_holds_apt_is_named(tmp_path: Path) -> None:
@@ -170,38 +153,24 @@ def test_whoever_holds_apt_is_named(tmp_path: Path) -> None:
     assert holder() == ""
 
 
-def test_cloud_init_that_is_through_even_with_errors_is_not_waited_for(
-    carry_out: CarryOut, tmp_path: Path
-) -> None:
-    for said, state in (
-        ("done", "ok"),
-        ("error", "ok"),
-        ("disabled", "ok"),
-        ("degraded done", "ok"),
-        ("running", "failed"),
-    ):
-        folder = tmp_path / said
-        folder.mkdir()
-        path = stand_ins(folder, **{"cloud-init": f"echo 'status: {said}'; exit 2"})
-        step = dataclasses.replace(steps.first_boot(), limit_s=0.1)
-        found = result(carry_out([step], environ={"PATH": path}))
-        assert (said, found[0]) == (said, state)
-    assert found[1] == "cloud-init is at: running (waited 0.1 s)"
-
-
 @pytest.mark.parametrize(
     ("said", "boot", "state", "message"),
     [
+        *(
+            (said, "", "ok", "cloud-init is through")
+            for said in ("done", "error", "disabled", "degraded done")
+        ),
+        ("running", "", "failed", "cloud-init is at: running (waited 0.1 s)"),
         ("not run", "running", "warned", "cloud-init was not run on this host"),
         ("not started", "degraded", "warned", "cloud-init was not run on this host"),
         ("not run", "starting", "failed", "cloud-init is at: not run, and the boot is under way"),
     ],
 )
-def test_cloud_init_that_an_image_does_not_run_is_a_warning_once_the_boot_is_over(
-    carry_out: CarryOut, tmp_path: Path, said: str, boot: str, state: str, message: str
+def test_cloud_init_is_waited_for_only_while_it_runs(
+    carry_out: CarryOut, host: Host, said: str, boot: str, state: str, message: str
 ) -> None:
-    path = stand_ins(tmp_path, **{"cloud-init": f"echo 'status: {said}'", "systemctl": f"echo {boot}"})
-    found = result(carry_out([dataclasses.replace(steps.first_boot(), limit_s=0.1)], environ={"PATH": path}))
+    environ = host(**{"cloud-init": f"echo 'status: {said}'; exit 2", "systemctl": f"echo {boot}"})
+    found = result(carry_out([dataclasses.replace(steps.first_boot(), limit_s=0.1)], environ=environ))
     assert found[0] == state and found[1].startswith(message)
 
 
@@ -217,22 +186,6 @@ def test_every_step_that_changes_something_has_a_limit_and_a_remedy() -> None:
         assert step.limit_s > 0 and step.remedy
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """A PATH with programs that answer as a test says, before this machine's own."""
-
-    def make(**programs: str) -> dict[str, str]:
-        folder = tmp_path / "bin"
-        folder.mkdir(exist_ok=True)
-        for name, text in programs.items():
-            path = folder / name
-            path.write_text(f"#!/bin/sh\n{text}\n")
-            path.chmod(path.stat().st_mode | stat.S_IXUSR)
-        return {"PATH": f"{folder}:{os.environ['PATH']}", "DONE": str(tmp_path / "done")}
-
-    return make
-
-
 def looked_at(carry_out: CarryOut, environ: dict[str, str], change: str = "") -> dict[str, Any]:
     step = dataclasses.replace(
         steps.docker(), needs=(), root=False, change=change, limit_s=5 if change else 0
@@ -241,41 +194,24 @@ def looked_at(carry_out: CarryOut, environ: dict[str, str], change: str = "") ->
     return answer
 
 
-def test_a_docker_that_answers_is_named_by_its_version(
-    carry_out: CarryOut, host: Callable[..., dict[str, str]]
-) -> None:
-    answer = looked_at(carry_out, host(docker="echo 28.1.0"))
-    assert (answer["state"], answer["message"]) == ("ok", "Docker 28.1.0")
-
-
-def test_a_user_who_has_just_joined_the_group_counts_as_one_who_may(
-    carry_out: CarryOut, host: Callable[..., dict[str, str]]
-) -> None:
-    environ = host(docker="echo 'permission denied'; exit 1", sg="echo 28.1.0")
-    assert looked_at(carry_out, environ)["message"] == "Docker 28.1.0"
-
-
 @pytest.mark.parametrize(
-    ("said", "part"),
+    ("docker", "sg", "state", "part"),
     [
-        ("permission denied while trying to connect", "may not use Docker"),
-        (
-            "Cannot connect to the Docker daemon",
-            "Docker does not answer: Cannot connect to the Docker daemon",
-        ),
+        ("echo 28.1.0", "exit 1", "ok", "Docker 28.1.0"),
+        # Who has just joined the group counts as one who may.
+        ("echo 'permission denied'; exit 1", "echo 28.1.0", "ok", "Docker 28.1.0"),
+        ("echo permission denied >&2; exit 1", "exit 1", "failed", "may not use Docker"),
+        ("echo no daemon >&2; exit 1", "exit 1", "failed", "Docker does not answer: no daemon"),
     ],
 )
-def test_a_docker_that_does_not_answer_says_why(
-    carry_out: CarryOut, host: Callable[..., dict[str, str]], said: str, part: str
+def test_a_docker_is_named_by_its_version_or_says_why_it_does_not_answer(
+    carry_out: CarryOut, host: Host, docker: str, sg: str, state: str, part: str
 ) -> None:
-    answer = looked_at(carry_out, host(docker=f"echo '{said}' >&2; exit 1", sg="exit 1"))
-    assert answer["state"] == "failed"
-    assert part in answer["message"]
+    answer = looked_at(carry_out, host(docker=docker, sg=sg))
+    assert answer["state"] == state and part in answer["message"]
 
 
-def test_a_user_who_may_not_is_put_into_the_group(
-    carry_out: CarryOut, host: Callable[..., dict[str, str]]
-) -> None:
+def test_a_user_who_may_not_is_put_into_the_group(carry_out: CarryOut, host: Host) -> None:
     environ = host(
         docker='[ -e "$DONE" ] && echo 28.1.0 || { echo permission denied; exit 1; }',
         sg="exit 1",
@@ -397,9 +333,6 @@ def test_no_other_registry_ever_gets_a_token(metadata: str, registry: str) -> No
     done = ask(steps.HELPER_TEXT, registry, metadata)
     assert done.returncode == 1 and TOKEN not in done.stdout + done.stderr
     assert "no Google registry" in done.stdout
-
-
-def test_a_host_without_metadata_server_is_a_message_and_no_traceback() -> None:
-    done = ask(steps.HELPER_TEXT, REGISTRY, "127.0.0.1:9")
-    assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith("no token from the metadata server")
+    nobody = ask(steps.HELPER_TEXT, REGISTRY, "127.0.0.1:9")
+    assert (nobody.returncode, nobody.stderr) == (1, "")
+    assert nobody.stdout.startswith("no token from the metadata server")
