@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -159,25 +159,15 @@ def test_answers_are_the_same_however_the_output_is_cut(cuts: list[int]) -> None
     assert found == [Answer(step="s", state="ok", message="m", took_s=1.0)] * 3
 
 
-@settings(max_examples=50)
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(),
-        lambda inner: (
-            st.lists(inner)
-            | st.dictionaries(st.sampled_from(["step", "state", "message", "remedy", "took_s"]), inner)
-        ),
-    )
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, 7, 1e999, "text", [], [[]], {}, {"state": []}),
+        *({**json.loads(LINE), field: None} for field in ("step", "state", "message", "remedy", "took_s")),
+    ],
 )
 def test_what_only_looks_like_an_answer_is_none(value: object) -> None:
-    found = parse(json.dumps(value).encode())
-    assert found is None or isinstance(value, dict)
-
-
-def test_an_answer_with_a_field_of_another_kind_is_none() -> None:
-    assert parse(LINE) is not None
-    for field in ("step", "state", "message", "remedy", "took_s"):
-        assert parse(json.dumps({**json.loads(LINE), field: None}).encode()) is None
+    assert parse(json.dumps(value).encode()) is None
 
 
 def test_last_words_are_kept_and_an_endless_line_takes_no_more_memory_than_a_long_one() -> None:
