@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import signal
-import subprocess
-import sys
 import tempfile
-import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,9 +24,9 @@ from launch.images.docker_client import (
     ImageError,
     asking,
     buildkit,
-    clean,
     command_environment,
     connect,
+    shown,
 )
 from launch.images.local_images import Made
 from launch.images.recipe import (
@@ -47,9 +43,6 @@ from launch.jobs import CHECKOUT, commit_of
 
 OTHERS_LIMIT_S = 7200
 """So long another build of the same image is waited for."""
-END_LIMIT_S = 20
-LAST_BYTES = 8192
-"""Of what Docker said, for the reason of a failure."""
 NO_SPACE = "no space left on device"
 
 Say = Callable[[str], None]
@@ -128,7 +121,7 @@ class Builder:
             raise
         for other in local_images.list_all(self.client):
             same = (other.framework, other.platform) == (recipe.framework, recipe.platform)
-            if same and other.id != image and not other.has_passed and other.is_ours_alone:
+            if same and other.id != image and not other.has_passed and other.is_only_ours:
                 local_images.remove(self.client, other)
 
     def _name(self, recipe: Recipe, image: str, tag: str) -> None:
@@ -205,35 +198,6 @@ def build_command(
     said = [word for key, value in labels.items() for word in ("--label", f"{key}={value}")]
     told = [word for name in arguments for word in ("--build-arg", name)]
     return [command, "build", "--iidfile", str(image), *said, *told, "-"]
-
-
-def shown(words: list[str], stdin: int, environ: Mapping[str, str]) -> tuple[int, str]:
-    """Run it with its own display on our standard error, a terminal's on a terminal; exit code and its last words."""
-    on_terminal = sys.stderr.isatty()
-    ours, its = os.openpty() if on_terminal else os.pipe()
-    if on_terminal:
-        termios.tcsetwinsize(its, termios.tcgetwinsize(sys.stderr))
-    process = subprocess.Popen(words, stdin=stdin, stdout=its, stderr=its, env=dict(environ))
-    os.close(its)
-    last = b""
-    try:
-        # The end of a terminal is an error, that of a pipe is nothing.
-        with contextlib.suppress(OSError):
-            while piece := os.read(ours, 2**16):
-                last = (last + piece)[-LAST_BYTES:]
-                sys.stderr.write(piece.decode(errors="replace"))
-                sys.stderr.flush()
-        return process.wait(), clean(last.decode(errors="replace").replace("\r", "\n"))
-    finally:
-        os.close(ours)
-        if process.poll() is None:  # interrupted: Docker ends a build whose client goes
-            process.terminate()
-            try:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(END_LIMIT_S)
-            finally:  # a second signal does not leave it behind
-                process.kill()
-                process.wait()
 
 
 def failure(tag: str, said: str, docker_root: str) -> str:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator, Mapping
 
 import docker
@@ -18,8 +19,9 @@ import urllib3.exceptions
 from contracts.errors import RequestError
 
 ANSWER_LIMIT_S = 60
-LONG_LIMIT_S = 1800
-"""Of an answer that is worked on: no more than so long between two pieces of it."""
+END_LIMIT_S = 20
+LAST_BYTES = 8192
+"""Of what Docker said, for the reason of a failure."""
 SOCKET = "/var/run/docker.sock"
 OLDEST_ENGINE = (20, 10)
 """From there on an engine's BuildKit has cache mounts without a frontend from a registry."""
@@ -149,7 +151,7 @@ def asking(what: str) -> Iterator[None]:
     try:
         yield
     except docker.errors.DockerException as error:
-        if (program := missing_helper(error)) is not None:
+        if (program := missing_helper(str(error))) is not None:
             raise RequestError(
                 f"{what}: Docker's configuration (~/.docker/config.json) asks {program} for passwords, and that fails:"
                 f" {short(error)}; install it, or take its entry out of that file"
@@ -166,24 +168,39 @@ def asking(what: str) -> Iterator[None]:
         ) from None
 
 
-def missing_helper(error: Exception) -> str | None:
+def missing_helper(said: str) -> str | None:
     """The program that keeps Docker's passwords, where it is that which failed. Pure."""
-    words = str(error).replace("'", " ").replace('"', " ").split()
-    found = [word for word in words if word.startswith("docker-credential-")]
-    if found:
-        return found[0].strip(".,:;()")
-    return "a program" if "Credentials store error" in str(error) else None
+    found = re.search(r"docker-credential-[\w-]+", said)
+    return found[0] if found else "a program" if "Credentials store error" in said else None
 
 
-@contextlib.contextmanager
-def patient(client: docker.DockerClient, limit_s: float = LONG_LIMIT_S) -> Iterator[None]:
-    """Within it Docker may take so long for an answer."""
-    before = client.api.timeout
-    client.api.timeout = limit_s
+def shown(words: list[str], stdin: int, environ: Mapping[str, str]) -> tuple[int, str]:
+    """Run `docker` with its own display on our standard error, a terminal's on a terminal; exit code and last words."""
+    on_terminal = sys.stderr.isatty()
+    ours, its = os.openpty() if on_terminal else os.pipe()
+    if on_terminal:
+        termios.tcsetwinsize(its, termios.tcgetwinsize(sys.stderr))
+    process = subprocess.Popen(words, stdin=stdin, stdout=its, stderr=its, env=dict(environ))
+    os.close(its)
+    last = b""
     try:
-        yield
+        # The end of a terminal is an error, that of a pipe is nothing.
+        with contextlib.suppress(OSError):
+            while piece := os.read(ours, 2**16):
+                last = (last + piece)[-LAST_BYTES:]
+                sys.stderr.write(piece.decode(errors="replace"))
+                sys.stderr.flush()
+        return process.wait(), clean(last.decode(errors="replace").replace("\r", "\n"))
     finally:
-        client.api.timeout = before
+        os.close(ours)
+        if process.poll() is None:  # interrupted: Docker ends what a client that goes has asked for
+            process.terminate()
+            try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(END_LIMIT_S)
+            finally:  # a second signal does not leave it behind
+                process.kill()
+                process.wait()
 
 
 def short(error: BaseException) -> str:

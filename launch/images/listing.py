@@ -49,7 +49,7 @@ def show(*, folder: RunsFolder, references: Mapping[str, str] | None, environ: M
 def prune(*, environ: Mapping[str, str]) -> int:
     """Remove images of ours that are neither of this checkout's recipes nor used by a container, and say so.
 
-    Sizes are told as of each alone; of what layers they share, nothing is free before the last is gone.
+    The size of each counts the layers that it shares with others, which are free only when the last of them is gone.
 
     Raises:
         RequestError: no Docker.
@@ -125,7 +125,7 @@ def state(image: Image, current: Iterable[str]) -> str:
     if not image.tags:
         return "unnamed"
     if not image.has_passed:
-        return "failed" if image.is_ours_alone else "other"
+        return "failed" if image.is_only_ours else "other"
     return "current" if set(current).intersection(image.tags) else "old"
 
 

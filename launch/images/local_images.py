@@ -47,7 +47,7 @@ class Image:
         return any((match := OUR_TAG.fullmatch(tag)) and not match["failed"] for tag in self.tags)
 
     @property
-    def is_ours_alone(self) -> bool:
+    def is_only_ours(self) -> bool:
         """Whether nobody gave it a name of their own."""
         return all(OUR_TAG.fullmatch(tag) for tag in self.tags)
 
@@ -129,7 +129,7 @@ def old(images: Iterable[Image], *, current: Iterable[str], used: Iterable[str])
     return [
         image
         for image in images
-        if image.is_ours_alone and image.id not in busy and not keep.intersection(image.tags)
+        if image.is_only_ours and image.id not in busy and not keep.intersection(image.tags)
     ]
 
 

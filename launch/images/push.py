@@ -10,27 +10,31 @@ from __future__ import annotations
 
 import contextlib
 import re
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+import subprocess
+from collections.abc import Mapping
 
 import docker
+import docker.auth
 
 from contracts.errors import RequestError
 from launch import inventories
-from launch.display import PLAIN_PERIOD_S, say, terminal
+from launch.display import say, terminal
 from launch.images import local_images
-from launch.images.docker_client import ImageError, asking, connect, patient
-from launch.images.listing import size
+from launch.images.docker_client import (
+    ImageError,
+    asking,
+    buildkit,
+    command_environment,
+    connect,
+    shown,
+)
 from launch.images.local_images import Image
 from launch.images.recipe import Recipe, chosen, platform_of, read
 
 LOCAL = "local"
 OUTPUT = "image_repository"
 OTHERWISE = "it knows where images go"
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-LAYER = re.compile(r"[0-9a-f]{12}")
-DONE = ("Pushed", "Layer already exists", "Mounted from")
+DIGEST = re.compile(r"digest: (sha256:[0-9a-f]{64})")
 
 ROLE = "roles/artifactregistry.writer"
 PERMISSION = re.compile(r"artifactregistry\.\w+\.\w+")
@@ -50,43 +54,6 @@ UNREACHABLE = (
 )
 
 
-class Layers:
-    """How far a push is, from what Docker says of each layer. Pure."""
-
-    def __init__(self) -> None:
-        self.digest: str | None = None
-        self.error: str | None = None
-        self._bytes: dict[str, tuple[int, int]] = {}
-        self._ended: set[str] = set()
-        self._known: set[str] = set()
-
-    def take(self, answer: Mapping[str, Any]) -> None:
-        if "error" in answer:
-            self.error = " ".join(str(answer["error"]).split())
-        aux = answer.get("aux")
-        if isinstance(aux, Mapping) and DIGEST.fullmatch(str(aux.get("Digest"))):
-            self.digest = str(aux["Digest"])
-        layer, status = str(answer.get("id") or ""), str(answer.get("status") or "")
-        if LAYER.fullmatch(layer) is None:
-            return
-        self._known.add(layer)
-        detail = answer.get("progressDetail") or {}
-        if status == "Pushing" and "current" in detail:
-            total = int(detail.get("total") or detail["current"])
-            self._bytes[layer] = (min(int(detail["current"]), total), total)
-        elif status.startswith(DONE):
-            self._ended.add(layer)
-            _, total = self._bytes.get(layer, (0, 0))
-            self._bytes[layer] = (total, total)
-
-    @property
-    def text(self) -> str:
-        sent = sum(current for current, _ in self._bytes.values())
-        total = sum(total for _, total in self._bytes.values())
-        of = f", {size(sent)} of {size(total)}" if total else ""
-        return f"layer {len(self._ended)}/{len(self._known)}{of}"
-
-
 def push(*, stack: str, framework: str, platform: str, environ: Mapping[str, str]) -> int:
     """Push the images named (default: all that are built), and note their digests in the stack's configuration.
 
@@ -96,19 +63,18 @@ def push(*, stack: str, framework: str, platform: str, environ: Mapping[str, str
     if stack == LOCAL:
         raise RequestError("--stack: say to which stack's repository; `pulumi stack ls` lists them")
     names, on = chosen("--framework", framework), platform_of(platform)
-    console = terminal()
-    tell = say(console)
+    tell = say(terminal())
     failed: list[str] = []
     pushed: dict[str, str] = {}
     with contextlib.closing(connect(environ)) as client:
+        command = buildkit(client, environ)
         wanted = built(client, [read(name, on, environ) for name in names], all_of_them=bool(framework))
         repository = inventories.output(OUTPUT, stack, otherwise=OTHERWISE, environ=environ).rstrip("/")
         for recipe in wanted:
             name = recipe.framework
             try:
-                with console.status(name) as status:
-                    update = status.update if console.is_terminal else _now_and_then(tell)
-                    reference = send(client, recipe, repository, stack, update)
+                tell(f"{name}  pushing {recipe.tag}")
+                reference = send(client, command, recipe, repository, stack, environ)
                 set_reference(stack, name, reference, environ)
                 pushed[name] = reference
                 tell(f"{name}  pushed")
@@ -121,19 +87,6 @@ def push(*, stack: str, framework: str, platform: str, environ: Mapping[str, str
     for text in failed:
         tell(f"error: {text}")
     return 1 if failed else 0
-
-
-def _now_and_then(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Of lines that come often, one in PLAIN_PERIOD_S."""
-    said_s = float("-inf")
-
-    def update(text: str) -> None:
-        nonlocal said_s
-        if time.monotonic() - said_s >= PLAIN_PERIOD_S:
-            said_s = time.monotonic()
-            tell(text)
-
-    return update
 
 
 def built(client: docker.DockerClient, recipes: list[Recipe], *, all_of_them: bool) -> list[Recipe]:
@@ -156,25 +109,32 @@ def built(client: docker.DockerClient, recipes: list[Recipe], *, all_of_them: bo
 
 
 def send(
-    client: docker.DockerClient, recipe: Recipe, repository: str, stack: str, update: Callable[[str], None]
+    client: docker.DockerClient,
+    command: str,
+    recipe: Recipe,
+    repository: str,
+    stack: str,
+    environ: Mapping[str, str],
 ) -> str:
-    """Push one image; its reference by digest there.
+    """Push one image with the `docker` of this machine, which shows how far it is; its reference by digest there.
 
     Raises:
         ImageError: the registry does not take it; with what is missing.
     """
     name = f"{repository}/{recipe.framework}"
     reference = f"{name}:{recipe.version}"
-    layers = Layers()
-    with asking(f"pushing {reference}"), patient(client):
+    with asking(f"pushing {reference}"):
+        # `docker push` passes over a program that it cannot ask for a password.
+        docker.auth.load_config().resolve_authconfig(name.partition("/")[0])
         client.api.tag(recipe.tag, name, recipe.version)
-        for answer in client.api.push(name, tag=recipe.version, stream=True, decode=True):
-            layers.take(answer)
-            update(f"{recipe.framework}  {layers.text}")
-    if layers.error is not None or layers.digest is None:
+    code, said = shown([command, "push", reference], subprocess.DEVNULL, command_environment(environ))
+    digest = DIGEST.search(said)
+    if code != 0 or digest is None:
         _untag(client, reference)
-        raise ImageError(explained(layers.error or "it gave no digest", reference, stack))
-    return f"{name}@{layers.digest}"
+        lines = said.split("\n")
+        problem = next((line.strip() for line in reversed(lines) if line.strip()), "it gave no digest")
+        raise ImageError(explained(problem, reference, stack))
+    return f"{name}@{digest[1]}"
 
 
 def _untag(client: docker.DockerClient, reference: str) -> None:

@@ -46,7 +46,10 @@ CUDART = Stub(
         "libcudart.so.12",
     ),
 )
-needs_a_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="makes a library: needs gcc")
+needs_a_compiler = pytest.mark.skipif(
+    shutil.which("gcc") is None or shutil.which("nm") is None,
+    reason="makes a library: needs gcc and binutils",
+)
 
 
 def library(needs: str = "", asks: str = "", owner: str = "") -> Library:
@@ -66,52 +69,63 @@ def test_what_a_library_asks_for_is_read_with_version_and_owner_and_weak_symbols
     assert read.owners == {"GLIBC_2.2.5": "libm.so.6", "libcudart.so.12": "libcudart.so.12"}
 
 
-def test_a_function_is_made_under_its_version_in_the_library_that_owns_the_version() -> None:
-    torch = library("libcupti.so.12 libcudart.so.12", "cudaFree@V1", owner="libcudart.so.12")
-    made = {stub.name: stub.functions for stub in stubs.plan({"torch.so": torch}, ["torch.so"])}
-    assert made == {"libcudart.so.12": {"cudaFree": "V1"}, "libcupti.so.12": {}}
+@pytest.mark.parametrize(
+    ("files", "made"),
+    [
+        pytest.param(
+            {"torch.so": library("libcupti.so.12 libcudart.so.12", "cudaFree@V1", owner="libcudart.so.12")},
+            {"libcudart.so.12": {"cudaFree": "V1"}, "libcupti.so.12": {}},
+            id="a function is made under its version in the library that owns the version",
+        ),
+        pytest.param(
+            {
+                "torch.so": library(
+                    "libcusparse.so.12 libcusparseLt.so.0 libcufile.so.0", "cusparseLtInit cuFileRead"
+                )
+            },
+            {
+                "libcusparse.so.12": {},
+                "libcusparseLt.so.0": {"cusparseLtInit": ""},
+                "libcufile.so.0": {"cuFileRead": ""},
+            },
+            id="without a version it goes to the library whose name fits best",
+        ),
+        pytest.param(
+            {
+                "torch.so": library("lib.so"),
+                "lib.so": library("libcublas.so.12"),
+                "linalg.so": library("libcusolver.so.11"),
+            },
+            {"libcublas.so.12": {}},
+            id="only what loading torch reaches gets stand-ins",
+        ),
+        pytest.param(
+            {"torch.so": library("libm.so.6 libgfortran.so.5 libcudnn.so.9"), "libcudnn.so.9": library()},
+            {},
+            id="no library of the system and none that is there is stood in for",
+        ),
+    ],
+)
+def test_stand_ins_have_what_loading_torch_asks_nvidias_libraries_for(
+    files: dict[str, Library], made: dict[str, dict[str, str]]
+) -> None:
+    assert {stub.name: stub.functions for stub in stubs.plan(files, ["torch.so"])} == made
 
 
-def test_a_function_without_a_version_goes_to_the_library_whose_name_fits_best() -> None:
-    torch = library("libcusparse.so.12 libcusparseLt.so.0 libcufile.so.0", "cusparseLtInit cuFileRead")
-    made = {stub.name: set(stub.functions) for stub in stubs.plan({"torch.so": torch}, ["torch.so"])}
-    assert made == {
-        "libcusparse.so.12": set(), "libcusparseLt.so.0": {"cusparseLtInit"}, "libcufile.so.0": {"cuFileRead"},
-    }  # fmt: skip
-
-
-def test_a_function_that_no_library_is_known_to_have_is_an_error_that_names_it() -> None:
+def test_a_torch_that_is_not_as_expected_is_an_error_and_not_an_image_that_does_not_import(
+    tmp_path: Path,
+) -> None:
     torch = library("libcudart.so.12", "ncclSend")
     with pytest.raises(StubsError, match=r"ncclSend, which none of libcudart\.so\.12"):
         stubs.plan({"torch.so": torch}, ["torch.so"])
-
-
-def test_only_what_loading_torch_reaches_gets_stand_ins() -> None:
-    files = {
-        "torch.so": library("lib.so"),
-        "lib.so": library("libcublas.so.12"),
-        "linalg.so": library("libcusolver.so.11"),
-    }
-    assert [stub.name for stub in stubs.plan(files, ["torch.so"])] == ["libcublas.so.12"]
-
-
-def test_no_library_of_the_system_and_none_that_is_there_is_stood_in_for() -> None:
-    files = {"torch.so": library("libm.so.6 libgfortran.so.5 libcudnn.so.9"), "libcudnn.so.9": library()}
-    assert stubs.plan(files, ["torch.so"]) == []
-
-
-def test_where_nvidias_own_libraries_are_installed_nothing_is_made(tmp_path: Path) -> None:
+    with pytest.raises(StubsError, match="is not where torch is"):
+        stubs.make(tmp_path)
     for name in ("torch/_C.x.so", "torch/lib/libtorch_global_deps.so", "torch/lib/libtorch_python.so"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "nvidia").mkdir()
     with pytest.raises(StubsError, match="overrides.in"):
         stubs.make(tmp_path / "torch")
-
-
-def test_a_folder_without_torch_is_an_error_and_not_an_image_that_does_not_import(tmp_path: Path) -> None:
-    with pytest.raises(StubsError, match="is not where torch is"):
-        stubs.make(tmp_path)
 
 
 @needs_a_compiler
@@ -130,13 +144,6 @@ def test_stand_ins_say_there_is_no_device_and_name_on_stderr_whatever_else_is_ca
     assert done.stdout.splitlines()[:2] == ["0 0", "0 100 100"]
     assert "this image has no CUDA" in done.stdout.splitlines()[2]
     assert done.stderr == "cudaMalloc: this image has no CUDA\n"
-
-
-@needs_a_compiler
-@pytest.mark.skipif(shutil.which("nm") is None, reason="reads a library: needs binutils")
-def test_the_linker_finds_the_functions_under_their_versions(tmp_path: Path) -> None:
-    made = tmp_path / CUDART.name
-    stubs.compile_stub(CUDART, made)
     listed = subprocess.run(
         ["nm", "--dynamic", "--defined-only", "--with-symbol-versions", str(made)],
         capture_output=True, text=True, timeout=60, check=True,

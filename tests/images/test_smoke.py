@@ -74,8 +74,8 @@ class Image:
         text = file.read_text()
         assert "LIMIT_S = 600\n" in text
         assert "TRACES_BEFORE_S = 5\n" in text
-        hurried = text.replace("TRACES_BEFORE_S = 5\n", "TRACES_BEFORE_S = 1\n")
-        file.write_text(hurried.replace("LIMIT_S = 600\n", "LIMIT_S = 2\n"))
+        hurried = text.replace("TRACES_BEFORE_S = 5\n", "TRACES_BEFORE_S = 3\n")
+        file.write_text(hurried.replace("LIMIT_S = 600\n", "LIMIT_S = 4\n"))
 
     def everything(self, platform: str = "cpu") -> tuple[int, list[str], dict[str, object]]:
         """Exit code, lines, and the object in the last one."""
@@ -140,7 +140,6 @@ def test_a_framework_that_falls_back_to_the_cpu_fails_where_a_tpu_is_asked_for(i
     verdict = image.one("device", "tpu")
     assert not verdict.ok
     assert "--platform is tpu, but plain computes on cpu (1 × plain)" in verdict.said
-    assert image.one("device", "cpu").ok
 
 
 def test_a_library_that_aborts_the_interpreter_fails_its_check_and_is_named(image: Image) -> None:
@@ -152,32 +151,24 @@ def test_a_library_that_aborts_the_interpreter_fails_its_check_and_is_named(imag
     assert not verdict.ok
     assert "SIGABRT ended the interpreter at `import aborts`" in verdict.said
     assert "bad library" in verdict.said.splitlines()[-1]
-    # and the others run
-    assert image.one("train").ok
 
 
-def test_a_check_that_hangs_ends_at_its_limit_with_its_stack_traces(image: Image) -> None:
+def test_a_check_that_hangs_ends_at_its_limit_with_its_stack_traces_and_with_what_it_started(
+    image: Image, tmp_path: Path
+) -> None:
     image.hurry()
-    image.add("""
+    image.add(f"""
         def waits_for_ever():
+            import subprocess
+            Path({str(tmp_path / "pid")!r}).write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
             time.sleep(1000)
-        CHECKS = {"own": waits_for_ever}
+        CHECKS = {{"own": waits_for_ever}}
     """)
     verdict = image.one("own")
     assert not verdict.ok
-    assert "not done after 2 s: it hangs" in verdict.said
+    assert "not done after 4 s: it hangs" in verdict.said
     assert "in waits_for_ever" in verdict.said
-
-
-def test_what_a_check_started_is_gone_when_it_is_over(image: Image) -> None:
-    image.add("""
-        def starts():
-            import subprocess
-            return str(subprocess.Popen(["sleep", "1000"]).pid)
-        CHECKS = {"own": starts}
-    """)
-    pid = int(image.one("own").said)
-    assert not _alive(pid)
+    assert not _alive(int((tmp_path / "pid").read_text()))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +208,6 @@ def test_what_is_broken_fails_its_check_with_the_reason(
 
 
 def test_a_process_that_is_told_to_leave_and_dies_instead_fails(image: Image) -> None:
-    assert image.one("signals").ok
     image.add("""
         def listen():
             return lambda number: False
@@ -236,23 +226,14 @@ def test_whatever_differs_from_the_lock_is_named(image: Image) -> None:
     assert "absent is missing, the lock says 1" in said
 
 
-def test_what_the_lock_does_not_name_may_not_be_installed() -> None:
+def test_a_lock_is_pins_and_nothing_else_and_what_it_does_not_name_may_not_be_installed() -> None:
     assert lock.differences({"a": "1"}, {"a": "1", "b": "2"}) == ["b is 2, the lock says nothing of it"]
     assert lock.differences({"a": "1", "torch": "2"}, {"a": "1", "torch": "2+cpu"}) == []
-
-
-def test_a_package_is_the_same_however_its_name_is_written() -> None:
-    assert lock.read("Ruamel.Yaml_x[extra]==1.0+cpu \\\n    --hash=sha256:00\n") == {
-        "ruamel-yaml-x": "1.0+cpu"
-    }
-
-
-@pytest.mark.parametrize(
-    "line", ["numpy>=2", "numpy==2 ; python_version > '3'", "-r other.txt", "https://x/y.whl"]
-)
-def test_a_lock_with_anything_but_pins_is_refused(line: str) -> None:
-    with pytest.raises(ValueError, match=r"line 1 of the lock .*NAME==VERSION"):
-        lock.read(line)
+    pin = "Ruamel.Yaml_x[extra]==1.0+cpu \\\n    --hash=sha256:00\n"
+    assert lock.read(pin) == {"ruamel-yaml-x": "1.0+cpu"}
+    for line in ("numpy>=2", "numpy==2 ; python_version > '3'", "-r other.txt", "https://x/y.whl"):
+        with pytest.raises(ValueError, match=r"line 1 of the lock .*NAME==VERSION"):
+            lock.read(line)
 
 
 def _alive(pid: int) -> bool:

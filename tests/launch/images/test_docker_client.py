@@ -16,21 +16,20 @@ from contracts.errors import RequestError
 from launch.images import docker_client
 
 
-def test_without_a_daemon_it_is_said_how_to_get_one() -> None:
-    said = docker_client.unreachable(FileNotFoundError("No such file or directory"), {}, "linux")
-    assert "there is no Docker at /var/run/docker.sock" in said
-    assert "apt-get install docker.io" in said
-    assert "brew install" in docker_client.unreachable(FileNotFoundError(), {}, "darwin")
-
-
-def test_a_daemon_that_is_not_for_this_user_is_told_from_one_that_is_not_there() -> None:
-    said = docker_client.unreachable(
-        Exception("('Connection aborted.', PermissionError(13, 'Permission denied'))"), {}
-    )
-    assert "usermod --append --groups docker" in said
-    assert "does not run" in docker_client.unreachable(
-        Exception("ConnectionRefusedError(111, 'Connection refused')"), {}
-    )
+@pytest.mark.parametrize(
+    ("error", "platform", "words"),
+    [
+        (FileNotFoundError("No such file or directory"), "linux", "apt-get install docker.io"),
+        (FileNotFoundError(), "darwin", "brew install"),
+        (Exception("('Connection aborted.', PermissionError(13, 'Permission denied'))"), "linux", "usermod"),
+        (Exception("ConnectionRefusedError(111, 'Connection refused')"), "linux", "does not run"),
+    ],
+)
+def test_why_docker_does_not_answer_is_told_with_how_to_get_an_answer(
+    error: Exception, platform: str, words: str
+) -> None:
+    said = docker_client.unreachable(error, {}, platform)
+    assert words in said and "/var/run/docker.sock" in said
 
 
 # docker-py leaves the socket that it could not connect to the garbage collector.

@@ -25,6 +25,7 @@ from launch.images.recipe import BASE_VARIABLE, Recipe
 slow = pytest.mark.slow  # seconds, but they need Docker
 
 STAND_IN_BASE = "stand-in:1"
+UPLOAD = "artifactregistry.repositories.uploadArtifacts"
 PULUMI = """\
 #!/bin/sh
 echo "$@" >>"$PULUMI_LOG"
@@ -222,10 +223,7 @@ def test_of_several_images_those_that_are_built_are_pushed_and_one_that_is_named
             (401, "UNAUTHORIZED", "authentication required"),
             r"does not know who pushes: .*`docker login 127\.0\.0\.1",
         ),
-        (
-            (403, "DENIED", 'Permission "artifactregistry.repositories.uploadArtifacts" denied'),
-            "pushing is refused",
-        ),
+        ((403, "DENIED", f'Permission "{UPLOAD}" denied'), "pushing is refused"),
         (
             (404, "NAME_UNKNOWN", 'Repository "r" not found'),
             "there is no such repository.*`pulumi up --stack dev`",
@@ -249,41 +247,32 @@ def test_a_registry_that_refuses_is_explained_and_neither_name_nor_digest_stays(
 
 
 @slow
-def test_a_registry_that_is_gone_is_told_from_one_that_refuses(
-    registry: Registry,
-    recipes: Any,
-    pulumi: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_registry_that_is_gone_and_a_stack_that_was_never_brought_up_are_told_apart(
+    recipes: Any, pulumi: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipes("nowhere")
     monkeypatch.setenv("PULUMI_OUTPUTS", json.dumps({"image_repository": "127.0.0.1:1/p/r"}))
     assert run() == 1
     assert "127.0.0.1:1 cannot be reached" in capsys.readouterr().out
+    for outputs in ("{}", "", '{"image_repository": null}'):
+        monkeypatch.setenv("PULUMI_OUTPUTS", outputs)
+        with pytest.raises(RequestError, match="no output `image_repository` yet; `pulumi up --stack dev`"):
+            run()
 
 
 @slow
-@pytest.mark.parametrize("outputs", ["{}", "", '{"image_repository": null}'])
-def test_a_stack_that_was_never_brought_up_has_no_repository(
-    recipes: Any, pulumi: Path, monkeypatch: pytest.MonkeyPatch, outputs: str
-) -> None:
-    recipes("early")
-    monkeypatch.setenv("PULUMI_OUTPUTS", outputs)
-    with pytest.raises(
-        RequestError, match="it has no output `image_repository` yet; `pulumi up --stack dev`"
-    ):
-        run()
-
-
-@slow
-def test_a_digest_that_cannot_be_noted_is_said_with_what_pulumi_says(
-    recipes: Any, pulumi: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.filterwarnings("ignore:docker-credential-none-such not installed:UserWarning")
+def test_a_digest_that_cannot_be_noted_and_a_helper_that_is_missing_are_said(
+    recipes: Any, pulumi: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     recipes("unnoted")
     monkeypatch.setenv("PULUMI_FAILS", "the file is read-only")
-    with pytest.raises(
-        RequestError, match="`pulumi config set` failed: error: the file is read-only.*unnoted@sha256:"
-    ):
+    failed = "`pulumi config set` failed: error: the file is read-only.*unnoted@sha256:"
+    with pytest.raises(RequestError, match=failed):
+        run()
+    (tmp_path / "config.json").write_text('{"credsStore": "none-such"}')
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    with pytest.raises(RequestError, match="asks docker-credential-none-such for passwords"):
         run()
 
 
@@ -292,33 +281,10 @@ def test_this_machine_is_no_stack_to_push_to() -> None:
         run(stack="local")
 
 
-def test_how_far_a_push_is_counts_layers_and_bytes() -> None:
-    layers = push.Layers()
-    for answer in (
-        {"status": "The push refers to repository [r]"},
-        {"status": "Preparing", "progressDetail": {}, "id": "a" * 12},
-        {"status": "Preparing", "progressDetail": {}, "id": "b" * 12},
-        {"status": "Layer already exists", "progressDetail": {}, "id": "a" * 12},
-        {
-            "status": "Pushing",
-            "progressDetail": {"current": 500_000_000, "total": 2_000_000_000},
-            "id": "b" * 12,
-        },
-    ):
-        layers.take(answer)
-    assert layers.text == "layer 1/2, 500 MB of 2.00 GB"
-    layers.take({"status": "Pushed", "progressDetail": {}, "id": "b" * 12})
-    assert layers.text == "layer 2/2, 2.00 GB of 2.00 GB"
-    assert layers.digest is None
-    layers.take({"progressDetail": {}, "aux": {"Tag": "t", "Digest": "sha256:" + "c" * 64, "Size": 1}})
-    assert layers.digest == "sha256:" + "c" * 64
-
-
 # --- why a registry does not take an image --------------------------------------------------------------------
 
 REFERENCE = "us-central1-docker.pkg.dev/my-project/tpu-stack-dev/jax:tpu-0123456789ab"
 RESOURCE = '"projects/my-project/locations/us-central1/repositories/tpu-stack-dev" (or it may not exist)'
-UPLOAD = "artifactregistry.repositories.uploadArtifacts"
 DOWNLOAD = "artifactregistry.repositories.downloadArtifacts"
 MAY_WRITE = (
     f"lacks {UPLOAD}, which roles/artifactregistry.writer on the repository tpu-stack-dev has.*"

@@ -14,6 +14,7 @@ import asyncssh
 import pytest
 
 from launch.hosts import Completed, HostError, Stream
+from launch.ssh import transport
 from launch.ssh.connection import Ssh
 from launch.ssh.transport import SshTransport
 from tests.launch.ssh.conftest import Server, stand_in
@@ -117,15 +118,16 @@ def test_how_a_command_ended_is_told_as_a_shell_tells_it(host: SshTransport) -> 
 
 def test_a_command_whose_time_is_over_leaves_nothing_on_the_host(host: SshTransport) -> None:
     shown = Shown()
-    assert host.stream(["sh", "-c", STARTS_A_CHILD], shown, timeout_s=2).result(60) is None
+    assert host.stream(["sh", "-c", STARTS_A_CHILD], shown, timeout_s=1.5).result(60) is None
     assert all_end(shown.pids())
-    assert run(host, "sh", "-c", f"exec >$HOME/pids; {STARTS_A_CHILD}", timeout_s=2).exit_code is None
+    assert run(host, "sh", "-c", f"exec >$HOME/pids; {STARTS_A_CHILD}", timeout_s=1.5).exit_code is None
     assert all_end([int(word) for word in run(host, "sh", "-c", "cat $HOME/pids").stdout.split()])
 
 
 def test_a_stream_that_is_cancelled_or_whose_launcher_is_gone_leaves_nothing_on_the_host(
-    serve: Callable[..., Server], user_home: Path
+    serve: Callable[..., Server], user_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transport, "KEEPER", transport.KEEPER.replace("sleep 5", "sleep 0.5"))
     access, stubborn = serve().access, f'trap "" TERM HUP; {STARTS_A_CHILD}'
     cancelled, lost = Shown(), Shown()
     with Ssh() as ssh:
