@@ -11,12 +11,10 @@ import contextlib
 import dataclasses
 import os
 import posixpath
-import queue
 import shlex
 import stat
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -174,12 +172,20 @@ class SshTransport:
     async def _follow(self, argv: Sequence[str], show: Show, timeout_s: float | None) -> int | None:
         """Run a command and hand out what it says; the exit code, None where its time was over."""
         connection = await self._connected()
-        with contextlib.closing(_Hand(show)) as hand:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    return await self._run(connection, argv, "", hand.give)
-            except TimeoutError:
-                return None
+        loop = asyncio.get_running_loop()
+        # It may block, so it has a thread of its own: the event loop serves other hosts.
+        shower = ThreadPoolExecutor(1, "ssh output")
+
+        async def give(stream: Stream, data: bytes) -> None:
+            await loop.run_in_executor(shower, show, stream, data)
+
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._run(connection, argv, "", give)
+        except TimeoutError:
+            return None
+        finally:
+            shower.shutdown(wait=False)
 
     async def _run(
         self, connection: asyncssh.SSHClientConnection, argv: Sequence[str], stdin: str, take: Take
@@ -237,49 +243,6 @@ class SshTransport:
                     await _Copy(sftp, self.access, progress).get(path, found.permissions or 0, fresh)
             except asyncssh.SFTPError as error:
                 raise _refused(self.access, source, error, full=False) from None
-
-
-class _Hand:
-    """Gives pieces to a `Show`, which may block, in a thread of its own: the event loop serves other hosts."""
-
-    def __init__(self, show: Show) -> None:
-        self._show = show
-        self._loop = asyncio.get_running_loop()
-        self._turn = asyncio.Lock()
-        self._pieces: queue.SimpleQueue[tuple[Stream, bytes, asyncio.Future[None]] | None] = (
-            queue.SimpleQueue()
-        )
-        threading.Thread(target=self._run, name="ssh output", daemon=True).start()
-
-    async def give(self, stream: Stream, data: bytes) -> None:
-        """Comes back when it has been taken."""
-        async with self._turn:
-            taken: asyncio.Future[None] = self._loop.create_future()
-            self._pieces.put((stream, data, taken))
-            await taken
-
-    def close(self) -> None:
-        self._pieces.put(None)
-
-    def _run(self) -> None:
-        while (piece := self._pieces.get()) is not None:
-            stream, data, taken = piece
-            error: Exception | None = None
-            try:
-                self._show(stream, data)
-            except Exception as raised:
-                error = raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(_settle, taken, error)
-
-
-def _settle(taken: asyncio.Future[None], error: Exception | None) -> None:
-    if taken.done():
-        return
-    if error is None:
-        taken.set_result(None)
-    else:
-        taken.set_exception(error)
 
 
 @dataclasses.dataclass(frozen=True)
