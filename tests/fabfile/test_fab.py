@@ -9,31 +9,26 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fabfile.hints import Line
 from fabfile.program import after_dashes, commands, main
-from fabfile.program import fab as run_fab
+from launch.images.recipe import frameworks
 from launch.jobs import CHECKOUT
 
-HEAVY = (
-    "jax",
-    "flax",
-    "optax",
-    "orbax",
-    "numpy",
-    "tyro",
-    "tokenizers",
-    "tensorboard",
-    "torch",
-)
-RUNNER = f"""
+Fab = Callable[..., Any]
+
+HEAVY = ("jax", "flax", "optax", "orbax", "numpy", "tyro", "tokenizers", "tensorboard", "torch")
+LOADED = f"""
 import atexit, sys
 from fabfile.program import main
 atexit.register(lambda: print("loaded:", *(name for name in {HEAVY!r} if name in sys.modules)))
 main()
 """
+
+
 TASKS = [
     *("train", "status", "logs", "stop", "recover", "runs", "fill-mask", "jobs"),
     *("deploy", "verify", "doctor", "trust", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
@@ -41,87 +36,90 @@ TASKS = [
     *("rehearsal", "accelerators"),
 ]
 
-Fab = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def fab(tmp_path: Path) -> Fab:
-    """Runs `fab` from the checkout with runs and cache in a folder of the test's own."""
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        places = {"TPU_STACK_RUNS": str(tmp_path / "runs"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        return subprocess.run(
-            [sys.executable, "-c", RUNNER, *words],
-            cwd=CHECKOUT,
-            env={**os.environ, **places},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-
-    return run
-
 
 def test_the_tasks_are_listed_in_the_order_a_user_meets_them_each_in_one_line(fab: Fab) -> None:
-    listed = [line.split(maxsplit=1) for line in fab("--list").stdout.splitlines() if line.startswith("  ")]
+    listed = [line.split(maxsplit=1) for line in fab("--list").out.splitlines() if line.startswith("  ")]
     assert [words[0] for words in listed] == TASKS
     assert all(len(words) == 2 and words[1].endswith(".") for words in listed)
 
 
-@pytest.mark.parametrize("words", [["--list"], ["status"], ["runs"], ["accelerators"]])
+@pytest.mark.parametrize(
+    ("word", "said"), [("status", "no runs yet; `make train` or"), ("accelerators", "type ")]
+)
 def test_what_only_looks_loads_nothing_heavy_and_changes_nothing(
-    fab: Fab, tmp_path: Path, words: list[str]
+    tmp_path: Path, word: str, said: str
 ) -> None:
-    done = fab(*words)
-    assert done.returncode == 0
+    places = {"TPU_STACK_RUNS": str(tmp_path / "runs"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = called(CHECKOUT, sys.executable, "-c", LOADED, word, **places)
+    assert (done.returncode, done.stdout.startswith(said)) == (0, True), done.stderr
     assert done.stdout.endswith("loaded:\n")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_status_of_nothing_says_how_to_start_something(fab: Fab) -> None:
-    assert fab("status").stdout.startswith(
-        "no runs yet; `make train` or `fab train --job flax_mlm` starts one\n"
-    )
+KNOWN = ", ".join(frameworks())
+NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("typed", "said"),
     [
-        (["train", "--job", "nope"], 'error: --job: "nope" is not a job; choose one of flax_mlm, jax_hello'),
-        (["train"], "error: --job: say what to train; choose one of flax_mlm, jax_hello"),
+        ("train --job nope", '--job: "nope" is not a job; choose one of flax_mlm, jax_hello'),
+        ("train", "--job: say what to train; choose one of flax_mlm, jax_hello"),
         (
-            ["train", "--job", "flax_mlm", "--hosts", "0"],
-            "error: --hosts 0: must be a whole number from 1 to 64 on this machine",
+            "train --job flax_mlm --hosts two",
+            "--hosts two: must be a whole number from 1 to 64 on this machine",
         ),
         (
-            ["train", "--job", "flax_mlm", "--hosts", "two"],
-            "error: --hosts two: must be a whole number from 1 to 64 on this machine",
-        ),
-        (
-            ["train", "--job", "jax_hello", "--args", "--steps 20", "--", "--steps", "20"],
+            "train --job jax_hello --args '--steps 20' -- --steps 20",
             (
-                "error: --args '--steps 20' and -- --steps 20: the job's options are given twice; write them all in "
-                "one of the two places"
+                "--args '--steps 20' and -- --steps 20: the job's options are given twice; write them all in one of "
+                "the two places"
             ),
         ),
-        (["logs", "--lines", "-5"], "error: --lines -5: must be a whole number of at least 0"),
+        ("logs --lines -5", "--lines -5: must be a whole number of at least 0"),
         (
-            ["accelerators", "--generation", "tpu7x"],
-            "error: --generation: tpu7x is not offered by the Cloud TPU API, only by Compute Engine and GKE",
+            "accelerators --generation tpu7x",
+            "--generation: tpu7x is not offered by the Cloud TPU API, only by Compute Engine and GKE",
         ),
-        (["accelerators", "--max-chips", "0"], "error: --max-chips 0: must be a whole number of at least 1"),
+        ("fill-mask 'no gap'", '"no gap" has no <mask>; write <mask> where a word is to be guessed'),
+        ("stop", "--run: no run is active; `fab runs` lists them all"),
+        ("run --timeout 0 -- ls", "--timeout 0: must be a whole number of at least 1"),
+        ("put /no/such /tmp", "/no/such: there is no such file on this machine"),
+        ("get .. /tmp", "..: name the folder itself, so that its copy has a name"),
+        ("ssh", "the hosts are this machine, which needs no SSH; say --stack as well"),
+        ("ssh --host x", "--host x: must be a whole number of at least 0"),
+        ("ssh-config", "the hosts are this machine, which needs no SSH; say --stack as well"),
+        ("build --framework cobol", NO_FRAMEWORK),
+        ("push --framework cobol --stack dev", NO_FRAMEWORK),
         (
-            ["fill-mask", "no gap"],
-            'error: "no gap" has no <mask>; write <mask> where a word is to be guessed',
+            "push --image jax --stack dev",
+            "--image: images are named by their framework; fab push --framework jax",
         ),
-        (["stop"], "error: --run: no run is active; `fab runs` lists them all"),
+        ("build --platform gpu", '--platform: "gpu" is not a platform of images; choose one of tpu, cpu'),
+        ("push", "--stack: say to which stack's repository; `pulumi stack ls` lists them"),
+        (
+            "build --stack jax",
+            (
+                "--stack: a stack is a Pulumi stack, and images are built for frameworks; fab build --framework jax "
+                "(make images FRAMEWORK=jax)"
+            ),
+        ),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(fab: Fab, words: list[str], said: str) -> None:
-    done = fab(*words)
-    assert (done.stderr, done.returncode) == (f"{said}\n", 2)
+def test_a_mistake_is_one_line_and_exit_code_2(fab: Fab, typed: str, said: str) -> None:
+    assert fab(*shlex.split(typed)) == (2, "", f"error: {said}\n")
+
+
+@pytest.mark.parametrize("words", [["build"], ["images", "--prune"]])
+def test_without_docker_it_is_said_where_it_was_looked_for_and_what_to_do(
+    tmp_path: Path, words: list[str]
+) -> None:
+    none = f"unix://{tmp_path}/none.sock"
+    done = called(CHECKOUT, sys.executable, "-m", "fabric", *words, DOCKER_HOST=none)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: Docker does not answer at unix:///")
+    assert "start it there, or unset DOCKER_HOST" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 STEPS = "`fab train` has no option {}; --steps is an option of {}, and a job's options come after --:\n  "
@@ -171,29 +169,26 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ("put --force here", "`fab put` needs TARGET (the path on the hosts"),
     ],
 )
-def test_a_slip_ends_with_2_and_says_what_was_meant(
-    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        run_fab(typed.split())
-    assert end.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: {meant}")
+def test_a_slip_ends_with_2_and_says_what_was_meant(fab: Fab, typed: str, meant: str) -> None:
+    done = fab(*typed.split())
+    assert done.code == 2
+    assert done.err.startswith(f"error: {meant}")
 
 
 @pytest.mark.parametrize(
     "typed",
-    [
-        *("help recover", "recover --help", "recover -h", "--help recover", "-h recover"),
-        *("recover latest --stack dev -h", "recover --run latest --help", "runs recover --help"),
-    ],
+    ["help recover", "recover --help", "-h recover", "recover latest --stack dev -h", "runs recover --help"],
 )
-def test_help_of_a_command_is_shown_however_it_is_asked_for(
-    typed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as end:
-        run_fab(typed.split())
-    assert not end.value.code
-    assert capsys.readouterr().out.startswith("Usage: fab recover RUN [--options]\n\nRestore the slice")
+def test_help_of_a_command_is_shown_however_it_is_asked_for(fab: Fab, typed: str) -> None:
+    done = fab(*typed.split())
+    assert done.code == 0
+    assert done.out.startswith("Usage: fab recover RUN [--options]\n\nRestore the slice")
+
+
+def test_a_jobs_options_are_shown_with_their_defaults(fab: Fab) -> None:
+    text = fab("train", "--job", "flax_mlm", "--", "--help").out
+    assert "flax_mlm  (framework jax)" in text and "--sequence-length INT" in text
+    assert text == fab("jobs", "--job", "flax_mlm").out
 
 
 def test_what_is_right_is_not_taken_for_a_slip() -> None:
@@ -221,47 +216,35 @@ def test_what_is_right_is_not_taken_for_a_slip() -> None:
         assert line.check() is None, typed
 
 
-def test_fab_works_wherever_it_is_called_but_not_on_another_checkouts_code(tmp_path: Path) -> None:
-    environ = {**os.environ, "TPU_STACK_RUNS": str(tmp_path / "runs")}
+def called(cwd: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv,
+        cwd=cwd,
+        env={**os.environ, **environ},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
-    def runs(cwd: Path) -> subprocess.CompletedProcess[str]:
-        argv = [str(Path(sys.executable).with_name("fab")), "runs"]
-        return subprocess.run(
-            argv, cwd=cwd, env=environ, capture_output=True, text=True, timeout=60, check=False
-        )
 
-    done = runs(tmp_path)
+def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checkouts_code(
+    tmp_path: Path,
+) -> None:
+    (script,) = (each for each in distribution("tpu-stack").entry_points if each.name == "fab")
+    assert script.load() is main
+    installed = str(Path(sys.executable).with_name("fab"))
+    done = called(tmp_path, installed, "runs", TPU_STACK_RUNS=str(tmp_path / "runs"))
     assert (done.stdout.partition(";")[0], done.returncode) == ("no runs yet", 0)
     for file in ("other/fabfile/tasks.py", "other/launch/jobs.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    done = runs(tmp_path / "other" / "launch")
-    assert (done.returncode, done.stderr.partition(";")[0]) == (
-        2,
-        f"error: this `fab` starts the code of {CHECKOUT}, and you are in another checkout, {tmp_path}/other",
+    done = called(tmp_path / "other/launch", installed, "runs")
+    said = (
+        f"error: this `fab` starts the code of {CHECKOUT}, and you are in another checkout, {tmp_path}/other"
     )
-
-
-def test_the_installed_fab_is_this_one_and_fabrics_own_hands_over_to_it() -> None:
-    (script,) = (each for each in distribution("tpu-stack").entry_points if each.name == "fab")
-    assert script.load() is main
-    for fabs in ([str(Path(sys.executable).with_name("fab"))], [sys.executable, "-m", "fabric"]):
-        done = subprocess.run(
-            [*fabs, "status", "--", "ls"],
-            cwd=CHECKOUT,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert (done.stderr, done.returncode) == (
-            "error: -- ls: only `fab train` and `fab run` take words after --\n",
-            2,
-        )
-
-
-def test_a_jobs_options_are_shown_with_their_defaults(fab: Fab) -> None:
-    text = fab("train", "--job", "flax_mlm", "--", "--help").stdout
-    assert "flax_mlm  (framework jax)" in text
-    assert "--sequence-length INT" in text
-    assert text.partition("\nloaded")[0] == fab("jobs", "--job", "flax_mlm").stdout.partition("\nloaded")[0]
+    assert (done.returncode, done.stderr.partition(";")[0]) == (2, said)
+    done = called(CHECKOUT, sys.executable, "-m", "fabric", "status", "--", "ls")
+    said = "error: -- ls: only `fab train` and `fab run` take words after --\n"
+    assert (done.returncode, done.stderr) == (2, said), "Fabric's own `fab` hands over to it"

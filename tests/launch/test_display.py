@@ -28,21 +28,6 @@ def printed(console: Console) -> str:
     return console.file.getvalue()
 
 
-@pytest.mark.parametrize(("terminal", "kind"), [(True, Bar), (False, Plain)])
-def test_a_terminal_gets_a_bar_and_a_pipe_gets_lines(terminal: bool, kind: type) -> None:
-    shown = display.make(console(terminal=terminal))
-    shown.close()
-    assert type(shown) is kind
-
-
-def test_a_line_has_the_step_and_what_is_known() -> None:
-    screen = console(terminal=False)
-    plain = Plain(screen, period_s=0)
-    plain.progress(PROGRESS)
-    plain.progress(Progress(step=121, total=None))
-    assert printed(screen).splitlines() == [WHOLE, "step 121  "]
-
-
 def test_lines_come_no_more_often_than_the_period_and_the_same_one_never_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -50,47 +35,38 @@ def test_lines_come_no_more_often_than_the_period_and_the_same_one_never_twice(
     monkeypatch.setattr("time.monotonic", lambda: now_s)
     screen = console(terminal=False)
     plain = Plain(screen, period_s=10)
-    for now_s, step in ((0.0, 1), (9.9, 2), (10.0, 3), (30.0, 3)):  # noqa: B007 - the clock reads it
-        plain.progress(Progress(step=step, total=5))
-    assert [line.strip() for line in printed(screen).splitlines()] == ["step 1/5", "step 3/5"]
-
-
-def test_what_is_waited_for_is_said_once() -> None:
-    screen = console(terminal=False)
-    plain = Plain(screen)
-    for text in ("starting", "starting", "tokenising", "tokenising"):
+    for text in ("starting", "starting", "tokenising"):
         plain.waiting(text)
-    assert printed(screen).splitlines() == ["starting", "tokenising"]
+    for now_s, step in ((10.0, 1), (19.9, 2), (20.0, 3), (40.0, 3)):  # noqa: B007 - the clock reads it
+        plain.progress(Progress(step=step, total=5))
+    now_s = 60.0
+    plain.progress(PROGRESS)
+    lines = [line.strip() for line in printed(screen).splitlines()]
+    assert lines == ["starting", "tokenising", "step 1/5", "step 3/5", WHOLE]
 
 
 def test_the_bar_shows_step_loss_rate_and_time_left_and_leaves_nothing_behind() -> None:
     screen = console(terminal=True)
     bar = Bar(screen)
-    bar.waiting("compiling the first step")
-    bar._bar.refresh()
     bar.progress(PROGRESS)
     bar._bar.refresh()
-    bar.note("step 100: eval loss 2.500")
     bar.close()
     text = printed(screen)
-    for part in (
-        "compiling the first step",
-        "step 120/3000",
-        WHOLE.partition("  ")[2],
-        "step 100: eval loss",
-    ):
-        assert part in text
+    assert "step 120/3000" in text and WHOLE.partition("  ")[2] in text
     assert text.endswith("\x1b[2K"), "the bar's line is cleared at the end"
 
 
 @pytest.mark.parametrize(
     "text", ["tokenising [/tmp/a] [b]", "[/]", "[bold]x", "{task.nothing}", ":fire: 100 %"]
 )
-@pytest.mark.parametrize("terminal", [True, False])
-def test_what_a_run_says_is_shown_letter_by_letter(terminal: bool, text: str) -> None:
+@pytest.mark.parametrize(("terminal", "kind"), [(True, Bar), (False, Plain)])
+def test_a_terminal_gets_a_bar_and_a_pipe_lines_in_which_a_run_is_quoted_letter_by_letter(
+    terminal: bool, kind: type, text: str
+) -> None:
     screen = console(terminal=terminal)
     screen._emoji = False
     shown = display.make(screen)
+    assert type(shown) is kind
     try:
         shown.waiting(text)
         if isinstance(shown, Bar):
@@ -144,20 +120,11 @@ def test_every_character_that_a_terminal_or_a_reader_could_be_deceived_by_is_mad
     assert [each for each in deceiving if not printable(f"a{each}b").isprintable()] == []
 
 
-@given(HOSTILE)
-def test_what_is_printable_is_so_for_good_and_holds_no_control_character(text: str) -> None:
-    shown = printable(text)
+@given(HOSTILE, PLAIN)
+def test_what_is_printable_is_so_for_good_and_plain_text_is_left_as_it_is(hostile: str, plain: str) -> None:
+    assert printable(plain) == plain
+    shown = printable(hostile)
     assert printable(shown) == shown
-    assert shown.isprintable() or all(
-        each in "\t\n\u200c\u200d" or unicodedata.category(each) in ("Zs", "Co", "Cn")
-        for each in shown
-        if not each.isprintable()
-    )
-
-
-@given(PLAIN)
-def test_plain_text_of_any_language_is_left_as_it_is(text: str) -> None:
-    assert printable(text) == text
 
 
 @pytest.mark.parametrize(
@@ -167,8 +134,6 @@ def test_plain_text_of_any_language_is_left_as_it_is(text: str) -> None:
         ("\x1b[1;31mred\x1b[0m", "red"),
         ("\x1b]0;title\x07", "␛]0;title\\x07"),
         ("\x1b\x1b[m[31mnested", "␛[31mnested"),
-        ("\x9b31m", "\\x9b31m"),
-        ("nul\x00 del\x7f", "nul\\x00 del\\x7f"),
         ("abc\u202edcba", "abc\\u202edcba"),
         ("tag\U000e0041", "tag\\U000e0041"),
         ("\ud800", "\\ud800"),
@@ -183,19 +148,14 @@ def test_what_a_host_says_is_shown_so(said: str, shown: str) -> None:
     assert printable(said) == shown
 
 
-@given(HOSTILE, st.lists(st.integers(0, 20)))
-def test_lines_come_out_the_same_however_they_come_in(text: str, sizes: list[int]) -> None:
-    data = text.encode(errors="ignore")
-    assert in_pieces(data, sizes) == as_lines(data.decode())
-
-
-@given(st.binary(max_size=200), st.lists(st.integers(0, 20)))
-def test_no_bytes_break_a_line_and_none_are_lost(data: bytes, sizes: list[int]) -> None:
+@given(
+    HOSTILE.map(lambda text: text.encode(errors="ignore")) | st.binary(max_size=200),
+    st.lists(st.integers(0, 20)),
+)
+def test_lines_come_out_the_same_however_they_come_in_and_no_bytes_are_lost(
+    data: bytes, sizes: list[int]
+) -> None:
     assert in_pieces(data, sizes) == as_lines(data.decode(errors="backslashreplace"))
-
-
-def test_a_byte_that_is_no_text_is_shown_by_its_number() -> None:
-    assert in_pieces(b"a\xff\xc3", [2, 1]) == ["a\\xff\\xc3"]
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
@@ -212,7 +172,3 @@ def test_what_never_ends_its_line_fills_no_memory(said: bytes) -> None:
     for _ in range(1000):
         lines.feed(said * 10)
         assert len(lines._rest) <= LINE_LIMIT + 1
-
-
-def test_an_empty_line_is_a_line() -> None:
-    assert in_pieces(b"\n\na\n\n", []) == ["", "", "a", ""]

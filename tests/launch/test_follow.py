@@ -68,15 +68,44 @@ def test_a_run_that_is_done_is_shown_once_and_left(
     metrics = [
         {"step": 80, "eval_loss": 9.0, "eval_accuracy": 0.0, "time": STARTED_S - 1},  # an earlier attempt's
         {"step": 90, "loss": 2.5, "tokens_per_s": 100.0, "step_s": 0.5, "time": STARTED_S},
+        {"step": 94, "eval_loss": None, "time": STARTED_S},
         {"step": 95, "eval_loss": 2.25, "eval_accuracy": 0.125, "time": STARTED_S + 1},
     ]
-    run = write_run(beats=[beat("done", step=94)] * 2, metrics=metrics, result={"outcome": "done"})
+    warned = beat("done", step=94, warnings=["12 bytes are not UTF-8", "\x1b[2Jstep 3 is an outlier"])
+    run = write_run(beats=[warned, warned], metrics=metrics, result={"outcome": "done"})
     shown, state = followed(run, make_agent, lambda verb, _: status(run, "exited", "exited", ended_s=1.0))
     assert state == "done"
-    assert shown.notes == ["step 95: eval loss 2.250 nats, accuracy 12.5% of the masked tokens"]
+    assert shown.notes == [
+        "step 94: eval loss is not a finite number",
+        "step 95: eval loss 2.250 nats, accuracy 12.5% of the masked tokens",
+        "warning: 12 bytes are not UTF-8",
+        "warning: ␛[2Jstep 3 is an outlier",
+    ]
     assert shown.steps == [
         Progress(step=95, total=100, figures=("loss 2.500 nats", "100.0 tokens/s"), left_s=2.5)
     ]
+
+
+def test_an_agent_that_hosts_share_is_asked_once_and_one_that_is_silent_is_named_beside_the_others(
+    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
+) -> None:
+    running, other = (
+        write_run(f"flax_mlm-20261120-214500-{letters}", beats=[beat("stepping")] * 2)
+        for letters in ("aaaa", "bbbb")
+    )
+    asked: list[str] = []
+
+    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(verb)
+        return status(running, "running", "running")
+
+    one = make_agent(give)
+    silent = make_agent(lambda verb, _: {"ok": False, "error": {"message": "no route"}}, host="w-1")
+    known = runs.look_at_all([one, one, silent])
+    assert asked == ["status"]
+    assert [str(error) for error in known.errors] == ["w-1: no route"]
+    assert runs.state_by(running, known) == "running"
+    assert runs.state_by(other, known) != "running", "each state is of the run's own processes"
 
 
 REWARD = Metric(name="reward", title="mean reward", unit="points", better="higher", is_evaluation=True)
@@ -109,27 +138,6 @@ def test_the_time_left_of_a_job_that_does_not_time_its_steps_is_told_by_the_step
     assert pace.step_s(10, 101.0) is None
     assert pace.step_s(14, 102.0) == 0.5
     assert pace.step_s(14, 103.0) == 0.5
-
-
-def test_what_a_run_warns_of_is_told_once(write_run: WriteRun, beat: Beat, make_agent: MakeAgent) -> None:
-    warned = beat("stepping", step=5, warnings=["12 bytes are not UTF-8", "\x1b[2Jstep 3 is an outlier"])
-    run = write_run(beats=[warned, beat("stepping", step=5)])
-    shown = Recorded()
-    watch = follow._Watch(shown)
-    for _ in range(2):
-        watch.show(run)
-    assert shown.notes == ["warning: 12 bytes are not UTF-8", "warning: ␛[2Jstep 3 is an outlier"]
-
-
-def test_losses_that_are_not_finite_are_told_and_do_not_end_the_following(
-    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
-) -> None:
-    lines: list[dict[str, Any]] = [{"loss": None}, {"eval_loss": None, "eval_accuracy": None}]
-    metrics = [{"step": 5, "time": STARTED_S, **line} for line in lines]
-    run = write_run(beats=[beat("done", step=5)] * 2, metrics=metrics, result={"outcome": "done"})
-    shown, _ = followed(run, make_agent, lambda verb, _: status(run, "exited", "exited", ended_s=1.0))
-    assert shown.notes == ["step 5: eval loss is not a finite number, accuracy is not a finite number"]
-    assert shown.steps[-1].figures == ()
 
 
 def test_before_the_first_step_the_first_message_is_what_is_waited_for(
@@ -178,41 +186,6 @@ def test_a_run_whose_processes_have_vanished_is_lost(
 ) -> None:
     run = write_run(beats=[beat("stepping"), beat("stepping")])
     assert followed(run, make_agent, lambda verb, _: status(run))[1] == "lost"
-
-
-def test_hosts_that_share_one_agent_are_asked_once(write_run: WriteRun, make_agent: MakeAgent) -> None:
-    asked: list[str] = []
-
-    def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
-        asked.append(verb)
-        return {"processes": []}
-
-    one = make_agent(give)
-    runs.look([one, one], write_run())
-    assert asked == ["status"]
-
-
-def test_of_several_runs_each_state_is_of_its_own_processes(
-    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
-) -> None:
-    running, ended = (
-        write_run(f"flax_mlm-20261120-214500-{letters}", beats=[beat("stepping")] * 2)
-        for letters in ("aaaa", "bbbb")
-    )
-    agent = make_agent(lambda verb, _: status(running, "running", "running"))
-    known = runs.look_at_all([agent])
-    assert runs.state_by(running, known) == "running"
-    assert runs.state_by(ended, known) != "running"
-
-
-def test_a_host_that_does_not_answer_is_named_beside_what_the_others_say(
-    write_run: WriteRun, make_agent: MakeAgent
-) -> None:
-    run = write_run()
-    silent = make_agent(lambda verb, _: {"ok": False, "error": {"message": "no route"}}, host="w-1")
-    known = runs.look([make_agent(lambda verb, _: status(run, "running")), silent], run)
-    assert [entry["state"] for entry in known.processes] == ["running"]
-    assert [str(error) for error in known.errors] == ["w-1: no route"]
 
 
 def test_a_host_that_falls_silent_is_told_once_and_again_when_it_answers(

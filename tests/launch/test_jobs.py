@@ -29,41 +29,23 @@ def said(*arguments: str) -> str:
     return str(error.value)
 
 
-def test_the_jobs_are_the_packages_that_can_be_started() -> None:
+@pytest.mark.parametrize(
+    "name", ["flax_mln", "FLAX_MLM", "runtime", "", "../jobs/flax_mlm", "flax_mlm.config"]
+)
+def test_a_job_is_a_package_that_can_be_started_and_another_name_is_answered_with_those_there_are(
+    name: str,
+) -> None:
     assert jobs.names() == ["flax_mlm", "jax_hello"]
-    job = jobs.find("flax_mlm")
-    assert (job.name, job.framework) == ("flax_mlm", "jax")
-    assert job.summary
+    assert (jobs.find("flax_mlm").name, jobs.find("flax_mlm").framework) == ("flax_mlm", "jax")
+    with pytest.raises(RequestError) as error:
+        jobs.find(name)
+    assert str(error.value).startswith(f'--job: "{name}" is not a job; choose one of flax_mlm')
 
 
 def test_a_job_that_still_calls_its_framework_a_stack_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(jax_hello, "FRAMEWORK")
     monkeypatch.setattr(jax_hello, "STACK", "torch", raising=False)
     assert jobs.find("jax_hello").framework == "torch"
-
-
-@pytest.mark.parametrize("name", ["flax_mln", "FLAX_MLM", "flax-mlm"])
-def test_an_unknown_job_is_answered_with_those_there_are(name: str) -> None:
-    with pytest.raises(RequestError) as error:
-        jobs.find(name)
-    assert str(error.value).startswith(f'--job: "{name}" is not a job; choose one of flax_mlm')
-
-
-@pytest.mark.parametrize("name", ["runtime", "", "../jobs/flax_mlm", "flax_mlm.config"])
-def test_what_is_no_job_is_never_imported_as_one(name: str) -> None:
-    with pytest.raises(RequestError, match="is not a job"):
-        jobs.find(name)
-
-
-def test_options_become_the_jobs_config() -> None:
-    parsed = jobs.find("flax_mlm").parse(["--steps", "5", "--model", "small", "--data", "my text.txt"])
-    assert parsed == Config(steps=5, model="small", data="my text.txt")
-
-
-def test_an_unknown_option_is_answered_with_the_near_ones() -> None:
-    text = said("--stepz", "3")
-    assert text.startswith("flax_mlm does not take --stepz 3\n")
-    assert "--steps" in text
 
 
 @pytest.mark.parametrize(
@@ -74,16 +56,14 @@ def test_an_unknown_option_is_answered_with_the_near_ones() -> None:
         (["--steps"], ["--steps"]),
         (["text.txt"], ["text.txt"]),
         (["--seed", "1.5"], ["--seed", "1.5"]),
+        (["--stepz", "3"], ["flax_mlm does not take --stepz 3\n", "--steps"]),
+        (["--help"], [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Config)]),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_its_option(arguments: list[str], parts: list[str]) -> None:
     text = said(*arguments)
     assert all(part in text for part in parts)
     assert "\x1b" not in text, "a message goes into logs too"
-
-
-def test_asking_for_help_among_the_options_shows_them_all() -> None:
-    assert all(f"--{field.name.replace('_', '-')}" in said("--help") for field in dataclasses.fields(Config))
 
 
 def test_the_options_as_they_are_typed_have_a_switch_both_ways() -> None:
@@ -93,16 +73,12 @@ def test_the_options_as_they_are_typed_have_a_switch_both_ways() -> None:
     assert jobs.find("flax_mlm").parse(["--no-remat"]).remat is False
 
 
-def test_a_jobs_help_names_every_option() -> None:
+def test_a_jobs_help_names_every_option_and_each_heading_stands_before_its_first_one() -> None:
     text = jobs.find("flax_mlm").help()
     assert all(f"--{field.name.replace('_', '-')}" in text for field in dataclasses.fields(Config))
-
-
-def test_a_jobs_help_has_its_headings_each_before_its_first_option() -> None:
-    lines = [line.strip() for line in jobs.find("flax_mlm").help().splitlines()]
+    lines = [line.strip() for line in text.splitlines()]
     for field, heading in GROUPS.items():
         assert lines[lines.index(heading) + 1].startswith(f"--{field.replace('_', '-')} ")
-    assert set(GROUPS) <= {field.name for field in dataclasses.fields(Config)}
 
 
 def test_a_resumed_run_may_change_what_does_not_touch_the_computation_and_nothing_else() -> None:
@@ -133,18 +109,6 @@ def test_a_run_that_is_resumed_has_its_own_options_whatever_the_defaults_are_tod
     ]
 
 
-def test_an_option_that_has_come_since_a_run_was_started_has_its_default() -> None:
-    job = jobs.find("flax_mlm")
-    stored = dataclasses.asdict(Config())
-    del stored["clip_norm"]
-    assert job.changes_on_resume(stored, job.config_of("r", stored)) == []
-
-
-def test_a_run_with_an_option_that_is_gone_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match="no longer knows: momentum"):
-        jobs.find("flax_mlm").config_of("r", {**dataclasses.asdict(Config()), "momentum": 0.9})
-
-
 @given(
     st.fixed_dictionaries(
         {
@@ -165,15 +129,18 @@ def test_every_config_survives_the_way_through_words(options: dict[str, Any]) ->
     assert job.parse(job.words(config)) == config
 
 
-def test_a_job_need_not_say_what_is_wrong_with_data_that_it_makes_itself(tmp_path: Path) -> None:
+def test_a_run_of_an_older_checkout_is_resumed_where_its_options_are_still_known() -> None:
+    job, stored = jobs.find("flax_mlm"), dataclasses.asdict(Config())
+    with pytest.raises(RequestError, match="no longer knows: momentum"):
+        job.config_of("r", {**stored, "momentum": 0.9})
+    del stored["clip_norm"]  # an option that has come since has its default
+    assert job.changes_on_resume(stored, job.config_of("r", stored)) == []
+
+
+def test_a_job_need_not_check_its_data_nor_name_options_that_are_free_on_resume(tmp_path: Path) -> None:
     job = jobs.find("jax_hello")
     assert job.data_problems(job.parse([]), tmp_path) == []
-
-
-def test_a_job_that_names_no_option_free_on_resume_has_none() -> None:
-    job = jobs.find("jax_hello")
-    config = job.parse(["--save-every", "7"])
-    (change,) = job.changes_on_resume(dataclasses.asdict(job.parse([])), config)
+    (change,) = job.changes_on_resume(dataclasses.asdict(job.parse([])), job.parse(["--save-every", "7"]))
     assert change.startswith("--save-every: the run has")
 
 
@@ -199,30 +166,27 @@ def unpacked(archive: bytes) -> dict[str, bytes]:
         return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
 
 
-def test_what_is_unpacked_is_what_was_there(checkout: Path) -> None:
-    assert unpacked(jobs.bundle(checkout).archive) == FILES
-
-
-def test_the_same_files_give_the_same_bytes_whatever_their_times_modes_and_place(
+def test_a_bundle_is_named_by_its_files_alone_whatever_their_times_modes_and_place(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = jobs.bundle(checkout)
-    for number, path in enumerate(sorted(checkout.rglob("*"), reverse=True)):
-        os.utime(path, (number, number))
-        if path.is_file():
-            path.chmod(0o700)
-    assert jobs.bundle(checkout) == first
-    shutil.copytree(checkout, tmp_path / "elsewhere")
-    monkeypatch.setattr("time.time", lambda: 1e9)
-    assert jobs.bundle(tmp_path / "elsewhere") == first
-
-
-def test_files_stand_in_the_order_of_their_names_whatever_order_the_disk_has(checkout: Path) -> None:
     for number in range(30):
         (checkout / f"jobs/one/{number * 37 % 31:02}.py").touch()
-    names = list(unpacked(jobs.bundle(checkout).archive))
-    assert len(names) == 33
-    assert names == sorted(names, key=lambda name: name.split("/"))
+    first = jobs.bundle(checkout)
+    assert first.sha256 == hashlib.sha256(first.archive).hexdigest()
+    files = unpacked(first.archive)
+    assert {name: files[name] for name in FILES} == FILES
+    assert len(files) == 33 and list(files) == sorted(files, key=lambda name: name.split("/"))
+    for folder in ("__pycache__", ".mypy_cache"):  # what tools leave behind is not sent
+        (checkout / "jobs/one" / folder).mkdir()
+        (checkout / "jobs/one" / folder / "x").write_text("x")
+    (checkout / "jobs/one/dangling").symlink_to("nowhere")
+    for number, path in enumerate(sorted(checkout.rglob("*.py"), reverse=True)):
+        os.utime(path, (number, number))
+        path.chmod(0o700)
+    assert jobs.bundle(checkout) == first
+    shutil.copytree(checkout, tmp_path / "elsewhere", symlinks=True)
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    assert jobs.bundle(tmp_path / "elsewhere") == first
 
 
 @pytest.mark.parametrize("change", ["byte", "name", "new", "gone"])
@@ -237,20 +201,6 @@ def test_a_changed_file_changes_the_hash(checkout: Path, change: str) -> None:
     else:
         main.unlink()
     assert jobs.bundle(checkout).sha256 != before
-
-
-def test_the_name_is_the_hash_of_the_bytes(checkout: Path) -> None:
-    made = jobs.bundle(checkout)
-    assert made.sha256 == hashlib.sha256(made.archive).hexdigest()
-
-
-def test_what_tools_leave_behind_is_not_sent(checkout: Path) -> None:
-    before = jobs.bundle(checkout)
-    for folder in ("__pycache__", ".mypy_cache"):
-        (checkout / "jobs/one" / folder).mkdir()
-        (checkout / "jobs/one" / folder / "x").write_text("x")
-    (checkout / "jobs/one/dangling").symlink_to("nowhere")
-    assert jobs.bundle(checkout) == before
 
 
 def test_data_among_the_code_is_refused_with_its_name(checkout: Path) -> None:

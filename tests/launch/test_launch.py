@@ -17,7 +17,7 @@ from contracts.errors import RequestError
 from jobs.flax_mlm.config import Config
 from launch import follow, jobs, launch, targets
 from launch import launch as launching
-from launch.hosts import Agent, HostsError, stop_processes
+from launch.hosts import Agent, HostsError
 from launch.jobs import Bundle
 from launch.launch import NotJoined
 from launch.plan import Container, Plan
@@ -57,22 +57,13 @@ def corpus(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_a_job_the_answer_is_the_jobs_there_are(runs_dir: Path) -> None:
-    assert refused(runs_dir, job=None) == "--job: say what to train; choose one of flax_mlm, jax_hello"
-
-
 @pytest.mark.parametrize(
     ("changed", "parts"),
     [
         ({"job": "flax_mln"}, ['--job: "flax_mln" is not a job', 'did you mean "flax_mlm"?']),
-        ({"platform": "cuda"}, ['--platform: "cuda" is not a platform; choose one of cpu, gpu, tpu']),
-        ({"hosts": "0"}, ["--hosts 0: must be a whole number from 1 to 64"]),
         ({"hosts": "-1"}, ["--hosts -1: must be a whole number from 1 to 64"]),
-        ({"hosts": "1000"}, ["--hosts 1000: must be a whole number from 1 to 64"]),
         ({"arguments": '--data "my text'}, ["--args: '--data \"my text' has a quote that is not closed"]),
         ({"arguments": "--stepz 3"}, ["flax_mlm does not take --stepz 3", "--steps"]),
-        ({"arguments": "--steps many"}, ["--steps", "many"]),
-        ({"arguments": "--steps 0"}, ["--steps 0: must be at least 1"]),
         ({"arguments": "--sequence-length 600"}, ["--sequence-length 600: the model takes at most", "512"]),
         ({"arguments": "--batch-size 5"}, ["--batch-size 5: is shared out over 2 devices", "choose 4 or 6"]),
         ({"arguments": "--batch-size 5", "hosts": "3"}, ["over 3 devices", "choose 3 or 6"]),
@@ -82,12 +73,24 @@ def test_without_a_job_the_answer_is_the_jobs_there_are(runs_dir: Path) -> None:
             {"arguments": "--tokenizer /no/such.json"},
             ["--tokenizer /no/such.json: No such file or directory"],
         ),
+        (
+            {"arguments": f"--data CORPUS {TINY} --batch-size 400"},
+            ["too few for one batch of 400; lower --batch-size or --sequence-length, or bring more text"],
+        ),
+        ({"arguments": "--data EMPTY"}, ["empty.txt"]),
+        ({"job": None}, ["--job: say what to train; choose one of flax_mlm, jax_hello"]),
         ({"resume": "latest"}, ['"latest": there is no run in', "start one with `fab train --job flax_mlm`"]),
     ],
 )
 def test_a_wrong_request_is_told_and_leaves_no_run(
-    runs_dir: Path, changed: dict[str, Any], parts: list[str]
+    runs_dir: Path, corpus: Path, changed: dict[str, Any], parts: list[str]
 ) -> None:
+    (empty := corpus.with_name("empty.txt")).write_text("\n \n")
+    if arguments := changed.get("arguments"):
+        changed = {
+            **changed,
+            "arguments": arguments.replace("CORPUS", str(corpus)).replace("EMPTY", str(empty)),
+        }
     text = refused(runs_dir, **changed)
     assert [part for part in parts if part not in text] == []
 
@@ -105,17 +108,6 @@ def test_every_bucket_that_is_out_of_reach_is_named_before_a_run_begins(
     ]
     monkeypatch.setenv("TPU_STACK_RUNS", "gs://mine/runs")
     assert refused(runs_dir).startswith(f"gs://mine/runs: {why}")
-
-
-@pytest.mark.parametrize("text", ["", "\n \n"])
-def test_data_without_text_leaves_no_run(runs_dir: Path, tmp_path: Path, text: str) -> None:
-    (tmp_path / "empty.txt").write_text(text)
-    assert "empty.txt" in refused(runs_dir, arguments=f"--data {tmp_path}/empty.txt")
-
-
-def test_a_corpus_too_small_for_a_batch_says_what_to_lower(runs_dir: Path, corpus: Path) -> None:
-    text = refused(runs_dir, arguments=f"--data {corpus} {TINY} --batch-size 400")
-    assert "too few for one batch of 400; lower --batch-size or --sequence-length, or bring more text" in text
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
@@ -145,13 +137,32 @@ def earlier(write_run: WriteRun, corpus: Path) -> Callable[..., Run]:
     return make
 
 
-def test_resuming_a_run_that_is_not_there_names_those_there_are(
+@pytest.mark.parametrize(
+    ("run", "changed", "said"),
+    [
+        ({}, {"resume": "zzzz"}, '"zzzz" is not a run in RUNS; the newest are flax_mlm-20261120-214500-abcd'),
+        ({}, {"hosts": "3"}, "--batch-size 4: is shared out over 3 devices"),
+        ({"result": {"outcome": "done"}}, {}, "the run is done, there is nothing left to resume"),
+        ({"job": "torch_mlm"}, {"job": "flax_mlm"}, "abcd is a run of torch_mlm; leave --job out"),
+        ({"cwd": "/no/such/folder"}, {}, "/no/such/folder: the directory that the run was started in"),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_be_resumed_is_refused_with_the_reason(
+    runs_dir: Path, earlier: Callable[..., Run], run: dict[str, Any], changed: dict[str, Any], said: str
+) -> None:
+    earlier(**run)
+    assert said.replace("RUNS", str(runs_dir)) in refused(
+        runs_dir, **{"job": None, "resume": "abcd", **changed}
+    )
+
+
+def test_two_that_resume_one_run_at_once_do_not_both_start_it(
     runs_dir: Path, earlier: Callable[..., Run]
 ) -> None:
-    earlier()
-    text = refused(runs_dir, job=None, resume="zzzz")
-    assert text.startswith('"zzzz" is not a run in ')
-    assert text.endswith("the newest are flax_mlm-20261120-214500-abcd")
+    run = earlier()
+    with launching._only_resume_of(run.run_id):
+        text = refused(runs_dir, job=None, resume="abcd")
+    assert "is being launched by another process; `fab status` shows it" in text
 
 
 def test_resuming_with_other_options_says_which_and_what_the_run_has(
@@ -172,25 +183,6 @@ def test_resuming_with_other_options_says_which_and_what_the_run_has(
     ]
 
 
-def test_resuming_a_run_that_is_done_is_refused(runs_dir: Path, earlier: Callable[..., Run]) -> None:
-    earlier(result={"outcome": "done"})
-    assert "the run is done, there is nothing left to resume" in refused(runs_dir, job=None, resume="abcd")
-
-
-def test_resuming_on_a_number_of_hosts_that_the_batch_is_not_divisible_by_is_refused(
-    runs_dir: Path, earlier: Callable[..., Run]
-) -> None:
-    earlier()
-    text = refused(runs_dir, job=None, resume="abcd", hosts="3")
-    assert "--batch-size 4: is shared out over 3 devices" in text
-
-
-def test_resuming_a_run_as_another_job_is_refused(runs_dir: Path, earlier: Callable[..., Run]) -> None:
-    earlier(job="torch_mlm")
-    text = refused(runs_dir, job="flax_mlm", resume="abcd")
-    assert text == "--job flax_mlm: flax_mlm-20261120-214500-abcd is a run of torch_mlm; leave --job out"
-
-
 def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     runs_dir: Path, earlier: Callable[..., Run], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,23 +201,6 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     target = targets.on_this_machine(hosts="2", platform="cpu")
     launching._check(request, job, job.parse(request.arguments), target)
     assert Path.cwd() == tmp_path / "elsewhere"
-
-
-def test_a_run_whose_directory_of_old_is_gone_says_so(runs_dir: Path, earlier: Callable[..., Run]) -> None:
-    earlier(cwd="/no/such/folder")
-    text = refused(runs_dir, job=None, resume="abcd")
-    assert (
-        text == "/no/such/folder: the directory that the run was started in cannot be entered; make it again"
-    )
-
-
-def test_two_that_resume_one_run_at_once_do_not_both_start_it(
-    runs_dir: Path, earlier: Callable[..., Run]
-) -> None:
-    run = earlier()
-    with launching._only_resume_of(run.run_id):
-        text = refused(runs_dir, job=None, resume="abcd")
-    assert "is being launched by another process; `fab status` shows it" in text
 
 
 MakeAgent = Callable[..., Agent]
@@ -297,22 +272,14 @@ def test_a_preflight_lists_every_failed_check_of_every_host(make_agent: MakeAgen
     ]
 
 
-def test_a_preflight_that_passes_gives_each_hosts_facts_in_order(make_agent: MakeAgent) -> None:
-    hosts = Hosts(
-        make_agent, {"preflight": lambda number: {"checks": [check(True)], "facts": {"number": number}}}
-    )
-    assert launch.preflight(PLAN, hosts.agents) == [{"number": 0}, {"number": 1}, {"number": 2}]
-
-
-def test_code_is_sent_only_where_it_is_missing(make_agent: MakeAgent) -> None:
+def test_code_is_sent_only_where_it_is_missing_and_once_where_hosts_share_a_directory(
+    make_agent: MakeAgent,
+) -> None:
     hosts = Hosts(make_agent, {"stage": lambda number: {}})
     facts = [{"bundle_present": number == 1} for number in range(3)]
     assert launch.stage(PLAN, BUNDLE, hosts.agents, facts) == 2
     assert sorted(hosts.asked) == [("stage", 0), ("stage", 2)]
     assert launch.stage(PLAN, BUNDLE, hosts.agents, [{"bundle_present": True}] * 3) == 0
-
-
-def test_hosts_that_share_one_directory_are_sent_the_code_once(make_agent: MakeAgent) -> None:
     received: list[dict[str, Any]] = []
 
     def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -328,6 +295,10 @@ def test_hosts_that_share_one_directory_are_sent_the_code_once(make_agent: MakeA
 
 
 def test_a_start_that_fails_on_one_host_stops_all_of_them_again(make_agent: MakeAgent) -> None:
+    hosts = Hosts(make_agent, {"start": lambda number: {}})
+    launch.start(PLAN, hosts.agents)
+    assert sorted(hosts.asked) == [("start", 0), ("start", 1), ("start", 2)]
+
     def start(number: int) -> dict[str, Any]:
         return {"ok": False, "error": {"message": "no fork", "remedy": None}} if number == 1 else {}
 
@@ -335,21 +306,6 @@ def test_a_start_that_fails_on_one_host_stops_all_of_them_again(make_agent: Make
     with pytest.raises(HostsError, match="so it was stopped again:\n  w-1: no fork"):
         launch.start(PLAN, hosts.agents)
     assert hosts.verbs() == ["start"] * 3 + ["stop"] * 3
-
-
-def test_a_start_that_succeeds_stops_nothing(make_agent: MakeAgent) -> None:
-    hosts = Hosts(make_agent, {"start": lambda number: {}})
-    launch.start(PLAN, hosts.agents)
-    assert sorted(hosts.asked) == [("start", 0), ("start", 1), ("start", 2)]
-
-
-def test_every_process_is_stopped_on_its_own_host_and_an_error_hides_no_answer(make_agent: MakeAgent) -> None:
-    def stop(number: int) -> dict[str, Any]:
-        return {"ok": False, "error": {"message": "gone"}} if number == 0 else {"stopped": [number]}
-
-    answers = stop_processes(Hosts(make_agent, {"stop": stop}).agents, PLAN.run_id, 0, grace_s=1)
-    assert str(answers[0]) == "w-0: gone"
-    assert [answer["stopped"] for answer in answers[1:] if isinstance(answer, dict)] == [[1], [2]]
 
 
 def joined(state: str, process: str = "running") -> dict[str, Any]:
@@ -381,12 +337,21 @@ def test_a_run_has_joined_when_every_process_has(make_agent: MakeAgent) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("answer", [joined("failed"), joined("starting", "exited"), joined("joined", "lost")])
-def test_a_process_that_fails_or_ends_before_all_have_joined_is_a_failure(
-    make_agent: MakeAgent, answer: dict[str, Any]
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        ([joined("starting"), joined("failed")], "^a process failed before all had joined$"),
+        ([joined("starting"), joined("starting", "exited")], "^a process failed before all had joined$"),
+        ([joined("starting"), joined("joined", "lost")], "^a process failed before all had joined$"),
+        ([joined("starting"), joined("starting")], "^w-1, w-2 did not join within 9 s$"),
+        ([joined("joined"), {"ok": False, "error": {"message": "cut", "remedy": "mend"}}], "^w-2: cut → mend$"),
+    ],
+)  # fmt: skip
+def test_a_group_that_does_not_form_is_told_with_who_is_missing_and_why(
+    make_agent: MakeAgent, answers: list[Any], said: str
 ) -> None:
-    with pytest.raises(NotJoined, match="a process failed before all had joined"):
-        join(make_agent, joined("joined"), joined("starting"), answer)
+    with pytest.raises(NotJoined, match=said):
+        join(make_agent, joined("joined"), *answers)
 
 
 def test_a_tpu_has_ten_minutes_to_join_and_a_cpu_three(make_agent: MakeAgent) -> None:
@@ -402,44 +367,28 @@ def test_a_tpu_has_ten_minutes_to_join_and_a_cpu_three(make_agent: MakeAgent) ->
         assert asked == [limit_s]
 
 
-def test_who_does_not_join_in_time_is_named(make_agent: MakeAgent) -> None:
-    with pytest.raises(NotJoined, match="^w-1, w-2 did not join within 9 s$"):
-        join(make_agent, joined("joined"), joined("starting"), joined("starting"))
-
-
-def test_who_cannot_be_asked_whether_it_has_joined_is_named_with_the_reason(make_agent: MakeAgent) -> None:
-    gone = {"ok": False, "error": {"message": "cut off", "remedy": "see the network"}}
-    with pytest.raises(NotJoined, match="^w-2: cut off → see the network$"):
-        join(make_agent, joined("joined"), joined("joined"), gone)
-
-
 CONTAINED = dataclasses.replace(PLAN, container=Container(image="r/jax@sha256:" + "0" * 64))
 
 
-def test_an_image_is_pulled_where_it_is_missing_and_nobody_pulls_for_a_bare_run(
+def test_an_image_is_pulled_where_it_is_missing_and_a_host_that_cannot_have_it_is_named(
     make_agent: MakeAgent,
 ) -> None:
-    hosts = Hosts(make_agent, {"pull": lambda number: {}})
+    def give(number: int) -> dict[str, Any]:
+        return {"ok": number != 1, "error": {"message": "denied", "remedy": "`fab deploy`"}}
+
+    hosts, said = Hosts(make_agent, {"pull": give}), list[str]()
     facts = [{"image_present": number == 1, "image_needs_bytes": 7} for number in range(3)]
-    said: list[str] = []
     launch.pull(CONTAINED, hosts.agents, facts, said.append)
     assert sorted(hosts.asked) == [("pull", 0), ("pull", 2)]
     assert said[0] == f"pulling {'r/jax@sha256:' + '0' * 64} on 2 of 3 hosts …"
-    launch.pull(PLAN, hosts.agents, [{}] * 3, said.append)
+    launch.pull(PLAN, hosts.agents, [{}] * 3, said.append)  # a bare run
     launch.pull(CONTAINED, hosts.agents, [{"image_present": True}] * 3, said.append)
     assert len(hosts.asked) == len(said) == 2
-
-
-def test_an_image_that_cannot_be_had_on_one_host_is_an_error_that_names_it(make_agent: MakeAgent) -> None:
-    def give(number: int) -> dict[str, Any]:
-        return {"ok": number != 2, "error": {"message": "denied", "remedy": "`fab deploy`"}}
-
-    hosts = Hosts(make_agent, {"pull": give})
     with pytest.raises(HostsError) as error:
         launch.pull(
-            CONTAINED, hosts.agents, [{"image_present": False, "image_needs_bytes": 7}] * 3, lambda line: None
+            CONTAINED, hosts.agents, [{"image_present": False, "image_needs_bytes": 7}] * 3, said.append
         )
     assert str(error.value).splitlines() == [
         "the image could not be had everywhere, nothing was started:",
-        "  w-2: denied → `fab deploy`",
+        "  w-1: denied → `fab deploy`",
     ]

@@ -133,45 +133,36 @@ def test_the_preflight_request_of_a_host_that_several_runs_share_is_this() -> No
     }
 
 
-def test_every_other_host_of_a_slice_has_to_reach_the_first() -> None:
-    alone = dataclasses.replace(PLAN, alone=True, mount="/mnt/share")
-    requests = [plan.preflight(alone, rank, now_s=0.0) for rank in range(2)]
-    assert [request["peers"] for request in requests] == [
-        [],
-        [{"name": "w-0", "host": "10.0.0.1", "port": 22}],
-    ]
-    assert [request["alone"] for request in requests] == [True, True]
-    assert [request["mount"] for request in requests] == ["/mnt/share"] * 2
+def test_a_slice_of_its_own_is_asked_for_its_mount_its_devices_and_the_way_to_the_first_host() -> None:
+    alone = dataclasses.replace(PLAN, alone=True, mount="/mnt/share", stand_in_devices=("/run/accel0",))
+    first, second = (plan.preflight(alone, rank, now_s=0.0) for rank in range(2))
+    assert (first["peers"], second["peers"]) == ([], [{"name": "w-0", "host": "10.0.0.1", "port": 22}])
+    for request in (first, second):
+        assert (request["alone"], request["mount"]) == (True, "/mnt/share")
+        assert (request["device_globs"], request["lockfiles"]) == (["/run/accel0"], ["/tmp/libtpu_lockfile"])
 
 
-def test_files_that_stand_in_for_devices_are_looked_at_with_the_lock_file() -> None:
-    rehearsed = dataclasses.replace(PLAN, stand_in_devices=("/run/accel0",))
-    request = plan.preflight(rehearsed, 0, now_s=0.0)
-    assert (request["device_globs"], request["lockfiles"]) == (["/run/accel0"], ["/tmp/libtpu_lockfile"])
-
-
-def test_the_ports_and_home_directories_are_those_that_the_preflight_found() -> None:
-    facts = [{"free_ports": [5000, 5001], "home": "/home/a"}, {"free_ports": [6000, 6001], "home": "/home/b"}]
-    found = plan.settled(PLAN, facts, token="secret")
-    assert (found.coordinator, found.hub_port, found.hub_token) == ("127.0.0.1:5000", 5001, "secret")
-    assert found.homes == ("/home/a", "/home/b")
-
-
-def test_a_path_below_the_home_directory_is_written_out_for_each_host() -> None:
+def test_what_the_preflight_found_is_settled_and_paths_below_a_home_are_written_out_for_each_host() -> None:
     homely = dataclasses.replace(
         PLAN, python="~/venv/bin/python", cache_dir="~/.cache/x", agent_root="~/agent"
     )
-    for rank, home in enumerate(PLAN.homes):
-        request = plan.start(homely, rank)
+    facts = [{"free_ports": [5000, 5001], "home": "/home/a"}, {"free_ports": [6000, 6001], "home": "/home/b"}]
+    found = plan.settled(homely, facts, token="secret")
+    assert (found.coordinator, found.hub_port, found.hub_token) == ("127.0.0.1:5000", 5001, "secret")
+    for rank, home in enumerate(("/home/a", "/home/b")):
+        request = plan.start(found, rank)
         assert request["argv"][0] == f"{home}/venv/bin/python"
         assert request["env"]["RUN_CACHE_DIR"] == f"{home}/.cache/x"
         assert request["env"]["PYTHONPATH"] == f"{home}/agent/bundles/{'ab' * 32}"
 
 
-@pytest.mark.parametrize("devices", [None, 3])
-def test_the_number_of_devices_is_told_only_where_it_is_chosen(devices: int | None) -> None:
-    told = plan.environment(dataclasses.replace(PLAN, local_devices=devices), 0).get("RUN_LOCAL_DEVICES")
-    assert told == (None if devices is None else "3")
+def test_the_environment_has_only_what_is_known_of_the_devices() -> None:
+    tpu = dataclasses.replace(
+        PLAN, platform="tpu", local_devices=None, peak_flops_per_s=3_152_000_000_000_000
+    )
+    told = plan.environment(tpu, 0)
+    assert (told["RUN_PLATFORM"], told["RUN_PEAK_FLOPS_PER_S"]) == ("tpu", "3152000000000000")
+    assert not {"RUN_LOCAL_DEVICES", "GLIBC_TUNABLES"} & told.keys(), "large pages are for CPUs"
 
 
 IMAGE = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64
@@ -189,6 +180,8 @@ def test_in_a_container_a_process_is_the_images_python_and_sees_code_cache_and_s
     request = plan.start(CONTAINED, 0)
     assert request["argv"][:5] == ["python", "-P", "-u", "-m", "jobs.flax_mlm"]
     assert request["cwd"] == "/share/runs/one"
+    looked_for = plan.preflight(CONTAINED, 0, now_s=0.0)["container"]
+    assert looked_for == {"image": IMAGE, "mounts": ["/share", "/text"]}, "what the launch brings is not"
     assert request["container"] == {
         "image": IMAGE,
         "platform": "cpu",
@@ -207,37 +200,18 @@ def test_a_run_directory_outside_the_other_mounts_is_mounted_and_one_in_a_bucket
     assert plan.start(bucket, 0)["cwd"] == "~/.cache/tpu-stack"
 
 
-def test_the_preflight_looks_for_the_image_and_for_what_the_launch_does_not_bring_itself() -> None:
-    assert plan.preflight(CONTAINED, 0, now_s=0.0)["container"] == {
-        "image": IMAGE,
-        "mounts": ["/share", "/text"],
-    }
-    assert "container" not in plan.preflight(PLAN, 0, now_s=0.0)
-    assert "container" not in plan.start(PLAN, 0)
-
-
-def test_a_job_is_told_the_peak_of_all_devices_together_where_it_is_known() -> None:
-    assert "RUN_PEAK_FLOPS_PER_S" not in plan.environment(PLAN, 0)
-    known = dataclasses.replace(PLAN, peak_flops_per_s=3_152_000_000_000_000)
-    assert plan.environment(known, 0)["RUN_PEAK_FLOPS_PER_S"] == "3152000000000000"
-
-
-def test_only_a_process_that_computes_on_cpu_is_told_of_large_pages() -> None:
-    assert "GLIBC_TUNABLES" not in plan.environment(dataclasses.replace(PLAN, platform="tpu"), 0)
-
-
 MakeAgent = Callable[..., Agent]
 BUILT = "sha256:" + "b" * 64
 OLD = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64
 
 
-def built(stack: str, platform: str) -> str:
-    assert (stack, platform) == ("jax", "cpu")
+def built(framework: str, platform: str) -> str:
+    assert (framework, platform) == ("jax", "cpu")
     return BUILT
 
 
-def unasked(stack: str, platform: str) -> str:
-    raise AssertionError(f"{stack} for {platform} was looked for here")
+def unasked(framework: str, platform: str) -> str:
+    raise AssertionError(f"{framework} for {platform} was looked for here")
 
 
 @pytest.fixture
@@ -250,26 +224,81 @@ def here() -> Target:
     return targets.local(2, "cpu", [0, 1])
 
 
-def test_a_stack_with_an_image_runs_its_jobs_in_it_and_sees_the_share_there(slice_of_two: Target) -> None:
-    assert plan.choose_container(slice_of_two, "jax", None, unasked) == Container(
-        image=IMAGES["jax"], mounts=("/share",)
-    )
+IN_DOCKER = {"runtime": "docker", "image": OLD}
+BARE = {"runtime": "bare", "image": None}
 
 
-@pytest.mark.parametrize(("stack", "runtime"), [("pytorch", None), ("jax", "bare")])
-def test_a_stack_without_an_image_and_who_says_bare_run_bare(
-    slice_of_two: Target, stack: str, runtime: str | None
+@pytest.mark.parametrize(
+    ("framework", "runtime", "before", "image"),
+    [
+        ("jax", None, None, IMAGES["jax"]),
+        ("pytorch", None, None, None),
+        ("jax", "bare", None, None),
+        # A run that is resumed has what it was started with, unless something else is asked for.
+        ("jax", None, IN_DOCKER, OLD),
+        ("jax", None, BARE, None),
+        ("jax", "docker", IN_DOCKER, IMAGES["jax"]),
+    ],
+)
+def test_a_run_is_in_the_image_that_the_stack_has_or_in_that_in_which_it_began(
+    slice_of_two: Target,
+    framework: str,
+    runtime: str | None,
+    before: dict[str, Any] | None,
+    image: str | None,
 ) -> None:
-    assert plan.choose_container(slice_of_two, stack, runtime, unasked) is None
+    found = plan.choose_container(slice_of_two, framework, runtime, unasked, before)
+    assert found == (None if image is None else Container(image=image, mounts=("/share",)))
 
 
-def test_docker_without_an_image_in_the_inventory_says_how_it_gets_there(slice_of_two: Target) -> None:
-    with pytest.raises(RequestError) as error:
-        plan.choose_container(slice_of_two, "pytorch", "docker", unasked)
-    assert str(error.value) == (
-        "--runtime docker: the stack dev has no image of pytorch; `fab build --framework pytorch`, "
-        "`fab push --stack dev --framework pytorch`, then `pulumi up`"
+def test_a_slice_without_a_share_mounts_none(slice_of_two: Target) -> None:
+    storage = dataclasses.replace(NFS, nfs_source=None, nfs_mount=None)
+    inventory = dataclasses.replace(slice_of_two.inventory, storage=storage)
+    found = plan.choose_container(
+        dataclasses.replace(slice_of_two, inventory=inventory), "jax", None, unasked
     )
+    assert found == Container(image=IMAGES["jax"])
+
+
+def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_built_here(
+    here: Target,
+) -> None:
+    assert plan.choose_container(here, "jax", None, unasked) is None
+    assert plan.choose_container(here, "jax", "docker", built) == Container(image=BUILT)
+    with pytest.raises(RequestError, match="the images are for TPUs and CPUs; on a GPU leave --runtime out"):
+        plan.built_here("jax", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("framework", "runtime", "access", "said"),
+    [
+        (
+            "jax",
+            "bare",
+            "privileged",
+            "--container-access privileged: the processes run in no container here",
+        ),
+        (
+            "jax",
+            None,
+            "root",
+            '--container-access: "root" is not an access; choose one of devices, privileged',
+        ),
+        ("jax", "podman", None, '--runtime: "podman" is not a runtime; choose one of bare, docker'),
+        (
+            "pytorch",
+            "docker",
+            None,
+            "--runtime docker: the stack dev has no image of pytorch; `fab build --framework pytorch`, ",
+        ),
+    ],
+)
+def test_a_runtime_that_cannot_be_had_is_refused_with_the_remedy(
+    slice_of_two: Target, framework: str, runtime: str | None, access: str | None, said: str
+) -> None:
+    with pytest.raises(RequestError) as error:
+        plan.choose_container(slice_of_two, framework, runtime, unasked, None, access)
+    assert str(error.value).startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -290,14 +319,6 @@ def test_a_container_has_the_devices_alone_unless_more_is_asked_for_now_or_was_w
     assert found is not None and found.access == access
 
 
-@pytest.mark.parametrize(("runtime", "access"), [("bare", "privileged"), (None, "root")])
-def test_an_access_that_is_none_or_that_no_container_has_is_refused(
-    slice_of_two: Target, runtime: str | None, access: str
-) -> None:
-    with pytest.raises(RequestError, match=f'--container-access:? "?{access}'):
-        plan.choose_container(slice_of_two, "jax", runtime, unasked, None, access)
-
-
 @pytest.mark.parametrize(
     ("box", "platform", "is_hint"),
     [
@@ -313,45 +334,9 @@ def test_only_where_a_container_may_keep_a_tpu_from_initialising_the_way_out_is_
     assert ("--container-access privileged" in (plan.container_hint(box, platform) or "")) == is_hint
 
 
-def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_built_here(
-    here: Target,
+def test_a_container_here_sees_the_working_directory_and_the_files_that_options_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert plan.choose_container(here, "jax", None, unasked) is None
-    assert plan.choose_container(here, "jax", "docker", built) == Container(image=BUILT)
-
-
-@pytest.mark.parametrize(
-    ("before", "image"),
-    [({"runtime": "docker", "image": OLD}, OLD), ({"runtime": "bare", "image": None}, None)],
-)
-def test_a_run_goes_on_in_the_image_that_it_was_started_in_whatever_the_stack_has_now(
-    slice_of_two: Target, before: dict[str, Any], image: str | None
-) -> None:
-    found = plan.choose_container(slice_of_two, "jax", None, unasked, before)
-    assert (found.image if found else None) == image
-
-
-def test_who_says_docker_of_a_run_that_goes_on_gets_the_image_that_the_stack_has_now(
-    slice_of_two: Target,
-) -> None:
-    found = plan.choose_container(slice_of_two, "jax", "docker", unasked, {"runtime": "docker", "image": OLD})
-    assert found is not None
-    assert found.image == IMAGES["jax"]
-
-
-def test_a_runtime_that_does_not_exist_is_refused_with_those_there_are(here: Target) -> None:
-    with pytest.raises(
-        RequestError, match='--runtime: "podman" is not a runtime; choose one of bare, docker'
-    ):
-        plan.choose_container(here, "jax", "podman", unasked)
-
-
-def test_there_is_no_image_for_gpus() -> None:
-    with pytest.raises(RequestError, match="the images are for TPUs and CPUs; on a GPU leave --runtime out"):
-        plan.built_here("jax", "gpu")
-
-
-def test_a_container_here_sees_the_working_directory_and_the_files_that_options_name(tmp_path: Path) -> None:
     work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
     for folder in (work, elsewhere):
         folder.mkdir()
@@ -364,31 +349,14 @@ def test_a_container_here_sees_the_working_directory_and_the_files_that_options_
         "missing": "/no/such/file",
         "bucket": "gs://bucket/text",
         "steps": 5,
-        "nothing": None,
         "empty": "",
     }
-    found = plan.container_with_files(Container(image=BUILT), options, str(work))
-    assert found == Container(
-        image=BUILT,
-        read_only_mounts=(str(work), f"{elsewhere}/text.txt", f"{elsewhere}/tokenizer.json"),
+    box, seen = Container(image=BUILT), (str(work), f"{elsewhere}/text.txt", f"{elsewhere}/tokenizer.json")
+    assert plan.container_with_files(box, options, str(work)) == dataclasses.replace(
+        box, read_only_mounts=seen
     )
-
-
-def test_a_tilde_is_refused_because_a_container_has_another_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "text.txt").touch()
+    monkeypatch.setenv("HOME", str(elsewhere))
     with pytest.raises(
         RequestError, match="~/text.txt means another folder in a container; write its path out"
     ):
-        plan.container_with_files(Container(image=BUILT), {"data": "~/text.txt"}, "/")
-
-
-def test_a_share_that_a_slice_does_not_have_is_not_mounted(make_agent: MakeAgent) -> None:
-    target = make_target([make_agent(lambda verb, request: {})])
-    storage = dataclasses.replace(NFS, nfs_source=None, nfs_mount=None)
-    inventory = dataclasses.replace(target.inventory, storage=storage)
-    assert plan.choose_container(
-        dataclasses.replace(target, inventory=inventory), "jax", None, unasked
-    ) == Container(image=IMAGES["jax"])
+        plan.container_with_files(box, {"data": "~/text.txt"}, "/")

@@ -107,9 +107,8 @@ def test_a_bucket_that_may_be_read_is_reached_with_credentials_or_without(logged
     reach("gs://mine/runs")
     reach("gs://one-object/a/b.txt", one_object=True)
     logged_in(NoneFound("none"))
-    reach("gs://public/runs")
-    reach("memory://whatever")
-    reach("/a/path")
+    for url in ("gs://public/runs", "memory://whatever", "/a/path"):
+        reach(url)
 
 
 @pytest.mark.parametrize(
@@ -222,11 +221,6 @@ def test_a_bucket_is_asked_once_and_then_used_as_any_files_are(
 MakeAgent = Callable[..., Agent]
 
 
-@pytest.fixture
-def share(tmp_path: Path) -> Path:
-    return tmp_path
-
-
 class Reading:
     """An agent's answers to `read`, of a folder's real files; how often it was asked."""
 
@@ -248,43 +242,41 @@ class Reading:
         return {"text": piece.decode(), "offset": begin, "next_offset": begin + len(piece), "size": len(data)}
 
 
-def test_several_files_are_read_in_one_journey_and_one_that_is_not_there_is_none(
-    make_agent: MakeAgent, share: Path
+def test_several_files_are_read_in_one_journey_and_a_file_longer_than_an_answer_whole(
+    make_agent: MakeAgent, tmp_path: Path
 ) -> None:
-    (share / "a").write_text("one")
-    (share / "c").write_text("zwölf")
+    (tmp_path / "a").write_text("one")
+    (tmp_path / "c").write_text("zwölf")
     answer = Reading(100)
-    files = HostFiles((make_agent(answer),))
-    found = files.read([str(share / name) for name in "abc"])
-    assert found == [b"one", None, "zwölf".encode()]
+    paths = [str(tmp_path / name) for name in "abc"]
+    assert HostFiles((make_agent(answer),)).read(paths) == [b"one", None, "zwölf".encode()]
     assert answer.asked == 1
-    assert files.read([]) == []
+    assert HostFiles((make_agent(answer),)).read([]) == []
+    (tmp_path / "a").write_text("0123456789" * 10)
+    assert HostFiles((make_agent(Reading(7)),)).read(paths[:1]) == [b"0123456789" * 10]
 
 
-def test_a_file_longer_than_an_answer_is_read_whole(make_agent: MakeAgent, share: Path) -> None:
-    (share / "a").write_text("0123456789" * 10)
-    assert HostFiles((make_agent(Reading(7)),)).read([str(share / "a")]) == [b"0123456789" * 10]
-
-
-def test_metrics_are_read_from_where_the_last_look_ended(make_agent: MakeAgent, share: Path) -> None:
-    directory = RunDirectory(str(share), HostFiles((make_agent(Reading(remote_files.CHUNK_BYTES)),)))
+def test_metrics_are_read_from_where_the_last_look_ended(make_agent: MakeAgent, tmp_path: Path) -> None:
+    directory = RunDirectory(str(tmp_path), HostFiles((make_agent(Reading(remote_files.CHUNK_BYTES)),)))
     assert directory.read_new_metrics(0) == ([], 0)
-    (share / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
     lines, offset = directory.read_new_metrics(-1000)
     assert ([line["step"] for line in lines], offset) == ([1, 2], 24)
-    (share / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
     assert directory.read_new_metrics(offset) == ([{"step": 3}], 36)
-    (share / "metrics.jsonl").write_text('{"step": 9}\n')  # a resumed attempt has written it anew
+    (tmp_path / "metrics.jsonl").write_text('{"step": 9}\n')  # a resumed attempt has written it anew
     assert directory.read_new_metrics(36) == ([{"step": 9}], 12)
 
 
-def test_where_the_first_host_does_not_answer_the_next_is_asked(make_agent: MakeAgent, share: Path) -> None:
-    (share / "a").write_text("here")
+def test_where_the_first_host_does_not_answer_the_next_is_asked(
+    make_agent: MakeAgent, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text("here")
 
     def gone(verb: str, request: dict[str, Any]) -> dict[str, Any]:
         return {"ok": False, "error": {"message": "no route"}}
 
     silent, well = make_agent(gone, host="w-0"), make_agent(Reading(9), host="w-1")
-    assert HostFiles((silent, well)).read([str(share / "a")]) == [b"here"]
+    assert HostFiles((silent, well)).read([str(tmp_path / "a")]) == [b"here"]
     with pytest.raises(HostError, match="w-0: no route"):
-        HostFiles((silent, silent)).list(str(share))
+        HostFiles((silent, silent)).list(str(tmp_path))

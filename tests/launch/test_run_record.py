@@ -19,23 +19,42 @@ WriteRun = Callable[..., Run]
 RUN_ID = "flax_mlm-20261120-214500-abcd"
 
 
+RESUME = f"resume with `fab train --resume {RUN_ID}`"
+FROM_START = f"{RESUME} (no checkpoint yet: from the start)"
+KILLED = {"outcome": "failed", "error": "host 1 was killed\nlast line", "failed_host": 1}
+KILLED_LINES = ("  host 1 was killed", "  last line", "  log: LOG")
+
+
 @pytest.mark.parametrize(
-    ("state", "result", "code"),
+    ("state", "result", "code", "said"),
     [
-        ("done", {"outcome": "done"}, 0),
-        ("failed", {"outcome": "failed"}, 1),
-        ("failed", {"outcome": "failed", "request": True}, 2),
-        ("failed", None, 1),
-        ("stopped", {"outcome": "stopped"}, 130),
-        ("preempted", {"outcome": "preempted"}, 130),
-        ("hung", {"outcome": "hung"}, 1),
-        ("lost", None, 1),
+        ("done", {"outcome": "done"}, 0, None),
+        ("failed", KILLED, 1, [f"{RUN_ID} failed", *KILLED_LINES, f"  {FROM_START}"]),
+        ("failed", {"outcome": "failed", "request": True, "error": "too small"}, 2, [f"{RUN_ID}: too small"]),
+        ("failed", None, 1, [f"{RUN_ID} failed", f"  {FROM_START}"]),
+        ("stopped", {"outcome": "stopped"}, 130, [f"{RUN_ID} was stopped; {FROM_START}"]),
+        ("preempted", {"outcome": "preempted"}, 130, [f"{RUN_ID} was preempted; {FROM_START}"]),
+        ("hung", {"outcome": "hung"}, 1, [f"{RUN_ID} is hung", f"  {FROM_START}"]),
+        ("lost", None, 1, [
+            f"{RUN_ID} is lost: its processes are gone and left no result (was the machine restarted?)",
+            f"  {FROM_START}",
+        ]),
     ],
-)
-def test_the_exit_code_follows_the_state(
-    write_run: WriteRun, state: State, result: dict[str, Any] | None, code: int
+)  # fmt: skip
+def test_how_a_run_ended_is_an_exit_code_and_a_few_lines(
+    write_run: WriteRun, state: State, result: dict[str, Any] | None, code: int, said: list[str] | None
 ) -> None:
-    assert run_record.exit_code(write_run(result=result), state) == code
+    run = write_run(result=result)
+    assert run_record.exit_code(run, state) == code
+    if said is None:
+        return
+    log = f"{run.directory.url}/logs/0/host-1.log"
+    assert run_record.summary(run, state) == [line.replace("LOG", log) for line in said]
+    for name in ("9", "10", "11.orbax-checkpoint-tmp", "notes"):
+        run.directory.write_text(f"checkpoints/{name}/state", "x")
+    assert run.directory.checkpoint_steps() == [9, 10]
+    if code != 2:  # a request that was wrong is not to be resumed
+        assert run_record.summary(run, state)[-1].endswith(f"{RESUME} (from step 10)")
 
 
 def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: WriteRun) -> None:
@@ -99,43 +118,25 @@ def test_a_run_of_a_job_that_says_nothing_of_its_metrics_is_told_by_their_names(
     ]
 
 
-def test_warnings_are_counted_and_where_they_are_is_said(write_run: WriteRun) -> None:
-    run = write_run(result={"outcome": "done", "steps": 3, "wall_s": 1.0, "warnings": ["a", "b"]})
-    assert "  warnings     2; the report has them" in run_record.summary(run, "done")
-
-
-def test_a_loss_worse_than_the_baseline_is_told_as_that(write_run: WriteRun) -> None:
-    run = write_run(result={"outcome": "done", "eval_loss": 6.0, "unigram_entropy": 5.75})
-    assert "  eval loss    6.000 nats, 0.250 above the unigram baseline of 5.750" in run_record.summary(
-        run, "done"
+@pytest.mark.parametrize(
+    ("result", "rows"),
+    [
+        (
+            {"eval_loss": 6.0, "unigram_entropy": 5.75},
+            ["eval loss    6.000 nats, 0.250 above the unigram baseline of 5.750"],
+        ),
+        ({"eval_loss": None, "unigram_entropy": 5.0}, []),
+        ({"warnings": ["a", "b"]}, ["warnings     2; the report has them"]),
+    ],
+)
+def test_the_rows_of_a_done_run_are_what_it_has_measured(
+    write_run: WriteRun, result: dict[str, Any], rows: list[str]
+) -> None:
+    lines = run_record.summary(
+        write_run(result={"outcome": "done", "steps": 3, "wall_s": 1.0, **result}), "done"
     )
-
-
-def test_a_done_run_without_finite_figures_is_told_without_them(write_run: WriteRun) -> None:
-    run = write_run(
-        result={"outcome": "done", "steps": 3, "wall_s": 1.0, "eval_loss": None, "unigram_entropy": 5.0}
-    )
-    assert [line.split()[0] for line in run_record.summary(run, "done")[1:]] == ["wall", "report"]
-
-
-def test_a_failure_says_why_where_the_log_is_and_where_to_go_on_from(write_run: WriteRun) -> None:
-    run = write_run(result={"outcome": "failed", "error": "host 1 was killed\nlast line", "failed_host": 1})
-    assert run_record.summary(run, "failed") == [
-        f"{RUN_ID} failed",
-        "  host 1 was killed",
-        "  last line",
-        f"  log: {run.directory.url}/logs/0/host-1.log",
-        f"  resume with `fab train --resume {RUN_ID}` (no checkpoint yet: from the start)",
-    ]
-
-
-@pytest.mark.parametrize("state", ["failed", "lost", "hung"])
-def test_resuming_goes_on_from_the_latest_complete_checkpoint(write_run: WriteRun, state: State) -> None:
-    run = write_run()
-    for name in ("9", "10", "11.orbax-checkpoint-tmp", "notes"):
-        run.directory.write_text(f"checkpoints/{name}/state", "x")
-    assert run.directory.checkpoint_steps() == [9, 10]
-    assert run_record.summary(run, state)[-1] == f"  resume with `fab train --resume {RUN_ID}` (from step 10)"
+    found = [line.strip() for line in lines[1:] if not line.startswith(("  wall time", "  report"))]
+    assert found == rows
 
 
 def test_in_a_bucket_a_checkpoint_counts_once_its_last_file_is_there(write_run: WriteRun) -> None:
@@ -150,30 +151,13 @@ def test_in_a_bucket_a_checkpoint_counts_once_its_last_file_is_there(write_run: 
     assert run.directory.checkpoint_steps() == [50]
 
 
-@pytest.mark.parametrize("state", ["stopped", "preempted"])
-def test_a_run_that_was_stopped_says_how_to_go_on(write_run: WriteRun, state: State) -> None:
-    text = " ".join(run_record.summary(write_run(result={"outcome": state, "steps": 42}), state))
-    assert state in text
-    assert f"`fab train --resume {RUN_ID}`" in text
-
-
-def test_a_wrong_request_found_on_a_host_is_told_without_a_way_to_resume(write_run: WriteRun) -> None:
-    run = write_run(result={"outcome": "failed", "request": True, "error": "--data x: too small"})
-    assert run_record.summary(run, "failed") == [f"{RUN_ID}: --data x: too small"]
-
-
-def test_what_a_job_or_an_agent_wrote_is_not_overwritten_by_the_launchers_last_word(
-    write_run: WriteRun,
+def test_the_launcher_writes_a_result_only_where_no_job_and_no_agent_did(
+    write_run: WriteRun, beat: Callable[..., Any]
 ) -> None:
     run = finalize(write_run(result={"outcome": "preempted", "steps": 7}), "failed", "the launcher's view")
     assert run.current_result() == {"attempt": 0, "outcome": "preempted", "steps": 7}
-
-
-def test_a_run_that_nobody_concluded_gets_its_result_and_its_report(
-    write_run: WriteRun, beat: Callable[..., Any]
-) -> None:
-    run = finalize(write_run(beats=[beat("stepping", step=8), None]), "failed", "w-1 did not join")
-    result = run.current_result()
+    other = write_run(f"{RUN_ID[:-4]}bbbb", beats=[beat("stepping", step=8), None])
+    result = finalize(other, "failed", "w-1 did not join").current_result()
     assert result is not None
     assert (result["outcome"], result["steps"], result["error"]) == ("failed", 8, "w-1 did not join")
-    assert run.directory.read_text("report.html")
+    assert other.directory.read_text("report.html")

@@ -83,12 +83,14 @@ def test_the_state_of_a_run_follows_from_its_directory_and_its_processes(
 def test_a_result_may_still_be_on_its_way_for_a_moment_after_the_processes_ended(
     write_run: WriteRun, beat: Beat
 ) -> None:
-    run = write_run(beats=[beat("stepping"), beat("stepping")])
-    states = [
-        runs.state(run, [EXITED], now_s=EXITED["ended"] + after_s)
-        for after_s in (0, run_directory.FINISHING_LIMIT_S - 0.1, run_directory.FINISHING_LIMIT_S)
+    run, limit_s = write_run(beats=[beat("stepping"), beat("stepping")]), run_directory.FINISHING_LIMIT_S
+    found = [
+        runs.state(run, [EXITED], now_s=EXITED["ended"] + after_s) for after_s in (0, limit_s - 0.1, limit_s)
     ]
-    assert states == ["saving", "saving", "lost"]
+    assert found == ["saving", "saving", "lost"]
+    # As long as a supervisor is there, it is about to say what happened.
+    assert runs.state(run, [{**EXITED, "supervised": True}, EXITED], now_s=LONG_AFTER_S) == "saving"
+    assert runs.state(write_run(beats=[None, None]), [], now_s=STARTED_S + 1) == "starting"
 
 
 def test_results_and_heartbeats_of_an_earlier_attempt_say_nothing_of_this_one(
@@ -126,8 +128,17 @@ def three(write_run: WriteRun, runs_dir: Path) -> Path:
     return runs_dir
 
 
-def test_runs_are_listed_newest_first_and_what_is_no_run_is_not(three: Path) -> None:
-    assert [run.run_id[-4:] for run in runs.list_runs(folder(three))] == ["cccc", "abab", "aaaa"]
+def test_runs_are_listed_newest_first_without_what_is_no_run_or_one_of_a_later_version(three: Path) -> None:
+    newest, *_ = listed = runs.list_runs(folder(three))
+    assert [run.run_id[-4:] for run in listed] == ["cccc", "abab", "aaaa"]
+    assert runs.age(newest, runs.parse_time("2026-11-24T22:45:00Z")) == "2 d"
+    later = newest.run_id.replace("cccc", "wxyz")
+    newest.directory.write_json(f"../{later}/run.json", {**newest.described, "run_id": later, "version": 9})
+    assert len(runs.list_runs(folder(three))) == 3
+    with pytest.raises(
+        RequestError, match=f"{later}/run.json: it has version 9, and this tpu-stack reads version 1"
+    ):
+        runs.find(folder(three), later)
 
 
 @pytest.mark.parametrize(
@@ -159,13 +170,10 @@ def test_a_word_that_means_no_run_or_several_is_refused_with_those_there_are(
 ) -> None:
     with pytest.raises(RequestError, match=said):
         runs.find(folder(three), wanted)
-
-
-def test_where_there_are_no_runs_the_message_says_how_to_start_one(runs_dir: Path) -> None:
     with pytest.raises(
         RequestError, match="there is no run in .*; start one with `fab train --job flax_mlm`"
     ):
-        runs.find(folder(runs_dir), "latest")
+        runs.find(folder(three / "notes"), "latest")
 
 
 def test_progress_is_the_furthest_step_and_the_latest_training_loss(write_run: WriteRun, beat: Beat) -> None:
@@ -210,27 +218,9 @@ def test_a_name_that_would_not_mean_one_run_is_refused(
     write_run("flax_mlm-20261121-214500-bbbb", name="taken")
     with pytest.raises(RequestError, match=said):
         runs.check_name(folder(runs_dir), name)
-
-
-def test_a_run_keeps_its_own_name_and_a_new_one_may_be_of_words(write_run: WriteRun, runs_dir: Path) -> None:
-    run = write_run(name="taken")
-    runs.check_name(folder(runs_dir), "taken", own=run.run_id)
-    for name in ("first try", "v1.2_small-3", "x", "größer", None):
-        runs.check_name(folder(runs_dir), name)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(-5, "0 s"), (42, "42 s"), (60, "1 min"), (7200, "2 h"), (12 * 86400, "12 d")]
-)
-def test_an_age_is_told_in_one_unit(write_run: WriteRun, seconds: float, text: str) -> None:
-    assert runs.age(write_run(), STARTED_S + seconds) == text
-
-
-def test_a_run_whose_processes_are_not_on_record_yet_is_starting(write_run: WriteRun) -> None:
-    run = write_run(beats=[None, None])
-    assert (
-        runs.state(run, [], now_s=runs.parse_time(run.described["attempts"][-1]["started"]) + 1) == "starting"
-    )
+    runs.check_name(folder(runs_dir), "taken", own="flax_mlm-20261121-214500-bbbb")
+    for free in ("first try", "v1.2_small-3", "x", "größer", None):
+        runs.check_name(folder(runs_dir), free)
 
 
 @pytest.mark.parametrize(
@@ -248,23 +238,3 @@ def test_a_host_that_cannot_be_asked_is_believed_to_run_as_long_as_its_heartbeat
 ) -> None:
     run = write_run(beats=[word and beat(word, time=LONG_AFTER_S - age_s) for word in beats])
     assert runs.state(run, [], unanswered=1, now_s=LONG_AFTER_S) == state
-
-
-def test_a_run_whose_supervisors_are_still_there_is_not_lost_yet(write_run: WriteRun, beat: Beat) -> None:
-    run = write_run(beats=[beat("stepping"), beat("stepping")])
-    ending = {**EXITED, "supervised": True}
-    assert runs.state(run, [ending, EXITED], now_s=LONG_AFTER_S) == "saving"
-    assert runs.state(run, [EXITED, EXITED], now_s=LONG_AFTER_S) == "lost"
-
-
-def test_a_run_of_a_later_version_is_refused_by_name_and_left_out_of_the_list(
-    write_run: WriteRun, runs_dir: Path
-) -> None:
-    known = write_run()
-    later = known.run_id.replace("abcd", "wxyz")
-    known.directory.write_json(f"../{later}/run.json", {**known.described, "run_id": later, "version": 9})
-    with pytest.raises(
-        RequestError, match=f"{later}/run.json: it has version 9, and this tpu-stack reads version 1"
-    ):
-        runs.find(folder(runs_dir), later)
-    assert [run.run_id for run in runs.list_runs(folder(runs_dir))] == [known.run_id]

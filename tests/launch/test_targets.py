@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -89,18 +90,14 @@ def test_a_part_of_a_tpu_slice_cannot_compute_and_a_part_of_other_hosts_can(
     hosts: str | None, listed: int, platform: str, why: str | None
 ) -> None:
     slices = (dataclasses.replace(MAIN, hosts=HOSTS[:listed]),)
-    found = target(dataclasses.replace(STACK, slices=slices), hosts=hosts, platform=platform).part_of_tpu
-    assert (found or "").startswith(why) if why else found is None
-
-
-@pytest.mark.parametrize("compute", ["train", "verify"])
-def test_training_and_verifying_on_a_part_of_a_tpu_slice_is_refused_before_a_host_is_asked(
-    compute: str,
-) -> None:
-    part = target(hosts="0")
-    request = Request(job="jax_hello", arguments=(), name=None, resume=None)
-    with pytest.raises(RequestError, match="1 of the 4 hosts of main"):
-        launch.launch(request, part, print) if compute == "train" else verify.verify(part, "jax", None)
+    found = target(dataclasses.replace(STACK, slices=slices), hosts=hosts, platform=platform)
+    assert (found.part_of_tpu or "").startswith(why) if why else found.part_of_tpu is None
+    if why:  # said before a host is asked
+        request = Request(job="jax_hello", arguments=(), name=None, resume=None)
+        with pytest.raises(RequestError, match=re.escape(why)):
+            launch.launch(request, found, print)
+        with pytest.raises(RequestError, match=re.escape(why)):
+            verify.verify(found, "jax", None)
 
 
 def test_runs_go_to_the_bucket_where_there_is_no_share_and_to_where_they_are_asked_to_go() -> None:
@@ -124,16 +121,11 @@ def test_a_choice_of_hosts_keeps_their_order_and_the_first_of_them_is_where_the_
 
 
 def test_a_rehearsals_hosts_have_processors_and_their_own_python() -> None:
-    given = Given(
-        folder=Path("/none"),
-        inventory=STACK,
-        platform="cpu",
-        python="/venv/bin/python",
-        stand_in_devices=("/run/accel0",),
-    )
+    python, devices = "/venv/bin/python", ("/run/accel0",)
+    given = Given(folder=Path("/n"), inventory=STACK, platform="cpu", python=python, stand_in_devices=devices)
     found = target(given=given)
-    assert (found.platform, found.devices, found.python) == ("cpu", 4, "/venv/bin/python")
-    assert found.stand_in_devices == ("/run/accel0",)
+    assert (found.platform, found.devices, found.python) == ("cpu", 4, python)
+    assert found.stand_in_devices == devices
 
 
 EMPTY = dataclasses.replace(MAIN, hosts=())
@@ -169,34 +161,6 @@ def test_what_cannot_be_had_is_refused_with_what_there_is(
     assert refused(dataclasses.replace(STACK, **changed), **wanted).startswith(said)
 
 
-def test_a_stack_that_looks_like_a_path_is_read_from_that_file(tmp_path: Path) -> None:
-    path = tmp_path / "mine.json"
-    path.write_text(to_json(STACK))
-    found = targets.resolve(Wanted(stack=str(path)))
-    assert (found.inventory, found.pulumi_stack) == (STACK, None)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (None, "No such file or directory"),
-        ("{}", "version None cannot be read"),
-        ("no JSON", "not JSON"),
-        (to_json(STACK).replace('"zone"', '"zoen"', 1), "inventory.slices[0].zone is missing"),
-    ],
-)
-def test_a_file_that_is_no_inventory_is_refused_with_its_name(
-    tmp_path: Path, text: str | None, said: str
-) -> None:
-    path = tmp_path / "mine.json"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(RequestError) as error:
-        targets.resolve(Wanted(stack=str(path)))
-    assert str(path) in str(error.value)
-    assert said in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
@@ -215,6 +179,31 @@ def test_of_this_machine_what_it_cannot_be_is_refused(wanted: dict[str, Any], sa
     with pytest.raises(RequestError) as error:
         targets.resolve(Wanted(**wanted))
     assert str(error.value) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file or directory"),
+        ("{}", "version None cannot be read"),
+        (to_json(STACK).replace('"zone"', '"zoen"', 1), "inventory.slices[0].zone is missing"),
+        (to_json(STACK), None),
+    ],
+)
+def test_a_stack_that_looks_like_a_path_is_the_inventory_in_that_file(
+    tmp_path: Path, text: str | None, said: str | None
+) -> None:
+    path = tmp_path / "mine.json"
+    if text is not None:
+        path.write_text(text)
+    if said is None:
+        found = targets.resolve(Wanted(stack=str(path)))
+        assert (found.inventory, found.pulumi_stack) == (STACK, None)
+        return
+    with pytest.raises(RequestError) as error:
+        targets.resolve(Wanted(stack=str(path)))
+    assert str(path) in str(error.value)
+    assert said in str(error.value)
 
 
 def test_on_a_host_that_a_run_had_and_the_slice_has_no_more_nothing_runs() -> None:
@@ -246,10 +235,18 @@ def test_all_processors_are_used_and_none_twice_while_there_are_enough(
 def test_without_a_number_of_hosts_there_are_two_on_cpu_and_one_elsewhere(
     runs_dir: Path, platform: str, count: int
 ) -> None:
-    target = targets.on_this_machine(hosts=None, platform=platform)
-    assert (len(target.hosts), len(target.agents), len(target.cpus)) == (count, count, count)
-    assert target.devices == count
-    assert target.runs_url == str(runs_dir)
+    found = targets.on_this_machine(hosts=None, platform=platform)
+    assert (len(found.hosts), len(found.agents), len(found.cpus), found.devices) == (count,) * 4
+    assert found.runs_url == str(runs_dir)
+    assert all(cpus is None for cpus in found.cpus) == (platform != "cpu")
+
+
+def test_this_machines_hosts_share_out_its_processors_in_an_inventory_as_any_other() -> None:
+    found = targets.local(3, "cpu", [0, 1, 2, 3])
+    assert from_json(to_json(found.inventory)) == found.inventory
+    assert [host.index for host in found.hosts] == [0, 1, 2]
+    assert len({host.name for host in found.hosts}) == 3
+    assert found.cpus == ((0,), (1,), (2, 3))
 
 
 @pytest.mark.parametrize(
@@ -258,35 +255,25 @@ def test_without_a_number_of_hosts_there_are_two_on_cpu_and_one_elsewhere(
         ("elsewhere", str(Path.cwd() / "elsewhere"), DiskFiles),
         ("/srv/runs/", "/srv/runs", DiskFiles),
         ("gs://bucket/runs/", "gs://bucket/runs", Buckets),
+        ("gs:/bucket/runs", "is no URL; write gs://bucket/runs", None),
+        ("gs:bucket/runs", "is no URL; write gs://bucket/runs", None),
     ],
 )
 def test_runs_lie_where_they_are_asked_to_by_option_or_environment(
-    asked: str, there: str, files: type, monkeypatch: pytest.MonkeyPatch
+    asked: str, there: str, files: type | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = targets.on_this_machine(hosts="1", platform="cpu", runs=asked)
-    assert (target.runs_url, type(target.files)) == (there, files)
+    def found(runs: str | None) -> tuple[str, type]:
+        made = targets.on_this_machine(hosts="1", platform="cpu", runs=runs)
+        return made.runs_url, type(made.files)
+
+    if files is not None:
+        assert found(asked) == (there, files)
+    else:
+        with pytest.raises(RequestError, match=f"^--runs {asked}: {there}$"):
+            found(asked)
     monkeypatch.setenv("TPU_STACK_RUNS", asked)
-    target = targets.on_this_machine(hosts="1", platform="cpu")
-    assert (target.runs_url, type(target.files)) == (there, files)
-
-
-@pytest.mark.parametrize("asked", ["gs:/bucket/runs", "gs:bucket/runs"])
-def test_a_url_with_too_few_slashes_makes_no_folder(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RequestError, match=f"^--runs {asked}: is no URL; write gs://bucket/runs$"):
-        targets.on_this_machine(hosts="1", platform="cpu", runs=asked)
-    monkeypatch.setenv("TPU_STACK_RUNS", asked)
-    with pytest.raises(RequestError, match=r"^\$TPU_STACK_RUNS gs:"):
-        targets.on_this_machine(hosts="1", platform="cpu")
-
-
-def test_this_machines_inventory_is_one_that_contract_1_can_hold(runs_dir: Path) -> None:
-    target = targets.local(3, "cpu", [0, 1, 2, 3])
-    assert from_json(to_json(target.inventory)) == target.inventory
-    assert [host.index for host in target.hosts] == [0, 1, 2]
-    assert len({host.name for host in target.hosts}) == 3
-    assert {host.reach for host in target.hosts} == {"local"}
-    assert target.cpus == ((0,), (1,), (2, 3))
-
-
-def test_only_cpu_processes_are_kept_to_a_share_of_the_processors(runs_dir: Path) -> None:
-    assert targets.local(1, "gpu", [0, 1]).cpus == (None,)
+    if files is not None:
+        assert found(None) == (there, files)
+    else:
+        with pytest.raises(RequestError, match=rf"^\$TPU_STACK_RUNS {asked}: {there}$"):
+            found(None)

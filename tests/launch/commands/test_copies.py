@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -88,18 +89,16 @@ def contents(folder: Path) -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize("name", HARD_NAMES)
-def test_a_file_arrives_under_its_own_name_whatever_that_is(
-    disks: list[Disk], tree: Path, name: str, tmp_path: Path
+def test_a_folder_goes_to_all_hosts_at_once_and_comes_back_from_each_apart(
+    disks: list[Disk], tree: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert copies.put(target_of(*disks), str(tree / name / name), "/disk/home", force=False) == 0
-    for index in range(3):
-        assert (tmp_path / f"disk{index}/home" / name).read_bytes() == (tree / name / name).read_bytes()
+    together, copy = threading.Barrier(3, timeout=20), Disk.put
 
+    def waiting(self: Disk, source: Path, target: str) -> None:
+        together.wait()
+        copy(self, source, target)
 
-def test_a_folder_goes_to_every_host_and_comes_back_from_each_apart(
-    disks: list[Disk], tree: Path, tmp_path: Path, capsys: Captured
-) -> None:
+    monkeypatch.setattr(Disk, "put", waiting)
     target = target_of(*disks)
     assert copies.put(target, str(tree), "/disk/new/deep", force=False) == 0
     (tmp_path / "disk1/new/deep/mine").write_text("of host 1")
@@ -110,13 +109,21 @@ def test_a_folder_goes_to_every_host_and_comes_back_from_each_apart(
     assert "/disk/new/deep from 3 hosts: " in capsys.readouterr().out
 
 
-def test_of_a_single_host_the_copy_lies_where_it_was_asked_for(disks: list[Disk], tmp_path: Path) -> None:
-    (tmp_path / "disk0/home/log").write_text("x")
+def test_a_file_arrives_under_its_own_name_whatever_that_is_and_of_one_host_where_it_was_asked_for(
+    disks: list[Disk], tree: Path, tmp_path: Path
+) -> None:
     target = target_of(disks[0])
+    for name in HARD_NAMES:
+        assert copies.put(target, str(tree / name / name), "/disk/home", force=False) == 0
+        assert (tmp_path / "disk0/home" / name).read_bytes() == (tree / name / name).read_bytes()
     (tmp_path / "there").mkdir()
-    assert copies.get(target, "/disk/home/log", str(tmp_path / "there"), force=False) == 0
-    assert copies.get(target, "/disk/home/log", str(tmp_path / "mine.log"), force=False) == 0
-    assert (tmp_path / "there/log").read_text() == (tmp_path / "mine.log").read_text() == "x"
+    for wanted, copy in (("there", "there/plain"), ("mine", "mine")):
+        assert copies.get(target, "/disk/home/plain", str(tmp_path / wanted), force=False) == 0
+        assert (tmp_path / copy).read_bytes() == (tree / "plain/plain").read_bytes()
+    here = targets.local(3, "cpu", [0])  # hosts that are this machine are copied to once
+    assert copies.put(here, str(tree), str(tmp_path / "new"), force=False) == 0
+    assert copies.get(here, str(tmp_path / "new"), str(tmp_path / "back"), force=False) == 0
+    assert contents(tmp_path / "back") == contents(tree)
 
 
 def test_a_folder_that_is_there_is_replaced_as_a_whole_and_only_by_force(
@@ -169,52 +176,36 @@ def test_a_host_that_fails_is_named_with_its_remedy_and_the_others_have_it(
     assert contents(tmp_path / "disk0/new") == contents(tmp_path / "disk1/new") == contents(tree)
 
 
-def test_hosts_are_copied_to_at_once(disks: list[Disk], tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    together = threading.Barrier(3, timeout=20)
-    copy = Disk.put
-
-    def waiting(self: Disk, source: Path, target: str) -> None:
-        together.wait()
-        copy(self, source, target)
-
-    monkeypatch.setattr(Disk, "put", waiting)
-    assert copies.put(target_of(*disks), str(tree), "/disk/new", force=False) == 0
-
-
-def test_hosts_that_are_this_machine_are_copied_to_once(tree: Path, tmp_path: Path) -> None:
-    assert copies.put(targets.local(3, "cpu", [0]), str(tree), str(tmp_path / "new"), force=False) == 0
-    assert (
-        copies.get(targets.local(3, "cpu", [0]), str(tmp_path / "new"), str(tmp_path / "n"), force=False) == 0
-    )
-    assert contents(tmp_path / "n") == contents(tree)
-
-
-@pytest.mark.parametrize("source", ["..", "/", "~", "a/.."])
-def test_what_comes_from_a_host_has_a_name_that_the_user_gave(disks: list[Disk], source: str) -> None:
-    with pytest.raises(RequestError, match="name the folder itself"):
-        copies.get(target_of(*disks), source, "here", force=False)
-
-
 @pytest.mark.parametrize(
-    ("copy", "said"),
+    ("way", "source", "wanted", "said"),
     [
-        (lambda target, tmp: copies.put(target, f"{tmp}/no", "/disk/x", force=False), "no such file on this"),
+        (copies.put, "HERE/no", "/disk/x", "no such file on this machine"),
+        (copies.get, "/disk/no", "HERE/x", "no such file on the host"),
         (
-            lambda target, tmp: copies.get(target, "/disk/no", f"{tmp}/x", force=False),
-            "no such file on the ho",
+            copies.get,
+            "/disk/home",
+            "HERE/tree/plain/plain",
+            "is a file, and the copies of 3 hosts need a folder",
         ),
-        (
-            lambda target, tmp: copies.get(target, "/disk/home", f"{tmp}/tree/plain/plain", force=False),
-            "a folder",
-        ),
+        *((copies.get, source, "here", "name the folder itself") for source in ("..", "/", "~", "a/..")),
     ],
 )
 def test_what_cannot_be_copied_is_refused_before_anything_is_changed(
-    disks: list[Disk], tree: Path, tmp_path: Path, copy: Callable[[Target, Path], int], said: str
+    disks: list[Disk],
+    tree: Path,
+    tmp_path: Path,
+    way: Callable[..., int],
+    source: str,
+    wanted: str,
+    said: str,
 ) -> None:
     before = contents(tmp_path)
     with pytest.raises((RequestError, HostsError), match=said):
-        copy(target_of(*disks), tmp_path)
+        way(
+            target_of(*disks),
+            *(each.replace("HERE", str(tmp_path)) for each in (source, wanted)),
+            force=False,
+        )
     assert contents(tmp_path) == before
 
 
@@ -229,58 +220,43 @@ def test_a_shell_that_says_more_than_was_asked_is_named_as_such(tmp_path: Path, 
         copies.put(target_of(Greeting(tmp_path / "disk")), str(tree), "/disk", force=False)
 
 
-@pytest.mark.parametrize("kind", ["file", "folder"])
 @pytest.mark.parametrize(
-    ("path", "there", "inside", "goes_to"),
+    ("kind", "path", "there", "inside", "goes_to"),
     [
-        ("/a/new", "nothing", "nothing", "/a/new"),
-        ("/a/new/", "nothing", "nothing", "/a/new/source"),
-        ("/a", "folder", "nothing", "/a/source"),
-        ("/", "folder", "nothing", "/source"),
-        ("rel", "nothing", "nothing", "rel"),
+        ("any", "/a/new", "nothing", "nothing", "/a/new"),
+        ("any", "/a/new/", "nothing", "nothing", "/a/new/s"),
+        ("any", "/a", "folder", "nothing", "/a/s"),
+        ("any", "/", "folder", "nothing", "/s"),
+        ("any", "rel", "nothing", "nothing", "rel"),
+        ("file", "/f", "file", "nothing", "/f"),
+        ("file", "/d", "folder", "file", "/d/s"),
+        # A file and a folder never take each other's place, not even by force.
+        ("folder", "/f", "file", "nothing", "/f is a file and the source is a folder"),
+        ("file", "/d", "folder", "folder", "/d/s is a folder and the source is a file"),
+        ("file", "/f/", "file", "nothing", "/f/ is a file, not a folder"),
     ],
 )
 def test_a_copy_goes_into_a_folder_that_is_there_and_else_under_the_name_given(
-    kind: Kind, path: str, there: Kind, inside: Kind, goes_to: str
+    kind: str, path: str, there: Kind, inside: Kind, goes_to: str
 ) -> None:
-    place = Place(path=path, kind=there, inside=inside)
-    assert decide("source", kind, place, force=False) == Copy(path=goes_to, replaces=False)
+    place, kinds = (
+        Place(path=path, kind=there, inside=inside),
+        get_args(Kind)[:2] if kind == "any" else (kind,),
+    )
+    for source in kinds:
+        for force in (False, True):
+            if " " in goes_to:
+                with pytest.raises(RequestError, match=goes_to):
+                    decide("s", source, place, force=force)
+            else:
+                assert decide("s", source, place, force=force) == Copy(path=goes_to, replaces=False)
 
 
-def test_a_file_takes_the_place_of_a_file() -> None:
-    assert not decide("f", "file", Place(path="/f", kind="file", inside="nothing"), force=False).replaces
-    assert not decide("f", "file", Place(path="/d", kind="folder", inside="file"), force=False).replaces
-
-
-def test_a_folder_takes_the_place_of_a_folder_by_force_alone() -> None:
+def test_a_folder_takes_the_place_of_a_folder_only_by_force() -> None:
     place = Place(path="/d", kind="folder", inside="folder")
     assert decide("s", "folder", place, force=True) == Copy(path="/d/s", replaces=True)
     with pytest.raises(RequestError, match="/d/s is there already; --force replaces"):
         decide("s", "folder", place, force=False)
-
-
-@pytest.mark.parametrize(
-    ("kind", "place", "said"),
-    [
-        (
-            "folder",
-            Place(path="/f", kind="file", inside="nothing"),
-            "/f is a file and the source is a folder",
-        ),
-        (
-            "file",
-            Place(path="/d", kind="folder", inside="folder"),
-            "/d/s is a folder and the source is a file",
-        ),
-        ("file", Place(path="/f/", kind="file", inside="nothing"), "/f/ is a file, not a folder"),
-    ],
-)
-@pytest.mark.parametrize("force", [False, True])
-def test_a_file_and_a_folder_never_take_each_others_place(
-    kind: Kind, place: Place, said: str, force: bool
-) -> None:
-    with pytest.raises(RequestError, match=said):
-        decide("s", kind, place, force=force)
 
 
 def test_the_size_of_a_folder_is_that_of_its_files_and_links_lead_nowhere(tmp_path: Path) -> None:

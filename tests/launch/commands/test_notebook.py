@@ -160,35 +160,27 @@ def test_through_a_tunnel_the_address_is_this_machines(
     assert open_now == []
 
 
-def test_where_it_is_not_installed_the_remedy_is(target: Target, noted: Path) -> None:
-    with pytest.raises(HostError) as raised:
-        notebook.serve(target, "nolab", browser=False)
-    assert raised.value.reason == f"{sys.executable} has no module nolab"
-    assert raised.value.remedy.startswith(
-        f"`fab run --hosts 0 --command '{sys.executable} -m pip install nolab'`"
-    )
+def test_a_server_that_cannot_be_started_is_told_with_the_reason_and_the_remedy(
+    target: Target, noted: Path
+) -> None:
+    def refused(module: str, **changed: Any) -> HostError:
+        with pytest.raises(HostError) as raised:
+            notebook.serve(dataclasses.replace(target, **changed), module, browser=False)
+        return raised.value
 
-
-def test_what_deploy_made_is_added_to_with_the_uv_beside_it() -> None:
+    missing = refused("nolab")
+    assert missing.reason == f"{sys.executable} has no module nolab"
+    assert missing.remedy.startswith(f"`fab run --hosts 0 --command '{sys.executable} -m pip install nolab'`")
+    # What `fab deploy` makes has no pip, and uv beside it.
     base = "~/.local/share/tpu-stack"
-    python = f"{base}/venv/bin/python"
-    assert python == PYTHON
-    line = notebook.installation(python, "jupyterlab")
-    assert line == f"{base}/uv/bin/uv pip install --python {python} jupyterlab"
-
-
-def test_a_server_that_ends_is_told_with_its_last_words(target: Target, noted: Path) -> None:
-    with pytest.raises(HostError) as raised:
-        notebook.serve(target, "brokenlab", browser=False)
-    assert "brokenlab has ended with exit code 1" in raised.value.reason
-    assert raised.value.reason.splitlines()[-1].strip() == "no space ␛[2J left"
-
-
-def test_an_interpreter_that_is_not_there_is_told(target: Target, noted: Path) -> None:
-    with pytest.raises(
-        HostError, match="did not start with exit code 127(?s:.*)`fab deploy` makes ~/no/python"
-    ):
-        notebook.serve(dataclasses.replace(target, python="~/no/python"), "fakelab", browser=False)
+    assert f"{base}/venv/bin/python" == PYTHON
+    assert notebook.installation(PYTHON, "x") == f"{base}/uv/bin/uv pip install --python {PYTHON} x"
+    broken = refused("brokenlab")
+    assert "brokenlab has ended with exit code 1" in broken.reason
+    assert broken.reason.splitlines()[-1].strip() == "no space ␛[2J left"
+    nowhere = refused("fakelab", python="~/no/python")
+    assert "did not start with exit code 127" in nowhere.reason
+    assert nowhere.remedy.startswith("`fab deploy` makes ~/no/python")
 
 
 def test_a_server_that_never_answers_is_ended_after_its_time(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from contracts.errors import RequestError
 from launch import targets
 from launch.commands import verify
-from launch.commands import verify as verification
 from launch.commands.verify import Expected
 from launch.target import Target
 
@@ -26,30 +24,20 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
 
 
 @pytest.mark.slow
-def test_two_hosts_compute_together_and_no_trace_of_it_stays_among_the_runs(
-    target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert verification.verify(target, "jax", None) == 0
-    said = capsys.readouterr().out
-    assert "all is well: 2 devices on 2 hosts compute together" in said
-    assert [path for path in (tmp_path / "runs").rglob("*") if path.is_file()] == []
-
-
-@pytest.mark.slow
-def test_a_slice_with_fewer_devices_than_it_promises_is_not_well_and_what_was_found_is_kept(
+def test_two_hosts_compute_together_and_only_what_is_wrong_leaves_a_trace_among_the_runs(
     target: Target, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert verify.verify(target, "jax", None) == 0
+    assert "all is well: 2 devices on 2 hosts compute together" in capsys.readouterr().out
+    assert [path for path in (tmp_path / "runs").rglob("*") if path.is_file()] == []
     wanted = dataclasses.replace(verify.expected(target), devices_per_host=4)
     monkeypatch.setattr(verify, "expected", lambda target: wanted)
-    assert verification.verify(target, "jax", None) == 1
+    assert verify.verify(target, "jax", None) == 1
     said = capsys.readouterr().out
     assert "NOT WELL" in said and "has 1 devices where the slice has 4 a host" in said
     assert list((tmp_path / "runs").rglob("verify/host-1.json"))
-
-
-def test_a_framework_that_nobody_has_written_is_refused_with_those_there_are(target: Target) -> None:
     with pytest.raises(RequestError, match="--framework torch: choose one of jax"):
-        verification.verify(target, "torch", None)
+        verify.verify(target, "torch", None)
 
 
 WANTED = Expected(platform="tpu", hosts=2, devices_per_host=4, peak_flops_per_s=197e12)
@@ -73,54 +61,42 @@ def report(**changed: Any) -> dict[str, Any]:
     }
 
 
-def found(second: dict[str, Any] | None, wanted: Expected = WANTED) -> list[str]:
-    return verify.judge(wanted, HOSTS, [report(), second])
-
-
-def test_hosts_that_are_as_the_slice_promises_are_well() -> None:
-    assert found(report(clock_s=1000.4)) == []
-    said = verify.lines([report(), report()], [], HOSTS)
-    assert said == ["python 3.12.1, jax 0.12.0", "all is well: 8 devices on 2 hosts compute together"]
+def with_matmul(**changed: Any) -> dict[str, Any]:
+    """A report of whose second device something else is found."""
+    good = report()["matmuls"]
+    return report(matmuls=[good[0], {**good[1], **changed}, *good[2:]])
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("second", "said"),
     [
-        ({"platform": "cpu"}, "w-1: computes on cpu, and asked for is tpu"),
-        ({"local_devices": 3}, "w-1: has 3 devices where the slice has 4 a host"),
-        ({"devices": 4, "processes": 1}, "w-1: sees 4 devices of 1 hosts where there are 8 of 2"),
+        (None, "w-1: wrote no report → "),
+        (report(platform="cpu"), "w-1: computes on cpu, and asked for is tpu"),
+        (report(local_devices=3), "w-1: has 3 devices where the slice has 4 a host"),
+        (report(devices=4, processes=1), "w-1: sees 4 devices of 1 hosts where there are 8 of 2"),
+        (report(all_reduce={"is_right": False}), "w-1: has a wrong sum over all devices"),
         (
-            {"all_reduce": {"is_right": False, "mib": 1, "took_s": 1.0}},
-            "w-1: has a wrong sum over all devices",
+            report(versions={"python": "3.12.1"}),
+            "jax is not the same on all hosts: 0.12.0 on w-0; none on w-1",
         ),
-        ({"versions": {"python": "3.12.1"}}, "jax is not the same on all hosts: 0.12.0 on w-0; none on w-1"),
-        ({"clock_s": 1020.0}, "w-0: its clock is -10.0 s from the others'"),
+        (report(clock_s=1020.0), "w-0: its clock is -10.0 s from the others'"),
+        (with_matmul(is_right=False), "w-1: d1 multiplies wrongly"),
+        (with_matmul(flops_per_s=50e12), "w-1: d1 does 50.0 TFLOP/s where the middle one does 150.0 TFLOP/s"),
     ],
 )
-def test_each_thing_that_is_wrong_is_a_finding_with_its_host(changed: dict[str, Any], said: str) -> None:
-    assert [text for text in found(report(**changed)) if text.startswith(said)]
+def test_each_thing_that_is_wrong_is_a_finding_with_its_host(
+    second: dict[str, Any] | None, said: str
+) -> None:
+    assert [text for text in verify.judge(WANTED, HOSTS, [report(), second]) if text.startswith(said)]
 
 
-def test_a_host_that_wrote_nothing_is_a_finding() -> None:
-    (text,) = found(None)
-    assert text.startswith("w-1: wrote no report → ")
-
-
-def test_a_device_that_multiplies_wrongly_is_named() -> None:
-    bad = copy.deepcopy(report())
-    bad["matmuls"][2]["is_right"] = False
-    (text,) = found(bad)
-    assert text.startswith("w-1: d2 multiplies wrongly")
-
-
-def test_a_device_far_behind_the_others_is_named_but_not_on_a_shared_cpu() -> None:
-    slow = copy.deepcopy(report())
-    slow["matmuls"][1]["flops_per_s"] = 50e12
-    (text,) = found(slow)
-    assert text.startswith("w-1: d1 does 50.0 TFLOP/s where the middle one does 150.0 TFLOP/s")
+def test_hosts_that_are_as_the_slice_promises_are_well_and_a_slow_shared_cpu_is_no_finding() -> None:
+    assert verify.judge(WANTED, HOSTS, [report(), report(clock_s=1000.4)]) == []
+    said = verify.lines([report(), report()], [], HOSTS)
+    assert said == ["python 3.12.1, jax 0.12.0", "all is well: 8 devices on 2 hosts compute together"]
     on_cpu = Expected(platform="cpu", hosts=2, devices_per_host=4, peak_flops_per_s=None)
-    cpus = [report(platform="cpu"), {**slow, "platform": "cpu"}]
-    assert verify.judge(on_cpu, HOSTS, cpus) == []
+    slow = {**with_matmul(flops_per_s=50e12), "platform": "cpu"}
+    assert verify.judge(on_cpu, HOSTS, [report(platform="cpu"), slow]) == []
 
 
 def test_the_table_has_a_line_for_every_host_also_for_one_that_is_silent() -> None:
