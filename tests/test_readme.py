@@ -30,15 +30,14 @@ AFTER_A_RUN = (
 """Run after `make train`, for what it has left behind."""
 IN_A_REHEARSAL = (
     *("fab rehearsal up", "fab rehearsal acts", "fab deploy", "fab verify", "fab doctor", "fab ssh-config"),
-    *("fab train --job jax_hello --detach", "fab rehearsal kill --host 1", "fab recover latest"),
-    *("fab logs --follow", "fab status", "fab runs"),
 )
-"""Run one after the other with $TPU_STACK, as the README says, but on a rehearsal; the job's is not the README's."""
+"""Run one after the other with $TPU_STACK, as the README says, but on a rehearsal. `make rehearse` trains there."""
 RUN = {CLONE, ENTER, "make train", "make preview", "make rehearse", *AFTER_A_RUN, *IN_A_REHEARSAL}
 
 ACCOUNT = "needs a Google Cloud project and a person who has logged in"
 OWN_STACK = "means a stack on Google Cloud; IN_A_REHEARSAL does the same with a rehearsal's"
 BY_CI = ".ci/run runs it, this test included"
+BY_REHEARSE = "`make rehearse` types it"
 FORM = "the form of a command that wants more words; run with them by "
 NOT_RUN = {
     "gcloud *": ACCOUNT,
@@ -57,10 +56,12 @@ NOT_RUN = {
     "fab train --resume latest": "wants a run that was stopped; tests/runs/test_stopped.py",
     "fab stop": "wants a run that is active; tests/runs/test_stopped.py",
     "fab train": FORM + "`make train`",
-    "fab train … --detach": FORM + "IN_A_REHEARSAL",
+    "fab train … --detach": FORM + "`make rehearse`",
     "fab train … --runtime docker": FORM + "tests/runs/test_docker.py",
-    "fab recover": FORM + "IN_A_REHEARSAL",
-    "fab recover RUN": FORM + "IN_A_REHEARSAL",
+    "fab recover": FORM + "`make rehearse`",
+    "fab recover RUN": FORM + "`make rehearse`",
+    "fab recover latest": BY_REHEARSE,
+    "fab rehearsal kill --host 1": BY_REHEARSE,
     "fab build": FORM + "tests/launch/images/test_build.py",
     "fab push": FORM + "tests/launch/images/test_push.py",
     "fab run -- COMMAND": FORM + "tests/launch/commands/test_execute.py",

@@ -105,7 +105,7 @@ def right_losses(reference: Run) -> Losses:
 def lost_run(shared_lab: Lab) -> Run:
     """A run of 2 processes whose machine lost its power at some step; to be copied, not to be resumed."""
     seed = random.randrange(10**6)
-    step = random.Random(seed).randrange(2 * CHECKPOINT_EVERY + 3, STEPS - 2 * CHECKPOINT_EVERY)
+    step = random.Random(seed).randrange(2 * CHECKPOINT_EVERY + 3, STEPS // 2)
     print(f"seed {seed}: the power goes at step {step}")
     run = shared_lab.launch()
     shared_lab.reach(run, step)

@@ -1,18 +1,21 @@
-"""Processes that are killed: what the run says of it, and that it goes on as if nothing had been."""
+"""Processes that are killed, and checkpoints that are damaged: the run says so, and goes on as if nothing had been."""
 
 from __future__ import annotations
 
+import shutil
 import signal
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from launch.runs import Run
-from tests.runs.lab import Lab, Losses, losses, result, saved_steps
+from tests.runs.lab import FAST, SLOWLY, STEPS, Lab, Losses, losses, result, saved_steps
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_run_that_lost_its_power_is_called_lost_and_resumes_with_the_very_same_losses(
+def test_a_run_that_loses_its_power_and_is_preempted_goes_on_each_time_with_the_very_same_losses(
     lab: Lab, shared_lab: Lab, lost_run: Run, right_losses: Losses
 ) -> None:
     assert lost_run.result is None
@@ -20,9 +23,24 @@ def test_a_run_that_lost_its_power_is_called_lost_and_resumes_with_the_very_same
     before = losses(lost_run)
     assert before == {step: right_losses[step] for step in before}
     newest = saved_steps(lost_run)[-1]
-    resumed = lab.resume(lab.copy_of(lost_run))
+    run = lab.launch(*SLOWLY, resume=lab.copy_of(lost_run))
+    lab.reach(run, max(before) + 1)
+    lab.signal(run, signal.SIGTERM, 1)
+
+    preempted = lab.finish(run)
+    assert f"resumed after step {newest}\n" in lab.log(run)
+    assert [ended["code"] for ended in lab.exits(run)] == [75, 75]
+    assert lab.state(run) == "preempted"
+    step = result(preempted)["steps"]
+    assert newest < step < STEPS
+    beats = [(beat["state"], beat["step"]) for beat in preempted.heartbeats if beat]
+    assert beats == [("preempted", step)] * 2
+    assert saved_steps(preempted)[-1] == step
+    assert losses(preempted) == {n: right_losses[n] for n in range(1, step + 1)}
+
+    resumed = lab.resume(run, *FAST)
     assert lab.state(resumed) == "done"
-    assert f"resumed after step {newest}\n" in lab.log(resumed)
+    assert f"resumed after step {step}\n" in lab.log(resumed)
     assert losses(resumed) == right_losses
 
 
@@ -71,3 +89,32 @@ def check_that_the_run_names(lab: Lab, run: Run, killed: int) -> None:
     assert (failed["outcome"], failed["failed_host"]) == ("failed", killed)
     assert "SIGKILL" in failed["error"]
     assert lab.log(run, killed).splitlines()[-1] in failed["error"]
+
+
+def truncate_the_largest_file(checkpoint: Path) -> None:
+    files = (path for path in checkpoint.rglob("*") if path.is_file())
+    largest = max(files, key=lambda path: path.stat().st_size)
+    with largest.open("rb+") as file:
+        file.truncate(largest.stat().st_size // 2)
+
+
+def delete_the_manifest(checkpoint: Path) -> None:
+    (checkpoint / "state" / "manifest.ocdbt").unlink()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("damage", [truncate_the_largest_file, delete_the_manifest, shutil.rmtree])
+def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(
+    lab: Lab, lost_run: Run, right_losses: Losses, damage: Callable[[Path], None]
+) -> None:
+    run = lab.copy_of(lost_run)
+    *_, before, newest = saved_steps(run)
+    damage(Path(run.directory.path(f"checkpoints/{newest}")))
+    resumed = lab.resume(run)
+    log = lab.log(resumed)
+    assert f"resumed after step {before}\n" in log
+    if damage is not shutil.rmtree:
+        assert f"checkpoint {newest} cannot be read" in log
+        assert any(name.startswith(f"{newest}-") for name in run.directory.list("checkpoints-torn"))
+    assert lab.state(resumed) == "done"
+    assert losses(resumed) == right_losses

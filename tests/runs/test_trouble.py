@@ -1,15 +1,19 @@
-"""A run whose numbers stay wrong ends by itself on every host, says why once, and keeps the batch."""
+"""A run whose numbers stay wrong or whose disk is full ends on every host and says why in plain words."""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from jobs.flax_mlm.loss_guard import USELESS_LIMIT_STEPS
 from launch import run_record
-from tests.runs.lab import Lab, result, saved_steps
+from tests.runs.lab import Lab, Losses, losses, result, saved_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -52,3 +56,35 @@ def test_a_run_that_is_told_to_goes_on_whatever_its_numbers_say_and_counts_them(
     assert [f"step {step}: the loss is nan" in log for step in (2, 3, LAST + 1)] == [True, False, True]
     assert run.directory.list("trouble") == [f"step-{step}.json" for step in (2, LAST + 1)]
     assert saved_steps(run) == [LAST + 9]  # those on the way were held back
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Where the lab keeps its runs: a filesystem of 3 MiB."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(runs)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this user may not mount a small disk: {done.stderr.strip()}")
+    yield runs
+    subprocess.run(["umount", "-l", str(runs)], check=True)
+
+
+def test_a_full_disk_fails_the_run_in_plain_words_and_what_was_complete_is_resumed_when_there_is_room(
+    small_disk: Path, lab: Lab, right_losses: Losses
+) -> None:
+    with mock.patch("launch.plan.MIN_FREE_BYTES", 0):
+        run = lab.launch("--keep-checkpoints", "100")
+        failed = lab.finish(run)
+        assert lab.state(failed) == "failed"
+        error = result(failed)["error"]
+        assert "the disk is full" in error
+        assert re.search(rf"{run.directory.url} has \d+ MiB free of 3 MiB", error)
+        assert f"fab train --resume {run.run_id}" in error
+
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+        resumed = lab.resume(run)
+    assert lab.state(resumed) == "done"
+    assert "resumed after step" in lab.log(resumed)
+    assert losses(resumed) == right_losses
