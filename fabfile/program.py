@@ -29,11 +29,22 @@ from invoke.parser.context import ParserContext
 
 from contracts.errors import RequestError
 from fabfile import hints
-from fabfile.hosts import deploy, doctor, trust, verify
-from fabfile.imaging import build, images, push
-from fabfile.rehearsal import rehearsal
-from fabfile.remote import get, jupyter, put, run, ssh, ssh_config
-from fabfile.tasks import accelerators, fill_mask, jobs, logs, recover, runs, status, stop, train
+from fabfile.hosts import deploy, doctor, get, jupyter, put, run, ssh, ssh_config, trust, verify
+from fabfile.tasks import (
+    accelerators,
+    build,
+    fill_mask,
+    images,
+    jobs,
+    logs,
+    push,
+    recover,
+    rehearsal,
+    runs,
+    status,
+    stop,
+    train,
+)
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 LIST_HINT = "`fab help COMMAND` shows a command's options, `fab jobs` the jobs and theirs."

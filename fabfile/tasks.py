@@ -1,17 +1,18 @@
-"""The tasks that start runs on a target and look after them, and those that say what there is to choose from."""
+"""The tasks about runs, jobs, images and the rehearsal; those that prepare and use hosts are in `hosts`."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contracts.errors import RequestError
 from fabfile import options
-from fabfile.options import ACCESS, RUNTIME, WHERE
-from fabfile.terminal import reported, task, whole
+from fabfile.options import ACCESS, RUNTIME, WHERE, reported, task, whole
 
 if TYPE_CHECKING:
     from launch.runs import Run
-    from launch.target import Target
+    from launch.targets import Target
 
 RUN_HELP = 'a run of `fab runs`: its id, the beginning or end of it, its --name, or "latest"'
 
@@ -62,10 +63,11 @@ def train(
     `fab jobs` lists them.
     """
     from launch import follow as training
-    from launch.commands import console
 
     words = training.words(args, options.after_dashes(c))
     if {"-h", "--help"} & {*words}:
+        from launch.commands import console
+
         return console.list_jobs(job or None)
 
     def open_target(like: Run | None) -> Target:
@@ -236,3 +238,109 @@ def accelerators(c: Any, zone: str = "", generation: str = "", max_chips: str = 
         generation=generation or None,
         max_chips=whole("--max-chips", max_chips, least=1),
     )
+
+
+PLATFORM = "tpu, or cpu for rehearsals and this machine"
+
+
+@task(
+    help={
+        "framework": "frameworks, as jax,pytorch (default: all of images/)",
+        "platform": f"{PLATFORM} (default: tpu)",
+        "update_base": "first update the base's digest in images/base.txt",
+        "stack": "the old name of --framework",
+    }
+)
+@reported
+def build(
+    c: Any, framework: str = "", platform: str = "tpu", update_base: bool = False, stack: str = ""
+) -> int:
+    """Build the missing images of images/, and test them."""
+    if stack:
+        raise RequestError(
+            f"--stack: a stack is a Pulumi stack, and images are built for frameworks; fab build --framework {stack} "
+            f"(make images FRAMEWORK={stack})"
+        )
+    from launch.images import build as building
+
+    return building.build(framework=framework, platform=platform, update_base=update_base, environ=os.environ)
+
+
+@task(
+    help={
+        "framework": "frameworks, as jax,pytorch (default: all that are built)",
+        "stack": "the Pulumi stack whose repository it is, or rehearsal (default: $TPU_STACK)",
+        "platform": f"{PLATFORM} (default: tpu)",
+        "image": "the old name of --framework",
+    }
+)
+@reported
+def push(c: Any, framework: str = "", stack: str = "", platform: str = "tpu", image: str = "") -> int:
+    """Push images to a stack's repository, by digest."""
+    if image:
+        raise RequestError(f"--image: images are named by their framework; fab push --framework {image}")
+    from launch.images import push as pushing
+
+    chosen = stack or os.environ.get("TPU_STACK") or "local"
+    if chosen == options.REHEARSAL:
+        options.target(chosen)  # its environment has the `pulumi` that knows it
+    return pushing.push(stack=chosen, framework=framework, platform=platform, environ=os.environ)
+
+
+@task(help={"stack": options.STACK, "prune": "remove old images from this machine"})
+@reported
+def images(c: Any, stack: str = "", prune: bool = False) -> int:
+    """List images, here and on a stack, and the runs that used them."""
+    from launch.images import listing
+
+    if prune:
+        return listing.prune(environ=os.environ)
+    target = options.target(stack)
+    references = None if target.is_local else target.inventory.images
+    return listing.show(folder=target.runs, references=references, environ=os.environ)
+
+
+ACTIONS = (
+    "up, down, status, env, acts; or an act such as kill, cut, preempt (`fab rehearsal acts` lists them)"
+)
+
+
+@task(
+    positional=["action"],
+    help={
+        "action": ACTIONS,
+        "hosts": "how many hosts `up` makes (default: 2)",
+        "docker": "with `up`: hosts with Docker, and an image registry",
+        "host": 'the target of a fault: a host\'s index or name, or "share"',
+        "amount": "the amount of a fault: seconds or milliseconds",
+        "for_good": "a host that is killed is not started again",
+    },
+)
+@reported
+def rehearsal(
+    c: Any,
+    action: str,
+    hosts: str = "2",
+    docker: bool = False,
+    host: str = "",
+    amount: str = "",
+    for_good: bool = False,
+) -> int:
+    """Run a simulated cloud on this machine, and inject faults."""
+    from rehearsal.daemon.cli import Typed, carry_out
+    from rehearsal.state import RehearsalError
+
+    count = whole("--hosts", hosts, least=1) or 0
+    typed = Typed(
+        action=action,
+        hosts=count,
+        kind="docker" if docker else "plain",
+        host=host,
+        amount=amount,
+        for_good=for_good,
+    )
+    try:
+        carry_out(typed, os.environ, lambda line: print(line, flush=True))
+    except RehearsalError as error:
+        raise RequestError(str(error)) from None
+    return 0

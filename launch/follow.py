@@ -25,7 +25,7 @@ from launch.launch import Request
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from launch.run_record import finalize
 from launch.runs import Run
-from launch.target import Target
+from launch.targets import Target
 
 STOP_GRACE_S = 120.0
 

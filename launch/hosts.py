@@ -36,6 +36,12 @@ class HostError(Exception):
     def __str__(self) -> str:
         return f"{self.host}: {self.reason}" + (f" → {self.remedy}" if self.remedy else "")
 
+    @classmethod
+    def of(cls, host: str, error: Exception) -> HostError:
+        """An error as one of this host, safe for a terminal."""
+        reason, remedy = (error.reason, error.remedy) if isinstance(error, HostError) else (str(error), "")
+        return cls(host=host, reason=printable(reason), remedy=printable(remedy))
+
 
 class HostsError(Exception):
     """One or more hosts could not do what was asked; every one is listed."""
@@ -48,6 +54,9 @@ class HostsError(Exception):
 Stream = Literal["out", "err"]
 Show = Callable[[Stream, bytes], None]
 """Is handed a command's output in pieces, as it comes. It may block: what is not taken is not read from the host."""
+
+Count = Callable[[int], None]
+"""Is told how many more bytes have been copied."""
 
 PIECE_BYTES = 64 * 1024
 
@@ -79,11 +88,11 @@ class Transport(Protocol):
         """
         ...
 
-    def put(self, source: Path, target: str) -> None:
+    def put(self, source: Path, target: str, progress: Count | None = None) -> None:
         """Copy a file or a folder with all that is in it to `target` on the host, under a new name first."""
         ...
 
-    def get(self, source: str, target: Path) -> None:
+    def get(self, source: str, target: Path, progress: Count | None = None) -> None:
         """Copy a file or a folder of the host to `target` on this machine."""
         ...
 
@@ -107,26 +116,18 @@ class LocalTransport:
             stdout, stderr = (text.decode(errors="replace") for text in said)
             return Completed(exit_code=code, stdout=stdout, stderr=stderr)
 
-        future: Future[Completed] = Future()
-        threading.Thread(target=_carry_out, args=(run, future), daemon=True).start()
-        return future
+        return in_thread(run)
 
     def stream(self, argv: Sequence[str], show: Show, *, timeout_s: float | None) -> Future[int | None]:
-        future: Future[int | None] = Future()
-        try:
-            process = _LocalProcess(argv, subprocess.DEVNULL)
-        except OSError as error:
-            future.set_exception(error)
-            return future
+        process = _LocalProcess(argv, subprocess.DEVNULL)
+        future = in_thread(functools.partial(process.follow, show, timeout_s))
         future.add_done_callback(lambda done: process.end() if done.cancelled() else None)
-        follow = functools.partial(process.follow, show, timeout_s)
-        threading.Thread(target=_carry_out, args=(follow, future), daemon=True).start()
         return future
 
-    def put(self, source: Path, target: str) -> None:
+    def put(self, source: Path, target: str, progress: Count | None = None) -> None:  # noqa: ARG002 - it is too quick
         _copy(source, Path(target).expanduser())
 
-    def get(self, source: str, target: Path) -> None:
+    def get(self, source: str, target: Path, progress: Count | None = None) -> None:  # noqa: ARG002
         _copy(Path(source).expanduser(), target)
 
 
@@ -186,16 +187,23 @@ class _LocalProcess:
                 pipe.close()
 
 
-def _carry_out[T](work: Callable[[], T], future: Future[T]) -> None:
-    """Into `future` goes what comes of it; one that was cancelled meanwhile wants none."""
-    try:
-        result = work()
-    except BaseException as error:
-        with contextlib.suppress(InvalidStateError):
-            future.set_exception(error)
-    else:
-        with contextlib.suppress(InvalidStateError):
-            future.set_result(result)
+def in_thread[T](work: Callable[[], T]) -> Future[T]:
+    """Carry out `work` in a thread of its own, for which neither an interrupt nor the end of the program waits."""
+    future: Future[T] = Future()
+
+    def carry_out() -> None:
+        # A future that was cancelled meanwhile wants no result.
+        try:
+            result = work()
+        except BaseException as error:
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(error)
+        else:
+            with contextlib.suppress(InvalidStateError):
+                future.set_result(result)
+
+    threading.Thread(target=carry_out, daemon=True).start()
+    return future
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -301,7 +309,7 @@ class PendingAnswer:
         try:
             done = self.future.result()
         except HostError as error:
-            raise self._error(error.reason, error.remedy) from None
+            raise HostError.of(self.agent.host, error) from None
         except OSError as error:
             raise self._error(f"cannot run the agent: {error}") from None
         if done.exit_code is None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from contracts.atomic import atomic_path
+from contracts import atomic
 from contracts.errors import RequestError
 from contracts.inventory import Host, Inventory, InventoryError, Slice, from_json
 from launch.jobs import CHECKOUT
@@ -153,8 +153,7 @@ def write_keys(path: Path, entries: Sequence[Trusted]) -> None:
     text = json.dumps(
         {"version": KEYS_VERSION, "hosts": [dataclasses.asdict(each) for each in entries]}, indent=2
     )
-    with atomic_path(path) as fresh:
-        fresh.write_text(text + "\n", encoding="utf-8")
+    atomic.write(path, text + "\n")
 
 
 def with_keys(inventory: Inventory, entries: Sequence[Trusted]) -> Inventory:

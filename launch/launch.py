@@ -21,6 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from contracts import run_directory
+from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
 from jobs.runtime.cache import user_cache_dir
@@ -31,7 +32,7 @@ from launch.jobs import Bundle
 from launch.plan import Plan
 from launch.run_record import finalize, run_record
 from launch.runs import Run
-from launch.target import Target
+from launch.targets import Target
 
 Say = Callable[[str], None]
 POLL_S = 0.25
@@ -400,7 +401,7 @@ def pull(
     began_s = time.monotonic()
     answers = ask_all([agent for agent, _ in missing.values()], "pull", requests, timeout_s=PULL_LIMIT_S + 60)
     all_or_error("the image could not be had everywhere, nothing was started:", answers)
-    say(f"the image is there after {time.monotonic() - began_s:.0f} s")
+    say(f"the image is there after {spoken(time.monotonic() - began_s)}")
 
 
 def start(plan: Plan, agents: Sequence[Agent]) -> None:
@@ -443,7 +444,7 @@ def join(plan: Plan, agents: Sequence[Agent], *, limit_s: float | None = None) -
         agent.host for agent, answer in zip(agents, answered, strict=True) if answer["state"] == "starting"
     ]
     if missing:
-        raise NotJoined(f"{', '.join(missing)} did not join within {limit_s:.0f} s")
+        raise NotJoined(f"{', '.join(missing)} did not join within {spoken(limit_s)}")
 
 
 def _has_failed(answer: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.process import Platform, ProcessEnvironment
-from launch.target import Target
+from launch.targets import Target
 
 MIN_FREE_BYTES = 512 * 2**20
 """Least free space on a host's disks before a run is started: room for checkpoints, logs and the data cache."""

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from contracts import run_directory
+from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import State
 from launch.hosts import HostError, ask_all
 from launch.jobs import CHECKOUT
 from launch.runs import Run
-from launch.target import Target
+from launch.targets import Target
 
 ANSWER_LIMIT_S = 20.0
 REPAIR_LIMIT_S = 13 * 3600.0
@@ -94,7 +95,7 @@ def _run(command: Sequence[str]) -> None:
         raise RequestError("`pulumi` is not on PATH; install it, then `fab recover` again") from None
     except subprocess.TimeoutExpired:
         raise RequestError(
-            f"`pulumi up` did not end within {REPAIR_LIMIT_S / 3600:.0f} h; `pulumi cancel`, then see what it waits for"
+            f"`pulumi up` did not end within {spoken(REPAIR_LIMIT_S)}; `pulumi cancel`, then see what it waits for"
         ) from None
     if done.returncode != 0:
         raise RequestError(
@@ -113,7 +114,7 @@ def _wait_for(target: Target) -> None:
         if time.monotonic() > deadline:
             raise RequestError(
                 "\n  ".join(
-                    [f"hosts do not answer {BOOT_LIMIT_S:.0f} s after `pulumi up`:", *map(str, silent)]
+                    [f"hosts do not answer {spoken(BOOT_LIMIT_S)} after `pulumi up`:", *map(str, silent)]
                 )
                 + f"\nGoogle says that {target.slice.name} is there. To make it anew: `pulumi stack --show-urns` "
                 f"names it, `pulumi up --stack {target.pulumi_stack} --replace URN` gives it back and asks for another"

@@ -7,13 +7,13 @@ limit too."""
 from __future__ import annotations
 
 import builtins
+import concurrent.futures
 import dataclasses
 import functools
 import http.client
 import json
 import logging
 import os
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from contracts.files import beginning
 from jobs.runtime.bucket_files import BucketFiles
-from launch.hosts import Agent, HostError
+from launch.hosts import Agent, HostError, in_thread
 
 GOOGLE = "https://storage.googleapis.com"
 STAND_IN = "STORAGE_EMULATOR_HOST"
@@ -63,27 +63,11 @@ def within[Result](limit_s: float, asked: str, action: Callable[[], Result]) -> 
     Raises:
         HostError: it has done neither within the limit; its thread is left behind.
     """
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def carry_out() -> None:
-        try:
-            results.append(action())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=carry_out, daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise HostError(
-            host=asked,
-            reason=f"no answer within {limit_s:.0f} s",
-            remedy=f"see whether this machine reaches {_host()}",
-        )
-    return results[0]
+    future = in_thread(action)
+    if future not in concurrent.futures.wait([future], limit_s).done:
+        remedy = f"see whether this machine reaches {_host()}"
+        raise HostError(host=asked, reason=f"no answer within {limit_s:.0f} s", remedy=remedy)
+    return future.result()
 
 
 def _base() -> str:

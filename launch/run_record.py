@@ -17,12 +17,11 @@ from contracts.errors import DONE, FAILED, INTERRUPTED, WRONG_REQUEST
 from contracts.run_directory import State
 from jobs.runtime import metric_definitions
 from jobs.runtime.metric_definitions import NO_METRICS, finite
-from jobs.runtime.report.render import read_and_render
 from launch import jobs, runs
 from launch.display import printable
 from launch.plan import Plan
 from launch.runs import Run
-from launch.target import Target
+from launch.targets import Target
 
 
 def run_record(
@@ -102,6 +101,8 @@ def finalize(run: Run, outcome: str, error: str | None) -> Run:
             run_directory.RESULT,
             run_directory.result(outcome, attempt=fresh.attempt, steps=step, time=time.time(), error=error),
         )
+    from jobs.runtime.report.render import read_and_render  # no launch needs it before its end
+
     with contextlib.suppress(OSError):  # a report is worth having, but not worth hiding how the run ended
         fresh.directory.write_text(run_directory.REPORT, read_and_render(fresh.directory.url))
     return runs.read(fresh.directory) or fresh

@@ -1,4 +1,4 @@
-"""What --stack, --slice and --hosts mean: this machine as hosts, a Pulumi stack, or a file with an inventory."""
+"""Where a run goes: what --stack, --slice and --hosts mean, how each host is reached, where things lie on them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,196 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contracts.errors import RequestError
 from contracts.files import DiskFiles, Files, is_url
 from contracts.inventory import Host, Inventory, Slice, Storage
+from contracts.process import PLATFORMS
 from jobs.runtime.cache import user_cache_dir
 from launch import inventories
-from launch.hosts import Agent, LocalTransport, ProcessLink
+from launch.hosts import Agent, GoneLink, LocalTransport, ProcessLink, Transport
 from launch.jobs import CHECKOUT
 from launch.remote_files import Buckets, HostFiles
-from launch.runs import Run
+from launch.runs import Run, RunsFolder
 from launch.ssh.access import address_and_port
-from launch.target import LOCAL, Target, choose_hosts, choose_slice, known_or_gone
 
-PLATFORMS = ("cpu", "gpu", "tpu")
+if TYPE_CHECKING:
+    from infra.catalogue import Accelerator
+
+LOCAL = "local"
 PYTHON = "~/.local/share/tpu-stack/venv/bin/python"
 """Where `fab deploy` puts the interpreter that has what the jobs need."""
+CACHE_DIR = "~/.cache/tpu-stack"
+"""On hosts that are reached over SSH."""
+RUNS = "TPU_STACK_RUNS"
+"""Names the folder of this machine's runs, or a URL, where it is not this checkout's runs/."""
+DEFAULT_HOSTS = {"cpu": 2, "gpu": 1, "tpu": 1}
+MOST_HOSTS = 64
+AGENT = CHECKOUT / "host" / "agent" / "__main__.py"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Target:
+    """Hosts in worker order; `transports`, `agents` and `cpus` are in the same order.
+
+    name: as a user says it with --stack. pulumi_stack: what Pulumi calls it, None where Pulumi did not make it.
+    runs_url: the folder of its runs, a path that every host sees or a URL; files: how the launching side gets there.
+    find_agents: the agents of the hosts that a run.json names, in worker order.
+    agent_root, cache_dir, python: paths on the hosts, "~/" being the home directory there.
+    cpus: for each host the processor numbers that its process may use; None: all of them.
+    cpu_devices: how many devices a process has where the platform is "cpu".
+    stand_in_devices: files that stand in for a TPU's device nodes in a rehearsal.
+    """
+
+    name: str
+    pulumi_stack: str | None
+    inventory: Inventory
+    slice: Slice
+    hosts: tuple[Host, ...]
+    platform: str
+    transports: tuple[Transport, ...]
+    agents: tuple[Agent, ...]
+    find_agents: Callable[[Mapping[str, Any]], tuple[Agent, ...]]
+    python: str
+    runs_url: str
+    files: Files
+    agent_root: str
+    cache_dir: str
+    cpus: tuple[tuple[int, ...] | None, ...]
+    coordinator_host: str
+    cpu_devices: int = 1
+    stand_in_devices: tuple[str, ...] | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the hosts are processes of this machine: it sees their files, and several runs share it."""
+        return self.name == LOCAL
+
+    @property
+    def devices(self) -> int:
+        """Of all processes together, as the framework counts them."""
+        a_host = self.cpu_devices if self.platform == "cpu" else self.slice.devices_per_host
+        return a_host * len(self.hosts)
+
+    @property
+    def peak_flops_per_s(self) -> float | None:
+        """Of one device in bfloat16, as the catalogue has it; None where that is no TPU, or not known."""
+        known = _in_catalogue(self.slice.accelerator_type) if self.platform == "tpu" else None
+        return known.peak_bf16_flops_per_s / known.devices if known else None
+
+    @property
+    def part_of_tpu(self) -> str | None:
+        """Why these hosts cannot compute together, where they are not all that the TPU slice has.
+
+        A TPU's runtime waits for every host of its slice, and tells nobody: "Expected 4 worker addresses, got 1".
+        """
+        if self.platform != "tpu" or self.is_local:
+            return None
+        there, type_name = len(self.slice.hosts), self.slice.accelerator_type
+        known = _in_catalogue(type_name)
+        whole = known.hosts * self.slice.count if known else there
+        if len(self.hosts) < there:
+            return (
+                f"--hosts: {len(self.hosts)} of the {there} hosts of {self.slice.name}, and the TPU's runtime waits "
+                "for all of them; leave --hosts out, or take a smaller slice (tpu-stack:slices). `fab run`, `put`, "
+                "`get` and `ssh` take a part"
+            )
+        if there < whole:
+            return (
+                f"the slice {self.slice.name} ({type_name}) has {whole} hosts, and the TPU's runtime waits for all of "
+                f"them; the inventory has {there}: `pulumi up --refresh` finds the others"
+            )
+        return None
+
+    @property
+    def addresses(self) -> tuple[tuple[str, str, int], ...]:
+        """Of each host its name, and where the others find its SSH server."""
+        return tuple((host.name, *address_and_port(host.internal_address)) for host in self.hosts)
+
+    @property
+    def runs_on_share(self) -> bool:
+        """Whether the runs lie on the hosts' own file system or share, and not in a bucket."""
+        return not is_url(self.runs_url)
+
+    @property
+    def mount(self) -> str | None:
+        """Where the share has to be mounted on every host for its runs to be found; None where they are elsewhere."""
+        mount = self.inventory.storage.nfs_mount
+        return mount if mount is not None and f"{self.runs_url}/".startswith(f"{mount}/") else None
+
+    @property
+    def runs(self) -> RunsFolder:
+        """Where its runs lie."""
+        return RunsFolder(url=self.runs_url, files=self.files)
+
+
+def _in_catalogue(type_name: str) -> Accelerator | None:
+    from infra.catalogue import CatalogueError, accelerator  # few launches are on TPUs
+
+    try:
+        return accelerator(type_name)
+    except CatalogueError:
+        return None
+
+
+def known_or_gone(
+    agents: Sequence[Agent], slice_name: str, described: Mapping[str, Any]
+) -> tuple[Agent, ...]:
+    """The agents of the hosts that run.json names; that of a host which the slice no longer has never answers."""
+    known = {agent.host: agent for agent in agents}
+
+    def gone(host: str) -> Agent:
+        reason = f"is no longer a host of {slice_name}"
+        return Agent(host=host, link=GoneLink(reason, "`fab recover` goes on with the new ones"), root="/")
+
+    return tuple(known.get(host["name"]) or gone(host["name"]) for host in described["hosts"])
+
+
+def choose_slice(inventory: Inventory, wanted: str | None) -> Slice:
+    """The slice called `wanted`, or the only one.
+
+    Raises:
+        RequestError: there is none of that name, several to choose from, or it has no hosts yet.
+    """
+    names = ", ".join(each.name for each in inventory.slices)
+    if not inventory.slices:
+        raise RequestError(
+            f"the stack {inventory.stack} has no slice; add one to tpu-stack:slices, then `pulumi up`"
+        )
+    if wanted is None and len(inventory.slices) > 1:
+        raise RequestError(f"--slice: the stack {inventory.stack} has several, say which: {names}")
+    found = [each for each in inventory.slices if wanted in (None, each.name)]
+    if not found:
+        raise RequestError(f'--slice: "{wanted}" is not a slice of {inventory.stack}; choose one of {names}')
+    if not found[0].hosts:
+        raise RequestError(
+            f"the slice {found[0].name} has no hosts yet: its {found[0].origin} was still waiting for capacity when "
+            f"the stack was last updated; `pulumi up --stack {inventory.stack}` waits on"
+        )
+    return found[0]
+
+
+def choose_hosts(hosts: Sequence[Host], wanted: str | None) -> tuple[Host, ...]:
+    """The hosts that "0-3,5" means; all of them without a choice.
+
+    Raises:
+        RequestError: the text is no such list, or there is no such host.
+    """
+    if wanted is None:
+        return tuple(hosts)
+    chosen: set[int] = set()
+    for part in wanted.split(","):
+        match = re.fullmatch(r"\s*(\d{1,5})(?:-(\d{1,5}))?\s*", part)
+        if match is None:
+            raise RequestError(f'--hosts: "{wanted}" is not a list of hosts; write it as 0-3,5')
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= len(hosts):
+            raise RequestError(f"--hosts {wanted}: the slice has the hosts 0 to {len(hosts) - 1}")
+        chosen.update(range(first, last + 1))
+    return tuple(hosts[index] for index in sorted(chosen))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,13 +251,6 @@ def resolve(wanted: Wanted, like: Run | None = None) -> Target:
 
     inventory = wanted.given.inventory if wanted.given else inventories.read(wanted.stack)
     return of_inventory(inventory, wanted)
-
-
-RUNS = "TPU_STACK_RUNS"
-"""Names the folder of this machine's runs, or a URL, where it is not this checkout's runs/."""
-DEFAULT_HOSTS = {"cpu": 2, "gpu": 1, "tpu": 1}
-MOST_HOSTS = 64
-AGENT = CHECKOUT / "host" / "agent" / "__main__.py"
 
 
 def on_this_machine(
@@ -192,9 +356,6 @@ def shares(processors: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]
         return tuple((processors[index % len(processors)],) for index in range(count))
     bounds = [len(processors) * index // count for index in range(count + 1)]
     return tuple(tuple(processors[bounds[index] : bounds[index + 1]]) for index in range(count))
-
-
-CACHE_DIR = "~/.cache/tpu-stack"
 
 
 def keys_file(wanted: Wanted) -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from contracts import run_directory
+from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import SILENCE_LIMIT_S
 from launch import follow, run_record, runs
@@ -20,7 +21,7 @@ from launch.display import Lines, printable, say, terminal
 from launch.hosts import Agent, HostError, PendingAnswer, stop_processes
 from launch.run_record import finalize
 from launch.runs import Run
-from launch.target import Target
+from launch.targets import Target
 
 NO_RUNS = "no runs yet; `make train` or `fab train --job flax_mlm` starts one"
 
@@ -74,7 +75,7 @@ def _hosts_table(run: Run, known: runs.Look) -> Table:
     for host, beat in zip(run.described["hosts"], run.current(), strict=False):
         entry = entries.get(host["index"], {})
         gone = "no answer" if host["name"] in silent else "gone"
-        ago = f"{time.time() - beat['time']:.0f} s ago" if beat else "none"
+        ago = f"{spoken(time.time() - beat['time'])} ago" if beat else "none"
         table.add_row(
             host["name"],
             f"{entry.get('state', gone)} (pid {entry['pid']})" if entry else gone,
@@ -147,7 +148,7 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
     if before not in run_directory.ACTIVE:
         say(console)(f"{run.run_id} is not running: it is {before}")
         return 0
-    say(console)(f"stopping {run.run_id} (up to {grace_s:.0f} s to save a checkpoint)")
+    say(console)(f"stopping {run.run_id} (up to {spoken(grace_s)} to save a checkpoint)")
     answers = stop_processes(agents, run.run_id, run.attempt, grace_s=grace_s)
     for agent, answer in zip(agents, answers, strict=True):
         if isinstance(answer, HostError):
@@ -290,7 +291,7 @@ def follow_all(
             break
     for reader in reading:
         if not reader.is_done and keep_on:
-            tell(f"{reader.agent.host}: has not answered for {reader.silent_s():.0f} s; its log ends here")
+            tell(f"{reader.agent.host}: has not answered for {spoken(reader.silent_s())}; its log ends here")
     return all(reader.is_done for reader in reading)
 
 

@@ -6,30 +6,24 @@ import dataclasses
 import functools
 import os
 import posixpath
-import secrets
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Literal
 
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from contracts.atomic import beside_name
 from contracts.errors import RequestError
 from contracts.inventory import Host
-from launch.display import printable, say, terminal
-from launch.hosts import HostError, HostsError, Transport
-from launch.ssh.transport import SshTransport
-from launch.target import Target
+from launch.display import say, terminal
+from launch.hosts import Count, HostError, HostsError, Transport, in_thread
+from launch.targets import Target
 
 SH_LIMIT_S = 30.0
-
-Count = Callable[[int], None]
-"""Is told how many more bytes have been copied."""
 
 LOOK = """
 see() { if [ -d "$1" ]; then echo folder; elif [ -e "$1" ] || [ -L "$1" ]; then echo file; else echo nothing; fi; }
@@ -62,10 +56,7 @@ def put(target: Target, source: str, wanted: str, *, force: bool) -> int:
     def copy(host: Host, transport: Transport, count: Count) -> int:
         copied = decide(name, kind, _look(host, transport, wanted, name), force=force)
         fresh = _beside(copied.path) if copied.replaces else copied.path
-        if isinstance(transport, SshTransport):
-            transport.put(here, fresh, count)
-        else:
-            transport.put(here, fresh)
+        transport.put(here, fresh, count)
         if copied.replaces:
             _sh(host, transport, SWAP, copied.path, fresh, _beside(copied.path))
         return size
@@ -99,10 +90,7 @@ def get(target: Target, source: str, wanted: str, *, force: bool) -> int:
         place = Place(path=f"{path}{slash}", kind=kind_of(path), inside=kind_of(path / name))
         copied = decide(name, found.kind, place, force=force)
         fresh = Path(_beside(copied.path) if copied.replaces else copied.path)
-        if isinstance(transport, SshTransport):
-            transport.get(found.path, fresh, count)
-        else:
-            transport.get(found.path, fresh)
+        transport.get(found.path, fresh, count)
         if copied.replaces:
             _swap(Path(copied.path), fresh, Path(_beside(copied.path)))
         return size_of(Path(copied.path))
@@ -122,7 +110,7 @@ def _count(hosts: Sequence[object]) -> str:
 
 def _beside(path: str) -> str:
     folder, name = posixpath.split(path)
-    return posixpath.join(folder, f".{name[:200]}.{secrets.token_hex(6)}")
+    return posixpath.join(folder, beside_name(name))
 
 
 def _swap(old: Path, new: Path, aside: Path) -> None:
@@ -179,50 +167,20 @@ def _on_all(
     with bars as progress:
         bar = progress.add_task(f"{what} {_count(hosts)}", total=total_bytes)
         count = functools.partial(progress.advance, bar)
-        names = {_begin(copy, host, transport, count): host.name for host, transport in hosts}
-        under_way = set(names)
-        while under_way:
-            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
-            for future in done:
-                came_of_it = _outcome(names[future], future)
-                if isinstance(came_of_it, HostError):
-                    errors.append(came_of_it)
-                else:
-                    copied += came_of_it
-    errors.sort(key=lambda error: [host.name for host, _ in hosts].index(error.host))
+        futures = [in_thread(functools.partial(copy, host, transport, count)) for host, transport in hosts]
+        for (host, _), future in zip(hosts, futures, strict=True):
+            try:
+                copied += future.result()
+            except (HostError, OSError, RequestError) as error:
+                errors.append(HostError.of(host.name, error))
     if len(errors) == len(hosts):
         raise HostsError(f"{what} {_count(hosts)}: nothing was copied", errors)
     took_s = max(time.monotonic() - began_s, 1e-3)
     good = f"{len(hosts) - len(errors)} of {_count(hosts)}" if errors else _count(hosts)
     say(console)(f"{what} {good}: {decimal(copied)}, {decimal(round(copied / took_s))}/s")
-    for error in errors:
-        print(f"not copied: {error}", file=sys.stderr)
+    for failed in errors:
+        print(f"not copied: {failed}", file=sys.stderr)
     return 1 if errors else 0
-
-
-def _begin(
-    copy: Callable[[Host, Transport, Count], int], host: Host, transport: Transport, count: Count
-) -> Future[int]:
-    """A thread of its own for each host, and none that an interrupt would have to wait for."""
-    future: Future[int] = Future()
-
-    def carry_out() -> None:
-        try:
-            future.set_result(copy(host, transport, count))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=carry_out, daemon=True).start()
-    return future
-
-
-def _outcome(name: str, future: Future[int]) -> int | HostError:
-    try:
-        return future.result()
-    except HostError as error:
-        return HostError(host=name, reason=printable(error.reason), remedy=printable(error.remedy))
-    except (OSError, RequestError) as error:
-        return HostError(host=name, reason=printable(str(error)))
 
 
 Kind = Literal["file", "folder", "nothing"]

@@ -14,9 +14,9 @@ from concurrent.futures import Future
 from typing import TextIO
 
 from contracts.errors import RequestError
-from launch.display import Lines, printable
+from launch.display import Lines
 from launch.hosts import HostError, Show, Stream, Transport
-from launch.target import Target
+from launch.targets import Target
 
 LOOK_S = 0.5
 """How often it is looked whether a host cannot be reached, while the others are at work."""
@@ -100,10 +100,8 @@ def _noting(host: int, heard: set[int], show: Show) -> Show:
 def _ending(name: str, future: Future[int | None]) -> Ending:
     try:
         return future.result()
-    except HostError as error:
-        return HostError(host=name, reason=printable(error.reason), remedy=printable(error.remedy))
-    except OSError as error:
-        return HostError(host=name, reason=printable(str(error)))
+    except (HostError, OSError) as error:
+        return HostError.of(name, error)
 
 
 def exit_code(endings: Mapping[int, Ending], heard: set[int]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
+from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT
 from jobs.runtime.cache import build_once, user_cache_dir
@@ -20,7 +21,7 @@ from launch.display import printable, say, terminal
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 from launch.runs import Run
-from launch.target import Target
+from launch.targets import Target
 
 MODULE = "predict"
 """A job that can do it has a module of this name; see jobs/flax_mlm/predict.py for what it is told and answers."""
@@ -78,7 +79,7 @@ def ask(job: str, export: str, text: str) -> list[list[dict[str, Any]]]:
             env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
         )
     except subprocess.TimeoutExpired:
-        raise HostError(host="here", reason=f"{export}: no answer within {LIMIT_S:.0f} s") from None
+        raise HostError(host="here", reason=f"{export}: no answer within {spoken(LIMIT_S)}") from None
     said = printable((done.stderr.strip().splitlines() or [""])[-1])
     if done.returncode == 2:
         raise RequestError(said.removeprefix("error: "))

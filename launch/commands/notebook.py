@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
 
+from contracts.durations import spoken
 from launch.display import Lines, printable, say, terminal
 from launch.hosts import HostError, Stream, Transport
-from launch.target import Target
 from launch.targets import PYTHON as DEPLOYED_PYTHON
+from launch.targets import Target
 
 HERE = "127.0.0.1"
 MODULE = "jupyterlab"
@@ -147,7 +148,7 @@ class _Server:
                     _open(f"http://{HERE}:{port}/api").close()
                 return
             if time.monotonic() > until_s:
-                raise self.error(f"does not answer after {START_LIMIT_S:.0f} s")
+                raise self.error(f"does not answer after {spoken(START_LIMIT_S)}")
             concurrent.futures.wait([self.ended], timeout=LOOK_S)
         raise self.error("has ended")
 
@@ -157,12 +158,8 @@ class _Server:
         if self.ended.done():
             try:
                 code = self.ended.result()
-            except HostError as error:
-                return HostError(
-                    host=self._host, reason=printable(error.reason), remedy=printable(error.remedy)
-                )
-            except OSError as error:
-                return HostError(host=self._host, reason=printable(str(error)))
+            except (HostError, OSError) as error:
+                return HostError.of(self._host, error)
         how = f"{self._module} {what}" + (f" with exit code {code}" if code is not None else "")
         remedy = (
             f"`fab deploy` makes {self._python}, or name another with --python" if code == NO_COMMAND else ""
@@ -198,7 +195,7 @@ def _said(host: str, transport: Transport, argv: list[str], stdin: str) -> str:
     try:
         done = transport.begin(argv, stdin, timeout_s=SH_LIMIT_S).result()
     except HostError as error:
-        raise HostError(host=host, reason=printable(error.reason), remedy=printable(error.remedy)) from None
+        raise HostError.of(host, error) from None
     if done.exit_code != 0:
         said = printable(done.stderr).strip() or f"no answer within {SH_LIMIT_S:g} s"
         raise HostError(host=host, reason=f"cannot keep the token: {said}")

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from contracts.atomic import atomic_path
+from contracts import atomic
 from contracts.errors import RequestError
 from contracts.inventory import Slice
 from jobs.runtime.cache import user_cache_dir
@@ -19,7 +19,7 @@ from launch.display import say, terminal
 from launch.hosts import HostError
 from launch.ssh import login, problems
 from launch.ssh.access import Access, routes
-from launch.target import Target
+from launch.targets import Target
 
 FOLDER = "tpu-stack"
 
@@ -149,10 +149,7 @@ def _include(path: Path) -> bool:
 def _replace(path: Path, text: str) -> None:
     """Write a file that only its owner reads, or with the mode that it had."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    with atomic_path(path) as fresh:
-        fresh.touch(mode=0o600)
-        fresh.write_bytes(text.encode(errors="surrogateescape"))
-        fresh.chmod(mode)
+    atomic.write(path, text.encode(errors="surrogateescape"), mode=mode)
 
 
 INCLUDE = "Include tpu-stack/*.conf"

@@ -22,7 +22,7 @@ from launch.ssh import login
 from launch.ssh.access import iap_tunnel
 from launch.ssh.problems import ATTRIBUTES_POLICY
 from launch.ssh.transport import SshTransport
-from launch.target import Target, choose_hosts
+from launch.targets import Target, choose_hosts
 
 FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 FILES = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}

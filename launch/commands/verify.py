@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
+from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, heartbeat
 from launch import jobs, launch, runs
@@ -25,7 +26,7 @@ from launch.hosts import HostError, ask_all, stop_processes
 from launch.jobs import CHECKOUT
 from launch.launch import NotJoined
 from launch.plan import MAX_CLOCK_OFFSET_S, Container, Plan
-from launch.target import Target
+from launch.targets import Target
 
 FOLDER = ".verify"
 """In the folder of runs, and no run: what is looked for there has other names."""
@@ -113,7 +114,7 @@ def _carry_out(plan: Plan, target: Target) -> list[str]:
         except NotJoined as error:
             hint = plans.container_hint(plan.container, plan.platform)
             return [str(error), *_reasons(plan, target), *([hint] if hint else [])]
-        return _reasons(plan, target) + ([] if is_over else [f"it was not done within {LIMIT_S:.0f} s"])
+        return _reasons(plan, target) + ([] if is_over else [f"it was not done within {spoken(LIMIT_S)}"])
     finally:
         stop_processes(target.agents, plan.run_id, plan.attempt, grace_s=0)
 

@@ -33,7 +33,7 @@ from launch.display import printable, say, terminal
 from launch.hosts import Completed, HostError, HostsError, Stream, Transport
 from launch.jobs import CHECKOUT
 from launch.plan import MODULES_OF_FRAMEWORK
-from launch.target import Target
+from launch.targets import Target
 
 Say = Callable[[str], None]
 

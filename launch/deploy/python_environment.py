@@ -12,7 +12,7 @@ from typing import Any
 from contracts.errors import RequestError
 from launch.deploy.steps import APT_IS_FREE, Step, at_home
 from launch.hosts import Agent, HostError, ask_all
-from launch.target import Target
+from launch.targets import Target
 
 OURS = "~/.local/share/tpu-stack/venv"
 """The environment that deployment makes; an interpreter anywhere else is somebody else's and only looked at."""

@@ -23,7 +23,7 @@ from launch.doctor.check import Check, Finding, carry_out
 from launch.doctor.workstation import Machine
 from launch.hosts import HostError, HostsError, ask_all
 from launch.jobs import CHECKOUT
-from launch.target import Target
+from launch.targets import Target
 
 E_MAIL = re.compile(r"[\w.+-]+@[\w-]+(\.[\w-]+)+")
 SECRETS = (

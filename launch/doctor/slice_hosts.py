@@ -20,7 +20,7 @@ from launch.hosts import HostError, ask_all
 from launch.plan import Plan
 from launch.remote_files import Buckets
 from launch.ssh.problems import ATTRIBUTES_POLICY
-from launch.target import Target
+from launch.targets import Target
 
 IN_USE = ("device", "lockfile", "leftovers")
 """Checks that fail of a host that is at work, which is no fault of the host."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.inventory import Host, Inventory, Slice, Storage
 from launch.hosts import Agent, Transport
-from launch.target import Target
+from launch.targets import Target
 
 PYTHON = "~/.local/share/tpu-stack/venv/bin/python"
 IMAGES = {"jax": "europe-west4-docker.pkg.dev/p/r/jax@sha256:00"}

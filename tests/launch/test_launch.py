@@ -22,7 +22,7 @@ from launch.jobs import Bundle
 from launch.launch import NotJoined
 from launch.plan import Container, Plan
 from launch.runs import Run
-from launch.target import Target
+from launch.targets import Target
 
 WriteRun = Callable[..., Run]
 DEVICES = {"gpu": Path("/dev/nvidia0"), "tpu": Path("/dev/accel0")}

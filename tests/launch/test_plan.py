@@ -13,7 +13,7 @@ from contracts.errors import RequestError
 from launch import plan, targets
 from launch.hosts import Agent
 from launch.plan import Container, Plan
-from launch.target import Target
+from launch.targets import Target
 from tests.launch.slices import IMAGES, NFS, make_target
 
 PLAN = Plan(

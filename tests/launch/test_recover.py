@@ -16,7 +16,7 @@ from launch import follow, plan, recover, targets
 from launch.deploy import deploy as deployment
 from launch.hosts import Agent
 from launch.runs import Run
-from launch.target import Target
+from launch.targets import Target
 
 WriteRun = Callable[..., Run]
 MakeAgent = Callable[..., Agent]

@@ -19,8 +19,7 @@ from launch.commands import verify
 from launch.hosts import HostError
 from launch.launch import Request
 from launch.remote_files import Buckets, HostFiles
-from launch.target import Target
-from launch.targets import Given, Wanted
+from launch.targets import Given, Target, Wanted
 
 HOSTS = tuple(
     Host(

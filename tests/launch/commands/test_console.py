@@ -16,7 +16,7 @@ from launch import targets
 from launch.commands import console
 from launch.hosts import Agent, Completed
 from launch.runs import Run
-from launch.target import Target
+from launch.targets import Target
 
 WriteRun = Callable[..., Run]
 MakeAgent = Callable[..., Agent]

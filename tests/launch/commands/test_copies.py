@@ -17,7 +17,7 @@ from launch import targets
 from launch.commands import copies
 from launch.commands.copies import Copy, Kind, Place, decide, kind_of, size_of
 from launch.hosts import Completed, HostError, HostsError, LocalTransport, Transport
-from launch.target import Target
+from launch.targets import Target
 
 Captured = pytest.CaptureFixture[str]
 HARD_NAMES = ["plain", "a b", "'q\"", "$HOME;`id`", "é\u202e", "-rf", "new\nline", "*", "~"]
@@ -43,15 +43,15 @@ class Disk(LocalTransport):
         future.set_result(dataclasses.replace(done, stdout=said))
         return future
 
-    def put(self, source: Path, target: str) -> None:
+    def put(self, source: Path, target: str, progress: object = None) -> None:
         super().put(source, self.here(target))
 
-    def get(self, source: str, target: Path) -> None:
+    def get(self, source: str, target: Path, progress: object = None) -> None:
         super().get(self.here(source), target)
 
 
 class Full(Disk):
-    def put(self, source: Path, target: str) -> None:
+    def put(self, source: Path, target: str, progress: object = None) -> None:
         raise HostError(host="", reason="no space left on device\x07", remedy="make room")
 
 
@@ -94,7 +94,7 @@ def test_a_folder_goes_to_all_hosts_at_once_and_comes_back_from_each_apart(
 ) -> None:
     together, copy = threading.Barrier(3, timeout=20), Disk.put
 
-    def waiting(self: Disk, source: Path, target: str) -> None:
+    def waiting(self: Disk, source: Path, target: str, progress: object = None) -> None:
         together.wait()
         copy(self, source, target)
 

@@ -22,7 +22,7 @@ from launch.commands import execute
 from launch.commands.execute import Grouped, Prefixed, Terminal
 from launch.hosts import HostError, LocalTransport, Show, Transport
 from launch.jobs import CHECKOUT
-from launch.target import Target
+from launch.targets import Target
 
 Captured = pytest.CaptureFixture[str]
 

@@ -14,7 +14,7 @@ from launch import targets
 from launch.commands import fill_mask as filling
 from launch.hosts import HostError
 from launch.runs import Run
-from launch.target import Target
+from launch.targets import Target
 
 WriteRun = Callable[..., Run]
 BEST = [{"token": "cat", "probability": 0.875}, {"token": "\\n", "probability": 0.1}]

@@ -21,8 +21,7 @@ import pytest
 from launch import targets
 from launch.commands import notebook
 from launch.hosts import HostError, LocalTransport
-from launch.target import Target
-from launch.targets import PYTHON
+from launch.targets import PYTHON, Target
 
 Captured = pytest.CaptureFixture[str]
 

@@ -27,8 +27,7 @@ from launch.commands import shells
 from launch.commands.shells import INCLUDE, Entry, Keys, config, host_alias, known_hosts, with_include
 from launch.hosts import HostError
 from launch.ssh.access import Access
-from launch.target import Target
-from launch.targets import local
+from launch.targets import Target, local
 
 KEY = "ssh-ed25519 AAAAC3Nz"
 Captured = pytest.CaptureFixture[str]

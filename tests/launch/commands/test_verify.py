@@ -13,7 +13,7 @@ from contracts.errors import RequestError
 from launch import targets
 from launch.commands import verify
 from launch.commands.verify import Expected
-from launch.target import Target
+from launch.targets import Target
 
 
 @pytest.fixture

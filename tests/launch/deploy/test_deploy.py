@@ -26,7 +26,7 @@ from launch.deploy.deploy import LONGEST_LINE, Answer, Deployment, Outcome, Read
 from launch.deploy.python_environment import Lock
 from launch.deploy.steps import Step, to_json
 from launch.hosts import Agent, HostError, LocalTransport, Show
-from launch.target import Target
+from launch.targets import Target
 from tests.launch.slices import make_target
 
 MakeAgent = Callable[..., Agent]

@@ -13,7 +13,7 @@ from launch.deploy import deploy
 from launch.hosts import Agent, Completed, HostError, HostsError
 from launch.ssh import login, problems
 from launch.ssh.access import Access
-from launch.target import Target
+from launch.targets import Target
 from tests.launch.slices import make_target
 
 MakeAgent = Callable[..., Agent]

@@ -14,7 +14,7 @@ from launch import targets
 from launch.doctor import doctor
 from launch.doctor.check import Check, Finding, State, carry_out, ok, warn
 from launch.hosts import Agent, HostError, HostsError
-from launch.target import Target
+from launch.targets import Target
 from tests.launch.doctor.test_workstation import machine
 from tests.launch.slices import make_target
 

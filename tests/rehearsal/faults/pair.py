@@ -22,8 +22,7 @@ from launch.hosts import stop_processes
 from launch.runs import Run
 from launch.ssh import transport
 from launch.ssh.connection import Limits, Ssh
-from launch.target import Target
-from launch.targets import Given, Wanted
+from launch.targets import Given, Target, Wanted
 from rehearsal.machines import DEVICE, PYTHON, Machine, Machines
 
 NAMES = ("w-0", "w-1")

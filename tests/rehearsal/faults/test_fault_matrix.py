@@ -20,7 +20,7 @@ from launch import runs
 from launch.hosts import HostsError
 from launch.launch import LaunchFailed
 from launch.runs import Run
-from launch.target import Target
+from launch.targets import Target
 from rehearsal.machines import PYTHON
 from tests.rehearsal.faults import pair as pairs
 from tests.rehearsal.faults.pair import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from contracts.errors import RequestError
-from fabfile.terminal import reported, whole
+from fabfile.options import reported, whole
 from launch.hosts import HostError, HostsError
 
 WRONG = HostError(host="w-0", reason="gone", remedy="start it")
