@@ -1,4 +1,4 @@
-"""What is wrong with a command line and what was meant, found before any of it is carried out.
+"""Finds the mistakes in a command line, and what was meant, before any of it is carried out.
 
 Invoke's own parser answers "No idea what 'trian' is!", and takes an option that it does not know for the value of a
 positional argument (`fab recover --help`).
@@ -35,7 +35,7 @@ class Line:
     job_options: JobOptions
 
     def check(self) -> str | None:
-        """The command whose help is asked for; None where none is, and every word is in order.
+        """Return the command whose help is asked for; None if none is and every word is in order.
 
         Raises:
             RequestError: a word is unknown, missing or out of place; the message says what was meant.
@@ -80,7 +80,7 @@ class Line:
         raise RequestError(f"`fab` has no option {word}; `fab help` lists those it has")
 
     def _option(self, command: ParserContext, word: str) -> str:
-        """The option whose value is to follow; "" where none is.
+        """Return the option whose value is to follow; "" if none is.
 
         Raises:
             RequestError: the command has no such option.
@@ -101,12 +101,12 @@ class Line:
         return ""
 
     def _options(self, command: ParserContext) -> set[str]:
-        """The long options that a word of this command may have meant."""
+        """Return the long options that a word of this command may have meant."""
         own = {flag for flag in command.flags if flag.startswith("--")}
         return {"--help", *own} | {option for options in self._jobs(command).values() for option in options}
 
     def _jobs(self, command: ParserContext) -> Mapping[str, Collection[str]]:
-        """The options of the job that is named, or of all jobs; of none where the command trains nothing."""
+        """Return the options of the named job, or of all jobs; none if the command trains nothing."""
         if command.name != "train":
             return {}
         jobs = self.job_options()
@@ -166,7 +166,7 @@ class Line:
         return RequestError(f"{line}; `fab help {name}` shows what it takes")
 
     def _moved(self, command: ParserContext) -> str:
-        """The command line with the words that the job is to have, and no command of ours, behind `--`."""
+        """Return the command line with the job's own options moved behind `--`."""
         kept: list[str] = []
         moved: list[str] = []
         waiting = ""
@@ -211,7 +211,7 @@ def unknown_command(word: str, commands: Iterable[str]) -> RequestError:
 
 
 def usage(command: ParserContext) -> str:
-    """How a command is typed: "fab recover RUN [--options]"."""
+    """Return how a command is typed: "fab recover RUN [--options]"."""
     places = [str(argument.name).upper() for argument in command.positional_args]
     after = AFTER_DASHES.get(str(command.name))
     dashes = [] if after is None else ([f"-- {after}"] if command.name == "run" else [f"[-- {after}]"])
@@ -219,7 +219,7 @@ def usage(command: ParserContext) -> str:
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    """The one of `known` that was most likely meant; "" where none is near."""
+    """Return the one of `known` that was most likely meant; "" if none is near."""
     known = sorted(known)
     inside = [each for each in known if re.match(rf"{re.escape(word)}\w*$", each)] if len(word) > 3 else []
     return next(iter([*difflib.get_close_matches(word, known, n=1), *inside]), "")

@@ -35,7 +35,7 @@ def target(
     runs: str = "",
     like: Run | None = None,
 ) -> Target:
-    """The hosts that the options mean; an empty option was not given. like: a run that is to go on there.
+    """Return the target that the options name; an empty option was not given. like: a run that is resumed there.
 
     Raises:
         RequestError: there is no such stack, slice or host, or no rehearsal is up.
@@ -48,7 +48,7 @@ def target(
 def wanted(
     stack: str = "", slice: str = "", hosts: str = "", *, platform: str = "", python: str = "", runs: str = ""
 ) -> Wanted:
-    """What the options ask for, before anything is looked up. Raises RequestError: no rehearsal is up."""
+    """Return what the options ask for, before anything is looked up. Raises RequestError: no rehearsal is up."""
     from launch.targets import Wanted
 
     chosen = stack or os.environ.get("TPU_STACK") or "local"
@@ -64,12 +64,12 @@ def wanted(
 
 
 def after_dashes(c: Any) -> list[str]:
-    """The words behind `--` on the command line, as they were typed."""
+    """Return the words behind `--` on the command line, as they were typed."""
     return list(c.after_dashes)
 
 
 def _rehearsal() -> Given:
-    """The rehearsal that is up: its stand-ins come first on PATH, and its bucket in place of Google's."""
+    """Return the rehearsal that is up, and let its stand-ins replace Google's programs and bucket for this process."""
     from launch.inventories import parse
     from launch.targets import Given
     from rehearsal import state
@@ -100,7 +100,7 @@ task = functools.partial(fabric.tasks.task, klass=Command)
 
 
 def whole(option: str, text: str, *, least: int) -> int | None:
-    """The number in an option's text; None where the option was not given.
+    """Return the number in an option's text; None if the option was not given.
 
     Invoke would read numbers itself, but answers what is none with a traceback, and takes 0 for "not given".
 
@@ -115,7 +115,7 @@ def whole(option: str, text: str, *, least: int) -> int | None:
 
 
 def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
-    """The task as Fabric calls it: its return value becomes the exit code, its known errors become messages.
+    """Wrap a task for Fabric: its return value becomes the exit code, its known errors become messages.
 
     Exit codes: 0 done; 1 the job failed; 2 the request was wrong, nothing was started; 130 interrupted.
     """

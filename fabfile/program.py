@@ -84,12 +84,12 @@ def fab(words: Sequence[str]) -> NoReturn:
 
 @functools.cache
 def commands() -> Mapping[str, ParserContext]:
-    """The commands as Invoke's parser takes them, which a task can be made into only once."""
+    """Return the commands as Invoke's parser takes them; a task can be converted only once."""
     return {str(each.name): each for each in namespace.to_contexts()}
 
 
 def own_options() -> ParserContext:
-    """The options of `fab` itself, before any command."""
+    """Return the options of `fab` itself, before any command."""
     return ParserContext(
         args=[
             Argument(names=("help", "h"), optional=True, help="show this, or a command's options: fab help COMMAND"),
@@ -102,7 +102,7 @@ def own_options() -> ParserContext:
 
 
 def _carry_out(words: Sequence[str]) -> None:
-    """What is asked for is checked as a whole, then carried out."""
+    """Check the whole command line, then carry it out."""
     words = ["--help", *words[1:2]] if words[:1] == ["help"] else [*words]
     own = own_options()
     given = Parser(initial=own, ignore_unknown=True).parse_argv(words)
@@ -134,7 +134,7 @@ def _carry_out(words: Sequence[str]) -> None:
 
 
 def _listed() -> list[tuple[str, str | None]]:
-    """The commands in the order a user meets them, which is that of the namespace."""
+    """Return the commands in the order of the namespace, each with its summary."""
     return [(name, (inspect.getdoc(task) or "").partition("\n")[0]) for name, task in namespace.tasks.items()]
 
 
@@ -147,7 +147,7 @@ def _show_command(name: str) -> None:
 
 
 def after_dashes(argv: Sequence[str]) -> list[str]:
-    """What comes after the first `--`."""
+    """Return the words after the first `--`."""
     return [*argv[argv.index("--") + 1 :]] if "--" in argv else []
 
 
@@ -168,7 +168,7 @@ def _print_columns(rows: Iterable[tuple[str, str | None]]) -> None:
 
 
 def _refuse_another_checkout(cwd: Path) -> None:
-    """This program would start the code of its own checkout, and not the one that a person is looking at.
+    """Refuse to start the code of this checkout from within another one.
 
     Raises:
         RequestError: the folder is in another checkout of tpu-stack.

@@ -20,7 +20,7 @@ OUTPUT = "inventory"
 
 
 def read(stack: str) -> Inventory:
-    """The inventory that `stack` means: a file where it looks like a path, else the output of that Pulumi stack.
+    """Read the inventory of `stack`: a file if it looks like a path, else the output of that Pulumi stack.
 
     Raises:
         RequestError: there is none, or this version cannot read it.
@@ -29,7 +29,7 @@ def read(stack: str) -> Inventory:
 
 
 def is_file(stack: str) -> bool:
-    """Whether a --stack names a file: it has a slash in it, or ends as one."""
+    """Return whether a --stack names a file: it contains a slash, or ends in .json."""
     return os.sep in stack or stack.endswith(".json")
 
 
@@ -48,7 +48,7 @@ def parse(text: str, where: str) -> Inventory:
 
 
 def of_pulumi(stack: str) -> str:
-    """The text of a stack's `inventory`, asked of Pulumi.
+    """Return the text of a stack's `inventory`, asked of Pulumi.
 
     Raises:
         RequestError: Pulumi is not installed, knows no such stack, or the stack was never brought up.
@@ -60,7 +60,7 @@ LIMIT_S = 120.0
 
 
 def output(name: str, stack: str, *, otherwise: str, environ: Mapping[str, str] | None = None) -> str:
-    """An output of a stack that is text.
+    """Return an output of a stack that is text.
 
     Raises:
         RequestError: as `ask`, or the stack has no such output.
@@ -79,7 +79,7 @@ def output(name: str, stack: str, *, otherwise: str, environ: Mapping[str, str] 
 
 
 def ask(words: Sequence[str], stack: str, *, otherwise: str, environ: Mapping[str, str] | None = None) -> str:
-    """What the command prints about a stack. otherwise: what to do where there is no Pulumi.
+    """Return what a Pulumi command prints about a stack. otherwise: what to do if there is no Pulumi.
 
     Raises:
         RequestError: Pulumi is not installed, does not answer, or refuses.
@@ -131,7 +131,7 @@ class Trusted:
 
 
 def read_keys(path: Path) -> tuple[Trusted, ...]:
-    """What was confirmed; nothing where there is no such file.
+    """Read the confirmed keys; none if there is no such file.
 
     Raises:
         RequestError: the file cannot be read.
@@ -157,7 +157,7 @@ def write_keys(path: Path, entries: Sequence[Trusted]) -> None:
 
 
 def with_keys(inventory: Inventory, entries: Sequence[Trusted]) -> Inventory:
-    """The inventory with the confirmed keys in place of the published ones, and a name for every host. Pure."""
+    """Return the inventory with the confirmed keys in place of the published ones, and a name for every host. Pure."""
     slices = tuple(
         dataclasses.replace(
             each, hosts=_named(each, [_confirmed(each, host, entries) for host in each.hosts])

@@ -40,7 +40,7 @@ class Job:
         return importlib.import_module(f"jobs.{self.name}.config")
 
     def parse(self, arguments: Sequence[str], *, base: Any = None) -> Any:
-        """The job's Config out of command-line words; what they do not name is as in `base`, else the default.
+        """Return the job's Config for command-line words; other options are as in `base`, else the default.
 
         Raises:
             RequestError: an option that does not exist (with the near ones) or a value of another type.
@@ -57,7 +57,7 @@ class Job:
             raise RequestError(f"{self.name} does not take {shlex.join(arguments)}\n{text}") from None
 
     def config_of(self, run_id: str, stored: Mapping[str, Any]) -> Any:
-        """The Config that run.json holds. An option that has come since has its default.
+        """Return the Config that run.json holds. An option that was added since has its default.
 
         Raises:
             RequestError: the run has options that this code no longer knows.
@@ -72,7 +72,7 @@ class Job:
         return kind(**stored)
 
     def words(self, config: Any) -> list[str]:
-        """Command-line words that make this Config, whatever the defaults were when it was made."""
+        """Return command-line words that make this Config."""
         defaults = self.config_module().Config()
         return [
             word
@@ -82,7 +82,7 @@ class Job:
         ]
 
     def options(self) -> list[str]:
-        """The options as they are typed, a switch both ways."""
+        """Return the options as they are typed, a switch both ways."""
         fields = dataclasses.fields(self.config_module().Config)
         names = [field.name.replace("_", "-") for field in fields]
         switches = [
@@ -91,7 +91,7 @@ class Job:
         return [*(f"--{name}" for name in names), *(f"--no-{name}" for name in switches)]
 
     def help(self) -> str:
-        """All options with their defaults, as the job's own --help prints them, under the headings of its GROUPS."""
+        """Return all options with their defaults, as the job's --help prints them, under the headings of its GROUPS."""
         import tyro
 
         said = io.StringIO()
@@ -104,7 +104,7 @@ class Job:
         return text
 
     def problems(self, config: Any, *, devices: int) -> list[str]:
-        """What is wrong with the options on so many devices in all."""
+        """Return what is wrong with the options on so many devices in all."""
         return list(self.config_module().problems(config, devices=devices))
 
     def data_problems(self, config: Any, cache_dir: Path) -> list[str]:
@@ -114,7 +114,7 @@ class Job:
         return [] if find is None else list(find(config, cache_dir))
 
     def changes_on_resume(self, before: Mapping[str, Any], config: Any) -> list[str]:
-        """Options in which `config` differs from the run's own and which a resumed run must not change."""
+        """Return the options that differ from the run's own and that a resumed run must not change."""
         free: Set[str] = getattr(self.config_module(), "FREE_ON_RESUME", frozenset())
         now = dataclasses.asdict(config)
         return [
@@ -132,12 +132,12 @@ def _words(option: str, value: Any) -> tuple[str, ...]:
 
 
 def names() -> list[str]:
-    """The jobs of this checkout: packages under jobs/ that have a __main__."""
+    """Return the jobs of this checkout: packages under jobs/ that have a __main__."""
     return sorted(path.parent.name for path in (CHECKOUT / "jobs").glob("*/__main__.py"))
 
 
 def find(name: str) -> Job:
-    """The job called `name`.
+    """Return the job called `name`.
 
     Raises:
         RequestError: there is none; the message lists those there are.
@@ -209,7 +209,7 @@ def bundle(checkout: Path) -> Bundle:
 
 
 def commit_of(checkout: Path) -> Commit | None:
-    """The checkout's commit; None where it is no git checkout, has no commit yet, or git is not installed."""
+    """Return the checkout's commit; None if it is no git checkout, has no commit yet, or git is not installed."""
 
     def git(*arguments: str) -> str | None:
         try:

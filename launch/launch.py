@@ -64,7 +64,7 @@ class LaunchFailed(Exception):
 
 
 def launch(request: Request, target: Target, say: Say) -> Run:
-    """Start the run on all hosts of the target; returns when every process has joined the group.
+    """Start the run on all hosts of the target, and return when every process has joined the group.
 
     Raises:
         RequestError: the request cannot be carried out; nothing was started.
@@ -116,7 +116,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
 
 
 def prepare(plan: Plan, code: Bundle, target: Target, say: Say) -> Plan:
-    """Preflight every host, send the code and have the image pulled; the plan with what the preflight found.
+    """Preflight every host, send the code and pull the image; return the plan with what the preflight found.
 
     Raises:
         HostsError: a host is not ready; nothing has been started.
@@ -129,7 +129,7 @@ def prepare(plan: Plan, code: Bundle, target: Target, say: Say) -> Plan:
 
 
 def _start_and_join(plan: Plan, target: Target, directory: RunDirectory, say: Say) -> None:
-    """Start every process and wait until all have joined; else all are stopped, and result.json says why.
+    """Start every process and wait until all have joined; otherwise stop all, and write the reason to result.json.
 
     Raises:
         HostsError: a process could not be started.
@@ -172,7 +172,7 @@ def _named(target: Target) -> str:
 
 
 def _remove_if_empty(plan: Plan, target: Target) -> None:
-    """The run directory that a preflight made to see whether it can be made, and that nobody needs now."""
+    """Remove the empty run directory that a preflight made to see whether it can be made."""
     if target.runs_on_share:
         # Of all hosts: any of them may be the one that does not answer, and what went wrong is being told already.
         requests = [{"path": plan.run_dir}] * len(target.agents)
@@ -182,7 +182,7 @@ def _remove_if_empty(plan: Plan, target: Target) -> None:
 def _container(
     request: Request, job: jobs.Job, config: Any, target: Target, cwd: str
 ) -> plans.Container | None:
-    """What the processes run in; on this machine with the files that the job's options name."""
+    """Choose what the processes run in; on this machine with the files that the job's options name."""
     before = request.resume.described if request.resume else None
     box = plans.choose_container(
         target, job.framework, request.runtime, plans.built_here, before, request.container_access
@@ -213,7 +213,7 @@ def _check(request: Request, job: jobs.Job, config: Any, target: Target) -> None
 
 
 def _bucket_problems(config: Any, target: Target) -> list[str]:
-    """Of where runs lie and, on this machine, of what the options name: a stack's hosts have rights of their own."""
+    """Check the bucket of the runs and, on this machine, those in options; a stack's hosts have their own rights."""
     wanted = [(target.runs_url, target.runs_url)]
     options = dataclasses.asdict(config).items() if target.is_local else ()
     wanted += [
@@ -232,7 +232,7 @@ def _bucket_problems(config: Any, target: Target) -> list[str]:
 
 
 def _data_problems(request: Request, job: jobs.Job, config: Any, target: Target) -> list[str]:
-    """Looked for from where the run is carried out: a resumed run's own directory, not where one stands now."""
+    """Check the data from the directory in which the run is carried out, which is a resumed run's own."""
     try:
         with contextlib.chdir(_cwd(request, target)):
             return job.data_problems(config, Path(target.cache_dir))
@@ -249,7 +249,7 @@ def _cwd(request: Request, target: Target) -> str:
 
 
 def _settle(directory: RunDirectory) -> None:
-    """Where a process failed, let the agents find out which was the first and why: a stop would cut them short."""
+    """If a process failed, wait until the agents know which was the first and why: a stop would cut them short."""
     deadline = time.monotonic() + AGENTS_LIMIT_S
     while time.monotonic() < deadline:
         run = _read(directory)
@@ -291,7 +291,7 @@ def _next_attempt(resume: Run | None, target: Target) -> int:
 
 
 def _record_outcome(directory: RunDirectory, outcome: str) -> None:
-    """Keep how the latest attempt ended in run.json, where the next attempt's result will not overwrite it."""
+    """Write to run.json how the latest attempt ended; the next attempt overwrites only result.json."""
     described = directory.read_json(run_directory.RUN)
     if described is not None:
         described["attempts"][-1]["outcome"] = outcome
@@ -300,7 +300,7 @@ def _record_outcome(directory: RunDirectory, outcome: str) -> None:
 
 @contextlib.contextmanager
 def _only_resume_of(run_id: str) -> Iterator[None]:
-    """Two that resume one run at once would start it twice; the second is refused."""
+    """Refuse a second resume of the same run at the same time, which would start it twice."""
     locks = user_cache_dir(os.environ) / "launch"
     locks.mkdir(parents=True, exist_ok=True)
     lock = FileLock(locks / f"{run_id}.lock", timeout=0)
@@ -338,7 +338,7 @@ class NotJoined(Exception):
 
 
 def preflight(plan: Plan, agents: Sequence[Agent]) -> list[dict[str, Any]]:
-    """Ask every host whether the run can start there; the facts of each.
+    """Ask every host whether the run can start there; return the facts of each.
 
     Raises:
         HostsError: listing every failed check of every host; nothing has been started.
@@ -361,7 +361,7 @@ def preflight(plan: Plan, agents: Sequence[Agent]) -> list[dict[str, Any]]:
 
 
 def stage(plan: Plan, bundle: Bundle, agents: Sequence[Agent], facts: Sequence[dict[str, Any]]) -> int:
-    """Send the code to the hosts that do not have it yet; how many that were.
+    """Send the code to the hosts that do not have it yet; return how many these are.
 
     Raises:
         HostsError: it could not be unpacked somewhere; nothing has been started.

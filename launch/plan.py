@@ -27,9 +27,9 @@ MODULES_OF_FRAMEWORK = {
 
 
 HANG_FLOOR_S = 120.0
-"""Least time without progress after which a run is taken to hang, however quick its steps are."""
+"""Shortest time without progress after which a run counts as hung, however quick its steps are."""
 HEARTBEAT_LIMIT_S = 300.0
-"""Time without a heartbeat after which a run is taken to hang, whatever it is doing."""
+"""Time without a heartbeat after which a run counts as hung, whatever it is doing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,11 +81,11 @@ class Plan:
         return f"{self.coordinator_host}:{self.coordinator_port}"
 
     def at_home(self, process_id: int, path: str) -> str:
-        """A path on one host, written out."""
+        """Return a path on one host with its home directory written out."""
         return f"{self.homes[process_id]}/{path[2:]}" if path.startswith("~/") else path
 
     def process(self, process_id: int) -> dict[str, Any]:
-        """The keys that name one process of this attempt to its agent."""
+        """Return the keys that name one process of this attempt to its agent."""
         return {"run_id": self.run_id, "attempt": self.attempt, "process_id": process_id}
 
 
@@ -104,7 +104,7 @@ def on(
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S,
     container: Container | None = None,
 ) -> Plan:
-    """The plan of an attempt on the hosts of a target, before the preflight."""
+    """Return the plan of an attempt on the hosts of a target, before the preflight."""
     return Plan(
         run_id=run_id,
         attempt=attempt,
@@ -141,7 +141,7 @@ def _python_remedy(target: Target, framework: str) -> str:
 
 
 def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
-    """The agent's preflight request for one host. Every host has to reach the first one, where the group forms."""
+    """Return the agent's preflight request for one host. Every host has to reach the first one."""
     name, host, port = plan.hosts[0]
     return {
         "python": plan.python,
@@ -167,7 +167,7 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
 
 
 def settled(plan: Plan, facts: Sequence[Mapping[str, Any]], *, token: str) -> Plan:
-    """The plan with what the preflight has found: free ports of the first host, and every host's home directory."""
+    """Return the plan with what the preflight found: free ports of the first host, and each host's home directory."""
     coordinator_port, hub_port = facts[0]["free_ports"]
     return dataclasses.replace(
         plan,
@@ -179,7 +179,7 @@ def settled(plan: Plan, facts: Sequence[Mapping[str, Any]], *, token: str) -> Pl
 
 
 def start(plan: Plan, process_id: int) -> dict[str, Any]:
-    """The agent's start request for one process."""
+    """Return the agent's start request for one process."""
     log = run_directory.log(plan.attempt, process_id)
     here = _local_path(plan.run_dir)
     return {
@@ -209,14 +209,14 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
 
 
 def _cwd(plan: Plan) -> str:
-    """A container has no home directory; it begins where it may write."""
+    """Return the working directory; a container has no home directory and starts where it may write."""
     if plan.container is None or plan.cwd != HOME:
         return plan.cwd
     return _local_path(plan.run_dir) or plan.cache_dir
 
 
 def _container(plan: Plan) -> dict[str, Any]:
-    """What the agent is told of the container that the process runs in; nothing where it runs bare."""
+    """Return what the agent is told of the container that the process runs in; nothing if it runs bare."""
     if plan.container is None:
         return {}
     mounts, run_dir = [*plan.container.mounts, plan.cache_dir], _local_path(plan.run_dir)
@@ -236,7 +236,7 @@ def _container(plan: Plan) -> dict[str, Any]:
 
 
 def _container_of_preflight(plan: Plan) -> dict[str, Any]:
-    """What is looked for on the host before: all but what the launch itself brings."""
+    """Return what the preflight looks for: the image, and all mounts but those that the launch itself makes."""
     if plan.container is None:
         return {}
     mounts = [*plan.container.mounts, *plan.container.read_only_mounts]
@@ -244,7 +244,7 @@ def _container_of_preflight(plan: Plan) -> dict[str, Any]:
 
 
 def _local_path(run_dir: str) -> str | None:
-    """The run directory where it is a path on the host; None where it is in a bucket."""
+    """Return the run directory if it is a path on the host; None if it is in a bucket."""
     return None if is_url(run_dir) else run_dir
 
 
@@ -258,7 +258,7 @@ times what a step needs."""
 
 
 def environment(plan: Plan, process_id: int) -> dict[str, str]:
-    """Contract 2 for one process, and where Python finds the code."""
+    """Return the process environment (contract 2) of one process, and where Python finds the code."""
     told = ProcessEnvironment(
         run_id=plan.run_id,
         run_dir=plan.run_dir,
@@ -311,7 +311,7 @@ def choose_container(
     before: Mapping[str, Any] | None = None,
     access: str | None = None,
 ) -> Container | None:
-    """What the processes of a framework run in on this target; None: bare.
+    """Choose what the processes of a framework run in on this target; None: bare.
 
     wanted: as --runtime says it. Without it a run goes on as it was started (`before`, its run.json), and a new one
     runs in the image that the inventory has for it, if it has one. access: as --container-access says it;
@@ -351,7 +351,7 @@ def choose_container(
 
 
 def container_hint(container: Container | None, platform: str) -> str | None:
-    """What to try where the processes of a TPU run did not come as far as the group; None where that is no help."""
+    """Return what to try if the processes of a TPU run did not form a group; None if it would not help."""
     if container is None or platform != "tpu" or container.access == "privileged":
         return None
     return (
@@ -361,7 +361,7 @@ def container_hint(container: Container | None, platform: str) -> str | None:
 
 
 def built_here(framework: str, platform: str) -> str:
-    """The id of the image of this checkout's files that `fab build` has made on this machine.
+    """Return the id of the image that `fab build` has made of this checkout's files on this machine.
 
     Raises:
         RequestError: it has not been built, or there is no image for the platform, or no Docker.
@@ -384,7 +384,7 @@ def _of_inventory(target: Target, framework: str) -> str:
 
 
 def container_with_files(container: Container, config: Mapping[str, Any], cwd: str) -> Container:
-    """The container on this machine, where the working directory and the files that the job's options name are seen.
+    """Return the container with the working directory and the files that the job's options name mounted.
 
     Raises:
         RequestError: an option names a file by "~", which is another folder in there.

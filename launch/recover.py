@@ -1,4 +1,4 @@
-"""A run that stopped by itself goes on: is its slice still there? Else it is made again. Then the run is resumed."""
+"""Recovers a run: decides whether it can be resumed, and restores its slice and hosts first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Decision:
 
 
 def decide(state: State, run: Run) -> Decision:
-    """What to do about a run in this state, its hosts being there."""
+    """Decide whether to resume a run in this state; its hosts are there."""
     if state in run_directory.ACTIVE:
         return Decision(resume=False, reason=f"it is {state}, there is nothing to mend")
     if state == "done":
@@ -49,14 +49,14 @@ def decide(state: State, run: Run) -> Decision:
 
 
 def missing(target: Target) -> list[HostError]:
-    """The hosts that do not answer, and why."""
+    """Return the hosts that do not answer, and why."""
     request = {"run_id": None, "attempt": None, "process_id": None}
     answers = ask_all(target.agents, "status", [request] * len(target.agents), timeout_s=ANSWER_LIMIT_S)
     return [answer for answer in answers if isinstance(answer, HostError)]
 
 
 def repaired(target: Target, reopen: Callable[[], Target], say: Callable[[str], None]) -> Target:
-    """The target with all its hosts there: as it is where they all answer, else after `pulumi up --refresh`.
+    """Return the target with all its hosts: unchanged if they all answer, else after `pulumi up --refresh`.
 
     Raises:
         RequestError: hosts do not answer and nothing here can make them again, or Pulumi failed, or they cannot be
@@ -86,7 +86,7 @@ def repaired(target: Target, reopen: Callable[[], Target], say: Callable[[str], 
 
 
 def _run(command: Sequence[str]) -> None:
-    """Pulumi's own words go to the terminal as they come."""
+    """Run Pulumi, whose output goes to the terminal as it comes."""
     try:
         done = subprocess.run(
             command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, timeout=REPAIR_LIMIT_S, check=False
@@ -104,7 +104,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _wait_for(target: Target) -> None:
-    """A new host takes a moment until its SSH server answers.
+    """Wait until the SSH servers of new hosts answer.
 
     Raises:
         RequestError: some do not answer within BOOT_LIMIT_S.

@@ -39,7 +39,7 @@ LOG_IN = "`gcloud auth application-default login`"
 
 
 def reach(url: str, asked: str | None = None, *, one_object: bool = False) -> None:
-    """Nothing where this machine can read in the bucket of `url`; of other kinds of URL nothing is known beforehand.
+    """Check that this machine can read in the bucket of `url`; other kinds of URL are not checked.
 
     asked: how the message begins (default: the URL). one_object: it is enough that the object itself can be read, where
     the bucket's names cannot.
@@ -58,7 +58,7 @@ def reach(url: str, asked: str | None = None, *, one_object: bool = False) -> No
 
 
 def within[Result](limit_s: float, asked: str, action: Callable[[], Result]) -> Result:
-    """What `action` returns or raises.
+    """Return what `action` returns, or raise what it raises.
 
     Raises:
         HostError: it has done neither within the limit; its thread is left behind.
@@ -139,7 +139,7 @@ def _message(body: bytes) -> str:
 
 
 def _credentials(bucket: str, asked: str) -> dict[str, str]:
-    """The header that says who asks: the application default credentials, which the client library takes too."""
+    """Return the header with the application default credentials, which the client library takes too."""
     import google.auth
     import google.auth.exceptions
     import google.auth.transport.requests
@@ -243,7 +243,7 @@ class HostFiles:
         return [self._rest(path, file) for path, file in zip(paths, answer["files"], strict=True)]
 
     def _rest(self, path: str, file: dict[str, Any]) -> bytes | None:
-        """A whole file, the first piece of which has been read."""
+        """Return a whole file, the first piece of which has been read."""
         if file["text"] is None:
             return None
         pieces = [file["text"].encode()]

@@ -33,7 +33,7 @@ def run_record(
     now: datetime.datetime,
     before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The content of run.json for a new attempt. before: what it said so far, for a run that is resumed."""
+    """Return the content of run.json for a new attempt. before: its content so far, for a run that is resumed."""
     commit = jobs.commit_of(jobs.CHECKOUT)
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     image = plan.container.image if plan.container is not None else None
@@ -81,7 +81,7 @@ def run_record(
 
 
 def versions() -> dict[str, str]:
-    """Of this interpreter and the libraries that decide what a run computes."""
+    """Return the versions of this interpreter and of the libraries that decide what a run computes."""
     found = {"python": platform.python_version()}
     for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tokenizers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -90,7 +90,7 @@ def versions() -> dict[str, str]:
 
 
 def finalize(run: Run, outcome: str, error: str | None) -> Run:
-    """Write result.json, where the attempt has none, and the report; the run as it is then.
+    """Write result.json, if the attempt has none, and the report; return the run as it is then.
 
     A result that the job or an agent wrote is left as it is: they were there.
     """
@@ -109,7 +109,7 @@ def finalize(run: Run, outcome: str, error: str | None) -> Run:
 
 
 def exit_code(run: Run, state: State) -> int:
-    """0 done; 1 failed; 2 the request was wrong; 130 somebody or something stopped it."""
+    """Return the exit code: 0 done; 1 failed; 2 the request was wrong; 130 stopped."""
     if state == "done":
         return DONE
     if state in ("stopped", "preempted"):
@@ -119,7 +119,7 @@ def exit_code(run: Run, state: State) -> int:
 
 
 def summary(run: Run, state: State) -> list[str]:
-    """The last lines a person sees of a run."""
+    """Return the last lines that a person sees of a run."""
     if state == "done":
         return _done(run)
     resume = f"resume with `fab train --resume {run.run_id}`"
@@ -172,7 +172,7 @@ def _done(run: Run) -> list[str]:
 
 
 def _time_split(said: object) -> list[tuple[str, str]]:
-    """The shares of the parts that took 1 % of the time or more, the largest first."""
+    """Return the shares of the parts that took 1% of the time or more, the largest first."""
     parts = (
         {name: s for name, s in said.items() if isinstance(s, int | float) and s > 0}
         if isinstance(said, dict)

@@ -32,7 +32,7 @@ METRICS_TAIL_BYTES = 16 * 1024
 
 
 def new_run_id(job: str, now: datetime.datetime, rng: random.Random) -> str:
-    """Job, UTC time and four letters: unique in practice, and sorted by time within a job."""
+    """Return a run id: job, UTC time and four letters; unique in practice, and sorted by time within a job."""
     letters = "".join(rng.choices(string.ascii_lowercase, k=4))
     return f"{job}-{now.astimezone(datetime.UTC):%Y%m%d-%H%M%S}-{letters}"
 
@@ -92,7 +92,7 @@ class RunsFolder:
 
 
 def read(directory: RunDirectory) -> Run | None:
-    """The run in `directory`; None where there is none.
+    """Read the run in `directory`; None if there is none.
 
     Raises:
         RequestError: its run.json is of a version that this code cannot read.
@@ -114,7 +114,7 @@ def _heartbeats(described: Mapping[str, Any]) -> list[str]:
 
 
 def list_runs(folder: RunsFolder) -> list[Run]:
-    """All runs in `folder` that this version can read, the one that was started or resumed last first."""
+    """Return all runs in `folder` that this version can read, the one that was started or resumed last first."""
     names = [name for name in folder.files.list(folder.url) if RUN_ID.match(name)]
     everything = RunDirectory(folder.url, folder.files)
     # Two journeys for all of them, not two for each.
@@ -142,7 +142,7 @@ def list_runs(folder: RunsFolder) -> list[Run]:
 
 
 def find(folder: RunsFolder, wanted: str) -> Run:
-    """The run that `wanted` means: an id, the beginning or end of one, a name given with --name, or "latest".
+    """Return the run that `wanted` means: an id, the beginning or end of one, a name given with --name, or "latest".
 
     Raises:
         RequestError: no run fits, or more than one does.
@@ -172,7 +172,7 @@ def find(folder: RunsFolder, wanted: str) -> Run:
 
 
 def check_name(folder: RunsFolder, name: str | None, own: str | None = None) -> None:
-    """Make sure that a name means one run; own: the id of the run that is to have it, where that is there already.
+    """Check that a name would mean one run. own: the id of the run that is to have it, if it exists already.
 
     Raises:
         RequestError: it means something else already, or cannot be typed as a name.
@@ -197,7 +197,7 @@ def check_name(folder: RunsFolder, name: str | None, own: str | None = None) -> 
 
 
 def state(run: Run, processes: Sequence[Mapping[str, Any]], *, unanswered: int = 0, now_s: float) -> State:
-    """What a run is doing; see `contracts.run_directory.state`."""
+    """Return what a run is doing; see `contracts.run_directory.state`."""
     return run_directory.state(
         started_s=parse_time(run.described["attempts"][-1]["started"]),
         result=run.current_result(),
@@ -216,7 +216,7 @@ class Look:
     errors: tuple[HostError, ...]
 
     def of(self, run: Run) -> Look:
-        """What is about the latest attempt of one run."""
+        """Return the part that is about the latest attempt of one run."""
         return dataclasses.replace(
             self,
             processes=tuple(
@@ -228,22 +228,22 @@ class Look:
 
 
 def look(agents: Sequence[Agent], run: Run) -> Look:
-    """What the agents say of the processes of the latest attempt."""
+    """Ask the agents about the processes of the latest attempt."""
     return _ask(agents, {"run_id": run.run_id, "attempt": run.attempt}).of(run)
 
 
 def look_at_all(agents: Sequence[Agent]) -> Look:
-    """What the agents say of every process of every run that they know; the hosts are asked once."""
+    """Ask the agents about every process of every run that they know; each host is asked once."""
     return _ask(agents, {"run_id": None, "attempt": None})
 
 
 def state_by(run: Run, known: Look) -> State:
-    """What the run is doing now."""
+    """Return what the run is doing now."""
     return state(run, known.of(run).processes, unanswered=len(known.errors), now_s=time.time())
 
 
 def state_now(agents: Sequence[Agent], run: Run) -> State:
-    """The same, after asking the agents."""
+    """Ask the agents, and return what the run is doing now."""
     return state_by(run, look(agents, run))
 
 
@@ -262,7 +262,7 @@ def _ask(agents: Sequence[Agent], request: dict[str, Any]) -> Look:
 
 
 def progress(run: Run) -> tuple[int, dict[str, Any]]:
-    """The latest step that some process reached, and the latest value of each metric by the end of metrics.jsonl."""
+    """Return the latest step of any process, and the latest value of each metric at the end of metrics.jsonl."""
     steps = [beat["step"] for beat in run.current() if beat]
     lines, _ = run.directory.read_new_metrics(-METRICS_TAIL_BYTES)
     latest = {name: value for line in lines for name, value in line.items()}
@@ -270,7 +270,7 @@ def progress(run: Run) -> tuple[int, dict[str, Any]]:
 
 
 def figure(run: Run, latest: Mapping[str, Any]) -> str:
-    """The number that says most of a run: its headline metric when it has ended, and what it shows first until then."""
+    """Return the main number of a run: its headline metric once it has ended, its first progress metric before."""
     result, shown = run.current_result(), run.metrics.progress[:1]
     order = (run.metrics.headline, *shown) if result else (*shown, run.metrics.headline)
     values = {**latest, **(result or {})}
@@ -279,11 +279,11 @@ def figure(run: Run, latest: Mapping[str, Any]) -> str:
 
 
 def parse_time(text: str) -> float:
-    """Seconds since 1970 of a moment in run.json."""
+    """Return the Unix time of a moment in run.json."""
     return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC).timestamp()
 
 
 def age(run: Run, now_s: float | None = None) -> str:
-    """How long ago the run was created, for people: "42 s", "7 min", "3 h", "12 d"."""
+    """Return how long ago the run was created: "42 s", "7 min", "3 h", "12 d"."""
     seconds = (time.time() if now_s is None else now_s) - parse_time(run.described["created"])
     return spoken(seconds, units=1)

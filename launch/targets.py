@@ -146,7 +146,7 @@ def _in_catalogue(type_name: str) -> Accelerator | None:
 def known_or_gone(
     agents: Sequence[Agent], slice_name: str, described: Mapping[str, Any]
 ) -> tuple[Agent, ...]:
-    """The agents of the hosts that run.json names; that of a host which the slice no longer has never answers."""
+    """Return the agents of the hosts that run.json names; on a host that the slice no longer has, nothing runs."""
     known = {agent.host: agent for agent in agents}
 
     def gone(host: str) -> Agent:
@@ -157,7 +157,7 @@ def known_or_gone(
 
 
 def choose_slice(inventory: Inventory, wanted: str | None) -> Slice:
-    """The slice called `wanted`, or the only one.
+    """Return the slice called `wanted`, or the only one.
 
     Raises:
         RequestError: there is none of that name, several to choose from, or it has no hosts yet.
@@ -181,7 +181,7 @@ def choose_slice(inventory: Inventory, wanted: str | None) -> Slice:
 
 
 def choose_hosts(hosts: Sequence[Host], wanted: str | None) -> tuple[Host, ...]:
-    """The hosts that "0-3,5" means; all of them without a choice.
+    """Return the hosts that "0-3,5" means; all of them without a choice.
 
     Raises:
         RequestError: the text is no such list, or there is no such host.
@@ -228,7 +228,7 @@ class Wanted:
 
 
 def resolve(wanted: Wanted, like: Run | None = None) -> Target:
-    """The target that is asked for. like: a run that is to go on; on this machine with its hosts and its platform.
+    """Return the target that is asked for. like: a run that is resumed; on this machine with its hosts and platform.
 
     Raises:
         RequestError: there is no such stack, slice, host or platform, or it has no place for runs.
@@ -256,7 +256,7 @@ def resolve(wanted: Wanted, like: Run | None = None) -> Target:
 def on_this_machine(
     *, hosts: str | None, platform: str, python: str | None = None, runs: str | None = None
 ) -> Target:
-    """This machine as that many hosts. runs: a folder or a URL (default: $TPU_STACK_RUNS, else this checkout's runs/).
+    """Return this machine as so many hosts. runs: a folder or URL (default: $TPU_STACK_RUNS, else runs/ here).
 
     Raises:
         RequestError: it cannot be so many.
@@ -277,7 +277,7 @@ def _count(text: str) -> int:
 
 
 def local(count: int, platform: str, processors: Sequence[int], python: str | None = None) -> Target:
-    """This machine as `count` hosts, which share out `processors`."""
+    """Return this machine as `count` hosts, which share out `processors`."""
     cache_dir = user_cache_dir(os.environ)
     machine = socket.gethostname()
     hosts = tuple(
@@ -327,12 +327,12 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
 
 
 def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:
-    """This machine has the hosts of every run that was started on it, however many and whatever they were called."""
+    """Return the agents of a run on this machine, which has the hosts of every run that was started on it."""
     return agents_here([host["name"] for host in described["hosts"]], Path(described["cache_dir"]))
 
 
 def _place(runs: str, said: str) -> dict[str, Any]:
-    """Where runs are kept, and how this machine gets there.
+    """Return where runs are kept, and how this machine reaches them.
 
     Raises:
         RequestError: it is a path that is all but a URL.
@@ -345,7 +345,7 @@ def _place(runs: str, said: str) -> dict[str, Any]:
 
 
 def agents_here(hosts: Sequence[str], cache_dir: Path) -> tuple[Agent, ...]:
-    """The agents of hosts that are this machine: they share its one agent directory."""
+    """Return the agents of hosts that are this machine: they share its one agent directory."""
     link = ProcessLink(LocalTransport(), (sys.executable, "-S", "-E", str(AGENT)))
     return tuple(Agent(host=host, link=link, root=str(cache_dir / "agent")) for host in hosts)
 
@@ -359,7 +359,7 @@ def shares(processors: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]
 
 
 def keys_file(wanted: Wanted) -> Path:
-    """The file with the confirmed keys of an inventory: beside it, and for a stack beside its configuration."""
+    """Return the file with the confirmed keys of an inventory: beside it, or for a stack beside its configuration."""
     if wanted.given is not None:
         return wanted.given.folder / "host-keys.json"
     if inventories.is_file(wanted.stack):
@@ -368,7 +368,7 @@ def keys_file(wanted: Wanted) -> Path:
 
 
 def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
-    """The hosts of a slice, reached over SSH; nothing is connected to yet."""
+    """Return the hosts of a slice, reached over SSH; nothing is connected to yet."""
     # With these comes all of SSH, which this machine by itself does not need.
     from launch.ssh.agent_session import AGENT_ROOT
     from launch.ssh.transport import SessionLink, transports_of

@@ -1,1 +1,1 @@
-"""What people do on hosts and with runs beside training: one module a group of commands, an exit code each."""
+"""The commands other than training, one module for each group; a command returns its exit code."""

@@ -37,7 +37,7 @@ def list_accelerators(*, zone: str | None, generation: str | None, max_chips: in
 
 
 def choose(*, zone: str | None, generation: str | None) -> list[Accelerator]:
-    """The types of a generation that are listed in a zone, each None for any.
+    """Return the types of a generation that are listed in a zone, each None for any.
 
     Raises:
         RequestError: no such zone or generation, or one that has nothing to list.
@@ -66,7 +66,7 @@ def choose(*, zone: str | None, generation: str | None) -> list[Accelerator]:
 
 
 def table(shown: Sequence[Accelerator], zone: str | None) -> Table:
-    """A row for each; prices are those of the zone, or the lowest of the type's zones."""
+    """Return a table with a row for each type; prices are those of the zone, or the lowest of the type's zones."""
     made = Table(box=None, pad_edge=False, header_style="dim")
     for heading in COLUMNS if zone is None else COLUMNS[:-1]:
         made.add_column(heading, justify="left" if heading in ("type", "topology") else "right", no_wrap=True)
@@ -82,7 +82,7 @@ def table(shown: Sequence[Accelerator], zone: str | None) -> Table:
 
 
 def hardware(each: Accelerator) -> list[str]:
-    """The cells of HARDWARE."""
+    """Return the cells of HARDWARE."""
     return [
         each.type_name,
         each.topology,
@@ -100,7 +100,7 @@ def _dollars(prices: Sequence[float | None]) -> str:
 
 
 def notes(found: Sequence[Accelerator], shown: Sequence[Accelerator], zone: str | None) -> list[str]:
-    """What the table leaves out, where the types are to be had, and what its prices are."""
+    """Return the lines under the table: what it leaves out, the zones, and where its prices come from."""
     said = []
     if len(found) > len(shown):
         largest = max(each.chips for each in found)
@@ -151,7 +151,7 @@ def list_granted(path: Path, *, zone: str | None, generation: str | None) -> int
 
 
 def read_file(path: Path) -> Sequence[GrantLine]:
-    """Raises RequestError: the file cannot be read, has no grant, or a wrong one."""
+    """Read the grant of a stack's configuration. Raises RequestError: there is none, or a wrong one."""
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -169,7 +169,7 @@ def read_file(path: Path) -> Sequence[GrantLine]:
 
 
 def covered(line: GrantLine) -> list[Accelerator]:
-    """The types of the line's generation that are listed in its zone and are no larger than the line."""
+    """Return the types of the line's generation that are listed in its zone and are no larger than the line."""
     return [
         made
         for made in catalogue.ACCELERATORS.values()
@@ -178,7 +178,7 @@ def covered(line: GrantLine) -> list[Accelerator]:
 
 
 def granted_table(line: GrantLine) -> Table:
-    """A row for each type; `at once` is how many slices of it the line covers together."""
+    """Return a table with a row for each type; `at once` is how many slices of it the line covers together."""
     made = Table(box=None, header_style="dim")
     for heading in GRANT_COLUMNS:
         made.add_column(heading, justify="left" if heading in GRANT_COLUMNS[:2] else "right", no_wrap=True)

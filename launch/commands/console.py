@@ -27,7 +27,7 @@ NO_RUNS = "no runs yet; `make train` or `fab train --job flax_mlm` starts one"
 
 
 def status(target: Target, wanted: str | None) -> int:
-    """A table of the hosts of each run that is active, or of the run asked for."""
+    """Print a table of the hosts of each active run, or of the run asked for."""
     console = terminal()
     if wanted:
         chosen = [runs.find(target.runs, wanted)]
@@ -60,7 +60,7 @@ def status(target: Target, wanted: str | None) -> int:
 
 
 def _agents(target: Target, several: list[Run]) -> tuple[Agent, ...]:
-    """Every agent that may know of these runs: the target's own and, on one machine, those of runs with other hosts."""
+    """Return all agents that may know of these runs; on this machine also those of runs with other hosts."""
     if not target.is_local:
         return target.agents
     return tuple(agent for run in several for agent in target.find_agents(run.described))
@@ -110,7 +110,7 @@ def logs(target: Target, wanted: str, *, host: int | None, keep_on: bool, lines:
 
 
 def list_runs(target: Target, *, limit: int | None) -> int:
-    """A table of runs, the newest first."""
+    """Print a table of runs, the newest first."""
     console = terminal()
     everything = runs.list_runs(target.runs)
     if not everything:
@@ -182,7 +182,7 @@ def _only_active(target: Target) -> Run:
 
 
 def list_jobs(wanted: str | None) -> int:
-    """What can be trained; with a job's name, all its options."""
+    """Print the jobs, or one of them, with all their options."""
     console = terminal()
     for name in [wanted] if wanted else job_index.names():
         job = job_index.find(name)
@@ -236,7 +236,7 @@ def show_all(
 
 
 def tail(agent: Agent, run: Run, host: int, *, lines: int) -> tuple[list[str], int]:
-    """The last `lines` lines of one host's log, and the offset from where to go on.
+    """Return the last `lines` lines of one host's log, and the offset at which to continue.
 
     Raises:
         HostError: the host did not answer, or has no such log.
@@ -341,7 +341,7 @@ class _Reader:
         return 0.0 if self._answers else time.monotonic() - self._heard_s
 
     def is_lost(self) -> bool:
-        """Whether it is waited for no more once the others have ended."""
+        """Return whether this host is no longer waited for once the others have ended."""
         return not self._answers and (not self._keep_on or self.silent_s() > SILENCE_LIMIT_S)
 
 

@@ -99,7 +99,7 @@ def get(target: Target, source: str, wanted: str, *, force: bool) -> int:
 
 
 def _different(target: Target) -> list[tuple[Host, Transport]]:
-    """The hosts with their own disks: those that are this machine share one."""
+    """Return the hosts that have a disk of their own; those that are this machine share one."""
     both = list(zip(target.hosts, target.transports, strict=True))
     return both[:1] if target.is_local else both
 
@@ -153,7 +153,7 @@ def _on_all(
     what: str,
     total_bytes: int | None,
 ) -> int:
-    """Copy on all hosts at once, with a bar that counts what is done; the exit code.
+    """Copy on all hosts at once, show the progress, and return the exit code.
 
     Raises:
         HostsError: no host could.
@@ -188,7 +188,7 @@ Kind = Literal["file", "folder", "nothing"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """What there is where a copy shall go: at `path` itself, and in it under the source's name."""
+    """What exists where a copy is to go: at `path` itself, and in it under the source's name."""
 
     path: str
     kind: Kind
@@ -197,14 +197,14 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Copy:
-    """Where a copy goes. replaces: a folder that is there has to go."""
+    """Where a copy goes. replaces: whether it takes the place of a folder."""
 
     path: str
     replaces: bool
 
 
 def decide(name: str, kind: Kind, place: Place, *, force: bool) -> Copy:
-    """Where a file or folder called `name` goes: as with `cp`, into a folder that is there, else under that very name.
+    """Decide where a file or folder called `name` goes: as with `cp`, into an existing folder, else under that name.
 
     A file takes the place of a file. A folder takes the place of a folder only by force, and is never mixed with it.
 
@@ -226,7 +226,7 @@ def decide(name: str, kind: Kind, place: Place, *, force: bool) -> Copy:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder; links are not followed."""
+    """Return the bytes of a file, or of all files in a folder; links are not followed."""
     if not path.is_dir() or path.is_symlink():
         return path.lstat().st_size if kind_of(path) == "file" else 0
     return sum(

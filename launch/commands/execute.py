@@ -26,7 +26,7 @@ Ending = int | HostError | None
 
 
 def argv_of(words: Sequence[str], line: str) -> tuple[str, ...]:
-    """The command that a user means.
+    """Return the command that the user typed.
 
     Several words are a command and its arguments, and reach it as they are. A single word, or `line`, is a line for
     the host's sh: "cd /tmp && ls *.log".
@@ -105,14 +105,14 @@ def _ending(name: str, future: Future[int | None]) -> Ending:
 
 
 def exit_code(endings: Mapping[int, Ending], heard: set[int]) -> int:
-    """0 where the command ended with 0 everywhere, 2 where it ran nowhere, else 1. heard: hosts that said something."""
+    """Return 0 if the command ended with 0 everywhere, 2 if it ran nowhere, else 1. heard: hosts with output."""
     if all(isinstance(each, HostError) for each in endings.values()) and not heard:
         return 2
     return 0 if all(each == 0 for each in endings.values()) else 1
 
 
 def verdict(endings: Mapping[int, Ending], timeout_s: float | None) -> list[str]:
-    """What there is to say of how it ended on which hosts; nothing where all is well."""
+    """Return what there is to say of how the command ended, and where; nothing if all is well."""
     hosts_of: dict[str, list[int]] = collections.defaultdict(list)
     for host, ending in sorted(endings.items()):
         if not isinstance(ending, HostError):
@@ -142,7 +142,7 @@ KEPT_CHARACTERS = 2**20
 
 
 def ranges(indices: Sequence[int]) -> str:
-    """Indices of hosts as --hosts takes them: "0-3,5"."""
+    """Return indices of hosts as --hosts takes them: "0-3,5"."""
     runs: list[list[int]] = []
     for index in sorted(indices):
         if runs and index == runs[-1][-1] + 1:
@@ -183,7 +183,7 @@ def _encodable(text: str, file: TextIO) -> str:
 
 
 class Prefixed:
-    """Each line as it comes, behind "[3] "; of a single host as it is."""
+    """Prints each line as it comes, behind "[3] "; of a single host as it is."""
 
     def __init__(self, hosts: Sequence[int], terminal: Terminal) -> None:
         self._terminal = terminal
@@ -200,7 +200,7 @@ class Prefixed:
         return show
 
     def end(self) -> None:
-        """Nothing more comes: write what had no newline."""
+        """Write what had no newline; nothing more comes."""
         for (host, stream), cut in list(self._cuts.items()):
             if lines := cut.end():
                 self._terminal.write(stream, self._prefix[host], lines)
@@ -238,7 +238,7 @@ class _Kept:
 
 
 class Grouped:
-    """At the end, hosts that said the same once: "[0-3,5] …"."""
+    """Prints all output at the end, and that of hosts that said the same only once: "[0-3,5] …"."""
 
     def __init__(self, hosts: Sequence[int], terminal: Terminal) -> None:
         self._terminal = terminal
@@ -249,7 +249,7 @@ class Grouped:
         return self._kept[host].take
 
     def end(self) -> None:
-        """Nothing more comes: write it all."""
+        """Write it all; nothing more comes."""
         groups: dict[tuple[bytes, ...], list[int]] = collections.defaultdict(list)
         for host, kept in self._kept.items():
             kept.end()

@@ -1,4 +1,4 @@
-"""What a run's model would write in place of the masks in a text: computed on this machine, wherever the run was."""
+"""`fab fill-mask`: what a run's model predicts for the masks in a text, computed on this machine."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _fills(job: str) -> bool:
 
 
 def ask(job: str, export: str, text: str) -> list[list[dict[str, Any]]]:
-    """Of each mask the best tokens with their probabilities; `export` is a folder of this machine or a URL.
+    """Return for each mask the best tokens with their probabilities; `export` is a folder of this machine or a URL.
 
     Raises:
         RequestError: the request cannot be carried out; the job's own words.
@@ -90,7 +90,7 @@ def ask(job: str, export: str, text: str) -> list[list[dict[str, Any]]]:
 
 
 def print_fillings(text: str, masks: list[list[dict[str, Any]]]) -> None:
-    """A table for each mask, headed by the text around it."""
+    """Print a table for each mask, headed by the text around it."""
     console = terminal()
     pieces = text.split(MASK)
     for number, best in enumerate(masks):
@@ -105,7 +105,7 @@ def print_fillings(text: str, masks: list[list[dict[str, Any]]]) -> None:
 
 
 def _readable(target: Target, run: Run) -> str:
-    """The export as a folder of this machine, or a URL that this machine can read."""
+    """Return the export as a folder of this machine, or a URL that this machine can read."""
     path = run.directory.path(EXPORT)
     if target.is_local or run.directory.is_remote:
         return path

@@ -1,4 +1,4 @@
-"""Jupyter on the first host of a target, for this machine alone: on loopback there, through a tunnel here."""
+"""`fab jupyter`: notebooks on the first host, for this machine only: on loopback there, through a tunnel here."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Tunnelling(Protocol):
     """A transport to another machine."""
 
     def forward(self, remote_host: str, remote_port: int) -> contextlib.AbstractContextManager[int]:
-        """A port of this machine that leads to one that the host can reach."""
+        """Open a port of this machine that leads to one that the host can reach."""
         ...
 
 
@@ -113,7 +113,7 @@ class _Server:
         self.ended = transport.stream(argv, take, timeout_s=None)
 
     def port(self, index: int) -> int:
-        """Where it will listen on its host.
+        """Return the port on its host on which the server will listen.
 
         Raises:
             HostError: there is no such interpreter, it has no such module, or the host cannot be reached.
@@ -153,7 +153,7 @@ class _Server:
         raise self.error("has ended")
 
     def error(self, what: str) -> HostError:
-        """Of the server, with its last words, or of the host that could not be reached."""
+        """Return the error of the server, with its last lines, or of the host that could not be reached."""
         code = None
         if self.ended.done():
             try:
@@ -168,7 +168,7 @@ class _Server:
 
 
 def installation(python: str, module: str) -> str:
-    """The line of shell that installs a module; what `fab deploy` makes has no pip, and uv beside it."""
+    """Return the line of shell that installs a module; what `fab deploy` makes has no pip, and uv beside it."""
     if python != DEPLOYED_PYTHON:
         return f"{python} -m pip install {module}"
     return f"{python.removesuffix('/venv/bin/python')}/uv/bin/uv pip install --python {python} {module}"
@@ -176,7 +176,7 @@ def installation(python: str, module: str) -> str:
 
 @contextlib.contextmanager
 def _tunnel(transport: Transport, port: int) -> Iterator[int]:
-    """A port of this machine that leads to the host's; the same one where the host is this machine."""
+    """Open a port of this machine that leads to the host's; the same one if the host is this machine."""
     if isinstance(transport, Tunnelling):
         with transport.forward(HERE, port) as local_port:
             yield local_port

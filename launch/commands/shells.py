@@ -25,7 +25,7 @@ FOLDER = "tpu-stack"
 
 
 def command(target: Target, host: int | None) -> list[str]:
-    """The `ssh` that is a shell on a host, its configuration written to the cache. host: default the first.
+    """Return the `ssh` command for a shell on a host, and write its configuration to the cache. host: None is the first.
 
     Raises:
         RequestError: there is no such host, no `ssh`, or the target is this machine.
@@ -66,7 +66,7 @@ def _name(target: Target) -> str:
 
 
 def _entries(target: Target, indices: Sequence[int]) -> list[Entry]:
-    """The hosts at `indices`, behind those that lead there."""
+    """Return the hosts at `indices`, after those through which they are reached."""
     if target.is_local:
         raise RequestError("the hosts are this machine, which needs no SSH; say --stack as well")
     stack = target.inventory.stack
@@ -124,7 +124,7 @@ def _keys() -> Keys:
 
 
 def _write(entries: Sequence[Entry], folder: Path, name: str) -> Path:
-    """Write the configuration and its pinned keys; the path of the first."""
+    """Write the configuration and its pinned keys; return the path of the configuration."""
     path, pinned = folder / f"{name}.conf", folder / f"{name}.known_hosts"
     text, keys = config(entries, str(pinned), _keys()), known_hosts(entries)
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _write(entries: Sequence[Entry], folder: Path, name: str) -> Path:
 
 
 def _include(path: Path) -> bool:
-    """Have `path` include our configurations; whether it had to be changed."""
+    """Let `path` include our configurations; return whether it had to be changed."""
     real = path.resolve()  # a link into somebody's own repository of settings stays one
     text = ""
     with contextlib.suppress(FileNotFoundError):
@@ -147,7 +147,7 @@ def _include(path: Path) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file that only its owner reads, or with the mode that it had."""
+    """Write a file that only its owner can read, or with the mode that it had."""
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
     atomic.write(path, text.encode(errors="surrogateescape"), mode=mode)
 
@@ -175,7 +175,7 @@ class Keys:
 
 
 def host_alias(stack: str, one_slice: Slice, index: int) -> str:
-    """ "tpu-dev-main-0": of characters alone that neither ssh nor a shell reads as anything else."""
+    """Return a host's alias, such as "tpu-dev-main-0": only characters with no meaning for ssh or a shell."""
     return _word(f"tpu-{stack}-{one_slice.name}-{index}")
 
 
@@ -188,7 +188,7 @@ def _word(text: str) -> str:
 
 
 def config(entries: Sequence[Entry], known_hosts: str, keys: Keys) -> str:
-    """The configuration for these hosts. known_hosts: the path of the file that `known_hosts` is the text of.
+    """Return the configuration for these hosts. known_hosts: the path of the file with the pinned keys.
 
     Raises:
         RequestError: a value cannot be written so that OpenSSH reads it as it is.
@@ -197,7 +197,7 @@ def config(entries: Sequence[Entry], known_hosts: str, keys: Keys) -> str:
 
 
 def known_hosts(entries: Sequence[Entry]) -> str:
-    """The pinned keys, each under its host's alias.
+    """Return the pinned keys, each under its host's alias.
 
     Raises:
         HostError: a host has none, or one that is no key.
@@ -272,7 +272,7 @@ def _command(words: Sequence[str]) -> str:
 
 
 def with_include(text: str) -> str:
-    """A user's ~/.ssh/config with the line that reads ours; as it is where it has that line in force already."""
+    """Return a user's ~/.ssh/config with the line that reads ours; unchanged if that line is in force already."""
     for line in text.splitlines():
         words = line.split()
         if [word.lower() for word in words[:1]] in (["host"], ["match"]):

@@ -103,7 +103,7 @@ def _one(
 
 
 def _shown(target: Target, host: Host, instance: str | None) -> Any:
-    """The key that the host shows to whoever comes."""
+    """Return the key that the host shows, without checking it."""
     transport = target.transports[[each.index for each in target.hosts].index(host.index)]
     assert isinstance(transport, SshTransport), "only a host that is reached over SSH has a key"
     access = transport.access
@@ -123,7 +123,7 @@ def _shown(target: Target, host: Host, instance: str | None) -> Any:
 def _told(
     target: Target, host: Host, name: str, kind: str, mark: str, entries: Sequence[inventories.Trusted]
 ) -> list[str]:
-    """What a person has to know before the answer."""
+    """Return what a person has to know before the answer."""
     before = [each for each in entries if (each.slice, each.index) == (target.slice.name, host.index)]
     known = [login.fingerprint(login.public_data(line)) for line in host.host_keys]
     lines = [f"host {host.index} ({name}) shows the host key", f"  {kind} {mark}"]

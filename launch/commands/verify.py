@@ -62,7 +62,7 @@ def verify(target: Target, framework: str, runtime: str | None, container_access
 def gather(
     target: Target, framework: str, runtime: str | None, container_access: str | None = None
 ) -> tuple[Plan, list[str], Sequence[Mapping[str, Any] | None]]:
-    """What was carried out, what failed, and each process's report, in worker order. Raises as `verify`."""
+    """Run the test; return its plan, what failed, and each process's report in worker order. Raises as `verify`."""
     if framework not in MODULES:
         raise RequestError(f"--framework {framework}: choose one of {', '.join(MODULES)}")
     if part := target.part_of_tpu:
@@ -178,7 +178,7 @@ def _remove(target: Target, path: str, *, depth: int) -> None:
 
 
 SLOW_SHARE = 0.6
-"""A device that does less than this share of what the middle one does is taken to be ill."""
+"""A device below this share of the median rate counts as faulty."""
 NO_REPORT = "where nothing else is said of it: the folder of runs is not one that all hosts share"
 Report = Mapping[str, Any]
 
@@ -203,7 +203,7 @@ def expected(target: Target) -> Expected:
 
 
 def judge(wanted: Expected, hosts: Sequence[str], reports: Sequence[Report | None]) -> list[str]:
-    """Everything that is wrong, each with its host and, where there is one, its remedy."""
+    """Return everything that is wrong, each with its host and, if there is one, its remedy."""
     found: list[str] = []
     for host, report in zip(hosts, reports, strict=True):
         if report is None:
