@@ -25,7 +25,7 @@ FOLDER = "tpu-stack"
 
 
 def command(target: Target, host: int | None) -> list[str]:
-    """Return the `ssh` command for a shell on a host, and write its configuration to the cache. host: None is the first.
+    """Return the `ssh` command for a shell on a host; its configuration goes to the cache. host: None is the first.
 
     Raises:
         RequestError: there is no such host, no `ssh`, or the target is this machine.
