@@ -62,12 +62,7 @@ def test_the_start_request_of_a_process_is_this() -> None:
         "attempt": 1,
         "process_id": 0,
         "argv": [
-            "/venv/bin/python",
-            "-P",
-            "-u",
-            "-m",
-            "jobs.flax_mlm",
-            "--data",
+            *["/venv/bin/python", "-P", "-u", "-m", "jobs.flax_mlm", "--data"],
             "my text.txt",
             "--steps",
             "5",

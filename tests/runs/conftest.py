@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from launch.runs import Run
-from tests.runs.command import CHECKOUT
-from tests.runs.lab import CHECKPOINT_EVERY, STEPS, Lab, Losses, losses, saved_steps
+from tests.runs.lab import CHECKOUT, CHECKPOINT_EVERY, STEPS, Lab, Losses, losses, saved_steps
 
 DOCUMENTS = 60
 

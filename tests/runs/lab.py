@@ -9,10 +9,13 @@ import random
 import shutil
 import signal
 import string
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from contracts.files import DiskFiles
@@ -21,14 +24,15 @@ from launch import launch as launching
 from launch import runs, targets
 from launch.hosts import Agent, stop_processes
 from launch.runs import Run
-from tests.runs.command import Command
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 STEPS = 60
 CHECKPOINT_EVERY = 5
 SLOWLY = ("--checkpoint-every", "1")
 """Of a run that is not done before it has heard of a SIGTERM, which takes JAX a second or two."""
 FAST = ("--checkpoint-every", "20")
 WAIT_LIMIT_S = 200.0
+END_LIMIT_S = 90.0
 
 Losses = dict[int, float]
 
@@ -50,6 +54,53 @@ def result(run: Run) -> dict[str, Any]:
 def saved_steps(run: Run) -> list[int]:
     """The steps that have a complete checkpoint."""
     return sorted(int(name) for name in run.directory.list("checkpoints") if name.isdigit())
+
+
+class Ended(NamedTuple):
+    """A finished command: its exit code and all that it said."""
+
+    code: int
+    said: str
+
+
+class Command:
+    """A `fab` command that runs, its two outputs in one file."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, path = tempfile.mkstemp(dir=folder, prefix="said-")
+        self._output = Path(path)
+        with os.fdopen(handle, "wb") as output:
+            # Tests that run in the background of a shell have inherited that SIGINT is ignored; a command must not.
+            before = signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._process = subprocess.Popen(
+                [Path(sys.executable).parent / "fab", *arguments],
+                cwd=CHECKOUT,
+                env={**os.environ, **environ, "NO_COLOR": "1", "COLUMNS": "200"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            signal.signal(signal.SIGINT, before)
+
+    def said(self) -> str:
+        return self._output.read_text()
+
+    def has_said(self, words: str) -> bool:
+        assert self._process.poll() is None or words in self.said(), self.said()
+        return words in self.said()
+
+    def ended(self) -> Ended:
+        return Ended(self._process.wait(timeout=END_LIMIT_S), self.said())
+
+    def interrupt(self) -> None:
+        """Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 class Lab:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.command import CHECKOUT
-from tests.runs.lab import Lab
+from tests.runs.lab import CHECKOUT, Lab
 
 Start = Callable[..., tuple[Path, subprocess.CompletedProcess[str]]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

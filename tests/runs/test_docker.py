@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.runs import Run
-from tests.runs.command import CHECKOUT
-from tests.runs.lab import FAST, SLOWLY, STEPS, Lab, Losses, losses, result, saved_steps
+from tests.runs.lab import CHECKOUT, FAST, SLOWLY, STEPS, Lab, Losses, losses, result, saved_steps
 from tools import stand_in_base
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -251,22 +251,3 @@ def test_a_terminal_that_knows_no_such_letter_is_given_its_number(monkeypatch: p
     Prefixed([0], Terminal()).show(0)("out", "é\x1b\n".encode())
     ascii_only.seek(0)
     assert ascii_only.read() == "\\xe9\\u241b\n"
-
-
-def test_after_the_reader_of_the_output_is_gone_nothing_more_is_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    written: list[str] = []
-
-    class Gone(io.StringIO):
-        def write(self, text: str) -> int:
-            written.append(text)
-            raise BrokenPipeError
-
-    monkeypatch.setattr(sys, "stdout", Gone())
-    terminal = Terminal()
-    for _ in range(2):
-        with pytest.raises(BrokenPipeError):
-            terminal.write("out", "", ["a"])
-    assert isinstance(terminal.fault, BrokenPipeError)
-    assert written == ["a\n"]
