@@ -119,7 +119,12 @@ class LocalTransport:
         return in_thread(run)
 
     def stream(self, argv: Sequence[str], show: Show, *, timeout_s: float | None) -> Future[int | None]:
-        process = _LocalProcess(argv, subprocess.DEVNULL)
+        try:
+            process = _LocalProcess(argv, subprocess.DEVNULL)
+        except OSError as error:
+            failed: Future[int | None] = Future()
+            failed.set_exception(error)
+            return failed
         future = in_thread(functools.partial(process.follow, show, timeout_s))
         future.add_done_callback(lambda done: process.end() if done.cancelled() else None)
         return future
