@@ -90,7 +90,8 @@ def test_a_result_may_still_be_on_its_way_for_a_moment_after_the_processes_ended
     assert found == ["saving", "saving", "lost"]
     # As long as a supervisor is there, it is about to say what happened.
     assert runs.state(run, [{**EXITED, "supervised": True}, EXITED], now_s=LONG_AFTER_S) == "saving"
-    assert runs.state(write_run(beats=[None, None]), [], now_s=STARTED_S + 1) == "starting"
+    fresh = write_run("flax_mlm-20261120-214500-bbbb", beats=[None, None])
+    assert runs.state(fresh, [], now_s=STARTED_S + 1) == "starting"
 
 
 def test_results_and_heartbeats_of_an_earlier_attempt_say_nothing_of_this_one(
