@@ -1,11 +1,18 @@
-"""A program that steps in turn with others, as a process that is asked (`mlm_peers/turns.py` is its side of it)."""
+"""A program that steps in turn with others, as a process that is asked (`mlm_peers/turns.py` is its side of it).
+
+Other people's programs run in environments of their own, each from its own hashed lock, which lie under the cache
+folder, named by the lock's content, and are made when first asked for: PyTorch's takes 5 GiB, since the registry's
+build for Linux does not import without its CUDA libraries.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,7 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import peers
+from filelock import FileLock
+
+from jobs.runtime.cache import user_cache_dir
 from launch.plan import ON_CPU
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +35,11 @@ PEERS = {
     PYTORCH_BFLOAT16: ("pytorch", "torch_step.py", "--dtype", "bfloat16"),
 }
 """By name: whose environment (bench/locks), which program, and what it is told. The last is PyTorch at its best."""
+
+LOCKS = Path(__file__).resolve().with_name("locks")
+MAKE_LIMIT_S = 1800
+WHOLE = "whole"
+"""The file that says of an environment that everything was installed."""
 
 Command = tuple[Sequence[str], Mapping[str, str]]
 """Arguments and environment of a process."""
@@ -130,8 +144,8 @@ def ours(
 def peer(name: str, folder: Path, environ: Mapping[str, str]) -> Command:
     """One of PEERS, in its own environment."""
     lock, script, *options = PEERS[name]
-    command = [str(peers.python_of(lock)), "-s", str(PROGRAMS / script), str(folder), *options]
-    return command, peers.environment(dict(environ))
+    command = [str(python_of(lock)), "-s", str(PROGRAMS / script), str(folder), *options]
+    return command, environment_of_peer(environ)
 
 
 def ours_and_peers(folder: Path, dtypes: Sequence[str]) -> dict[str, Command]:
@@ -152,3 +166,45 @@ def compile_all(programs: Sequence[Program]) -> None:
     for program in programs:
         program.compile()
         print(f"{program.name} is ready", file=sys.stderr, flush=True)
+
+
+def python_of(peer: str) -> Path:
+    """The interpreter that has what `bench/locks/<peer>.txt` pins; its environment is made where it is missing.
+
+    Raises:
+        subprocess.CalledProcessError: it could not be installed; uv has said why.
+    """
+    lock = LOCKS / f"{peer}.txt"
+    name = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    home = user_cache_dir() / "peers" / f"{peer}-{name}"
+    python = home / "bin" / "python"
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{home}.lock", timeout=MAKE_LIMIT_S):
+        if not (home / WHOLE).exists():
+            shutil.rmtree(home, ignore_errors=True)
+            uv = str(Path(sys.executable).with_name("uv"))
+            sync = [uv, "pip", "sync", "--quiet", "--require-hashes", "--python", str(python), str(lock)]
+            for command in ([uv, "venv", "--quiet", "--python", sys.executable, str(home)], sync):
+                subprocess.run(command, check=True, timeout=MAKE_LIMIT_S)
+            (home / WHOLE).touch()
+    return python
+
+
+def environment_of_peer(inherited: Mapping[str, str]) -> dict[str, str]:
+    """`inherited` without what would lead the peer's Python to this checkout, and without a network."""
+    kept = {name: value for name, value in inherited.items() if not name.startswith("PYTHON")}
+    return {**kept, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "USE_TF": "0"}
+
+
+def run_in_peer(peer: str, script: Path, arguments: Sequence[str], *, limit_s: float) -> str:
+    """What `script` prints in the peer's environment, which sees nothing of this checkout or of any hub.
+
+    Raises:
+        RuntimeError: it failed; the message ends with what it said.
+    """
+    command = [str(python_of(peer)), "-I", str(script), *arguments]
+    environ = environment_of_peer(os.environ)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit_s, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{json.dumps(command)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    return done.stdout

@@ -27,6 +27,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from contracts.atomic import atomic_path
 from jobs.flax_mlm.corpus import docstrings, stdlib_modules
 from jobs.flax_mlm.data import prepare_tokens
 
@@ -97,14 +98,12 @@ def write_prose(folder: Path, size_bytes: int) -> None:
         path = folder / f"prose-{number:04}-{min(FILE_BYTES, size_bytes - start)}.jsonl"
         if path.exists():
             continue
-        beside = path.with_suffix(".part")
         written = 0
-        with beside.open("w", encoding="utf-8") as file:
+        with atomic_path(path) as beside, beside.open("w", encoding="utf-8") as file:
             for text in prose(seed=number):
                 written += file.write(json.dumps({"text": text}) + "\n")
                 if written >= min(FILE_BYTES, size_bytes - start):
                     break
-        beside.rename(path)
 
 
 def prepare(corpus: str, cache: str, vocab_size: int) -> None:

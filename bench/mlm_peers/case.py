@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from jobs.flax_mlm import data, input_pipeline
 from jobs.flax_mlm import step as steps
-from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.config import Config, dimensions
 from jobs.flax_mlm.data import Tokens
 from jobs.flax_mlm.hugging_face import hugging_face_config, hugging_face_tensors
 from jobs.flax_mlm.model import Mlm
@@ -56,7 +56,7 @@ def prepare(
         init_seed: of the weights, where it is not the configuration's.
     """
     tokens = data.prepare(config, user_cache_dir(), lambda _: None)
-    dims, length = steps.dimensions(config, tokens.tokenizer), config.sequence_length
+    dims, length = dimensions(config, tokens.tokenizer), config.sequence_length
     rule = steps.mask_rule(tokens.tokenizer, config.mask_share, length)
     model = Mlm(dims, jnp.dtype("float32"), nnx.Rngs(config.seed if init_seed is None else init_seed))
     params = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from contracts.errors import RequestError
 from jobs.runtime.jax.profile import read_steps
+
+if TYPE_CHECKING:
+    from jobs.flax_mlm.tokenizer import TokenizerFacts
 
 Size = Literal["vocab_size", "layers", "width", "heads", "ff_width"]
 
@@ -26,11 +29,6 @@ LEARNING_RATES = {"tiny": 3e-3, "small": 1e-3, "base": 6e-4}
 
 VOCABULARY_MULTIPLE = 128
 """The token table has a multiple of this many rows, as wide as a matrix unit, and --fsdp shares them out evenly."""
-
-
-def vocabulary_rows(vocab_size: int) -> int:
-    """Rows of the token table: RoBERTa's 50,265 tokens take 50,304. Those beyond the vocabulary are of no token."""
-    return -(-vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 GROUPS = {
@@ -163,6 +161,52 @@ class Config:
     @property
     def warmup_steps(self) -> int:
         return round(self.warmup_share * self.steps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dimensions:
+    """The sizes of one model; all that is needed to build it.
+
+    position_offset: row of the position table that the first token takes. In RoBERTa it is the padding
+    token's id + 1, so 2: the rows before it are never used.
+    document_start: the token that begins a document, where positions see those of their own document only;
+    None: they see the whole sequence.
+    """
+
+    vocab_size: int
+    max_positions: int
+    position_offset: int
+    layers: int
+    width: int
+    heads: int
+    ff_width: int
+    dropout: float = 0.0
+    document_start: int | None = None
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def vocab_rows(self) -> int:
+        """Rows of the token table: RoBERTa's 50,265 tokens take 50,304. Those beyond the vocabulary are of no token."""
+        return -(-self.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+
+def dimensions(config: Config, tokenizer: TokenizerFacts) -> Dimensions:
+    """The sizes of the model that is trained with this tokenizer."""
+    return Dimensions(
+        # A model that is gone on with may have room for more tokens than its tokenizer knows.
+        vocab_size=max(tokenizer.vocab_size, (config.tokenizer and config.vocab_size) or 0),
+        max_positions=config.positions,
+        position_offset=tokenizer.pad_id + 1,
+        layers=config.size("layers"),
+        width=config.size("width"),
+        heads=config.size("heads"),
+        ff_width=config.size("ff_width"),
+        dropout=config.dropout,
+        document_start=tokenizer.bos_id if config.attend_within == "document" else None,
+    )
 
 
 def settings(config: Config, *, vocab_size: int) -> dict[str, object]:

@@ -32,6 +32,7 @@ from typing import Any, Literal, get_args
 
 from contracts.errors import RequestError
 from contracts.files import is_url
+from jobs.runtime.bucket_files import open_url
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -269,12 +270,7 @@ def _local_file(path: str) -> CorpusFile:
 
 
 def _remote_files(source: str) -> list[CorpusFile]:
-    import fsspec
-
-    try:
-        file_system, root = fsspec.core.url_to_fs(source)
-    except (ImportError, ValueError) as error:
-        raise RequestError(f"--data {source}: no driver for this kind of URL: {error}") from None
+    file_system, root = open_url(source, option="--data")
     try:
         if glob.has_magic(root):
             kind, found = "glob", file_system.glob(root, detail=True)
@@ -442,9 +438,7 @@ def open_binary(path: str) -> Any:
     """A local file or a URL, to be read as bytes in a `with`."""
     if not is_url(path):
         return open(path, "rb")
-    import fsspec
-
-    file_system, name = fsspec.core.url_to_fs(path)
+    file_system, name = open_url(path, option="--data")
     return file_system.open(name, "rb")
 
 

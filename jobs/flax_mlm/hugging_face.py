@@ -12,20 +12,18 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.run_directory import EXPORT, RunDirectory
-from jobs.flax_mlm.config import SIZES, Config, Size, vocabulary_rows
-from jobs.flax_mlm.tokenizer import TokenizerFacts, export_tokenizer, load_tokenizer
-from jobs.runtime.bucket_files import files_of
+from jobs.flax_mlm.config import SIZES, Config, Dimensions, Size, dimensions
+from jobs.flax_mlm.tokenizer import TokenizerFacts, export_tokenizer, load_tokenizer, write_tokenizer
+from jobs.runtime.bucket_files import files_of, open_url
 from jobs.runtime.cache import build_once
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from jobs.flax_mlm.model import Dimensions
 
     Array = np.ndarray[Any, Any]
 
@@ -44,7 +42,6 @@ TIED = {"lm_head.decoder.weight": WORDS, "lm_head.decoder.bias": OUTPUT_BIAS}
 UNUSED = ("roberta.embeddings.position_ids", "roberta.pooler.")
 """A buffer of old versions, and a layer that predicting masked tokens does not use."""
 
-_LONGEST_HEADER_BYTES = 100 * 2**20  # the format's own limit
 RECORD = "init-from.json"
 """In the run directory: which folder the run began with, and what was in it."""
 ARCHITECTURE = "RobertaForMaskedLM"
@@ -73,13 +70,7 @@ class Pretrained:
     source: str
     folder: Path
     tokenizer: TokenizerFacts
-    vocab_size: int
-    layers: int
-    width: int
-    heads: int
-    ff_width: int
-    max_positions: int
-    position_offset: int
+    dims: Dimensions
 
     @property
     def fingerprint(self) -> str:
@@ -96,7 +87,7 @@ class Pretrained:
         Raises:
             RequestError: options that contradict the folder, all of them.
         """
-        sizes: dict[str, Any] = {name: getattr(self, name) for name in (*NAMES, "max_positions")}
+        sizes: dict[str, Any] = {name: getattr(self.dims, name) for name in (*NAMES, "max_positions")}
         against = [
             f"--{name.replace('_', '-')} {given}: the model in {self.source} has {size}"
             for name, size in sizes.items()
@@ -104,9 +95,9 @@ class Pretrained:
         ]
         if against:
             raise RequestError("; ".join(against) + "; sizes come from --init-from, leave them out")
-        if self.vocab_size == self.tokenizer.vocab_size:  # which may be fewer than can be asked for
+        if self.dims.vocab_size == self.tokenizer.vocab_size:  # which may be fewer than can be asked for
             sizes["vocab_size"] = None
-        narrower = [name for name, known in SIZES.items() if known["width"] <= self.width]
+        narrower = [name for name, known in SIZES.items() if known["width"] <= self.dims.width]
         named: Any = narrower[-1] if narrower else "tiny"
         return dataclasses.replace(
             config, init_from=None, model=named, tokenizer=str(self.tokenizer.path), **sizes
@@ -114,7 +105,7 @@ class Pretrained:
 
     def params(self) -> dict[str, Any]:
         """The parameters, as the pure dict that training uses; see `load_params`."""
-        return load_params(self.folder / WEIGHTS, self)
+        return load_params(self.folder / WEIGHTS, self.dims)
 
     def check_began(self, directory: RunDirectory, *, step: int, writes: bool) -> None:
         """A run that goes on after `step` has begun from this very model; one that begins notes it, if it `writes`.
@@ -152,23 +143,20 @@ def open_pretrained(source: str, cache_dir: Path, say: Callable[[str], None]) ->
             f"--init-from {source}: config.json's pad_token_id is {pad_id} and the tokenizer's is {tokenizer.pad_id}, "
             "so positions would be counted from another row; the two are not of one model"
         )
-    found = Pretrained(
-        source=source,
-        folder=folder,
-        tokenizer=tokenizer,
+    dims = Dimensions(
         max_positions=_whole(source, told, "max_position_embeddings") - pad_id - 1,
         position_offset=pad_id + 1,
         **{name: _whole(source, told, theirs) for name, theirs in NAMES.items()},
     )
-    wrong = tensor_problems(tensor_shapes(folder / WEIGHTS), found)
+    wrong = tensor_problems(tensor_shapes(folder / WEIGHTS), dims)
     if wrong:
         raise RequestError(f"--init-from {source}: {WEIGHTS} {'; '.join(wrong)}; name a whole {ARCHITECTURE}")
-    if tokenizer.vocab_size > found.vocab_size:
+    if tokenizer.vocab_size > dims.vocab_size:
         raise RequestError(
             f"--init-from {source}: its tokenizer has {tokenizer.vocab_size:,} tokens and its model "
-            f"{found.vocab_size:,}; the two are not of one model"
+            f"{dims.vocab_size:,}; the two are not of one model"
         )
-    return found
+    return Pretrained(source=source, folder=folder, tokenizer=tokenizer, dims=dims)
 
 
 def adopt(config: Config, cache_dir: Path, say: Callable[[str], None]) -> tuple[Config, Pretrained | None]:
@@ -249,25 +237,13 @@ def tokenizer_of(source: str, folder: Path, cache_dir: Path) -> Path:
 
 def _join(source: str, folder: Path, path: Path) -> None:
     """As transformers' RobertaTokenizerFast makes it of the two files."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import models
 
     try:
-        tokenizer = Tokenizer(models.BPE.from_file(*(str(folder / name) for name in PARTS)))
+        model = models.BPE.from_file(*(str(folder / name) for name in PARTS))
     except Exception as error:  # the library raises nothing narrower
         raise RequestError(f"--init-from {source}: {' and '.join(PARTS)} are no BPE ({error})") from None
-    vocabulary = tokenizer.get_vocab()
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    if {"<s>", "</s>"} <= vocabulary.keys():
-        tokenizer.post_processor = processors.RobertaProcessing(
-            ("</s>", vocabulary["</s>"]), ("<s>", vocabulary["<s>"]), add_prefix_space=False
-        )
-    # Those only that the model knows: what is missing is told by whoever reads the tokenizer.
-    special = [name for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>") if name in vocabulary]
-    tokenizer.add_special_tokens(
-        [AddedToken(name, lstrip=name == "<mask>", special=True, normalized=False) for name in special]
-    )
-    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    write_tokenizer(model, path)
 
 
 def _check(source: str, names: list[str]) -> None:
@@ -286,10 +262,8 @@ def _check(source: str, names: list[str]) -> None:
 
 def _copied(source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
     """The files in the cache, named by where they come from and by what their file system says of their content."""
-    import fsspec
-
     try:
-        file_system, root = fsspec.core.url_to_fs(source.rstrip("/"), use_listings_cache=False)
+        file_system, root = open_url(source.rstrip("/"), option="--init-from")
         entries = {
             str(entry["name"]).rpartition("/")[2]: entry for entry in file_system.ls(root, detail=True)
         }
@@ -313,30 +287,11 @@ def _copied(source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
         raise
     except FileNotFoundError:
         raise RequestError(f"--init-from {source}: there is no such folder; check the address") from None
-    except (ImportError, ValueError) as error:
-        raise RequestError(f"--init-from {source}: no driver for this kind of URL: {error}") from None
     except Exception as error:  # each driver has exceptions of its own
         raise RequestError(
             f"--init-from {source}: can't be read ({type(error).__name__}: {error}); check the address, the network "
             "and your permission there"
         ) from error
-
-
-class Sizes(Protocol):
-    """What the tensors' shapes follow from; `model.Dimensions` has them."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_positions(self) -> int: ...
-    @property
-    def position_offset(self) -> int: ...
-    @property
-    def layers(self) -> int: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def ff_width(self) -> int: ...
 
 
 class Module(NamedTuple):
@@ -361,7 +316,7 @@ class Module(NamedTuple):
         }
 
 
-def modules(dims: Sizes) -> Iterator[Module]:
+def modules(dims: Dimensions) -> Iterator[Module]:
     """All that is not a table of embeddings, in RobertaForMaskedLM's names and in the parameters'."""
     d, f = dims.width, dims.ff_width
     yield Module(("roberta.embeddings.LayerNorm",), ("embeddings", "norm"), None, d)
@@ -378,7 +333,7 @@ def modules(dims: Sizes) -> Iterator[Module]:
     yield Module(("lm_head.layer_norm",), ("head_norm",), None, d)
 
 
-def shapes_of(dims: Sizes) -> dict[str, tuple[int, ...]]:
+def shapes_of(dims: Dimensions) -> dict[str, tuple[int, ...]]:
     """The tensors of a model of these sizes, tied ones once."""
     found: dict[str, tuple[int, ...]] = {
         WORDS: (dims.vocab_size, dims.width),
@@ -395,28 +350,20 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Of a safetensors file every tensor's shape, without reading the tensors.
 
     Raises:
-        RequestError: it is no such file, or shorter than its header says.
+        RequestError: it is no such file, or not as long as its header says.
     """
+    from safetensors import SafetensorError, safe_open
+
     try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= _LONGEST_HEADER_BYTES:
-                raise ValueError("its header has no length that can be")
-            entries = json.loads(file.read(length))
-        entries.pop("__metadata__", None)
-        end = 8 + length + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        if path.stat().st_size != end:
-            raise ValueError(f"it has {path.stat().st_size} bytes and should have {end}")
-        return {name: tuple(entry["shape"]) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        with safe_open(str(path), framework="numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no dict
+    except (SafetensorError, OSError) as error:
         raise RequestError(
             f"--init-from: {path} is no whole safetensors file ({error}); copy it again"
         ) from None
-    except OSError as error:
-        raise RequestError(f"--init-from: {path}: {error.strerror}") from None
 
 
-def tensor_problems(found: Mapping[str, tuple[int, ...]], dims: Sizes) -> list[str]:
+def tensor_problems(found: Mapping[str, tuple[int, ...]], dims: Dimensions) -> list[str]:
     """What keeps tensors of these shapes from being a model of these sizes."""
     wanted = shapes_of(dims)
     missing = [name for name in wanted if name not in found]
@@ -435,7 +382,7 @@ def tensor_problems(found: Mapping[str, tuple[int, ...]], dims: Sizes) -> list[s
     ]
 
 
-def load_params(path: Path, dims: Sizes) -> dict[str, Any]:
+def load_params(path: Path, dims: Dimensions) -> dict[str, Any]:
     """The parameters, float32, as the pure dict that training uses.
 
     The one token type is added to every position: the model here has no types, and computes the same without them.
@@ -461,12 +408,12 @@ def load_params(path: Path, dims: Sizes) -> dict[str, Any]:
         return _params(read, dims)
 
 
-def _params(read: Callable[[str], Array], dims: Sizes) -> dict[str, Any]:
+def _params(read: Callable[[str], Array], dims: Dimensions) -> dict[str, Any]:
     import numpy as np
 
     def padded(name: str) -> Array:
         tensor = read(name)
-        rows = vocabulary_rows(dims.vocab_size) - dims.vocab_size
+        rows = dims.vocab_rows - dims.vocab_size
         return np.pad(tensor, [(0, rows), *[(0, 0)] * (tensor.ndim - 1)])
 
     positions, types = read(POSITIONS), read(TYPES)
@@ -501,8 +448,6 @@ def export(directory: RunDirectory, config: Config, params: Any, tokenizer: Toke
     import jax
     import numpy as np
     from safetensors.numpy import save_file
-
-    from jobs.flax_mlm.step import dimensions
 
     host_params = jax.tree.map(np.asarray, params)
     dims = dimensions(config, tokenizer)
@@ -594,7 +539,8 @@ JAX, in a checkout of tpu-stack:
     import json, pathlib
     import flax.serialization, jax, jax.numpy as jnp
     from flax import nnx
-    from jobs.flax_mlm.model import Dimensions, Mlm
+    from jobs.flax_mlm.config import Dimensions
+    from jobs.flax_mlm.model import Mlm
 
     export = pathlib.Path("export")
     dims = Dimensions(**json.loads((export / "dimensions.json").read_text()))

@@ -9,7 +9,6 @@ positions, layer norm after each residual sum, exact GELU, embeddings tied to th
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jobs.flax_mlm.config import vocabulary_rows
+from jobs.flax_mlm.config import Dimensions
 from jobs.flax_mlm.ops import attend, dropout, gelu, layer_norm, linear, logits
 
 BERT_STDDEV, BERT_WIDTH = 0.02, 768
@@ -31,35 +30,6 @@ type Apply = Callable[..., jax.Array]
 
 def plainly(layer: Layer, *inputs: jax.Array | None) -> jax.Array:
     return layer(*inputs)  # type: ignore[arg-type]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Dimensions:
-    """The sizes of one model; all that is needed to build it.
-
-    position_offset: row of the position table that the first token takes. In RoBERTa it is the padding
-    token's id + 1, so 2: the rows before it are never used.
-    document_start: the token that begins a document, where positions see those of their own document only;
-    None: they see the whole sequence.
-    """
-
-    vocab_size: int
-    max_positions: int
-    position_offset: int
-    layers: int
-    width: int
-    heads: int
-    ff_width: int
-    dropout: float = 0.0
-    document_start: int | None = None
-
-    @property
-    def head_width(self) -> int:
-        return self.width // self.heads
-
-    @property
-    def vocab_rows(self) -> int:
-        return vocabulary_rows(self.vocab_size)
 
 
 def init_stddev(width: int) -> float:

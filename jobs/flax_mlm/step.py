@@ -20,8 +20,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from jobs.flax_mlm import sharding
-from jobs.flax_mlm.config import Config
-from jobs.flax_mlm.model import Dimensions, Mlm
+from jobs.flax_mlm.config import Config, Dimensions, dimensions
+from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.sharding import model_of
 from jobs.flax_mlm.tokenizer import TokenizerFacts
 from jobs.runtime.jax import devices, distributed
@@ -91,21 +91,6 @@ def _mask_row(rule: MaskRule, key: jax.Array, tokens_S: jax.Array) -> Masked:
     chosen_M = score_M >= 0
     inputs_S = tokens_S.at[positions_M].set(jnp.where(chosen_M, hidden_M, targets_M))
     return Masked(inputs_S, positions_M, targets_M, chosen_M.astype(jnp.float32))
-
-
-def dimensions(config: Config, tokenizer: TokenizerFacts) -> Dimensions:
-    return Dimensions(
-        # A model that is gone on with may have room for more tokens than its tokenizer knows.
-        vocab_size=max(tokenizer.vocab_size, (config.tokenizer and config.vocab_size) or 0),
-        max_positions=config.positions,
-        position_offset=tokenizer.pad_id + 1,
-        layers=config.size("layers"),
-        width=config.size("width"),
-        heads=config.size("heads"),
-        ff_width=config.size("ff_width"),
-        dropout=config.dropout,
-        document_start=tokenizer.bos_id if config.attend_within == "document" else None,
-    )
 
 
 def mask_rule(tokenizer: TokenizerFacts, share: float, length: int) -> MaskRule:

@@ -26,7 +26,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from contracts.files import DiskFiles
+from contracts import atomic
 from jobs.flax_mlm.corpus import SPLITS, Corpus, Split, split_documents
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer
 
@@ -80,8 +80,8 @@ def tokenise(
     warnings: list[str] = []
     with streams:
         meta = _write(corpus, facts, eval_fraction, streams, say, warnings.append)
-    DiskFiles().write(str(directory / WARNINGS), (json.dumps(warnings, indent=2) + "\n").encode())
-    DiskFiles().write(str(directory / META), (json.dumps(meta, indent=2) + "\n").encode())
+    atomic.write(directory / WARNINGS, json.dumps(warnings, indent=2) + "\n")
+    atomic.write(directory / META, json.dumps(meta, indent=2) + "\n")
     clear(directory)
 
 
@@ -435,7 +435,7 @@ class Streams:
         for split, stream in self._streams.items():
             stream.flush()
             journal[split] = stream.facts()
-        DiskFiles().write(str(self._directory / JOURNAL), json.dumps(journal).encode())
+        atomic.write_json(self._directory / JOURNAL, journal)
 
     def facts(self, width: int) -> dict[str, dict[str, Any]]:
         """Of each split what meta.json has, ids being `width` bytes wide."""

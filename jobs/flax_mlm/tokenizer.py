@@ -25,12 +25,8 @@ _ROLES = {
     "unk": ("<unk>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
-_FIRST_TOKENS = (
-    "<s>",
-    "<pad>",
-    "</s>",
-    "<unk>",
-)  # ids 0 to 3, as in RoBERTa's vocabulary; <mask> is its last
+_FIRST_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+"""Ids 0 to 3, as in RoBERTa's vocabulary; <mask> is its last."""
 _MASK = "<mask>"
 
 
@@ -58,16 +54,15 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, path: Path) -> No
     The vocabulary has exactly `vocab_size` tokens unless the documents run out of pairs that occur twice.
     Raises RequestError for a vocabulary too small for all bytes, and OSError where the disk is full.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     if vocab_size < SMALLEST_VOCABULARY:
         raise RequestError(
             f"--vocab-size {vocab_size}: must be at least {SMALLEST_VOCABULARY}, so that every byte and the "
             "special tokens have an id"
         )
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learner = Tokenizer(models.BPE())
-    learner.pre_tokenizer = byte_level
+    learner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1,
         min_frequency=2,
@@ -80,16 +75,25 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, path: Path) -> No
     # The trainer numbers special tokens first, but RoBERTa's mask is last: it joins the finished vocabulary.
     learned = json.loads(learner.to_str())["model"]
     vocabulary = {**learned["vocab"], _MASK: len(learned["vocab"])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(pair) for pair in learned["merges"]]))
-    tokenizer.pre_tokenizer = byte_level
+    write_tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(pair) for pair in learned["merges"]]), path)
+
+
+def write_tokenizer(model: tokenizers.models.BPE, path: Path) -> None:
+    """Write tokenizer.json: a byte-level BPE framed as RoBERTa's, with those of its special tokens that it knows."""
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(model)
+    vocabulary = tokenizer.get_vocab()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.RobertaProcessing(
-        ("</s>", vocabulary["</s>"]), ("<s>", vocabulary["<s>"]), add_prefix_space=False
-    )
+    if {"<s>", "</s>"} <= vocabulary.keys():
+        tokenizer.post_processor = processors.RobertaProcessing(
+            ("</s>", vocabulary["</s>"]), ("<s>", vocabulary["<s>"]), add_prefix_space=False
+        )
+    special = [name for name in (*_FIRST_TOKENS, _MASK) if name in vocabulary]
     tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in _FIRST_TOKENS]
+        [AddedToken(name, lstrip=name == _MASK, special=True, normalized=False) for name in special]
     )
-    tokenizer.add_special_tokens([AddedToken(_MASK, lstrip=True, special=True, normalized=False)])
     path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 

@@ -12,15 +12,14 @@ from flax import nnx
 from jax.experimental import multihost_utils
 
 from contracts.errors import JobFailed, RequestError
-from jobs.flax_mlm import data, final_eval, hugging_face, sharding
+from jobs.flax_mlm import data, hugging_face, predict, sharding
 from jobs.flax_mlm import step as steps
-from jobs.flax_mlm.config import Config, problems, settings
+from jobs.flax_mlm.config import Config, dimensions, problems, settings
 from jobs.flax_mlm.data import Tokens, unigram_entropy
 from jobs.flax_mlm.hugging_face import Pretrained
 from jobs.flax_mlm.input_pipeline import InputPipeline
 from jobs.flax_mlm.loss_guard import MOST_KEPT, MOST_WRITTEN, LossGuard, Outlier, batch_file, save_batch
 from jobs.flax_mlm.model import Mlm
-from jobs.flax_mlm.predict import make_sharded_predict
 from jobs.flax_mlm.step import Evaluation, State
 from jobs.runtime import preemption
 from jobs.runtime.jax import distributed
@@ -100,7 +99,7 @@ class Training:
             name="tokens_per_s",
             per_step=config.batch_size * config.sequence_length,
             flops_per_step=steps.step_flops(
-                steps.dimensions(config, tokens.tokenizer),
+                dimensions(config, tokens.tokenizer),
                 batch_size=config.batch_size,
                 length=config.sequence_length,
                 slots=train_rule.slots,
@@ -182,15 +181,15 @@ class Training:
         with run.time.part("checkpoint"):
             self.checkpoints.close()
         run.heartbeat.say("final evaluation")
-        predict = jax.jit(
-            make_sharded_predict(self.graph, self.mesh, self.state["params"]),
+        predict_step = jax.jit(
+            predict.make_sharded_predict(self.graph, self.mesh, self.state["params"]),
             out_shardings=sharding.whole(self.mesh),
         )
-        sampled = final_eval.sample(
+        sampled = predict.sample(
             sequences=held_out, length=config.sequence_length, trained_rows=config.steps * config.batch_size
         )
-        seen = final_eval.final_eval(
-            self.compiled(predict),
+        seen = predict.final_eval(
+            self.compiled(predict_step),
             self.state["params"],
             self.tokens.rows("eval", sampled, config.sequence_length),
             self.tokens.tokenizer,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from contracts.errors import RequestError
 from contracts.files import DiskFiles, beginning, is_url
 from contracts.run_directory import RunDirectory
 
@@ -72,10 +73,30 @@ def files_of(url: str) -> DiskFiles | BucketFiles:
     return BucketFiles() if is_url(url) else DiskFiles()
 
 
-def _bucket(url: str) -> Any:
+def open_url(url: str, *, option: str) -> tuple[Any, str]:
+    """The file system that knows `url`, and its path there. option: what the URL was given for, as --data.
+
+    Raises:
+        RequestError: nothing here knows this kind of URL.
+    """
     import fsspec
 
     # Other hosts write to the same bucket: a listing that is kept is a listing that is wrong.
+    how = (
+        {"use_listings_cache": False}
+        if is_url(url) and not url.startswith("file://")
+        else {"auto_mkdir": True}
+    )
+    try:
+        file_system, path = fsspec.core.url_to_fs(url, **how)
+    except (ImportError, ValueError) as error:
+        raise RequestError(f"{option} {url}: no driver for this kind of URL: {error}") from None
+    return file_system, str(path)
+
+
+def _bucket(url: str) -> Any:
+    import fsspec
+
     return fsspec.core.url_to_fs(url, use_listings_cache=False)[0]
 
 

@@ -21,12 +21,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
-from contracts.files import is_url
-from jobs.runtime.bucket_files import retry
+from jobs.runtime.bucket_files import open_url, retry
 
 WAIT_SAY_S = 60.0
-"""Who waits for another process says so again after this long: a process that says nothing is taken to hang."""
+"""Who waits for another process says so again after this long: a process that says nothing counts as hung."""
 
 MANIFEST = "manifest.json"
 
@@ -99,12 +99,12 @@ def _wait(lock: FileLock, limit_s: float, say: Callable[[str], None]) -> None:
             waited_s += step_s
         if waited_s >= limit_s:
             raise RequestError(
-                f"{lock.lock_file}: another process has held this lock for more than {limit_s:.0f} s; wait "
+                f"{lock.lock_file}: another process has held this lock for more than {spoken(limit_s)}; wait "
                 f"for it, or find it (`fuser -v {lock.lock_file}`) and end it: the lock goes with its process, "
                 "so do not delete the file"
             )
         say(
-            f"another process is still making {os.path.basename(lock.lock_file)[:8]}, after {waited_s / 60:.0f} min"
+            f"another process is still making {os.path.basename(lock.lock_file)[:8]}, after {spoken(waited_s)}"
         )
 
 
@@ -147,7 +147,7 @@ class RemoteCache:
     """The folders under `url`: whatever fsspec knows, a path too."""
 
     def __init__(self, url: str) -> None:
-        self._url = url.rstrip("/")
+        self._url = os.path.expanduser(url).rstrip("/")
 
     def fetch(self, name: str, into: Path, *, say: Callable[[str], None]) -> bool:
         """Make `into` the same as folder `name`; False where that is not there.
@@ -157,7 +157,7 @@ class RemoteCache:
         Raises:
             Unreachable: it does not answer, or refuses.
         """
-        files, root = self._open()
+        files, root = open_url(self._url, option="--remote-cache")
         manifest = self._manifest(files, root, name)
         if manifest is None:
             return False
@@ -188,7 +188,7 @@ class RemoteCache:
         Raises:
             Unreachable: it does not answer, or refuses.
         """
-        files, root = self._open()
+        files, root = open_url(self._url, option="--remote-cache")
         if self._manifest(files, root, name) is not None:
             return
         manifest = {path.name: _known(path) for path in sorted(folder.iterdir())}
@@ -204,20 +204,6 @@ class RemoteCache:
             raise Unreachable(
                 f"--remote-cache {self._url}: cannot be written ({error}); make the bucket or folder first"
             ) from None
-
-    def _open(self) -> tuple[Any, str]:
-        import fsspec
-
-        try:
-            if not is_url(self._url) or self._url.startswith("file://"):
-                files, root = fsspec.core.url_to_fs(os.path.expanduser(self._url), auto_mkdir=True)
-            else:  # other hosts write here too: a listing that is kept is a listing that is wrong
-                files, root = fsspec.core.url_to_fs(self._url, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            raise RequestError(
-                f"--remote-cache {self._url}: no driver for this kind of URL: {error}"
-            ) from None
-        return files, str(root)
 
     def _manifest(self, files: Any, root: str, name: str) -> dict[str, Any] | None:
         try:

@@ -184,7 +184,7 @@ class Heartbeat:
 
 
 def _overwrite(path: str, data: bytes) -> None:
-    """In place: on a full disk there is no room beside, and a process that falls silent is taken to hang."""
+    """In place: on a full disk there is no room beside, and a process that falls silent counts as hung."""
     with open(path, "r+b") as file:
         file.write(data)
         file.truncate()

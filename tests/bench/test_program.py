@@ -24,30 +24,18 @@ def played() -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-c", PLAY.format(programs=str(PROGRAMS))], dict(os.environ)
 
 
-def test_steps_are_counted_on_from_the_one_that_compiled(played: tuple[list[str], dict[str, str]]) -> None:
-    with running({"a": played}) as (program,):
-        program.compile()
-        program.turn(2)
-        program.turn(3)
-        assert (program.first_loss, program.last["loss"], program.last["step"]) == (10.0, 5.0, 6)
-        assert len(program.wall_s) == len(program.cpu_s) == 2  # compiling is no measurement
-
-
-def test_a_step_that_wakes_a_program_is_no_turn(played: tuple[list[str], dict[str, str]]) -> None:
-    with running({"a": played}) as (program,):
-        program.compile()
-        program.wake()
-        program.turn(1)
-        assert (program.last["step"], len(program.wall_s), len(program.cpu_s)) == (3, 1, 1)
-
-
-def test_an_evaluation_takes_no_step_and_is_no_turn(played: tuple[list[str], dict[str, str]]) -> None:
+def test_turns_are_measured_and_compiling_evaluating_and_waking_are_not(
+    played: tuple[list[str], dict[str, str]],
+) -> None:
     with running({"a": played}) as (program,):
         assert program.evaluate() == 1.5  # before the first step too
         program.compile()
         assert program.evaluate() == 1.5
-        program.turn(1)
-        assert program.last["loss"] == 9.0 and len(program.wall_s) == 1
+        program.turn(2)
+        program.wake()
+        program.turn(3)
+        assert (program.first_loss, program.last["loss"], program.last["step"]) == (10.0, 4.0, 7)
+        assert len(program.wall_s) == len(program.cpu_s) == 2
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux alone says it")
@@ -61,23 +49,21 @@ def test_what_compiling_took_for_a_while_is_not_in_the_peak_of_stepping() -> Non
         assert program.last["stepping_peak_bytes"] < 100 << 20
 
 
-def test_a_program_that_ends_is_named_with_how_it_ended() -> None:
-    with (
-        running({"the odd one": ([sys.executable, "-c", "raise SystemExit(7)"], dict(os.environ))}) as (
-            program,
-        ),
-        pytest.raises(SystemExit, match="the odd one ended with 7, asked .*compile"),
-    ):
-        program.compile()
-
-
-def test_a_program_that_hangs_is_ended_at_the_limit_and_named() -> None:
-    silent = "import sys\nfor line in sys.stdin: pass"
-    with running({"the silent one": ([sys.executable, "-c", silent], dict(os.environ))}) as (program,):
-        hurried = Program(name=program.name, process=program.process, limit_s=0.2)
-        with pytest.raises(SystemExit, match=r"the silent one did not answer within 0.2 s"):
-            hurried.compile()
-        assert program.process.poll() is not None
+@pytest.mark.parametrize(
+    ("program", "limit_s", "said"),
+    [
+        ("raise SystemExit(7)", 60, "the odd one ended with 7, asked .*compile"),
+        ("import sys\nfor line in sys.stdin: pass", 0.2, r"the odd one did not answer within 0.2 s"),
+    ],
+    ids=["it ends", "it hangs"],
+)
+def test_a_program_that_does_not_answer_is_ended_and_named(program: str, limit_s: float, said: str) -> None:
+    odd = [sys.executable, "-c", program], dict(os.environ)
+    with running({"the odd one": odd}) as (started,):
+        asked = Program(name=started.name, process=started.process, limit_s=limit_s)
+        with pytest.raises(SystemExit, match=said):
+            asked.compile()
+        assert started.process.poll() is not None
 
 
 def test_the_others_are_ended_when_one_fails(played: tuple[list[str], dict[str, str]]) -> None:

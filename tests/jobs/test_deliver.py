@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,18 +48,15 @@ def test_texts_and_files_of_this_host_arrive_under_their_names(bucket: Path, tmp
         {"name": "heartbeat.json", "text": "{}"},
         {"name": "logs/0/host-1.log", "path": str(tmp_path / "log")},
         {"name": "result.json", "text": "the agent's"},
+        {"name": "stacks.txt", "text": "its stacks"},
     ]
-    done = delivered(f"file://{bucket}", {"files": files, "unless_there": ["result.json"]})
+    unless_there = ["result.json", "stacks.txt"]
+    done = delivered(f"file://{bucket}", {"files": files, "unless_there": unless_there})
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (bucket / "heartbeat.json").read_text() == "{}"
     assert (bucket / "logs/0/host-1.log").read_text() == "one\ntwo\n"
     assert (bucket / "result.json").read_text() == "the job's own"
-
-
-def test_what_is_not_there_yet_is_written_although_it_must_not_be_replaced(bucket: Path) -> None:
-    directory = RunDirectory(f"file://{bucket}", BucketFiles())
-    assert deliver(directory, [File(name="result.json", text="{}")], ["result.json"]) == []
-    assert (bucket / "result.json").read_text() == "{}"
+    assert (bucket / "stacks.txt").read_text() == "its stacks"
 
 
 def test_of_a_long_file_the_last_whole_lines_are_delivered(tmp_path: Path) -> None:
@@ -94,25 +90,21 @@ def test_a_request_that_is_none_is_refused() -> None:
             read_request(wrong)
 
 
-def failing(times: int) -> Callable[[], str]:
-    left = [times]
-
-    def action() -> str:
-        if left[0] > 0:
-            left[0] -= 1
-            raise RuntimeError("503")
-        return "done"
-
-    return action
-
-
 def test_what_is_refused_for_a_moment_is_tried_three_times_and_each_time_is_said(pauses: list[float]) -> None:
     said: list[str] = []
-    assert retry(failing(2), what="a file", say=said.append) == "done"
+    answers = iter(["", "", "done", "", "", ""])
+
+    def action() -> str:
+        answer = next(answers)
+        if not answer:
+            raise RuntimeError("503")
+        return answer
+
+    assert retry(action, what="a file", say=said.append) == "done"
     assert pauses == [1.0, 4.0]
     assert said[0] == "a file: RuntimeError: 503; trying again in 1 s"
     with pytest.raises(RuntimeError, match="503"):
-        retry(failing(3), what="a file", say=said.append)
+        retry(action, what="a file", say=said.append)
 
 
 def test_delivering_loads_nothing_heavy(bucket: Path) -> None:

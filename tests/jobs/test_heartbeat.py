@@ -79,7 +79,7 @@ def test_a_change_of_state_is_written_at_once_and_the_same_state_not_again(
     assert states == [("joined", None), ("stepping", None), ("stepping", "tokenising"), ("stepping", None)]
 
 
-def test_a_step_is_written_by_the_thread_and_its_time_is_when_the_step_moved(
+def test_a_step_or_a_tick_is_written_by_the_thread_and_its_time_is_when_the_process_moved(
     directory: RunDirectory, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.01)
@@ -89,6 +89,22 @@ def test_a_step_is_written_by_the_thread_and_its_time_is_when_the_step_moved(
     moved_s, written_s = read(directory)["step_time"], read(directory)["time"]
     until(lambda: read(directory)["time"] > written_s)  # it lives …
     assert read(directory)["step_time"] == moved_s  # … and does not work
+    heartbeat.tick()
+    until(lambda: read(directory)["step_time"] > moved_s)
+    assert read(directory)["step"] == 7
+    heartbeat.end("done")
+
+
+def test_the_first_step_of_a_process_that_has_joined_says_that_it_is_stepping(
+    directory: RunDirectory, heartbeat: Heartbeat
+) -> None:
+    heartbeat.start()
+    heartbeat.state("joined")
+    heartbeat.step(1)
+    assert (read(directory)["state"], read(directory)["step"]) == ("stepping", 1)
+    heartbeat.state("saving")
+    heartbeat.step(2)
+    assert read(directory)["state"] == "saving"
     heartbeat.end("done")
 
 
@@ -174,20 +190,6 @@ def test_the_agent_finds_the_same_in_the_control_directory_wherever_the_run_dire
     assert sorted(path.name for path in here.iterdir()) == ["heartbeat.json"]
 
 
-def test_a_tick_is_progress_without_a_step(
-    directory: RunDirectory, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.01)
-    heartbeat.start()
-    heartbeat.step(7)
-    until(lambda: read(directory)["step"] == 7)
-    moved_s = read(directory)["step_time"]
-    heartbeat.tick()
-    until(lambda: read(directory)["step_time"] > moved_s)
-    assert read(directory)["step"] == 7
-    heartbeat.end("done")
-
-
 @pytest.mark.parametrize("how", ["refuses", "hangs"])
 def test_a_run_directory_that_cannot_be_written_does_not_keep_the_local_heartbeat_from_being_fresh(
     directory: RunDirectory,
@@ -225,14 +227,12 @@ def test_on_a_full_disk_the_local_heartbeat_is_renewed_in_place(
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(DiskFiles, "write", full)
-    beats.step(123456)
-    beats._write_here()
-    assert json.loads((here / "heartbeat.json").read_text())["step"] == 123456
-    beats.step(1)
-    beats._write_here()
-    assert json.loads((here / "heartbeat.json").read_text())["step"] == 1
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(DiskFiles, "write", full)
+        for step in (123456, 1):  # the second text is shorter than the first
+            beats.step(step)
+            beats._write_here()
+            assert json.loads((here / "heartbeat.json").read_text())["step"] == step
     beats.end("done")
 
 
@@ -240,48 +240,34 @@ class Refused(Exception):
     """As a bucket's library raises: no OSError."""
 
 
-def refusing(times: int, write: Callable[..., None]) -> Callable[..., None]:
-    left = [times]
+def test_a_bucket_that_refuses_for_a_moment_does_not_end_the_run_and_one_that_always_does_is_told_at_once(
+    remote: RunDirectory, environment: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    for name in ("BUCKET_PERIOD_S", "DISK_PERIOD_S"):
+        monkeypatch.setattr(heartbeats, name, 0.01)
+    monkeypatch.setattr("jobs.runtime.bucket_files.time.sleep", lambda _: None)
+    write, refusals = RunDirectory.write_json, [1000]
 
     def refuse(*arguments: Any) -> None:
-        if left[0] > 0:
-            left[0] -= 1
+        refusals[0] -= 1
+        if refusals[0] >= 0:
             raise Refused("503")
         write(*arguments)
 
-    return refuse
-
-
-def test_a_bucket_that_refuses_for_a_moment_does_not_end_the_run(
-    remote: RunDirectory, environment: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr(heartbeats, "BUCKET_PERIOD_S", 0.01)
-    monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.01)
-    monkeypatch.setattr("jobs.runtime.bucket_files.time.sleep", lambda _: None)
-    write = RunDirectory.write_json
+    monkeypatch.setattr(RunDirectory, "write_json", refuse)
+    with pytest.raises(Refused):
+        Heartbeat(remote, environment).start()
     beats = Heartbeat(remote, environment)
-    monkeypatch.setattr(RunDirectory, "write_json", refusing(2, write))
+    refusals[0] = 2
     beats.start()
     assert read(remote)["state"] == "starting"
-    monkeypatch.setattr(RunDirectory, "write_json", refusing(3, write))
+    refusals[0] = 3
     beats.state("stepping")
     # A file behind a URL on a disk is not written whole, as an object in a bucket is.
     until(lambda: (remote.read_json("heartbeats/host-1.json") or {}).get("state") == "stepping")
-    monkeypatch.setattr(RunDirectory, "write_json", refusing(2, write))
-    beats.end("done")
-    assert read(remote)["state"] == "done"
+    refusals[0] = 1000
+    beats.end("failed")  # what is refused is in the log
     assert "503" in capsys.readouterr().out
-
-
-def test_a_bucket_that_refuses_altogether_is_told_at_the_start_and_does_not_spoil_the_end(
-    remote: RunDirectory, environment: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobs.runtime.bucket_files.time.sleep", lambda _: None)
-    monkeypatch.setattr(RunDirectory, "write_json", refusing(1000, RunDirectory.write_json))
-    beats = Heartbeat(remote, environment)
-    with pytest.raises(Refused):
-        beats.start()
-    beats.end("failed")
 
 
 def test_a_change_of_state_does_not_wait_for_a_bucket(
@@ -297,16 +283,3 @@ def test_a_change_of_state_does_not_wait_for_a_bucket(
     until(lambda: writers != [], limit_s=5)  # long before the period of ten seconds is over
     assert writers == ["heartbeat"]
     beats.end("done")
-
-
-def test_the_first_step_of_a_process_that_has_joined_says_that_it_is_stepping(
-    directory: RunDirectory, heartbeat: Heartbeat
-) -> None:
-    heartbeat.start()
-    heartbeat.state("joined")
-    heartbeat.step(1)
-    assert (read(directory)["state"], read(directory)["step"]) == ("stepping", 1)
-    heartbeat.state("saving")
-    heartbeat.step(2)
-    assert read(directory)["state"] == "saving"
-    heartbeat.end("done")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import runpy
+import shutil
 import textwrap
 import uuid
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
 from jobs.flax_mlm import sharding
 from jobs.flax_mlm import step as steps
-from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.config import Config, dimensions
 from jobs.flax_mlm.data import problems
 from jobs.flax_mlm.hugging_face import Pretrained, adopt, export, open_pretrained
 from jobs.flax_mlm.model import Mlm
@@ -32,7 +33,6 @@ from jobs.flax_mlm.tokenizer import load_tokenizer, open_tokenizer, train_tokeni
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
-Change = Callable[[Path], None]
 TOKENS_BS = np.array([[0, 5, 9, 282, 2, 1], [0, 282, 7, 7, 100, 2]])
 
 Array = np.ndarray[Any, Any]
@@ -46,12 +46,13 @@ def written(run_dir: Path, config: Config, tokenizer: Path, params: Any) -> Path
     return run_dir / "export"
 
 
-@pytest.fixture
-def published(tmp_path: Path, config: Config) -> Path:
+@pytest.fixture(scope="module")
+def exported(two_devices: None, tmp_path_factory: pytest.TempPathFactory, config: Config) -> Path:
     """A folder with a model none of whose parameters is 0 or 1."""
+    tmp_path = tmp_path_factory.mktemp("exported")
     path = tmp_path / "tokenizer.json"
     train_tokenizer(["the cat sat on the mat and the dog ate the hat"] * 20, 300, path)
-    model = Mlm(steps.dimensions(config, load_tokenizer(path)), jnp.dtype("float32"), nnx.Rngs(0))
+    model = Mlm(dimensions(config, load_tokenizer(path)), jnp.dtype("float32"), nnx.Rngs(0))
     random = np.random.default_rng(1)
     params = jax.tree.map(
         lambda leaf: random.normal(0.3, 0.4, leaf.shape).astype(np.float32),
@@ -60,12 +61,18 @@ def published(tmp_path: Path, config: Config) -> Path:
     return written(tmp_path / "run", config, path, params)
 
 
+@pytest.fixture
+def published(exported: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return shutil.copytree(exported, tmp_path / "run" / "export")
+
+
 def opened(folder: Path) -> Pretrained:
     return open_pretrained(str(folder), folder.parent / "cache", quiet)
 
 
 def logits(found: Pretrained, tokens_BS: Any = TOKENS_BS) -> np.ndarray:
-    dims = steps.dimensions(found.adopted_by(Config()), found.tokenizer)
+    dims = dimensions(found.adopted_by(Config()), found.tokenizer)
     model = Mlm(dims, jnp.dtype("float32"), nnx.Rngs(0))
     nnx.update(model, found.params())
     return np.asarray(model.logits(model.encode(jnp.asarray(tokens_BS))))
@@ -120,7 +127,9 @@ def test_the_one_token_type_of_another_trainer_is_added_to_every_position(publis
     np.testing.assert_array_equal(after, before + types)
 
 
-def test_tensors_that_others_write_twice_or_for_other_tasks_do_no_harm(published: Path) -> None:
+def test_tensors_that_others_write_twice_for_other_tasks_or_in_half_precision_do_no_harm(
+    published: Path,
+) -> None:
     expected = logits(opened(published))
 
     def add(tensors: dict[str, np.ndarray]) -> None:
@@ -131,14 +140,10 @@ def test_tensors_that_others_write_twice_or_for_other_tasks_do_no_harm(published
 
     retensored(published, add)
     np.testing.assert_array_equal(logits(opened(published)), expected)
-
-
-def test_half_precision_weights_are_taken_as_they_are(published: Path) -> None:
     retensored(
         published, lambda tensors: tensors.update({k: v.astype(np.float16) for k, v in tensors.items()})
     )
-    params = opened(published).params()
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
+    assert {leaf.dtype for leaf in jax.tree.leaves(opened(published).params())} == {np.dtype("float32")}
 
 
 def test_room_for_more_tokens_than_the_tokenizer_has_is_kept(published: Path, tmp_path: Path) -> None:
@@ -186,75 +191,82 @@ def test_a_folder_in_a_bucket_is_copied_once_and_again_when_it_has_changed(
     assert open_pretrained(url, tmp_path / "cache", said.append).fingerprint != first.fingerprint
 
 
-def swapped(tensors: dict[str, np.ndarray]) -> None:
-    tensors["lm_head.decoder.weight"] = tensors["roberta.embeddings.word_embeddings.weight"] + 1
+CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"architectures": ["BertForMaskedLM"]}, "names BertForMaskedLM; only RobertaForMaskedLM"),
+    ({"architectures": None}, "names roberta; only RobertaForMaskedLM"),
+    ({"hidden_act": "relu"}, "hidden_act is 'relu' and must be 'gelu'"),
+    ({"layer_norm_eps": 1e-12}, "layer_norm_eps is 1e-12 and must be 1e-05"),
+    ({"hidden_size": "16"}, "has hidden_size '16', which is no size"),
+    ({"num_hidden_layers": 3}, "model.safetensors lacks roberta.encoder.layer.2.attention"),
+    ({"num_hidden_layers": 1}, "has what RobertaForMaskedLM has not: roberta.encoder.layer.1"),
+    ({"intermediate_size": 25}, "is [24] and config.json's sizes make it [25]"),
+    ({"pad_token_id": 3}, "pad_token_id is 3 and the tokenizer's is 1"),
+]
+FILES: list[tuple[dict[str, Any], str]] = [
+    ({"config.json": b"[]"}, "its config.json is no JSON object"),
+    ({"model.safetensors": None}, "has no model.safetensors; name a folder that has them"),
+    (
+        {"model.safetensors": None, "pytorch_model.bin": b""},
+        "has no model.safetensors; load it in transformers and save it whole",
+    ),
+    ({"model.safetensors": slice(-9)}, "is no whole safetensors file ("),
+    ({"model.safetensors": b"PK"}, "is no whole safetensors file ("),
+    ({"tokenizer.json": None, "merges.txt": None}, "has no tokenizer.json (or vocab.json and merges.txt)"),
+    ({"tokenizer.json": b"{}"}, "not a tokenizer.json as Hugging Face's"),
+]
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(RequestError) as error:
+        opened(folder).params()
+    assert str(error.value).startswith("--init-from")
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("changes", "said"), CONFIGS)
+def test_a_model_of_another_kind_is_refused_with_the_reason(
+    published: Path, changes: dict[str, Any], said: str
+) -> None:
+    told(published, **changes)
+    assert said in refused(published)
+
+
+@pytest.mark.parametrize(("changes", "said"), FILES)
+def test_a_folder_with_missing_or_torn_files_is_refused_with_the_reason(
+    published: Path, changes: dict[str, Any], said: str
+) -> None:
+    for name, content in changes.items():
+        path = published / name
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[content] if isinstance(content, slice) else content)
+    assert said in refused(published)
+
+
+def test_a_model_whose_output_is_not_tied_to_its_embeddings_is_refused(published: Path) -> None:
+    words = load_file(published / "model.safetensors")["roberta.embeddings.word_embeddings.weight"]
+    retensored(published, lambda tensors: tensors.update({"lm_head.decoder.weight": words + 1}))
+    assert "a model whose output is not tied to its embeddings cannot be" in refused(published)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("heads", "asked", "said"),
     [
+        (3, {"sequence_length": 8}, ["--heads 3: does not divide --width 16"]),
         (
-            lambda at: told(at, architectures=["BertForMaskedLM"]),
-            "names BertForMaskedLM; only RobertaForMaskedLM",
+            4,
+            {"width": 32, "layers": 2, "max_positions": 99},
+            ["--width 32: the model in", "--max-positions 99: the model in"],
         ),
-        (lambda at: told(at, architectures=None), "names roberta; only RobertaForMaskedLM"),
-        (lambda at: told(at, hidden_act="relu"), "hidden_act is 'relu' and must be 'gelu'"),
-        (lambda at: told(at, layer_norm_eps=1e-12), "layer_norm_eps is 1e-12 and must be 1e-05"),
-        (lambda at: told(at, hidden_size="16"), "has hidden_size '16', which is no size"),
-        (
-            lambda at: told(at, num_hidden_layers=3),
-            "model.safetensors lacks roberta.encoder.layer.2.attention",
-        ),
-        (
-            lambda at: told(at, num_hidden_layers=1),
-            "has what RobertaForMaskedLM has not: roberta.encoder.layer.1",
-        ),
-        (lambda at: told(at, intermediate_size=25), "is [24] and config.json's sizes make it [25]"),
-        (lambda at: told(at, pad_token_id=3), "pad_token_id is 3 and the tokenizer's is 1"),
-        (lambda at: (at / "config.json").write_text("[]"), "its config.json is no JSON object"),
-        (
-            lambda at: (at / "model.safetensors").unlink(),
-            "has no model.safetensors; name a folder that has them",
-        ),
-        (
-            lambda at: (at / "model.safetensors").rename(at / "pytorch_model.bin"),
-            "has no model.safetensors; load it in transformers and save it whole",
-        ),
-        (
-            lambda at: (at / "model.safetensors").write_bytes((at / "model.safetensors").read_bytes()[:-9]),
-            "is no whole safetensors file (it has",
-        ),
-        (lambda at: (at / "model.safetensors").write_bytes(b"PK"), "is no whole safetensors file"),
-        (
-            lambda at: [(at / name).unlink() for name in ("tokenizer.json", "merges.txt")],
-            "has no tokenizer.json (or vocab.json and merges.txt)",
-        ),
-        (lambda at: (at / "tokenizer.json").write_text("{}"), "not a tokenizer.json as Hugging Face's"),
-        (lambda at: retensored(at, swapped), "a model whose output is not tied to its embeddings cannot be"),
     ],
 )
-def test_a_folder_that_cannot_be_gone_on_with_is_refused_with_the_reason(
-    published: Path, change: Change, said: str
+def test_options_that_contradict_the_model_are_all_named_with_the_data(
+    published: Path, heads: int, asked: dict[str, Any], said: list[str]
 ) -> None:
-    change(published)
-    with pytest.raises(RequestError) as error:
-        opened(published).params()
-    assert str(error.value).startswith("--init-from")
-    assert said in str(error.value)
-
-
-def test_a_model_wider_than_its_rows_allow_is_found_with_the_data(published: Path) -> None:
-    told(published, num_attention_heads=3)
-    (said,) = problems(Config(init_from=str(published), sequence_length=8), published.parent / "cache")
-    assert said.startswith("--heads 3: does not divide --width 16")
-
-
-def test_options_that_contradict_the_model_are_all_named(published: Path) -> None:
-    config = Config(init_from=str(published), width=32, layers=2, max_positions=99)
-    (said,) = problems(config, published.parent / "cache")
-    assert "--width 32: the model in" in said
-    assert "--max-positions 99: the model in" in said
-    assert "--layers" not in said
+    told(published, num_attention_heads=heads)
+    (found,) = problems(Config(init_from=str(published), **asked), published.parent / "cache")
+    assert all(part in found for part in said) and "--layers" not in found
 
 
 def test_a_run_that_goes_on_refuses_another_model_than_it_began_with(published: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What jobs in JAX share: devices, compiled programs that are kept, traces, and the verification of a slice."""
+"""What jobs in JAX share: devices, compiled programs that are kept, and traces."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import dataclasses
 import gzip
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +27,6 @@ from jobs.runtime.jax.devices import Devices
 from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables
 from jobs.runtime.jax.profile import Profile, Steps, read_steps
 from jobs.runtime.process import Run
-from launch.commands.verify import Expected
-from launch.commands.verify import judge as problems
-from launch.jobs import CHECKOUT
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -114,9 +108,11 @@ def test_another_program_or_other_devices_are_compiled_by_themselves(machine: Ma
         (os, "sched_getaffinity", lambda _: range(64)),
         (jax, "process_index", lambda: 1),
         (jax, "__version__", "0.0.1"),
+        (os, "environ", {**os.environ, "XLA_FLAGS": "--xla_cpu_enable_fast_math=false"}),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_was_compiled_for_another_machine_process_or_version_is_not_loaded(
+def test_what_was_compiled_for_another_machine_process_version_or_with_other_flags_is_not_loaded(
     where: Any, name: str, instead: Any, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.run()
@@ -124,26 +120,16 @@ def test_what_was_compiled_for_another_machine_process_or_version_is_not_loaded(
     assert machine.run()[1] == 1
 
 
-def test_what_was_compiled_with_other_flags_is_not_loaded(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine.run()
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
-    assert machine.run()[1] == 1
-
-
-@pytest.mark.parametrize(
-    "harm", [lambda whole: whole[: len(whole) // 2], lambda _: b"", lambda whole: b"\0" + whole]
-)
-def test_a_torn_file_is_said_and_compiled_anew(
-    harm: Callable[[bytes], bytes], machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_torn_file_is_said_and_compiled_anew(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     first, _ = machine.run()
     (path,) = machine.kept()
-    path.write_bytes(harm(path.read_bytes()))
-    assert machine.run() == (first, 1)
-    assert f"{path} cannot be loaded and is compiled anew: ValueError: it is torn" in capsys.readouterr().out
-    assert machine.run() == (first, 0)
+    whole = path.read_bytes()
+    for torn in (whole[: len(whole) // 2], b"", b"\0" + whole):
+        path.write_bytes(torn)
+        assert machine.run() == (first, 1)
+        said = f"{path} cannot be loaded and is compiled anew: ValueError: it is torn"
+        assert said in capsys.readouterr().out
+        assert machine.run() == (first, 0)
 
 
 def test_a_program_that_cannot_be_kept_runs_all_the_same(
@@ -168,24 +154,15 @@ def test_what_no_run_has_loaded_for_long_is_removed_and_what_one_has_stays(machi
     assert len(machine.kept()) == 2
 
 
-def test_each_device_has_its_own_rows_and_the_mean_is_one_over_all_of_them() -> None:
+def test_each_device_has_its_own_rows_and_what_a_function_makes_is_whole_on_each() -> None:
     devices, values_B = Devices(), np.arange(6, dtype=np.float32)
     rows_B = devices.rows(values_B)
     assert [shard.data.tolist() for shard in rows_B.addressable_shards] == [[0, 1, 2], [3, 4, 5]]
-    mean = devices.jit(jnp.mean)(rows_B)
+    mean = devices.jit(jnp.mean)(rows_B)  # one over all rows
     assert mean.is_fully_replicated
     assert float(mean) == 2.5
-
-
-def test_what_a_compiled_function_makes_is_whole_on_every_device() -> None:
-    made = Devices().jit(lambda: jax.random.normal(jax.random.key(0), (3,)))()
-    first, second = (shard.data for shard in made.addressable_shards)
-    assert first.shape == second.shape == (3,)
-
-
-def test_rows_that_cannot_be_shared_out_evenly_are_refused() -> None:
     with pytest.raises(ValueError, match="divi"):
-        Devices().rows(np.zeros(3, np.float32))
+        devices.rows(np.zeros(3, np.float32))
 
 
 EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512f avx512_bf16 amx\n\nprocessor\t: 1\n"
@@ -199,86 +176,16 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd bf16\n"
         (EPYC.replace("avx512_bf16 ", ""), False),
         (EPYC.replace("avx512_bf16", "avx512_bf160"), False),
         (ARM, False),
-        ("", False),
+        (None, False),
     ],
 )
 def test_the_instructions_are_looked_for_among_the_flags(
-    cpuinfo: str, able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cpuinfo: str | None, able: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    if cpuinfo is not None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
     monkeypatch.setattr(devices, "CPUINFO", tmp_path / "cpuinfo")
     assert devices.multiplies_bfloat16.__wrapped__() is able
-
-
-def test_a_system_that_says_nothing_of_its_processor_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(devices, "CPUINFO", tmp_path / "nothing")
-    assert devices.multiplies_bfloat16.__wrapped__() is False
-
-
-def free_port() -> int:
-    """A port that was free a moment ago: the coordinator has to be told one."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def start(tmp_path: Path, **changed: str) -> subprocess.CompletedProcess[str]:
-    environ = {
-        "RUN_ID": "verify_jax-20261120-214500-abcd",
-        "RUN_DIR": str(tmp_path / "run"),
-        "RUN_JOB": "runtime.jax.verify",
-        "RUN_FRAMEWORK": "jax",
-        "RUN_ATTEMPT": "0",
-        "RUN_NUM_PROCESSES": "1",
-        "RUN_PROCESS_ID": "0",
-        "RUN_COORDINATOR": f"127.0.0.1:{free_port()}",
-        "RUN_PLATFORM": "cpu",
-        "RUN_CACHE_DIR": str(tmp_path / "cache"),
-        "RUN_LOCAL_DEVICES": "2",
-        "PYTHONPATH": str(CHECKOUT),
-        **changed,
-    }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RUN_")}
-    return subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "jobs.runtime.jax.verify",
-            "--matmul-size",
-            "64",
-            "--matmul-repeats",
-            "2",
-        ],
-        env={**kept, **environ},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-
-
-def test_a_process_writes_what_it_found_and_that_is_judged_as_well(tmp_path: Path) -> None:
-    done = start(tmp_path)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "run/verify/host-0.json").read_text())
-    assert (found["platform"], found["local_devices"], found["devices"]) == ("cpu", 2, 2)
-    assert len(found["matmuls"]) == 2 and found["all_reduce"]["is_right"]
-    assert {"python", "jax", "jaxlib"} <= found["versions"].keys()
-    wanted = Expected(platform="cpu", hosts=1, devices_per_host=2, peak_flops_per_s=None)
-    assert problems(wanted, ["h"], [found]) == []
-
-
-@pytest.mark.skipif(any(Path("/dev").glob("accel*")), reason="this machine has a TPU")
-def test_a_host_without_the_device_that_was_asked_for_fails_and_writes_no_report(tmp_path: Path) -> None:
-    done = start(tmp_path, RUN_PLATFORM="tpu")
-    assert done.returncode == 2
-    assert "RUN_PLATFORM is tpu, but this host has none" in done.stderr
-    assert not (tmp_path / "run/verify").exists()
 
 
 def run_of(environment: ProcessEnvironment, url: str, rank: int = 0) -> Run:
@@ -341,31 +248,36 @@ def test_the_steps_that_were_asked_for_are_in_one_folder_of_traces_by_process_an
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_a_run_that_ends_early_keeps_what_was_traced_and_says_how_far(
+@pytest.mark.parametrize(
+    ("taken", "traced", "said"),
+    [
+        ({"wanted": Steps(first=3, last=9), "last": 4}, [3, 4], "steps 3-4 are traced in"),
+        (
+            {"wanted": Steps(first=3, last=5), "first": 5, "done": 4},
+            [5],
+            "--profile: steps up to 4 were taken before this attempt; the rest is traced",
+        ),
+        (
+            {"wanted": Steps(first=3, last=5), "first": 6, "done": 5},
+            [],
+            "--profile: step 5 was taken before this attempt; nothing is traced",
+        ),
+    ],
+    ids=["it ends early", "resumed among them", "resumed after them"],
+)
+def test_of_a_run_that_does_not_take_all_of_the_steps_those_are_traced_that_it_takes(
     environment: ProcessEnvironment,
+    capsys: pytest.CaptureFixture[str],
+    taken: dict[str, Any],
+    traced: list[int],
+    said: str,
 ) -> None:
     run = run_of(environment, environment.run_dir)
-    take_steps(run, Steps(first=3, last=9), last=4)
-    assert files(run)[1] == "steps-3-4/host-0.xplane.pb"
-    assert steps_in(run, "steps-3-4-host-0.perfetto.json.gz") == [3, 4]
-
-
-def test_a_resumed_run_traces_what_it_has_not_taken_yet(
-    environment: ProcessEnvironment, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = run_of(environment, environment.run_dir)
-    take_steps(run, Steps(first=3, last=5), first=5, done=4)
-    assert steps_in(run, "steps-5-5-host-0.perfetto.json.gz") == [5]
-    assert "--profile: steps up to 4 were taken before this attempt" in capsys.readouterr().out
-
-
-def test_a_run_resumed_after_the_steps_traces_nothing_and_says_so(
-    environment: ProcessEnvironment, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = run_of(environment, environment.run_dir)
-    take_steps(run, Steps(first=3, last=5), first=6, done=5)
-    assert files(run) == []
-    assert "--profile: step 5 was taken before this attempt; nothing is traced" in capsys.readouterr().out
+    take_steps(run, **taken)
+    assert said in capsys.readouterr().out
+    assert len(files(run)) == 2 * bool(traced)
+    if traced:
+        assert steps_in(run, f"steps-{traced[0]}-{traced[-1]}-host-0.perfetto.json.gz") == traced
 
 
 @pytest.mark.parametrize(

@@ -78,18 +78,15 @@ def test_before_the_first_usual_loss_a_loss_that_is_not_finite_is_told_too() -> 
     assert str(found(LossGuard(), math.nan, math.nan)) == "the loss is nan, so the step changes no parameter"
 
 
-def test_outliers_of_different_kinds_follow_one_another_as_those_of_one_kind() -> None:
-    guard = after(usual())
-    kinds = [(math.nan, math.nan), (9.0, 50.0)] * (AWAY_LIMIT_STEPS // 2)
-    assert [found(guard, *kind).ends for kind in kinds] == [False] * (AWAY_LIMIT_STEPS - 1) + [True]
-
-
-def test_outliers_do_not_change_what_is_usual() -> None:
+def test_outliers_of_different_kinds_follow_one_another_as_those_of_one_kind_and_change_nothing_usual() -> (
+    None
+):
     guard = after([3.0] * WINDOW)
-    for _ in range(AWAY_LIMIT_STEPS - 1):
-        assert "(usually 3)" in str(found(guard, 10.0))
-    assert guard.check({"loss": 3.1, "grad_norm": 1.0}) is None
-    assert "(usually 3)" in str(found(guard, 10.0))
+    kinds = [(math.nan, math.nan), (9.0, 50.0)] * (AWAY_LIMIT_STEPS // 2)
+    for number, kind in enumerate(kinds, 1):
+        outlier = found(guard, *kind)
+        assert "(usually 3)" in str(outlier)
+        assert outlier.ends == (number == AWAY_LIMIT_STEPS)
 
 
 def test_who_goes_on_all_the_same_has_the_new_level_for_usual_and_is_not_told_of_it_forever() -> None:
@@ -100,15 +97,22 @@ def test_who_goes_on_all_the_same_has_the_new_level_for_usual_and_is_not_told_of
         assert guard.check({"loss": loss, "grad_norm": 1.0}) is None
 
 
-def test_nothing_has_leapt_before_it_is_known_what_is_usual_or_by_less_than_two_nats() -> None:
-    assert after([3.0] * (WINDOW - 1)).check({"loss": 5.5, "grad_norm": 1.0}) is None
-    assert after([3.0] * WINDOW).check({"loss": 4.9, "grad_norm": 1.0}) is None
-
-
-def test_where_losses_wander_widely_a_leap_has_to_be_wider_than_they_do() -> None:
-    wide = [3.0, 4.0] * (WINDOW // 2)
-    assert after(wide).check({"loss": 9.0, "grad_norm": 1.0}) is None
-    assert "leapt" in str(found(after(wide), 12.0))
+@pytest.mark.parametrize(
+    ("losses", "loss", "leaps"),
+    [
+        ([3.0] * (WINDOW - 1), 5.5, False),  # before it is known what is usual
+        ([3.0] * WINDOW, 4.9, False),
+        ([3.0] * WINDOW, 5.1, True),
+        ([3.0, 4.0] * (WINDOW // 2), 9.0, False),  # where losses wander widely a leap is wider than they do
+        ([3.0, 4.0] * (WINDOW // 2), 12.0, True),
+    ],
+)
+def test_a_leap_is_two_nats_and_ten_spreads_above_what_is_usual(
+    losses: list[float], loss: float, leaps: bool
+) -> None:
+    outlier = after(losses).check({"loss": loss, "grad_norm": 1.0})
+    assert (outlier is not None) == leaps
+    assert not leaps or "leapt" in str(outlier)
 
 
 def test_a_loss_of_almost_nothing_ends_a_run_only_when_it_stays() -> None:

@@ -28,7 +28,7 @@ def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shape", [(1, 1, 5), (3, 4, 5), (8, 16, 24), (152, 64, 128)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 5), (152, 64, 128)], ids=str)
 def test_a_product_and_its_gradients_are_those_of_the_same_matrices_in_float64(
     shape: tuple[int, int, int], dtype: str, platform: str
 ) -> None:
@@ -156,18 +156,16 @@ def no_tpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_tpu_kernel", "platform")
 @pytest.mark.parametrize("documents", [False, True])
-def test_attention_is_the_softmax_of_the_products_within_a_segment(documents: bool) -> None:
+def test_attention_is_the_softmax_of_the_products_within_a_segment_of_some_positions_or_all(
+    documents: bool,
+) -> None:
     of_BS = segments() if documents else None
     expected = by_hand(*inputs(), segments() if documents else jnp.zeros((B, S)))
     np.testing.assert_allclose(ops.attend(*inputs(), of_BS, of_BS), expected, atol=1e-5)
-
-
-@pytest.mark.usefixtures("platform")
-def test_some_positions_are_asked_for_and_get_what_they_would_have_among_all() -> None:
-    q_BSHK, k_BSHK, v_BSHK = inputs()
-    asked = jnp.array([0, 99, 100, 255])
-    found = ops.attend(q_BSHK[:, asked], k_BSHK, v_BSHK, segments()[:, asked], segments())
-    np.testing.assert_allclose(found, by_hand(*inputs(), segments())[:, asked], atol=1e-5)
+    (q_BSHK, k_BSHK, v_BSHK), asked = inputs(), jnp.array([0, 99, 100, 255])
+    of_BM = of_BS[:, asked] if of_BS is not None else None
+    found = ops.attend(q_BSHK[:, asked], k_BSHK, v_BSHK, of_BM, of_BS)
+    np.testing.assert_allclose(found, expected[:, asked], atol=1e-5)
 
 
 @pytest.mark.usefixtures("no_tpu_kernel", "platform")
@@ -185,27 +183,18 @@ def test_what_nearly_even_attention_learns_is_not_lost_in_bfloat16() -> None:
     assert np.linalg.norm(of_k("bfloat16") - exactly) < 0.01 * np.linalg.norm(exactly)
 
 
-@pytest.mark.parametrize("documents", [False, True])
-def test_the_tpus_kernel_interpreted_gives_what_our_products_give_and_their_gradients(
-    documents: bool,
-) -> None:
+def test_the_tpus_kernel_interpreted_gives_what_our_products_give_and_their_gradients() -> None:
     """The kernel's own program, run by an interpreter: no TPU is here."""
-    of_BS = segments() if documents else None
+    weights = jnp.sin(jnp.arange(B * S * H * K)).reshape(B, S, H, K)
 
-    def through(kernel: str, qkv: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        q_BSHK, k_BSHK, v_BSHK = qkv
-        if kernel == "splash":
-            return ops.splash(q_BSHK, k_BSHK, v_BSHK, of_BS, interpret=True)
-        return ops.attend(q_BSHK, k_BSHK, v_BSHK, of_BS, of_BS)
+    def both(attend: Callable[..., jax.Array]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        found, pull = jax.vjp(attend, *inputs())
+        return found, pull(weights)
 
-    def summed(kernel: str) -> tuple[jax.Array, ...]:
-        weights = jnp.sin(jnp.arange(B * S * H * K)).reshape(B, S, H, K)
-        gradients: tuple[jax.Array, ...]
-        gradients = jax.grad(lambda qkv: (through(kernel, qkv) * weights).sum())(inputs())
-        return gradients
-
-    np.testing.assert_allclose(through("splash", inputs()), through("products", inputs()), atol=2e-5)
-    for ours, theirs in zip(summed("splash"), summed("products"), strict=True):
+    splash, of_splash = both(lambda q, k, v: ops.splash(q, k, v, segments(), interpret=True))
+    plain, of_plain = both(lambda q, k, v: ops.attend(q, k, v, segments(), segments()))
+    np.testing.assert_allclose(splash, plain, atol=2e-5)
+    for ours, theirs in zip(of_splash, of_plain, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 

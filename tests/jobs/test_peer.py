@@ -1,12 +1,11 @@
 """The model is RobertaForMaskedLM: `transformers`, in PyTorch, finds the same logits, loss and gradients.
 
-PyTorch comes into an environment of its own (`bench.peers`), 5 GiB once a machine; so these tests are slow ones.
+PyTorch comes into an environment of its own (`bench.program`), 5 GiB once a machine; so these tests are slow ones.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,9 +15,10 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from bench import peers
+from bench.program import PROGRAMS, run_in_peer
+from jobs.flax_mlm.config import Dimensions
 from jobs.flax_mlm.hugging_face import hugging_face_config, hugging_face_tensors
-from jobs.flax_mlm.model import Dimensions, Mlm
+from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.step import Masked, cross_entropy
 from jobs.flax_mlm.tokenizer import TokenizerFacts
 
@@ -71,8 +71,7 @@ def both(two_devices: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[F
     (folder / "config.json").write_text(json.dumps(hugging_face_config(DIMS, told)))
     tensors = hugging_face_tensors(jax.tree.map(np.asarray, params), DIMS)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    script = Path(peers.__file__).parent / "mlm_peers" / "torch_reference.py"
-    peers.run("pytorch", script, [str(folder)], limit_s=300)
+    run_in_peer("pytorch", PROGRAMS / "torch_reference.py", [str(folder)], limit_s=300)
     return ours, dict(np.load(folder / "found.npz"))
 
 

@@ -19,22 +19,25 @@ from flax import nnx
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory
 from jobs.flax_mlm import sharding
-from jobs.flax_mlm.config import Config
-from jobs.flax_mlm.final_eval import (
+from jobs.flax_mlm.config import Config, dimensions
+from jobs.flax_mlm.hugging_face import Pretrained, export, open_pretrained
+from jobs.flax_mlm.model import Mlm
+from jobs.flax_mlm.predict import (
+    BEST,
     CONTEXT_CHARACTERS,
     MOST_ROWS,
     SHOWN,
-    Place,
+    encode,
+    fill,
     filling,
     final_eval,
     hidden_places,
+    make_predict,
+    make_sharded_predict,
     readable,
     sample,
+    shown,
 )
-from jobs.flax_mlm.hugging_face import Pretrained, export, open_pretrained
-from jobs.flax_mlm.model import Mlm
-from jobs.flax_mlm.predict import BEST, encode, fill, make_predict, make_sharded_predict, shown
-from jobs.flax_mlm.step import dimensions
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer, train_tokenizer
 from jobs.runtime.jax.devices import Devices
 
@@ -43,12 +46,22 @@ pytestmark = pytest.mark.usefixtures("two_devices")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def model(tmp_path: Path, config: Config) -> Pretrained:
+TEXT = "the cat sat on the mat and the dog ate the hat"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TokenizerFacts:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    train_tokenizer([TEXT] * 20, 300, path)
+    return load_tokenizer(path)
+
+
+@pytest.fixture(scope="module")
+def model(
+    two_devices: None, tmp_path_factory: pytest.TempPathFactory, config: Config, trained: TokenizerFacts
+) -> Pretrained:
     """A model that knows one thing: whatever is hidden is " cat"."""
-    path = tmp_path / "tokenizer.json"
-    train_tokenizer(["the cat sat on the mat and the cat ate the hat"] * 20, 300, path)
-    facts = load_tokenizer(path)
+    tmp_path, facts = tmp_path_factory.mktemp("model"), trained
     params = nnx.to_pure_dict(
         nnx.state(Mlm(dimensions(config, facts), jnp.dtype("float32"), nnx.Rngs(0)), nnx.Param)
     )
@@ -58,13 +71,22 @@ def model(tmp_path: Path, config: Config) -> Pretrained:
     return open_pretrained(str(tmp_path / "run" / "export"), tmp_path / "cache", lambda _: None)
 
 
-def test_each_mask_has_its_five_best_tokens_with_their_probabilities(model: Pretrained) -> None:
-    first, second = fill(model, "the <mask> sat on the <mask>")
+def test_each_mask_has_its_five_best_tokens_with_the_probabilities_of_the_models_softmax(
+    model: Pretrained,
+) -> None:
+    text = "the <mask> sat on the <mask>"
+    first, second = fill(model, text)
     for best in (first, second):
         assert len(best) == 5
         assert best[0]["token"] == "cat"
         assert best[0]["probability"] > 0.9
         assert sum(guess["probability"] for guess in best) <= 1.0001
+    whole = Mlm(dimensions(model.adopted_by(Config()), model.tokenizer), jnp.dtype("float32"), nnx.Rngs(0))
+    nnx.update(whole, model.params())
+    ids = encode(text, model.tokenizer)
+    logits_V = np.asarray(whole.logits(whole.encode(jnp.array([ids]))))[0, ids.index(model.tokenizer.mask_id)]
+    shares = np.exp(logits_V) / np.exp(logits_V).sum()
+    assert first[0]["probability"] == pytest.approx(shares.max(), rel=1e-4)
 
 
 def test_a_mask_takes_the_blank_before_it_along_and_other_special_words_are_mere_text(
@@ -74,20 +96,12 @@ def test_a_mask_takes_the_blank_before_it_along_and_other_special_words_are_mere
     assert encode("the <mask> sat", facts) == encode("the<mask> sat", facts)
     ids = encode("<s> <mask>", facts)
     assert (ids.count(facts.bos_id), ids[-2:]) == (1, [facts.mask_id, facts.eos_id])
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
+    for text, said in (
         ("the cat", "the text has no <mask>"),
         ("<mask>" * 20, "22 tokens, and the model takes at most 16; shorten it"),
-    ],
-)
-def test_a_text_that_cannot_be_filled_is_refused_with_the_reason(
-    model: Pretrained, text: str, said: str
-) -> None:
-    with pytest.raises(RequestError, match=said):
-        fill(model, text)
+    ):
+        with pytest.raises(RequestError, match=said):
+            fill(model, text)
 
 
 def test_as_a_program_it_reads_the_text_and_answers_in_json(model: Pretrained, tmp_path: Path) -> None:
@@ -102,27 +116,6 @@ def test_as_a_program_it_reads_the_text_and_answers_in_json(model: Pretrained, t
     )
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {tmp_path / 'nowhere'}: No such file or directory")
-
-
-def test_what_it_answers_is_what_the_models_own_softmax_says(model: Pretrained) -> None:
-    dims = dimensions(model.adopted_by(Config()), model.tokenizer)
-    whole = Mlm(dims, jnp.dtype("float32"), nnx.Rngs(0))
-    nnx.update(whole, model.params())
-    ids = encode("the <mask> sat", model.tokenizer)
-    logits_V = np.asarray(whole.logits(whole.encode(jnp.array([ids]))))[0, ids.index(model.tokenizer.mask_id)]
-    shares = np.exp(logits_V) / np.exp(logits_V).sum()
-    ((best, *_),) = fill(model, "the <mask> sat")
-    assert best["probability"] == pytest.approx(shares.max(), rel=1e-4)
-
-
-TEXT = "the cat sat on the mat and the dog ate the hat"
-
-
-@pytest.fixture
-def trained(tmp_path: Path) -> TokenizerFacts:
-    path = tmp_path / "tokenizer.json"
-    train_tokenizer([TEXT] * 20, 300, path)
-    return load_tokenizer(path)
 
 
 @pytest.fixture
@@ -174,11 +167,6 @@ def test_it_never_costs_more_rows_than_its_bounds_but_one_sequence_at_least() ->
     assert sample(sequences=2, length=8, trained_rows=10**9).tolist() == [0, 1]
 
 
-def test_special_tokens_are_never_hidden() -> None:
-    places = hidden_places(np.array([[0, 7, 2], [8, 0, 9]]), (0, 1, 2))
-    assert places == [Place(0, 1, 0), Place(1, 0, 1), Place(1, 2, 2)]
-
-
 def test_what_is_shown_begins_a_word_in_the_middle_of_its_text_and_is_spread_over_the_sample() -> None:
     rows_NS = np.arange(400).reshape(20, 20)
     chosen = readable(hidden_places(rows_NS, ()), rows_NS, words)
@@ -187,7 +175,7 @@ def test_what_is_shown_begins_a_word_in_the_middle_of_its_text_and_is_spread_ove
     assert (chosen[0].row, chosen[-1].row) == (0, 19)
 
 
-def test_a_filling_is_cut_at_the_ends_of_its_document_and_glued_where_no_blank_follows() -> None:
+def test_a_filling_is_cut_at_the_ends_of_its_document_or_where_it_is_long() -> None:
     tokens_S = np.array([4, 2, 0, 6, 8, 5, 4, 2, 6])
     made = filling(tokens_S, 4, [(10, 0.75), (3, 0.123456)], words, (0, 2))
     assert made == {
@@ -196,31 +184,14 @@ def test_a_filling_is_cut_at_the_ends_of_its_document_and_glued_where_no_blank_f
         "truth": "wordaaaaaaaa",
         "guesses": [["wordaaaaaaaaaa", 0.75], ["x", 0.1235]],
     }
-
-
-def test_long_text_around_a_filling_is_cut() -> None:
     made = filling(np.array([50] * 20), 10, [], words, ())
     assert len(made["before"]) == len(made["after"]) == CONTEXT_CHARACTERS + 1
-    assert made["before"].startswith("…")
-    assert made["after"].endswith("…")
+    assert made["before"].startswith("…") and made["after"].endswith("…")
 
 
 @pytest.mark.parametrize(("token", "seen"), [(" word", "word"), ("\n  ", "\\n"), (" ", ""), ("é", "é")])
 def test_a_token_is_shown_so_that_it_can_be_seen(token: str, seen: str) -> None:
     assert shown(token) == seen
-
-
-def test_the_guesses_of_a_slot_do_not_depend_on_the_batch_they_are_made_in(
-    config: Config, facts: TokenizerFacts
-) -> None:
-    graph, params = nnx.split(Mlm(dimensions(config, facts), jnp.dtype("float32"), nnx.Rngs(1)))
-    guess = make_predict(functools.partial(nnx.merge, graph))
-    inputs_BS = jax.random.randint(jax.random.key(0), (3, 8), 4, 40)
-    positions_BM, truth_BM = jnp.array([[1, 5], [2, 6], [3, 7]]), jnp.array([[4, 5], [6, 7], [8, 9]])
-    both = guess(params, inputs_BS, positions_BM, truth_BM)
-    alone = guess(params, inputs_BS[1:2], positions_BM[1:2, 1:], truth_BM[1:2, 1:])
-    assert float(both.nats_BM[1, 1]) == pytest.approx(float(alone.nats_BM[0, 0]), abs=1e-5)
-    np.testing.assert_array_equal(both.tokens_BMG[1, 1], alone.tokens_BMG[0, 0])
 
 
 def test_devices_that_hold_parts_of_the_model_guess_what_one_with_all_of_it_does(

@@ -110,7 +110,7 @@ def saved(watch: Watch, step: int) -> bool:
     return watch.save_begun(step, lambda: None)
 
 
-def test_sigterm_is_noticed_while_the_main_thread_runs_no_python(capfd: pytest.CaptureFixture[str]) -> None:
+def test_sigterm_is_noticed_by_a_thread() -> None:
     (host,) = hosts(1, Notes())
     os.kill(os.getpid(), signal.SIGTERM)
     until(lambda: host.left == [0], "it has left")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import os
 import select
@@ -29,7 +28,6 @@ from jobs.flax_mlm.tokenise import (
     Dtype,
     Stream,
     Streams,
-    Torn,
     batches,
     cut,
     encoded,
@@ -45,6 +43,7 @@ from jobs.flax_mlm.tokenizer import (
     sample_share,
     train_tokenizer,
 )
+from tests.jobs.samples import texts, write
 
 LONG = 40
 """Characters of a piece in these tests."""
@@ -108,10 +107,7 @@ def test_of_a_large_corpus_a_bounded_share_that_no_neighbour_changes_trains_the_
     assert 415 < len(taken) < 585  # 500 expected; 4 standard deviations
     assert taken == sorted(taken, key=documents.index)
     assert list(sample(reversed(documents), share)) == taken[::-1]
-
-
-def test_a_corpus_that_is_not_large_trains_it_whole() -> None:
-    assert sample_share(SAMPLE_BYTES) == 1
+    assert sample_share(SAMPLE_BYTES) == 1  # one that is not large trains it whole
     assert list(sample(["a", "b"], 1.0)) == ["a", "b"]
 
 
@@ -169,7 +165,9 @@ def forever() -> Iterator[Batch]:
         yield from batches([("train", "a b c " * 100_000)])
 
 
-def test_a_process_that_is_killed_ends_the_work_with_a_reason_and_the_others(facts: TokenizerFacts) -> None:
+def test_a_killed_process_ends_the_work_with_a_reason_and_none_is_left_then_or_when_nobody_listens(
+    facts: TokenizerFacts,
+) -> None:
     listening = encoded(forever(), facts.path, "<u2", processes=2)
     next(listening)
     multiprocessing.active_children()[0].kill()
@@ -177,9 +175,6 @@ def test_a_process_that_is_killed_ends_the_work_with_a_reason_and_the_others(fac
         for _ in listening:
             pass
     assert not multiprocessing.active_children()
-
-
-def test_who_stops_listening_leaves_no_process(facts: TokenizerFacts) -> None:
     listening = encoded(forever(), facts.path, "<u2", processes=2)
     next(listening)
     listening.close()  # type: ignore[attr-defined]
@@ -215,7 +210,6 @@ def test_a_process_a_core_but_none_for_little_text(size_bytes: int, cores: int, 
     assert processes_for(size_bytes, cores) == count
 
 
-WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "dogs", "ate", "that", "hat", "when", "it", "rained"]
 FRACTION = 0.25
 
 
@@ -223,22 +217,23 @@ class Killed(BaseException):
     """Stands for whatever ends a process: nothing of ours catches it."""
 
 
-def texts(count: int) -> list[str]:
-    random = Random(0)
-    return [f"{n} " + " ".join(random.choices(WORDS, k=random.randint(5, 90))) for n in range(count)]
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     folder = tmp_path_factory.mktemp("corpus")
     for part in range(3):
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts(120)[part::3])
-        (folder / f"{part}.jsonl").write_text(lines)
+        write(folder / f"{part}.jsonl", texts(120)[part::3])
     return open_corpus(str(folder))
 
 
 def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """The folder of a call that will be killed."""
+    (tmp_path / "killed").mkdir()
+    return tmp_path / "killed"
 
 
 @pytest.fixture
@@ -264,61 +259,50 @@ def dies_at(moment: int, *, after: bool) -> Callable[[Stream, bytes, int], None]
     return write
 
 
-@pytest.mark.parametrize(("seed", "processes"), [*((seed, 0) for seed in range(8)), (12, 2)])
+@pytest.mark.parametrize(("seed", "processes"), [(0, 0), (1, 0), (2, 0), (12, 2)])
 def test_killed_at_any_moment_and_often_the_files_are_the_same(
     corpus: Corpus,
     facts: TokenizerFacts,
     undisturbed: dict[str, bytes],
-    tmp_path: Path,
+    killed: Path,
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
     processes: int,
 ) -> None:
     monkeypatch.setattr(tokenise, "processes_for", lambda *_: processes)
-    random, directory, said = Random(seed), tmp_path / "killed", list[str]()
-    directory.mkdir()
+    random, said = Random(seed), list[str]()
     for _ in range(2 if processes else 4):
         with monkeypatch.context() as patch:
             patch.setattr(Stream, "write", dies_at(random.randrange(20), after=random.random() < 0.5))
             with pytest.raises(Killed):
-                tokenise.tokenise(corpus, facts, FRACTION, directory, said.append)
-    assert not is_whole(directory)
-    tokenise.tokenise(corpus, facts, FRACTION, directory, said.append)
-    assert files(directory) == undisturbed
+                tokenise.tokenise(corpus, facts, FRACTION, killed, said.append)
+    assert not is_whole(killed)
+    tokenise.tokenise(corpus, facts, FRACTION, killed, said.append)
+    assert files(killed) == undisturbed
 
 
-def test_it_goes_on_where_it_was_and_does_not_begin_anew(
+def test_it_goes_on_where_it_was_and_of_what_is_whole_nothing_is_done_again(
     corpus: Corpus,
     facts: TokenizerFacts,
     undisturbed: dict[str, bytes],
-    tmp_path: Path,
+    killed: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    directory, said = tmp_path / "killed", list[str]()
-    directory.mkdir()
+    said = list[str]()
     with monkeypatch.context() as patch:
         patch.setattr(Stream, "write", dies_at(60, after=True))
         with pytest.raises(Killed):
-            tokenise.tokenise(corpus, facts, FRACTION, directory, said.append)
-    with Streams(directory) as streams:
+            tokenise.tokenise(corpus, facts, FRACTION, killed, said.append)
+    with Streams(killed) as streams:
         done = streams.documents
     assert done > 40
-    tokenise.tokenise(corpus, facts, FRACTION, directory, said.append)
+    tokenise.tokenise(corpus, facts, FRACTION, killed, said.append)
     assert f"going on after {done} documents" in said[-2]
     assert f": {120 - done} documents in" in said[-1]
-    assert files(directory) == undisturbed
-
-
-def test_killed_after_the_last_line_nothing_is_done_again(
-    corpus: Corpus, facts: TokenizerFacts, undisturbed: dict[str, bytes], tmp_path: Path
-) -> None:
-    directory = tmp_path / "whole"
-    directory.mkdir()
-    for name, content in undisturbed.items():
-        (directory / name).write_bytes(content)
-    (directory / JOURNAL).write_text("{}")
-    tokenise.tokenise(corpus, facts, FRACTION, directory, lambda line: pytest.fail(line))
-    assert files(directory) == undisturbed
+    assert files(killed) == undisturbed
+    (killed / JOURNAL).write_text("{}")  # as if it had been killed after its last line
+    tokenise.tokenise(corpus, facts, FRACTION, killed, lambda line: pytest.fail(line))
+    assert files(killed) == undisturbed
 
 
 def halve(path: Path) -> None:
@@ -333,35 +317,31 @@ def flip(path: Path) -> None:
         file.write(bytes([byte[0] ^ 1]))
 
 
-def grow(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + bytes(100_000))
+def age(path: Path) -> None:
+    path.write_text('{"version": 99}')
 
 
-@pytest.mark.parametrize("name", ["train.bin", "eval.bin", JOURNAL])
 @pytest.mark.parametrize(
-    "tear", [halve, flip, grow, Path.unlink], ids=["halved", "one bit flipped", "grown", "gone"]
+    ("name", "tear"),
+    [
+        *itertools.product(["train.bin", JOURNAL], [halve, flip, Path.unlink]),
+        ("eval.bin", flip),
+        (JOURNAL, age),
+    ],
 )
 def test_what_is_torn_is_never_gone_on_with(
     corpus: Corpus,
     facts: TokenizerFacts,
     undisturbed: dict[str, bytes],
-    tmp_path: Path,
+    killed: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     tear: Callable[[Path], None],
 ) -> None:
-    directory = tmp_path / "killed"
-    directory.mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(Stream, "write", dies_at(60, after=True))
         with pytest.raises(Killed):
-            tokenise.tokenise(corpus, facts, FRACTION, directory, lambda _: None)
-    tear(directory / name)
-    tokenise.tokenise(corpus, facts, FRACTION, directory, lambda _: None)
-    assert files(directory) == undisturbed
-
-
-def test_a_journal_of_another_version_is_torn(tmp_path: Path) -> None:
-    (tmp_path / JOURNAL).write_text('{"version": 99}')
-    with pytest.raises(Torn):
-        Streams(tmp_path)
+            tokenise.tokenise(corpus, facts, FRACTION, killed, lambda _: None)
+    tear(killed / name)
+    tokenise.tokenise(corpus, facts, FRACTION, killed, lambda _: None)
+    assert files(killed) == undisturbed

@@ -11,35 +11,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 import jobs
 from contracts.errors import RequestError
 from jobs.flax_mlm.tokenizer import export_tokenizer, load_tokenizer, open_tokenizer, train_tokenizer
+from tests.jobs.samples import PROSE
 
-WORDS = [
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "the",
-    "dog",
-    "ate",
-    "the",
-    "hat",
-    "that",
-    "lay",
-    "there",
-    "when",
-    "it",
-    "rained",
-    "all",
-    "day",
-    "long",
-]
+WORDS = PROSE.split()
 DOCUMENTS = [f"{one} {two} {one}{three}" for one in WORDS for two in WORDS for three in WORDS[:5]]
 
 
@@ -82,20 +61,14 @@ def test_every_text_comes_back_as_it_was(trained: Path, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=True) == text
 
 
-def test_a_text_that_speaks_of_special_tokens_has_none(trained: Path) -> None:
-    facts, tokenizer = load_tokenizer(trained), open_tokenizer(trained)
-    ids = tokenizer.encode("write <mask> or <s> or </s>", add_special_tokens=False).ids
-    assert not set(ids) & set(facts.special_ids)
-
-
-def test_a_text_full_of_special_tokens_teaches_none_of_them(tmp_path: Path) -> None:
-    train_tokenizer(["<s> </s> <mask> <pad> <unk>"] * 50, 300, tmp_path / "tokenizer.json")
-    facts, tokenizer = (
-        load_tokenizer(tmp_path / "tokenizer.json"),
-        open_tokenizer(tmp_path / "tokenizer.json"),
-    )
-    ids = tokenizer.encode("<s> </s> <mask> <pad> <unk>", add_special_tokens=False).ids
-    assert not set(ids) & set(facts.special_ids)
+def test_a_text_that_speaks_of_special_tokens_has_none_and_teaches_none(
+    trained: Path, tmp_path: Path
+) -> None:
+    named = "<s> </s> <mask> <pad> <unk>"
+    train_tokenizer([named] * 50, 300, tmp_path / "tokenizer.json")
+    for path in (trained, tmp_path / "tokenizer.json"):
+        ids = open_tokenizer(path).encode(f"write {named}", add_special_tokens=False).ids
+        assert not set(ids) & set(load_tokenizer(path).special_ids)
 
 
 def test_the_same_text_gives_the_same_bytes_whatever_the_hash_seed_and_the_threads(
@@ -141,42 +114,32 @@ def test_a_text_that_repeats_too_little_gives_a_smaller_vocabulary_with_the_mask
     assert facts.mask_id == facts.vocab_size - 1
 
 
-def test_a_mistake_in_the_text_ends_the_training(tmp_path: Path) -> None:
-    def documents() -> object:
-        yield "the cat"
-        raise RequestError("line 2")
-
-    with pytest.raises(RequestError, match="line 2"):
-        train_tokenizer(documents(), 300, tmp_path / "tokenizer.json")  # type: ignore[arg-type]
-    assert not (tmp_path / "tokenizer.json").exists()
+BERTS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "cat"]
 
 
 def test_a_given_tokenizer_may_name_its_special_tokens_as_bert_does(tmp_path: Path) -> None:
-    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "cat"]
-    facts = load_tokenizer(word_level(tmp_path / "tokenizer.json", words))
+    facts = load_tokenizer(word_level(tmp_path / "tokenizer.json", BERTS))
     assert (facts.pad_id, facts.bos_id, facts.eos_id, facts.unk_id, facts.mask_id) == (0, 1, 2, 3, 4)
     assert facts.vocab_size == 6
 
 
-def test_a_given_tokenizer_without_a_special_token_is_refused_with_its_name(tmp_path: Path) -> None:
-    path = word_level(tmp_path / "tokenizer.json", ["<s>", "<pad>", "</s>", "<unk>", "cat"])
-    with pytest.raises(RequestError, match=r"tokenizer\.json: has no token <mask> or \[MASK\]"):
-        load_tokenizer(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"model": ', b"\xff\xfe", b"[1, 2]"])
-def test_a_given_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(content)
-    with pytest.raises(RequestError, match=r"tokenizer\.json: not a tokenizer\.json"):
-        load_tokenizer(path)
-
-
-def test_a_given_tokenizer_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"none\.json: No such file or directory; name a tokenizer\.json"):
-        load_tokenizer(tmp_path / "none.json")
-    with pytest.raises(RequestError, match="Is a directory"):
-        load_tokenizer(tmp_path)
+@pytest.mark.parametrize("content", [None, b"", b'{"model": ', b"\xff\xfe", b"[1, 2]"])
+def test_a_given_file_that_is_no_tokenizer_is_refused_with_the_reason(
+    tmp_path: Path, content: bytes | None
+) -> None:
+    path, says = tmp_path / "tokenizer.json", r"not a tokenizer\.json"
+    if content is None:
+        word_level(path, ["<s>", "<pad>", "</s>", "<unk>", "cat"])
+        says = r"has no token <mask> or \[MASK\]"
+    else:
+        path.write_bytes(content)
+    for wrong, reason in (
+        (path, says),
+        (tmp_path / "none.json", r"No such file or directory; name a tokenizer\.json"),
+        (tmp_path, "Is a directory"),
+    ):
+        with pytest.raises(RequestError, match=f"{wrong}: {reason}"):
+            load_tokenizer(wrong)
 
 
 def test_a_given_tokenizer_that_cuts_and_pads_does_neither_to_the_data(trained: Path, tmp_path: Path) -> None:
@@ -189,20 +152,6 @@ def test_a_given_tokenizer_that_cuts_and_pads_does_neither_to_the_data(trained: 
         open_tokenizer(tmp_path / "tokenizer.json").encode(text).ids
         == Tokenizer.from_file(str(trained)).encode(text).ids
     )
-
-
-def test_the_exported_vocabulary_and_merges_alone_give_the_same_ids(trained: Path, tmp_path: Path) -> None:
-    export_tokenizer(trained, tmp_path, 128)
-    model = models.BPE.from_file(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
-    rebuilt = Tokenizer(model)
-    rebuilt.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    rebuilt.decoder = decoders.ByteLevel()
-    rebuilt.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    rebuilt.add_special_tokens([AddedToken("<mask>", lstrip=True)])
-    exported = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    for text in [*DOCUMENTS[:50], "the <mask> cat", "naïve 日本\n\t"]:
-        assert rebuilt.encode(text).ids == exported.encode(text).ids
-    assert list(json.loads((tmp_path / "vocab.json").read_text()))[-1] == "<mask>"
 
 
 def test_the_export_says_what_hugging_face_needs_to_know(trained: Path, tmp_path: Path) -> None:
@@ -218,7 +167,7 @@ def test_the_export_says_what_hugging_face_needs_to_know(trained: Path, tmp_path
 
 
 def test_a_tokenizer_that_is_not_robertas_is_not_exported_as_one(tmp_path: Path) -> None:
-    given = word_level(tmp_path / "given.json", ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "cat"])
+    given = word_level(tmp_path / "given.json", BERTS)
     export_tokenizer(given, tmp_path / "new", 128)
     config = json.loads((tmp_path / "new" / "tokenizer_config.json").read_text())
     assert config["tokenizer_class"] == "PreTrainedTokenizerFast"

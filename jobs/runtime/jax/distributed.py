@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
+from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.process import Platform, ProcessEnvironment
 from jobs.runtime.preemption import watch
@@ -157,8 +158,8 @@ def first_then_others[Result](work: Callable[[], Result], *, what: str, say: Cal
     with ThreadPoolExecutor(1) as pool:
         others = pool.submit(barrier)
         while not wait([others], timeout=SAY_PERIOD_S).done:
-            waited_s += SAY_PERIOD_S  # a process that says nothing is taken to hang
-            say(f"host 0 is still at {what}, after {waited_s / 60:.0f} min")
+            waited_s += SAY_PERIOD_S  # a process that says nothing counts as hung
+            say(f"host 0 is still at {what}, after {spoken(waited_s)}")
         others.result()
     return work()
 
