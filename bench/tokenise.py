@@ -4,7 +4,7 @@ and all of it tokenised by all cores of this process.
 Memory: the most that all its processes together held at one moment, of their own (RssAnon: without what is mapped from
 files and can be dropped), looked at five times a second; above --budget-mib the benchmark has failed, and no process
 may allocate more than that (RLIMIT_DATA). Cores: processor time over wall time. --kill-at 0.8 kills everything when so
-much is tokenised and starts again; the last line says whether the result is one that was left alone would be.
+much is tokenised and starts again; the last line says whether the result is that of an undisturbed run.
 
 python -m bench.tokenise --folder FOLDER [--gigabytes 0.2] [--vocab-size 50265] [--budget-mib 2048] [--kill-at SHARE]"""
 
@@ -186,9 +186,9 @@ def main(options: argparse.Namespace) -> None:
         times = f"{row['before_s']:.1f} | {row['tokenising_s']:.1f} | {pace}"
         print(f"| {name} | {size_mb:,.0f} | {times} | {cores} | {row['peak_mib']:,.0f} | {done} |")
     if options.kill_at:
-        alone = measure(corpus, options.folder / "alone", options, None)["fingerprint"]
-        shutil.rmtree(options.folder / "alone")
-        print(f"the same as undisturbed: {alone == rows[-1][1]['fingerprint']}")
+        undisturbed = measure(corpus, options.folder / "undisturbed", options, None)["fingerprint"]
+        shutil.rmtree(options.folder / "undisturbed")
+        print(f"the same as undisturbed: {undisturbed == rows[-1][1]['fingerprint']}")
     if max(row["peak_mib"] for _, row in rows) > options.budget_mib:
         raise SystemExit(f"more than --budget-mib {options.budget_mib}")
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     type Ids = npt.NDArray[np.uint16 | np.uint32]
 
 ENOUGH_BYTES_PER_TOKEN = 64
-"""Text of this many bytes for each token of a batch is taken to fill the batch; less is tokenised to find out."""
+"""Text of this many bytes for each token of a batch counts as enough to fill it; less is tokenised to find out."""
 
 
 def prepare(config: Config, cache_dir: Path, say: Callable[[str], None]) -> Tokens:

@@ -103,8 +103,8 @@ def mask_rule(tokenizer: TokenizerFacts, share: float, length: int) -> MaskRule:
 
 
 def decided(config: Config) -> Config:
-    """What its activations are computed in, where that is left open: bfloat16, but float32 where a CPU would have to do
-    without instructions for it. All processes ask together: they compute in the same."""
+    """Decide the activations' dtype where it is left open: bfloat16, or float32 where some host's CPU has no
+    instructions for it. All processes ask together and come to the same."""
     if config.dtype != "auto":
         return config
     is_fast = jax.default_backend() != "cpu" or distributed.everywhere(devices.multiplies_bfloat16())

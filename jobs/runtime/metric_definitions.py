@@ -45,7 +45,7 @@ class Metric:
         return f"{short(value)} {self.unit}".rstrip()
 
     def named(self, value: float) -> str:
-        """The same behind its title, or alone where a rate's unit says what it is."""
+        """The same behind its title, or without one where a rate's unit says what it is."""
         return self.text(value) if self.unit.endswith("/s") else f"{self.title} {self.text(value)}"
 
 

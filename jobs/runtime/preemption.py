@@ -9,7 +9,8 @@ the group's key-value store:
    complete; in the others the main thread goes on to the place and leaves there.
 
 The places are numbered alike in all processes: one after each step (`notified`), one after each save that was begun
-(`Checkpoints.save`). Who is told while the group is still forming leaves alone, and its agent tells the others.
+(`Checkpoints.save`). A process that is told while the group is still forming leaves by itself, and its agent tells the
+others.
 """
 
 from __future__ import annotations
@@ -269,7 +270,7 @@ class Watch:
         return False
 
     def _board_in_time(self) -> Board | None:
-        """None where the group has not formed: this process leaves alone then, whether or not it forms later."""
+        """None where the group has not formed: this process leaves by itself then, whether or not it forms later."""
         with self._lock:
             self._lock.wait_for(lambda: self._board is not None, FORMING_LIMIT_S)
             if self._board is None:

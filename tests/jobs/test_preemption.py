@@ -82,8 +82,10 @@ class Host:
 
 
 @pytest.fixture(autouse=True)
-def own_handler() -> Iterator[None]:
-    """What pytest has for SIGTERM is put back."""
+def own_handler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What pytest has for SIGTERM is put back; processes look at the board often."""
+    monkeypatch.setattr(preemption, "LOOK_PERIOD_S", 0.05)
+    monkeypatch.setattr(preemption, "AGREE_PERIOD_S", 0.02)
     handler, descriptor = signal.getsignal(signal.SIGTERM), signal.set_wakeup_fd(-1)
     yield
     signal.signal(signal.SIGTERM, handler)
@@ -184,7 +186,7 @@ def test_who_waits_for_the_result_of_process_0_can_be_stopped_until_that_is_bein
         host.do(lambda watch: watch.end())
     until(lambda: [len(host.did) for host in both] == [1, 1], "both have come to their own end")
     both[0].sigterm()
-    time.sleep(2 * preemption.LOOK_PERIOD_S)
+    time.sleep(10 * preemption.LOOK_PERIOD_S)
     assert ([host.left for host in both], "decision" in board.notes) == ([[], []], False)
 
 

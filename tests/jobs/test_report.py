@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, get_args
@@ -107,7 +108,6 @@ REWARD = Metrics(
     headline="reward", metrics=(Metric(name="reward", title="mean reward", unit="points", better="higher"),)
 )
 REWARDS = [{"step": step, "reward": step / 10, "games_per_s": 5.0, "time": STARTED_S} for step in range(1, 6)]
-FAILED = {"outcome": "failed", "failed_host": 1, "error": "out of memory"}
 TIME_S = {"start": 20.0, "compute": 970.0, "input_wait": 0.0, "evaluation": 10.0}
 ONE = {
     "before": "Return the",
@@ -117,106 +117,73 @@ ONE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("run", "lines", "result", "beats", "said"),
-    [
-        (
-            {},
-            training(100),
-            {"steps": 80},
-            [],
-            [
-                "Eval loss 4.930 nats , 1.420 below the unigram baseline of 6.350",
-                "Accuracy 23.1% of the masked tokens",
-                "Speed 12,346 tokens/s",
-                "Wall time 4 min 12 s",
-                "Steps 80 of 100",
-                "--note 'two words'",
-                "4be81c0 with local changes",
-                "model small",
-                "pod-w-1",
-                "python 3.12.8",
-                "learning_rate none",
-                "2026-11-20T22:00:00Z 2 done",
-            ],
-        ),
-        ({}, [], {"eval_loss": 6.55}, [], ["0.200 above the unigram baseline"]),
-        ({}, EVALUATIONS, {}, [], ["Best eval loss 4.500 nats at step 20"]),
-        (
-            {"settings": {"learning_rate": 0.003, "dtype": "bfloat16"}},
-            [],
-            {},
-            [],
-            ["learning_rate 0.003", "dtype bfloat16", "model small"],
-        ),
-        ({}, [], WARNED, [], ["Warnings step 97: <leapt>"]),
-        ({}, [], {"outcome": "failed"}, [{"rank": 0, **WARNED}], ["Warnings step 97: <leapt>"]),
-        (
-            {},
-            training(20),
-            FAILED,
-            [],
-            [
-                "Host 1 (pod-w-1, 10.0.0.3) failed first.",
-                "out of memory",
-                "line <one> line two",
-                "fab train --resume flax_mlm-20261120-214500-abcd",
-            ],
-        ),
-        ({}, [], {"outcome": "preempted"}, [], ["--resume", "2026-11-20T22:00:00Z 2 preempted"]),
-        (
-            {"metric_definitions": as_json(REWARD), "job": "game", "run_id": "game-1", "config": {}},
-            REWARDS,
-            {"steps": 5, "games": 1200},
-            [],
-            ["Mean reward 0.500 points at step 5", "higher is better", "Games 1,200", "Games per s"],
-        ),
-        (
-            {},
-            [],
-            {"pseudo_perplexity": 41.26, "fillings": [ONE], "time_s": TIME_S},
-            [],
-            [
-                "Pseudo-perplexity 41.3",
-                "What it has learned",
-                "Return the length of <b>x</b>",
-                "size 52 % · length 30 % · “,” 10 % · “” 5 % · v2 1 %",
-                "Where the time went",
-                "compute 970.0 s 97.0%",
-            ],
-        ),
-    ],
-)
-def test_the_page_says_what_the_run_directory_holds(
-    run: dict[str, Any],
-    lines: list[dict[str, Any]],
-    result: dict[str, Any],
-    beats: list[dict[str, Any]],
-    said: list[str],
-) -> None:
-    page = Words(render({**RUN, **run}, lines, {**RESULT, **result}, beats, ["line <one>", "line two"])).text
-    assert [part for part in said if part not in page] == []
+def words(lines: Sequence[Any] = (), run: Any = None, beats: Sequence[Any] = (), **result: Any) -> str:
+    """What a reader sees of RUN and RESULT with some fields changed."""
+    log_tail = ["line <one>", "line two"]
+    return Words(render({**RUN, **(run or {})}, lines, {**RESULT, **result}, beats, log_tail)).text
 
 
-def test_the_page_does_not_say_what_is_not_so() -> None:
-    clean = {**RUN, "code": {"git_commit": "4be81c0", "git_dirty": False}}
-    page = Words(render(clean, [], RESULT, [])).text
-    for absent in ("local changes", "--resume", "Warnings", "Where the time went", "What it has learned"):
+def test_the_page_says_what_was_measured_and_what_ran() -> None:
+    page = words(training(100), steps=80)
+    for part in (
+        "Eval loss 4.930 nats , 1.420 below the unigram baseline of 6.350",
+        "Accuracy 23.1% of the masked tokens",
+        "Speed 12,346 tokens/s",
+        "Wall time 4 min 12 s",
+        "Steps 80 of 100",
+        "--note 'two words'",
+        "4be81c0 with local changes",
+        "model small",
+        "learning_rate none",
+        "pod-w-1",
+        "python 3.12.8",
+        "2026-11-20T22:00:00Z 2 done",  # the last attempt has the outcome of the result
+    ):
+        assert part in page
+    for absent in ("--resume", "Warnings", "Where the time went", "What it has learned"):
         assert absent not in page
-    assert Words(render(RUN, [], {**RESULT, **WARNED}, [{"rank": 0, **WARNED}])).text.count("<leapt>") == 1
-    of_a_game = {**RUN, "metric_definitions": as_json(REWARD), "job": "game", "run_id": "game-1"}
-    page = Words(render(of_a_game, REWARDS, {"outcome": "done", "steps": 5}, [])).text
+    assert "0.200 above the unigram baseline" in words(eval_loss=6.55)
+    assert "Best eval loss 4.500 nats at step 20" in words(EVALUATIONS)
+    assert "local changes" not in words(run={"code": {"git_commit": "4be81c0", "git_dirty": False}})
+    decided = words(run={"settings": {"learning_rate": 0.003, "dtype": "bfloat16"}})
+    assert "learning_rate 0.003" in decided and "dtype bfloat16" in decided and "model small" in decided
+
+
+def test_a_job_of_other_metrics_has_a_report_in_its_own_words() -> None:
+    run = {**RUN, "metric_definitions": as_json(REWARD), "job": "game", "run_id": "game-1"}
+    page = Words(render(run, REWARDS, {"outcome": "done", "steps": 5, "games": 1200}, [])).text
+    for part in ("Mean reward 0.500 points at step 5", "higher is better", "Games 1,200", "Games per s"):
+        assert part in page
     assert not re.search("token|nats|unigram|eval", page, re.IGNORECASE)
 
 
+def test_a_failure_names_the_host_the_error_the_log_and_the_way_on_and_warnings_are_told_once() -> None:
+    page = words(
+        training(20), outcome="failed", failed_host=1, error="out of memory", beats=[{"rank": 0, **WARNED}]
+    )
+    for part in (
+        "Host 1 (pod-w-1, 10.0.0.3) failed first.",
+        "out of memory",
+        "line <one> line two",
+        "fab train --resume flax_mlm-20261120-214500-abcd",
+        "Warnings step 97: <leapt>",
+    ):
+        assert part in page
+    assert words(beats=[{"rank": 0, **WARNED}], **WARNED).count("step 97: <leapt>") == 1
+    assert "--resume" in words(outcome="preempted")
+
+
 def test_the_true_word_is_marked_in_its_text_and_among_the_guesses() -> None:
-    page = render(RUN, [], {**RESULT, "fillings": [ONE]}, [])
+    page = render(RUN, [], {**RESULT, "pseudo_perplexity": 41.26, "fillings": [ONE]}, [])
+    assert "What it has learned" in page
+    assert "<dt>Pseudo-perplexity</dt><dd>41.3</dd>" in page
     assert "Return the <mark>length</mark> of &lt;b&gt;x&lt;/b&gt;" in page
-    assert "size 52 % · <b>length</b> 30 %" in page
+    assert "size 52 % · <b>length</b> 30 % · “,” 10 % · “” 5 % · v2 1 %" in page
 
 
 def test_the_parts_of_the_time_are_listed_with_their_shares_the_largest_first() -> None:
     page = render(RUN, [], {**RESULT, "time_s": TIME_S}, [])
+    assert "Where the time went" in page
     found = re.findall(r"<tr><td>(.*?)</td><td>(.*? s)</td><td>(.*?)</td>", page)
     assert [part for part, *_ in found] == ["compute", "start", "evaluation", "input wait"]
     assert [share for *_, share in found] == ["97.0%", "2.0%", "1.0%", "0.0%"]
@@ -280,7 +247,7 @@ def test_text_is_cut_before_it_is_escaped_and_half_a_surrogate_pair_can_be_writt
 
 
 def test_a_run_directory_is_read_with_a_torn_last_line_and_the_failed_hosts_log(tmp_path: Path) -> None:
-    result = {**RESULT, **FAILED, "error": None, "eval_loss": None}
+    result = {**RESULT, "outcome": "failed", "failed_host": 1, "error": None, "eval_loss": None}
     files = {
         "run.json": json.dumps(RUN),
         "metrics.jsonl": '{"step": 1, "loss": 7.5}\n{"step": 2, "loss": 7.25}\n{"step": 3, "lo',

@@ -113,7 +113,7 @@ def test_what_is_computed_again_is_not_kept(facts: TokenizerFacts) -> None:
 
     def needed_bytes(**changed: Any) -> int:
         config = dataclasses.replace(
-            CONFIG, layers=4, width=32, heads=2, ff_width=256, batch_size=64, **changed
+            CONFIG, layers=2, width=32, heads=2, ff_width=256, batch_size=64, **changed
         )
         mesh = sharding.make_mesh(1, jax.devices()[:1])
         optimizer = steps.make_optimizer(config)

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
+from contracts.durations import DAY_S
 from contracts.files import DiskFiles
 from jobs.runtime.jax.devices import processor_kind
 
@@ -93,7 +94,7 @@ class Executables:
             print(f"a compiled program is not kept for later runs: {_first_line(error)}", flush=True)
 
     def _remove_unused(self) -> None:
-        oldest = time.time() - UNUSED_DAYS * 24 * 3600
+        oldest = time.time() - UNUSED_DAYS * DAY_S
         for path in self._folder.iterdir():
             if path.stat().st_mtime < oldest:
                 path.unlink(missing_ok=True)
