@@ -211,6 +211,7 @@ def test_a_process_a_core_but_none_for_little_text(size_bytes: int, cores: int, 
 
 
 FRACTION = 0.25
+DOCUMENTS = 180
 
 
 class Killed(BaseException):
@@ -221,7 +222,7 @@ class Killed(BaseException):
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     folder = tmp_path_factory.mktemp("corpus")
     for part in range(3):
-        write(folder / f"{part}.jsonl", texts(120)[part::3])
+        write(folder / f"{part}.jsonl", texts(DOCUMENTS)[part::3])
     return open_corpus(str(folder))
 
 
@@ -298,7 +299,7 @@ def test_it_goes_on_where_it_was_and_of_what_is_whole_nothing_is_done_again(
     assert done > 40
     tokenise.tokenise(corpus, facts, FRACTION, killed, said.append)
     assert f"going on after {done} documents" in said[-2]
-    assert f": {120 - done} documents in" in said[-1]
+    assert f": {DOCUMENTS - done} documents in" in said[-1]
     assert files(killed) == undisturbed
     (killed / JOURNAL).write_text("{}")  # as if it had been killed after its last line
     tokenise.tokenise(corpus, facts, FRACTION, killed, lambda line: pytest.fail(line))
