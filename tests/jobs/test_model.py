@@ -80,7 +80,7 @@ def test_the_filling_of_the_token_table_is_never_guessed_and_never_learned() -> 
     shares_BMV = jax.nn.softmax(nnx.merge(graph, params)(tokens_BS, positions_BM))
     assert shares_BMV.shape[-1] == 128
     assert float(shares_BMV[..., 40:].max()) == 0.0
-    gradient = nnx.to_pure_dict(jax.grad(surprise)(params))
+    gradient = nnx.to_pure_dict(jax.jit(jax.grad(surprise))(params))
     for leaf in (gradient["embeddings"]["tokens"]["embedding"], gradient["head_bias"]):
         assert not np.asarray(leaf[40:]).any()
         assert np.asarray(leaf[:40]).any()
@@ -224,7 +224,7 @@ def batches(draw: st.DrawFn) -> np.ndarray:
 
 
 @settings(max_examples=40)
-@given(batches(), st.integers(0, 2**31), st.integers(1, ROWS - 1))
+@given(batches(), st.integers(0, 2**31), st.sampled_from([1, ROWS // 2]))
 def test_of_every_row_so_many_ordinary_tokens_are_hidden_as_it_has_slots_and_the_rest_stays(
     tokens_BS: np.ndarray, seed: int, cut: int
 ) -> None:
