@@ -93,9 +93,18 @@ def test_what_cannot_be_asked_is_refused_with_the_reason(
 
 
 def test_a_module_that_refuses_is_quoted_and_one_that_breaks_is_told_with_its_last_line(
-    runs_dir: Path, tmp_path: Path
+    runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(RequestError, match=r"nowhere: No such file or directory; name a folder"):
-        filling.ask("flax_mlm", str(tmp_path / "nowhere"), "<mask>")
-    with pytest.raises(HostError, match=r"cannot be used: .*No module named jobs.jax_hello.predict"):
-        filling.ask("jax_hello", str(tmp_path), "<mask>")
+    monkeypatch.setattr(filling, "CHECKOUT", tmp_path)
+    module = tmp_path / "jobs/own/predict.py"
+    module.parent.mkdir(parents=True)
+    (tmp_path / "jobs/__init__.py").touch()
+    module.write_text("import sys; print('error: no such folder', file=sys.stderr); sys.exit(2)")
+    with pytest.raises(RequestError, match="^no such folder$"):
+        filling.ask("own", "export", "<mask>")
+    module.write_text("import json, sys; print(json.dumps({'masks': [sys.argv[1:], sys.stdin.read()]}))")
+    answer: list[Any] = filling.ask("own", "export", "<mask>")
+    assert answer == [["export", str(tmp_path / "cache/tpu-stack")], "<mask>"]
+    module.unlink()
+    with pytest.raises(HostError, match=r"export cannot be used: .*No module named jobs.own.predict"):
+        filling.ask("own", "export", "<mask>")
