@@ -30,7 +30,7 @@ class Progress:
 
 
 def terminal() -> Console:
-    """A terminal that prints what runs and users say as it is: "[/tmp]" is no markup, ":x:" no emoji.
+    """Return a terminal that prints texts as they are: "[/tmp]" is no markup, ":x:" no emoji.
 
     What is read by a program is as wide as it needs: a run's name that was cut off would be no name.
     """
@@ -39,7 +39,7 @@ def terminal() -> Console:
 
 
 def say(console: Console) -> Callable[[str], None]:
-    """Prints a line as it is, however long."""
+    """Return a function that prints a line as it is, however long."""
     return lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -151,7 +151,7 @@ joiners, U+200C and U+200D, which words and emojis are written with and which ch
 
 
 def printable(text: str) -> str:
-    """The text with every character visible; tabs and newlines stay, colours go.
+    """Return the text with every character visible; tabs and newlines stay, colours go.
 
     ESC becomes ␛, another control character \\x07 or \\u202e. Of a line that carriage returns wrote several times
     over, such as a progress bar, its last state is left.
@@ -200,7 +200,7 @@ class Lines:
         return lines
 
     def end(self) -> list[str]:
-        """What came after the last newline."""
+        """Return what came after the last newline."""
         last, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
         return _parts(last) if last else []
 

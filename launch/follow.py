@@ -31,7 +31,7 @@ STOP_GRACE_S = 120.0
 
 
 Open = Callable[[Run | None], Target]
-"""Gives the target, as it is now; for a run that is to go on, the target that suits it."""
+"""Gives the target as it is now; for a run that is resumed, the target that suits it."""
 
 
 def train(
@@ -48,7 +48,7 @@ def train(
     runtime: str | None = None,
     container_access: str | None = None,
 ) -> int:
-    """Start a run (or go on with one) and, unless `detach`, follow it to its end; `restarts`: how often anew."""
+    """Start or resume a run and, unless `detach`, follow it to its end. restarts: how often it may be started again."""
     console = terminal()
     target = open_target(None)
     old = resumed(target, resume, job) if resume else None
@@ -69,7 +69,7 @@ def train(
 
 
 def words(arguments: str, after_dashes: Sequence[str]) -> list[str]:
-    """The job's own options: those of --args, which is split as a shell would, or those after `--`.
+    """Return the job's own options: those of --args, which is split as a shell would, or those after `--`.
 
     Raises:
         RequestError: both are given, or --args cannot be split.
@@ -86,7 +86,7 @@ def words(arguments: str, after_dashes: Sequence[str]) -> list[str]:
 
 
 def resumed(target: Target, wanted: str, job: str | None) -> Run:
-    """The run that is to go on.
+    """Return the run that is to be resumed.
 
     Raises:
         RequestError: there is none, or it is one of another job.
@@ -98,7 +98,7 @@ def resumed(target: Target, wanted: str, job: str | None) -> Run:
 
 
 def go_on(open_target: Open, wanted: str, *, detach: bool) -> int:
-    """`fab recover`: whatever happened to the run and its slice, mend it and go on from the last checkpoint."""
+    """Carry out `fab recover`: restore the slice and hosts of a run, then resume it from its last checkpoint."""
     console = terminal()
     target = recover.repaired(open_target(None), lambda: open_target(None), say(console))
     run = runs.find(target.runs, wanted)
@@ -114,7 +114,7 @@ def go_on(open_target: Open, wanted: str, *, detach: bool) -> int:
 def _carry_out(
     console: Console, request: Request, target: Target, open_target: Open, restarts: int, *, detach: bool
 ) -> int:
-    """Launch it and, unless `detach`, follow it to its end; start it again as often as that is allowed."""
+    """Launch a run and, unless `detach`, follow it to its end; start it again as often as that is allowed."""
     while True:
         try:
             run = launching.launch(request, target, say(console))
@@ -137,7 +137,7 @@ def _carry_out(
 
 
 def resuming(run: Run) -> Request:
-    """The request to go on as the run began."""
+    """Return the request that resumes a run as it began."""
     return Request(
         job=run.described["job"],
         arguments=(),
@@ -157,9 +157,9 @@ def _how_to_come_back(run: Run, target: Target) -> str:
 
 
 def _to_its_end(console: Console, run: Run, target: Target) -> State | None:
-    """Follow until it has ended; None: somebody stopped following.
+    """Follow a run until it has ended; None: somebody stopped following.
 
-    Ctrl-C stops a run on this machine gracefully (a second one does not wait for that); it lets one elsewhere go on.
+    Ctrl-C stops a run on this machine gracefully (a second one does not wait for that); a run elsewhere continues.
     """
     shown = display.make(console)
     try:
@@ -206,7 +206,7 @@ two seconds, and half a minute where one of them does not answer. After that the
 
 
 def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
-    """Show the run's progress until it has ended on all hosts; what it came to.
+    """Show the run's progress until it has ended on all hosts; return how it ended.
 
     A host that failed takes the others down: they are stopped if they do not end by themselves.
     """
@@ -241,7 +241,7 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
 
 
 def _read(run: Run, display: Display, before: str) -> tuple[Run, str]:
-    """The run as it is now, or as it was where its directory cannot be read just now, and why it cannot.
+    """Return the run as it is now, or as it was if its directory cannot be read just now, and why it cannot.
 
     Of a bucket this is said, once; hosts that do not answer are told of elsewhere.
     """
@@ -257,7 +257,7 @@ def _read(run: Run, display: Display, before: str) -> tuple[Run, str]:
 
 
 def with_agents_beats(run: Run, known: runs.Look) -> Run:
-    """The run with the hosts' own copies of the heartbeats, where those are newer than what its directory has."""
+    """Return the run with the hosts' own copies of the heartbeats, where these are newer than its directory's."""
     beats = list(run.heartbeats)
     for entry in known.of(run).processes:
         beat, rank = entry.get("beat"), entry["process_id"]
@@ -325,13 +325,13 @@ class _Watch:
 
 
 class Pace:
-    """How long a step of a run takes, by the steps that were seen: of a job that does not measure it itself."""
+    """Measures how long a step takes, for a job that does not say so itself."""
 
     def __init__(self) -> None:
         self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=PACE_LOOKS)
 
     def step_s(self, step: int, now_s: float) -> float | None:
-        """Note that `step` is the latest at `now_s`; None as long as too little has been seen."""
+        """Note that `step` is the latest at `now_s`; return the seconds of a step, None while too little is known."""
         if not self._seen or step != self._seen[-1][1]:
             self._seen.append((now_s, step))
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
@@ -339,13 +339,13 @@ class Pace:
 
 
 def warnings(run: Run) -> list[str]:
-    """What its processes have warned of in the latest attempt."""
+    """Return what its processes have warned of in the latest attempt."""
     found = [text for beat in run.current() if beat for text in beat.get("warnings") or ()]
     return [text for text in dict.fromkeys(found) if isinstance(text, str)]
 
 
 def _evaluation(metrics: Metrics, line: dict[str, Any]) -> str | None:
-    """The evaluation that a line of metrics tells of, in words."""
+    """Return the evaluation in a line of metrics, in words; None if it has none."""
     told = [metric for metric in metrics.metrics if metric.is_evaluation and metric.name in line]
     figures = [
         f"{metric.title} is not a finite number" if value is None else metric.named(value)

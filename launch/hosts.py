@@ -38,7 +38,7 @@ class HostError(Exception):
 
     @classmethod
     def of(cls, host: str, error: Exception) -> HostError:
-        """An error as one of this host, safe for a terminal."""
+        """Return an error as one of this host, safe for a terminal."""
         reason, remedy = (error.reason, error.remedy) if isinstance(error, HostError) else (str(error), "")
         return cls(host=host, reason=printable(reason), remedy=printable(remedy))
 
@@ -63,7 +63,7 @@ PIECE_BYTES = 64 * 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completed:
-    """What a command came to. `exit_code` is None where it did not end in time, -N where signal N killed it."""
+    """How a command ended. `exit_code` is None if it did not end in time, -N if signal N killed it."""
 
     exit_code: int | None
     stdout: str
@@ -78,11 +78,11 @@ class Transport(Protocol):
     """
 
     def begin(self, argv: Sequence[str], stdin: str, *, timeout_s: float) -> Future[Completed]:
-        """Start a command and come back at once. The output is kept in memory: for short answers."""
+        """Start a command and return at once. The output is kept in memory: for short answers."""
         ...
 
     def stream(self, argv: Sequence[str], show: Show, *, timeout_s: float | None) -> Future[int | None]:
-        """Start a command and hand out its output as it comes; the exit code (None: its time was over).
+        """Start a command and hand out its output as it comes; return the exit code (None: not in time).
 
         Cancelling the Future ends the command on the host.
         """
@@ -152,7 +152,7 @@ class _LocalProcess:
         )  # so that none but its own group is ever killed: the number is free once reaped
 
     def follow(self, show: Show, timeout_s: float | None) -> int | None:
-        """Hand out the output until it ends; the exit code, or None where `timeout_s` were over."""
+        """Hand out the output until it ends; return the exit code, or None after `timeout_s`."""
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             with selectors.DefaultSelector() as selector:
@@ -306,7 +306,7 @@ class PendingAnswer:
     future: Future[Completed]
 
     def result(self) -> dict[str, Any]:
-        """The answer; waits for it.
+        """Wait for the answer, and return it.
 
         Raises:
             HostError: as `Agent.ask`.
@@ -344,7 +344,7 @@ def ask_all(
     *,
     timeout_s: float = ANSWER_LIMIT_S,
 ) -> list[dict[str, Any] | HostError]:
-    """Carry out `verb` on all hosts at once; the answer or the error of each, in order."""
+    """Carry out `verb` on all hosts at once; return the answer or the error of each, in order."""
     pending = [
         agent.begin(verb, request, timeout_s=timeout_s)
         for agent, request in zip(agents, requests, strict=True)
@@ -360,7 +360,7 @@ def ask_all(
 
 
 def all_or_error(what: str, answers: Sequence[dict[str, Any] | HostError]) -> list[dict[str, Any]]:
-    """The answers, where every host gave one.
+    """Return the answers, if every host gave one.
 
     Raises:
         HostsError: listing every host that did not.
@@ -374,7 +374,7 @@ def all_or_error(what: str, answers: Sequence[dict[str, Any] | HostError]) -> li
 def stop_processes(
     agents: Sequence[Agent], run_id: str, attempt: int, *, grace_s: float
 ) -> list[dict[str, Any] | HostError]:
-    """Stop the attempt's process on every host, in worker order; the agents' answers, errors included."""
+    """Stop the attempt's process on every host; return the agents' answers in worker order, errors included."""
     requests = [
         {"run_id": run_id, "attempt": attempt, "process_id": index, "grace_s": grace_s}
         for index in range(len(agents))

@@ -313,9 +313,9 @@ def choose_container(
 ) -> Container | None:
     """Choose what the processes of a framework run in on this target; None: bare.
 
-    wanted: as --runtime says it. Without it a run goes on as it was started (`before`, its run.json), and a new one
+    wanted: as --runtime says it. Without it a run is resumed as it was started (`before`, its run.json), and a new one
     runs in the image that the inventory has for it, if it has one. access: as --container-access says it;
-    without it as the run was started, and a new one with the devices alone.
+    without it as the run was started, and a new one with only the devices.
 
     Raises:
         RequestError: there is no such runtime or access, no image, or an access without a container.

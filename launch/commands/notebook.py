@@ -31,7 +31,7 @@ KEPT_LINES = 12
 NO_COMMAND = 127
 
 KEEP_TOKEN = 'umask 077; file=$(mktemp) && cat > "$file" && printf %s "$file"'
-"""A secret goes by standard input into a file that its owner alone can read: an argument list anyone can."""
+"""Writes a secret from standard input to a file that only its owner can read; anyone can read an argument list."""
 
 IN_PYTHON = 'case $1 in "~/"*) python=$HOME/${1#"~/"};; *) python=$1;; esac; shift; exec "$python" "$@"'
 """$1, where "~/" is the home directory there, with the rest as its arguments."""
