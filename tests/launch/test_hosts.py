@@ -26,12 +26,9 @@ from launch.hosts import (
 )
 
 HOST = LocalTransport()
-SLEEPS_IN_A_CHILD = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print(child.pid, flush=True)
-time.sleep(600)
-"""
+SLEEPS_IN_A_CHILD = ["sh", "-c", "sleep 600 & echo $!; wait"]
+SHORT_S = 1.0
+"""The time of what is to run out of it: long enough for a shell to start on a busy machine."""
 
 
 def python(program: str) -> list[str]:
@@ -83,18 +80,12 @@ def test_a_command_gets_its_words_and_input_as_they_are_and_its_answer_comes_bac
     assert run("", "x" * 1_000_000).exit_code == 0, "input that a command does not read is no error"
 
 
-def test_commands_are_begun_side_by_side() -> None:
-    first = HOST.begin(python("import time; time.sleep(600)"), "", timeout_s=2)
-    assert run("print(1)").stdout == "1\n"
+def test_commands_run_side_by_side_and_one_that_does_not_end_in_time_leaves_nothing(tmp_path: Path) -> None:
+    program = ["sh", "-c", 'sleep 600 & echo $! > "$0"; wait', str(tmp_path / "pid")]
+    first = HOST.begin(program, "", timeout_s=SHORT_S)
+    assert HOST.begin(["echo", "1"], "", timeout_s=60).result(60).stdout == "1\n"
     assert not first.done()
     assert first.result(30).exit_code is None
-
-
-def test_a_command_that_does_not_end_in_time_has_no_exit_code_and_leaves_nothing(tmp_path: Path) -> None:
-    program = SLEEPS_IN_A_CHILD.replace(
-        "print(child.pid", f"print(child.pid, file=open({str(tmp_path / 'pid')!r}, 'w')"
-    )
-    assert run(program, timeout_s=2).exit_code is None
     assert ends_soon(int((tmp_path / "pid").read_text()))
 
 
@@ -113,7 +104,7 @@ def test_a_stream_hands_out_both_outputs_as_they_come_and_one_that_is_cancelled_
     assert HOST.stream(python(program), shown, timeout_s=60).result(60) == 7
     assert shown.data == {"out": b"o\n", "err": b"e\n"}
     shown = Shown()
-    future = HOST.stream(python(SLEEPS_IN_A_CHILD), shown, timeout_s=60)
+    future = HOST.stream(SLEEPS_IN_A_CHILD, shown, timeout_s=60)
     assert shown.came.wait(30)
     assert future.cancel()
     assert ends_soon(int(shown.data["out"]))
@@ -140,11 +131,11 @@ def test_a_stream_that_is_not_taken_is_not_read_from_the_command(tmp_path: Path)
 
 def test_a_stream_whose_time_is_over_ends_the_command_also_when_its_output_is_closed() -> None:
     shown = Shown()
-    assert HOST.stream(python(SLEEPS_IN_A_CHILD), shown, timeout_s=2).result(60) is None
+    assert HOST.stream(SLEEPS_IN_A_CHILD, shown, timeout_s=SHORT_S).result(60) is None
     assert ends_soon(int(shown.data["out"]))
-    program = "import os, time; print(os.getpid(), flush=True); os.close(1); os.close(2); time.sleep(600)"
+    closed = ["sh", "-c", "echo $$; exec sleep 600 >&- 2>&-"]
     shown = Shown()
-    assert HOST.stream(python(program), shown, timeout_s=2).result(60) is None
+    assert HOST.stream(closed, shown, timeout_s=SHORT_S).result(60) is None
     assert ends_soon(int(shown.data["out"]))
 
 
@@ -156,7 +147,7 @@ def test_an_error_of_him_who_takes_a_stream_ends_it() -> None:
         raise ValueError("the terminal is gone")
 
     with pytest.raises(ValueError, match="terminal"):
-        HOST.stream(python(SLEEPS_IN_A_CHILD), refuse, timeout_s=60).result(60)
+        HOST.stream(SLEEPS_IN_A_CHILD, refuse, timeout_s=60).result(60)
     assert ends_soon(pids[0])
 
 
