@@ -56,11 +56,12 @@ def refuse_to_merge(target: str | Path) -> None:
 
 
 def write(
-    path: str | Path, data: bytes | str, *, mode: int = 0o644, put: Callable[[str, str], None] | None = None
+    path: str | Path, data: bytes | str, *, mode: int = 0o666, put: Callable[[str, str], None] | None = None
 ) -> None:
     """Write a file whole, text as UTF-8. Its folder has to be there.
 
-    put: how the file gets its name; os.replace, where none is given. With os.link one that is there already stays.
+    mode: less what the umask takes away. put: how the file gets its name; os.replace where none is given. With os.link
+    one that is there already stays.
 
     Raises:
         FileExistsError: with os.link, there is a file already.
@@ -69,9 +70,8 @@ def write(
     folder, name = os.path.split(path)
     beside = os.path.join(folder, beside_name(name))
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data.encode(errors="replace") if isinstance(data, str) else data)
-            os.fchmod(file.fileno(), mode)
         (put or os.replace)(beside, os.fspath(path))
     finally:
         with contextlib.suppress(FileNotFoundError):

@@ -38,9 +38,9 @@ class Plan:
 
     Paths are those on the hosts; "~/" is the home directory there, known of each host after the preflight (`homes`).
     hosts: of each its name, its internal address and the port of its SSH server, in worker order. alone: whether they
-    are this run's only. mount: where the share has to be mounted. coordinator_port, hub_port: chosen by the preflight
-    (`settled`). container: what the processes run in; None: bare, by `python`. peak_flops_per_s:
-    of all devices together in bfloat16, where it is known.
+    are this run's only. mount: where the share has to be mounted. coordinator_port, liveness_port: chosen by
+    the preflight (`settled`). container: what the processes run in; None: bare, by `python`. peak_flops_per_s: of all
+    devices together in bfloat16, where it is known.
     """
 
     run_id: str
@@ -68,8 +68,8 @@ class Plan:
     container: Container | None = None
     peak_flops_per_s: int | None = None
     coordinator_port: int = 0
-    hub_port: int = 0
-    hub_token: str = ""
+    liveness_port: int = 0
+    liveness_token: str = ""
     homes: tuple[str, ...] = ()
 
     @property
@@ -168,12 +168,12 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
 
 def settled(plan: Plan, facts: Sequence[Mapping[str, Any]], *, token: str) -> Plan:
     """Return the plan with what the preflight found: free ports of the first host, and each host's home directory."""
-    coordinator_port, hub_port = facts[0]["free_ports"]
+    coordinator_port, liveness_port = facts[0]["free_ports"]
     return dataclasses.replace(
         plan,
         coordinator_port=coordinator_port,
-        hub_port=hub_port,
-        hub_token=token,
+        liveness_port=liveness_port,
+        liveness_token=token,
         homes=tuple(fact["home"] for fact in facts),
     )
 
@@ -199,9 +199,9 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
         "run_dir": here,
         "num_processes": plan.processes,
         "cpus": list(cpus) if (cpus := plan.cpus[process_id]) is not None else None,
-        "hub_host": plan.coordinator_host,
-        "hub_port": plan.hub_port,
-        "hub_token": plan.hub_token,
+        "liveness_host": plan.coordinator_host,
+        "liveness_port": plan.liveness_port,
+        "liveness_token": plan.liveness_token,
         "hang_floor_s": plan.hang_floor_s,
         "heartbeat_limit_s": plan.heartbeat_limit_s,
         **_container(plan),

@@ -8,14 +8,14 @@ import re
 import stat
 
 from contracts import atomic
+from contracts.device_nodes import DEVICE_GLOBS, VFIO_CONTAINER
 
-from . import docker_client
-from .container import GONE, MARKER, Container, name_of, of
-from .files import tail_of
+from . import docker_command
+from .docker_command import GONE, MARKER, Container, container_of, name_of
+from .files import note, tail_of
 from .proc import user_name, wait_until
 from .process import Process
 from .protocol import Failed, remedy_for
-from .supervisor_log import note
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ class ContainerStart:
 
         wait_until(lambda: is_made() or has_ended(), MADE_LIMIT_S)
         if not is_made():
-            complaint = docker_client.core("\n".join(tail_of(log_path)[-5:])) or "it says nothing"
+            complaint = docker_command.core("\n".join(tail_of(log_path)[-5:])) or "it says nothing"
             if not has_ended():
                 complaint = f"no answer within {MADE_LIMIT_S:g} s"
-            raise docker_client.failure("start: Docker could not make the container", complaint)
+            raise docker_command.failure("start: Docker could not make the container", complaint)
 
 
 def prepare_container(process: Process, request: Json) -> ContainerStart:
@@ -66,10 +66,10 @@ def prepare_container(process: Process, request: Json) -> ContainerStart:
     Raises:
         Failed: Docker does not answer, the name is taken, or a directory is not there; nothing has been started.
     """
-    docker = docker_client.required_program()
+    docker = docker_command.required_program()
     platform = request["container"]["platform"]
     make_mounts(process, request)
-    devices = nodes(NODE_GLOBS[platform])
+    devices = nodes([*DEVICE_GLOBS["tpu"], VFIO_CONTAINER]) if platform == "tpu" else []
     if platform == "tpu" and not devices:
         raise Failed(
             "start: this host has no TPU", "choose a host that has one, or another platform than tpu"
@@ -90,7 +90,7 @@ def prepare_container(process: Process, request: Json) -> ContainerStart:
     return ContainerStart(
         name,
         [docker, *run_arguments(request, name, process.dir, own, who, environment)],
-        {**docker_client.client_environment(os.environ), **environment},
+        {**docker_command.client_environment(os.environ), **environment},
         None if who.note is None else f"tpu-stack: {who.note}\n",
         os.path.join(process.dir, CID),
     )
@@ -138,11 +138,11 @@ def free_name(taken: Container, root: str) -> None:
         Failed: it is somebody else's, or cannot be removed.
     """
     form = "[{{json .Config.Labels}}, {{json .State.Running}}, {{json .Id}}]"
-    found = docker_client.ask(["container", "inspect", "--format", form, taken.name], docker=taken.docker)
+    found = docker_command.ask(["container", "inspect", "--format", form, taken.name], docker=taken.docker)
     if not found.is_good:
         if GONE.lower() in found.complaint.lower():
             return
-        raise docker_client.failure("start: Docker could not make the container", found.complaint)
+        raise docker_command.failure("start: Docker could not make the container", found.complaint)
     labels, is_running, number = json.loads(found.out)
     labels = labels or {}
     own = labels.get("tpu-stack.root") == root and labels.get("tpu-stack.host") == os.uname().nodename
@@ -154,7 +154,7 @@ def free_name(taken: Container, root: str) -> None:
         )
     problem = taken.remove()
     if problem is not None:
-        raise docker_client.failure(f"start: the old container {taken.name} cannot be removed", problem)
+        raise docker_command.failure(f"start: the old container {taken.name} cannot be removed", problem)
     note(f"removed the container {taken.name}, left over from an earlier start")
 
 
@@ -165,13 +165,13 @@ def sweep(root: str, docker: str) -> None:
     for status in ("exited", "created", "dead"):
         arguments += ["--filter", f"status={status}"]
     form = "\t".join(f'{{{{.Label "tpu-stack.{name}"}}}}' for name in ("run", "attempt", "process"))
-    found = docker_client.ask([*arguments, "--format", form], docker=docker)
+    found = docker_command.ask([*arguments, "--format", form], docker=docker)
     for line in found.out.splitlines() if found.is_good else ():
         run_id, attempt, process_id = line.split("\t")
         other = Process(root, run_id, int(attempt), int(process_id))
         if other.is_supervised() or other.is_starting():
             continue
-        left = of(other.dir) or Container(name_of(run_id, other.attempt, other.process_id), docker)
+        left = container_of(other.dir) or Container(name_of(run_id, other.attempt, other.process_id), docker)
         problem = left.remove()
         note(f"removed {left.name}, which nobody watched" if problem is None else f"{left.name}: {problem}")
 
@@ -317,7 +317,6 @@ else:
 
 LARGEST_ID = 2**31 - 1
 """What Docker takes for a user or a group. OS Login gives ids up to 2**32 (3721906406 was seen)."""
-NODE_GLOBS = {"tpu": ("/dev/accel*", "/dev/vfio/[0-9]*", "/dev/vfio/vfio"), "gpu": (), "cpu": ()}
 
 
 def nodes(patterns: Sequence[str]) -> list[Node]:

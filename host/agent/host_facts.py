@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 
-from . import docker_client
-from .proc import user_name
+from . import docker_command
 from .protocol import Failed
 
 TYPE_CHECKING = False
@@ -21,40 +20,14 @@ if TYPE_CHECKING:
 def host_facts() -> Json:
     kernel = os.uname()
     return {
-        "hostname": kernel.nodename,
         "kernel": kernel.release,
-        "boot_id": boot_id(),
-        "user": user_name(),
         "home": os.path.expanduser("~"),
         "python": ".".join(map(str, sys.version_info[:3])),
-        "agent_sha256": agent_sha256(),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "docker": shutil.which("docker") is not None,
         "free_ports": free_ports(2),
     }
-
-
-def agent_sha256() -> str:
-    """What this agent is made of: the names and the contents of its files."""
-    import hashlib
-
-    folder = os.path.dirname(os.path.abspath(__file__))
-    digest = hashlib.sha256()
-    for name in sorted(name for name in os.listdir(folder) if name.endswith(".py")):
-        with open(os.path.join(folder, name), "rb") as file:
-            content = file.read()
-        digest.update(f"{name} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
-
-
-def boot_id() -> str | None:
-    """Changes with every boot of the machine; containers have their machine's."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return None
 
 
 def free_ports(count: int) -> list[int]:
@@ -71,7 +44,7 @@ def free_ports(count: int) -> list[int]:
 
 LIMIT_S = 15.0
 METADATA_LIMIT_S = 5.0
-DEVICES = ("/dev/accel*", "/dev/vfio", "/dev/vfio/*", "/dev/nvidia*")
+DEVICES = ("/dev/accel*", "/dev/vfio", "/dev/vfio/*", "/dev/nvidia*")  # more than a job needs
 FILES = (
     "/sys/kernel/mm/transparent_hugepage/enabled",
     "/sys/kernel/mm/transparent_hugepage/defrag",
@@ -186,7 +159,7 @@ def content(path: str) -> str:
 
 def docker() -> str:
     try:
-        answer = docker_client.ask(["info", "--format", DOCKER_INFO], LIMIT_S)
+        answer = docker_command.ask(["info", "--format", DOCKER_INFO], LIMIT_S)
     except Failed as failure:
         return failure.message
     return answer.out.strip() if answer.is_good else answer.complaint

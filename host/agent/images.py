@@ -1,4 +1,4 @@
-"""The images of this host: the verbs pull and prune, and what preflight looks at where a job needs one."""
+"""The images of this host: the verb pull, and what preflight looks at where a job needs one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import time
 
-from . import docker_client
+from . import docker_command
 from .proc import user_name, wait_until
 from .protocol import Failed, check
 
@@ -34,12 +34,12 @@ def look_up(image: str) -> Json | None:
     Raises:
         Failed: Docker does not answer.
     """
-    found = docker_client.ask(["image", "inspect", image])
+    found = docker_command.ask(["image", "inspect", image])
     if found.is_good:
         return dict(json.loads(found.out)[0])
     if "no such image" in found.complaint.lower():
         return None
-    raise docker_client.failure(f"the image {image} cannot be looked for", found.complaint)
+    raise docker_command.failure(f"the image {image} cannot be looked for", found.complaint)
 
 
 def labels_of(known: Json) -> dict[str, str]:
@@ -76,9 +76,9 @@ def ours_and_in_use() -> tuple[list[Json], set[str]]:
 
 
 def said(arguments: list[str]) -> list[str]:
-    answer = docker_client.ask(arguments)
+    answer = docker_command.ask(arguments)
     if not answer.is_good:
-        raise docker_client.failure(f"`docker {' '.join(arguments[:2])}`", answer.complaint)
+        raise docker_command.failure(f"`docker {' '.join(arguments[:2])}`", answer.complaint)
     return sorted(set(answer.out.split()))
 
 
@@ -86,27 +86,27 @@ def inspected(kind: list[str], names: list[str]) -> list[Json]:
     """What Docker knows of each; one that has gone meanwhile is left out."""
     if not names:
         return []
-    answer = docker_client.ask([*kind, "inspect", *names])
+    answer = docker_command.ask([*kind, "inspect", *names])
     try:
         return list(json.loads(answer.out))
     except ValueError:
-        raise docker_client.failure(f"`docker {kind[0]} inspect`", answer.complaint) from None
+        raise docker_command.failure(f"`docker {kind[0]} inspect`", answer.complaint) from None
 
 
-def remove(known: Json) -> str | None:
-    """Take an image away under all its names; why it is still there, if it is. One in use is left alone by Docker."""
+def remove(known: Json) -> bool:
+    """Take an image away under all its names; whether it is gone. Docker leaves one alone that is in use."""
     for name in names_of(known) or [known["Id"]]:
-        answer = docker_client.ask(["image", "rm", name], REMOVAL_LIMIT_S)
+        answer = docker_command.ask(["image", "rm", name], REMOVAL_LIMIT_S)
         if not answer.is_good and "no such image" not in answer.complaint.lower():
-            return answer.complaint
-    return None
+            return False
+    return True
 
 
 def data_root() -> str:
     """Where Docker keeps images. Raises Failed: it does not answer."""
-    answer = docker_client.ask(["info", "--format", "{{.DockerRootDir}}"])
+    answer = docker_command.ask(["info", "--format", "{{.DockerRootDir}}"])
     if not answer.is_good:
-        raise docker_client.failure("Docker's directory is not known", answer.complaint)
+        raise docker_command.failure("Docker's directory is not known", answer.complaint)
     return answer.out.strip()
 
 
@@ -168,15 +168,17 @@ def pull(request: Json) -> Json:
             if known is None:
                 if is_local(image):
                     raise local_only(image)
-                removed += make_room(image, request["min_free_bytes"], request["keep"] or [])
+                removed += make_room(image, request["min_free_bytes"])
                 answer.update(pulled=True, attempts=attempt)
-                fetched = docker_client.ask(["pull", "--quiet", image], max(1.0, deadline - time.monotonic()))
+                fetched = docker_command.ask(
+                    ["pull", "--quiet", image], max(1.0, deadline - time.monotonic())
+                )
                 known = look_up(image) if fetched.is_good else None
                 problem = fetched.complaint or "Docker says that it was pulled, and does not have it"
             if known is not None:
                 return {**answer, "seconds": time.monotonic() - began, "size_bytes": known["Size"]}
         except Failed as failure:
-            if not docker_client.is_no_answer(failure.message):
+            if not docker_command.is_no_answer(failure.message):
                 raise
             problem = failure.message
         remedy = final_remedy(problem)
@@ -193,123 +195,82 @@ def pull(request: Json) -> Json:
     tried = f"{attempt} attempts in {time.monotonic() - began:.0f} s"
     raise Failed(
         f"{image} could not be pulled, {tried}: {problem}",
-        docker_client.remedy_of(problem, user_name(), otherwise),
+        docker_command.remedy_of(problem, user_name(), otherwise),
     )
 
 
 def final_remedy(problem: str) -> str | None:
     """What to do about a problem that no further attempt would end; None: another one may. Pure."""
     if re.search(PERMISSION, problem, re.IGNORECASE):
-        return docker_client.remedy_of(problem, user_name())
+        return docker_command.remedy_of(problem, user_name())
     for pattern, remedy in FINAL:
         if re.search(pattern, problem, re.IGNORECASE):
             return remedy
     return None
 
 
-def make_room(image: str, needed_bytes: int, keep: list[str]) -> list[Json]:
+def make_room(image: str, needed_bytes: int) -> list[Json]:
     """Where the disk is short, remove our own images that nobody needs; which those were.
 
     Raises:
-        Failed: it is short all the same.
+        Failed: it is short all the same, or Docker does not answer.
     """
-    place = data_root()
-    free = free_bytes(place)
-    if free >= needed_bytes:
-        return []
-    done = cleared([image, *keep])
-    free = done["docker_root_free_bytes"]
-    if free < needed_bytes:
-        freed = (
-            f"{len(done['removed'])} old images were removed, which freed {gigabytes(done['freed_bytes'])}"
-        )
-        have, want = gigabytes(free), gigabytes(needed_bytes)
-        raise Failed(f"{place} has {have} free and the pull needs {want}; {freed}", ROOM)
-    return list(done["removed"])
-
-
-def prune(request: Json) -> Json:
-    """Remove the images of `fab build` that no container has and that are not to be kept; what that freed.
-
-    Raises:
-        Failed: Docker does not answer.
-    """
-    return cleared(request["keep"])
-
-
-def cleared(keep: Collection[str]) -> Json:
-    """removed, left (with why), kept (how many), freed_bytes as the disk shows it, and docker_root_free_bytes."""
     place = data_root()
     before = free_bytes(place)
-    ours, in_use = ours_and_in_use()
-    removed, left = [], []
-    for known in unneeded(ours, in_use, keep):
-        problem = remove(known)
-        name = (names_of(known) or [known["Id"]])[0]
-        found = {"image": name, "id": known["Id"], "size_bytes": known["Size"]}
-        if problem is None:
-            removed.append(found)
-        else:
-            left.append({**found, "reason": problem})
+    if before >= needed_bytes:
+        return []
+    removed = remove_unneeded([image])
     free = free_bytes(place)
-    return {
-        "removed": removed,
-        "left": left,
-        "kept": len(ours) - len(removed) - len(left),
-        "freed_bytes": max(0, free - before),
-        "docker_root_free_bytes": free,
-    }
+    if free < needed_bytes:
+        freed = f"{len(removed)} old images were removed, which freed {gigabytes(max(0, free - before))}"
+        have, want = gigabytes(free), gigabytes(needed_bytes)
+        raise Failed(f"{place} has {have} free and the pull needs {want}; {freed}", ROOM)
+    return removed
+
+
+def remove_unneeded(keep: Collection[str]) -> list[Json]:
+    """Remove the images of `fab build` that no container has and that are not to be kept; which those were."""
+    ours, in_use = ours_and_in_use()
+    return [
+        {"image": (names_of(known) or [known["Id"]])[0], "id": known["Id"], "size_bytes": known["Size"]}
+        for known in unneeded(ours, in_use, keep)
+        if remove(known)
+    ]
 
 
 NEEDED_BYTES = {"tpu": 15_000_000_000, "gpu": 20_000_000_000, "cpu": 6_000_000_000}
 """Room for an image of unknown size, its layers as they come and as they are unpacked."""
 LAYERS_AS_THEY_COME = 1.4
 INSTALL = "`fab deploy` installs Docker; or launch with `--runtime bare`"
-FACTS = {
-    "image_present": False,
-    "image_size_bytes": None,
-    "image_needs_bytes": None,
-    "docker_version": None,
-    "docker_root_free_bytes": None,
-}
 
 
 def check_docker(request: Json) -> tuple[list[Json], Json]:
-    """The findings, and the facts that FACTS names; image_needs_bytes: room for one that is to be pulled."""
+    """The findings, and two facts: image_present; image_needs_bytes, the room for one that is to be pulled."""
     wanted = request["container"]
-    known: Json = dict(FACTS)
+    known: Json = {"image_present": False, "image_needs_bytes": None}
     checks = check_mounts(wanted["mounts"])
-    path = docker_client.program()
+    path = docker_command.program()
     if path is None:
         return [check("docker", "there is no `docker` on this host's PATH", INSTALL), *checks], known
-    answer = docker_client.ask(["version", "--format", "{{.Server.Version}}"], docker=path)
+    answer = docker_command.ask(["version", "--format", "{{.Server.Version}}"], docker=path)
     if not answer.is_good:
         message = f"Docker does not answer this user: {answer.complaint}"
-        return [
-            check("docker", message, docker_client.remedy_of(answer.complaint, user_name())),
-            *checks,
-        ], known
-    known["docker_version"] = answer.out.strip()
-    snap = (
-        "; it is a snap's, which sees no files outside of /home"
-        if os.path.realpath(path) == "/usr/bin/snap"
-        else ""
-    )
-    checks.insert(0, check("docker", f"Docker {known['docker_version']} answers{snap}"))
+        remedy = docker_command.remedy_of(answer.complaint, user_name())
+        return [check("docker", message, remedy), *checks], known
+    is_snap = os.path.realpath(path) == "/usr/bin/snap"
+    snap = "; it is a snap's, which sees no files outside of /home" if is_snap else ""
+    checks.insert(0, check("docker", f"Docker {answer.out.strip()} answers{snap}"))
     try:
         found = look_up(wanted["image"])
-        known["docker_root_free_bytes"] = free_bytes(data_root())
+        free = free_bytes(data_root())
     except Failed as failure:
         return [*checks, check("image", failure.message, failure.remedy)], known
-    known.update(image_present=found is not None, image_size_bytes=found["Size"] if found else None)
+    known["image_present"] = found is not None
     checks.append(check_image(wanted["image"], found, request["platform"]))
     if found is None and not is_local(wanted["image"]):
-        needed = needed_bytes(wanted.get("size_bytes"), request["platform"])
-        free = known["docker_root_free_bytes"]
-        known["image_needs_bytes"] = needed
-        checks.append(
-            check_docker_disk(free, needed, 0 if free >= needed else removable_bytes(wanted["image"]))
-        )
+        known["image_needs_bytes"] = needed = needed_bytes(wanted.get("size_bytes"), request["platform"])
+        removable = 0 if free >= needed else removable_bytes(wanted["image"])
+        checks.append(check_docker_disk(free, needed, removable))
     return checks, known
 
 

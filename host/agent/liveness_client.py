@@ -47,9 +47,9 @@ class LivenessClient:
         self.has_to_leave = False
         """Whether the process is to be told to stop: others were, who could not tell it."""
         self.left_over: list[int] = []
-        """The hosts that were here when the hub was last heard of."""
+        """The hosts that were here when the server was last heard of."""
         self.is_noted = threading.Event()
-        """Set when the hub has heard how the process ended."""
+        """Set when the server has heard how the process ended."""
         self._address, self._hello, self._notify = (host, port), hello, notify
         self._assemble_s, self._silence_s = assemble_s, silence_s
         self._grace_s = silence_s * GRACE_SHARE
@@ -57,7 +57,7 @@ class LivenessClient:
         self._progress: Json = {}
         self._told: list[Json] = []
         self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="liveness-client", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -72,7 +72,7 @@ class LivenessClient:
             self._told.append(message)
 
     def end(self, timeout_s: float) -> bool:
-        """Leave, when the hub has heard how the process ended, or the time is over; whether it has heard."""
+        """Leave, when the server has heard how the process ended, or the time is over; whether it has heard."""
         deadline = time.monotonic() + timeout_s
         while self._thread.is_alive() and time.monotonic() < deadline and not self.is_noted.wait(LOOK_S):
             pass
@@ -81,7 +81,7 @@ class LivenessClient:
         return self.is_noted.is_set()
 
     def _serve(self) -> None:
-        reason = "this host's lifeline broke; supervisor.log says how"
+        reason = "this host's liveness client broke; supervisor.log says how"
         try:
             reason = self._keep()
         finally:
@@ -109,7 +109,7 @@ class LivenessClient:
         return why
 
     def _connect(self, deadline: float) -> tuple[Channel | None, str]:
-        """A channel that the hub has answered; None and the last reason when there is none at the deadline."""
+        """A channel that the server has answered; None and the last reason when there is none at the deadline."""
         last = "no time was left"
         while time.monotonic() < deadline and not self._is_over.is_set():
             try:
@@ -138,7 +138,7 @@ class LivenessClient:
         return False
 
     def _talk(self, channel: Channel) -> str:
-        """Until the end, or until the hub is not heard of any more: how that showed."""
+        """Until the end, or until the server is not heard of any more: how that showed."""
         said = 0
         heard = looked = time.monotonic()
         pinged = looked - PING_S

@@ -75,7 +75,7 @@ class LivenessServer:
         self._told: dict[int, Channel] = {}
         self._told_to_leave: set[int] = set()
         self._selector = selectors.DefaultSelector()
-        self._thread = threading.Thread(target=self._serve, name="hub", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="liveness-server", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -238,7 +238,7 @@ ENDING_SILENCE_S = 6.0
 ENDING_LIMIT_S = 30.0
 """Time for every host to save stacks, to end its process and to say so."""
 LEAVE_TOGETHER_S = 3.0
-"""A job that is told to stop leaves on all hosts at once. Where one host could not tell the others, the hub does."""
+"""A job that is told to stop leaves on all hosts at once. Where one host could not tell the others, the server does."""
 SAME_MOMENT_S = 3.0
 """A standstill is seen at each look, a second apart, and told with each ping, two seconds apart."""
 
@@ -249,7 +249,7 @@ class Host:
         self.heard = self.away_since = now
         self.progress: Json = {}
         self.report: Json = {}
-        """How its process ended, or why the host counts as lost; `at` is when, by the hub's clock."""
+        """How its process ended, or why the host counts as lost; `at` is when, by the server's clock."""
 
     @property
     def is_over(self) -> bool:

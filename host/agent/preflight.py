@@ -17,11 +17,11 @@ import threading
 import time
 
 from contracts import atomic
+from contracts.device_nodes import DEVICE_GLOBS
 from contracts.durations import spoken
 
-from . import docker_client
-from .bundles import bundle_dir
-from .files import tail
+from . import docker_command
+from .files import bundle_dir, tail
 from .host_facts import host_facts
 from .images import check_docker
 from .proc import controlled, described, holders, parse_listeners, start_ticks, wait_until
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 def preflight(request: Json) -> Json:
     """Whether a job can start here; looks at everything, so that one visit finds all there is to mend."""
     now = time.time()
-    proc_root = request["proc_root"] or "/proc"
     # The interpreter takes longest, and works while the rest is looked at.
     bare = request["container"] is None
     python = (
@@ -56,10 +55,10 @@ def preflight(request: Json) -> Json:
     checks += [place["check"] for place in places]
     checks += check_room(places, request["min_free_bytes"])
     if request["port"] is not None:
-        checks.append(check_port(request["port"], proc_root))
+        checks.append(check_port(request["port"]))
     checks.append(check_clock(now - request["time"], request["max_clock_offset_s"]))
-    checks.append(check_device(request["platform"], request["device_globs"], proc_root))
-    checks += check_lockfiles(request["platform"], request["lockfiles"], proc_root)
+    checks.append(check_device(request["platform"], request["device_globs"]))
+    checks += check_lockfiles(request["platform"], request["lockfiles"])
     if request["alone"]:
         checks += check_leftovers(request["root"], not bare)
     checks += check_peers(request["peers"]) if request["peers"] else []
@@ -77,9 +76,7 @@ def preflight(request: Json) -> Json:
     return {"checks": [*found, *checks], "facts": {**known, **of_docker}}
 
 
-def check_port(port: int, proc_root: str) -> Json:
-    import socket
-
+def check_port(port: int) -> Json:
     with socket.socket() as listener:
         # A port in TIME_WAIT is free to those who listen with this option, as the coordinator does.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -96,12 +93,12 @@ def check_port(port: int, proc_root: str) -> Json:
     sockets: list[str] = []
     for table in ("tcp", "tcp6"):
         try:
-            with open(f"{proc_root}/net/{table}", encoding="ascii") as file:
+            with open(f"/proc/net/{table}", encoding="ascii") as file:
                 sockets += parse_listeners(file.read(), port)
         except (OSError, ValueError, IndexError):
             continue
-    held_by = sorted({pid for found in holders(sockets, proc_root).values() for pid in found})
-    message = f"port {port} is taken by {described(held_by, proc_root)}"
+    held_by = sorted({pid for found in holders(sockets).values() for pid in found})
+    message = f"port {port} is taken by {described(held_by)}"
     return check("port", message, "stop that process, or choose another port")
 
 
@@ -117,18 +114,13 @@ def check_clock(offset_s: float, limit_s: float) -> Json:
 LOOK_PAUSE_S = 0.005
 PYTHON_REMEDY = "install the requirements on this host, or name the interpreter that has them"
 PROBE = """
-import json, sys
+import importlib.util, json, sys
 def lacks(name):
     try:
         return importlib.util.find_spec(name) is None
     except Exception:
         return True
-if sys.version_info >= (3, 4):
-    import importlib.util
-    missing = [name for name in sys.argv[1:] if lacks(name)]
-else:
-    missing = []
-print(json.dumps([list(sys.version_info[:3]), missing]))
+print(json.dumps([list(sys.version_info[:3]), [name for name in sys.argv[1:] if lacks(name)]]))
 """
 
 
@@ -324,20 +316,15 @@ def answer_of(path: str) -> Json:
     return {"error": None}
 
 
-DEVICE_GLOBS: dict[str, list[str]] = {
-    "tpu": ["/dev/accel*", "/dev/vfio/[0-9]*"],
-    "gpu": ["/dev/nvidia[0-9]*"],
-    "cpu": [],
-}
 LOCKFILES: dict[str, list[str]] = {"tpu": ["/tmp/libtpu_lockfile"], "gpu": [], "cpu": []}
 
 
-def check_device(platform: str, globs: list[str] | None, proc_root: str) -> Json:
+def check_device(platform: str, globs: list[str] | None) -> Json:
     """Whether the devices are there and, but for a GPU, which several may use, nobody has them open.
 
     A CPU has none unless the request names some, which then stand for a TPU's.
     """
-    globs = DEVICE_GLOBS[platform] if globs is None else globs
+    globs = list(DEVICE_GLOBS[platform]) if globs is None else globs
     if not globs:
         return check("device", f"{len(os.sched_getaffinity(0))} CPU cores")
     import glob
@@ -349,27 +336,27 @@ def check_device(platform: str, globs: list[str] | None, proc_root: str) -> Json
         return check("device", message, f"choose a host that has one, or another platform than {platform}")
     if platform != "gpu":
         real = {os.path.realpath(path): path for path in devices}
-        for target, held_by in sorted(holders(real, proc_root).items()):
+        for target, held_by in sorted(holders(real).items()):
             if held_by:
-                message = f"{real[target]} is held by {described(held_by, proc_root)}"
+                message = f"{real[target]} is held by {described(held_by)}"
                 return check("device", message, "stop the run that holds it, or end that process")
     return check("device", f"{len(devices)} {name} devices: {', '.join(devices)}")
 
 
-def check_lockfiles(platform: str, paths: list[str] | None, proc_root: str) -> list[Json]:
+def check_lockfiles(platform: str, paths: list[str] | None) -> list[Json]:
     """A finding for each lock file that is there; where the request names none, of those that the platform has."""
     paths = LOCKFILES[platform] if paths is None else paths
-    return [check_lockfile(path, proc_root) for path in paths if os.path.lexists(path)]
+    return [check_lockfile(path) for path in paths if os.path.lexists(path)]
 
 
-def check_lockfile(path: str, proc_root: str) -> Json:
+def check_lockfile(path: str) -> Json:
     """A lock file that outlived its process, as SIGKILL leaves one, is removed; a held one is left alone."""
     real = os.path.realpath(path)
-    held_by = holders([real], proc_root)[real]
+    held_by = holders([real])[real]
     remedy = "stop the run that holds it, or end that process"
     try:
         if held_by or is_locked(path):
-            return check("lockfile", f"{path} is held by {described(held_by, proc_root)}", remedy)
+            return check("lockfile", f"{path} is held by {described(held_by)}", remedy)
         os.unlink(path)
     except FileNotFoundError:
         return check("lockfile", f"{path} is not there")
@@ -416,7 +403,7 @@ def running_containers(root: str) -> list[tuple[str, str]]:
     form = '{{.Label "tpu-stack.run"}}\t{{.Names}}'
     arguments = ["ps", "--format", form, "--filter", f"label=tpu-stack.root={root}"]
     try:
-        found = docker_client.ask([*arguments, "--filter", f"label=tpu-stack.host={os.uname().nodename}"])
+        found = docker_command.ask([*arguments, "--filter", f"label=tpu-stack.host={os.uname().nodename}"])
     except Failed:
         return []
     rows = [line.split("\t") for line in found.out.splitlines()] if found.is_good else []
@@ -431,7 +418,7 @@ def message_of(run_id: str, alive: list[int]) -> str:
         "just ended" if ticks is None else f"for {spoken(now_s - ticks / os.sysconf('SC_CLK_TCK'), units=1)}"
     )
     more = f" and {len(alive) - 1} more" if len(alive) > 1 else ""
-    return f"{run_id} is still alive here: {described([first], '/proc')}, {age}{more}"
+    return f"{run_id} is still alive here: {described([first])}, {age}{more}"
 
 
 REACH_LIMIT_S = 3.0

@@ -31,7 +31,7 @@ def start_ticks(pid: int) -> int | None:
 def children(parent: int) -> list[int]:
     """The processes that `parent` has started, whoever's they are."""
     found = []
-    for pid in pids("/proc"):
+    for pid in pids():
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 text = file.read()
@@ -48,14 +48,14 @@ def catches(status_text: str, signum: int) -> bool:
     return mask is not None and bool(int(mask.group(1), 16) >> (signum - 1) & 1)
 
 
-def pids(proc_root: str) -> Iterator[int]:
-    return (int(name) for name in os.listdir(proc_root) if name.isdigit())
+def pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def controlled() -> Iterator[tuple[int, str]]:
     """Every live process with a control directory in its environment, in whatever session it is, and that."""
     mark = b"RUN_CONTROL_DIR="
-    for pid in pids("/proc"):
+    for pid in pids():
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
                 environment = file.read()
@@ -73,13 +73,13 @@ def members(control_dir: str) -> list[int]:
     return [pid for pid, directory in controlled() if directory == control_dir]
 
 
-def holders(targets: Iterable[str], proc_root: str) -> dict[str, list[int]]:
+def holders(targets: Iterable[str]) -> dict[str, list[int]]:
     """Who has each target open: a path, or socket:[inode]. Other users' processes show to root alone."""
     found: dict[str, list[int]] = {target: [] for target in targets}
-    for pid in pids(proc_root):
+    for pid in pids():
         if pid == os.getpid():
             continue
-        descriptors = f"{proc_root}/{pid}/fd"
+        descriptors = f"/proc/{pid}/fd"
         try:
             opened = {os.readlink(f"{descriptors}/{name}") for name in os.listdir(descriptors)}
         except OSError:
@@ -89,12 +89,12 @@ def holders(targets: Iterable[str], proc_root: str) -> dict[str, list[int]]:
     return found
 
 
-def described(held_by: list[int], proc_root: str) -> str:
+def described(held_by: list[int]) -> str:
     """The processes for a message: pid and command line."""
     parts = []
     for pid in held_by:
         try:
-            with open(f"{proc_root}/{pid}/cmdline", "rb") as file:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
                 line = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
             line = "ended meanwhile"

@@ -12,8 +12,7 @@ import time
 
 from contracts import atomic
 
-from . import container as containers
-from .container import REMOVAL_LIMIT_S
+from .docker_command import REMOVAL_LIMIT_S, container_of
 from .files import beginning, read_json, tail_of, whole_lines
 from .proc import members, start_ticks, wait_until
 from .protocol import Failed
@@ -22,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .container import Container
+    from .docker_command import Container
     from .protocol import Json
 
 
@@ -53,7 +52,7 @@ class Process:
     @property
     def container(self) -> Container | None:
         """What Docker may still have of it; None where it is bare, or all of it has been removed."""
-        return containers.of(self.dir)
+        return container_of(self.dir)
 
     def pid(self) -> int | None:
         """The job's own process. In a container it is none of ours, and there is none before the container runs."""

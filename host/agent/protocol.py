@@ -174,7 +174,7 @@ def decoded(body: bytes) -> Json:
 def checked(verb: str, fields: str, request: Json) -> Json:
     """The request with every field of it checked; a field that may be absent is there, as None.
 
-    `fields` are names and kinds, as in `verbs.VERBS`.
+    `fields` are names and kinds, as in VERBS.
 
     Raises:
         Refused: another version, or any field missing or of another kind; it names all of them.
@@ -237,24 +237,23 @@ ONE = "run_id:name attempt:count process_id:count"
 PLACES = "run_dir:path? cache_dir:path mount:path? min_free_bytes:bytes bundle:sha256?"
 HOST = "python:text modules:texts python_remedy:text? platform:platform port:port? peers:peers? alone:flag?"
 CLOCK = "time:time max_clock_offset_s:seconds"
-WHERE = "device_globs:texts? lockfiles:texts? proc_root:path?"
+WHERE = "device_globs:texts? lockfiles:texts?"
 PROGRAM = "argv:argv env:env cwd:path log_path:path run_dir:path? num_processes:positive cpus:cpus?"
-HUB = "hub_host:text? hub_port:port? hub_token:text? assemble_s:seconds? silence_s:seconds?"
+LIVENESS = "liveness_host:text liveness_port:port liveness_token:text assemble_s:seconds? silence_s:seconds?"
 LIMITS = "hang_floor_s:seconds? heartbeat_limit_s:seconds?"
 # Each verb with its module and function, and its fields; one with a question mark may be absent or null.
 VERBS: dict[str, tuple[str, str]] = {
     "preflight": ("preflight.preflight", f"{HOST} {PLACES} {CLOCK} {WHERE} container:image_here?"),
-    "stage": ("bundles.stage", "sha256:sha256 archive_base64:text?"),
+    "stage": ("files.stage", "sha256:sha256 archive_base64:text?"),
     "start": (
         "start.start",
-        f"{ONE} {PROGRAM} settle_s:seconds? {HUB} {LIMITS} container:container?",
+        f"{ONE} {PROGRAM} {LIVENESS} {LIMITS} container:container?",
     ),
     "pull": (
         "images.pull",
-        "image:image attempts:positive min_free_bytes:bytes keep:texts? limit_s:seconds?",
+        "image:image attempts:positive min_free_bytes:bytes limit_s:seconds?",
     ),
     "describe": ("host_facts.describe", ""),
-    "prune": ("images.prune", "keep:texts"),
     "join": ("process.join", f"{ONE} limit_s:seconds"),
     "status": ("process.status", "run_id:name? attempt:count? process_id:count?"),
     "stop": ("process.stop", "run_id:name attempt:count? process_id:count? grace_s:seconds"),

@@ -11,12 +11,12 @@ import threading
 
 from contracts import atomic, run_directory
 
-from . import docker_client
-from .container import Container, name_of
+from . import docker_command
 from .container_start import deliver_arguments, image_environment
+from .docker_command import Container, name_of
+from .files import note, tried
 from .process import plain_environment
 from .protocol import Refused
-from .supervisor_log import note, tried
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class RunFiles:
     def __init__(self, request: Json) -> None:
         self.dir: str | None = request["run_dir"]
         self.url: str = self.dir or request["env"].get("RUN_DIR", "")
-        self._request = request
+        self.request = request
         self.is_remote = self.dir is None and "://" in self.url
         self._log_bytes = 0
         self._ended = threading.Event()
@@ -76,7 +76,7 @@ class RunFiles:
         while not self._ended.wait(LOG_PERIOD_S):
             size = 0
             with contextlib.suppress(OSError):
-                size = os.path.getsize(self._request["log_path"])
+                size = os.path.getsize(self.request["log_path"])
             if size != self._log_bytes:
                 self._log_bytes = size
                 self._deliver({}, [])
@@ -100,14 +100,14 @@ class RunFiles:
     def _deliver(self, texts: dict[str, str], unless_there: list[str]) -> None:
         # Not with RUN_CONTROL_DIR, by which a process is known as one of the job's, and is ended with it.
         try:
-            work = delivery(self._request, self.url)
+            work = delivery(self.request, self.url)
         except Refused as refusal:
             note(f"delivering to {self.url}: {refusal.message}")
             return
         files: list[Json] = [{"name": name, "text": text} for name, text in texts.items()]
-        if os.path.exists(self._request["log_path"]):
-            name = run_directory.log(self._request["attempt"], self._request["process_id"])
-            files.append({"name": name, "path": self._request["log_path"], "limit_bytes": LOG_LIMIT_BYTES})
+        if os.path.exists(self.request["log_path"]):
+            name = run_directory.log(self.request["attempt"], self.request["process_id"])
+            files.append({"name": name, "path": self.request["log_path"], "limit_bytes": LOG_LIMIT_BYTES})
         try:
             with self._delivering:
                 done = subprocess.run(
@@ -153,13 +153,13 @@ def delivery(request: Json, url: str) -> Delivery:
     argv = [request["argv"][0], *MODULE, url]
     if request["container"] is None:
         return Delivery(argv, request["cwd"], {**plain_environment(), **request["env"]}, None)
-    docker = docker_client.required_program()
+    docker = docker_command.required_program()
     environment = image_environment(request["env"], os.environ, user_name())
     process = name_of(request["run_id"], request["attempt"], request["process_id"])
     name = f"{process}-deliver-{os.getpid()}-{next(_numbers)}"
     return Delivery(
         [docker, *deliver_arguments(request, name, os.getuid(), os.getgid(), argv, environment)],
         "/",
-        {**docker_client.client_environment(os.environ), **environment},
+        {**docker_command.client_environment(os.environ), **environment},
         Container(name, docker),
     )

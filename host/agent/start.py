@@ -124,7 +124,7 @@ def spawn(process: Process, request: Json) -> Json:
         process.reserve_path, "wb"
     ) as file:  # what exit.json will need when the job has filled the disk
         file.write(bytes(RESERVE_BYTES))
-    container = container_of(process, request)
+    container = prepared_container(process, request)
     if not os.path.isdir(request["cwd"]):
         message = f"start: cwd {request['cwd']} is not a directory of this host"
         raise Failed(message, "stage the bundle first, or correct cwd")
@@ -183,7 +183,7 @@ def spawn(process: Process, request: Json) -> Json:
     return record
 
 
-def container_of(process: Process, request: Json) -> ContainerStart | None:
+def prepared_container(process: Process, request: Json) -> ContainerStart | None:
     if request["container"] is None:
         return None
 

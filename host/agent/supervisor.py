@@ -17,8 +17,8 @@ from contracts import atomic, run_directory
 from contracts.errors import DONE, PEER_LOST, RESUME_ME, WRONG_REQUEST
 from contracts.run_directory import first_failure, own_failures
 
-from .container import look_back
-from .files import read_json, tail_of
+from .docker_command import look_back
+from .files import note, read_json, tail_of, tried
 from .hang_dump import hang_dump
 from .liveness_client import LivenessClient, Watchdog
 from .liveness_server import Group, LivenessServer, listen
@@ -27,7 +27,6 @@ from .process import Process, exit_record, signal_name, signal_quietly
 from .protocol import Failed, Refused, is_number, reason_of, remedy_for
 from .run_files import RunFiles
 from .start import spawn
-from .supervisor_log import note, tried
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def supervise(state_dir: str) -> int:
     listener = None
     reply: Json
     try:
-        listener = hub_listener(request)
+        listener = liveness_listener(request)
         process.record = spawn(process, request)
         reply = {"record": process.record}
     except Refused as refusal:
@@ -69,23 +68,20 @@ def supervise(state_dir: str) -> int:
     return 0
 
 
-def has_lifeline(request: Json) -> bool:
-    return all(request.get(name) for name in ("hub_host", "hub_port", "hub_token"))
-
-
-def hub_listener(request: Json) -> socket.socket | None:
-    """The socket of the attempt's hub, on the host of process 0; bound before anything is started.
+def liveness_listener(request: Json) -> socket.socket | None:
+    """The socket of the attempt's liveness server, on the host of process 0; bound before anything is started.
 
     Raises:
         Failed: the port is taken, or is no port of this host.
     """
-    if not has_lifeline(request) or request["process_id"] != 0:
+    if request["process_id"] != 0:
         return None
+    host, port = request["liveness_host"], request["liveness_port"]
     try:
-        return listen(request["hub_host"], request["hub_port"], 2 * request["num_processes"] + 16)
+        return listen(host, port, 2 * request["num_processes"] + 16)
     except OSError as error:
         what = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror or error}"
-        message = f"start: port {request['hub_port']} of {request['hub_host']}, for the lifeline, {what}"
+        message = f"start: port {port} of {host}, for the liveness server, {what}"
         raise Failed(message, "start again: the preflight finds another one") from None
 
 
@@ -93,14 +89,9 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> No
     """Wait for the end of the process, or bring it about when the others have to stop; then say how it ended."""
     files = RunFiles(request)
     news, over = threading.Event(), threading.Event()
-    others: Siblings | Attempt
-    dismiss_guard = None
-    if has_lifeline(request):
-        inherited = [] if listener is None else [listener.fileno()]
-        dismiss_guard = stand_guard(lambda: avenge(process, request), inherited)
-        others = Attempt(request, process, listener, news.set)
-    else:
-        others = Siblings(request)
+    inherited = [] if listener is None else [listener.fileno()]
+    dismiss_guard = start_guard(lambda: end_orphan(process, request), inherited)
+    attempt = Attempt(request, process, listener, news.set)
     ended: Json = {}
 
     def reap() -> None:
@@ -114,14 +105,14 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> No
         news.set()
 
     threading.Thread(target=reap, daemon=True).start()
-    others.start()
+    attempt.start()
     files.keep_log()
     order = None
     while not over.is_set() and order is None:
         news.wait(LOOK_PERIOD_S)
         news.clear()
         if not over.is_set():
-            order = others.look()
+            order = attempt.look()
     if order is not None:
         note(f"stopping because {order['reason']}")
         ended["was_killed"] = not over.wait(0 if order["outcome"] == "hung" else LAST_WORDS_S)
@@ -132,9 +123,8 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> No
         if container is not None:
             look_back(container, ended, request["log_path"])
     clear_group(process)
-    finalize(process, files, others, ended, order)
-    if dismiss_guard is not None:
-        dismiss_guard()
+    finalize(process, files, ended, order, attempt)
+    dismiss_guard()
 
 
 def stop(process: Process, order: Json, over: threading.Event) -> dict[str, str]:
@@ -163,21 +153,22 @@ def clear_group(process: Process) -> None:
         note(f"its container is not removed: {problem}")
 
 
-def avenge(process: Process, request: Json) -> None:
+def end_orphan(process: Process, request: Json) -> None:
     """End a process whose supervisor has been killed: the others of the attempt have lost this host."""
     note("the supervisor is gone, and its process goes with it")
     process.kill()
-    if not os.path.exists(process.exit_path):
-        reason = {"outcome": "failed", "rank": process.process_id, "ranks": [process.process_id]}
-        message = "its supervisor was killed"
-        ended = {"code": None, "signal": int(signal.SIGKILL), "time": time.time()}
-        order = {
-            **reason,
-            "reason": f"{message}, and a run goes on only where it is watched",
-            "message": message,
-        }
-        alone = request["num_processes"] == 1
-        finalize(process, RunFiles(request), Siblings(request) if alone else None, ended, order)
+    if os.path.exists(process.exit_path):
+        return
+    message = "its supervisor was killed"
+    order = {
+        "outcome": "failed",
+        "rank": process.process_id,
+        "ranks": [process.process_id],
+        "reason": f"{message}, and a run goes on only where it is watched",
+        "message": message,
+    }
+    ended = {"code": None, "signal": int(signal.SIGKILL), "time": time.time()}
+    finalize(process, RunFiles(request), ended, order, None)
 
 
 LINES, LINE_LENGTH = 20, 400
@@ -185,12 +176,14 @@ LINES, LINE_LENGTH = 20, 400
 NOTED_LIMIT_S = 10.0
 BACKUP_S = 4.0
 """When host 0 is lost, the first host that is left writes the result; the others only if it has not by then."""
+SETTLE_S = 1.5
+"""A host that failed a moment before host 0 was lost may not have said so in the run directory yet."""
 
 
 class Attempt:
-    """The lifeline's end of one process, and the hub when it is process 0.
+    """One process among those of its attempt: its liveness client, and the liveness server when it is process 0.
 
-    listener: where the hub listens; None on all hosts but that of process 0.
+    listener: where the server listens; None on all hosts but that of process 0.
     """
 
     def __init__(
@@ -202,12 +195,16 @@ class Attempt:
     ) -> None:
         self._request, self._run_dir, self._rank = request, request["run_dir"], request["process_id"]
         self._process, self._beat_path = process, process.beat_path
-        hello = {"token": request["hub_token"], "run_id": request["run_id"], "attempt": request["attempt"]}
+        hello = {
+            "token": request["liveness_token"],
+            "run_id": request["run_id"],
+            "attempt": request["attempt"],
+        }
         limits = {name: request[name] for name in ("assemble_s", "silence_s") if request[name] is not None}
         self._group = Group(request["num_processes"], time.monotonic(), **limits)
-        self._hub = LivenessServer(listener, self._group, hello, note) if listener is not None else None
-        address = request["hub_host"], request["hub_port"]
-        self._line = LivenessClient(*address, {**hello, "rank": self._rank}, notify, **limits)
+        self._server = LivenessServer(listener, self._group, hello, note) if listener is not None else None
+        address = request["liveness_host"], request["liveness_port"]
+        self._client = LivenessClient(*address, {**hello, "rank": self._rank}, notify, **limits)
         limits = {"floor_s": request["hang_floor_s"], "heartbeat_limit_s": request["heartbeat_limit_s"]}
         self._watchdog = Watchdog(
             **{name: limit_s for name, limit_s in limits.items() if limit_s is not None}
@@ -215,31 +212,31 @@ class Attempt:
         self._said_hung = self._has_passed_on = False
 
     def start(self) -> None:
-        self._line.progress(self._watchdog.progress())
-        if self._hub is not None:
-            self._hub.start()
-        self._line.start()
+        self._client.progress(self._watchdog.progress())
+        if self._server is not None:
+            self._server.start()
+        self._client.start()
 
     def look(self) -> Json | None:
         """The order to stop, when there is one; called once or twice a second."""
         self._watchdog.look(read_json(self._beat_path), time.monotonic())
-        self._line.progress(self._watchdog.progress())
+        self._client.progress(self._watchdog.progress())
         if self._watchdog.is_hung and not self._said_hung:
             self._said_hung = True
             note(
                 f"no progress for {self._watchdog.stood_s:.1f} s, no heartbeat for {self._watchdog.silent_s:.1f} s"
             )
-            self._line.tell({"hung": self._watchdog.progress()})
-        if self._line.has_to_leave and not self._has_passed_on:
+            self._client.tell({"hung": self._watchdog.progress()})
+        if self._client.has_to_leave and not self._has_passed_on:
             self._has_passed_on = True
             note("another host was told to stop and has left, so this process is told too")
             self._process.terminate()
-        return self._line.order
+        return self._client.order
 
     def tell(self, ending: Json) -> None:
         """Say to the others how the process ended; they are told before any disk is written."""
         if ending["is_good"] or ending["was_asked"]:
-            self._line.tell({"left": {"was_asked": ending["was_asked"], "is_saved": ending["is_saved"]}})
+            self._client.tell({"left": {"was_asked": ending["was_asked"], "is_saved": ending["is_saved"]}})
             return
         beat = ending["beat"]
         report = {
@@ -253,20 +250,19 @@ class Attempt:
             "ended_by_itself": None if ending["was_killed"] else ending["how"],
             "lines": [line[:LINE_LENGTH] for line in ending["lines"][-LINES:]],
         }
-        self._line.tell({"ended": report})
+        self._client.tell({"ended": report})
 
     def result(self, ending: Json) -> Json | None:
         """result.json, where it is this host's to write: it is process 0, or that one is lost."""
-        is_noted = self._line.end(NOTED_LIMIT_S)
-        if self._hub is not None:
-            while not self._hub.wait(60):
+        is_noted = self._client.end(NOTED_LIMIT_S)
+        if self._server is not None:
+            while not self._server.wait(60):
                 note(f"waiting for hosts {self._group.left_over()} to end")
             return self._verdict_of_all()
         if is_noted or ending["is_good"] or ending["was_asked"]:
             return None
-        left = [rank for rank in self._line.left_over if rank != 0] or [self._rank]
-        settle_s = SETTLE_S if self._request["settle_s"] is None else self._request["settle_s"]
-        time.sleep(settle_s if left[0] == self._rank else settle_s + BACKUP_S)
+        left = [rank for rank in self._client.left_over if rank != 0] or [self._rank]
+        time.sleep(SETTLE_S if left[0] == self._rank else SETTLE_S + BACKUP_S)
         return self._verdict_without_host_0(ending)
 
     def _verdict_of_all(self) -> Json | None:
@@ -285,55 +281,12 @@ class Attempt:
     def _verdict_without_host_0(self, ending: Json) -> Json:
         mine = ending["beat"]
         beats = heartbeats(self._run_dir, mine["attempt"])
-        order = self._line.order or {"reason": "its connection ended"}
+        order = self._client.order or {"reason": "its connection ended"}
         lost = {**mine, "rank": 0, "message": f"lost: {order['reason']}"}
         lost.update(exit_code=None, says_all=False)
         blamed = first_failure(own_failures(beats)) or lost
         lines: list[str] = log_of(self._run_dir, mine["attempt"], blamed["rank"])
         return failed_result(blamed, max(map(step_of, [*beats, mine])), lines)
-
-
-SETTLE_S = 1.5
-
-
-class Siblings:
-    """The other processes of an attempt: whether one has failed, and what the run's result is when this one has."""
-
-    def __init__(self, request: Json) -> None:
-        self._run_dir: str | None = request["run_dir"]
-        self._attempt, self._rank = request["attempt"], request["process_id"]
-        self._settle_s = SETTLE_S if request["settle_s"] is None else request["settle_s"]
-
-    def start(self) -> None:
-        """Nothing has to be done: the others need not know that they are watched."""
-
-    def look(self) -> Json | None:
-        """The order to stop, when another process has failed."""
-        others = [beat for beat in heartbeats(self._run_dir, self._attempt) if beat["rank"] != self._rank]
-        failed = first_failure(others)
-        if failed is None:
-            return None
-        reason = f"host {failed['rank']} failed: {failed.get('message')}"
-        return {"outcome": "failed", "rank": failed["rank"], "reason": reason}
-
-    def tell(self, ending: Json) -> None:
-        """Nothing: its heartbeat tells the others."""
-
-    def result(self, ending: Json) -> Json | None:
-        """result.json, unless it is the job's or the launcher's to write."""
-        if ending["is_good"] or ending["was_asked"]:
-            return None
-        time.sleep(self._settle_s)  # a sibling that died a moment earlier may not have said so yet
-        return verdict(self._run_dir, ending["beat"], ending["lines"])
-
-
-def verdict(run_dir: str | None, mine: Json, lines: list[str]) -> Json:
-    """The run's result by what all hosts say; `mine` and its lines where nothing can be read any more."""
-    beats = heartbeats(run_dir, mine["attempt"])
-    blamed = first_failure(beats) or mine
-    if blamed["rank"] != mine["rank"]:
-        lines = log_of(run_dir, mine["attempt"], blamed["rank"])
-    return failed_result(blamed, max(map(step_of, beats or [mine])), lines)
 
 
 def log_of(run_dir: str | None, attempt: int, rank: int) -> list[str]:
@@ -342,60 +295,27 @@ def log_of(run_dir: str | None, attempt: int, rank: int) -> list[str]:
 
 
 def finalize(
-    process: Process,
-    files: RunFiles,
-    others: Siblings | Attempt | None,
-    ended: Json,
-    order: Json | None,
+    process: Process, files: RunFiles, ended: Json, order: Json | None, attempt: Attempt | None
 ) -> None:
     """Put the end on record: in exit.json and, unless it was a good one, in the heartbeat and the result.
 
-    ended: code, signal and time. order: why the supervisor ended the process, if it did. others: None where they are
-    told by somebody else.
+    ended: code, signal and time. order: why the process was ended by its supervisor, if it was. attempt: None where
+    the supervisor was killed: the others learn of it by the connection that is lost.
     """
-    code, signum = ended["code"], ended["signal"]
-    how = f"exit code {code}" if signum is None else f"killed by signal {signum} ({signal_name(signum)})"
-    if ended.get("words"):
-        how += f": {ended['words']}"
-    stopped_because = None if order is None else f"stopped because {order['reason']}"
+    how = cause_of(ended)
+    reason = how if order is None else f"stopped because {order['reason']}"
     lines = tail_of(process.record["log_path"])
-    record = exit_record(code, signum, ended["time"], stopped_because or how, lines)
+    record = exit_record(ended["code"], ended["signal"], ended["time"], reason, lines)
     tried("removing the reserve", lambda: atomic.remove(process.reserve_path))
     recorded = tried("writing exit.json", lambda: atomic.write_json(process.exit_path, record))
     with contextlib.suppress(ChildProcessError):
         os.waitpid(process.record["pid"], 0)
-    # A job takes SIGTERM from the moment on that it has a heartbeat: whoever dies of it had not begun.
-    not_begun = signum == signal.SIGTERM and order is None and not os.path.exists(process.beat_path)
-    ending: Json = {
-        "is_good": code in (DONE, RESUME_ME) or not_begun,
-        "is_saved": code == RESUME_ME or not_begun,
-        "was_asked": os.path.exists(process.stop_path),  # who asked knows why, and what the outcome is called
-        "was_stopped": order is not None,
-        "was_killed": ended.get("was_killed", False),
-        "how": {
-            "exit_code": code,
-            "message": how
-            if signum is not None or ended.get("words") or not lines
-            else f"{how}: {lines[-1]}",
-        },
-        "lines": lines,
-        "beat": last_heartbeat(process, files.dir, record),
-    }
-    beat = ending["beat"]
-    if ended.get("words"):
-        beat.update(message=how, says_all=False)
-    if ending["was_asked"]:
-        beat["state"] = "stopped"
-    elif not_begun:
-        beat["state"] = "preempted"
-    elif order is not None and process.process_id in order.get("ranks", ()):
-        beat["message"] = order["message"]
-    elif order is not None:
-        beat.update(message=stopped_because, exit_code=PEER_LOST, says_all=False)
-    if others is not None:
-        others.tell(ending)
+    ending = ending_of(process, files.dir, record, ended, order)
+    beat, is_good, not_begun = ending["beat"], ending["is_good"], ending["not_begun"]
+    if attempt is not None:
+        attempt.tell(ending)
     texts = dict(ended.get("texts", {}))
-    if not ending["is_good"] or not_begun:
+    if not is_good or not_begun:
         # What the job kept free for its last words; one that was killed could not give it back itself.
         files.remove(run_directory.reserve(process.process_id))
         texts[run_directory.heartbeat(process.process_id)] = json.dumps(beat)
@@ -404,16 +324,59 @@ def finalize(
     if not files.is_remote:
         files.put(texts)  # by which the others on a shared disk learn of it
         texts = {}
-    result = None if others is None else others.result(ending)
+    if attempt is not None:
+        result = attempt.result(ending)
+    elif files.request["num_processes"] == 1 and not ending["was_asked"]:  # nobody else is there to write it
+        result = failed_result(beat, step_of(beat), lines)
+    else:
+        result = None
     if result is None and not_begun and process.process_id == 0:
-        result = run_directory.result(
-            beat["state"], attempt=beat["attempt"], steps=saved_step(files.dir), time=beat["time"]
-        )
+        steps = saved_step(files.dir)
+        result = run_directory.result(beat["state"], attempt=beat["attempt"], steps=steps, time=beat["time"])
     files.put(texts, {} if result is None else {run_directory.RESULT: json.dumps(result)})
     if not recorded:  # the disk may have been freed meanwhile
         wait_until(
             lambda: tried("writing exit.json", lambda: atomic.write_json(process.exit_path, record)), 60, 1
         )
+
+
+def cause_of(ended: Json) -> str:
+    """The exit code or the signal in words, with what Docker had to do with it."""
+    code, signum = ended["code"], ended["signal"]
+    how = f"exit code {code}" if signum is None else f"killed by signal {signum} ({signal_name(signum)})"
+    return f"{how}: {ended['words']}" if ended.get("words") else how
+
+
+def ending_of(process: Process, run_dir: str | None, record: Json, ended: Json, order: Json | None) -> Json:
+    """How the process ended: what the others are told, with its last heartbeat (`beat`) as it will be published."""
+    code, signum, lines = record["code"], record["signal"], record["tail"]
+    how, words = cause_of(ended), ended.get("words")
+    # A job takes SIGTERM from the moment on that it has a heartbeat: whoever dies of it had not begun.
+    not_begun = signum == signal.SIGTERM and order is None and not os.path.exists(process.beat_path)
+    was_asked = os.path.exists(process.stop_path)  # who asked knows why, and what the outcome is called
+    beat = last_heartbeat(process, run_dir, record)
+    if words:
+        beat.update(message=how, says_all=False)
+    if was_asked:
+        beat["state"] = "stopped"
+    elif not_begun:
+        beat["state"] = "preempted"
+    elif order is not None and process.process_id in order.get("ranks", ()):
+        beat["message"] = order["message"]
+    elif order is not None:
+        beat.update(message=record["reason"], exit_code=PEER_LOST, says_all=False)
+    told = how if signum is not None or words or not lines else f"{how}: {lines[-1]}"
+    return {
+        "is_good": code in (DONE, RESUME_ME) or not_begun,
+        "is_saved": code == RESUME_ME or not_begun,
+        "not_begun": not_begun,
+        "was_asked": was_asked,
+        "was_stopped": order is not None,
+        "was_killed": ended.get("was_killed", False),
+        "how": {"exit_code": code, "message": told},
+        "lines": lines,
+        "beat": beat,
+    }
 
 
 def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
@@ -498,8 +461,8 @@ def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
 ALL_IS_WELL = b"."
 
 
-def stand_guard(avenge: Callable[[], object], inherited: list[int]) -> Callable[[], None]:
-    """Fork a process that calls `avenge` if this one ends without having called what is returned.
+def start_guard(on_death: Callable[[], object], inherited: list[int]) -> Callable[[], None]:
+    """Fork a process that calls `on_death` if this one ends without having called what is returned.
 
     Called while this process has no threads. inherited: descriptors that the guard must not keep open.
     """
@@ -516,7 +479,7 @@ def stand_guard(avenge: Callable[[], object], inherited: list[int]) -> Callable[
         for descriptor in [writing, standing, stands, *inherited]:
             os.close(descriptor)
         if os.read(reading, 1) != ALL_IS_WELL:
-            avenge()
+            on_death()
     finally:
         os._exit(0)
 

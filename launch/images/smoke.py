@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 import docker
 import docker.errors
 
+from contracts.device_nodes import DEVICE_GLOBS, VFIO_CONTAINER
 from launch.images.docker_client import ImageError, asking, clean, command_environment
 from launch.images.recipe import REPOSITORY, SMOKE_LABEL, Recipe
 
 PROGRAM = "/opt/tpu-stack/smoke"
 LIMIT_S = 1800
 """Each check imports its framework anew: beside a training run on the same two cores they took 12 minutes in all."""
-TPU_NODES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 LARGEST_ID = 2**31 - 1
 LINES_OF_ERROR = 20
 GOING = (404, 409)
@@ -56,8 +56,8 @@ def run_command(recipe: Recipe, image: str, nodes: Sequence[str], uid: int, gid:
 
 def nodes_of_tpu() -> list[str]:
     """This machine's device nodes of TPUs; with vfio the control node as well."""
-    found = sorted(node for pattern in TPU_NODES for node in glob.glob(pattern))
-    return [*found, "/dev/vfio/vfio"] if any(node.startswith("/dev/vfio/") for node in found) else found
+    found = sorted(node for pattern in DEVICE_GLOBS["tpu"] for node in glob.glob(pattern))
+    return [*found, VFIO_CONTAINER] if any(node.startswith("/dev/vfio/") for node in found) else found
 
 
 def attempt(

@@ -1,4 +1,4 @@
-"""The agent as the launching side meets it: a program of one interpreter, JSON in, JSON out, its own root."""
+"""The agent as the launching side meets it: a session of one interpreter, JSON in, JSON out, its own root."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,15 @@ from typing import Any
 
 import pytest
 
-AGENT = Path(__file__).parents[2] / "host" / "agent" / "__main__.py"
+CHECKOUT = Path(__file__).parents[2]
+AGENT = CHECKOUT / "host" / "agent" / "__main__.py"
+SESSION = """
+import sys
+sys.path[0] = sys.argv[1]
+from host.agent.protocol import serve
+serve(sys.stdin.buffer.readline(), sys.stdin.buffer, sys.stdout, 600)
+"""
+ONE: dict[str, Any] = {"run_id": "run-1", "attempt": 0, "process_id": 0}
 JOB = """
 import json, os, signal, sys, time
 run_dir = os.environ["RUN_DIR"]
@@ -54,48 +64,62 @@ def interpreters() -> list[str]:
 INTERPRETERS = interpreters()
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Agent:
+    """One host's agent. Each thread has a session of its own, which ends when the environment has changed."""
+
     def __init__(self, python: str, root: Path) -> None:
         self.python, self.root, self.run_dir = python, root / "agent", root / "run"
         self.run_dir.mkdir(parents=True)
         self.scripts = root
         self.run_ids: set[str] = set()
+        self._ports: dict[tuple[str, int], int] = {}
+        self._sessions: dict[tuple[int, frozenset[tuple[str, str]]], subprocess.Popen[bytes]] = {}
 
-    def raw(self, verb: str, body: bytes) -> tuple[int, bytes, str]:
-        done = subprocess.run(
-            [self.python, "-S", "-E", str(AGENT), verb],
-            input=body,
-            capture_output=True,
-            check=False,
-            timeout=60,
-        )
-        return done.returncode, done.stdout, done.stderr.decode()
+    def _session(self) -> subprocess.Popen[bytes]:
+        key = threading.get_ident(), frozenset(os.environ.items())
+        if key not in self._sessions:
+            with (self.scripts / "agent.stderr").open("ab") as complaints:
+                self._sessions[key] = subprocess.Popen(
+                    [self.python, "-S", "-E", "-c", SESSION, str(CHECKOUT)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=complaints,
+                )
+        return self._sessions[key]
 
-    def ask(self, verb: str, **fields: Any) -> tuple[int, dict[str, Any]]:
-        """Exit status and response."""
-        request = {"version": 1, "root": str(self.root), **fields}
-        status, out, err = self.raw(verb, json.dumps(request).encode())
-        assert err == ""
-        return status, json.loads(out)
+    def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
+        request = {"version": 1, "root": str(self.root), "verb": verb, **fields}
+        session = self._session()
+        assert session.stdin is not None and session.stdout is not None
+        session.stdin.write(json.dumps(request).encode() + b"\n")
+        session.stdin.flush()
+        return dict(json.loads(session.stdout.readline()))
 
     def __call__(self, verb: str, **fields: Any) -> dict[str, Any]:
-        status, response = self.ask(verb, **fields)
-        assert (status, response["ok"]) == (0, True), response
+        response = self.ask(verb, **fields)
+        assert response["ok"] is True, response
         return response
 
-    def refusal(self, verb: str, **fields: Any) -> tuple[int, str]:
-        """Exit status and message of a request that must not succeed."""
-        status, response = self.ask(verb, **fields)
-        assert status and response["ok"] is False, response
+    def refusal(self, verb: str, **fields: Any) -> str:
+        """The message of a request that must not succeed."""
+        response = self.ask(verb, **fields)
+        assert response["ok"] is False, response
         assert response["error"]["remedy"]
-        return status, response["error"]["message"]
+        return str(response["error"]["message"])
 
     def start_request(self, script: str, process_id: int = 0, **fields: Any) -> dict[str, Any]:
         attempt = fields.get("attempt", 0)
+        run_id = fields.get("run_id", "run-1")
         path = self.scripts / f"job-{attempt}-{process_id}.py"
         path.write_text(JOB + script)
         request: dict[str, Any] = {
-            "run_id": "run-1",
+            "run_id": run_id,
             "attempt": attempt,
             "process_id": process_id,
             "argv": [sys.executable, "-S", "-E", str(path)],
@@ -107,12 +131,14 @@ class Agent:
             "cwd": str(self.scripts),
             "log_path": str(self.run_dir / "logs" / str(attempt) / f"host-{process_id}.log"),
             "run_dir": str(self.run_dir),
-            "num_processes": 2,
+            "num_processes": 1,
             "cpus": None,
-            "settle_s": 0.3,
+            "liveness_host": "127.0.0.1",
+            "liveness_port": self._ports.setdefault((run_id, attempt), free_port()),
+            "liveness_token": "the token",
             **fields,
         }
-        self.run_ids.add(request["run_id"])
+        self.run_ids.add(run_id)
         return request
 
     def start(self, script: str, process_id: int = 0, **fields: Any) -> dict[str, Any]:
@@ -143,6 +169,9 @@ class Agent:
     def record(self, process_id: int = 0) -> dict[str, Any]:
         return dict(json.loads((self.state_dir(process_id) / "process.json").read_text()))
 
+    def log(self, process_id: int = 0) -> str:
+        return (self.run_dir / f"logs/0/host-{process_id}.log").read_text()
+
     def heartbeat(self, process_id: int = 0) -> dict[str, Any]:
         return dict(json.loads((self.run_dir / "heartbeats" / f"host-{process_id}.json").read_text()))
 
@@ -156,6 +185,21 @@ class Agent:
             record = json.loads(path.read_text())
             if f"{path.parent}".encode() in cmdline(record["supervisor_pid"]):
                 os.kill(record["supervisor_pid"], signal.SIGKILL)
+        for session in self._sessions.values():
+            session.communicate()
+        complaints = self.scripts / "agent.stderr"
+        assert not complaints.exists() or complaints.read_text() == ""
+
+
+def cut_off(agent: Agent) -> None:
+    """Kill the supervisor of process 0 and its guard, as when the host's power fails, but not the process."""
+    supervisor = agent.record()["supervisor_pid"]
+    words = f"_supervise\0{agent.state_dir()}".encode()
+    both = [int(path.name) for path in Path("/proc").glob("[0-9]*") if words in cmdline(int(path.name))]
+    assert supervisor in both and len(both) == 2
+    for pid in sorted(both, key=lambda pid: pid == supervisor):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not agent.status()["supervised"])
 
 
 class Host:
@@ -181,11 +225,13 @@ class Host:
         }
         return dict(self.agent("preflight", **request))
 
+    def checks(self, name: str, **fields: Any) -> list[dict[str, Any]]:
+        return [check for check in self.response(**fields)["checks"] if check["name"] == name]
+
     def finding(self, name: str, **fields: Any) -> tuple[bool, str]:
-        checks = [check for check in self.response(**fields)["checks"] if check["name"] == name]
-        assert len(checks) == 1, checks
-        assert checks[0]["ok"] or checks[0]["remedy"]
-        return checks[0]["ok"], checks[0]["message"]
+        (found,) = self.checks(name, **fields)
+        assert found["ok"] or found["remedy"]
+        return found["ok"], found["message"]
 
 
 def cmdline(pid: int) -> bytes:

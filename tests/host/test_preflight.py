@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from host.agent.host_facts import agent_sha256
-from host.agent.preflight import check_peers, check_python
+from host.agent import preflight
 from host.agent.proc import parse_listeners
+from tests.host.conftest import free_port
 
 
 def test_a_host_in_order_passes_every_check_and_tells_its_facts(host: Any) -> None:
@@ -27,34 +30,26 @@ def test_a_host_in_order_passes_every_check_and_tells_its_facts(host: Any) -> No
     names = [check["name"] for check in response["checks"]]
     assert names == ["python", "root", "run_dir", "cache_dir", "disk", "port", "clock", "device"]
     facts = response["facts"]
-    assert facts["hostname"] == socket.gethostname()
     assert facts["cpus"] == len(os.sched_getaffinity(0))
     assert facts["memory_bytes"] > 2**27
-    assert facts["agent_sha256"] == agent_sha256()
     assert len(set(facts["free_ports"])) == 2
     assert (facts["home"], facts["docker"]) == (str(Path.home()), shutil.which("docker") is not None)
-    assert facts["user"] and facts["kernel"] == os.uname().release
-    assert facts["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert facts["kernel"] == os.uname().release
     assert facts["bundle_present"] is False
     assert list(facts["free_bytes"]) == [str(host.agent.root)]
+    (host.agent.root / "bundles" / ("a" * 64)).mkdir(parents=True)
+    assert host.response(bundle="a" * 64)["facts"]["bundle_present"] is True
+    assert host.response(bundle="b" * 64)["facts"]["bundle_present"] is False
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        return int(probe.getsockname()[1])
-
-
-def test_missing_modules_are_named(host: Any) -> None:
-    ok, message = host.finding("python", modules=["json", "no_such_a", "no_such.b"])
-    assert not ok
-    assert "lacks no_such_a, no_such.b" in message
-
-
-def test_an_interpreter_that_is_missing_old_or_none_at_all_is_named(host: Any) -> None:
-    assert "/no/python: no such interpreter" in host.finding("python", python="/no/python")[1]
+def test_an_interpreter_that_is_missing_old_or_lacks_modules_is_named(host: Any) -> None:
+    (found,) = host.checks("python", python="/no/python", python_remedy="`fab deploy`")
+    assert "/no/python: no such interpreter" in found["message"]
+    assert found["remedy"] == "`fab deploy`"  # the launcher's, where it has one
     ok, message = host.finding("python", python="true")
     assert not ok and "no working Python" in message
+    ok, message = host.finding("python", modules=["json", "no_such_a", "no_such.b"])
+    assert not ok and "lacks no_such_a, no_such.b" in message
     if host.agent.python != sys.executable:
         ok, message = host.finding("python", python=host.agent.python)
         assert not ok and "needs 3.12" in message
@@ -64,7 +59,7 @@ def test_an_interpreter_that_hangs_is_given_up(tmp_path: Path) -> None:
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
-    finding = check_python(str(program), [], timeout_s=0.2)()
+    finding = preflight.check_python(str(program), [], timeout_s=0.2)()
     assert not finding["ok"]
     assert "did not answer" in finding["message"]
 
@@ -81,13 +76,8 @@ def test_a_taken_port_names_who_has_it(host: Any) -> None:
 
 
 def test_a_listener_is_found_in_the_kernel_s_table() -> None:
-    header = (
-        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode"
-    )
-    row = (
-        "   {0}: 0100007F:1F90 00000000:0000 {1} 00000000:00000000 00:00000000 00000000     0        0 {2} 1"
-    )
-    text = "\n".join([header, row.format(0, "0A", 11), row.format(1, "01", 12)])
+    row = "{}: 0100007F:1F90 00000000:0000 {} 00000000:00000000 00:00000000 00000000     0        0 {} 1"
+    text = "\n".join(["  sl  local_address …", row.format(0, "0A", 11), row.format(1, "01", 12)])
     assert parse_listeners(text, 8080) == ["socket:[11]"]
     assert parse_listeners(text, 8081) == []
 
@@ -99,26 +89,22 @@ def test_a_clock_that_is_off_is_told_with_its_offset(host: Any, offset_s: float)
     assert abs(float(message.split()[3]) - offset_s) < 5
 
 
-def test_what_an_earlier_run_left_alive_is_named_where_the_host_is_to_be_alone(host: Any) -> None:
+def test_what_an_earlier_run_left_alive_is_named_where_the_host_is_to_be_alone(
+    host: Any, tmp_path: Path
+) -> None:
     assert host.finding("leftovers", alone=True)[0]
     started = host.agent.start_and_hear(
         'import subprocess; subprocess.Popen(["sleep", "600"]); say("up"); live()'
     )
-    assert "leftovers" not in [check["name"] for check in host.response()["checks"]]
-    (found,) = [check for check in host.response(alone=True)["checks"] if check["name"] == "leftovers"]
+    assert host.checks("leftovers") == []
+    (found,) = host.checks("leftovers", alone=True)
     assert not found["ok"]
     assert f"run-1 is still alive here: pid {started['pid']} (" in found["message"]
     assert " s and 1 more" in found["message"]
     assert found["remedy"] == "`fab stop --run run-1`"
+    assert host.finding("leftovers", alone=True, root=str(tmp_path / "another agent's"))[0]
     host.agent("stop", run_id="run-1", grace_s=0)
     assert host.finding("leftovers", alone=True)[0]
-
-
-def test_another_agent_s_runs_are_no_leftovers_of_this_one(host: Any, tmp_path: Path) -> None:
-    host.agent.start_and_hear('say("up"); live()')
-    elsewhere = str(tmp_path / "elsewhere")
-    checks = host.response(alone=True, root=elsewhere)["checks"]
-    assert [check["ok"] for check in checks if check["name"] == "leftovers"] == [True]
 
 
 def test_a_peer_that_cannot_be_reached_is_named_with_its_address(host: Any) -> None:
@@ -130,7 +116,7 @@ def test_a_peer_that_cannot_be_reached_is_named_with_its_address(host: Any) -> N
         gone = {"name": "host-2", "host": "127.0.0.1", "port": free_port()}
         ok, message = host.finding("peers", peers=[good, gone])
     assert (ok, message) == (False, f"cannot reach host-2 (127.0.0.1:{gone['port']}): Connection refused")
-    assert "peers" not in [check["name"] for check in host.response(peers=[])["checks"]]
+    assert host.checks("peers", peers=[]) == []
 
 
 def test_a_peer_that_is_silent_is_not_waited_for_longer_than_the_limit() -> None:
@@ -144,41 +130,12 @@ def test_a_peer_that_is_silent_is_not_waited_for_longer_than_the_limit() -> None
             waiting.connect_ex(silent.getsockname())
         peer = {"name": "host-3", "host": "127.0.0.1", "port": silent.getsockname()[1]}
         before = time.monotonic()
-        (finding,) = check_peers([peer], timeout_s=0.3)
+        (finding,) = preflight.check_peers([peer], timeout_s=0.3)
     assert time.monotonic() - before < 3
     assert "no answer within 0.3 s" in finding["message"]
 
 
-def test_the_remedy_for_an_interpreter_is_the_launcher_s_where_it_has_one(host: Any) -> None:
-    (found,) = [
-        check
-        for check in host.response(python="/no/python", python_remedy="`fab deploy`")["checks"]
-        if not check["ok"]
-    ]
-    assert found["remedy"] == "`fab deploy`"
-
-
-def test_a_bundle_that_is_there_is_said_to_be(host: Any) -> None:
-    (host.agent.root / "bundles" / ("a" * 64)).mkdir(parents=True)
-    assert host.response(bundle="a" * 64)["facts"]["bundle_present"] is True
-    assert host.response(bundle="b" * 64)["facts"]["bundle_present"] is False
-
-
-def test_what_a_host_describes_of_itself_is_texts_and_of_settings_the_names_alone(
-    host: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TPU_SECRET_SETTING", "s3cret-value")
-    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
-    found = host.agent("describe")["found"]
-    assert all(isinstance(each, str) and each for each in found.values())
-    assert f"user {os.getuid()}, group {os.getgid()}" in found["ids"]
-    assert "memlock " in found["limits"] and "none of /dev/accel*" in found["device nodes"]
-    assert found["guest attributes"].startswith("no metadata server answers")
-    assert "TPU_SECRET_SETTING" in found["settings in the environment"].split(", ")
-    assert "s3cret-value" not in str(found)
-
-
-def test_of_what_an_instance_publishes_the_names_are_told_and_no_value(
+def test_what_a_host_describes_of_itself_are_texts_and_of_settings_the_names_only(
     host: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guest = {"hostkeys": {"ssh-ed25519": "AAAA"}, "tpu-stack": {"ready": "yes"}}
@@ -194,6 +151,14 @@ def test_of_what_an_instance_publishes_the_names_are_told_and_no_value(
         def log_message(self, *arguments: Any) -> None:
             pass
 
+    monkeypatch.setenv("TPU_SECRET_SETTING", "s3cret")
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    found = host.agent("describe")["found"]
+    assert all(isinstance(each, str) and each for each in found.values())
+    assert f"user {os.getuid()}, group {os.getgid()}" in found["ids"]
+    assert "memlock " in found["limits"] and "none of /dev/accel*" in found["device nodes"]
+    assert found["guest attributes"].startswith("no metadata server answers")
+    assert "TPU_SECRET_SETTING" in found["settings in the environment"].split(", ")
     with HTTPServer(("127.0.0.1", 0), Metadata) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
@@ -205,3 +170,146 @@ def test_of_what_an_instance_publishes_the_names_are_told_and_no_value(
     assert found["instance attributes"] == "agent-worker-number, startup-script"
     assert (found["agent-worker-number"], found["accelerator-type"]) == ("3", "none")
     assert "s3cret" not in str(found) and "AAAA" not in str(found)
+
+
+def test_a_directory_that_cannot_be_made_or_written_is_named(host: Any, small_disk: Path) -> None:
+    ok, message = host.finding("cache_dir", cache_dir="/proc/no/cache")
+    assert not ok and "/proc/no/cache cannot be written" in message
+    (small_disk / "rest").write_bytes(bytes(512 << 10))
+    ok, message = host.finding("run_dir", run_dir=str(small_disk))
+    assert not ok and "No space left" in message
+    assert [path.name for path in small_disk.iterdir()] == ["rest"]
+
+
+def test_too_little_free_space_is_told_once_for_each_file_system(host: Any, small_disk: Path) -> None:
+    ok, message = host.finding("disk", min_free_bytes=1 << 60)
+    assert not ok
+    assert f"{host.agent.root} has " in message and "GiB free and needs 1073741824.0 GiB" in message
+    disks = host.checks("disk", cache_dir=str(small_disk / "cache"), min_free_bytes=1 << 26)
+    assert [check["ok"] for check in disks] == [True, False]
+    assert str(small_disk / "cache") in disks[1]["message"]
+
+
+def test_a_share_is_mounted_or_named_and_nothing_is_made_in_its_place(
+    host: Any, tmp_path: Path, small_disk: Path
+) -> None:
+    share = tmp_path / "share"
+    (mount, *_) = [
+        check
+        for check in host.response(mount=str(share), run_dir=f"{share}/runs/1")["checks"]
+        if not check["ok"]
+    ]
+    assert mount["message"] == f"{share} is not mounted"
+    assert "fab deploy" in mount["remedy"] and "journalctl --unit tpu-stack-share" in mount["remedy"]
+    assert not share.exists()
+    ok, message = host.finding("mount", mount=f"{small_disk}/", run_dir=f"{small_disk}/runs")
+    assert (ok, message) == (True, f"{small_disk}/ is mounted from tmpfs")
+    assert (small_disk / "runs").is_dir()
+
+
+def test_a_mount_point_with_a_blank_in_its_name_is_found() -> None:
+    text = "10.0.0.2:/export /mnt/my\\040share nfs4 rw 0 0\nproc /proc proc rw 0 0\n"
+    assert preflight.parse_mounts(text) == {"/mnt/my share": "10.0.0.2:/export", "/proc": "proc"}
+
+
+def test_a_file_system_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(preflight, "seen", lambda name, path: time.sleep(600))
+    before = time.monotonic()
+    found = preflight.look_at("run_dir", str(tmp_path), timeout_s=0.2)
+    assert time.monotonic() - before < 5
+    assert not found["check"]["ok"] and "does not answer within 0.2 s" in found["check"]["message"]
+    assert preflight.check_room([found], 1) == []
+
+
+def test_a_look_that_breaks_is_a_bug_and_not_a_silence() -> None:
+    def broken() -> dict[str, object]:
+        raise KeyError("oh")
+
+    with pytest.raises(RuntimeError, match="KeyError"):
+        preflight.in_time(broken, 10)
+
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], "rb+")
+if sys.argv[2] == "flock":
+    fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@contextlib.contextmanager
+def held(path: Path, how: str) -> Iterator[int]:
+    """Another process that has the file open, or locked as well."""
+    command = [sys.executable, "-S", "-E", "-c", HOLD, str(path), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            yield holder.pid
+        finally:
+            holder.kill()
+
+
+def test_a_host_without_the_device_is_refused_not_run_on_its_cpu(host: Any, tmp_path: Path) -> None:
+    globs = [str(tmp_path / "accel*"), str(tmp_path / "vfio/[0-9]*")]
+    for platform, name in (("tpu", "TPU"), ("gpu", "GPU")):
+        ok, message = host.finding("device", platform=platform, device_globs=globs)
+        assert not ok
+        assert f"no {name} on this host: none of {globs[0]}, {globs[1]} exists" in message
+
+
+@pytest.mark.parametrize(("platform", "name"), [("tpu", "TPU"), ("cpu", "stand-in")])
+def test_a_device_that_another_process_holds_is_named_with_its_holder(
+    host: Any, tmp_path: Path, platform: str, name: str
+) -> None:
+    device = tmp_path / "accel0"
+    device.touch()
+    fields = {"platform": platform, "device_globs": [str(tmp_path / "accel*")]}
+    with held(device, "open") as pid:
+        ok, message = host.finding("device", **fields)
+        assert not ok
+        assert f"{device} is held by pid {pid} ({sys.executable} -S -E -c" in message
+    assert host.finding("device", **fields) == (True, f"1 {name} devices: {device}")
+
+
+@pytest.mark.parametrize("how", ["open", "flock"])
+def test_a_lock_file_is_left_to_its_holder_and_removed_when_nobody_holds_it(
+    host: Any, tmp_path: Path, how: str
+) -> None:
+    lock = tmp_path / "libtpu_lockfile"
+    lock.touch()
+    fields = {"platform": "tpu", "device_globs": ["/dev/null"], "lockfiles": [str(lock)]}
+    with held(lock, how) as pid:
+        ok, message = host.finding("lockfile", **fields)
+    assert not ok and f"{lock} is held by pid {pid}" in message
+    assert lock.exists()
+    ok, message = host.finding("lockfile", **fields)
+    assert ok and f"removed {lock}" in message
+    assert not lock.exists()
+    assert host.checks("lockfile", **fields) == []
+
+
+def test_a_lock_is_noticed_even_if_its_holder_cannot_be_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lock = tmp_path / "libtpu_lockfile"
+    monkeypatch.setattr(preflight, "holders", lambda targets: {target: [] for target in targets})
+    with lock.open("wb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = preflight.check_lockfile(str(lock))
+    assert not found["ok"] and "may not see" in found["message"]
+    assert lock.exists()
+
+
+def test_a_tpu_s_lock_file_is_no_business_of_a_cpu_job(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lock = tmp_path / "libtpu_lockfile"
+    lock.touch()
+    monkeypatch.setitem(preflight.LOCKFILES, "tpu", [str(lock)])
+    assert preflight.check_lockfiles("cpu", None) == []
+    assert lock.exists()
+    assert len(preflight.check_lockfiles("tpu", None)) == 1
+    assert not lock.exists()

@@ -1,11 +1,17 @@
-"""Requests and responses: whatever comes in, one JSON object goes out, with the exit status that fits it."""
+"""Requests and sessions: whatever comes in, a line of JSON goes out, and an agent that is missing is brought whole."""
 
 from __future__ import annotations
 
 import ast
+import base64
 import json
+import os
+import signal
+import stat
+import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host.agent import protocol as module
+from host.agent import protocol
+from launch.ssh.agent_session import agent_code
+from tests.host.conftest import AGENT, CHECKOUT, INTERPRETERS, ONE
 
-ONE: dict[str, Any] = {"run_id": "run-1", "attempt": 0, "process_id": 0}
 JUNK = st.recursive(
     st.none()
     | st.booleans()
@@ -41,7 +48,7 @@ def requests(root: str) -> dict[str, dict[str, Any]]:
             "time": 0,
             "max_clock_offset_s": 1,
             "bundle": None,
-            "proc_root": root,
+            "lockfiles": [],
         },
         "stage": {"sha256": "0" * 64, "archive_base64": None},
         "start": {
@@ -51,8 +58,12 @@ def requests(root: str) -> dict[str, dict[str, Any]]:
             "cwd": root,
             "log_path": root + "/log",
             "run_dir": None,
-            "num_processes": 1,
+            "num_processes": 2,
             "cpus": None,
+            "liveness_host": "127.0.0.1",
+            "liveness_port": 1,
+            "liveness_token": "t",
+            "process_id": 1,
         },
         "status": {"run_id": None},
         "stop": {"run_id": "run-1", "grace_s": 0},
@@ -64,14 +75,12 @@ def requests(root: str) -> dict[str, dict[str, Any]]:
 VERBS = sorted(requests(""))
 
 
-@settings(max_examples=150, deadline=None)
-@given(data=st.data(), verb=st.sampled_from([verb for verb in VERBS if verb not in ("preflight", "start")]))
-def test_no_request_makes_a_bug_show(data: st.DataObject, verb: str) -> None:
+def check_no_bug_shows(data: st.DataObject, verb: str, fixed: set[str]) -> None:
     with tempfile.TemporaryDirectory() as root:
         request = {"version": 1, "root": root, **requests(root)[verb]}
-        name = data.draw(st.sampled_from(sorted(request)) | st.text())
+        name = data.draw(st.sampled_from(sorted(set(request) - fixed)) | st.text())
         request[name] = data.draw(JUNK)
-        response, status = module.respond(verb, json.dumps(request).encode())
+        response, status = protocol.respond(verb, json.dumps(request).encode())
     assert json.loads(json.dumps(response))["version"] == 1
     assert response["ok"] is (status == 0)
     if status:
@@ -79,15 +88,16 @@ def test_no_request_makes_a_bug_show(data: st.DataObject, verb: str) -> None:
         assert "bug" not in response["error"]["message"]
 
 
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), verb=st.sampled_from([verb for verb in VERBS if verb not in ("preflight", "start")]))
+def test_no_request_makes_a_bug_show(data: st.DataObject, verb: str) -> None:
+    check_no_bug_shows(data, verb, set())
+
+
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), verb=st.sampled_from(["preflight", "start"]))
 def test_no_request_that_starts_programs_makes_a_bug_show(data: st.DataObject, verb: str) -> None:
-    with tempfile.TemporaryDirectory() as root:
-        request = {"version": 1, "root": root, **requests(root)[verb]}
-        name = data.draw(st.sampled_from(sorted(set(request) - {"argv", "python"})))
-        request[name] = data.draw(JUNK)
-        response, _ = module.respond(verb, json.dumps(request).encode())
-    assert response["ok"] or "bug" not in response["error"]["message"]
+    check_no_bug_shows(data, verb, {"argv", "python"})
 
 
 @settings(max_examples=200, deadline=None)
@@ -96,55 +106,32 @@ def test_no_request_that_starts_programs_makes_a_bug_show(data: st.DataObject, v
     body=st.binary() | JUNK.map(lambda value: json.dumps(value).encode()),
 )
 def test_what_is_no_request_is_refused(verb: str, body: bytes) -> None:
-    response, status = module.respond(verb, body)
+    response, status = protocol.respond(verb, body)
     assert (response["ok"], status) == (False, 2)
 
 
 @pytest.mark.parametrize(
-    "path", ["/tmp/a\0b", "/tmp/\ud800", "relative", "", "~nobody-of-that-name/x"], ids=ascii
-)
-def test_a_path_that_no_host_can_have_is_refused(agent: Any, path: str) -> None:
-    assert agent.refusal("status", root=path)[0] == 2
-
-
-@pytest.mark.parametrize(
-    "body",
+    ("verb", "fields", "said"),
     [
-        b"",
-        b"\xff",
-        b"[" * 100_000,
-        b'{"version": 1, "root": NaN}',
-        b'{"version": 1' + b"0" * 9999 + b"}",
-        b"[]",
+        *(("status", {"root": root}, "root is") for root in ("/a\0b", "/\ud800", "relative", "")),
+        ("status", {"root": "~nobody-of-that-name/x"}, "knows no such home"),
+        ("status", {"version": 7}, "version 7, this agent speaks version 1"),
+        ("launch", {}, "'launch' is not a verb"),
+        ("logs", {**ONE, "run_id": "../x"}, 'run_id is "../x"'),
+        ("logs", {"attempt": -1, "process_id": True, "run_id": "a"}, "attempt is -1; it must be"),
+        ("logs", {"attempt": -1, "process_id": True, "run_id": "a"}, "process_id is true"),
+        ("logs", {"attempt": -1, "process_id": True, "run_id": "a"}, "limit_bytes is missing"),
+        ("start", {**requests("/")["start"], "env": {"A=B": "hunter2"}}, "env is an object"),
     ],
 )
-def test_what_is_not_json_is_refused_on_every_python(any_agent: Any, body: bytes) -> None:
-    status, out, err = any_agent.raw("status", body)
-    assert (status, json.loads(out)["ok"], err) == (2, False, "")
-
-
-def test_an_unknown_verb_is_answered_with_the_known_ones(agent: Any) -> None:
-    status, response = agent.ask("launch")
-    assert status == 2
-    assert all(verb in response["error"]["remedy"] for verb in VERBS)
-
-
-def test_another_version_is_refused_and_both_are_named(agent: Any) -> None:
-    status, message = agent.refusal("status", version=7)
-    assert status == 2
-    assert "version 7" in message and "version 1" in message
-
-
-def test_all_mistakes_of_a_request_are_named_at_once(agent: Any) -> None:
-    status, message = agent.refusal("logs", run_id="../x", attempt=-1, process_id=True, offset=0)
-    assert status == 2
-    for mistake in ('run_id is "../x"', "attempt is -1", "process_id is true", "limit_bytes is missing"):
-        assert mistake in message
-
-
-def test_a_wrong_environment_is_not_repeated_in_the_message(agent: Any) -> None:
-    message = agent.refusal("start", **{**agent.start_request(""), "env": {"A=B": "hunter2"}})[1]
-    assert "env" in message and "hunter2" not in message
+def test_a_wrong_request_is_told_with_all_that_is_wrong(verb: str, fields: dict[str, Any], said: str) -> None:
+    body = json.dumps({"version": 1, "root": "/r", **fields}).encode()
+    response, status = protocol.respond(verb, body)
+    assert (response["ok"], status) == (False, 2)
+    assert said in response["error"]["message"]
+    assert "hunter2" not in str(response)
+    if verb == "launch":
+        assert all(known in response["error"]["remedy"] for known in VERBS)
 
 
 def test_a_bug_is_told_without_a_traceback_on_stdout(
@@ -154,24 +141,42 @@ def test_a_bug_is_told_without_a_traceback_on_stdout(
         raise KeyError("oh")
 
     monkeypatch.setattr("host.agent.process.status", broken)
-    response, status = module.respond("status", json.dumps({"version": 1, "root": str(tmp_path)}).encode())
+    response, status = protocol.respond("status", json.dumps({"version": 1, "root": str(tmp_path)}).encode())
     assert (response["ok"], status) == (False, 1)
     assert "KeyError" in response["error"]["message"]
     captured = capsys.readouterr()
     assert "Traceback" in captured.err and captured.out == ""
 
 
-def test_a_root_that_cannot_be_made_is_a_failure_not_a_wrong_request(agent: Any) -> None:
-    agent.root.write_text("a file")
-    status, message = agent.refusal("start", **agent.start_request(""))
+def test_a_root_that_cannot_be_made_is_a_failure_not_a_wrong_request(tmp_path: Path) -> None:
+    (tmp_path / "root").write_text("a file")
+    request = {"version": 1, "root": f"{tmp_path}/root", **requests(str(tmp_path))["start"]}
+    response, status = protocol.respond("start", json.dumps(request).encode())
     assert status == 1
-    assert str(agent.root) in message
+    assert f"{tmp_path}/root" in response["error"]["message"]
 
 
-def test_every_verb_works_on_every_python(any_agent: Any, until: Any) -> None:
+@pytest.mark.parametrize("python", INTERPRETERS)
+def test_one_request_is_carried_out_by_hand_on_every_python(python: str, tmp_path: Path) -> None:
+    def ask(verb: str, body: str) -> tuple[int, dict[str, Any]]:
+        done = subprocess.run(
+            [python, "-S", "-E", str(AGENT), verb], input=body, capture_output=True, text=True, check=False
+        )
+        assert done.stderr == ""
+        return done.returncode, json.loads(done.stdout)
+
+    assert ask("status", json.dumps({"version": 1, "root": str(tmp_path)})) == (
+        0,
+        {"version": 1, "ok": True, "processes": []},
+    )
+    for body in ("", "[" * 100_000, '{"version": 1, "root": NaN}', '{"version": 1' + "0" * 9999 + "}", "[]"):
+        status, response = ask("status", body)
+        assert (status, response["ok"]) == (2, False)
+
+
+def test_every_verb_works_on_every_python(any_agent: Any) -> None:
     agent = any_agent
-    checks = agent("preflight", **requests(str(agent.root))["preflight"])
-    assert checks["facts"]["agent_sha256"]
+    assert agent("preflight", **requests(str(agent.root))["preflight"])["facts"]["free_ports"]
     assert agent("stage", **requests("")["stage"])["present"] is False
     job = """
 import faulthandler
@@ -193,10 +198,230 @@ live()
 
 def test_the_agent_imports_only_the_standard_library_and_the_contracts() -> None:
     names = set()
-    for path in Path(module.__file__).parent.glob("*.py"):
+    for path in Path(protocol.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names.add(node.module or "")
     assert {name.partition(".")[0] for name in names} <= {*sys.stdlib_module_names, "contracts"}
+
+
+def test_a_status_loads_nothing_that_takes_long_to_load() -> None:
+    """The agent starts on every host for every launch; each of these is a fifth of its start or more."""
+    program = "import sys, host.agent.protocol, host.agent.process; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], cwd=CHECKOUT, capture_output=True, text=True, check=True
+    )
+    heavy = {"typing", "dataclasses", "subprocess", "socket", "selectors", "threading", "hashlib", "zipfile"}
+    assert heavy & set(done.stdout.split()) == set()
+
+
+LOADER = agent_code().loader
+ARCHIVE = base64.b64decode(json.loads(agent_code().answer)["archive_base64"])
+SHA256 = agent_code().sha256
+TOO_OLD = [path for path in sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python")) if path.exists()]
+BRING = {"archive_base64": base64.b64encode(ARCHIVE).decode()}
+
+
+class Session:
+    """One session of `python` with the agent under `root`; the command is what a launcher sends."""
+
+    def __init__(self, root: Path | str, python: str = sys.executable, loader: str = LOADER) -> None:
+        command = [python, "-S", "-E", "-c", loader, str(root), SHA256]
+        self.root = str(root)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def send(self, value: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(value if isinstance(value, bytes) else json.dumps(value).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def send_status(self) -> None:
+        self.send({"version": 1, "root": self.root, "verb": "status"})
+
+    def heard(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        return dict(json.loads(self.process.stdout.readline()))
+
+    def needs(self) -> None:
+        """Ask for something, and be asked for the agent."""
+        self.send_status()
+        assert self.heard() == {"need": SHA256}
+
+    def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
+        self.send({"version": 1, "root": self.root, "verb": verb, **fields})
+        answer = self.heard()
+        if answer == {"need": SHA256}:
+            self.send(BRING)
+            answer = self.heard()
+        return answer
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and stderr, once its input has ended."""
+        _, complaint = self.process.communicate(timeout=20)
+        return self.process.returncode, complaint.decode()
+
+
+Begin = Callable[..., Session]
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Iterator[Begin]:
+    made: list[Session] = []
+
+    def begin(root: Path | str = tmp_path / "root", **more: Any) -> Session:
+        made.append(Session(root, **more))
+        return made[-1]
+
+    yield begin
+    for session in made:
+        session.process.kill()
+        session.process.communicate()
+
+
+@pytest.mark.parametrize("python", INTERPRETERS)
+def test_a_session_brings_its_agent_once_and_answers_line_by_line(sessions: Begin, python: str) -> None:
+    first = sessions(python=python)
+    first.needs()
+    first.send(BRING)
+    assert first.heard() == {"version": 1, "ok": True, "processes": []}
+    assert first.ask("list", path=f"{first.root}/agents")["names"] == [SHA256]
+    assert first.end() == (0, "")
+    second = sessions(python=python)
+    second.send_status()
+    assert second.heard()["ok"] is True
+    assert second.end() == (0, "")
+
+
+def test_lines_are_answered_in_order_and_a_bad_one_is_not_the_end(sessions: Begin) -> None:
+    session = sessions()
+    session.ask("status")
+    bad = [b"\n", b"[1]\n", b"\xff\n", b"{}\n", b'{"verb": ["x"]}\n', b"[" * 99999 + b"\n", b"not json\n"]
+    for line in bad:
+        session.send_status()
+        session.send(line)
+    for _ in bad:
+        assert session.heard()["ok"] is True
+        answer = session.heard()
+        assert answer["ok"] is False
+        assert answer["error"]["remedy"] and "bug" not in answer["error"]["message"]
+    assert session.end() == (0, "")
+
+
+def test_a_request_whose_end_never_came_is_not_carried_out(sessions: Begin, tmp_path: Path) -> None:
+    session = sessions()
+    session.ask("status")
+    target = tmp_path / "file"
+    whole = {"version": 1, "root": session.root, "verb": "write", "path": str(target), "text": "x"}
+    session.send(json.dumps(whole).encode())
+    assert session.end() == (0, "")
+    assert not target.exists()
+
+
+def test_a_launcher_that_goes_away_before_the_answer_leaves_no_complaint(sessions: Begin) -> None:
+    session = sessions()
+    session.ask("status")
+    assert session.process.stdout is not None
+    session.process.stdout.close()
+    session.send_status()
+    assert session.process.wait(20) == 0
+    assert session.process.stderr is not None
+    assert session.process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("archive", [b"other", b"", ARCHIVE[:-1]], ids=["other", "empty", "torn"])
+def test_an_agent_that_did_not_arrive_whole_is_never_run(sessions: Begin, archive: bytes) -> None:
+    session = sessions()
+    session.needs()
+    session.send({"archive_base64": base64.b64encode(archive).decode()})
+    assert "sha256" in session.heard()["error"]["message"]
+    assert session.end() == (1, "")
+    assert not Path(session.root, "agents", SHA256).exists()
+
+
+def test_a_launcher_that_goes_away_while_it_brings_the_agent_leaves_nothing(sessions: Begin) -> None:
+    session = sessions()
+    session.needs()
+    session.send(json.dumps(BRING).encode()[:999])
+    assert session.end() == (0, "")
+    assert not Path(session.root).exists()
+
+
+def test_first_sessions_at_once_all_begin_and_clear_away_what_a_killed_one_left(
+    sessions: Begin, tmp_path: Path
+) -> None:
+    killed = sessions(loader=changed(LOADER, "os.rename(beside, folder)", "os.kill(os.getpid(), 9)"))
+    killed.needs()
+    killed.send(BRING)
+    assert killed.process.wait(20) == -signal.SIGKILL
+    agents = Path(killed.root, "agents")
+    assert [path.name for path in agents.iterdir()] == [f".{SHA256}.{killed.process.pid}"]
+    begun = [sessions() for _ in range(6)]
+    for session in begun:
+        session.send_status()
+    for session in begun:
+        if session.heard() == {"need": SHA256}:
+            session.send(BRING)
+            assert session.heard()["ok"] is True
+    assert os.listdir(agents) == [SHA256]
+
+
+@pytest.mark.skipif(not TOO_OLD, reason="no Python older than 3.10 is found here")
+def test_an_interpreter_too_old_for_the_agent_is_named(sessions: Begin) -> None:
+    session = sessions(python=str(TOO_OLD[0]))
+    error = session.heard()["error"]
+    assert "the agent needs 3.10 or later" in error["message"] and error["remedy"]
+    assert session.end() == (1, "")
+
+
+def test_a_root_that_cannot_be_written_or_that_nobody_knows_is_named(sessions: Begin) -> None:
+    session = sessions("/proc/no")
+    session.needs()
+    session.send(BRING)
+    error = session.heard()["error"]
+    assert "/proc/no" in error["message"] and error["remedy"]
+    assert session.end() == (1, "")
+    assert "knows no such directory" in sessions("~no-such-user/x").heard()["error"]["message"]
+
+
+def test_a_damaged_agent_is_named_with_its_folder(sessions: Begin) -> None:
+    session = sessions()
+    session.ask("status")
+    session.end()
+    folder = Path(session.root, "agents", SHA256)
+    for broken in ("process.py", "protocol.py"):
+        (folder / "host" / "agent" / broken).write_text("")
+        again = sessions()
+        assert again.ask("stop", run_id="a", grace_s=0)["error"]["remedy"].endswith(f"rm -r {folder}")
+
+
+def test_on_a_full_disk_runs_can_still_be_looked_at_and_stopped(sessions: Begin, small_disk: Path) -> None:
+    (small_disk / "rest").write_bytes(bytes(512 << 10))
+    session = sessions(small_disk / "root")
+    in_memory = Path(f"/dev/shm/tpu-stack-{os.getuid()}/agents/{SHA256}")
+    made = in_memory if in_memory.parents[1].exists() else in_memory.parents[1]
+    try:
+        assert session.ask("status") == {"version": 1, "ok": True, "processes": []}
+        assert session.ask("stop", run_id="run-1", grace_s=0)["stopped"] == []
+        assert stat.S_IMODE(in_memory.parents[1].stat().st_mode) == 0o700
+        refused = session.ask("write", path=str(small_disk / "file"), text="x")
+        assert "No space left" in refused["error"]["message"]
+    finally:
+        subprocess.run(["rm", "-r", str(made)], check=True)
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_an_idle_session_ends_by_itself(sessions: Begin, asks: bool) -> None:
+    sessions().ask("status")
+    idle = sessions(loader=changed(LOADER, "IDLE_LIMIT_S = 900", "IDLE_LIMIT_S = 1"))
+    if asks:
+        idle.ask("status")
+    assert idle.process.wait(20) == -signal.SIGALRM
+
+
+def changed(text: str, old: str, new: str) -> str:
+    assert text.count(old) == 1
+    return text.replace(old, new)

@@ -34,8 +34,8 @@ PLAN = Plan(
     cpus=((0, 1), None),
     hosts=(("w-0", "10.0.0.1", 22), ("w-1", "10.0.0.2", 22)),
     coordinator_port=4000,
-    hub_port=4001,
-    hub_token="0123",
+    liveness_port=4001,
+    liveness_token="0123",
     homes=("/home/me", "/home/you"),
 )
 ENVIRONMENT = {
@@ -73,9 +73,9 @@ def test_the_start_request_of_a_process_is_this() -> None:
         "run_dir": "/runs/one",
         "num_processes": 2,
         "cpus": [0, 1],
-        "hub_host": "127.0.0.1",
-        "hub_port": 4001,
-        "hub_token": "0123",
+        "liveness_host": "127.0.0.1",
+        "liveness_port": 4001,
+        "liveness_token": "0123",
         "hang_floor_s": 120.0,
         "heartbeat_limit_s": 300.0,
     }
@@ -143,7 +143,7 @@ def test_what_the_preflight_found_is_settled_and_paths_below_a_home_are_written_
     )
     facts = [{"free_ports": [5000, 5001], "home": "/home/a"}, {"free_ports": [6000, 6001], "home": "/home/b"}]
     found = plan.settled(homely, facts, token="secret")
-    assert (found.coordinator, found.hub_port, found.hub_token) == ("127.0.0.1:5000", 5001, "secret")
+    assert (found.coordinator, found.liveness_port, found.liveness_token) == ("127.0.0.1:5000", 5001, "secret")
     for rank, home in enumerate(("/home/a", "/home/b")):
         request = plan.start(found, rank)
         assert request["argv"][0] == f"{home}/venv/bin/python"

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
+from contracts.device_nodes import DEVICE_GLOBS
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.process import Platform, ProcessEnvironment
@@ -27,11 +28,6 @@ SUPERVISED_PEER_SILENCE_LIMIT_S = 3600
 """The same under an agent, whose supervisors miss a lost host within seconds. A process that hangs is theirs to judge
 too: JAX would end the others before their stacks are saved, and with them what they know of the hang."""
 
-DEVICE_NODES: dict[Platform, tuple[str, ...]] = {
-    "cpu": (),
-    "gpu": ("/dev/nvidia[0-9]*",),
-    "tpu": ("/dev/accel*", "/dev/vfio/[0-9]*"),
-}
 JAX_PLATFORMS: dict[Platform, str] = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 COMPILATION_CACHE = "jax-compilation"
 
@@ -100,7 +96,7 @@ class Notes:
 
 
 def _require_device(platform: Platform) -> None:
-    patterns = DEVICE_NODES[platform]
+    patterns = DEVICE_GLOBS[platform]
     if patterns and not any(glob.glob(pattern) for pattern in patterns):
         raise RequestError(
             f"RUN_PLATFORM is {platform}, but this host has none: no file like {' or '.join(patterns)}; "

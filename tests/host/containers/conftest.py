@@ -1,4 +1,5 @@
-"""Jobs in containers of a real Docker engine: an image as small as can be, and an agent that runs its jobs in it."""
+"""A real Docker engine with a small image and an agent whose jobs run in it; and a `docker` on PATH for what no engine
+can be made to do: a registry that refuses, a daemon that comes up late."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import tarfile
 import tempfile
 import uuid
@@ -20,7 +21,6 @@ from typing import Any
 import pytest
 
 from tests.host.conftest import INTERPRETERS, Agent, cmdline, until
-from tests.host.containers.fake_docker import FakeDocker
 from tools.stand_in_base import chosen
 
 LABEL = "tpu-stack.tests-of-host"
@@ -101,9 +101,6 @@ class BoxedAgent(Agent):
     def name(self, process_id: int = 0) -> str:
         return f"tpu-stack-{self.run_id}-0-{process_id}"
 
-    def log(self, process_id: int = 0) -> str:
-        return (self.run_dir / f"logs/0/host-{process_id}.log").read_text()
-
     def containers(self) -> list[str]:
         found = docker(
             "ps", "--all", "--filter", f"label=tpu-stack.run={self.run_id}", "--format", "{{.Names}}"
@@ -164,11 +161,43 @@ def end_daemon(daemon: subprocess.Popen[bytes], root: Path) -> None:
     shutil.rmtree(root, ignore_errors=True)
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+PROGRAM = """#!{python} -SE
+import json, sys
+with open({rules!r}) as file:
+    rules = json.load(file)
+with open({calls!r}, "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+line = " ".join(sys.argv[1:])
+for rule in rules:
+    if line.startswith(rule["begins"]):
+        code, out, complaint = rule["answers"].pop(0) if len(rule["answers"]) > 1 else rule["answers"][0]
+        with open({rules!r}, "w") as file:
+            json.dump(rules, file)
+        sys.stdout.write(out)
+        sys.stderr.write(complaint)
+        sys.exit(code)
+sys.exit("no rule for " + line)
+"""
+
+
+class FakeDocker:
+    """Answers calls by how they begin; of several answers each is given once, the last for ever."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / "bin").mkdir()
+        self._rules, self._calls, self._program = folder / "rules", folder / "calls", folder / "bin/docker"
+        self._calls.touch()
+        names = {"python": sys.executable, "rules": str(self._rules), "calls": str(self._calls)}
+        self._program.write_text(PROGRAM.format(**names))
+        self._program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder / "bin"))
+
+    def answers(self, rules: dict[str, list[tuple[int, str, str]]]) -> None:
+        self._rules.write_text(json.dumps([{"begins": each, "answers": rules[each]} for each in rules]))
+
+    def calls(self, begins: str = "") -> list[str]:
+        lines = [" ".join(json.loads(line)) for line in self._calls.read_text().splitlines()]
+        return [line for line in lines if line.startswith(begins)]
 
 
 @pytest.fixture

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.host.conftest import cut_off
 from tests.host.containers.conftest import docker
 
 pytestmark = pytest.mark.slow
@@ -22,19 +26,122 @@ signal.signal(signal.SIGTERM, save)
 say("up")
 live()
 """
+UP = 'say("up"); live()'
 STUBBORN = 'signal.signal(signal.SIGTERM, signal.SIG_IGN); say("up"); live()'
 WITH_A_CHILD = (
     'import subprocess; subprocess.Popen(["sleep", "600"], start_new_session=True); say("up"); live()'
 )
 
 
-def test_a_job_ends_with_its_own_exit_code_and_nothing_is_left_of_it(boxed: Any) -> None:
-    boxed.start('say("step 1"); sys.exit(7)')
+@pytest.mark.parametrize(
+    ("script", "more", "code", "reason", "message"),
+    [
+        ('say("step 1"); sys.exit(7)', {}, 7, "exit code 7", "exit code 7: step 1"),
+        (
+            'say("mine"); sys.exit(125)',
+            {},
+            125,
+            "exit code 125",
+            "exit code 125: mine",
+        ),  # Docker's own code too
+        ("", {"argv": ["no-such-program"]}, 127, "exit code 127", "no-such-program"),
+        (
+            'say("up"); os.kill(os.getpid(), signal.SIGSEGV)',
+            {},
+            None,
+            "killed by signal 11 (SIGSEGV)",
+            "killed by signal 11 (SIGSEGV)",
+        ),
+    ],
+)
+def test_a_job_ends_with_its_own_exit_code_and_nothing_is_left_of_it(
+    boxed: Any, script: str, more: dict[str, Any], code: int | None, reason: str, message: str
+) -> None:
+    boxed.start(script, **more)
     ended = boxed.ended()
-    assert (ended["code"], ended["signal"], ended["reason"]) == (7, None, "exit code 7")
-    assert boxed.log() == "step 1\n"
-    assert boxed.heartbeat()["message"] == "exit code 7: step 1"
+    assert (ended["code"], ended["reason"]) == (code, reason)
+    assert message in boxed.heartbeat()["message"]
     assert boxed.containers() == []
+
+
+@pytest.mark.parametrize("how", ["a stop", "a shutdown of the host"])
+def test_sigterm_leads_to_a_checkpoint_and_exit_75(boxed: Any, how: str) -> None:
+    started = boxed.start_and_hear(SAVES)
+    if how == "a stop":
+        stopped = boxed.stop()
+        assert (stopped["how"], stopped["code"], stopped["signal"]) == ("exited by itself", 75, None)
+    else:
+        os.kill(started["pid"], signal.SIGTERM)  # Docker's client, as every process of the host gets it
+        assert boxed.ended()["code"] == 75
+    assert boxed.log() == f"up\nsaving {how == 'a stop'}\n"
+    assert (boxed.run_dir / "checkpoint").exists()
+    assert boxed.containers() == []
+
+
+def test_a_job_finds_of_the_host_s_environment_what_it_needs_and_no_command_line_shows_values(
+    boxed: Any, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    monkeypatch.setenv("JAX_ENABLE_X64", "1")
+    monkeypatch.setenv("HOST_SECRET", "x")
+    cache = boxed.root / "cache"
+    mounts = {"mounts": [str(boxed.scripts), str(cache)]}
+    request = boxed.start_request("say(json.dumps(dict(os.environ))); live()", boxed=mounts)
+    request["env"]["RUN_TOKEN"] = secret = "s3cret-value"
+    boxed("start", **request)
+    until(lambda: Path(request["log_path"]).exists() and secret in boxed.log())
+    shown = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not [line for line in shown if secret.encode() in line]
+    found = json.loads(boxed.log())
+    assert found["STORAGE_EMULATOR_HOST"] == "http://127.0.0.1:9"
+    assert (found["JAX_ENABLE_X64"], found["HOME"]) == ("1", "/tmp")
+    assert found["RUN_CONTROL_DIR"] == str(boxed.state_dir())
+    assert "HOST_SECRET" not in found and "DOCKER_HOST" not in found
+    assert cache.stat().st_uid == os.getuid()  # made by the agent, not by Docker
+
+
+def test_stacks_are_the_job_s_own_and_without_a_handler_it_is_not_asked(boxed: Any) -> None:
+    answers = """
+import faulthandler
+file = open(os.environ["RUN_CONTROL_DIR"] + "/stacks.txt", "a")
+def waits_for_a_step():
+    say("up")
+    time.sleep(1)
+    faulthandler.register(signal.SIGUSR1, file=file)
+    live()
+waits_for_a_step()
+"""
+    boxed.start_and_hear(answers)
+    asked = {"run_id": boxed.run_id, "attempt": 0, "process_id": 0, "timeout_s": 10}
+    first = boxed.ask("stacks", **asked)
+    assert first["ok"] or "has no SIGUSR1 handler" in first["error"]["message"]
+    time.sleep(1.5)
+    assert "in waits_for_a_step" in boxed("stacks", **asked)["text"]
+
+
+def test_what_is_wrong_with_a_request_is_refused_and_nothing_is_made_or_fetched(
+    boxed: Any, tmp_path: Path
+) -> None:
+    missing = tmp_path / "elsewhere" / "share"
+    for wrong in ("sha256:" + "a" * 64, "registry.invalid/jax@sha256:" + "b" * 64):
+        answer = boxed.ask("start", **boxed.start_request(UP, boxed={"image": wrong}))
+        assert f"no such image: {wrong[:30]}" in answer["error"]["message"].lower()
+        assert "pull it" in answer["error"]["remedy"]
+    for mounts in ({"mounts": [str(tmp_path), "/no/share"]}, {"read_only_mounts": [str(missing)]}):
+        assert "is not on this host" in boxed.refusal("start", **boxed.start_request(UP, boxed=mounts))
+    assert "in none of the container's mounts" in boxed.refusal(
+        "start", **boxed.start_request(UP, cwd="/usr")
+    )
+    request = boxed.start_request(UP)
+    request["env"].update(DOCKER_HOST="tcp://elsewhere", PATH="/x")
+    assert "env DOCKER_HOST, PATH is the image's to set" in boxed.refusal("start", **request)
+    assert not missing.exists() and not Path("/no/share").exists()
+    assert boxed("status", run_id=boxed.run_id)["processes"] == []
+    assert boxed.containers() == []
+    first = boxed.start_and_hear(UP)
+    assert first["already"] is False
+    assert boxed.start(UP) == {**first, "already": True}
+    assert boxed.containers() == [boxed.name()]
 
 
 def test_a_job_is_the_agent_s_user_and_has_no_more_of_the_host_than_it_needs(boxed: Any) -> None:
@@ -71,32 +178,6 @@ def test_a_privileged_job_may_all_that_root_may_on_the_host_and_ends_as_any_othe
     assert boxed.containers() == []
 
 
-def test_values_of_the_environment_are_in_no_command_line(boxed: Any, until: Any) -> None:
-    secret = "s3cret-value"
-    script = 'say(os.environ["RUN_TOKEN"]); live()'
-    request = boxed.start_request(script)
-    request["env"]["RUN_TOKEN"] = secret
-    boxed("start", **request)
-    until(lambda: Path(request["log_path"]).exists() and secret in boxed.log())
-    shown = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    assert not [line for line in shown if secret.encode() in line]
-
-
-def test_sigterm_leads_to_a_checkpoint_and_exit_75(boxed: Any) -> None:
-    boxed.start_and_hear(SAVES)
-    stopped = boxed.stop()
-    assert (stopped["how"], stopped["code"], stopped["signal"]) == ("exited by itself", 75, None)
-    assert boxed.log() == "up\nsaving True\n"
-    assert (boxed.run_dir / "checkpoint").exists()
-    assert boxed.containers() == []
-
-
-def test_a_signal_to_docker_s_client_reaches_the_job_as_at_a_shutdown_of_the_host(boxed: Any) -> None:
-    started = boxed.start_and_hear(SAVES)
-    os.kill(started["pid"], signal.SIGTERM)
-    assert boxed.ended()["code"] == 75
-
-
 def test_a_stop_right_after_the_start_is_not_lost(boxed: Any) -> None:
     boxed.start('say("up"); live()')
     stopped = boxed.stop()
@@ -124,88 +205,165 @@ def test_a_killed_client_takes_its_container_with_it(boxed: Any) -> None:
     assert boxed.containers() == []
 
 
-def test_a_container_outlives_its_supervisor_and_can_still_be_stopped(boxed: Any, until: Any) -> None:
-    boxed.start_and_hear(SAVES)
-    os.kill(boxed.record()["supervisor_pid"], signal.SIGKILL)
-    until(lambda: not boxed.status()["supervised"])
-    assert boxed.status()["state"] == "running"
-    boxed.stop()
-    assert (boxed.run_dir / "checkpoint").exists()
-    assert boxed.containers() == []
-
-
-def test_a_stop_finds_the_container_that_has_lost_supervisor_and_client(boxed: Any, until: Any) -> None:
-    started = boxed.start_and_hear(WITH_A_CHILD)
-    os.kill(boxed.record()["supervisor_pid"], signal.SIGKILL)
-    until(lambda: not boxed.status()["supervised"])
-    os.kill(started["pid"], signal.SIGKILL)
-    until(lambda: boxed.status()["state"] == "lost")
-    assert boxed.containers() == [boxed.name()]
-    assert boxed.stop()["how"] == "killed"
-    assert boxed.containers() == []
-
-
-def test_a_guard_ends_the_container_when_the_supervisor_of_a_run_is_killed(
-    boxed: Any, until: Any, free_port: int
+@pytest.mark.parametrize("client_lives", [True, False])
+def test_a_stop_finds_the_container_that_has_lost_its_supervisor(
+    boxed: Any, until: Any, client_lives: bool
 ) -> None:
-    hub = {"hub_host": "127.0.0.1", "hub_port": free_port, "hub_token": "token"}
-    boxed.start_and_hear(WITH_A_CHILD, num_processes=1, **hub)
+    started = boxed.start_and_hear(SAVES if client_lives else WITH_A_CHILD)
+    cut_off(boxed)
+    if not client_lives:
+        os.kill(started["pid"], signal.SIGKILL)
+        until(lambda: boxed.status()["state"] == "lost")
+    assert boxed.containers() == [boxed.name()]
+    assert boxed.stop()["how"] == ("terminated" if client_lives else "killed")
+    assert (boxed.run_dir / "checkpoint").exists() == client_lives
+    assert boxed.containers() == []
+
+
+def test_a_guard_ends_the_container_when_the_supervisor_of_a_run_is_killed(boxed: Any, until: Any) -> None:
+    boxed.start_and_hear(WITH_A_CHILD)
     os.kill(boxed.record()["supervisor_pid"], signal.SIGKILL)
     until(lambda: boxed.status()["state"] == "exited")
     until(lambda: boxed.containers() == [])
 
 
-def test_stacks_are_the_job_s_own(boxed: Any) -> None:
-    answers = """
-import faulthandler
-file = open(os.environ["RUN_CONTROL_DIR"] + "/stacks.txt", "a")
-faulthandler.register(signal.SIGUSR1, file=file)
-def waits_for_a_step():
-    say("up")
-    live()
-waits_for_a_step()
-"""
-    boxed.start_and_hear(answers)
-    text = boxed("stacks", run_id=boxed.run_id, attempt=0, process_id=0, timeout_s=10)["text"]
-    assert "in waits_for_a_step" in text
+def test_an_image_that_is_none_of_ours_is_told_by_its_missing_init(boxed: Any, base: str) -> None:
+    plain = docker("image", "inspect", "--format", "{{.Id}}", base)
+    boxed.start(UP, boxed={"image": plain})
+    ended = boxed.ended()
+    assert ended["code"] == 125
+    assert "Docker could not start the container" in ended["reason"] and "tini" in ended["reason"]
+    assert boxed.heartbeat()["message"] == ended["reason"]
+    assert boxed.containers() == []
 
 
-def test_a_job_without_a_handler_is_not_killed_by_asking_for_its_stacks(boxed: Any) -> None:
-    boxed.start_and_hear('say("up"); live()')
-    asked = {"run_id": boxed.run_id, "attempt": 0, "process_id": 0, "timeout_s": 5}
-    assert "has no SIGUSR1 handler" in boxed.refusal("stacks", **asked)[1]
-    assert boxed.status()["state"] == "running"
-
-
-def test_a_killed_job_is_told_as_killed_by_that_signal(boxed: Any) -> None:
-    boxed.start_and_hear('say("up"); os.kill(os.getpid(), signal.SIGSEGV)')
-    assert boxed.ended()["reason"] == "killed by signal 11 (SIGSEGV)"
-
-
-def test_a_second_start_starts_nothing(boxed: Any) -> None:
-    first = boxed.start_and_hear('say("up"); live()')
-    assert boxed.start('say("up"); live()') == {**first, "already": True}
-    assert boxed.containers() == [boxed.name()]
-
-
-def test_directories_of_the_run_are_made_by_the_agent_s_user_not_by_docker(boxed: Any) -> None:
-    cache = boxed.root / "cache"
-    request = boxed.start_request("sys.exit(0)", boxed={"mounts": [str(boxed.scripts), str(cache)]})
-    boxed("start", **request)
+def test_an_old_container_of_the_same_name_makes_way(boxed: Any, image: str) -> None:
+    docker("create", "--name", boxed.name(), "--label", "tpu-stack.run=earlier", image, "true")
+    boxed.start('say("up"); sys.exit(0)')
     assert boxed.ended()["code"] == 0
-    assert cache.stat().st_uid == os.getuid()
+    assert boxed.containers() == []
 
 
-def test_what_a_job_finds_of_the_host_s_environment_is_what_it_needs(
-    boxed: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("label", ["tpu-stack.run=other", "of=somebody"])
+def test_a_running_container_of_somebody_else_is_named_and_left_alone(
+    boxed: Any, image: str, label: str
 ) -> None:
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
-    monkeypatch.setenv("JAX_ENABLE_X64", "1")
-    monkeypatch.setenv("HOST_SECRET", "x")
-    boxed.start("say(json.dumps(dict(os.environ)))")
+    command = ["run", "--detach", "--network", "none", "--name", boxed.name()]
+    number = docker(*command, "--label", label, image, "sleep", "600")
+    try:
+        message = boxed.refusal("start", **boxed.start_request(UP))
+        assert f"the name {boxed.name()} is taken by the container {number[:12]}, which runs" in message
+        assert docker("inspect", "--format", "{{.State.Running}}", number) == "true"
+    finally:
+        docker("rm", "--force", number)
+
+
+def test_what_ended_while_nobody_watched_is_cleared_away_by_the_next_start(boxed: Any, until: Any) -> None:
+    started = boxed.start_and_hear(UP)
+    cut_off(boxed)
+    os.kill(started["pid"], signal.SIGKILL)
+    until(lambda: boxed.status()["state"] == "lost")
+    docker("kill", boxed.name())
+    assert boxed.containers() == [boxed.name()]
+    boxed.start_and_hear(UP, attempt=1)
+    assert boxed.containers() == [f"tpu-stack-{boxed.run_id}-1-0"]
+
+
+def test_a_start_that_was_killed_half_way_is_repaired_by_the_next(boxed: Any) -> None:
+    boxed.start_and_hear(UP)
+    cut_off(boxed)
+    for name in ("process.json", "container.id"):
+        (boxed.state_dir() / name).unlink()  # as if neither had been written yet
+    first = docker("inspect", "--format", "{{.Id}}", boxed.name())
+    assert boxed.start_and_hear(UP)["already"] is False
+    assert docker("inspect", "--format", "{{.Id}}", boxed.name()) != first
+
+
+def test_paths_may_hold_commas_quotes_and_blanks(boxed: Any, tmp_path: Path) -> None:
+    odd = tmp_path / 'a, "b" c'
+    odd.mkdir()
+    (odd / "file").write_text("seen")
+    look = f"""
+say(open({str(odd / "file")!r}).read())
+try:
+    open({str(odd / "new")!r}, "w")
+except OSError as error:
+    say(error.errno)
+"""
+    mounts = {"mounts": [str(boxed.run_dir), str(boxed.root)], "read_only_mounts": [str(tmp_path)]}
+    boxed.start(look, boxed=mounts)
     boxed.ended()
-    found = json.loads(boxed.log())
-    assert found["STORAGE_EMULATOR_HOST"] == "http://127.0.0.1:9"
-    assert (found["JAX_ENABLE_X64"], found["HOME"]) == ("1", "/tmp")
-    assert found["RUN_CONTROL_DIR"] == str(boxed.state_dir())
-    assert "HOST_SECRET" not in found and "DOCKER_HOST" not in found
+    assert boxed.log().split() == ["seen", "30"]
+
+
+def test_a_killed_daemon_ends_the_job_that_lives_on_without_it(
+    engine: subprocess.Popen[bytes], boxed: Any, until: Any, is_running: Any
+) -> None:
+    boxed.start_and_hear(UP)
+    pids = [int(line.split()[1]) for line in docker("top", boxed.name()).splitlines()[1:]]
+    assert pids and all(map(is_running, pids))
+    engine.kill()
+    ended = boxed.ended()
+    assert ended["code"] == 125
+    assert "Docker went away while the job ran" in ended["reason"]
+    until(lambda: not any(map(is_running, pids)))
+    message = boxed.refusal("start", **boxed.start_request(UP, attempt=1))
+    assert "Docker could not make the container: Cannot connect" in message
+
+
+def test_a_frozen_daemon_keeps_no_job_from_being_stopped(
+    engine: subprocess.Popen[bytes], boxed: Any, is_running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boxed.start_and_hear(UP)
+    pids = [int(line.split()[1]) for line in docker("top", boxed.name()).splitlines()[1:]]
+    engine.send_signal(signal.SIGSTOP)
+    try:
+        stopped = boxed.stop(grace_s=0.5)
+    finally:
+        engine.send_signal(signal.SIGCONT)
+    assert not any(map(is_running, pids))
+    assert "Docker still has its container" in str(stopped["note"])
+
+
+# Stands for jobs.runtime.deliver, whose libraries the small image lacks: says to a socket what it was given and sees.
+DELIVER = """
+import json, os, socket, sys
+asked = json.load(sys.stdin)
+log = [open(each["path"]).read() for each in asked["files"] if "path" in each]
+said = {"url": sys.argv[1], "files": [each["name"] for each in asked["files"]], "log": log, "uid": os.getuid(),
+        "token": os.environ["RUN_TOKEN"], "controlled": "RUN_CONTROL_DIR" in os.environ}
+with socket.create_connection(("127.0.0.1", int(os.environ["RUN_PORT"]))) as to:
+    to.sendall(json.dumps(said).encode())
+"""
+
+
+def test_the_end_of_a_run_in_a_bucket_is_delivered_from_a_container(boxed: Any, tmp_path: Path) -> None:
+    runtime = tmp_path / "code/jobs/runtime"
+    runtime.mkdir(parents=True)
+    (runtime / "deliver.py").write_text(DELIVER)
+    log = tmp_path / "logs" / "host-0.log"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        request = boxed.start_request(
+            'say("up"); sys.exit(3)',
+            run_dir=None,
+            log_path=str(log),
+            num_processes=1,
+            boxed={"mounts": [str(tmp_path)], "read_only_mounts": [str(tmp_path / "code")]},
+        )
+        request["env"].update(
+            RUN_DIR="gs://bucket/run",
+            RUN_TOKEN="token",
+            RUN_PORT=str(server.getsockname()[1]),
+            PYTHONPATH=str(tmp_path / "code"),
+        )
+        # The job itself writes to a directory: the bucket is the supervisor's alone here.
+        boxed("start", **request)
+        connection, _ = server.accept()
+        with connection, connection.makefile() as told:
+            said = json.load(told)
+    assert said["url"] == "gs://bucket/run"
+    assert "heartbeats/host-0.json" in said["files"] and said["log"] == ["up\n"]
+    assert (said["token"], said["controlled"]) == ("token", False)
+    boxed.ended()
+    assert boxed.containers() == []

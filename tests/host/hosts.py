@@ -42,7 +42,10 @@ def free_port() -> int:
 
 
 class Proxy:
-    """A network between a host and the hub. mode: open; silent (nothing passes); cut (once, then open); closed."""
+    """The network between a host and the liveness server.
+
+    mode: open; silent (nothing passes); cut (once, then open); closed.
+    """
 
     def __init__(self, to_port: int) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -107,15 +110,15 @@ class Hosts:
         return self.proxies[-1]
 
     def start(self, rank: int, script: str, **fields: Any) -> dict[str, Any]:
-        lifeline = {
+        liveness = {
             "num_processes": len(self.agents),
-            "hub_host": "127.0.0.1",
-            "hub_port": self.port,
-            "hub_token": "the token",
+            "liveness_host": "127.0.0.1",
+            "liveness_port": self.port,
+            "liveness_token": "the token",
             "assemble_s": 10,
             "silence_s": SILENCE_S,
         }
-        return self.agents[rank].start(STEPPING + script, rank, **{**lifeline, **fields})
+        return self.agents[rank].start(STEPPING + script, rank, **{**liveness, **fields})
 
     def up(self, rank: int) -> None:
         log = Path(self.agents[rank].record(rank)["log_path"])
@@ -129,7 +132,7 @@ class Hosts:
             self.up(rank)
 
     def connect(self) -> None:
-        """Wait until all hosts have reached the hub."""
+        """Wait until all hosts have reached the liveness server."""
         until(lambda: established(self.port) >= len(self.agents))
 
     def enough(self) -> None:

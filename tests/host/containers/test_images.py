@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from host.agent import images
-from host.agent.images import cleared
+from host.agent import docker_command, images
 from host.agent.protocol import Failed
-from tests.host.containers.fake_docker import FakeDocker
+from tests.host.conftest import Host
+from tests.host.containers.conftest import FakeDocker, build, docker
 
 REF = "region-docker.pkg.dev/project/images/jax@sha256:" + "a" * 64
 ABSENT = (1, "", f"Error response from daemon: No such image: {REF}\n")
@@ -25,9 +27,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def asked(**fields: Any) -> dict[str, Any]:
-    return images.pull(
-        {"image": REF, "attempts": 4, "min_free_bytes": 1, "keep": None, "limit_s": None, **fields}
-    )
+    return images.pull({"image": REF, "attempts": 4, "min_free_bytes": 1, "limit_s": None, **fields})
 
 
 def refused(**fields: Any) -> Failed:
@@ -151,8 +151,6 @@ def test_a_short_disk_is_cleared_of_our_old_images_and_then_told_in_numbers(
 
 @pytest.mark.slow
 def test_pruning_removes_our_images_and_leaves_those_that_containers_have(base: str, tmp_path: Path) -> None:
-    from tests.host.containers.conftest import build, docker
-
     # Of a daemon that others use as well, so that what is theirs is all kept.
     others = docker("image", "ls", "--all", "--quiet", "--no-trunc").split()
     unused = build(base, "LABEL tpu-stack.platform=test-of-prune", f"LABEL of={tmp_path}/1")
@@ -162,8 +160,118 @@ def test_pruning_removes_our_images_and_leaves_those_that_containers_have(base: 
         steps = [
             each for each in docker("image", "ls", "-aq", "--no-trunc").split() if each not in (unused, used)
         ]
-        removed = cleared([*others, *steps])["removed"]
+        removed = images.remove_unneeded([*others, *steps])
         assert [each["id"] for each in removed] == [unused]
     finally:
         docker("rm", name)
         docker("image", "rm", used)
+
+
+@pytest.mark.slow
+def test_an_image_that_is_here_passes_without_any_python_of_the_host(boxed: Any) -> None:
+    container = {"image": boxed.image, "mounts": [str(boxed.scripts)], "size_bytes": None}
+    response = Host(boxed).response(python="/no/python", container=container, alone=True)
+    assert [each for each in response["checks"] if not each["ok"]] == []
+    assert {"docker", "image"} <= {each["name"] for each in response["checks"]}
+    assert response["facts"]["image_present"] is True
+    assert response["facts"]["docker_root_free_bytes"] > 0 and response["facts"]["docker_version"]
+
+
+@pytest.mark.slow
+def test_an_image_of_another_platform_or_one_that_can_only_be_built_here_is_refused(boxed: Any) -> None:
+    host = Host(boxed)
+    here = {"image": boxed.image, "mounts": []}
+    (found,) = [
+        each for each in host.response(platform="gpu", container=here)["checks"] if each["name"] == "image"
+    ]
+    assert (found["ok"], "was built for cpu" in found["message"]) == (False, True)
+    ok, message = host.finding("image", container={"image": "sha256:" + "a" * 64, "mounts": []})
+    assert not ok and "is not on this host" in message
+
+
+@pytest.mark.slow
+def test_an_image_that_is_still_to_be_pulled_is_no_fault_where_there_is_room(boxed: Any) -> None:
+    host = Host(boxed)
+    assert host.finding("image", container={"image": REF, "mounts": []})[0]
+    assert host.finding("docker_disk", container={"image": REF, "mounts": [], "size_bytes": 1})[0]
+    ok, message = host.finding("docker_disk", container={"image": REF, "mounts": [], "size_bytes": 10**15})
+    assert not ok and "needs 1400000.0 GB" in message
+
+
+@pytest.mark.slow
+def test_a_container_that_runs_is_a_leftover_of_its_run_even_where_its_processes_are_hidden(
+    boxed: Any,
+) -> None:
+    labels = {"run": boxed.run_id, "root": boxed.root, "host": os.uname().nodename}
+    marks = [f"--label=tpu-stack.{name}={value}" for name, value in labels.items()]
+    # Without the environment by which this host would know it, as where it is root's.
+    docker("run", "--detach", "--network", "none", *marks, boxed.image, "sleep", "600")
+    container = {"image": boxed.image, "mounts": []}
+    ok, message = Host(boxed).finding("leftovers", container=container, alone=True)
+    assert not ok and boxed.run_id in message
+
+
+def checked(**fields: Any) -> list[dict[str, Any]]:
+    container = {"image": REF, "mounts": [], "size_bytes": None, **fields}
+    return images.check_docker({"container": container, "platform": "cpu"})[0]
+
+
+def test_a_host_without_docker_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (found,) = checked()
+    assert not found["ok"] and "fab deploy" in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("complaint", "remedy"),
+    [
+        ("permission denied while trying to connect to the Docker daemon socket at unix:///x", "usermod"),
+        (
+            "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?",
+            "systemctl start",
+        ),
+    ],
+)
+def test_a_docker_that_does_not_answer_is_told_with_what_would_make_it(
+    fake_docker: FakeDocker, complaint: str, remedy: str
+) -> None:
+    fake_docker.answers({"version": [(1, "", complaint)]})
+    (found,) = checked()
+    assert not found["ok"] and remedy in found["remedy"]
+
+
+def test_a_docker_that_hangs_is_not_waited_for_longer_than_the_limit(fake_docker: FakeDocker) -> None:
+    sleeper = Path(str(docker_command.program()))
+    sleeper.write_text(f"#!{sys.executable} -SE\nimport time\ntime.sleep(60)\n")
+    answer = docker_command.ask(["version"], 0.3)
+    assert answer.code is None and "no answer within 0.3 s" in answer.complaint
+
+
+def test_a_mount_that_is_missing_is_named(fake_docker: FakeDocker) -> None:
+    fake_docker.answers({"version": [(1, "", "no")]})
+    assert "/no/share is to be seen in the container" in checked(mounts=["/no/share"])[-1]["message"]
+
+
+def test_the_client_gets_no_secrets_of_the_host() -> None:
+    given = {"HOME": "/h", "PATH": "/p", "DOCKER_HOST": "d", "AWS_SECRET": "x", "RUN_ID": "y"}
+    assert set(docker_command.client_environment(given)) == {"HOME", "PATH", "DOCKER_HOST"}
+
+
+def test_docker_s_words_are_told_without_its_introduction() -> None:
+    said = "docker: Error response from daemon: bad device\n\nRun 'docker run --help' for more information\n"
+    assert docker_command.core(said) == "bad device"
+
+
+@pytest.mark.parametrize(
+    ("free", "removable", "ok", "part"),
+    [
+        (20, 0, True, "has 0.0 GB free for the image"),
+        (5, 20, True, "old images of ours will be removed"),
+        (5, 4, False, "free and the image needs"),
+    ],
+)
+def test_a_disk_that_old_images_of_ours_fill_is_no_reason_not_to_start(
+    free: int, removable: int, ok: bool, part: str
+) -> None:
+    found = images.check_docker_disk(free, 10, removable)
+    assert (found["ok"], part in found["message"]) == (ok, True), found

@@ -1,0 +1,287 @@
+"""Files of a host are read in pieces that fit together, written whole or not at all, and removed without surprises."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from host.agent import files
+from tests.host.conftest import AGENT, ONE
+
+TEXTS = st.text(st.sampled_from("aø€😀\n"), max_size=60)
+
+
+@given(text=st.text(max_size=200), limit=st.integers(4, 50))
+def test_the_slices_of_a_text_are_the_text(
+    tmp_path_factory: pytest.TempPathFactory, text: str, limit: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "slices"
+    path.write_bytes(text.encode(errors="ignore"))
+    found, offset = "", 0
+    while (piece := files.slice_of(str(path), offset, limit))["text"]:
+        found += piece["text"]
+        offset = piece["next_offset"]
+    assert found == text.encode(errors="ignore").decode()
+    assert offset == piece["size"]
+
+
+def test_files_are_read_together_each_from_its_offset(agent: Any, tmp_path: Path) -> None:
+    contents = {"a": b"first", "b": b"second", "cut": "loss é".encode()[:-1], "wide": "xää€".encode()}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+
+    def read(*names: str, **fields: Any) -> list[dict[str, Any]]:
+        paths = [str(tmp_path / name) for name in names]
+        return list(agent("read", paths=paths, **{"limit_bytes": 100, **fields})["files"])
+
+    assert [each["text"] for each in read("a", "no", "b", "a/below")] == ["first", None, "second", None]
+    from_the_end = {"text": "rst", "offset": 2, "next_offset": 5, "size": 5}
+    past_the_end = {"text": "", "offset": 6, "next_offset": 6, "size": 6}
+    assert read("a", "b", offsets=[-3, 9]) == [from_the_end, past_the_end]
+    # The end begins with a whole character; one whose rest is not written yet waits.
+    assert read("wide", offsets=[-4]) == [{"text": "€", "offset": 5, "next_offset": 8, "size": 8}]
+    assert read("cut") == [{"text": "loss ", "offset": 0, "next_offset": 5, "size": 6}]
+    (tmp_path / "large").write_bytes(b"x" * (9 << 20))
+    long = read("large", "large", "large", limit_bytes=16 << 20)
+    assert [len(each["text"]) >> 20 for each in long] == [9, 7, 0]
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_what_is_no_file_is_refused_and_not_waited_for(agent: Any, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x"
+    os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    assert f"{path} is not a file" in agent.refusal("read", paths=[str(path)], limit_bytes=100)
+
+
+def test_offsets_that_do_not_go_with_the_paths_are_refused(agent: Any) -> None:
+    assert "2 paths and 1 offsets" in agent.refusal("read", paths=["/a", "/b"], offsets=[0], limit_bytes=9)
+
+
+def test_what_is_written_is_there_as_it_was_said_with_nothing_beside_it(agent: Any, tmp_path: Path) -> None:
+    path, text = tmp_path / "new" / "deeper" / "file", "a\r\n\0 $(ls) '\" ä\n"
+    agent("write", path=str(path), text="before")
+    agent("write", path=str(path), text=text)
+    assert path.read_bytes() == text.encode()
+    assert agent("list", path=str(path.parent))["names"] == ["file"]
+
+
+def test_a_write_that_finds_no_room_leaves_the_old_file(agent: Any, small_disk: Path) -> None:
+    agent("write", path=str(small_disk / "a"), text="old")
+    assert "No space left" in agent.refusal("write", path=str(small_disk / "a"), text="x" * (1 << 20))
+    assert [path.name for path in small_disk.iterdir()] == ["a"]
+    assert (small_disk / "a").read_text() == "old"
+
+
+def test_a_removed_file_is_gone_and_may_be_removed_again(agent: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    agent("write", path=str(folder / "a"), text="")
+    (folder / "link").symlink_to("/etc")
+    assert "not empty" in agent.refusal("remove", path=str(folder))
+    for path in [folder / "a", folder / "link", folder, folder, folder / "a"]:
+        agent("remove", path=str(path))
+    assert not folder.exists() and Path("/etc").is_dir()
+    assert agent("list", path=str(folder))["names"] == []
+
+
+def pieces(data: bytes, limit: int, ended: bool) -> list[bytes]:
+    found = []
+    while piece := files.whole_lines(data[: limit + 1], limit, ended):
+        found.append(piece)
+        data = data[len(piece) :]
+    return found
+
+
+@given(TEXTS, st.binary(max_size=40), st.integers(4, 20))
+def test_the_pieces_of_a_log_are_the_log_in_whole_lines_and_characters(
+    text: str, other: bytes, limit: int
+) -> None:
+    found = pieces(text.encode(), limit, ended=True)
+    assert "".join(piece.decode() for piece in found) == text
+    assert all(len(piece) <= limit for piece in found)
+    for piece in pieces(text.encode(), limit, ended=False):
+        assert piece.endswith(b"\n") or (b"\n" not in piece and len(piece) > limit - 4)
+    assert b"".join(pieces(other, limit, ended=True)) == other
+
+
+@given(TEXTS, st.integers(0, 200), st.integers(0, 200))
+def test_a_log_never_begins_inside_a_character(text: str, offset: int, back: int) -> None:
+    data = text.encode()
+    offset = min(offset, len(data))
+    back = min(back, offset)
+    begin = files.beginning(offset, data[offset - back : offset], data[offset : offset + 4])
+    data[begin:].decode()
+    assert begin <= offset + 3
+    if b"\n" in data[offset - back : offset]:
+        assert data[begin - 1 : begin] == b"\n"
+
+
+def test_a_tail_has_the_last_lines_and_no_endless_one() -> None:
+    lines = files.tail(b"a\n" * 50 + b"x" * 9999 + b"\n\xff\n")
+    assert (len(lines), lines[-1], len(lines[-2])) == (20, "\N{REPLACEMENT CHARACTER}", 2000)
+
+
+def test_a_log_is_read_on_from_where_the_last_piece_ended(agent: Any) -> None:
+    text = "".join(f"linje {n} på €\n" for n in range(20))
+    agent.start(f"sys.stdout.reconfigure(encoding='utf-8'); sys.stdout.write({text!r})")
+    agent.ended()
+    offset, read, size = 0, "", len(text.encode())
+    while offset < size:
+        piece = agent("logs", **ONE, offset=offset, limit_bytes=100)
+        assert piece["text"].endswith("\n")
+        read, offset = read + piece["text"], piece["next_offset"]
+    assert read == text
+    last = agent("logs", **ONE, offset=-20, limit_bytes=100)
+    assert last["text"] == "linje 18 på €\nlinje 19 på €\n"
+    assert (last["next_offset"], last["size"], last["ended"]) == (size, size, True)
+    assert agent("logs", **ONE, offset=9999, limit_bytes=10)["next_offset"] == size
+    (agent.run_dir / "logs/0/host-0.log").unlink()
+    assert agent("logs", **ONE, offset=0, limit_bytes=10)["size"] == 0
+
+
+def test_a_line_that_is_still_being_written_waits_for_its_end(agent: Any) -> None:
+    started = agent.start_and_hear('sys.stdout.write("one\\ntwo"); sys.stdout.flush(); live()')
+    piece = agent("logs", **ONE, offset=0, limit_bytes=100)
+    assert (piece["text"], piece["next_offset"], piece["ended"]) == ("one\n", 4, False)
+    os.kill(started["pid"], signal.SIGKILL)
+    agent.ended()
+    piece = agent("logs", **ONE, offset=4, limit_bytes=100)
+    assert (piece["text"], piece["ended"]) == ("two", True)
+
+
+def test_only_a_process_that_can_give_its_stacks_is_asked_for_them(agent: Any, is_running: Any) -> None:
+    assert "was never started" in agent.refusal("logs", **ONE, offset=0, limit_bytes=10)
+    started = agent.start_and_hear('say("up"); live()')
+    assert "no SIGUSR1 handler" in agent.refusal("stacks", **ONE, timeout_s=1)
+    assert is_running(started["pid"])
+    agent.start_and_hear('signal.signal(signal.SIGUSR1, lambda *_: None); say("up"); live()', attempt=1)
+    assert "did not answer" in agent.refusal("stacks", **{**ONE, "attempt": 1}, timeout_s=0.3)
+
+
+def test_each_request_for_stacks_gives_the_new_ones(agent: Any) -> None:
+    job = """
+import faulthandler
+file = open(os.environ["RUN_CONTROL_DIR"] + "/stacks.txt", "w")
+faulthandler.register(signal.SIGUSR1, file=file)
+say("up")
+live()
+"""
+    agent.start_and_hear(job)
+    for _ in range(2):
+        assert agent("stacks", **ONE, timeout_s=10)["text"].count("most recent call first") == 1
+
+
+def archive_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for member, content in members:
+            tar.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def plain(name: str, content: bytes = b"x", mode: int = 0o644) -> tuple[tarfile.TarInfo, bytes]:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), mode
+    return member, content
+
+
+def special(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member, b""
+
+
+def staging(archive: bytes) -> dict[str, str]:
+    return {
+        "sha256": hashlib.sha256(archive).hexdigest(),
+        "archive_base64": base64.b64encode(archive).decode(),
+    }
+
+
+def test_a_bundle_is_unpacked_once_and_then_found(agent: Any) -> None:
+    many = (plain(f"file-{n}", bytes(2000)) for n in range(300))
+    members = plain("jobs/a.py", b"print(1)\n"), plain("run.sh", b"#!/bin/sh\n", 0o755), *many
+    request = staging(archive_of(*members))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = agent.root / "bundles" / f".{request['sha256']}.{ended.pid}"
+    left.mkdir(parents=True)  # by an unpacking that was killed
+    asked = agent("stage", sha256=request["sha256"], archive_base64=None)
+    assert (asked["present"], asked["sent"]) == (False, False)
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: agent("stage", **request), range(4)))
+    assert [answer["present"] for answer in answers] == [True] * 4
+    assert sum(answer["sent"] for answer in answers) == 1
+    path = agent.root / "bundles" / request["sha256"]
+    assert {answer["path"] for answer in answers} == {str(path)}
+    assert (path / "jobs/a.py").read_text() == "print(1)\n"
+    assert (path / "run.sh").stat().st_mode & 0o777 == 0o755
+    assert len(list(path.iterdir())) == 302
+    assert [path.name for path in (agent.root / "bundles").iterdir()] == [request["sha256"]]
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        plain("/etc/x"),
+        plain("a/../../x"),
+        special("link", tarfile.SYMTYPE, "/etc"),
+        special("hard", tarfile.LNKTYPE, "good"),
+        special("pipe", tarfile.FIFOTYPE),
+        special("device", tarfile.CHRTYPE),
+    ],
+    ids=lambda member: str(member[0].name),
+)
+def test_an_archive_with_anything_but_plain_files_below_it_is_refused(
+    agent: Any, member: tuple[tarfile.TarInfo, bytes]
+) -> None:
+    message = agent.refusal("stage", **staging(archive_of(plain("good"), member)))
+    assert repr(member[0].name) in message
+    assert list((agent.root / "bundles").iterdir()) == []
+
+
+def test_a_torn_archive_is_refused_and_leaves_nothing(agent: Any) -> None:
+    whole = archive_of(*(plain(f"{n}", hashlib.sha512(b"%d" % n).digest() * 99) for n in range(9)))
+    for cut in (10, 100, -9):
+        agent.refusal("stage", **staging(whole[:cut]))
+    agent.refusal("stage", **{**staging(whole), "sha256": "0" * 64})
+    agent.refusal("stage", **{**staging(whole), "archive_base64": "not base64!"})
+    agent.refusal("stage", **staging(b"not an archive"))
+    assert agent("stage", **staging(whole))["sent"] is True
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.15])
+def test_a_stage_that_was_killed_can_be_done_again_and_leaves_no_rest(agent: Any, after_s: float) -> None:
+    request = staging(archive_of(*(plain(f"file-{n}") for n in range(500))))
+    body = json.dumps({"version": 1, "root": str(agent.root), **request}).encode()
+    command = [agent.python, "-S", "-E", str(AGENT), "stage"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as asked:
+        assert asked.stdin is not None
+        asked.stdin.write(body)
+        asked.stdin.close()
+        time.sleep(after_s)
+        asked.kill()
+    assert agent("stage", **request)["present"] is True
+    assert [path.name for path in (agent.root / "bundles").iterdir()] == [request["sha256"]]
+    assert len(list((agent.root / "bundles" / request["sha256"]).iterdir())) == 500
+
+
+def test_a_full_disk_leaves_no_half_bundle(agent: Any, small_disk: Path) -> None:
+    agent.root = small_disk / "agent"
+    request = staging(archive_of(plain("large", bytes(2 << 20))))
+    assert "No space left" in agent.refusal("stage", **request)
+    assert list((agent.root / "bundles").iterdir()) == []
+    assert agent("stage", sha256=request["sha256"], archive_base64=None)["present"] is False

@@ -1,0 +1,303 @@
+"""A supervisor puts the end of its process on record everywhere, whatever the end was, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from host.agent import run_files
+from host.agent.run_files import RunFiles
+from tests.host.conftest import CHECKOUT, cut_off, until
+
+
+@pytest.mark.parametrize(
+    ("script", "heartbeat", "error", "steps"),
+    [
+        (
+            'beat("stepping", 41); say("step 41"); os.kill(os.getpid(), signal.SIGKILL)',
+            {"message": "killed by signal 9 (SIGKILL)", "exit_code": None, "step": 41},
+            "host 0: killed by signal 9 (SIGKILL)\nstep 41",
+            41,
+        ),
+        (
+            '[say("line %d" % n) for n in range(30)]; sys.exit("ValueError: no such vocabulary")',
+            {"message": "exit code 1: ValueError: no such vocabulary", "exit_code": 1},
+            "\n".join(
+                [
+                    "host 0: exit code 1: ValueError: no such vocabulary",
+                    *(f"line {n}" for n in range(11, 30)),
+                    "ValueError: no such vocabulary",
+                ]
+            ),
+            0,
+        ),
+        (  # a job that says all itself is told in its words only
+            'say("Traceback"); beat("failed", 21, message="lower the rate", says_all=True); say("E1"); sys.exit(1)',
+            {"message": "lower the rate", "exit_code": 1, "says_all": True},
+            "host 0: lower the rate",
+            21,
+        ),
+        (
+            'say("--steps: must be positive"); sys.exit(2)',
+            {"message": "exit code 2: --steps: must be positive", "exit_code": 2},
+            "host 0: exit code 2: --steps: must be positive\n--steps: must be positive",
+            0,
+        ),
+    ],
+    ids=["killed", "failed", "says-all", "wrong-request"],
+)
+def test_a_bad_end_is_told_in_status_heartbeat_and_result(
+    agent: Any, script: str, heartbeat: dict[str, Any], error: str, steps: int
+) -> None:
+    began = time.time()
+    agent.start(script)
+    ended = agent.ended()
+    code = heartbeat["exit_code"]
+    assert (ended["state"], ended["code"], ended["signal"]) == ("exited", code, None if code else 9)
+    assert began <= ended["ended"] <= time.time()
+    beat, result = agent.heartbeat(), agent.result()
+    assert {**beat, **heartbeat, "state": "failed"} == beat
+    assert (result["outcome"], result["failed_host"], result["steps"]) == ("failed", 0, steps)
+    assert (result["error"], result["wall_s"], result.get("request")) == (error, None, code == 2 or None)
+    assert json.loads((agent.state_dir() / "exit.json").read_text())["code"] == code
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_a_good_end_and_a_saved_one_leave_the_reporting_to_the_job(agent: Any, code: int) -> None:
+    agent.start(f'beat("done", 9); sys.exit({code})')
+    assert agent.ended()["code"] == code
+    assert agent.heartbeat()["state"] == "done"
+    assert not (agent.run_dir / "result.json").exists()
+
+
+def test_a_result_that_is_there_and_odd_heartbeats_beside_it_are_left_alone(agent: Any) -> None:
+    beats = agent.run_dir / "heartbeats"
+    beats.mkdir()
+    odd = ['{"attempt": 0, "st', "[]", '{"attempt":0,"state":"failed","time":"x"}', "", "\0"]
+    for rank, text in enumerate(odd, 1):
+        (beats / f"host-{rank}.json").write_text(text)
+    (beats / "host-8.json").mkdir()
+    (beats / "host-9.json").symlink_to("nowhere")
+    (agent.run_dir / "result.json").write_text('{"outcome": "done"}')
+    agent.start("sys.exit(1)")
+    assert agent.ended()["reason"] == "exit code 1"
+    assert agent.result() == {"outcome": "done"}
+    assert agent.heartbeat()["state"] == "failed"
+    assert list(agent.run_dir.glob(".*")) == []
+
+
+def test_whatever_a_process_leaves_behind_ends_with_it(agent: Any, is_running: Any) -> None:
+    leave = """
+import subprocess
+for options in ({}, {"preexec_fn": lambda: os.setpgid(0, 0)}, {"start_new_session": True}):
+    say(subprocess.Popen(["sleep", "600"], **options).pid)
+"""
+    agent.start(leave)
+    agent.ended()
+    pids = [int(line) for line in agent.log().split()]
+    assert len(pids) == 3
+    until(lambda: not any(map(is_running, pids)), timeout_s=2)
+
+
+def test_a_run_directory_that_vanished_does_not_end_the_supervision(agent: Any) -> None:
+    log = agent.scripts / "job.log"
+    vanish = 'import shutil; shutil.rmtree(run_dir); say("gone"); live()'
+    started = agent.start_and_hear(vanish, log_path=str(log))
+    os.kill(started["pid"], signal.SIGKILL)
+    ended = agent.ended()
+    assert (ended["state"], ended["signal"]) == ("exited", 9)
+    assert not agent.run_dir.exists()
+    assert "writing heartbeats/host-0.json" in (agent.state_dir() / "supervisor.log").read_text()
+
+
+def test_the_end_is_on_record_even_when_the_job_has_filled_the_disk(agent: Any, small_disk: Path) -> None:
+    agent.root = small_disk / "agent"
+    fill = """
+say("filling")
+with open(os.environ["RUN_CONTROL_DIR"] + "/full", "wb", buffering=0) as file:
+    try:
+        while file.write(bytes(4096)):
+            pass
+    except OSError as error:
+        say(error)
+sys.exit(5)
+"""
+    agent.start(fill)
+    assert agent.ended()["code"] == 5
+    assert "No space left" in agent.heartbeat()["message"]
+
+
+def test_without_room_for_its_record_a_process_is_not_started(agent: Any, small_disk: Path) -> None:
+    agent.root = small_disk / "agent"
+    agent.root.mkdir()
+    (small_disk / "rest").write_bytes(bytes(500 << 10))
+    assert "No space left" in agent.refusal("start", **agent.start_request('say("up")'))
+    (small_disk / "rest").unlink()
+    assert agent.start('say("up")')["already"] is False
+    agent.ended()
+
+
+def test_a_process_that_lost_supervisor_and_guard_lives_on_and_can_be_stopped(
+    agent: Any, is_running: Any
+) -> None:
+    started = agent.start_and_hear('say("up"); live()')
+    cut_off(agent)
+    assert (agent.status()["state"], agent.status()["supervised"]) == ("running", False)
+    (stopped,) = agent("stop", run_id="run-1", grace_s=5)["stopped"]
+    assert stopped["how"] == "terminated"
+    assert not is_running(started["pid"])
+    assert agent.status()["state"] == "exited"
+
+
+def test_a_process_that_ended_unwatched_is_lost_and_a_stop_clears_away_what_it_left(
+    agent: Any, is_running: Any
+) -> None:
+    started = agent.start_and_hear('import subprocess; say(subprocess.Popen(["sleep", "600"]).pid); live()')
+    grandchild = int(agent.log())
+    cut_off(agent)
+    os.kill(started["pid"], signal.SIGKILL)
+    until(lambda: agent.status()["state"] == "lost")
+    assert is_running(grandchild)
+    agent("stop", run_id="run-1", grace_s=0)
+    assert not is_running(grandchild)
+
+
+def test_a_process_whose_supervisor_is_killed_is_ended_and_reported(agent: Any, is_running: Any) -> None:
+    started = agent.start_and_hear('beat("stepping", 3); say("up"); live()')
+    os.killpg(agent.record()["supervisor_pid"], signal.SIGKILL)  # its whole session: the guard is in another
+    until(lambda: agent.status()["state"] == "exited")
+    assert agent.status()["reason"].startswith("stopped because its supervisor was killed")
+    assert not is_running(started["pid"])
+    until((agent.run_dir / "result.json").exists)
+    assert agent.result()["error"] == "host 0: its supervisor was killed\nup"
+
+
+def test_the_supervisor_survives_the_signals_of_a_closing_session(agent: Any) -> None:
+    started = agent.start_and_hear('say("up"); live()')
+    supervisor = agent.record()["supervisor_pid"]
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        os.kill(supervisor, signum)
+    until(lambda: (agent.state_dir() / "supervisor.log").read_text().count("not for the supervisor") == 3)
+    os.kill(started["pid"], signal.SIGTERM)  # which the job did not inherit as ignored
+    assert agent.ended()["signal"] == signal.SIGTERM
+
+
+GUARDED = """
+import os, signal, socket, sys
+from host.agent.supervisor import start_guard
+listener = socket.create_server(("127.0.0.1", 0))
+start_guard(lambda: sys.stdin.readline(), [listener.fileno()])
+print(listener.getsockname()[1], flush=True)
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+def test_a_guard_holds_no_port_of_its_supervisor() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", GUARDED],
+        cwd=CHECKOUT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    ) as supervisor:
+        assert supervisor.stdout is not None and supervisor.stdin is not None
+        port = int(supervisor.stdout.readline())
+        assert supervisor.wait(20) == -signal.SIGKILL
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        supervisor.stdin.close()  # the guard ends, and with it the last who has the output open
+        assert supervisor.stdout.read() == ""
+
+
+def start_request(tmp_path: Path, **fields: Any) -> dict[str, Any]:
+    """The part of a start request that says where the files of a run are: behind a URL, as in a bucket."""
+    bucket = tmp_path / "bucket"
+    (bucket / "logs" / "0").mkdir(parents=True)
+    return {
+        "run_dir": None,
+        "env": {"RUN_DIR": f"file://{bucket}", "PYTHONPATH": str(CHECKOUT)},
+        "argv": [sys.executable],
+        "cwd": str(tmp_path),
+        "log_path": str(tmp_path / "log"),
+        "attempt": 0,
+        "process_id": 1,
+        "container": None,
+        **fields,
+    }
+
+
+def test_a_log_is_delivered_to_a_bucket_as_long_as_it_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "LOG_PERIOD_S", 0.05)
+    files = RunFiles(start_request(tmp_path))
+    log, delivered = tmp_path / "log", tmp_path / "bucket/logs/0/host-1.log"
+    log.write_text("one\n")
+    files.keep_log()
+    until(lambda: delivered.exists() and delivered.read_text() == "one\n")
+    delivered.unlink()
+    with log.open("a") as file:
+        file.write("two\n")
+    until(lambda: delivered.exists() and delivered.read_text() == "one\ntwo\n")
+    files.end_log()
+
+
+def test_all_that_is_left_to_say_goes_to_a_bucket_in_one_delivery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, starts = subprocess.run, []
+
+    def counted(*given: Any, **more: Any) -> Any:
+        starts.append(given)
+        return run(*given, **more)
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    (tmp_path / "log").write_text("one\n")
+    asked = start_request(tmp_path)
+    (tmp_path / "bucket" / "result.json").write_text("the job's own")
+    RunFiles(asked).put({"beat.json": "{}"}, {"result.json": "the agent's", "first.json": "{}"})
+    assert len(starts) == 1
+    texts = {path.name: path.read_text() for path in (tmp_path / "bucket").rglob("*.*")}
+    assert texts == {
+        "beat.json": "{}",
+        "result.json": "the job's own",
+        "first.json": "{}",
+        "host-1.log": "one\n",
+    }
+
+
+def test_on_a_disk_files_are_written_whole_and_what_is_there_once_stays(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    files = RunFiles(start_request(tmp_path, run_dir=str(run_dir)))
+    files.put({"stacks/0/host-1.txt": "first"}, {"result.json": "first"})
+    files.put({"stacks/0/host-1.txt": "second"}, {"result.json": "second"})
+    assert (run_dir / "stacks/0/host-1.txt").read_text() == "second"
+    assert (run_dir / "result.json").read_text() == "first"
+    assert sorted(path.name for path in run_dir.rglob(".*")) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "is_noted"),
+    [
+        ({"argv": ["/no/such/python"]}, True),
+        ({"env": {"RUN_DIR": "nowhere://x", "PYTHONPATH": str(CHECKOUT)}}, True),
+        ({"run_dir": "/proc/no/such/place"}, True),
+        ({"env": {}}, False),  # a run without a directory misses nothing
+    ],
+)
+def test_what_cannot_be_written_is_noted_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: dict[str, Any], is_noted: bool
+) -> None:
+    RunFiles(start_request(tmp_path, **wrong)).put({"beat.json": "{}"}, {"result.json": "{}"})
+    assert bool(capsys.readouterr().err) == is_noted
