@@ -60,7 +60,7 @@ ACTIVE: tuple[State, ...] = ("starting", "running", "saving")
 FINISHING_LIMIT_S = 10.0
 """Seconds after its processes ended in which a run's result may still be on its way."""
 SILENCE_LIMIT_S = 60.0
-"""Seconds without a heartbeat after which a process on a host that does not answer is taken to be gone. The liveness
+"""Seconds without a heartbeat after which a process on a host that does not answer counts as gone. The liveness
 server of the run has by then stopped whatever was left of it."""
 COMMITTED = "commit_success.txt"
 """What Orbax writes last into a checkpoint where a folder cannot be renamed, as in a bucket."""

@@ -7,8 +7,11 @@ import os
 import threading
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from contracts import run_directory
 from contracts.run_directory import RunDirectory
@@ -85,16 +88,12 @@ def test_the_end_of_the_metrics_is_read_without_the_line_it_begins_in(directory:
     assert directory.read_new_metrics(-30) == ([{"step": 98}, {"step": 99}], len(text))
 
 
-def test_a_removed_file_is_gone(directory: RunDirectory) -> None:
-    directory.write_text("a", "1")
-    directory.remove("a")
-    assert directory.read_text("a") is None
-
-
-def test_names_are_listed_in_order(directory: RunDirectory) -> None:
+def test_names_are_listed_in_order_and_a_removed_file_is_gone(directory: RunDirectory) -> None:
     for name in ("10", "9", "2"):
         directory.write_text(f"checkpoints/{name}/state", "x")
     assert directory.list("checkpoints") == ["10", "2", "9"]
+    directory.remove("checkpoints/9/state")
+    assert directory.read_text("checkpoints/9/state") is None
 
 
 def test_a_folder_that_is_moved_is_there_and_no_longer_here(directory: RunDirectory) -> None:
@@ -153,9 +152,38 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     assert None not in seen
 
 
-def test_others_may_read_what_a_run_wrote(tmp_path: Path) -> None:
-    RunDirectory(str(tmp_path)).write_text("result.json", "{}")
-    assert (tmp_path / "result.json").stat().st_mode & 0o777 == 0o644
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_who_may_read_what_a_run_wrote_is_what_the_umask_says(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        RunDirectory(str(tmp_path)).write_text("result.json", "{}")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "result.json").stat().st_mode & 0o777 == mode
+
+
+BEATS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "rank": st.integers(0, 9),
+            "time": st.integers(0, 5),
+            "state": st.sampled_from(["failed", "stepping"]),
+            "exit_code": st.sampled_from([None, 1, 2, 76]),
+        }
+    ),
+    max_size=6,
+)
+
+
+@given(BEATS)
+def test_the_culprit_is_the_first_to_fail_by_itself(beats: list[dict[str, Any]]) -> None:
+    blamed = run_directory.first_failure(beats)
+    failed = [beat for beat in beats if beat["state"] == "failed"]
+    assert (blamed is None) == (not failed)
+    if blamed is not None:
+        rivals = [beat for beat in failed if beat["exit_code"] != 76] or failed
+        assert blamed in rivals
+        assert all(blamed["time"] <= beat["time"] for beat in rivals)
 
 
 def test_files_of_a_process_are_named_by_attempt_and_rank() -> None:
