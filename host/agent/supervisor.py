@@ -476,7 +476,7 @@ def start_guard(on_death: Callable[[], object], inherited: list[int]) -> Callabl
         return lambda: dismiss(writing)
     try:
         os.setsid()  # whoever ends the supervisor with its whole session does not end this one
-        for descriptor in [writing, standing, stands, *inherited]:
+        for descriptor in [writing, standing, *inherited, stands]:
             os.close(descriptor)
         if os.read(reading, 1) != ALL_IS_WELL:
             on_death()

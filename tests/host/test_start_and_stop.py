@@ -189,7 +189,8 @@ def test_a_wait_for_a_process_to_join_ends_as_soon_as_it_has_or_never_will(
     agent.start(HERE + script)
     before = time.monotonic()
     answer = agent("join", **ONE, limit_s=limit_s)
-    assert min(limit_s, 0.3) <= time.monotonic() - before + 0.3 < 30
+    assert time.monotonic() - before < 30
+    assert limit_s > 1 or time.monotonic() - before >= limit_s
     assert answer["state"] in states
     found = answer["process"]
     assert process == (found["state"] if found["state"] == "running" else (found["code"], found["signal"]))
