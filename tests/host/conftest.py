@@ -26,7 +26,7 @@ from host.agent.protocol import serve
 serve(sys.stdin.buffer.readline(), sys.stdin.buffer, sys.stdout, 600)
 """
 ONE: dict[str, Any] = {"run_id": "run-1", "attempt": 0, "process_id": 0}
-JOB = """
+JOB = r"""
 import json, os, signal, sys, time
 run_dir = os.environ["RUN_DIR"]
 rank, attempt = int(os.environ["RUN_PROCESS_ID"]), int(os.environ["RUN_ATTEMPT"])
@@ -38,7 +38,7 @@ def beat(state, step, **more):
                        step_time=time.time(), pid=os.getpid(), **{"message": None, **more}), file)
     os.replace(path + ".new", path)
 def say(text):
-    print(text, flush=True)
+    os.write(1, ("%s\n" % (text,)).encode())  # as a signal's handler may say something too, at any moment
 def live():
     while True:
         time.sleep(60)
