@@ -132,7 +132,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, image: str) -> Iterator[subprocess.P
     # In a network of its own: a daemon without a bridge takes away the one that another has made.
     command = ["unshare", "--net", "dockerd", "--host", address, "--data-root", str(root / "data")]
     command += ["--exec-root", str(root / "exec"), "--pidfile", str(root / "pid"), "--bridge", "none"]
-    command += ["--iptables=false", "--ip-forward=false"]
+    command += ["--iptables=false", "--ip-forward=false", "--shutdown-timeout", "1"]
     monkeypatch.setenv("DOCKER_HOST", address)
     with (root / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as daemon:
         try:
