@@ -240,6 +240,8 @@ def test_a_job_that_does_not_stop_is_killed_when_its_time_is_up_and_that_is_no_f
     started = agent.start_and_hear(LIVES if is_frozen else STUBBORN)
     if is_frozen:
         os.kill(started["pid"], signal.SIGSTOP)
+        stat = Path(f"/proc/{started['pid']}/stat")
+        until(lambda: proc.parse_stat(stat.read_text())[0] == "T")
     before = time.monotonic()
     stopped = stop(agent, 0.5)
     assert 0.5 < time.monotonic() - before < 5
