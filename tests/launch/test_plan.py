@@ -143,7 +143,11 @@ def test_what_the_preflight_found_is_settled_and_paths_below_a_home_are_written_
     )
     facts = [{"free_ports": [5000, 5001], "home": "/home/a"}, {"free_ports": [6000, 6001], "home": "/home/b"}]
     found = plan.settled(homely, facts, token="secret")
-    assert (found.coordinator, found.liveness_port, found.liveness_token) == ("127.0.0.1:5000", 5001, "secret")
+    assert (found.coordinator, found.liveness_port, found.liveness_token) == (
+        "127.0.0.1:5000",
+        5001,
+        "secret",
+    )
     for rank, home in enumerate(("/home/a", "/home/b")):
         request = plan.start(found, rank)
         assert request["argv"][0] == f"{home}/venv/bin/python"
