@@ -38,7 +38,11 @@ from launch.targets import Target
 Say = Callable[[str], None]
 
 
-def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None, framework: str = "jax") -> int:
+FRAMEWORK = "jax"
+"""What hosts are prepared for and tried with; containers bring any other."""
+
+
+def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None) -> int:
     """Prepare every host and say what changed; 0 where all are ready.
 
     runtime: as `launch.plan.choose_container` takes it; runs in containers need Docker, others a Python.
@@ -48,21 +52,19 @@ def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None, f
         HostsError: no host could be reached.
     """
     console = terminal()
-    contained = plan.choose_container(target, framework, runtime, plan.built_here) is not None
+    contained = plan.choose_container(target, FRAMEWORK, runtime, plan.built_here) is not None
     lock = None if contained else python_environment.needed(target, CHECKOUT)
     reached = reach(target, say(console))
-    wanted = steps(target, framework, with_comforts=with_comforts, contained=contained, lock=lock)
+    wanted = steps(target, with_comforts=with_comforts, contained=contained, lock=lock)
     outcomes = _carry_out(target, wanted, lock, reached, say(console))
     console.print(table(outcomes))
     say(console)(verdict(outcomes))
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 
 
-def steps(
-    target: Target, framework: str, *, with_comforts: bool, contained: bool, lock: Lock | None
-) -> tuple[Step, ...]:
+def steps(target: Target, *, with_comforts: bool, contained: bool, lock: Lock | None) -> tuple[Step, ...]:
     """What each host of a target needs, in the order in which it is looked at. contained: runs are in containers."""
-    modules = MODULES_OF_FRAMEWORK[framework]
+    modules = MODULES_OF_FRAMEWORK[FRAMEWORK]
     own = [target.agent_root, target.cache_dir]
     if target.is_local:
         return (

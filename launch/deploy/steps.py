@@ -154,9 +154,9 @@ echo always >{setting}
     )
 
 
-def comforts(packages: Sequence[str] = COMFORTS) -> Step:
+def comforts() -> Step:
     """What people install by hand on a TPU VM."""
-    listed = shlex.join(packages)
+    listed = shlex.join(COMFORTS)
     return Step(
         name="comforts",
         when=HAS_APT,

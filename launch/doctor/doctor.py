@@ -16,7 +16,7 @@ from contracts.errors import RequestError
 from jobs.runtime.cache import user_cache_dir
 from launch import jobs
 from launch.commands import verify
-from launch.deploy.deploy import named
+from launch.deploy.deploy import FRAMEWORK, named
 from launch.display import say, terminal
 from launch.doctor import slice_hosts, workstation
 from launch.doctor.check import Check, Finding, carry_out
@@ -40,7 +40,7 @@ MARKS = {"ok": "✓", "warn": "!", "fail": "✗", "skip": "·"}
 Open = Callable[[], Target]
 
 
-def doctor(open_target: Open, *, wants_stack: bool, as_json: bool, framework: str = "jax") -> int:
+def doctor(open_target: Open, *, wants_stack: bool, as_json: bool) -> int:
     """Print every finding; 0 where nothing failed, else 1. wants_stack: whether it is about more than this machine."""
     here = Machine(
         environ=os.environ,
@@ -51,7 +51,7 @@ def doctor(open_target: Open, *, wants_stack: bool, as_json: bool, framework: st
     )
     console = terminal()
     found: list[Finding] = []
-    everything = findings(here, open_target, wants_stack=wants_stack, framework=framework)
+    everything = findings(here, open_target, wants_stack=wants_stack)
     for area, of_area in itertools.groupby(everything, key=lambda finding: finding.area):
         listed = list(of_area)
         found += listed
@@ -72,7 +72,7 @@ def _failed(found: Sequence[Finding]) -> int:
     return sum(each.state == "fail" for each in found)
 
 
-def findings(here: Machine, open_target: Open, *, wants_stack: bool, framework: str) -> Iterator[Finding]:
+def findings(here: Machine, open_target: Open, *, wants_stack: bool) -> Iterator[Finding]:
     """From near to far; without a target what lies farther is not looked at."""
     area = workstation.AREA
     yield from carry_out(workstation.checks(here, needs_pulumi=wants_stack))
@@ -94,11 +94,11 @@ def findings(here: Machine, open_target: Open, *, wants_stack: bool, framework: 
             yield from carry_out([os_login] if any(host.user is None for host in target.hosts) else [])
             yield from carry_out([roles] if any(host.reach == "iap" for host in target.hosts) else [])
         yield from carry_out(slice_hosts.stack_checks(target, here.ask))
-    yield from _hosts(target, framework)
+    yield from _hosts(target)
     yield from carry_out(slice_hosts.checks(target))
 
 
-def _hosts(target: Target, framework: str) -> Iterator[Finding]:
+def _hosts(target: Target) -> Iterator[Finding]:
     """The first by itself, for all others may be reached through it; those that do not answer are asked no more."""
     everyone = list(range(len(target.hosts)))
     first = Check("network", "first host", lambda: slice_hosts.reached(target, everyone[:1]))
@@ -108,7 +108,7 @@ def _hosts(target: Target, framework: str) -> Iterator[Finding]:
     lost = {finding.host for finding in found if finding.state == "fail"}
     if rest := [index for index in everyone if target.hosts[index].name not in lost]:
         answering = only(target, rest)
-        preflight = Check("hosts", "preflight", lambda: slice_hosts.preflight(answering, framework))
+        preflight = Check("hosts", "preflight", lambda: slice_hosts.preflight(answering))
         yield from carry_out([preflight])
 
 
@@ -162,7 +162,7 @@ def verdict(found: Sequence[Finding]) -> str:
     return f"{', '.join(parts)}, of {len(found)} looked at" if parts else f"all well, {len(found)} looked at"
 
 
-def first_day(target: Target, framework: str = "jax") -> int:
+def first_day(target: Target) -> int:
     """Print the text; 0 where a host answered."""
     print(
         "asking every host, then starting one process on each: a minute or two …", file=sys.stderr, flush=True
@@ -172,7 +172,7 @@ def first_day(target: Target, framework: str = "jax") -> int:
         {"agent": str(each)} if isinstance(each, HostError) else {k: str(v) for k, v in each["found"].items()}
         for each in answers
     ]
-    lines = [*about(target), *by_answer(hosts), *processes(target, framework)]
+    lines = [*about(target), *by_answer(hosts), *processes(target)]
     print("\n".join(["```", *(without_names(line, private(target, hosts)) for line in lines), "```"]))
     return 0 if any(not isinstance(each, HostError) for each in answers) else 1
 
@@ -216,10 +216,10 @@ def by_answer(hosts: Sequence[Mapping[str, str]]) -> list[str]:
     return lines
 
 
-def processes(target: Target, framework: str) -> list[str]:
+def processes(target: Target) -> list[str]:
     """Both numbers of every process, from a group of them, or why there is none."""
     try:
-        plan, failures, found = verify.gather(target, framework, None)
+        plan, failures, found = verify.gather(target, FRAMEWORK, None)
         verify.clear(target, plan)
     except (RequestError, HostError, HostsError) as error:
         return [f"{' and '.join(PROCESS)}: not known, for no group was formed: {error}"]

@@ -14,6 +14,7 @@ from contracts.files import Files, is_url
 from contracts.inventory import Inventory, Slice
 from infra.catalogue import CatalogueError, accelerator, price_usd_per_hour, region_of
 from launch import plan as plans
+from launch.deploy.deploy import FRAMEWORK
 from launch.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
 from launch.doctor.workstation import Ask
 from launch.hosts import HostError, ask_all
@@ -143,17 +144,17 @@ def _region(what: str, where: str, here: str) -> Finding:
     return warn(f"{what} is in {where}, the TPUs in {here}", f"{EGRESS}: use one in {here}")
 
 
-def asked(target: Target, framework: str) -> Plan:
+def asked(target: Target) -> Plan:
     """A plan that nobody carries out: what a run would ask of the hosts."""
     return plans.on(
         target,
         run_id="doctor",
         job="doctor",
-        framework=framework,
+        framework=FRAMEWORK,
         run_dir=target.runs_url,
         cwd=plans.HOME,
         bundle_sha256=NOTHING,
-        container=plans.choose_container(target, framework, None, plans.built_here),
+        container=plans.choose_container(target, FRAMEWORK, None, plans.built_here),
     )
 
 
@@ -177,9 +178,9 @@ def reached(target: Target, indexes: Sequence[int]) -> list[Finding]:
     return said
 
 
-def preflight(target: Target, framework: str) -> list[Finding]:
+def preflight(target: Target) -> list[Finding]:
     """What a run would find on every host, each check of each."""
-    plan = asked(target, framework)
+    plan = asked(target)
     requests = [plans.preflight(plan, index, now_s=time.time()) for index in range(plan.processes)]
     answers = ask_all(target.agents, "preflight", requests)
     busy = runs_on(target)

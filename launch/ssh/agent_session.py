@@ -39,11 +39,10 @@ Connect = Callable[[], Awaitable[asyncssh.SSHClientConnection]]
 class Sessions:
     """The sessions of one host: an idle one is used again, one that is busy keeps nobody waiting."""
 
-    def __init__(self, access: Access, connect: Connect, python: str) -> None:
+    def __init__(self, access: Access, connect: Connect) -> None:
         self.round_trips = 0
         self._access = access
         self._connect = connect
-        self._python = python
         self._idle: list[tuple[str, _Session]] = []
         self._places = asyncio.Semaphore(SESSIONS_AT_ONCE)
 
@@ -63,7 +62,7 @@ class Sessions:
             return Completed(exit_code=0, stdout=answer.decode(errors="replace"), stderr="")
         code, last_words = await session.end()
         if code == NOT_FOUND:
-            raise problems.command_missing(self._access, self._python)
+            raise problems.command_missing(self._access, PYTHON)
         return Completed(exit_code=code, stdout="", stderr=last_words)
 
     @contextlib.asynccontextmanager
@@ -92,7 +91,7 @@ class Sessions:
         return None
 
     async def _begin(self, connection: asyncssh.SSHClientConnection, root: str) -> _Session:
-        command = agent_code().command_line(self._python, root)
+        command = agent_code().command_line(root)
         process = await open_process(connection, self._access, command, window=WINDOW_BYTES)
         return _Session(process, self._access)
 
@@ -196,10 +195,10 @@ class AgentCode:
     sha256: str
     answer: bytes
 
-    def command_line(self, python: str, root: str) -> str:
+    def command_line(self, root: str) -> str:
         """What a host's login shell is told, so that it begins a session. Any shell reads the loader's digits alike."""
         begin = "import sys; exec(bytes.fromhex(sys.argv.pop(1)))"
-        return shlex.join([python, "-S", "-E", "-c", begin, self.loader.encode().hex(), root, self.sha256])
+        return shlex.join([PYTHON, "-S", "-E", "-c", begin, self.loader.encode().hex(), root, self.sha256])
 
 
 @functools.cache

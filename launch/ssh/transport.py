@@ -25,7 +25,7 @@ from contracts.inventory import Inventory, Slice
 from launch.hosts import PIECE_BYTES, Completed, HostError, Show, Stream
 from launch.ssh import problems
 from launch.ssh.access import Access, routes
-from launch.ssh.agent_session import AGENT_ROOT, PYTHON, Sessions
+from launch.ssh.agent_session import AGENT_ROOT, Sessions
 from launch.ssh.connection import Ssh, open_process, together
 
 Take = Callable[[Stream, bytes], Awaitable[None]]
@@ -68,10 +68,10 @@ class SshTransport:
     where a signal N ended it, that shell says 128 + N.
     """
 
-    def __init__(self, access: Access, ssh: Ssh, python: str = PYTHON) -> None:
+    def __init__(self, access: Access, ssh: Ssh) -> None:
         self.access = access
         self._ssh = ssh
-        self._sessions = Sessions(access, self._connected, python)
+        self._sessions = Sessions(access, self._connected)
 
     @property
     def round_trips(self) -> int:

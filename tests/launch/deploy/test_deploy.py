@@ -43,7 +43,7 @@ def agents(make_agent: MakeAgent) -> list[Agent]:
 
 def names(target: Target, **options: Any) -> list[str]:
     given = {"with_comforts": False, "contained": False, "lock": LOCK, **options}
-    return [step.name for step in deploy.steps(target, "jax", **given)]
+    return [step.name for step in deploy.steps(target, **given)]
 
 
 def test_each_target_gets_the_steps_that_it_needs(agents: list[Agent]) -> None:
@@ -66,14 +66,14 @@ def test_each_target_gets_the_steps_that_it_needs(agents: list[Agent]) -> None:
 
 def test_on_this_machine_nothing_is_installed_and_nothing_needs_root(agents: list[Agent]) -> None:
     target = make_target(agents, name="local", python="/venv/bin/python", runs_url="/runs")
-    found = deploy.steps(target, "jax", with_comforts=True, contained=False, lock=None)
+    found = deploy.steps(target, with_comforts=True, contained=False, lock=None)
     assert [step.name for step in found] == ["folders", "python"]
     assert not any(step.root for step in found) and found[1].change == ""
 
 
 def test_folders_wait_for_the_share_and_all_steps_fit_in_one_argument_of_a_shell(agents: list[Agent]) -> None:
     """sshd hands the whole command to a shell as one argument."""
-    every = deploy.steps(make_target(agents), "jax", with_comforts=True, contained=False, lock=LOCK)
+    every = deploy.steps(make_target(agents), with_comforts=True, contained=False, lock=LOCK)
     argv = [deploy.PYTHON, "-S", "-E", "-c", deploy.RUNNER.read_text(), to_json(every)]
     assert len(shlex.join(argv).encode()) < 100_000
     (folders,) = [step for step in every if step.name == "folders"]

@@ -62,7 +62,7 @@ def test_a_stack_that_cannot_be_read_is_a_finding_and_this_machine_is_looked_at_
     def refuse() -> Target:
         raise RequestError("--stack dev: `pulumi` is not on PATH")
 
-    found = list(doctor.findings(machine(), refuse, wants_stack=True, framework="jax"))
+    found = list(doctor.findings(machine(), refuse, wants_stack=True))
     assert ("inventory", "fail") in [(each.name, each.state) for each in found]
     wanted = {"python", "packages", "pulumi", "pulumi login", "gcloud", "ssh keys", "os login"}
     assert wanted <= {each.name for each in found}
@@ -80,7 +80,7 @@ def test_areas_come_from_near_to_far_and_a_first_host_that_is_lost_hides_no_othe
 
     agents = [make_agent(lost, host="w-0"), make_agent(fine, host="w-1")]
     target = make_target(agents, [None, None], runs_url="gs://none/runs")  # type: ignore[list-item]
-    found = list(doctor.findings(machine(), lambda: target, wants_stack=True, framework="jax"))
+    found = list(doctor.findings(machine(), lambda: target, wants_stack=True))
     assert [(each.host, each.state) for each in found if each.area == "network"] == [
         ("w-0", "fail"),
         ("w-1", "ok"),

@@ -140,7 +140,7 @@ def test_every_host_is_asked_and_a_silent_one_hides_no_other(make_agent: MakeAge
     said = slice_hosts.reached(target, [0, 1, 2])
     assert [(each.host, each.state) for each in said] == [("w-0", "ok"), ("w-1", "fail"), ("w-2", "ok")]
     assert said[1].message == "timed out (through IAP)" and said[1].remedy == "look"
-    found = slice_hosts.preflight(target, "jax")
+    found = slice_hosts.preflight(target)
     assert of(found, "preflight") == [("w-1", "fail", "timed out")]
     assert [host for host, _, _ in of(found, "python")] == ["w-0", "w-2"]
 
@@ -151,7 +151,7 @@ def test_a_device_that_a_strange_process_holds_is_a_failure_and_one_of_a_run_of_
     run = "flax_mlm-20261120-214500-abcd"
     idle = agent_with(make_agent, "w-0", checks=(HELD,))
     at_work = agent_with(make_agent, "w-1", checks=(HELD,), running=run)
-    found = slice_hosts.preflight(make_target([idle, at_work]), "jax")
+    found = slice_hosts.preflight(make_target([idle, at_work]))
     strange, ours = [each for each in found if each.name == "device"]
     assert (strange.state, strange.remedy) == ("fail", "end it")
     assert (ours.state, ours.remedy) == ("warn", f"`fab stop --run {run}`")
@@ -159,7 +159,7 @@ def test_a_device_that_a_strange_process_holds_is_a_failure_and_one_of_a_run_of_
 
 def test_hosts_of_one_slice_that_are_not_alike_are_named(make_agent: MakeAgent) -> None:
     target = make_target([agent_with(make_agent, "w-0"), agent_with(make_agent, "w-1", kernel="5.15")])
-    ((_, state, message),) = of(slice_hosts.preflight(target, "jax"), "kernel")
+    ((_, state, message),) = of(slice_hosts.preflight(target), "kernel")
     assert state == "warn" and message == "not the same on all hosts: 6.1 on w-0; 5.15 on w-1"
 
 
@@ -167,17 +167,17 @@ def test_hosts_are_asked_for_the_image_or_told_that_docker_is_missing_for_anothe
     make_agent: MakeAgent,
 ) -> None:
     target = make_target([agent_with(make_agent, "w-0")])
-    container = slice_hosts.asked(target, "jax").container
+    container = slice_hosts.asked(target).container
     assert container is not None and container.image == IMAGES["jax"]
     inventory = dataclasses.replace(target.inventory, images={"pytorch": IMAGES["jax"]})
     other = dataclasses.replace(target, inventory=inventory)
-    assert [state for _, state, _ in of(slice_hosts.preflight(other, "jax"), "docker")] == ["warn"]
+    assert [state for _, state, _ in of(slice_hosts.preflight(other), "docker")] == ["warn"]
 
 
 def test_a_slice_of_tpus_has_the_peak_that_the_catalogue_gives_it(make_agent: MakeAgent) -> None:
     agents = [agent_with(make_agent, f"w-{index}") for index in range(4)]
-    assert slice_hosts.asked(make_target(agents), "jax").peak_flops_per_s == 16 * 197_000_000_000_000
-    assert slice_hosts.asked(make_target(agents, platform="cpu"), "jax").peak_flops_per_s is None
+    assert slice_hosts.asked(make_target(agents)).peak_flops_per_s == 16 * 197_000_000_000_000
+    assert slice_hosts.asked(make_target(agents, platform="cpu")).peak_flops_per_s is None
 
 
 # --- whether runs can be written ----------------------------------------------------------------------------------

@@ -155,13 +155,16 @@ def test_long_questions_and_answers_pass_and_endless_ones_are_refused(
     pid_of(ask(host, "echo"))
 
 
-def test_a_host_without_python_or_a_place_for_the_agent_is_said(server: Server, ssh: Ssh) -> None:
-    with pytest.raises(HostError, match="host-0: no-such-python is not there → install it"):
-        ask(SshTransport(server.access, ssh, python="no-such-python"), "echo")
-    link = SessionLink(SshTransport(server.access, ssh), root="/proc/nowhere")
+def test_a_host_without_python_or_a_place_for_the_agent_is_said(
+    host: SshTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = SessionLink(host, root="/proc/nowhere")
     answer = json.loads(link.ask("echo", "{}", timeout_s=60).result(60).stdout)  # of the loader
     assert answer["ok"] is False
     assert "/proc/nowhere" in answer["error"]["message"]
+    monkeypatch.setattr(sessions, "PYTHON", "no-such-python")
+    with pytest.raises(HostError, match="host-0: no-such-python is not there → install it"):
+        ask(host, "echo")
 
 
 def test_a_verb_is_put_into_its_request_and_the_same_code_is_the_same_archive() -> None:
