@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.mlm_peers.case import CASES, config_of, prepare
-from bench.program import (
+from bench.peers import (
     FLAX,
     PYTORCH_BFLOAT16,
     Program,

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.mlm_peers.case import CASES, config_of, prepare
-from bench.program import FLAX, compile_all, ours_and_peers, running
+from bench.peers import FLAX, compile_all, ours_and_peers, running
 
 HELD_OUT = 256
 TURN_STEPS = 10

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from bench import mlm, mlm_loss
-from bench.program import FLAX, PYTORCH_BFLOAT16, Program
+from bench.peers import FLAX, PYTORCH_BFLOAT16, Program
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The model is RobertaForMaskedLM: `transformers`, in PyTorch, finds the same logits, loss and gradients.
 
-PyTorch comes into an environment of its own (`bench.program`), 5 GiB once a machine; so these tests are slow ones.
+PyTorch comes into an environment of its own (`bench.peers`), 5 GiB once a machine; so these tests are slow ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from bench.program import PROGRAMS, run_in_peer
+from bench.peers import PROGRAMS, run_in_peer
 from jobs.flax_mlm.config import Dimensions
 from jobs.flax_mlm.hugging_face import hugging_face_config, hugging_face_tensors
 from jobs.flax_mlm.model import Mlm

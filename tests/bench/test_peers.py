@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.program import PEERS, PROGRAMS, Program, running
+from bench.peers import PEERS, PROGRAMS, Program, running
 
 PLAY = """
 import sys
