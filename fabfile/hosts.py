@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from fabfile import options
-from fabfile.options import ACCESS, RUNTIME, WHERE, reported, task, whole
+from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, reported, task, whole
 
 
 @task(
@@ -90,8 +90,7 @@ def doctor(
 @task(
     help={
         "host": "which hosts, such as 0 or 0-3,5",
-        "stack": options.STACK,
-        "slice": options.SLICE,
+        **SLICES,
         "instance": "the name of the host's VM, if it has published none",
         "fingerprint": "the fingerprint SHA256:…, already compared; replaces the question",
     },

@@ -21,7 +21,8 @@ SLICE = "a slice of the stack, by name (default: the only one)"
 HOSTS = "which hosts, such as 0-3,5 (default: all; on this machine: how many)"
 RUNTIME = "bare, or docker: in the framework's image (default: docker where the stack has one)"
 ACCESS = "a container's access to its host: devices (only the TPU's nodes), or privileged"
-WHERE = {"stack": STACK, "slice": SLICE, "hosts": HOSTS}
+SLICES = {"stack": STACK, "slice": SLICE}
+WHERE = {**SLICES, "hosts": HOSTS}
 REHEARSAL = "rehearsal"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.errors import RequestError
 from fabfile import options
-from fabfile.options import ACCESS, RUNTIME, WHERE, reported, task, whole
+from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, reported, task, whole
 
 if TYPE_CHECKING:
     from launch.runs import Run
@@ -126,8 +126,7 @@ def status(c: Any, run: str = "", stack: str = "", slice: str = "", hosts: str =
         "host": "one host's log, by index (default: all hosts)",
         "follow": "continue to print until the run ends",
         "lines": "how many of the last lines to print first (0: all)",
-        "stack": options.STACK,
-        "slice": options.SLICE,
+        **SLICES,
         "runs": RUNS,
     }
 )
@@ -158,8 +157,7 @@ def logs(
     help={
         "run": RUN_HELP + " (default: the one that is active)",
         "grace": "seconds for saving a checkpoint before the processes are killed",
-        "stack": options.STACK,
-        "slice": options.SLICE,
+        **SLICES,
         "runs": RUNS,
     }
 )
@@ -175,8 +173,7 @@ def stop(c: Any, run: str = "", grace: str = "120", stack: str = "", slice: str 
 @task(
     help={
         "all": "every run (default: the latest 20)",
-        "stack": options.STACK,
-        "slice": options.SLICE,
+        **SLICES,
         "runs": RUNS,
     }
 )
@@ -193,8 +190,7 @@ def runs(c: Any, all: bool = False, stack: str = "", slice: str = "", runs: str 
     help={
         "text": 'a text with one or more <mask> in it: "The <mask> of the list."',
         "run": RUN_HELP,
-        "stack": options.STACK,
-        "slice": options.SLICE,
+        **SLICES,
         "runs": RUNS,
     },
 )
