@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Literal
 
 import yaml
 from pulumi import automation
@@ -32,6 +32,7 @@ from semver import VersionInfo
 from rehearsal.engine_report import EngineTimeoutError, Recorder, Report
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE
 from rehearsal.gcp_stand_in.world import World
+from tools.pulumi_cli import PulumiCli
 
 Program = Callable[[], None]
 Kind = Literal["preview", "up", "refresh", "destroy"]
@@ -47,19 +48,6 @@ NOWHERE = "http://127.0.0.1:9"  # the port of discard: a request to the internet
 
 # What a user's shell may hold that would lead Pulumi or Google's libraries to an account or another Python.
 _USERS_OWN = ("PULUMI_", "GOOGLE_", "GCLOUD_", "CLOUDSDK_", "PYTHON", "VIRTUAL_ENV", "TF_")
-
-
-class Cli(Protocol):
-    """Where Pulumi's command line is; `tools.pulumi_cli.PulumiCli` is one."""
-
-    @property
-    def command(self) -> Path: ...
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def dynamic_folder(self) -> Path: ...
-    @property
-    def version(self) -> str: ...
 
 
 class EngineCommand(PulumiCommand):
@@ -203,7 +191,7 @@ class Engine:
         self,
         *,
         folder: Path,
-        cli: Cli,
+        cli: PulumiCli,
         program: Program,
         tpu_url: str,
         project_file: Path | None = None,
@@ -306,7 +294,7 @@ class Engine:
     def _run_program(self) -> None:
         self.program()
 
-    def _environment(self, cli: Cli) -> dict[str, str]:
+    def _environment(self, cli: PulumiCli) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_USERS_OWN)}
         proxies = dict.fromkeys(("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"), NOWHERE)
         near = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")

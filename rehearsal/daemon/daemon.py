@@ -51,7 +51,7 @@ class Daemon:
         self._writing = threading.Lock()
         self.problem = ""
         self.done = threading.Event()
-        self.faults = FaultCommands(self)
+        self.faults: FaultCommands | None = None
         self.registry: Registry | None = None
         self.hosts: NodeMachines | None = None
         self.stack: RehearsalStack | None = None
@@ -63,7 +63,6 @@ class Daemon:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.faults.close()
         self.set_phase("ending")
         self._exits.close()
 
@@ -119,7 +118,7 @@ class Daemon:
             )
 
         self.hosts = NodeMachines(
-            machinery=self.machines,
+            machines=self.machines,
             addresses=network.addresses(ADDRESSES),
             make=make,
             say=self.say,
@@ -131,11 +130,19 @@ class Daemon:
         assert self.hosts is not None
         self.api = self._exits.enter_context(
             TpuApi(
-                capacity={self.pool: configuration.chips_of(self.accelerator)},
+                capacity={configuration.pool_of(self.accelerator): configuration.chips_of(self.accelerator)},
                 delays=Delays().scaled(DELAY_FACTOR),
                 hardware=self.hosts,
             )
         )
+        self.faults = FaultCommands(
+            hosts=self.hosts,
+            faults=self.machines.faults,
+            control=self.api.control,
+            pool=configuration.pool_of(self.accelerator),
+            chips=configuration.chips_of(self.accelerator),
+        )
+        self._exits.callback(self.faults.close)
         self.stack = RehearsalStack(
             folder=self.folder / "engine",
             cli=cli,
@@ -169,18 +176,6 @@ class Daemon:
 
     # --- what it tells ----------------------------------------------------------------------------------------
 
-    @property
-    def pool(self) -> str:
-        """Of the chips of the slice."""
-        return configuration.pool_of(self.accelerator)
-
-    def node(self) -> str:
-        """The full name of the node that the slice is. Raises RehearsalError where there is none."""
-        nodes = self.api.control.alive()["nodes"] if self.stack is not None else []
-        if not nodes:
-            raise RehearsalError("there is no slice now; `pulumi up --refresh` makes it again")
-        return str(nodes[0]["name"])
-
     def set_phase(self, phase: state.Phase) -> None:
         self._phase = phase
         self.write_state()
@@ -212,16 +207,16 @@ class Daemon:
         if do == "pulumi":
             return self.pulumi(list(arguments["arguments"]), caller)
         if do == "act":
+            if self.faults is None:
+                raise RehearsalError(
+                    "the rehearsal has no hosts yet; `fab rehearsal status` says how far it is"
+                )
             return self.faults.carry_out(str(arguments["name"]), FaultRequest(**arguments["asked"]))
         if do == "status":
             return self.status()
         if do == "destroy":
             return self.destroy(caller)
-        if do == "end":
-            return self.done.set()
-        raise RehearsalError(
-            f'"{do}" is nothing that the daemon does; pulumi, act, status, destroy or end are'
-        )
+        raise RehearsalError(f'"{do}" is nothing that the daemon does; pulumi, act, status or destroy are')
 
     def pulumi(self, arguments: list[str], caller: Caller) -> Mapping[str, Any]:
         """What was typed behind `pulumi`: its exit code, and what goes to its standard output as it is."""

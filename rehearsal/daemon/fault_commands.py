@@ -8,14 +8,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
-from infra import catalogue
-from rehearsal.daemon.configuration import SLICE, chips_of
+from rehearsal.daemon.configuration import SLICE
 from rehearsal.daemon.node_machines import NodeMachines
-from rehearsal.machines import Faults, Machines, MachinesError
+from rehearsal.machines import Faults, MachinesError
 from rehearsal.state import RehearsalError
-from rehearsal.tpu_api import ApiError, TpuApi
+from rehearsal.tpu_api import ApiError, Control
 
 # Google starts a host that crashed again by itself; this long is short enough to watch.
 AGAIN_S = 30.0
@@ -31,27 +29,18 @@ class FaultRequest:
     for_good: bool = False
 
 
-class Rehearsal(Protocol):
-    """What of a rehearsal that is up can go wrong."""
-
-    @property
-    def hosts(self) -> NodeMachines | None: ...
-    @property
-    def machines(self) -> Machines: ...
-    @property
-    def api(self) -> TpuApi: ...
-    @property
-    def accelerator(self) -> catalogue.Accelerator: ...
-    @property
-    def pool(self) -> str: ...
-    def node(self) -> str: ...
-
-
 class FaultCommands:
-    """The faults of one rehearsal. close: what was to come later does not."""
+    """The faults of one rehearsal. pool, chips: of its slices in the simulated cloud. close: what was to come later
+    does not."""
 
-    def __init__(self, rehearsal: Rehearsal) -> None:
-        self._rehearsal = rehearsal
+    def __init__(
+        self, *, hosts: NodeMachines, faults: Faults, control: Control, pool: str, chips: int
+    ) -> None:
+        self.faults = faults
+        self._hosts = hosts
+        self._control = control
+        self._pool = pool
+        self._chips = chips
         self._timers: list[threading.Timer] = []
         self._wedged: dict[str, list[int]] = {}
 
@@ -73,18 +62,6 @@ class FaultCommands:
         for timer in self._timers:
             timer.cancel()
 
-    # --- whom -------------------------------------------------------------------------------------------------
-
-    @property
-    def faults(self) -> Faults:
-        return self._rehearsal.machines.faults
-
-    @property
-    def _hosts(self) -> NodeMachines:
-        if self._rehearsal.hosts is None:
-            raise RehearsalError("the rehearsal has no hosts yet; `fab rehearsal status` says how far it is")
-        return self._rehearsal.hosts
-
     def name(self, request: FaultRequest) -> str:
         """The machine that is meant. Raises RehearsalError."""
         names = self._hosts.names()
@@ -98,31 +75,31 @@ class FaultCommands:
             else "the rehearsal has no hosts now; `pulumi up --refresh` makes them"
         )
 
-    def _any(self) -> str:
-        up = [name for name in self._hosts.names() if self._hosts.stands(name) == "up"]
-        if not up:
-            raise RehearsalError("no host is up, and the share is reached through one")
-        return up[0]
-
     # --- the cloud --------------------------------------------------------------------------------------------
 
-    def preempt(self) -> str:
-        self._rehearsal.api.control.preempt(self._rehearsal.node())
+    def preempt(self, _request: FaultRequest) -> str:
+        self._control.preempt(self._node())
         return f"Google took the slice {SLICE} back, without notice. Look: fab status; mend: fab recover"
 
-    def vanish(self) -> str:
-        self._rehearsal.api.control.vanish(self._rehearsal.node())
+    def vanish(self, _request: FaultRequest) -> str:
+        self._control.vanish(self._node())
         return f"the slice {SLICE} is gone, as if somebody had deleted it. Mend: fab recover"
 
-    def stockout(self) -> str:
-        pool = self._rehearsal.pool
-        self._rehearsal.api.control.set_capacity(pool, 0)
-        return f"{pool} has no chips any more; who has some keeps them. Look: fab recover after a preempt"
+    def stockout(self, _request: FaultRequest) -> str:
+        self._control.set_capacity(self._pool, 0)
+        return (
+            f"{self._pool} has no chips any more; who has some keeps them. Look: fab recover after a preempt"
+        )
 
-    def restock(self) -> str:
-        pool, chips = self._rehearsal.pool, chips_of(self._rehearsal.accelerator)
-        self._rehearsal.api.control.set_capacity(pool, chips)
-        return f"{pool} has {chips} chips again; a request that waits is served"
+    def restock(self, _request: FaultRequest) -> str:
+        self._control.set_capacity(self._pool, self._chips)
+        return f"{self._pool} has {self._chips} chips again; a request that waits is served"
+
+    def _node(self) -> str:
+        nodes = self._control.alive()["nodes"]
+        if not nodes:
+            raise RehearsalError("there is no slice now; `pulumi up --refresh` makes it again")
+        return str(nodes[0]["name"])
 
     # --- machines ---------------------------------------------------------------------------------------------
 
@@ -155,16 +132,9 @@ class FaultCommands:
             self.faults.unwedge(name, process)
         return f"{len(found)} processes of {name} go on"
 
-    def hold_device(self, request: FaultRequest) -> str:
-        name = self.name(request)
-        process = self.faults.hold_device(name)
-        return (
-            f"process {process} of {name} holds its device. Look: fab train is refused, fab doctor names it"
-        )
-
     def fill_disk(self, request: FaultRequest) -> str:
         if request.host == SHARE:
-            self.faults.fill_share(self._any())
+            self.faults.fill_share(self._one_that_is_up())
             return "the share has no byte left. Look: what happens at the next checkpoint"
         name = self.name(request)
         self.faults.fill_disk(name)
@@ -172,7 +142,7 @@ class FaultCommands:
 
     def empty_disk(self, request: FaultRequest) -> str:
         if request.host == SHARE:
-            self.faults.empty_share(self._any())
+            self.faults.empty_share(self._one_that_is_up())
             return "the share has room again"
         name = self.name(request)
         self.faults.empty_disk(name)
@@ -184,6 +154,12 @@ class FaultCommands:
         self.faults.set_clock(name, request.amount)
         return f"the clock of {name} is off by {request.amount:g} s for new connections. Look: fab doctor, fab train"
 
+    def _one_that_is_up(self) -> str:
+        up = [name for name in self._hosts.names() if self._hosts.stands(name) == "up"]
+        if not up:
+            raise RehearsalError("no host is up, and the share is reached through one")
+        return up[0]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
@@ -194,19 +170,19 @@ class Command:
     needs: tuple[str, ...] = ("host",)
 
 
-def _of_cloud(help: str, run: Callable[[FaultCommands], str]) -> Command:
+def _of_cloud(help: str, run: Callable[[FaultCommands, FaultRequest], str]) -> Command:
     """One that no host in particular suffers from."""
-    return Command(help=help, run=lambda commands, _request: run(commands), needs=())
+    return Command(help=help, run=run, needs=())
 
 
 def _of_machine(help: str, cause: Callable[[Faults, str], object], said: str) -> Command:
-    """A fault that takes nothing but the machine's name. said: what is told, with {name} in it."""
+    """A fault that takes only the machine's name. said: what is told, with {name} and {found}, what the fault gave."""
 
     def run(commands: FaultCommands, request: FaultRequest) -> str:
         name = commands.name(request)
         # By its name, so that a test may stand in for the faults of real machines.
-        getattr(commands.faults, cause.__name__)(name)
-        return said.format(name=name)
+        found = getattr(commands.faults, cause.__name__)(name)
+        return said.format(name=name, found=found)
 
     return Command(help=help, run=run)
 
@@ -234,7 +210,10 @@ COMMANDS: Mapping[str, Command] = {
     "clock": Command(
         help="a host's clock is off by --amount seconds (0: right)", run=FaultCommands.clock, needs=("host", "amount")
     ),
-    "hold-device": Command(help="another process holds a host's device", run=FaultCommands.hold_device),
+    "hold-device": _of_machine(
+        "another process holds a host's device", Faults.hold_device,
+        "process {found} of {name} holds its device. Look: fab train is refused, fab doctor names it",
+    ),
     "release-device": _of_machine("it lets go", Faults.release_device, "the device of {name} is free"),
     "unmount-share": _of_machine(
         "a host has lost the share", Faults.unmount_share,

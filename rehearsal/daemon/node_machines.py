@@ -12,12 +12,11 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+import asyncssh
 
-from rehearsal.machines import Machine
+from rehearsal.machines import Machine, Machines
 from rehearsal.tpu_api import Node, NoHardware
 
 Place = Literal["up", "down", "gone"]
@@ -31,15 +30,6 @@ PLACES: Mapping[str, Place] = {
     "gone": "gone",
 }
 AT_ONCE = 8
-
-
-class Machinery(Protocol):
-    """Of `rehearsal.machines.Machines` what is used here."""
-
-    def boot(self, machine: Machine) -> object: ...
-    def kill(self, name: str) -> None: ...
-    def restart(self, name: str) -> None: ...
-    def remove(self, name: str) -> None: ...
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -61,13 +51,13 @@ class NodeMachines:
     def __init__(
         self,
         *,
-        machinery: Machinery,
+        machines: Machines,
         addresses: Sequence[str],
         make: Callable[[str, str, str], Machine],
         say: Callable[[str], None],
         moved: Callable[[], None],
     ) -> None:
-        self._machinery = machinery
+        self._machines = machines
         self._turn = itertools.cycle(addresses)
         self._all = len(addresses)
         self._make = make
@@ -94,9 +84,9 @@ class NodeMachines:
 
     def host_key(self, instance: str) -> str:
         """Of a fresh pair whose private half the machine gets."""
-        pair = new_pair()
-        self._keys[instance] = pair.private_pem
-        return pair.public.split()[1]
+        pair = asyncssh.generate_private_key("ssh-ed25519")
+        self._keys[instance] = pair.export_private_key().decode()
+        return pair.export_public_key().decode().split()[1]
 
     def changed(self, node: Node, state: str) -> None:
         """Its machines are brought to where they belong in that state; this does not wait for it."""
@@ -191,43 +181,26 @@ class NodeMachines:
     def _step(self, worker: Worker, name: str) -> None:
         place = worker.belongs
         if place == "gone":
-            self._machinery.remove(name)
+            self._machines.remove(name)
         elif worker.stands == "gone":
             worker.stands = "down"  # should this fail: there may be something to remove
-            self._machinery.boot(worker.machine)
+            self._machines.boot(worker.machine)
             place = "up"
         elif place == "up":
-            self._machinery.restart(name)
+            self._machines.restart(name)
         else:
-            self._machinery.kill(name)
+            self._machines.kill(name)
         worker.stands = place
         self._say(f"machine {name} is {place}")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class KeyPair:
-    """private_pem: in OpenSSH's form, without a passphrase. public: "ssh-ed25519 AAAA…"."""
-
-    private_pem: str
-    public: str
-
-
-def new_pair() -> KeyPair:
-    key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return KeyPair(private_pem=private.decode(), public=public.decode())
 
 
 def new_identity(folder: Path) -> str:
     """A pair in a new folder, id_ed25519 and id_ed25519.pub as ssh-keygen leaves them. → the public line."""
     folder.mkdir(mode=0o700)
-    pair = new_pair()
+    pair = asyncssh.generate_private_key("ssh-ed25519", comment="rehearsal")
     path = folder / "id_ed25519"
     path.touch(mode=0o600)
-    path.write_text(pair.private_pem, encoding="utf-8")
-    line = f"{pair.public} rehearsal"
+    path.write_bytes(pair.export_private_key())
+    line = pair.export_public_key().decode().strip()
     path.with_suffix(".pub").write_text(f"{line}\n", encoding="utf-8")
     return line

@@ -19,9 +19,10 @@ from typing import Any, Literal, NoReturn, get_args
 from infra import catalogue
 from infra.program import declare
 from rehearsal.daemon.configuration import configuration
-from rehearsal.engine import ROOT, Cli, Engine, Kind
+from rehearsal.engine import ROOT, Engine, Kind
 from rehearsal.engine_report import Report
 from rehearsal.state import STACK, RehearsalError
+from tools.pulumi_cli import PulumiCli
 
 REPOSITORY = "image_repository"
 
@@ -43,7 +44,7 @@ class RehearsalStack:
         self,
         *,
         folder: Path,
-        cli: Cli,
+        cli: PulumiCli,
         tpu_url: str,
         accelerator: catalogue.Accelerator,
         registry: str | None = None,

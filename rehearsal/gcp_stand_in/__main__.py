@@ -25,7 +25,7 @@ from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provid
 from pulumi.runtime.proto import provider_pb2 as proto
 
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE, Provider, Settings
-from rehearsal.gcp_stand_in.world import WorldError
+from rehearsal.gcp_stand_in.world import World, WorldError
 
 Json = dict[str, Any]
 
@@ -56,10 +56,9 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
     """One engine's provider. `engine`: where it listens for messages to the user; empty: nobody does."""
 
     def __init__(self, engine: str, environ: Mapping[str, str] = os.environ) -> None:
-        path = environ.get(WORLD_VARIABLE)
         self._engine = engine
-        self._world_file = Path(path) if path else None
-        self._provider = Provider(settings=Settings(), world_file=self._world_file)
+        self._world = World(path=Path(environ[WORLD_VARIABLE]))
+        self._provider = Provider(settings=Settings(), world=self._world)
 
     def GetPluginInfo(self, _request: Empty, _context: Context) -> plugin_pb2.PluginInfo:
         return plugin_pb2.PluginInfo(version=f"{importlib.metadata.version('pulumi-gcp')}+stand-in")
@@ -71,7 +70,7 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
         return proto.DiffResponse(changes=proto.DiffResponse.DIFF_NONE)
 
     def Configure(self, request: proto.ConfigureRequest, _context: Context) -> proto.ConfigureResponse:
-        self._provider = Provider(settings=Settings.read(request.variables), world_file=self._world_file)
+        self._provider = Provider(settings=Settings.read(request.variables), world=self._world)
         self._say(NOTICE)
         return proto.ConfigureResponse()
 
@@ -115,13 +114,14 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
 
     @told
     def Delete(self, request: proto.DeleteRequest, _context: Context) -> Empty:
-        self._provider.delete(request.urn, request.id, from_struct(request.properties), request.timeout)
+        self._provider.delete(request.urn, request.id, request.timeout)
         return Empty()
 
     @told
     def Invoke(self, request: proto.InvokeRequest, _context: Context) -> proto.InvokeResponse:
-        found = self._provider.invoke(request.tok, from_struct(request.args))
-        return proto.InvokeResponse(**{"return": to_struct(found)})
+        raise WorldError(
+            f"{request.tok}: the stand-in answers no such call; add it to rehearsal/gcp_stand_in"
+        )
 
     def _say(self, message: str) -> None:
         if self._engine:

@@ -1,10 +1,10 @@
 """What the stand-in has made, in a JSON file that outlives it: what is in no state but in the file is a zombie.
 
     {"things": {"gcp:compute/network:Network projects/p/global/networks/n": {"type", "id", "inputs", "outputs"}},
-     "faults": {"compute:Network": "quota"}, "objects": {"my-bucket": 3}, "count": 1,
+     "faults": {"compute:Network": "hang-after"}, "count": 1,
      "pulled": ["projects/p/zones/z/disks/d from projects/p/zones/z/instances/i"]}
 
-A test reads it, takes things away (`vanish`), and asks for faults. Several processes may do so at once.
+A test reads it, changes it, and asks for faults. Several processes may do so at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 
 import filelock
 
@@ -22,9 +22,8 @@ from contracts import atomic
 
 Json = dict[str, Any]
 
-# quota, denied, disabled: refused, nothing made. kept: made, and its deletion is refused. hang-before: no answer,
-# nothing made. hang-after: made, and no answer. Both hang until the fault is taken out of the file.
-Fault = Literal["quota", "denied", "disabled", "kept", "hang-before", "hang-after"]
+# Made, and no answer until the fault is taken out of the file.
+Fault = Literal["hang-after"]
 
 LOCK_LIMIT_S = 30.0
 
@@ -117,23 +116,9 @@ class World:
         """Every disk that was taken from a machine that ran, and from which."""
         return [str(each) for each in self._read()["pulled"]]
 
-    def objects_in(self, bucket: str) -> int:
-        return int(self._read()["objects"].get(bucket, 0))
-
-    def fill(self, bucket: str, objects: int) -> None:
-        """So many objects are in a bucket from now on."""
-        with self._change() as world:
-            world["objects"][bucket] = objects
-
-    def fault(self, type_token: str) -> Fault | None:
-        """What goes wrong with the next creations of a type. Raises WorldError for a fault that there is not."""
-        said = self._read()["faults"].get(short(type_token))
-        for fault in get_args(Fault):
-            if said == fault:
-                return cast(Fault, fault)
-        if said is not None:
-            raise WorldError(f"faults: {said!r} is none; choose one of {', '.join(get_args(Fault))}")
-        return None
+    def hangs(self, type_token: str) -> bool:
+        """Whether a creation of this type gets no answer now, though the resource is made."""
+        return short(type_token) in self._read()["faults"]
 
     def inject(self, faults: Mapping[str, Fault]) -> None:
         """These faults and no others from now on, by compute:Network."""
@@ -152,4 +137,4 @@ class World:
             found: Json = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             found = {}
-        return {"things": {}, "faults": {}, "objects": {}, "count": 0, "pulled": []} | found
+        return {"things": {}, "faults": {}, "count": 0, "pulled": []} | found

@@ -1,7 +1,6 @@
 """A simulator of the Cloud TPU API v2 on loopback, to rehearse with. It is not Google's service and makes no TPU.
 
-In a test:      with TpuApi() as api: … api.url … api.control.preempt("my-node")
-For a person:   python -m rehearsal.tpu_api --port 8470 --capacity us-central1-a:v5litepod:spot=64
+with TpuApi() as api: … api.url … api.control.preempt("my-node")
 """
 
 import functools
@@ -13,12 +12,12 @@ from rehearsal.tpu_api.api_error import ApiError
 from rehearsal.tpu_api.capacity import Limits, Offers, Pool
 from rehearsal.tpu_api.clock import Clock
 from rehearsal.tpu_api.cloud import Cloud, Delays
-from rehearsal.tpu_api.control import Control, FaultKind, Faults
+from rehearsal.tpu_api.control import Control, FaultKind
 from rehearsal.tpu_api.methods import Methods
 from rehearsal.tpu_api.resources import Hardware, Node, NoHardware
 from rehearsal.tpu_api.server import Server
 
-__all__ = ["ApiError", "Clock", "Delays", "FaultKind", "Hardware", "NoHardware", "Node", "TpuApi"]
+__all__ = ["ApiError", "Clock", "Control", "Delays", "FaultKind", "Hardware", "NoHardware", "Node", "TpuApi"]
 
 
 class TpuApi:
@@ -37,7 +36,6 @@ class TpuApi:
         delays: Delays | None = None,
         clock: Clock | None = None,
         hardware: Hardware | None = None,
-        port: int = 0,
     ) -> None:
         has = {Pool.parse(pool): chips for pool, chips in (capacity or {}).items()}
         may = {Pool.parse(pool): chips for pool, chips in (quota or {}).items()}
@@ -49,10 +47,8 @@ class TpuApi:
             hardware=hardware or NoHardware(),
         )
         cloud.on_capacity(functools.partial(lifecycle.grant_capacity, cloud))
-        faults = Faults()
-        self.control = Control(cloud, faults)
-        methods = Methods(cloud, Offers(has))
-        self._server = Server(port, cloud=cloud, methods=methods, control=self.control, faults=faults)
+        self.control = Control(cloud)
+        self._server = Server(cloud=cloud, methods=Methods(cloud, Offers(has)), control=self.control)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.02,), name="tpu-api", daemon=True
         )

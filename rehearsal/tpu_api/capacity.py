@@ -1,12 +1,12 @@
 """How much TPU there is, and of what kind: chips in pools, limits on them, and the types that each zone offers."""
 
+import collections
 import dataclasses
 import re
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
 from infra import catalogue
-from infra.catalogue import generations
 from rehearsal.tpu_api.api_error import ApiError, invalid
 
 Json = dict[str, Any]
@@ -67,10 +67,6 @@ class Limits:
         """Chips of a pool; None: no end."""
         return self._named.get(pool, self.others)
 
-    def pools(self) -> list[Pool]:
-        """The pools that are named."""
-        return list(self._named)
-
     def fits(self, wanted: Iterable[Hold], held: Iterable[Hold]) -> bool:
         """Whether what is wanted still fits beside what is held."""
         return self.first_over(wanted, held) is None
@@ -78,21 +74,15 @@ class Limits:
     def first_over(self, wanted: Iterable[Hold], held: Iterable[Hold]) -> Pool | None:
         """The first pool that what is wanted would overdraw."""
         wanted = list(wanted)
-        total = sums([*wanted, *held])
+        total: collections.Counter[Pool] = collections.Counter()
+        for hold in [*wanted, *held]:
+            total[hold.pool] += hold.chips
         over = (
             hold.pool
             for hold in wanted
             if (limit := self.of(hold.pool)) is not None and total[hold.pool] > limit
         )
         return next(over, None)
-
-
-def sums(holds: Iterable[Hold]) -> dict[Pool, int]:
-    """Chips held in each pool."""
-    total: dict[Pool, int] = {}
-    for hold in holds:
-        total[hold.pool] = total.get(hold.pool, 0) + hold.chips
-    return total
 
 
 class Offers:
@@ -146,10 +136,6 @@ class Offers:
     def runtime_versions(self) -> list[str]:
         """Those that are listed, in every zone the same."""
         return sorted({which.runtime_version for which in OFFERED_GENERATIONS if which.runtime_version})
-
-    def has_runtime(self, version: str) -> bool:
-        """Whether a node may have it."""
-        return generations.is_runtime_version(version)
 
 
 def config_of(accelerator: catalogue.Accelerator) -> Json:

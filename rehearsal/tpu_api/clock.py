@@ -1,4 +1,4 @@
-"""The time of the simulated cloud: a clock that can be frozen and moved, and the events that wait for it."""
+"""The time of the simulated cloud: a clock that can be frozen and advanced, and the events that wait for it."""
 
 import datetime
 import heapq
@@ -10,7 +10,7 @@ Action = Callable[[], None]
 
 
 class Clock:
-    """Unix seconds: real time, or, once frozen, only what it is moved by."""
+    """Unix seconds: real time, or, where it is frozen, only what it is advanced by."""
 
     def __init__(self, frozen_at: float | None = None) -> None:
         self._frozen_at = frozen_at
@@ -19,15 +19,6 @@ class Clock:
     def now(self) -> float:
         """The time in unix seconds."""
         return (time.time() if self._frozen_at is None else self._frozen_at) + self._ahead_s
-
-    def freeze(self) -> None:
-        """Stand still from now on."""
-        self._frozen_at, self._ahead_s = self.now(), 0.0
-
-    def thaw(self) -> None:
-        """Go on from where it stands, at the pace of real time."""
-        self._ahead_s = self.now() - time.time()
-        self._frozen_at = None
 
     def advance(self, seconds: float) -> None:
         """Jump forward, frozen or not. Raises ValueError for a jump back: what has happened has happened."""
@@ -74,10 +65,3 @@ def from_timestamp(text: str) -> float:
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone; end it with Z")
     return moment.timestamp()
-
-
-def from_duration(text: str) -> float:
-    """ "90.5s" as seconds. Raises ValueError where the text is no duration."""
-    if not text.endswith("s"):
-        raise ValueError(f"{text!r} is no duration; write seconds with an s, such as 3600s")
-    return float(text[:-1])

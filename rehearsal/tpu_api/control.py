@@ -4,11 +4,11 @@ import contextlib
 import dataclasses
 import fnmatch
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from rehearsal.tpu_api import lifecycle
 from rehearsal.tpu_api.api_error import ApiError
-from rehearsal.tpu_api.capacity import Pool, sums
+from rehearsal.tpu_api.capacity import Pool
 from rehearsal.tpu_api.cloud import Cloud, Entry
 from rehearsal.tpu_api.resources import Node, QueuedResource
 
@@ -28,12 +28,6 @@ class Fault:
     methods: str = "*"
     seconds: float = 0.0
 
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(FaultKind):
-            raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(get_args(FaultKind))}")
-        if not 0 <= self.seconds <= 3600:
-            raise ValueError(f"seconds={self.seconds}: give 0 to 3600")
-
     def error(self) -> ApiError | None:
         """What the request is refused with, if it is refused."""
         if self.kind == "too-many-requests":
@@ -49,43 +43,15 @@ class Fault:
         )
 
 
-class Faults:
-    """Those that are still to happen, in the order in which they were asked for."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Fault] = []
-
-    def add(self, fault: Fault, times: int) -> None:
-        """Raises ValueError for a number of times that is none."""
-        if times < 1:
-            raise ValueError(f"times={times}: give 1 or more")
-        self._waiting += [fault] * times
-
-    def take(self, method: str) -> Fault | None:
-        """The first one that hits this method; it has happened then."""
-        for index, fault in enumerate(self._waiting):
-            if fnmatch.fnmatchcase(method, fault.methods):
-                return self._waiting.pop(index)
-        return None
-
-    def clear(self) -> None:
-        """None of them will happen."""
-        self._waiting.clear()
-
-    def waiting(self) -> list[Fault]:
-        """Those that have not happened."""
-        return list(self._waiting)
-
-
 class Control:
     """Names are full ones (projects/…/locations/…/nodes/…), or last parts that are nobody else's.
 
     A thing that is not there, or whose state does not allow it, raises ApiError; a value without sense ValueError.
     """
 
-    def __init__(self, cloud: Cloud, faults: Faults) -> None:
+    def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
-        self._faults = faults
+        self._faults: list[Fault] = []
 
     @contextlib.contextmanager
     def _now(self) -> Iterator[None]:
@@ -152,37 +118,27 @@ class Control:
             else:
                 self._cloud.drop_queued_resource(thing)
 
-    def set_guest_attribute(self, name: str, worker: int, namespace: str, key: str, value: str) -> None:
-        """What a worker's guest agent publishes, such as the host key of a container that stands for it."""
-        with self._now():
-            thing = self._thing(name)
-            if not isinstance(thing, Node) or not 0 <= worker < thing.accelerator.hosts:
-                raise ValueError(f"{name} has no worker {worker}")
-            thing.attributes[worker, namespace, key] = value
-
     # --- errors ---------------------------------------------------------------------------------------------------
 
     def inject(self, kind: FaultKind, methods: str = "*", times: int = 1, seconds: float = 0.0) -> None:
         """The next requests of these methods go wrong (see Fault)."""
         with self._cloud.lock:
-            self._faults.add(Fault(kind=kind, methods=methods, seconds=seconds), times)
+            self._faults += [Fault(kind=kind, methods=methods, seconds=seconds)] * times
 
     def clear_faults(self) -> None:
         """Nothing goes wrong any more."""
         with self._cloud.lock:
             self._faults.clear()
 
+    def take_fault(self, method: str) -> Fault | None:
+        """The first injected fault that hits this method; it has happened then."""
+        with self._cloud.lock:
+            for index, fault in enumerate(self._faults):
+                if fnmatch.fnmatchcase(method, fault.methods):
+                    return self._faults.pop(index)
+        return None
+
     # --- time -----------------------------------------------------------------------------------------------------
-
-    def freeze(self) -> None:
-        """The cloud's clock stands still."""
-        with self._cloud.lock:
-            self._cloud.timeline.clock.freeze()
-
-    def thaw(self) -> None:
-        """The cloud's clock goes on."""
-        with self._cloud.lock:
-            self._cloud.timeline.clock.thaw()
 
     def advance(self, seconds: float) -> None:
         """The cloud's clock jumps forward, and what comes due in between happens, each at its own moment."""
@@ -193,19 +149,13 @@ class Control:
     # --- look -----------------------------------------------------------------------------------------------------
 
     def alive(self) -> Json:
-        """Everything that is there, and the chips that are held: what a clean-up has to leave empty."""
+        """The time, everything that is there, and the injected faults that are still to happen."""
         with self._now():
-            pools = {*self._cloud.capacity.pools(), *(held := sums(self._cloud.held()))}
             return {
                 "moment": self._cloud.timeline.moment,
                 "nodes": [node.render() for node in self._cloud.nodes.values()],
                 "queuedResources": [qr.render() for qr in self._cloud.queued_resources.values()],
-                "operations": [each.render() for each in self._cloud.operations.values() if not each.done],
-                "capacity": {
-                    str(pool): {"chips": self._cloud.capacity.of(pool), "held": held.get(pool, 0)}
-                    for pool in sorted(pools, key=str)
-                },
-                "faults": [dataclasses.asdict(fault) for fault in self._faults.waiting()],
+                "faults": [dataclasses.asdict(fault) for fault in self._faults],
             }
 
     def journal(self) -> list[Entry]:

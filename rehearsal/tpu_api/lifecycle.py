@@ -43,16 +43,15 @@ def submit_queued_resource(cloud: Cloud, qr: QueuedResource) -> Operation:
         delays.operation_s, lambda: cloud.end(operation, qr.render() | {"@type": QUEUED_RESOURCE_TYPE})
     )
     timeline.after(delays.accept_s, waiting)
-    timeline.at(qr.window.opens, cloud.capacity_may_have_changed)
-    if qr.window.closes is not None:
-        timeline.at(qr.window.closes, expired)
+    if qr.closes is not None:
+        timeline.at(qr.closes, expired)
     return operation
 
 
 def grant_capacity(cloud: Cloud) -> None:
     """Serve whoever waits and can be served, the oldest first. One that does not fit holds up nobody behind it."""
     for qr in list(cloud.queued_resources.values()):
-        waits = qr.state == "WAITING_FOR_RESOURCES" and qr.window.opens <= cloud.timeline.moment
+        waits = qr.state == "WAITING_FOR_RESOURCES"
         if waits and cloud.capacity.fits([plan.hold() for plan in qr.plans], cloud.held()):
             _provision(cloud, qr)
 

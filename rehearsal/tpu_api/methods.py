@@ -8,12 +8,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from infra.catalogue import generations
 from rehearsal.tpu_api import lifecycle
 from rehearsal.tpu_api.api_error import ApiError, invalid, missing, taken
 from rehearsal.tpu_api.capacity import Hold, Offers, Pool, Tier, config_of
 from rehearsal.tpu_api.cloud import Cloud
 from rehearsal.tpu_api.discovery import Call
-from rehearsal.tpu_api.resources import Node, QueuedResource, Window
+from rehearsal.tpu_api.resources import Node, QueuedResource
 
 Json = dict[str, Any]
 
@@ -44,7 +45,9 @@ class Methods:
             "nodes.get": lambda call: cloud.node(call.resource).render(),
             "nodes.patch": self._patch_node,
             "nodes.delete": lambda call: lifecycle.delete_node(cloud, cloud.node(call.resource)).render(),
-            "nodes.getGuestAttributes": self._guest_attributes,
+            "nodes.getGuestAttributes": lambda call: {
+                "guestAttributes": cloud.node(call.resource).guest_attributes()
+            },
             "queuedResources.create": lambda call: self._once(call, self._create_queued_resource),
             "queuedResources.get": lambda call: cloud.queued_resource(call.resource).render(),
             "queuedResources.list": self._queued_resources,
@@ -108,16 +111,6 @@ class Methods:
         changes = patched(call.query["updateMask"], node.spec, call.body)
         return lifecycle.patch_node(self._cloud, node, changes).render()
 
-    def _guest_attributes(self, call: Call) -> Json:
-        node = self._cloud.node(call.resource)
-        everyone = [str(worker) for worker in range(node.accelerator.hosts)]
-        asked = call.body.get("workerIds") or everyone
-        if unknown := sorted(set(asked) - set(everyone)):
-            at = "GetGuestAttributesRequest.workerIds"
-            raise invalid(at, f"{', '.join(unknown)}: {node.id} has {', '.join(everyone)}")
-        path = call.body.get("queryPath", "")
-        return {"guestAttributes": node.guest_attributes(path, [int(each) for each in asked])}
-
     def _new_node(self, parent: str, node_id: str, spec: Json, *, tier: Tier, at: str) -> Node:
         """A node that is not in the cloud yet. Raises ApiError for a taken id or hardware that is not offered."""
         cloud, offers = self._cloud, self._offers
@@ -127,7 +120,7 @@ class Methods:
             raise taken(name)
         accelerator = offers.accelerator(spec, zone, at)
         version = spec["runtimeVersion"]
-        if not offers.has_runtime(version):
+        if not generations.is_runtime_version(version):
             known = ", ".join(offers.runtime_versions())
             raise invalid(f"{at}.runtimeVersion", f"{version!r} is no runtime version; there are {known}")
         if "networkConfig" in spec and "networkConfigs" in spec:
@@ -186,9 +179,12 @@ class Methods:
                 plans.append(plan)
         if not plans:
             raise invalid("QueuedResource.tpu.nodeSpec", "is empty: ask for a node")
-        now = self._cloud.timeline.moment
-        window = Window.parse(spec.get("queueingPolicy", {}), now)
-        return QueuedResource(name=name, spec=spec, plans=plans, window=window, created=now)
+        now, policy = self._cloud.timeline.moment, spec.get("queueingPolicy", {})
+        if policy.keys() - {"validUntilDuration"}:
+            raise ApiError("UNIMPLEMENTED", "queueingPolicy: only validUntilDuration is simulated")
+        limit_s = policy.get("validUntilDuration", "").removesuffix("s")
+        closes = now + float(limit_s) if limit_s else None
+        return QueuedResource(name=name, spec=spec, plans=plans, created=now, closes=closes)
 
     # --- quota, operations ------------------------------------------------------------------------------------
 

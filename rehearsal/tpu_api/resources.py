@@ -11,9 +11,9 @@ import itertools
 from typing import Any, Protocol
 
 from infra.catalogue import Accelerator
-from rehearsal.tpu_api.api_error import ApiError, invalid
+from rehearsal.tpu_api.api_error import ApiError
 from rehearsal.tpu_api.capacity import Hold, Pool, config_of
-from rehearsal.tpu_api.clock import from_duration, from_timestamp, timestamp
+from rehearsal.tpu_api.clock import timestamp
 
 Json = dict[str, Any]
 
@@ -235,57 +235,29 @@ class Node:
             answer["health"] = "UNHEALTHY_MAINTENANCE" if self.state == "REPAIRING" else "HEALTHY"
         return answer
 
-    def guest_attributes(self, query_path: str, workers: list[int]) -> list[Json]:
-        """Of each worker, what its guest agent has published below a path: "", "namespace/" or "namespace/key"."""
-        namespace, _, key = query_path.strip("/").partition("/")
+    def guest_attributes(self) -> list[Json]:
+        """Of each worker, what its guest agent has published."""
         found = []
-        for worker in workers:
+        for worker in range(self.accelerator.hosts):
             items = [
-                {"namespace": at, "key": name, "value": value}
-                for (of, at, name), value in sorted(self.attributes.items())
-                if of == worker and namespace in ("", at) and key in ("", name)
+                {"namespace": namespace, "key": key, "value": value}
+                for (of, namespace, key), value in sorted(self.attributes.items())
+                if of == worker
             ]
-            found.append({"queryPath": query_path, "queryValue": {"items": items}})
+            found.append({"queryPath": "", "queryValue": {"items": items}})
         return found
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Window:
-    """When a request may be served, in unix seconds."""
-
-    opens: float
-    closes: float | None
-
-    @classmethod
-    def parse(cls, policy: Json, now: float) -> "Window":
-        """From a queueingPolicy. Raises ApiError where it has more than one field: Google makes them one union."""
-        if len(policy) > 1:
-            raise invalid(
-                "QueuedResource.queueingPolicy", f"has {' and '.join(sorted(policy))}; give one of them"
-            )
-        interval = policy.get("validInterval", {})
-        after, until = interval.get("startTime"), interval.get("endTime")
-        after, until = policy.get("validAfterTime", after), policy.get("validUntilTime", until)
-        opens = from_timestamp(after) if after else now
-        closes = from_timestamp(until) if until else None
-        if "validAfterDuration" in policy:
-            opens = now + from_duration(policy["validAfterDuration"])
-        if "validUntilDuration" in policy:
-            closes = now + from_duration(policy["validUntilDuration"])
-        if closes is not None and closes <= max(opens, now):
-            raise invalid("QueuedResource.queueingPolicy", "ends before it begins, or has ended already")
-        return cls(opens=max(opens, now), closes=closes)
 
 
 @dataclasses.dataclass(kw_only=True)
 class QueuedResource:
-    """A record of the cloud, changed as time goes on. `plans` are the nodes that it asks for, not made yet."""
+    """A record of the cloud, changed as time goes on. plans: the nodes that it asks for. closes: when it fails if it
+    still waits."""
 
     name: str
     spec: Json
     plans: list[Node]
-    window: Window
     created: float
+    closes: float | None = None
     state: str = "ACCEPTED"
     initiator: str = "USER"
     error: ApiError | None = None

@@ -1,23 +1,21 @@
-"""The simulator as an HTTP server on loopback: /v2/… is the API, /_control/… the control interface (README.md).
+"""The simulator as an HTTP server on loopback.
 
 Any bearer token is taken, and none too; none is ever logged. Every answer says in a header that it is a simulator's.
 """
 
 import contextlib
 import http.server
-import inspect
 import json
 import logging
 import socket
 import sys
 import threading
-import typing
 from typing import Any
 
 from rehearsal.tpu_api import discovery
 from rehearsal.tpu_api.api_error import ApiError
 from rehearsal.tpu_api.cloud import Cloud
-from rehearsal.tpu_api.control import Control, Faults
+from rehearsal.tpu_api.control import Control
 from rehearsal.tpu_api.methods import PREFIX, Methods
 
 Json = dict[str, Any]
@@ -25,10 +23,6 @@ Json = dict[str, Any]
 LOG = logging.getLogger("rehearsal")
 HEADER = ("X-Rehearsal", "a simulator of the Cloud TPU API, not Google")
 LARGEST_BODY = 10 << 20
-CHANGES = (
-    "set_capacity", "set_quota", "preempt", "terminate", "maintain", "fail", "vanish", "set_guest_attribute", "inject",
-    "clear_faults", "freeze", "thaw", "advance",
-)  # fmt: skip
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -37,14 +31,11 @@ class Server(http.server.ThreadingHTTPServer):
     daemon_threads = False  # so that close waits for them
     request_queue_size = 64
 
-    def __init__(
-        self, port: int, *, cloud: Cloud, methods: Methods, control: Control, faults: Faults
-    ) -> None:
-        super().__init__(("127.0.0.1", port), Handler)
+    def __init__(self, *, cloud: Cloud, methods: Methods, control: Control) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
         self.cloud = cloud
         self.methods = methods
         self.control = control
-        self.faults = faults
         self.closing = threading.Event()
         self._connections: set[socket.socket] = set()
         self._guard = threading.Lock()
@@ -80,7 +71,7 @@ class Server(http.server.ThreadingHTTPServer):
         document = discovery.shipped()
         call = document.call(http_method, target, body)
         with self.cloud.lock:
-            fault = self.faults.take(call.method.id.removeprefix(PREFIX))
+            fault = self.control.take_fault(call.method.id.removeprefix(PREFIX))
             if fault is not None and fault.kind == "cut-before":
                 return None
             if fault is not None and (error := fault.error()) is not None:
@@ -141,12 +132,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             raise ApiError(
                 "INVALID_ARGUMENT", f"the body's length must be given and at most {LARGEST_BODY} bytes"
             )
-        body = self.rfile.read(int(length))
-        if self.path.startswith("/_control/"):
-            return 200, controlled(
-                self.server.control, self.command, self.path.removeprefix("/_control/"), body
-            )
-        return self.server.answer(self.command, self.path, body)
+        return self.server.answer(self.command, self.path, self.rfile.read(int(length)))
 
     def _write(self, code: int, answer: Json) -> None:
         content = (json.dumps(answer, indent=2, ensure_ascii=False) + "\n").encode()
@@ -160,46 +146,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: the path as it stands can hold a token."""
-
-
-def controlled(control: Control, http_method: str, verb: str, body: bytes) -> Json:
-    """GET alive or journal; POST a change, its arguments a JSON object. Raises ApiError for anything else."""
-    if http_method == "GET" and verb == "alive":
-        return control.alive()
-    if http_method == "GET" and verb == "journal":
-        return {
-            "journal": [
-                {"moment": line.moment, "name": line.name, "state": line.state} for line in control.journal()
-            ]
-        }
-    if http_method != "POST" or verb not in CHANGES:
-        raise ApiError(
-            "NOT_FOUND",
-            f"{http_method} /_control/{verb}: there are GET alive, GET journal, POST {', '.join(CHANGES)}",
-        )
-    change = getattr(control, verb)
-    try:
-        arguments = json.loads(body or b"{}")
-        if not isinstance(arguments, dict):
-            raise ValueError("the body is no JSON object")
-        hints = typing.get_type_hints(change)
-        for name in inspect.signature(change).bind(**arguments).arguments:
-            if not _fits(hints[name], arguments[name]):
-                raise ValueError(f"{name}={arguments[name]!r} has the wrong type")
-        change(**arguments)
-    except (ValueError, TypeError) as error:
-        raise ApiError("INVALID_ARGUMENT", f"/_control/{verb}: {error}") from None
-    return {}
-
-
-def _fits(hint: Any, value: object) -> bool:
-    """Whether a JSON value can be an argument of that type."""
-    if typing.get_origin(hint) is typing.Literal:
-        return value in typing.get_args(hint)
-    wanted = typing.get_args(hint) or (hint,)
-    if float in wanted:
-        wanted += (int,)
-    return isinstance(value, wanted) and (bool in wanted or not isinstance(value, bool))
 
 
 def hang_up(connection: socket.socket) -> None:

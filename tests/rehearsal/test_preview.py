@@ -78,19 +78,14 @@ def test_a_value_that_only_its_stack_can_read_is_refused_with_its_path(
 
 
 def test_a_file_that_is_not_there_is_refused_and_one_that_is_no_text_is_the_engines_to_refuse(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(PreviewError, match=r"No such file.*make preview CONFIG="):
         for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN)
+    assert preview.main([str(tmp_path / "Pulumi.dev.yaml")], {"PATH": "/nonexistent"}) == 2
+    assert capsys.readouterr().err.startswith("preview: ")  # before anything is started
     (tmp_path / "Pulumi.dev.yaml").write_bytes(b"\xff\xfe\x00")
     assert for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN) == b"\xff\xfe\x00"
-
-
-def test_a_missing_file_ends_with_exit_code_2_before_anything_is_started(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert preview.main([str(tmp_path / "Pulumi.dev.yaml")], {"PATH": "/nonexistent"}) == 2
-    assert capsys.readouterr().err.startswith("preview: ")
 
 
 @pytest.mark.parametrize(
@@ -104,22 +99,16 @@ def step(name: str, parent: str = "", op: str = "create", type_token: str = "a:b
     return Step(op=op, type=type_token, name=name, urn=name, parent=parent)
 
 
-def test_resources_stand_below_what_they_belong_to_whatever_the_order() -> None:
+def test_resources_stand_below_what_they_belong_to_whatever_the_order_without_providers() -> None:
     steps = [step("leaf", "branch"), step("other", "root"), step("branch", "root", "update"), step("root")]
+    steps += [step("orphan", "gone"), step("gcp", type_token="pulumi:providers:gcp")]
     lines = [
         (line.split()[-2], len(line) - len(line.lstrip(" +~")), line.split()[-1]) for line in tree(steps)
     ]
     assert lines == [
-        ("root", 4, "create"),
-        ("other", 7, "create"),
-        ("branch", 7, "update"),
-        ("leaf", 10, "create"),
-    ]
-
-
-def test_a_resource_whose_parent_is_not_shown_is_shown_and_providers_are_not() -> None:
-    lines = tree([step("orphan", "gone"), step("gcp", type_token="pulumi:providers:gcp")])
-    assert [line.split() for line in lines] == [["+", "a:b:C", "orphan", "create"]]
+        ("root", 4, "create"), ("other", 7, "create"), ("branch", 7, "update"), ("leaf", 10, "create"),
+        ("orphan", 4, "create"),
+    ]  # fmt: skip
 
 
 def test_of_what_the_engine_says_the_part_below_its_own_list_is_kept_in_colour() -> None:

@@ -52,7 +52,7 @@ def try_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
     return told
 
 
-def test_the_story_is_told_to_its_end_and_taken_down(try_it: Rehearse) -> None:
+def test_the_story_is_told_to_its_end_every_command_is_shown_and_it_is_taken_down(try_it: Rehearse) -> None:
     code, typed, said = try_it()
     assert code == 0, said
     acts = [words for words in typed if words.split()[0] not in ("status", "runs", "get")]
@@ -60,10 +60,6 @@ def test_the_story_is_told_to_its_end_and_taken_down(try_it: Rehearse) -> None:
         "rehearsal up", "deploy --stack", "train --stack", "train --stack", "rehearsal kill", "recover --stack",
         "rehearsal preempt", "recover --stack", "rehearsal down",
     ]  # fmt: skip
-
-
-def test_every_command_is_shown_before_it_is_run(try_it: Rehearse) -> None:
-    _, typed, said = try_it()
     shown = [" ".join(shlex.split(line)[2:]) for line in said if line.startswith("$ fab ")]
     behind_the_scenes = ("status", "runs")
     assert [line for line in typed if line.split()[0] not in behind_the_scenes] == [
@@ -71,29 +67,23 @@ def test_every_command_is_shown_before_it_is_run(try_it: Rehearse) -> None:
     ]
 
 
-def test_a_rehearsal_that_cannot_be_had_is_no_story_that_went_wrong(try_it: Rehearse) -> None:
-    code, typed, said = try_it(fails="rehearsal?up*")
-    assert (code, typed[-1]) == (2, "rehearsal down")
-    assert any("what is missing is said above" in line for line in said)
-
-
-@pytest.mark.parametrize("fails", ["deploy*", "train*--detach", "recover*", "get*", "rehearsal?pre*"])
-def test_a_step_that_fails_ends_the_story_and_it_is_taken_down(try_it: Rehearse, fails: str) -> None:
-    code, typed, said = try_it(fails=fails)
-    assert code == 1
-    assert typed[-1] == "rehearsal down"
-    assert any("not as it should be" in line for line in said)
-
-
-def test_losses_that_differ_are_no_happy_end(try_it: Rehearse) -> None:
-    code, typed, said = try_it(loss="1.1")
-    assert code == 1 and typed[-1] == "rehearsal down"
-    assert not any("came true" in line for line in said)
-
-
-def test_a_rehearsal_that_cannot_be_taken_down_is_no_happy_end(try_it: Rehearse) -> None:
-    code, _, said = try_it(fails="rehearsal?down")
-    assert code == 1 and not any("came true" in line for line in said)
+@pytest.mark.parametrize(
+    ("wrong", "code", "words"),
+    [
+        ({"fails": "rehearsal?up*"}, 2, "what is missing is said above"),
+        ({"fails": "train*--detach"}, 1, "ended with exit code 1, expected 0"),
+        ({"fails": "recover*"}, 1, "ended with exit code 1, expected 0"),
+        ({"fails": "get*"}, 1, "ended with exit code 1, expected 0"),
+        ({"fails": "rehearsal?down"}, 1, "ended with exit code 1, expected 0"),
+        ({"loss": "1.1"}, 1, "are not those of the undisturbed one"),
+    ],
+)
+def test_what_goes_wrong_ends_the_story_is_told_by_the_exit_code_and_it_is_taken_down(
+    try_it: Rehearse, wrong: dict[str, str], code: int, words: str
+) -> None:
+    found, typed, said = try_it(**wrong)
+    assert (found, typed[-1]) == (code, "rehearsal down")
+    assert any(words in line for line in said) and not any("came true" in line for line in said)
 
 
 def test_something_that_is_left_is_no_happy_end(try_it: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,27 +112,19 @@ def test_its_commands_have_a_rehearsal_of_their_own_that_ends_with_it(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("status", "step"),
+    ("status", "step", "ended"),
     [
-        ("x-1  running  step 120/300  loss 3.2  attempt 1", 120),
-        ("x-1  starting  step 0/?", 0),
-        ("error: none", None),
+        ("x-1  running  step 120/300  loss 3.2  attempt 1", 120, False),
+        ("x-1  starting  step 0/?", 0, False),
+        ("error: none", None, False),
+        ("x-1  failed  step 57/100  loss 6.384", 57, True),
+        ("x-1  done  step 9/9", 9, True),
     ],
 )
-def test_the_step_of_a_run_is_read_from_what_fab_status_says(status: str, step: int | None) -> None:
-    assert step_in(status) == step
-
-
-@pytest.mark.parametrize(
-    ("status", "ended"),
-    [
-        ("x-1  failed  step 57/100  loss 6.384", True),
-        ("x-1  done  step 9/9", True),
-        ("x-1  running  step 1/9", False),
-    ],
-)
-def test_a_run_that_is_over_is_not_waited_for(status: str, ended: bool) -> None:
-    assert rehearse.has_ended(status) is ended
+def test_how_far_a_run_is_and_whether_it_is_over_is_read_from_what_fab_status_says(
+    status: str, step: int | None, ended: bool
+) -> None:
+    assert (step_in(status), rehearse.has_ended(status)) == (step, ended)
 
 
 def test_a_run_that_is_not_listed_is_an_error_and_no_other_run_is_taken() -> None:
@@ -153,34 +135,26 @@ def test_a_run_that_is_not_listed_is_an_error_and_no_other_run_is_taken() -> Non
 WANTED = {10: 5.0, 20: 4.0, 30: 3.0}
 
 
-def test_equal_curves_are_equal_to_the_last_digit() -> None:
-    compared = compare_losses(WANTED, dict(WANTED), steps=30)
-    assert compared.equal and compared.lines[-1] == "all 3 losses are equal to the last digit"
-
-
 @pytest.mark.parametrize(
-    ("found", "steps"),
+    ("found", "steps", "equal", "words"),
     [
-        ({10: 5.0, 20: 4.0}, 30),  # ended early
-        ({10: 5.0, 30: 3.0}, 30),  # a step is missing
-        ({**WANTED, 40: 2.0}, 30),  # went on too long
-        ({10: 5.0, 20: 4.001, 30: 3.0}, 30),
-        (dict(WANTED), 40),  # neither got to the end
-        ({}, 30),
-        ({10: 5.0, 20: float("nan"), 30: 3.0}, 30),
+        (dict(WANTED), 30, True, "all 3 losses are equal to the last digit"),
+        ({**WANTED, 20: 4.00001}, 30, True, "apart by at most 2.5e-06"),
+        ({10: 5.0, 20: 4.0}, 30, False, "not the same steps"),  # ended early
+        ({10: 5.0, 30: 3.0}, 30, False, "only in one: 20"),
+        ({**WANTED, 40: 2.0}, 30, False, "only in one: 40"),
+        ({10: 5.0, 20: 4.001, 30: 3.0}, 30, False, "apart by"),
+        (dict(WANTED), 40, False, "40 wanted"),  # neither got to the end
+        ({}, 30, False, "not the same steps"),
+        ({10: 5.0, 20: float("nan"), 30: 3.0}, 30, False, "apart by"),
     ],
 )
-def test_a_curve_that_differs_anywhere_is_not_equal(found: dict[int, float], steps: int) -> None:
-    assert not compare_losses(WANTED, found, steps=steps).equal
-
-
-def test_no_losses_at_all_are_not_equal() -> None:
+def test_curves_are_equal_only_if_they_are_so_at_every_step_but_for_rounding(
+    found: dict[int, float], steps: int, equal: bool, words: str
+) -> None:
+    compared = compare_losses(WANTED, found, steps=steps)
+    assert (compared.equal, words in compared.lines[-1]) == (equal, True)
     assert not compare_losses({}, {}, steps=30).equal
-
-
-def test_rounding_is_allowed_and_told() -> None:
-    compared = compare_losses(WANTED, {**WANTED, 20: 4.00001}, steps=30)
-    assert compared.equal and "apart by at most 2.5e-06" in compared.lines[-1]
 
 
 def test_a_step_computed_twice_counts_as_it_was_last_and_evaluations_do_not_count(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,19 +81,15 @@ def test_a_tunnel_carries_every_byte_both_ways_until_both_are_done(shell: Shell,
     assert done.stdout == b"hello\n" + sent + b"goodbye\n"
 
 
-def test_a_tunnel_to_an_instance_that_is_not_there_fails_as_gclouds_does(shell: Shell) -> None:
-    shell.tell()
-    done = shell.type(*TUNNEL, "w-9", "22", *WHERE)
-    assert done.returncode == 1 and done.stdout == b""
-    assert b"ERROR: " in done.stderr and b"instances/w-9' was not found" in done.stderr
-
-
-def test_a_tunnel_to_a_host_that_is_down_fails_with_4003(shell: Shell) -> None:
+def test_a_tunnel_to_an_instance_that_is_not_there_or_is_down_fails_as_gclouds_does(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     shell.tell(instances={"w-0": "127.0.0.1"})
     done = shell.type(*TUNNEL, "w-0", str(port), *WHERE)
     assert done.returncode == 1 and b"4003" in done.stderr
+    done = shell.type(*TUNNEL, "w-9", "22", *WHERE)
+    assert done.returncode == 1 and done.stdout == b""
+    assert b"ERROR: " in done.stderr and b"instances/w-9' was not found" in done.stderr
 
 
 def test_os_login_knows_nobody_before_the_first_key_was_added(shell: Shell, tmp_path: Path) -> None:
@@ -110,20 +106,14 @@ def test_os_login_knows_nobody_before_the_first_key_was_added(shell: Shell, tmp_
     assert shell.type(*login, "ssh-keys", "add").returncode == 1
 
 
-def test_its_version_is_one_that_the_doctor_takes(shell: Shell) -> None:
+def test_gcloud_tells_its_version_and_the_state_of_a_slice_and_refuses_the_rest(shell: Shell) -> None:
     told = json.loads(shell.type("gcloud", "version", "--format=json").stdout)
     assert told["Google Cloud SDK"] == "478.0.0" and "stand-in" in told["rehearsal"]
-
-
-def test_the_state_of_a_slice_is_what_the_simulated_api_says(shell: Shell) -> None:
     describe = ("gcloud", "compute", "tpus", "tpu-vm", "describe", "n", "--zone=us-central1-a", "--project=p")
     with TpuApi() as api:
         shell.tell(tpu_url=api.url)
         done = shell.type(*describe, "--format=value(state)")
     assert done.returncode == 1 and b"NOT_FOUND" in done.stderr
-
-
-def test_what_gcloud_would_know_and_the_stand_in_does_not_is_refused_as_such(shell: Shell) -> None:
     done = shell.type("gcloud", "compute", "instances", "delete", "w-0")
     assert done.returncode == 1 and b"the rehearsal's stand-in" in done.stderr
 
@@ -134,27 +124,18 @@ def test_without_a_rehearsal_they_say_how_to_get_one(shell: Shell, line: str) ->
     assert done.returncode != 0 and b"fab rehearsal up" in done.stderr
 
 
-def answering(answer: Callable[[list[str], Caller], Any]) -> Callable[[str, Mapping[str, Any], Caller], Any]:
-    return lambda do, given, caller: answer(given["arguments"], caller) if do == "pulumi" else None
-
-
 def test_pulumi_says_what_the_daemon_says_and_ends_as_it_ends(shell: Shell) -> None:
-    def answer(arguments: list[str], caller: Caller) -> Any:
-        caller.say(f"doing {' '.join(arguments)}")
+    def answer(do: str, given: Mapping[str, Any], caller: Caller) -> Any:
+        words = given["arguments"]
+        if "dev" in words:
+            raise state.RehearsalError("no stack named 'dev' found")
+        caller.say(f"doing {do} {' '.join(words)}")
         return {"code": 255, "stdout": "out\n"}
 
     shell.tell()
-    with ControlSocket(shell.socket, answering(answer)):
+    with ControlSocket(shell.socket, answer):
         done = shell.type("pulumi", "up", "--yes", "a b")
-    assert (done.returncode, done.stdout, done.stderr) == (255, b"doing up --yes a b\nout\n", b"")
-
-
-def test_pulumi_tells_a_refusal_on_its_error_stream(shell: Shell) -> None:
-    def answer(arguments: list[str], caller: Caller) -> Any:
-        raise state.RehearsalError("no stack named 'dev' found")
-
-    shell.tell()
-    with ControlSocket(shell.socket, answering(answer)):
-        done = shell.type("pulumi", "stack", "output", "--json", "--stack", "dev")
-    assert (done.returncode, done.stdout) == (255, b"")
-    assert done.stderr == b"error: no stack named 'dev' found\n"
+        refused = shell.type("pulumi", "stack", "output", "--json", "--stack", "dev")
+    assert (done.returncode, done.stdout, done.stderr) == (255, b"doing pulumi up --yes a b\nout\n", b"")
+    assert (refused.returncode, refused.stdout) == (255, b"")
+    assert refused.stderr == b"error: no stack named 'dev' found\n"

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rehearsal.tpu_api import ApiError, Clock, Delays, NoHardware
 from rehearsal.tpu_api.capacity import Limits, Offers, Pool
 from rehearsal.tpu_api.cloud import Cloud
-from rehearsal.tpu_api.control import Control, Faults
+from rehearsal.tpu_api.control import Control
 from rehearsal.tpu_api.discovery import shipped
 from rehearsal.tpu_api.lifecycle import grant_capacity
 from rehearsal.tpu_api.methods import Methods
@@ -36,7 +36,7 @@ class Machine(RuleBasedStateMachine):
             hardware=NoHardware(),
         )
         self.cloud.on_capacity(lambda: grant_capacity(self.cloud))
-        self.control = Control(self.cloud, Faults())
+        self.control = Control(self.cloud)
         self.methods = Methods(self.cloud, Offers([SPOT]))
         self.forced: list[Any] = []  # operations of forced deletions, and the names that they are about
 
@@ -161,4 +161,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=250, stateful_step_count=40)
+TestMachine.settings = settings(max_examples=100, stateful_step_count=40)

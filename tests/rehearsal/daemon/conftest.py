@@ -137,7 +137,7 @@ class Lab:
         self.said: list[str] = []
         self.moves = 0
         self.hosts = NodeMachines(
-            machinery=self.paper,
+            machines=self.paper,  # type: ignore[arg-type]
             addresses=addresses,
             make=self._make,
             say=self.said.append,

@@ -234,61 +234,36 @@ CLOCK_S = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """cause and mend take the pair and a host's name. says: a part of what the launcher must say of that host."""
+    """cause, undo: methods of Faults, or of Machines, that take a machine's name. says: a part of what the launcher
+    must say of that host."""
 
-    cause: Callable[[Pair, str], object]
-    mend: Callable[[Pair, str], object]
+    cause: str
+    undo: str
     says: str = ""
 
+    def happen(self, pair: Pair, host: str) -> None:
+        if self is CLOCK_OFF:
+            pair.faults.set_clock(host, CLOCK_S)
+        else:
+            getattr(pair.machines if self is KILLED else pair.faults, self.cause)(host)
 
-KILLED = Fault(
-    lambda pair, host: pair.machines.kill(host),
-    lambda pair, host: pair.machines.restart(host),
-    "does not answer",
-)
-CUT_OFF = Fault(
-    lambda pair, host: pair.faults.cut(host), lambda pair, host: pair.faults.heal(host), "does not answer"
-)
-DISK_FULL = Fault(
-    lambda pair, host: pair.faults.fill_disk(host),
-    lambda pair, host: pair.faults.empty_disk(host),
-    "No space left",
-)
-SHARE_FULL = Fault(
-    lambda pair, host: pair.faults.fill_share(host),
-    lambda pair, host: pair.faults.empty_share(host),
-    "No space left",
-)
-DEVICE_HELD = Fault(
-    lambda pair, host: pair.faults.hold_device(host),
-    lambda pair, host: pair.faults.release_device(host),
-    "accel0 is held by pid",
-)
-SHARE_MISSING = Fault(
-    lambda pair, host: pair.faults.unmount_share(host),
-    lambda pair, host: pair.faults.mount_share(host),
-    "/mnt/share is not mounted",
-)
-PYTHON_MISSING = Fault(
-    lambda pair, host: pair.faults.break_python(host),
-    lambda pair, host: pair.faults.mend_python(host),
-    "/opt/jobs/bin/python",
-)
-KEY_REFUSED = Fault(
-    lambda pair, host: pair.faults.refuse_keys(host),
-    lambda pair, host: pair.faults.accept_keys(host),
-    "does not let",
-)
-HOST_KEY_CHANGED = Fault(
-    lambda pair, host: pair.faults.change_host_key(host),
-    lambda pair, host: pair.faults.restore_host_key(host),
-    "key",
-)
-CLOCK_OFF = Fault(
-    lambda pair, host: pair.faults.set_clock(host, CLOCK_S),
-    lambda pair, host: pair.faults.set_clock(host, 0.0),
-    "the clock is +36",
-)
+    def mend(self, pair: Pair, host: str) -> None:
+        if self is CLOCK_OFF:
+            pair.faults.set_clock(host, 0.0)
+        else:
+            getattr(pair.machines if self is KILLED else pair.faults, self.undo)(host)
+
+
+KILLED = Fault("kill", "restart", "does not answer")
+CUT_OFF = Fault("cut", "heal", "does not answer")
+DISK_FULL = Fault("fill_disk", "empty_disk", "No space left")
+SHARE_FULL = Fault("fill_share", "empty_share", "No space left")
+DEVICE_HELD = Fault("hold_device", "release_device", "accel0 is held by pid")
+SHARE_MISSING = Fault("unmount_share", "mount_share", "/mnt/share is not mounted")
+PYTHON_MISSING = Fault("break_python", "mend_python", "/opt/jobs/bin/python")
+KEY_REFUSED = Fault("refuse_keys", "accept_keys", "does not let")
+HOST_KEY_CHANGED = Fault("change_host_key", "restore_host_key", "key")
+CLOCK_OFF = Fault("set_clock", "set_clock", "the clock is +36")
 
 
 @contextlib.contextmanager
@@ -297,19 +272,15 @@ def broken(pair: Pair, *faults: tuple[Fault, str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for fault, host in faults:
             stack.callback(fault.mend, pair, host)
-            fault.cause(pair, host)
+            fault.happen(pair, host)
         yield
 
 
 @contextlib.contextmanager
 def ready(pair: Pair, fault: Fault, host: str) -> Iterator[Callable[[], None]]:
     """Call what it gives, and the fault is there; it is mended at the end."""
-
-    def happens() -> None:
-        fault.cause(pair, host)
-
     try:
-        yield happens
+        yield lambda: fault.happen(pair, host)
     finally:
         fault.mend(pair, host)
 

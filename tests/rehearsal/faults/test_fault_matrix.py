@@ -1,7 +1,7 @@
 """Faults of hosts and launchers: before a launch, between its phases, in the middle of training, in a checkpoint.
 
 Whatever happens, the launcher names the host and the reason, nothing of the run is left on any host, and a run that
-goes on has the losses that it would have had. A few cases run each time, all of them in `make test-nightly`.
+is resumed has the losses that it would have had. A few cases run each time, all of them in `make test-nightly`.
 """
 
 from __future__ import annotations
@@ -63,8 +63,6 @@ PREFLIGHT_CASES = {
     "host-key-changed": HOST_KEY_CHANGED,
     "clock-off": CLOCK_OFF,
 }
-PREFLIGHT_EACH_TIME = {"host-key-changed", "clock-off"}
-"""The others come together in the tests below."""
 
 
 def refusal(pair: Pair, *wrong: tuple[Fault, str]) -> list[str]:
@@ -82,9 +80,8 @@ def refusal(pair: Pair, *wrong: tuple[Fault, str]) -> list[str]:
     return [str(error) for error in caught.value.errors]
 
 
-@pytest.mark.parametrize(
-    "fault", nightly_but(PREFLIGHT_EACH_TIME, {name: [fault] for name, fault in PREFLIGHT_CASES.items()})
-)
+@pytest.mark.nightly  # most of them come together in the tests below
+@pytest.mark.parametrize("fault", PREFLIGHT_CASES.values(), ids=PREFLIGHT_CASES.keys())
 def test_a_host_that_cannot_take_part_is_named_with_the_reason_and_a_remedy(pair: Pair, fault: Fault) -> None:
     said = refusal(pair, (fault, NAMES[1]))
     assert said, "no reason is given"
@@ -98,15 +95,21 @@ def test_what_is_wrong_with_each_host_is_told_at_once(pair: Pair) -> None:
         (DEVICE_HELD, NAMES[0]),
         (DISK_FULL, NAMES[1]),
         (SHARE_MISSING, NAMES[1]),
+        (CLOCK_OFF, NAMES[1]),
     ]
     said = refusal(pair, *wrong)
     for fault, host in wrong:
         assert any(line.startswith(f"{host}: ") and fault.says in line for line in said), (fault, said)
 
 
-def test_a_host_that_cannot_be_reached_hides_nothing_that_is_wrong_with_the_other(pair: Pair) -> None:
-    said = refusal(pair, (CUT_OFF, NAMES[0]), (DEVICE_HELD, NAMES[1]))
-    assert any(line.startswith(f"{NAMES[0]}: ") and CUT_OFF.says in line for line in said), said
+@pytest.mark.parametrize(
+    "fault", nightly_but({"host-key-changed"}, {"host-key-changed": [HOST_KEY_CHANGED], "cut-off": [CUT_OFF]})
+)
+def test_a_host_that_cannot_be_reached_hides_nothing_that_is_wrong_with_the_other(
+    pair: Pair, fault: Fault
+) -> None:
+    said = refusal(pair, (fault, NAMES[0]), (DEVICE_HELD, NAMES[1]))
+    assert any(line.startswith(f"{NAMES[0]}: ") and fault.says in line for line in said), said
     assert any(line.startswith(f"{NAMES[1]}: ") and DEVICE_HELD.says in line for line in said), said
 
 
@@ -133,7 +136,7 @@ ROLLOUT_CASES = {
     "join-cut-off": ("join", CUT_OFF),
     "join-disk-full": ("join", DISK_FULL),
 }
-ROLLOUT_EACH_TIME = {"stage-disk-full", "start-killed", "join-killed"}
+ROLLOUT_EACH_TIME = {"stage-disk-full", "join-killed"}
 
 
 @pytest.mark.parametrize(("phase", "fault"), nightly_but(ROLLOUT_EACH_TIME, ROLLOUT_CASES))
@@ -173,7 +176,6 @@ CHECKPOINT_CASES = {
     "host-1-killed": (KILLED, NAMES[1]),
     "share-full": (SHARE_FULL, NAMES[0]),
 }
-TRAINING_EACH_TIME = {"host-0-killed"}
 
 
 def mended_and_gone_on(pair: Pair, run_id: str) -> tuple[State, Losses]:
@@ -192,12 +194,21 @@ def mended_and_gone_on(pair: Pair, run_id: str) -> tuple[State, Losses]:
         return state, losses(run)
 
 
-def disturbed(pair: Pair, fault: Fault, host: str, *more: str, saving: bool = False) -> str:
-    """A run that met the fault, and has come to an end on all hosts that still can be asked."""
+def disturbed(
+    pair: Pair,
+    fault: Fault,
+    host: str,
+    *more: str,
+    saving: bool = False,
+    run_id: str = "",
+    step: int = FAULT_AT_STEP,
+) -> str:
+    """A run that met the fault at that step, and has come to an end on all hosts that still can be asked. run_id: of
+    one that is resumed for it."""
     with ready(pair, fault, host) as happens:
         with pair.target() as target:
-            run = pair.launch(target, *more)
-            pair.reach(run, FAULT_AT_STEP)
+            run = pair.launch(target, *more, resume=runs.find(target.runs, run_id) if run_id else None)
+            pair.reach(run, step)
             if saving:
                 until(lambda: pair.state(target, run) == "saving", "a checkpoint is being written", 60.0, 0.0)
             with pair.frozen():
@@ -209,7 +220,26 @@ def disturbed(pair: Pair, fault: Fault, host: str, *more: str, saving: bool = Fa
     return run.run_id
 
 
-@pytest.mark.parametrize(("fault", "host"), nightly_but(TRAINING_EACH_TIME, TRAINING_CASES))
+def test_a_run_that_meets_a_full_share_in_a_checkpoint_and_then_loses_a_host_has_the_same_losses(
+    pair: Pair, right_losses: Losses
+) -> None:
+    run_id = disturbed(pair, SHARE_FULL, NAMES[0], *SAVING, saving=True)
+    with pair.target() as target:
+        state, _ = pair.finish(target, runs.find(target.runs, run_id))
+        pair.until_clean()
+    if state == "done":  # the last checkpoint was all that it still lacked
+        _, found = mended_and_gone_on(pair, run_id)
+    else:
+        assert state in ("failed", "lost")
+        state, found = mended_and_gone_on(
+            pair, disturbed(pair, KILLED, NAMES[0], run_id=run_id, step=2 * FAULT_AT_STEP)
+        )
+        assert state in ("failed", "lost", "done")
+    assert found == right_losses
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("fault", "host"), TRAINING_CASES.values(), ids=TRAINING_CASES.keys())
 def test_a_run_whose_host_fails_stops_everywhere_and_goes_on_with_the_same_losses(
     pair: Pair, right_losses: Losses, fault: Fault, host: str
 ) -> None:
@@ -218,7 +248,8 @@ def test_a_run_whose_host_fails_stops_everywhere_and_goes_on_with_the_same_losse
     assert found == right_losses
 
 
-@pytest.mark.parametrize(("fault", "host"), nightly_but({"share-full"}, CHECKPOINT_CASES))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("fault", "host"), CHECKPOINT_CASES.values(), ids=CHECKPOINT_CASES.keys())
 def test_a_fault_in_a_checkpoint_leaves_one_to_go_on_from_with_the_same_losses(
     pair: Pair, right_losses: Losses, fault: Fault, host: str
 ) -> None:
@@ -297,9 +328,9 @@ main()
 """
 
 
-def dying_fab(pair: Pair, phase: str, only: str = "") -> None:
+def dying_fab(pair: Pair, phase: str, only: str = "", *more: str) -> None:
     words = ["train", "--stack", str(pair.inventory_path), "--platform", "cpu", "--python", PYTHON]
-    words += ["--job", "flax_mlm", "--args", " ".join(options())]
+    words += more or ["--job", "flax_mlm", "--args", " ".join(options())]
     done = subprocess.run(
         [sys.executable, "-c", DYING_FAB, phase, only, *words],
         cwd=CHECKOUT, env={**os.environ, "NO_COLOR": "1"}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -320,7 +351,7 @@ def test_a_launcher_that_dies_before_it_starts_anything_leaves_nothing(pair: Pai
 
 
 @pytest.mark.parametrize("only", nightly_but({"host-0"}, {"no-host": [""], "host-0": ["0"], "host-1": ["1"]}))
-def test_what_a_dead_launcher_left_half_started_is_gone_within_a_minute_and_can_be_resumed(
+def test_what_a_dead_launcher_left_half_started_is_gone_and_what_it_had_started_goes_on_by_itself(
     pair: Pair, right_losses: Losses, only: str
 ) -> None:
     dying_fab(pair, "start", only)
@@ -332,14 +363,7 @@ def test_what_a_dead_launcher_left_half_started_is_gone_within_a_minute_and_can_
         state, run = pair.finish(target, run)
         print(f"{run.run_id}: {state}: {(run.current_result() or {}).get('error')}")
         assert state in ("failed", "lost")
-        state, run = pair.finish(target, pair.launch(target, resume=run), pair.end_limit_s)
-        assert (state, losses(run)) == ("done", right_losses)
-
-
-def test_a_run_whose_launcher_dies_when_all_is_started_goes_on_by_itself(
-    pair: Pair, right_losses: Losses
-) -> None:
-    dying_fab(pair, "join")
+    dying_fab(pair, "join", "", "--resume", "latest")  # all is started then
     with pair.target() as target:
         state, run = pair.finish(target, runs.find(target.runs, "latest"), pair.end_limit_s)
         assert (state, losses(run)) == ("done", right_losses)

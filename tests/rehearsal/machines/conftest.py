@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import secrets
@@ -14,6 +15,7 @@ import asyncssh
 import pytest
 
 from rehearsal.machines import Machine, Machines
+from rehearsal.machines.docker_engine import connect
 from tools import stand_in_base
 
 SHARE = "/mnt/share"
@@ -112,7 +114,7 @@ def new_name() -> Callable[[], str]:
     return lambda: f"test-{secrets.token_hex(4)}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lab(
     environ: Mapping[str, str], new_name: Callable[[], str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Lab]:
@@ -133,7 +135,14 @@ def docker_lab(
         lab = Lab(machines, tmp_path_factory.mktemp("docker-lab"))
         lab.boot("w-0")
         lab.boot("w-1")
+        registry = machines.registry()
+        assert registry is not None
         yield lab
+    with contextlib.closing(
+        connect()
+    ) as client:  # images of this machine lose the names of a registry that is gone
+        names = [name for each in client.api.images() for name in each["RepoTags"] or []]
+    assert not [name for name in names if name.startswith(f"{registry.host}/")]
 
 
 @pytest.fixture

@@ -89,23 +89,32 @@ def test_a_full_disk_takes_no_byte_and_no_other_machine_notices(lab: Lab) -> Non
 
 
 @pytest.mark.nightly
-def test_a_full_share_is_full_for_every_machine(lab: Lab) -> None:
-    write = f"echo word >{SHARE}/full-test && cat {SHARE}/full-test"
+def test_what_is_full_refused_or_broken_is_so_until_it_is_undone(lab: Lab) -> None:
+    write = f"echo word >{SHARE}/full-test && cat {SHARE}/full-test; rm -f {SHARE}/full-test"
+    ask = f"{PYTHON} -c 'print(1)'"
     lab.faults.fill_share("w-0")
+    lab.faults.break_python("w-0")
+    lab.faults.break_python("w-0")
     try:
         for name in ("w-0", "w-1"):
             assert "No space left on device" in lab.try_ssh(name, write).stderr
-        assert lab.ssh("w-0", "echo word >~/own && cat ~/own") == "word"
+        assert (lab.try_ssh("w-0", ask).returncode, lab.ssh("w-1", ask)) == (127, "1")
+        lab.faults.refuse_keys("w-0")
+        assert "Permission denied (publickey)" in lab.try_ssh("w-0", "true").stderr
     finally:
+        lab.faults.accept_keys("w-0")
+        lab.faults.mend_python("w-0")
+        lab.faults.mend_python("w-0")
         lab.faults.empty_share("w-0")
-    assert lab.ssh("w-1", write) == "word"
-    lab.ssh("w-1", f"rm {SHARE}/full-test")
+    assert (lab.ssh("w-1", write), lab.ssh("w-0", ask)) == ("word", "1")
+    with pytest.raises(MachinesError, match=r"there is no machine 'w-9'; there are: w-0, w-1"):
+        lab.faults.cut("w-9")
 
 
-@pytest.mark.parametrize("seconds", [7200.0, pytest.param(-300.5, marks=pytest.mark.nightly)])
 def test_a_clock_that_is_off_is_so_for_new_connections_and_for_nothing_that_measures_durations(
-    lab: Lab, seconds: float
+    lab: Lab,
 ) -> None:
+    seconds = -300.5
     ask = f"{PYTHON} -c 'import time; print(time.time(), time.monotonic())'"
     lab.faults.set_clock("w-0", seconds)
     try:
@@ -151,31 +160,6 @@ def test_an_unmounted_share_is_an_empty_folder_on_that_machine_alone(lab: Lab) -
     lab.ssh("w-0", f"rm {SHARE}/kept")
 
 
-@pytest.mark.nightly
-def test_a_broken_python_is_not_there_until_it_is_mended(lab: Lab) -> None:
-    ask = f"{PYTHON} -c 'print(1)'"
-    lab.faults.break_python("w-0")
-    lab.faults.break_python("w-0")
-    try:
-        assert lab.try_ssh("w-0", ask).returncode == 127
-        assert lab.ssh("w-1", ask) == "1"
-    finally:
-        lab.faults.mend_python("w-0")
-        lab.faults.mend_python("w-0")
-    assert lab.ssh("w-0", ask) == "1"
-
-
-@pytest.mark.nightly
-def test_refused_keys_are_refused_until_they_are_accepted_again(lab: Lab) -> None:
-    lab.faults.refuse_keys("w-0")
-    try:
-        refused = lab.try_ssh("w-0", "true")
-        assert (refused.returncode, "Permission denied (publickey)" in refused.stderr) == (255, True)
-    finally:
-        lab.faults.accept_keys("w-0")
-    assert lab.ssh("w-0", "echo in") == "in"
-
-
 def test_a_changed_host_key_is_what_new_connections_see_until_the_machines_own_is_back(lab: Lab) -> None:
     other = lab.faults.change_host_key("w-0")
     try:
@@ -205,8 +189,3 @@ def test_the_newest_job_process_stands_still_until_it_may_go_on(lab: Lab, eventu
         assert lab.faults.wedge("w-0", int(pids[0])) == int(pids[0])
     finally:
         lab.ssh("w-0", f"kill -KILL {' '.join(pids)}; pkill -KILL -f 'sleep 300'")
-
-
-def test_a_fault_of_a_machine_that_is_not_there_names_those_that_are(lab: Lab) -> None:
-    with pytest.raises(MachinesError, match=r"there is no machine 'w-9'; there are: w-0, w-1"):
-        lab.faults.cut("w-9")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import socket
-import tarfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,7 @@ from rehearsal.machines import Machine, MachinesError, Network, docker_engine, h
 from rehearsal.machines.machine import shifted
 from rehearsal.machines.machines import container_options
 from rehearsal.machines.servers import (
-    BUCKET_SERVER,
     REGISTRY_SERVER,
-    GoProgram,
     Registry,
     described_network,
     find_or_build_program,
@@ -159,16 +155,6 @@ def test_older_images_of_hosts_go_when_a_new_one_is_built_but_none_that_a_host_i
     assert host_image.remove_old(images, keep={"h:new"}) == ["h:old"] == images.removed
 
 
-def test_a_host_key_is_for_root_alone() -> None:
-    asked = Machine(name="w", address="10.0.0.2", host_key_private_pem="KEY", authorized_keys=("one", "two"))
-    with tarfile.open(fileobj=io.BytesIO(machine.files(asked, {}))) as packed:
-        modes = {entry.name: (entry.mode, entry.uid) for entry in packed}
-        keys = packed.extractfile(machine.authorized_keys_path("sa_rehearsal")[1:])
-        assert keys is not None
-        assert keys.read() == b"one\ntwo\n"
-    assert modes[machine.HOST_KEY[1:]] == (0o600, 0)
-
-
 def test_the_image_has_another_name_when_any_of_what_it_is_made_of_has_changed() -> None:
     contents = {"Dockerfile": b"FROM a", "requirements/jobs.txt": b"jax==1"}
     names = {host_image.name_of(contents, base, kind) for base in (None, "base") for kind in KINDS}
@@ -182,6 +168,9 @@ def test_a_build_goes_out_by_the_same_proxy_and_index_and_knows_nothing_else_of_
     environ = {"HTTPS_PROXY": "http://proxy", "PIP_INDEX_URL": "", "HOME": "/root", "SECRET": "s"}
     assert host_image.build_arguments(environ, None) == {"HTTPS_PROXY": "http://proxy"}
     assert host_image.build_arguments({}, "base:1") == {"BASE_IMAGE": "base:1"}
+    with pytest.raises(MachinesError, match="UV_INDEX_URL holds a password") as caught:
+        host_image.build_arguments({"UV_INDEX_URL": "https://me:secret@index/simple"}, None)
+    assert "secret" not in str(caught.value)
 
 
 class Engine:
@@ -229,12 +218,6 @@ def test_a_base_that_cannot_be_had_is_told_before_anything_is_built(
     assert "export TPU_STACK_BASE_IMAGE=$(.venv/bin/python -m tools.stand_in_base)" in str(caught.value)
 
 
-def test_no_password_of_an_index_gets_into_the_image() -> None:
-    with pytest.raises(MachinesError, match="UV_INDEX_URL holds a password") as caught:
-        host_image.build_arguments({"UV_INDEX_URL": "https://me:secret@index/simple"}, None)
-    assert "secret" not in str(caught.value)
-
-
 def test_a_build_that_fails_shows_its_last_lines_and_what_it_fetches() -> None:
     said: list[str] = []
     answers = [{"stream": "Step 1\n"}, {"stream": "\x1b[31mno route\x1b[0m\n\n"}, {"error": "code 1\n"}]
@@ -252,8 +235,3 @@ def test_without_go_it_says_what_it_was_to_build_with_it(
         MachinesError, match=r"builds the image registry with Go, and there is no Go 1\.21 or newer"
     ):
         find_or_build_program(REGISTRY_SERVER, environ, print)
-
-
-@pytest.mark.parametrize("program", [BUCKET_SERVER, REGISTRY_SERVER], ids=lambda program: program.folder)
-def test_the_recipes_of_servers_name_no_place_to_fetch_from(program: GoProgram) -> None:
-    assert not any("://" in (program.module / name).read_text() for name in ("go.mod", "go.sum"))

@@ -35,25 +35,20 @@ def things_of(rehearsal: str) -> list[tuple[str, str]]:
         client.close()
 
 
-def test_its_user_is_not_root_may_become_root_and_has_what_jobs_need(lab: Lab) -> None:
+def test_its_user_has_what_jobs_need_on_a_network_that_leads_nowhere_else(
+    lab: Lab, eventually: Eventually
+) -> None:
     said = lab.ssh(
         "w-0",
         f"id -un; pwd; hostname; sudo -n id -u; printenv WORDS; {PYTHON} -c 'import jax, gcsfs, orbax.checkpoint'",
     )
     assert said.splitlines() == ["sa_rehearsal", "/home/sa_rehearsal", "w-0", "0", 'a "b" $c \\d']
-
-
-def test_it_reaches_its_peers_by_name_on_a_network_that_leads_nowhere_else(lab: Lab) -> None:
     assert lab.ssh("w-0", "exec 3<>/dev/tcp/w-1/22 && head -c 4 <&3") == "SSH-"
     client = connect()
     assert client.networks.get(lab.machines.network().name).attrs["Internal"] is True
     client.close()
-
-
-@pytest.mark.nightly
-def test_what_a_process_leaves_behind_is_reaped(lab: Lab, eventually: Eventually) -> None:
     orphan = lab.ssh("w-0", "(setsid sleep 0.2 >/dev/null 2>&1 & echo $!)")
-    eventually(lambda: lab.ssh("w-0", f"ls -d /proc/{orphan} 2>/dev/null; true") == "")
+    eventually(lambda: lab.ssh("w-0", f"ls -d /proc/{orphan} 2>/dev/null; true") == "")  # reaped
 
 
 def test_only_the_pinned_key_and_only_the_persons_key_let_anybody_in(lab: Lab) -> None:
@@ -131,8 +126,9 @@ def test_a_killed_machine_tells_nobody_and_comes_back_with_its_name_and_key_and_
     lab.ssh("w-0", f"rm {SHARE}/of-before")
 
 
-@pytest.mark.nightly
-def test_the_share_outlives_all_machines(empty_lab: Lab) -> None:
+def test_a_share_outlives_its_machines_and_one_rehearsal_goes_without_the_other(
+    empty_lab: Lab, lab: Lab
+) -> None:
     empty_lab.boot("w-0")
     empty_lab.ssh("w-0", f"echo kept >{SHARE}/kept")
     empty_lab.machines.remove("w-0")
@@ -140,10 +136,6 @@ def test_the_share_outlives_all_machines(empty_lab: Lab) -> None:
     assert empty_lab.machines.list() == []
     empty_lab.boot("w-0")
     assert empty_lab.ssh("w-0", f"cat {SHARE}/kept") == "kept"
-
-
-def test_two_rehearsals_stand_side_by_side_and_one_goes_without_the_other(empty_lab: Lab, lab: Lab) -> None:
-    empty_lab.boot("w-0")
     assert empty_lab.machines.network().subnet != lab.machines.network().subnet
     with pytest.raises(MachinesError, match=f"rehearsal {lab.machines.name} is there already"):
         Machines(name=lab.machines.name, say=print).__enter__()
