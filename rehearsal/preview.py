@@ -174,7 +174,7 @@ def adapted(text: str, own: Mapping[str, Any]) -> Adapted:
     No line moves that holds a key of the configuration, so that the engine's line numbers are those of the file."""
     text = text if text.endswith("\n") else f"{text}\n"
     try:
-        # The first document alone, as the engine reads it, and no value made of it: 2026-13-45 is a text here.
+        # Only the first document, as the engine reads it, and no values are made of it: 2026-13-45 is a text here.
         loader = yaml.SafeLoader(text)
         root = loader.get_node() if loader.check_node() else None
     except yaml.YAMLError:

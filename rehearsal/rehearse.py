@@ -1,9 +1,9 @@
-"""`make rehearse`: the whole path as a new user walks it, with two accidents on the way, and nothing left at the end.
+"""`make rehearse`: runs the whole path of a new user, with two faults on the way, and removes everything at the end.
 
     python -m rehearsal.rehearse [--hosts N]
 
-Every step is a command that can be typed; it is printed before it is run. Exit codes: 0 all of it came true; 1 it did
-not, and what did not is said; 2 the rehearsal could not begin; 130 interrupted. It is taken down in every case.
+Every step is a command that can be typed; it is printed before it is run. Exit codes: 0 all of it came true; 1
+something did not, which is named; 2 the rehearsal could not begin; 130 interrupted. It is taken down in every case.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def tell(story: Story, hosts: int, scratch: Path) -> None:
     story.type(f"fab recover --stack rehearsal --run {DISTURBED}")
 
     story.tell(
-        "Every step computes from (seed, step) and the parameters alone: two accidents must have changed nothing."
+        "Every step computes only from (seed, step) and the parameters: two accidents must have changed nothing."
     )
     found = {}
     for name in (UNDISTURBED, DISTURBED):

@@ -1,4 +1,4 @@
-"""What a rehearsal that is up tells everybody else: one file, in a folder that only its user may read.
+"""The state file of a rehearsal that is up, in a folder that only its user may read.
 
 The daemon writes it, `fab … --stack rehearsal` and the stand-ins for gcloud and pulumi read it. The folder is
 ~/.cache/tpu-stack/rehearsal unless $TPU_STACK_REHEARSAL names another, so that two can be up side by side.
@@ -30,7 +30,7 @@ Phase = Literal["starting", "ready", "ending"]
 
 
 class RehearsalError(Exception):
-    """What was asked for cannot be had; the message says why and what to do."""
+    """A request to the rehearsal was refused or failed; the message says why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

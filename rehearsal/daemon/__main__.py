@@ -31,7 +31,7 @@ def say(line: str) -> None:
 
 
 def serve(folder: Path, hosts: int, kind: Kind, owner: int | None) -> int:
-    """Returns the exit code when it is over: 0, or 2 where the rehearsal could not be had; its last words say why."""
+    """Returns the exit code when it is over: 0, or 2 if the rehearsal could not be started; its last words say why."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         lock = filelock.FileLock(folder / state.LOCK, timeout=LOCK_LIMIT_S).acquire()

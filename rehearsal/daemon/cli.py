@@ -141,7 +141,7 @@ def up(folder: Path, hosts: int, say: Say, *, kind: Kind = "plain", owner: int |
     """A rehearsal with so many hosts of that kind, ready. say: hears every step. owner: a process that it ends with.
 
     Raises:
-        RehearsalError: one is up there already, or it could not be had.
+        RehearsalError: one is up there already, or it could not be started.
         KeyboardInterrupt: and what had been started is taken down.
     """
     with _alone(folder):

@@ -1,4 +1,4 @@
-"""How the daemon is asked: a socket that only its user can open, a request a line, any number of lines back.
+"""The daemon's socket, which only its user can open: a request is one line, answered by any number of lines.
 
     → {"do": "pulumi", "with": {"arguments": ["up"]}}
     ← {"say": "…"} as often as there is something to say, then {"end": 0, "answer": …} or {"error": "…"}

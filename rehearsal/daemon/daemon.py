@@ -72,7 +72,7 @@ class Daemon:
         """Machines, API and stack, until every host answers.
 
         Raises:
-            RehearsalError: something of it cannot be had.
+            RehearsalError: a part of it cannot be started.
         """
         try:
             require_base(os.environ, self._kind)

@@ -96,7 +96,7 @@ class NodeMachines:
         for name in node.instances:
             self.move(name, place)
 
-    # --- what befalls one machine --------------------------------------------------------------------------------
+    # --- one machine ---------------------------------------------------------------------------------------------
 
     def move(self, name: str, place: Place) -> None:
         """A machine belongs there from now on; one that was removed stays so."""

@@ -1,7 +1,7 @@
 """Hosts of the rehearsal: containers, each with its own address and sshd and the training environment inside. Those of
 the kind "docker" have a Docker daemon of their own too, and an image registry beside them.
 
-    require_base(os.environ, "plain")                      # in seconds: Docker answers, the base can be had
+    require_base(os.environ, "plain")                      # in seconds: Docker answers, the base can be fetched
     with Machines(name="demo", say=print) as machines:     # Docker is asked; a guardian waits for this process's death
         image = machines.prepare()                         # the host image; minutes once, then nothing
         network = machines.network()                       # .addresses(n): n that are free for machines

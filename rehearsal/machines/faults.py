@@ -1,4 +1,4 @@
-"""What can go wrong with a machine, on purpose, and each thing's undoing. All are as good twice as once."""
+"""Injects faults into a machine, and undoes them. Each method may be called twice."""
 
 from __future__ import annotations
 

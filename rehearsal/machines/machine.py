@@ -15,7 +15,7 @@ PYTHON = "/opt/jobs/bin/python"
 DEVICE = "/run/tpu-stack/accel0"
 HOST_KEY = "/etc/ssh/ssh_host_ed25519_key"
 SETTINGS = "/etc/ssh/sshd_config.d/machine.conf"
-# The share a second time, for root alone: from here it is mounted again where it has been unmounted.
+# The share a second time, only for root: from here it is mounted again where it has been unmounted.
 SPARE_SHARE = "/opt/tpu-stack/share"
 HOME_MIB = 1024
 DOCKER_DATA = "/var/lib/docker"

@@ -93,7 +93,7 @@ def keys() -> list[str]:
 
 
 def add_key(arguments: list[str]) -> None:
-    """The key of --key or --key-file. The hosts let in the rehearsal's own alone, whatever else is added."""
+    """The key of --key or --key-file. The hosts accept only the rehearsal's own, whatever else is added."""
     state()
     given = dict(each[2:].split("=", 1) for each in arguments if each.startswith("--") and "=" in each)
     key = given.get("key", "")

@@ -1,4 +1,4 @@
-"""Fault injection: what befalls the simulated cloud without a request of its API, for tests and for a person."""
+"""Injects faults into the simulated cloud, and changes it without a request of its API."""
 
 import contextlib
 import dataclasses

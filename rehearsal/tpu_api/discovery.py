@@ -81,7 +81,7 @@ class Document:
             return {}, [("body", "is no JSON object")]
         if method.request is None:
             return {}, [("body", f"{method.id} takes none")] if message else []
-        # A patch sends the fields of its mask alone, so nothing is required of the rest.
+        # A patch sends only the fields of its mask, so no other is required.
         return self.checked(method.request, message, required="updateMask" not in method.parameters)
 
     def checked(self, schema: str, message: Json, *, required: bool) -> tuple[Json, list[Violation]]:
