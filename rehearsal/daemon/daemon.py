@@ -96,10 +96,8 @@ class Daemon:
         self.machines = self._exits.enter_context(
             Machines(name=state.name_of(self.folder), say=self.say, kind=self._kind)
         )
-        self.machines.prepare()
-        network = self.machines.network()
-        self.storage = self.machines.storage(bucket=configuration.BUCKET)
-        self.registry = self.machines.registry()
+        self.storage, self.registry = self.machines.storage, self.machines.registry
+        self.storage.make_bucket(configuration.BUCKET)
         public = new_identity(self.folder / "ssh")
         self._environment = {
             **self.storage.environment,
@@ -119,7 +117,7 @@ class Daemon:
 
         self.hosts = NodeMachines(
             machines=self.machines,
-            addresses=network.addresses(ADDRESSES),
+            addresses=self.machines.network.addresses(ADDRESSES),
             make=make,
             say=self.say,
             moved=self.write_state,

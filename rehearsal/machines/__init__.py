@@ -2,10 +2,9 @@
 the kind "docker" have a Docker daemon of their own too, and an image registry beside them.
 
     require_base(os.environ, "plain")                      # in seconds: Docker answers, the base can be fetched
-    with Machines(name="demo", say=print) as machines:     # Docker is asked; a guardian waits for this process's death
-        image = machines.prepare()                         # the host image; minutes once, then nothing
-        network = machines.network()                       # .addresses(n): n that are free for machines
-        storage = machines.storage(bucket="b")             # share and bucket server; .environment is for this machine
+    with Machines(name="demo", say=print) as machines:     # builds the image, minutes once; a guardian waits for this
+        machines.network.addresses(4)                      # process's death; addresses that are free for machines
+        machines.storage.make_bucket("b")                  # share and bucket server; .environment is for this machine
         machines.boot(Machine(name=…, address=…, …))       # returns when its sshd answers
         machines.kill("w-0"); machines.restart("w-0"); machines.remove("w-0"); machines.list()
         machines.faults.cut("w-0"); machines.faults.heal("w-0")

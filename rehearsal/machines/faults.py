@@ -101,7 +101,7 @@ Find = Callable[[str], tuple[Container, Standing]]
 class Faults:
     """Of the machines of one rehearsal. Every method takes a running machine's name and raises MachinesError."""
 
-    def __init__(self, client: docker.DockerClient, find: Find, image: Callable[[], str]) -> None:
+    def __init__(self, client: docker.DockerClient, find: Find, image: str) -> None:
         self._client = client
         self._find = find
         self._image = image
@@ -238,7 +238,7 @@ class Faults:
         container, _ = self._running(name)
         with asking(what):
             self._client.containers.run(
-                self._image(), entrypoint=command[:1], command=command[1:], remove=True, user="root",
+                self._image, entrypoint=command[:1], command=command[1:], remove=True, user="root",
                 labels=labels(container.labels[LABEL], role="hand"), cap_add=[right, "SYS_PTRACE"],
                 security_opt=["apparmor=unconfined", "seccomp=unconfined", "label=disable"],
                 network_mode=f"container:{container.id}", pid_mode=f"container:{container.id}",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import docker.errors
@@ -32,12 +30,11 @@ from rehearsal.machines.servers import (
     BUCKET_SERVER,
     REGISTRY_PORT,
     REGISTRY_SERVER,
-    GoProgram,
     Network,
     Registry,
     Storage,
     find_or_build_program,
-    find_or_make_network,
+    make_network,
     share_at,
     start_registry,
     start_storage,
@@ -97,16 +94,16 @@ class Machines:
     Methods may be called from several threads, but for the same machine one after the other.
     """
 
+    image: str
+    network: Network
+    storage: Storage
+    registry: Registry | None = None  # where the hosts have Docker
+    faults: Faults
+
     def __init__(
-        self,
-        *,
-        name: str,
-        say: Say,
-        environ: Mapping[str, str] = os.environ,
-        kind: Kind = "plain",
+        self, *, name: str, say: Say, environ: Mapping[str, str] = os.environ, kind: Kind = "plain"
     ) -> None:
-        """environ: where HOME, PATH, TPU_STACK_BASE_IMAGE and proxies are looked for. kind: of the hosts; those with
-        Docker have an image registry beside them.
+        """environ: where HOME, PATH, TPU_STACK_BASE_IMAGE and proxies are looked for. kind: of the hosts.
 
         Raises MachinesError where Docker is not there. Entering the context does where something of that name is.
         """
@@ -116,14 +113,9 @@ class Machines:
         self._kind = kind
         self._client = docker_engine.connect()
         self._guardian: guardian.Guardian | None = None
-        self._once = threading.RLock()
-        self._image: str | None = None
-        self._network: Network | None = None
-        self._storage: Storage | None = None
-        self._registry: Registry | None = None
-        self.faults = Faults(self._client, self.find, self.image)
 
     def __enter__(self) -> Machines:
+        """Builds what is not built yet, minutes the first time, and starts what stands beside the hosts."""
         with asking(f"rehearsal {self.name}"):
             left = guardian.left(self._client, self.name)
         if left:
@@ -133,7 +125,24 @@ class Machines:
                 " was left by a machine that went down; take it down first, or choose another name"
             )
         self._guardian = guardian.Guardian(self.name)
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
+
+    def _start(self) -> None:
+        client, name, environ, say = self._client, self.name, self._environ, self._say
+        bucket_server = find_or_build_program(BUCKET_SERVER, environ, say)
+        has_docker = self._kind == "docker"
+        registry_server = find_or_build_program(REGISTRY_SERVER, environ, say) if has_docker else None
+        self.image = find_or_build(client, environ, say, self._kind)
+        self.network = make_network(client, name)
+        self.storage = start_storage(client, name, self.network, self.image, bucket_server)
+        if registry_server is not None:
+            self.registry = start_registry(client, name, self.network, self.image, registry_server)
+        self.faults = Faults(client, self.find, self.image)
 
     def __exit__(self, *_: object) -> None:
         watcher, self._guardian = self._guardian, None
@@ -148,57 +157,16 @@ class Machines:
         if watcher is not None:
             watcher.dismiss()
 
-    def prepare(self) -> str:
-        """Builds what is not built yet, minutes the first time, and says how far it is; → the hosts' image."""
-        with self._once:
-            if self._image is None:
-                self._program(BUCKET_SERVER)
-                if self._kind == "docker":
-                    self._program(REGISTRY_SERVER)
-                self._image = find_or_build(self._client, self._environ, self._say, self._kind)
-            return self._image
-
-    def image(self) -> str:
-        """The hosts' image, prepared where it was not."""
-        return self._image or self.prepare()
-
-    def network(self) -> Network:
-        """The same every time."""
-        with self._once:
-            if self._network is None:
-                self._network = find_or_make_network(self._client, self.name)
-            return self._network
-
-    def storage(self, *, bucket: str | None = None) -> Storage:
-        """The same every time, with that bucket in it."""
-        with self._once:
-            if self._storage is None:
-                program = self._program(BUCKET_SERVER)
-                self._storage = start_storage(self._client, self.name, self.network(), self.image(), program)
-            if bucket is not None:
-                self._storage.make_bucket(bucket)
-            return self._storage
-
-    def registry(self) -> Registry | None:
-        """The same every time; None where the hosts have no Docker."""
-        with self._once:
-            if self._registry is None and self._kind == "docker":
-                program = self._program(REGISTRY_SERVER)
-                self._registry = start_registry(
-                    self._client, self.name, self.network(), self.image(), program
-                )
-            return self._registry
-
     def boot(self, machine: Machine) -> Standing:
         """Makes it and returns when its sshd answers. Raises MachinesError; then nothing of it is there."""
         docker_engine.checked_name(machine.name, "machine")
         check(machine)
-        network, store, image = self.network(), self.storage(), self.image()
-        environment = {**store.environment, **machine.environment}
-        given = container_options(self.name, machine, self.registry())
+        network = self.network
+        environment = {**self.storage.environment, **machine.environment}
+        given = container_options(self.name, machine, self.registry)
         with asking(f"machine {machine.name}"):
             made = self._client.containers.create(
-                image, name=self._container_name(machine.name), network=network.name,
+                self.image, name=self._container_name(machine.name), network=network.name,
                 networking_config={network.name: self._endpoint(machine.name, machine.address)}, **given,
             )  # fmt: skip
             with self._removed_if_it_fails(made):
@@ -210,7 +178,7 @@ class Machines:
     def kill(self, name: str) -> None:
         """As a power cut: it is off the network first, so that no peer is told that its connections ended."""
         container, _ = self.find(name)
-        network = self.network().name
+        network = self.network.name
         with asking(f"killing {name}"), contextlib.suppress(docker.errors.NotFound):
             if network in container.attrs["NetworkSettings"]["Networks"]:
                 self._client.networks.get(network).disconnect(container, force=True)
@@ -224,7 +192,7 @@ class Machines:
         self.kill(name)
         container, standing = self.find(name)
         with asking(f"starting {name}"):
-            self._client.networks.get(self.network().name).connect(
+            self._client.networks.get(self.network.name).connect(
                 container, ipv4_address=standing.address, aliases=[name]
             )
             container.start()
@@ -259,13 +227,7 @@ class Machines:
 
     def remove_everything(self) -> Sequence[str]:
         """All that carries this rehearsal's label, by name; twice is as good as once."""
-        with self._once:
-            removed = guardian.remove_everything(self.name, self._client)
-            self._network = self._storage = self._registry = None
-            return removed
-
-    def _program(self, program: GoProgram) -> Path:
-        return find_or_build_program(program, self._environ, self._say)
+        return guardian.remove_everything(self.name, self._client)
 
     def _container_name(self, machine: str) -> str:
         return f"tpu-stack-{self.name}-{machine}"

@@ -27,7 +27,7 @@ import docker.errors
 import docker.types
 import filelock
 
-from rehearsal.machines.docker_engine import LABEL, MachinesError, asking, labels, wait_for
+from rehearsal.machines.docker_engine import MachinesError, asking, labels, wait_for
 from rehearsal.machines.host_image import ROOT, cache_folder
 from rehearsal.machines.machine import SPARE_SHARE, archive
 from tools import go
@@ -90,14 +90,6 @@ class Network:
         return found
 
 
-def find_or_make_network(client: docker.DockerClient, rehearsal: str) -> Network:
-    """The rehearsal's network. Raises MachinesError."""
-    with asking(f"the network of rehearsal {rehearsal}"):
-        labelled = client.api.networks(filters={"label": f"{LABEL}={rehearsal}"})
-        there = [each for each in labelled if each["Name"] == f"tpu-stack-{rehearsal}"]
-        return described_network(there[0] if there else _make_network(client, rehearsal))
-
-
 def described_network(attributes: dict[str, object]) -> Network:
     """Docker's words of a network in ours. Pure. Raises MachinesError where it has no IPv4 subnet."""
     ipam = attributes["IPAM"]
@@ -118,9 +110,16 @@ def described_network(attributes: dict[str, object]) -> Network:
     )
 
 
+def make_network(client: docker.DockerClient, rehearsal: str) -> Network:
+    """The rehearsal's network. Raises MachinesError.
+
+    Docker chooses the subnet, but only in one that was asked for may a container ask for its address: so the network is
+    made twice, and again from the start where another rehearsal took the subnet in between."""
+    with asking(f"the network of rehearsal {rehearsal}"):
+        return described_network(_make_network(client, rehearsal))
+
+
 def _make_network(client: docker.DockerClient, rehearsal: str) -> dict[str, object]:
-    """Docker chooses the subnet, but only in one that was asked for may a container ask for its address: so the
-    network is made twice, and again from the start where another rehearsal took the subnet in between."""
     name = f"tpu-stack-{rehearsal}"
     for left in reversed(range(NETWORK_TRIES)):
         probe = client.networks.create(f"{name}-probe", internal=True, labels=labels(rehearsal))

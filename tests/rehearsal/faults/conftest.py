@@ -29,8 +29,7 @@ def whole_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     identity.write_text(own.private)
     launchers = {"TPU_STACK_SSH_KEY": str(identity), "XDG_CACHE_HOME": str(folder / "cache")}
     with Machines(name=f"test-{secrets.token_hex(4)}", say=print, environ=environ) as machines:
-        machines.storage()
-        addresses = dict(zip(NAMES, machines.network().addresses(len(NAMES)), strict=True))
+        addresses = dict(zip(NAMES, machines.network.addresses(len(NAMES)), strict=True))
         with ThreadPoolExecutor(len(NAMES)) as pool:
             hosts = [machine(name, addresses[name], keys[name].private, own.public) for name in NAMES]
             list(pool.map(machines.boot, hosts))

@@ -55,7 +55,7 @@ class Lab:
     def boot(self, name: str, environment: Mapping[str, str] | None = None, **changed: str) -> None:
         """A machine with a free address, the person's key and the share."""
         taken = [each.address for each in self.machines.list()]
-        self.addresses[name] = changed.get("address") or self.machines.network().addresses(1, taken=taken)[0]
+        self.addresses[name] = changed.get("address") or self.machines.network.addresses(1, taken=taken)[0]
         self.keys[name] = new_key()
         machine = Machine(
             name=name,
@@ -135,7 +135,7 @@ def docker_lab(
         lab = Lab(machines, tmp_path_factory.mktemp("docker-lab"))
         lab.boot("w-0")
         lab.boot("w-1")
-        registry = machines.registry()
+        registry = machines.registry
         assert registry is not None
         yield lab
     with contextlib.closing(

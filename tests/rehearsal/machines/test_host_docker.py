@@ -41,7 +41,7 @@ def image(docker_lab: Lab) -> str:
         )  # from the next connection on
     container, _ = docker_lab.machines.find("w-0")
     packed, _ = container.exec_run(["sh", "-c", PACK], demux=True).output
-    name = f"{docker_lab.machines.registry().host}/a/repository/shell"
+    name = f"{docker_lab.machines.registry.host}/a/repository/shell"
     with contextlib.closing(connect()) as client:
         client.api.import_image_from_data(packed, repository=name, tag="new")
         answers = list(client.api.push(name, "new", stream=True, decode=True))
@@ -58,7 +58,7 @@ def test_what_is_pushed_here_runs_on_all_hosts_with_their_network_share_and_user
     other = image[:-8] + "00000000"
     assert "manifest unknown" in docker_lab.try_ssh("w-0", f"docker pull --quiet {other}").stderr
 
-    address = docker_lab.machines.network().storage_address
+    address = docker_lab.machines.network.storage_address
     program = (
         f"echo -n word >{SHARE}/written; exec 3<>/dev/tcp/{address}/4443; echo $HOSTNAME $UID;"
         " stat -f -c '%b x %S' /dev/shm;"

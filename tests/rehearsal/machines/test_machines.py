@@ -45,7 +45,7 @@ def test_its_user_has_what_jobs_need_on_a_network_that_leads_nowhere_else(
     assert said.splitlines() == ["sa_rehearsal", "/home/sa_rehearsal", "w-0", "0", 'a "b" $c \\d']
     assert lab.ssh("w-0", "exec 3<>/dev/tcp/w-1/22 && head -c 4 <&3") == "SSH-"
     client = connect()
-    assert client.networks.get(lab.machines.network().name).attrs["Internal"] is True
+    assert client.networks.get(lab.machines.network.name).attrs["Internal"] is True
     client.close()
     orphan = lab.ssh("w-0", "(setsid sleep 0.2 >/dev/null 2>&1 & echo $!)")
     eventually(lambda: lab.ssh("w-0", f"ls -d /proc/{orphan} 2>/dev/null; true") == "")  # reaped
@@ -69,8 +69,9 @@ def test_only_the_pinned_key_and_only_the_persons_key_let_anybody_in(lab: Lab) -
 def test_a_bucket_is_one_for_hosts_and_this_machine_with_checkpoints_in_it(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage = lab.machines.storage(bucket="a-bucket")
-    storage.make_bucket("a-bucket")
+    storage = lab.machines.storage
+    for _ in range(2):
+        storage.make_bucket("a-bucket")
     assert storage.bucket_names() == ["a-bucket"]
     program = textwrap.dedent(
         """
@@ -136,7 +137,7 @@ def test_a_share_outlives_its_machines_and_one_rehearsal_goes_without_the_other(
     assert empty_lab.machines.list() == []
     empty_lab.boot("w-0")
     assert empty_lab.ssh("w-0", f"cat {SHARE}/kept") == "kept"
-    assert empty_lab.machines.network().subnet != lab.machines.network().subnet
+    assert empty_lab.machines.network.subnet != lab.machines.network.subnet
     with pytest.raises(MachinesError, match=f"rehearsal {lab.machines.name} is there already"):
         Machines(name=lab.machines.name, say=print).__enter__()
     assert len(empty_lab.machines.remove_everything()) == 4  # a machine, the storage, its volume, the network
@@ -162,7 +163,6 @@ def test_what_a_killed_maker_has_made_is_removed(
         import sys, time
         from rehearsal.machines import Machines
         machines = Machines(name={name!r}, say=lambda line: None).__enter__()
-        machines.storage()
         print("made", machines._guardian.pid, flush=True)
         time.sleep(600)
         """
