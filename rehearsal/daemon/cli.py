@@ -150,7 +150,8 @@ def up(folder: Path, hosts: int, say: Say, *, kind: Kind = "plain", owner: int |
                 f"a rehearsal is up already ({folder}); `fab rehearsal status` shows it, `fab rehearsal down` ends it"
             )
         clear(folder, say)
-        return _started(folder, ["--hosts", str(hosts), "--kind", kind, *_owned(owner)], say)
+        owned = [] if owner is None else ["--owner", str(owner)]
+        return _started(folder, ["--hosts", str(hosts), "--kind", kind, *owned], say)
 
 
 def _started(folder: Path, wanted: Sequence[str], say: Say) -> State:
@@ -171,10 +172,6 @@ def _started(folder: Path, wanted: Sequence[str], say: Say) -> State:
         _end(daemon.pid, lambda: daemon.poll() is not None)
         clear(folder, say)
         raise
-
-
-def _owned(owner: int | None) -> list[str]:
-    return [] if owner is None else ["--owner", str(owner)]
 
 
 def _until_ready(folder: Path, daemon: subprocess.Popen[bytes], say: Say) -> State:

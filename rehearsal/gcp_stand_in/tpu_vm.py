@@ -25,6 +25,12 @@ REQUEST_LIMIT_S = 60.0
 DEFAULT_LIMIT_S = 1200.0
 AGAIN = (429, 500, 502, 503)
 PATCHED = ("description", "dataDisks", "metadata", "tags", "labels")
+# Properties of a V2Vm that the API calls the same, and what it tells of a node besides.
+SAME = (
+    "acceleratorType", "acceleratorConfig", "runtimeVersion", "description", "cidrBlock", "metadata", "tags",
+    "networkConfig", "networkConfigs", "schedulingConfig", "dataDisks", "shieldedInstanceConfig",
+)  # fmt: skip
+TOLD = ("state", "health", "healthDescription", "apiVersion", "multisliceNode", "queuedResource", "symptoms")
 
 
 class Refusal(Exception):
@@ -130,19 +136,7 @@ class TpuVms:
 
 def body(inputs: Mapping[str, Any]) -> Json:
     """A node of the API, of the inputs of a V2Vm."""
-    same = (
-        *(
-            "acceleratorType",
-            "acceleratorConfig",
-            "runtimeVersion",
-            "description",
-            "cidrBlock",
-            "metadata",
-            "tags",
-        ),
-        *("networkConfig", "networkConfigs", "schedulingConfig", "dataDisks", "shieldedInstanceConfig"),
-    )
-    node = {name: inputs[name] for name in same if inputs.get(name) is not None}
+    node = {name: inputs[name] for name in SAME if inputs.get(name) is not None}
     node["labels"] = {**(inputs.get("labels") or {}), "goog-pulumi-provisioned": "true"}
     if account := inputs.get("serviceAccount"):
         renamed = {"email": account.get("email"), "scope": account.get("scopes")}
@@ -152,16 +146,7 @@ def body(inputs: Mapping[str, Any]) -> Json:
 
 def outputs(node: Mapping[str, Any]) -> Json:
     """What the provider tells of a node beyond its inputs."""
-    told = (
-        "state",
-        "health",
-        "healthDescription",
-        "apiVersion",
-        "multisliceNode",
-        "queuedResource",
-        "symptoms",
-    )
-    found = {name: node[name] for name in told if name in node}
+    found = {name: node[name] for name in TOLD if name in node}
     return found | {
         "networkEndpoints": node.get("networkEndpoints", []),
         "effectiveLabels": node.get("labels", {}),
