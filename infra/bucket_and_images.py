@@ -7,10 +7,10 @@ import dataclasses
 import pulumi
 from pulumi_gcp import artifactregistry, storage
 
+from contracts.durations import DAY_S
 from infra import naming
 from infra.config import BucketConfig, Config
 
-DAY_S = 24 * 60 * 60
 TEMPORARY_PREFIX = "tmp/"
 ABANDONED_UPLOAD_DAYS = 7
 

@@ -6,6 +6,7 @@ Where a network is there already, only the firewall rules are made: they name ou
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 
 import pulumi
 from pulumi_gcp import compute
@@ -106,32 +107,23 @@ class Network(pulumi.ComponentResource):
 
     def _firewall(self, config: Config) -> None:
         gateway = config.nfs is not None and config.nfs.kind == "gateway"
-        reachable = [self.host_tag, *([self.gateway_tag] if gateway else [])]
         self._allow(
             "iap-ssh",
             config,
             "SSH from IAP's tunnels, and from nowhere else",
-            [compute.FirewallAllowArgs(protocol="tcp", ports=["22"])],
-            source_ranges=[IAP_RANGE],
-            target_tags=reachable,
+            {"tcp": ["22"]},
+            to=[self.host_tag, *([self.gateway_tag] if gateway else [])],
+            ranges=[IAP_RANGE],
         )
         # JAX, libtpu and multislice talk on many ports, and those move with their versions.
+        every_port: dict[str, list[str] | None] = {"tcp": None, "udp": None, "icmp": None}
         self._allow(
-            "host-to-host",
-            config,
-            "TPU hosts of this stack to each other",
-            [compute.FirewallAllowArgs(protocol=protocol) for protocol in ("tcp", "udp", "icmp")],
-            source_tags=[self.host_tag],
-            target_tags=[self.host_tag],
+            "host-to-host", config, "TPU hosts of this stack to each other", every_port, to=[self.host_tag]
         )
         if gateway:
+            nfs = {"tcp": [str(NFS_PORT)]}
             self._allow(
-                "host-to-nfs",
-                config,
-                "NFS from the TPU hosts of this stack",
-                [compute.FirewallAllowArgs(protocol="tcp", ports=[str(NFS_PORT)])],
-                source_tags=[self.host_tag],
-                target_tags=[self.gateway_tag],
+                "host-to-nfs", config, "NFS from the TPU hosts of this stack", nfs, to=[self.gateway_tag]
             )
 
     def _allow(
@@ -139,12 +131,12 @@ class Network(pulumi.ComponentResource):
         rule: str,
         config: Config,
         description: str,
-        allows: list[compute.FirewallAllowArgs],
+        ports: Mapping[str, list[str] | None],
         *,
-        target_tags: list[str],
-        source_ranges: list[str] | None = None,
-        source_tags: list[str] | None = None,
+        to: list[str],
+        ranges: list[str] | None = None,
     ) -> None:
+        """ports: by protocol, None for all. to: tags. ranges: who comes in; None: the hosts of this stack."""
         compute.Firewall(
             rule,
             name=naming.resource_name(config.stack, rule),
@@ -152,10 +144,10 @@ class Network(pulumi.ComponentResource):
             network=self.network,
             description=description,
             direction="INGRESS",
-            allows=allows,
-            source_ranges=source_ranges,
-            source_tags=source_tags,
-            target_tags=target_tags,
+            allows=[compute.FirewallAllowArgs(protocol=each, ports=ports[each]) for each in ports],
+            source_ranges=ranges,
+            source_tags=None if ranges else [self.host_tag],
+            target_tags=to,
             opts=pulumi.ResourceOptions(parent=self),
         )
 

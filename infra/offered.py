@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from infra.catalogue import zones
@@ -109,61 +109,44 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
     )
 
 
-def findings(config: Config, offered: Offered) -> tuple[Finding, ...]:
+def findings(config: Config, offered: Offered) -> Iterator[Finding]:
     """A warning for each thing that is wanted and not offered. Pure."""
-    made = [found for index in range(len(config.slices)) for found in _of_slice(config, index, offered)]
-    if config.nfs is not None and offered.machine_type is False:
-        nfs = config.nfs
-        made.append(
-            warning(
-                "tpu-stack:storage.nfs.machine-type",
-                f"Compute Engine has no {nfs.machine_type} in {nfs.zone}; `gcloud compute machine-types list "
-                f"--zones {nfs.zone}` shows what it has",
-            )
-        )
-    made += _externals(config, offered.organisation)
-    if offered.not_asked is not None:
-        made.append(
-            note(
-                "gcp:project",
-                f"what Google offers in these zones could not be asked, the catalogue alone was: {offered.not_asked}",
-            )
-        )
-    return tuple(made)
-
-
-def _of_slice(config: Config, index: int, offered: Offered) -> list[Finding]:
-    each = config.slices[index]
-    types, versions = offered.accelerators.get(each.zone), offered.runtimes.get(each.zone)
-    made = []
-    if types is not None and each.accelerator.type_name not in types:
-        made.append(
-            warning(
+    for index, each in enumerate(config.slices):
+        types, versions = offered.accelerators.get(each.zone), offered.runtimes.get(each.zone)
+        if types is not None and each.accelerator.type_name not in types:
+            yield warning(
                 slice_path(index, "accelerator"),
                 f"the Cloud TPU API lists no {each.accelerator.type_name} in {each.zone} for {config.project}; "
                 f"it lists {_few(types) or 'no TPU at all'}",
             )
-        )
-    if versions is not None and each.runtime_version not in versions:
-        near = zones.nearest(each.runtime_version, versions)
-        made.append(
-            warning(
+        if versions is not None and each.runtime_version not in versions:
+            near = zones.nearest(each.runtime_version, versions)
+            yield warning(
                 slice_path(index, "runtime-version"),
-                f'the Cloud TPU API lists no "{each.runtime_version}" in {each.zone}'
-                + (f"; did you mean {near}?" if near else f"; it lists {_few(versions)}"),
+                f'the Cloud TPU API lists no "{each.runtime_version}" in {each.zone}; '
+                + (f"did you mean {near}?" if near else f"it lists {_few(versions)}"),
             )
+    if config.nfs is not None and offered.machine_type is False:
+        nfs = config.nfs
+        yield warning(
+            "tpu-stack:storage.nfs.machine-type",
+            f"Compute Engine has no {nfs.machine_type} in {nfs.zone}; `gcloud compute machine-types list "
+            f"--zones {nfs.zone}` shows what it has",
         )
-    return made
+    yield from _externals(config, offered.organisation)
+    if offered.not_asked is not None:
+        yield note(
+            "gcp:project",
+            f"what Google offers in these zones could not be asked, so only the catalogue was: {offered.not_asked}",
+        )
 
 
-def _externals(config: Config, organisation: Organisation | None) -> list[Finding]:
+def _externals(config: Config, organisation: Organisation | None) -> Iterator[Finding]:
     """Whom OS Login does not let in without a role that only an organisation can give, not a project's stack.
 
     https://cloud.google.com/compute/docs/oslogin/set-up-oslogin (users from outside the organisation): their login
     names begin with ext_.
     """
-    if organisation is not None and organisation.id is None:
-        return []
     domain = organisation.domain if organisation else None
     outside = [
         who
@@ -171,26 +154,23 @@ def _externals(config: Config, organisation: Organisation | None) -> list[Findin
         if (_domain(who) in CONSUMER_DOMAINS if domain is None else _domain(who) != domain)
     ]
     if not outside:
-        return []
+        return
     if organisation is None:
-        return [
-            note(
-                "tpu-stack:access",
-                f"{', '.join(outside)}: if {config.project} belongs to an organisation, its administrator has to give "
-                f"{EXTERNAL} to those from outside; no project can",
-            )
-        ]
-    commands = " ".join(
-        f"`gcloud organizations add-iam-policy-binding {organisation.id} --member {who} --role {EXTERNAL}`"
-        for who in outside
-    )
-    return [
-        warning(
+        yield note(
+            "tpu-stack:access",
+            f"{', '.join(outside)}: if {config.project} belongs to an organisation, its administrator has to give "
+            f"{EXTERNAL} to those from outside; no project can",
+        )
+    elif organisation.id is not None:
+        commands = " ".join(
+            f"`gcloud organizations add-iam-policy-binding {organisation.id} --member {who} --role {EXTERNAL}`"
+            for who in outside
+        )
+        yield warning(
             "tpu-stack:access",
             f"{', '.join(outside)} seem to be from outside the organisation {domain or organisation.id}: OS Login lets "
             f"them in after its administrator has run {commands}; no project can give that role",
         )
-    ]
 
 
 def _people(config: Config) -> list[str]:

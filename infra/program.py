@@ -58,9 +58,8 @@ def review(config: Config) -> None:
     for finding in (*reviewed.findings, *offered.findings(config, asked)):
         LOGS[finding.severity](f"{finding.path}: {finding.message}")
     pulumi.log.info(reviewed.table)
-    refused = sum(finding.severity == "error" for finding in reviewed.findings)
-    if refused:
-        raise pulumi.RunError(f"nothing was made: {refused} of the findings above are errors")
+    if reviewed.errors:
+        raise pulumi.RunError(f"nothing was made: {len(reviewed.errors)} of the findings above are errors")
 
 
 def _setting(key: str) -> str | None:

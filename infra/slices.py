@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -164,20 +163,17 @@ def _watch_direct(node: pulumi.CustomResource, named: str, say: Callable[[str], 
         return
     # In the program's own loop, which goes on until the engine has made everything.
     task = asyncio.ensure_future(_speak_while_made(node, named, say))
-    task.add_done_callback(_forget)
+    task.add_done_callback(lambda done: done.cancelled() or done.result())
 
 
 async def _speak_while_made(node: pulumi.CustomResource, named: str, say: Callable[[str], None]) -> None:
     made = asyncio.ensure_future(node.id.future())
     waited_s = 0.0
-    while True:
-        done, _ = await asyncio.wait({made}, timeout=FIRST_WORD_S)
-        if done:
-            # Its failure is the engine's to tell.
-            _ = made.cancelled() or made.exception()
-            return
+    while not (await asyncio.wait({made}, timeout=FIRST_WORD_S))[0]:
         waited_s += FIRST_WORD_S
         say(still_waiting(named, waited_s))
+    # Its failure is the engine's to tell.
+    _ = made.cancelled() or made.exception()
 
 
 def still_waiting(named: str, waited_s: float) -> str:
@@ -190,11 +186,6 @@ def still_waiting(named: str, waited_s: float) -> str:
         f"compare https://console.cloud.google.com/iam-admin/quotas?project={project}, Ctrl-C, and free some, ask for "
         "more, or set provisioning: queued, which says so at once"
     )
-
-
-def _forget(task: asyncio.Task[None]) -> None:
-    with contextlib.suppress(asyncio.CancelledError):
-        task.result()
 
 
 def _node_id(args: TpuSliceArgs) -> str:

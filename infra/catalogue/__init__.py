@@ -24,10 +24,8 @@ __all__ = [
     "accelerator",
     "by_topology",
     "generation",
-    "generations_in",
     "price_usd_per_hour",
     "region_of",
-    "zones_of",
 ]
 
 PRICES_READ_IN = prices.READ_IN
@@ -64,10 +62,6 @@ class Accelerator:
     @property
     def devices(self) -> int:
         return self.chips * self.generation.devices_per_chip
-
-    @property
-    def cores(self) -> int:
-        return self.chips * self.generation.cores_per_chip
 
     @property
     def hbm_gib(self) -> int:
@@ -175,20 +169,6 @@ def generation(name: str) -> Generation:
     if which is None:
         raise CatalogueError(f'"{name}" is not a TPU generation; choose one of {NAMES}')
     return which
-
-
-def zones_of(generation_name: str) -> tuple[str, ...]:
-    """Every zone in which some type of the generation is listed.
-
-    Raises:
-        CatalogueError: no such generation.
-    """
-    return generation(generation_name).zones
-
-
-def generations_in(zone: str) -> tuple[Generation, ...]:
-    """The generations that the Cloud TPU API offers in a zone, the oldest first; none where none is listed."""
-    return tuple(which for which in OFFERED if zone in which.zones)
 
 
 def region_of(zone: str) -> str:

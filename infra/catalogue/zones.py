@@ -40,7 +40,7 @@ ZONES = tuple(
 )
 
 FAMILIES = ("e2", "n1", "n2", "n2d", "t2d")
-"""x86 with Persistent Disk: newer ones take Hyperdisk alone."""
+"""x86 with Persistent Disk: newer ones take only Hyperdisk."""
 
 _DOUBLED = (2, 4, 8, 16)
 _N1 = (*_DOUBLED, 32, 64, 96)

@@ -44,13 +44,3 @@ def poll_pause_s(waited_s: float) -> float:
     Twenty slices in a queue then ask 40 times a minute; the API allows hundreds.
     """
     return min(30.0, max(5.0, waited_s / 10))
-
-
-def words(seconds: float) -> str:
-    """45 s, 12 min, 3 h 5 min."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"

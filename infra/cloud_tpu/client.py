@@ -7,6 +7,7 @@ deletions carry a requestId, by which Google knows the second from another one.
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import ssl
 import threading
@@ -22,8 +23,9 @@ import httplib2  # type: ignore[import-untyped]
 from googleapiclient import discovery
 from googleapiclient.errors import HttpError
 
+from contracts.durations import spoken
 from infra.cloud_tpu import settings as settings_
-from infra.cloud_tpu.backoff import Backoff, words
+from infra.cloud_tpu.backoff import Backoff
 from infra.cloud_tpu.refusal import CloudTpuError, Refusal
 
 Json = dict[str, Any]
@@ -40,6 +42,15 @@ UNREACHABLE = (
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Api:
+    """The collections of the API that we use, with the methods that Google's client makes of its document."""
+
+    queued_resources: Any
+    nodes: Any
+    operations: Any
+
+
 class Client:
     """Every method raises CloudTpuError; its `status` is Google's: NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION …
 
@@ -50,7 +61,7 @@ class Client:
         self._settings = settings
         self._backoff = backoff
         self._credentials: google.auth.credentials.Credentials | None = None
-        self._service: Any = None
+        self._collections: _Api | None = None
         self._lock = threading.Lock()
         self._local = threading.local()
         self._connections: list[Any] = []
@@ -65,9 +76,7 @@ class Client:
 
     def queued_resource(self, name: str, *, patience_s: float = PATIENCE_S) -> Json | None:
         """None: there is no such thing."""
-        return self._found(
-            f"reading {name}", lambda at: at.queuedResources().get(name=name), name, patience_s
-        )
+        return self._found(f"reading {name}", lambda at: at.queued_resources.get(name=name), name, patience_s)
 
     def queued_resources(self, parent: str) -> list[Json]:
         """All of a project in one zone, or in every one where the zone is "-"."""
@@ -83,7 +92,7 @@ class Client:
         more = {"pageToken": token} if token else {}
         return self._call(
             f"listing {parent}/queuedResources",
-            lambda at: at.queuedResources().list(parent=parent, **more),
+            lambda at: at.queued_resources.list(parent=parent, **more),
             parent,
         )
 
@@ -92,7 +101,7 @@ class Client:
         request_id = str(uuid.uuid4())
         return self._call(
             f"asking for {parent}/queuedResources/{own_id}",
-            lambda at: at.queuedResources().create(
+            lambda at: at.queued_resources.create(
                 parent=parent, queuedResourceId=own_id, requestId=request_id, body=body
             ),
             parent,
@@ -103,7 +112,7 @@ class Client:
         request_id = str(uuid.uuid4())
         self._call(
             f"deleting {name}",
-            lambda at: at.queuedResources().delete(name=name, force=True, requestId=request_id),
+            lambda at: at.queued_resources.delete(name=name, force=True, requestId=request_id),
             name,
         )
 
@@ -111,35 +120,35 @@ class Client:
 
     def node(self, name: str, *, patience_s: float = PATIENCE_S) -> Json | None:
         """None: there is no such thing."""
-        return self._found(f"reading {name}", lambda at: at.nodes().get(name=name), name, patience_s)
+        return self._found(f"reading {name}", lambda at: at.nodes.get(name=name), name, patience_s)
 
     def patch_node(self, name: str, mask: str, body: Json) -> Json:
         """The operation."""
         return self._call(
             f"changing {mask} of {name}",
-            lambda at: at.nodes().patch(name=name, updateMask=mask, body=body),
+            lambda at: at.nodes.patch(name=name, updateMask=mask, body=body),
             name,
         )
 
     def delete_node(self, name: str) -> None:
-        self._call(f"deleting {name}", lambda at: at.nodes().delete(name=name), name)
+        self._call(f"deleting {name}", lambda at: at.nodes.delete(name=name), name)
 
     def guest_attributes(self, name: str) -> list[Json]:
         """What each worker has published, in worker order."""
         answer = self._call(
             f"reading the guest attributes of {name}",
-            lambda at: at.nodes().getGuestAttributes(name=name, body={}),
+            lambda at: at.nodes.getGuestAttributes(name=name, body={}),
             name,
         )
         return list(answer.get("guestAttributes", []))
 
     def operation(self, name: str) -> Json | None:
         """None: there is no such thing (any more)."""
-        return self._found(f"reading {name}", lambda at: at.operations().get(name=name), name, PATIENCE_S)
+        return self._found(f"reading {name}", lambda at: at.operations.get(name=name), name, PATIENCE_S)
 
     # --- how ----------------------------------------------------------------------------------------------------
 
-    def _found(self, what: str, build: Callable[[Any], Any], name: str, patience_s: float) -> Json | None:
+    def _found(self, what: str, build: Callable[[_Api], Any], name: str, patience_s: float) -> Json | None:
         try:
             return self._call(what, build, name, patience_s)
         except CloudTpuError as error:
@@ -148,13 +157,13 @@ class Client:
             raise
 
     def _call(
-        self, what: str, build: Callable[[Any], Any], name: str, patience_s: float = PATIENCE_S
+        self, what: str, build: Callable[[_Api], Any], name: str, patience_s: float = PATIENCE_S
     ) -> Json:
         project = name.split("/")[1]
         since, failures, limit_s = self._backoff.now(), 0, patience_s
         while True:
             try:
-                answer: Json = build(self._locations()).execute(http=self._http())
+                answer: Json = build(self._api()).execute(http=self._http())
                 return answer
             except HttpError as error:
                 refusal = Refusal.parse(int(error.resp.status), error.content)
@@ -179,25 +188,29 @@ class Client:
             if not may_get_better:
                 raise trouble from None
             if self._backoff.now() + pause_s - since > limit_s:
-                tried = f" (tried {failures} times in {words(self._backoff.now() - since)})"
+                tried = f" (tried {failures} times in {spoken(self._backoff.now() - since)})"
                 raise CloudTpuError(f"{trouble}{tried}", trouble.status) from None
             if failures <= 3 or failures % 10 == 0:  # a network may be down for hours
                 self._backoff.say(f"{what}: {why}; try {failures + 1} in {pause_s:.0f} s")
             self._backoff.pause(pause_s)
 
-    def _locations(self) -> Any:
-        """The part of the API that we use. Reading its document takes a moment, so it is done once."""
+    def _api(self) -> _Api:
+        """Made once: reading the API's document takes a moment, and so does making the methods of a collection."""
         with self._lock:
-            if self._service is None:
+            if self._collections is None:
                 self._credentials = settings_.credentials(self._settings)
-                self._service = discovery.build(
+                service = discovery.build(
                     "tpu",
                     "v2",
                     http=httplib2.Http(timeout=ANSWER_LIMIT_S),
                     static_discovery=True,
                     client_options={"api_endpoint": self._settings.endpoint},
                 )
-            return self._service.projects().locations()
+                at = service.projects().locations()
+                self._collections = _Api(
+                    queued_resources=at.queuedResources(), nodes=at.nodes(), operations=at.operations()
+                )
+            return self._collections
 
     def _http(self) -> Any:
         if not hasattr(self._local, "http"):

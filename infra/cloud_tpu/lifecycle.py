@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contracts.durations import spoken
 from infra.cloud_tpu import request, states, workers
-from infra.cloud_tpu.backoff import Backoff, words
+from infra.cloud_tpu.backoff import Backoff
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.polling import Waiting
 from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
@@ -234,7 +235,7 @@ class Lifecycle:
                 # A node under maintenance, or one that another change is under way on, takes it a little later.
                 if error.status != "FAILED_PRECONDITION" or self._backoff.now() >= until:
                     raise
-                left = words(until - self._backoff.now())
+                left = spoken(until - self._backoff.now())
                 self._backoff.say(f"{name.rpartition('/')[2]}: {error}; tried again for {left}")
             self._backoff.pause(PATCH_AGAIN_S)
 

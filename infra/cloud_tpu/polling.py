@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from contracts.durations import spoken
 from infra.cloud_tpu import request, states
-from infra.cloud_tpu.backoff import Backoff, poll_pause_s, words
+from infra.cloud_tpu.backoff import Backoff, poll_pause_s
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
 from infra.cloud_tpu.spec import Spec
@@ -67,7 +68,7 @@ class Waiting:
                 return seen
             if waited_s >= spec.wait_s:
                 self._backoff.say(
-                    f"warning: {spec.queued_resource_id} is still {seen.state} after {words(waited_s)} and stays in"
+                    f"warning: {spec.queued_resource_id} is still {seen.state} after {spoken(waited_s)} and stays in"
                     " the queue: `pulumi up` waits on, `pulumi destroy` gives it up"
                 )
                 return seen
@@ -75,7 +76,7 @@ class Waiting:
                 last, said = seen.state, self._backoff.now()
                 self._backoff.say(
                     f"{spec.queued_resource_id}: {seen.state} for {spec.hardware};"
-                    f" waited {words(waited_s)}, at most {words(left_s)} more"
+                    f" waited {spoken(waited_s)}, at most {spoken(left_s)} more"
                 )
             self._backoff.pause(min(poll_pause_s(waited_s), max(left_s, 1.0)))
 
@@ -85,7 +86,7 @@ class Waiting:
         found: Json | None = operation
         while found is not None and not found.get("done"):
             if self._backoff.now() >= until:
-                raise CloudTpuError(f"{operation['name']}: it has not ended within {words(limit_s)}")
+                raise CloudTpuError(f"{operation['name']}: it has not ended within {spoken(limit_s)}")
             self._backoff.pause(2.0)
             found = self._client.operation(operation["name"])
         if found is not None and "error" in found:
@@ -141,7 +142,7 @@ class Waiting:
             now = self._backoff.now()
             if now >= until:
                 raise CloudTpuError(
-                    f"{name}: it is still {state_of(found)} after {words(DELETE_LIMIT_S)}{refusal}; `pulumi up` tries"
+                    f"{name}: it is still {state_of(found)} after {spoken(DELETE_LIMIT_S)}{refusal}; `pulumi up` tries"
                     " again"
                 )
             patience_s = LOOK_AGAIN_S if refusal else DELETE_AGAIN_S

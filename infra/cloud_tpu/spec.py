@@ -6,7 +6,7 @@ Pulumi hands numbers over as floats and leaves out what is None, so every value 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pulumi.output import Unknown
@@ -85,46 +85,26 @@ class Spec:
 
     @classmethod
     def of(cls, props: Props) -> Spec:
-        """Of properties that are all known."""
+        """Of properties that are all known; what is absent is empty, zero or false."""
+        values = {
+            field.name: FORMS[str(field.type)](props.get(field.name)) for field in dataclasses.fields(cls)
+        }
+        labels = {**values["labels"], naming.OWNER_LABEL: values["owner"]}
+        return cls(**values | {"labels": labels, "node_count": values["node_count"] or 1})
 
-        def text(key: str) -> str:
-            return str(props.get(key) or "")
 
-        def number(key: str, default: int = 0) -> int:
-            return int(props.get(key) or default)
-
-        def table(key: str) -> dict[str, str]:
-            return {str(name): str(value) for name, value in (props.get(key) or {}).items()}
-
-        return cls(
-            project=text("project"),
-            zone=text("zone"),
-            queued_resource_id=text("queued_resource_id"),
-            owner=text("owner"),
-            accelerator_type=text("accelerator_type"),
-            accelerator_generation=text("accelerator_generation"),
-            topology=text("topology"),
-            runtime_version=text("runtime_version"),
-            capacity=text("capacity"),
-            reservation_name=text("reservation_name"),
-            node_count=number("node_count", 1),
-            guaranteed_s=number("guaranteed_s"),
-            valid_until_s=number("valid_until_s"),
-            wait_s=number("wait_s"),
-            network=text("network"),
-            subnetwork=text("subnetwork"),
-            external_addresses=bool(props.get("external_addresses")),
-            service_account_email=text("service_account_email"),
-            metadata=table("metadata"),
-            labels=table("labels") | {naming.OWNER_LABEL: text("owner")},
-            tags=tuple(str(tag) for tag in props.get("tags") or ()),
-            data_disks=tuple(
-                Disk(source_disk=str(disk["source_disk"]), mode=str(disk.get("mode") or "read-write"))
-                for disk in props.get("data_disks") or ()
-            ),
-            boot_disk_kms_key=text("boot_disk_kms_key"),
-            description=text("description"),
-        )
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "str": lambda value: str(value or ""),
+    "int": lambda value: int(value or 0),
+    "bool": bool,
+    "Mapping[str, str]": lambda value: {str(key): str(each) for key, each in (value or {}).items()},
+    "tuple[str, ...]": lambda value: tuple(str(each) for each in value or ()),
+    "tuple[Disk, ...]": lambda value: tuple(
+        Disk(source_disk=str(each["source_disk"]), mode=str(each.get("mode") or "read-write"))
+        for each in value or ()
+    ),
+}
+"""By the type of a field: its form, of a value as Pulumi hands it over."""
 
 
 def is_unknown(value: object) -> bool:

@@ -117,10 +117,28 @@ def name(*, longest: int) -> Rule:
     return rule
 
 
-def network(text: str) -> str | None:
-    if "/" in text:
-        return "is a path; write the network's name alone, it must be in this project"
-    return name(longest=naming.LONGEST)(text)
+def _matching(pattern: re.Pattern[str], wrong: str) -> Rule:
+    return lambda text: None if pattern.fullmatch(text) else wrong
+
+
+def _name_and_no_path(what: str, more: str = "") -> Rule:
+    def rule(text: str) -> str | None:
+        if "/" in text:
+            return f"is a path; write only the {what}'s name{more}"
+        return name(longest=naming.LONGEST)(text)
+
+    return rule
+
+
+network = _name_and_no_path("network", ", it must be in this project")
+repository = _name_and_no_path("repository")
+kms_key = _matching(
+    KMS_KEY, "is not a key; write projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY"
+)
+label_value = _matching(
+    naming.LABEL_VALUE,
+    "is no value of a label; write up to 63 of lower-case letters, digits, hyphens and underscores",
+)
 
 
 def label_key(text: str) -> str | None:
@@ -133,39 +151,21 @@ def label_key(text: str) -> str | None:
     return "is no label; write 1 to 63 of lower-case letters, digits, hyphens and underscores, a letter first"
 
 
-def label_value(text: str) -> str | None:
-    if naming.LABEL_VALUE.fullmatch(text):
-        return None
-    return "is no value of a label; write up to 63 of lower-case letters, digits, hyphens and underscores"
-
-
-def kms_key(text: str) -> str | None:
-    if KMS_KEY.fullmatch(text):
-        return None
-    return "is not a key; write projects/PROJECT/locations/LOCATION/keyRings/RING/cryptoKeys/KEY"
-
-
 def bucket(text: str) -> str | None:
     if text.startswith("gs://"):
-        return "is a URL; write the bucket's name alone"
+        return "is a URL; write only the bucket's name"
     if text.startswith("goog") or "google" in text or "g00gle" in text:
         return 'is no name for a bucket: none may begin with "goog" or contain "google"'
     if ADDRESS.fullmatch(text):
         return "is no name for a bucket: it has the form of an IP address"
     if "." in text:
-        return "has a dot, which Google lets those have alone who own the domain; write hyphens instead"
+        return "has a dot, which only the owner of that domain may use; write hyphens instead"
     if BUCKET.fullmatch(text) is None or len(text) > 63:
         return (
             "is no name for a bucket; write 3 to 63 of lower-case letters, digits, hyphens and underscores, "
             "a letter or digit first and last"
         )
     return None
-
-
-def repository(text: str) -> str | None:
-    if "/" in text:
-        return "is a path; write the repository's name alone"
-    return name(longest=naming.LONGEST)(text)
 
 
 def principal(text: str) -> str | None:
@@ -175,9 +175,7 @@ def principal(text: str) -> str | None:
     if kind in ("user", "group", "serviceAccount") and MAIL.fullmatch(who):
         # To Google they are one, and two bindings of one person take each other away.
         return None if who == who.lower() else f"has capital letters; write {kind}:{who.lower()}"
-    if kind == "domain" and DOMAIN.fullmatch(who):
-        return None
-    if FEDERATED.fullmatch(text):
+    if (kind == "domain" and DOMAIN.fullmatch(who)) or FEDERATED.fullmatch(text):
         return None
     if MAIL.fullmatch(text):
         which = "serviceAccount" if text.endswith(".gserviceaccount.com") else "user"

@@ -13,18 +13,16 @@ import json
 import re
 from collections.abc import Callable, Mapping
 
+from contracts.durations import UNITS, spoken
+
 type Rule = Callable[[str], str | None]
 """Of a text: None where it is good, otherwise what is wrong with it and what to write."""
 
 LONGEST_TEXT = 500
 LONGEST_SHOWN = 80
 LARGEST_NUMBER = 1_000_000
-MINUTE_S = 60
-HOUR_S = 60 * MINUTE_S
-DAY_S = 24 * HOUR_S
 
-DURATION = re.compile(r"(?:([0-9]{1,7})d)?(?:([0-9]{1,7})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,7})s)?")
-UNITS_S = (DAY_S, HOUR_S, MINUTE_S, 1)
+DURATION = re.compile(r"(?=.)(?:([0-9]{1,7})d)?(?:([0-9]{1,7})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,7})s)?")
 DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 MIDNIGHT = " 00:00:00 +0000 UTC"
 """Pulumi takes a date without quotes for a moment, and hands it over (and writes it back) with this behind it."""
@@ -156,19 +154,19 @@ class Section:
         return self.has(key) and self._values[key] is False
 
     def duration[D](self, key: str, default: D, *, least_s: int, most_s: int) -> int | D:
-        """In seconds."""
+        """In seconds, of 90s, 30m, 6h, 2d or 1h30m."""
         value = self._value(key)
         if value is None:
             return default
         # Of a number too the duration is what is wrong: quotes around it would not help.
-        text = value if isinstance(value, str) else ""
-        if (wrong := wrong_duration(text)) is not None:
-            self.refuse(key, wrong)
+        match = DURATION.fullmatch(value if isinstance(value, str) else "")
+        if match is None:
+            self.refuse(key, "is not a duration; write one such as 90s, 30m, 6h, 2d or 1h30m")
             return default
-        length_s = duration_s(text)
+        units = zip(match.groups(), UNITS, strict=True)
+        length_s = sum(int(count or 0) * unit_s for count, (unit_s, _) in units)
         if not least_s <= length_s <= most_s:
-            limits = f"{spelled(least_s)} to {spelled(most_s)}"
-            self.refuse(key, f"is not from {limits}")
+            self.refuse(key, f"is not from {spoken(least_s)} to {spoken(most_s)}")
             return default
         return length_s
 
@@ -305,36 +303,3 @@ def parsed(value: object) -> object:
     except (ValueError, RecursionError):
         return value
     return value if isinstance(found, str) else found
-
-
-# --- durations as a user writes them: 90s, 30m, 6h, 2d, 1h30m ---------------------------------------------------
-
-
-def wrong_duration(text: str) -> str | None:
-    """What is wrong with a text that should be a duration, if anything is."""
-    if not text or DURATION.fullmatch(text) is None:
-        return "is not a duration; write one such as 90s, 30m, 6h, 2d or 1h30m"
-    return None
-
-
-def duration_s(text: str) -> int:
-    """1h30m → 5400.
-
-    Raises:
-        ValueError: the text is no duration.
-    """
-    match = DURATION.fullmatch(text)
-    if match is None or not text:
-        raise ValueError(f'"{text}" is not a duration')
-    counts = (int(count or 0) for count in match.groups())
-    return sum(count * unit_s for count, unit_s in zip(counts, UNITS_S, strict=True))
-
-
-def spelled(length_s: int) -> str:
-    """5400 → 1h30m, the shortest that `duration_s` reads back."""
-    parts = []
-    for unit_s, letter in zip(UNITS_S, "dhms", strict=True):
-        count, length_s = divmod(length_s, unit_s)
-        if count:
-            parts.append(f"{count}{letter}")
-    return "".join(parts) or "0s"

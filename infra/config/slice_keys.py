@@ -12,11 +12,12 @@ import re
 import typing
 from collections.abc import Iterator, Sequence
 
+from contracts.durations import DAY_S, HOUR_S, MINUTE_S, spoken
 from contracts.inventory import Capacity
 from infra import catalogue, naming
 from infra.catalogue import Accelerator, CatalogueError
 from infra.config import DataDisk, DiskMode, Provisioning, SliceConfig, formats
-from infra.config.section import DAY_S, HOUR_S, MINUTE_S, Section, spelled
+from infra.config.section import Section
 
 CAPACITIES: tuple[Capacity, ...] = typing.get_args(Capacity)
 PROVISIONINGS: tuple[Provisioning, ...] = typing.get_args(Provisioning)
@@ -34,7 +35,7 @@ WAIT_S: dict[Provisioning, int] = {"queued": 12 * HOUR_S, "direct": 15 * MINUTE_
 MOST_LABELS = 64 - len(naming.RESERVED_LABELS) - 1
 """Google takes 64 on a resource; beside ours the provider sets one too (goog-pulumi-provisioned)."""
 
-OF_THE_QUEUE = "works with provisioning queued alone; remove it, or take queued"
+OF_THE_QUEUE = "works only with provisioning queued; remove it, or take queued"
 RESERVATION = re.compile(
     r"(?:projects|folders|organizations)/([^/]+)/(?:locations/([^/]+)/)?reservations/([^/]+)"
 )
@@ -111,7 +112,7 @@ def _slice(section: Section, home: Home) -> SliceConfig:
     if valid_until_s is not None and wait_s is not None and wait_s > valid_until_s:
         section.refuse(
             "wait",
-            f"is longer than valid-until {spelled(valid_until_s)}, when the queue gives up; shorten it",
+            f"is longer than valid-until {spoken(valid_until_s)}, when the queue gives up; shorten it",
         )
     if capacity == "spot" and section.has("guaranteed-for"):
         section.say("guaranteed-for", "nothing is guaranteed for capacity spot; remove it, or take on-demand")
@@ -150,7 +151,7 @@ def _accelerator(section: Section) -> Accelerator | None:
         return None
     if by_type and by_shape:
         section.refuse(
-            "accelerator", "stands beside generation or topology; write the type alone, or those two"
+            "accelerator", "stands beside generation or topology; write only the type, or those two"
         )
     elif not by_type and not by_shape:
         section.say("accelerator", "missing; write a type such as v5litepod-16, or generation and topology")
@@ -204,7 +205,7 @@ def _reservation_path(section: Section, *, project: str | None, zone: str | None
     if "/" in text and match is None:
         section.refuse(
             "reservation",
-            "is no such path; write the name alone, - for any, or projects/P/reservations/NAME (also folders/…, "
+            "is no such path; write only the name, - for any, or projects/P/reservations/NAME (also folders/…, "
             "organizations/…)",
         )
         return None
@@ -243,7 +244,7 @@ def _reservation(section: Section, capacity: Capacity, project: str | None, zone
                 "reservation", "missing; capacity reserved needs a name, or - for any of the project's own"
             )
         if capacity != "reserved" and section.has("reservation"):
-            section.say("reservation", "is used with capacity reserved alone; write that, or remove it")
+            section.say("reservation", "is used only with capacity reserved; write that, or remove it")
     return reservation
 
 
@@ -343,12 +344,12 @@ def _disk(
         section.say("type", "is of new disks, the source has its own; remove it")
     elif made and not alone:
         section.say(
-            "size-gib", "makes a disk, which one VM alone can write to; this slice has more: write source"
+            "size-gib", "makes a disk, which only one VM can write to; this slice has more: write source"
         )
     elif made and mode == "read-only":
         section.refuse("mode", "leaves a new disk empty for ever; write read-write, or a source")
     elif exists and not alone and mode == "read-write":
-        section.refuse("mode", "is for one VM alone, this slice has more; write read-only")
+        section.refuse("mode", "is only for one VM, this slice has more; write read-only")
     section.close()
     return DataDisk(
         name=name,
@@ -366,7 +367,7 @@ def _source(section: Section, *, project: str | None, zone: str | None) -> str |
         return None
     match = DISK.fullmatch(text)
     if "/" in text and match is None:
-        section.refuse("source", "is no such path; write the name alone, or projects/P/zones/ZONE/disks/NAME")
+        section.refuse("source", "is no such path; write only the name, or projects/P/zones/ZONE/disks/NAME")
         return None
     wrong = formats.name(longest=naming.LONGEST)(match[3] if match else text)
     if wrong is None and match and project is not None and match[1] != project:

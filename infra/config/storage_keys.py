@@ -104,7 +104,7 @@ def _nfs(section: Section, slice_zone: str | None, unlisted: bool) -> NfsConfig 
         unit=f", which is what {kind} takes",
     )
     if kind == "filestore" and section.has("machine-type"):
-        section.say("machine-type", "is of the gateway alone; remove it, or write kind: gateway")
+        section.say("machine-type", "is only for the gateway; remove it, or write kind: gateway")
     section.close()
     return NfsConfig(
         kind=kind,
@@ -124,4 +124,7 @@ def _mount_rule(text: str) -> str | None:
     in_image = any(f"{text}/".startswith(f"{each}/") for each in OF_IMAGES)
     if not first or first in SYSTEM or (first in SHARED and not rest) or in_image:
         return f"would hide a folder of the system, of people or of the images; write one such as {MOUNT}"
+    # It also lands in /etc/fstab and in a unit of systemd, where no other name needs quotes.
+    if re.search(r"/[-.]", text):
+        return f"has a folder whose name begins with a dot or a hyphen; write one such as {MOUNT}"
     return None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Iterator
 
 from infra.config import Config
 from infra.policy import costs, egress, grant, risks
 from infra.policy.costs import Cost
-from infra.policy.findings import Finding, warning
+from infra.policy.findings import Finding, error, warning
 from infra.policy.grant import GrantUse
 
 BUDGET = "tpu-stack:budget-usd-per-hour"
@@ -52,51 +53,36 @@ def review(config: Config, *, today: datetime.date) -> Review:
     )
 
 
-def _budget(config: Config, cost: Cost, least_usd_per_hour: float) -> list[Finding]:
+def _budget(config: Config, cost: Cost, least_usd_per_hour: float) -> Iterator[Finding]:
     """least_usd_per_hour: with what TPUs cost elsewhere in place of a price that is not known."""
-    budget = config.budget_usd_per_hour
+    budget, billed = config.budget_usd_per_hour, cost.usd_per_hour
+    missing = ", ".join(cost.not_known)
     if budget is None:
-        if least_usd_per_hour <= ASKS_ABOVE_USD_PER_HOUR:
-            return []
-        chips = sum(each.chips for each in config.slices)
-        return [
-            Finding(
-                severity="error",
-                path=BUDGET,
-                message=f"missing; {chips:,} chips and what belongs to them are billed at {least_usd_per_hour:,.2f} "
+        if least_usd_per_hour > ASKS_ABOVE_USD_PER_HOUR:
+            chips = sum(each.chips for each in config.slices)
+            yield error(
+                BUDGET,
+                f"missing; {chips:,} chips and what belongs to them are billed at {least_usd_per_hour:,.2f} "
                 f"USD an hour or more, and above {ASKS_ABOVE_USD_PER_HOUR:,.0f} you have to allow it by a figure: "
                 "write a budget that covers it, ask for less, or write the grant that pays for it",
             )
-        ]
-    if cost.usd_per_hour > budget:
-        dearest = max(
-            (line for line in cost.lines if not line.covered_by_grant),
-            key=lambda line: line.usd_per_hour or 0,
+    elif billed > budget:
+        of_cost = (line for line in cost.lines if not line.covered_by_grant)
+        dearest = max(of_cost, key=lambda line: line.usd_per_hour or 0)
+        yield error(
+            BUDGET,
+            f"{budget:,.2f} USD an hour is less than the {billed:,.2f} that is billed, most of it for "
+            f"{dearest.what} ({dearest.usd_per_hour or 0:,.2f}); raise the budget or ask for less",
         )
-        return [
-            Finding(
-                severity="error",
-                path=BUDGET,
-                message=f"{budget:,.2f} USD an hour is less than the {cost.usd_per_hour:,.2f} that is billed, most "
-                f"of it for {dearest.what} ({dearest.usd_per_hour or 0:,.2f}); raise the budget or ask for less",
-            )
-        ]
-    if least_usd_per_hour > budget:
-        return [
-            Finding(
-                severity="error",
-                path=BUDGET,
-                message=f"{budget:,.2f} USD an hour is less than the {least_usd_per_hour:,.2f} that is billed at "
-                f"least, with the lowest price of elsewhere for {', '.join(cost.not_known)}; raise the budget or ask "
-                "for less",
-            )
-        ]
-    if cost.not_known:
-        return [
-            warning(
-                BUDGET,
-                f"that {budget:,.2f} USD an hour is enough cannot be proven: no price is known for "
-                f"{', '.join(cost.not_known)}; the rest costs {cost.usd_per_hour:,.2f}",
-            )
-        ]
-    return []
+    elif least_usd_per_hour > budget:
+        yield error(
+            BUDGET,
+            f"{budget:,.2f} USD an hour is less than the {least_usd_per_hour:,.2f} that is billed at least, with the "
+            f"lowest price of elsewhere for {missing}; raise the budget or ask for less",
+        )
+    elif missing:
+        yield warning(
+            BUDGET,
+            f"that {budget:,.2f} USD an hour is enough cannot be proven: no price is known for {missing}; the rest "
+            f"costs {billed:,.2f}",
+        )

@@ -51,17 +51,9 @@ class Cost:
         return _total(line for line in self.lines if not line.covered_by_grant)
 
     @property
-    def usd_per_day(self) -> float:
-        return self.usd_per_hour * HOURS_PER_DAY
-
-    @property
     def covered_usd_per_hour(self) -> float:
         """What the grant saves, at list prices."""
         return _total(line for line in self.lines if line.covered_by_grant)
-
-    @property
-    def covered_usd_per_day(self) -> float:
-        return self.covered_usd_per_hour * HOURS_PER_DAY
 
     @property
     def not_known(self) -> tuple[str, ...]:
@@ -73,49 +65,30 @@ class Cost:
 
 def table(cost: Cost) -> str:
     """Aligned columns for a terminal below a title: each line, both totals, the rates and what was assumed."""
-    billed = ("billed", "", cost.usd_per_hour, cost.usd_per_day, "")
-    covered = ("covered by the grant", "", cost.covered_usd_per_hour, cost.covered_usd_per_day, "")
     rows = [("what", "quantity", "USD/hour", "USD/day", "")]
     rows += [
         (line.what, line.quantity, *_money(line.usd_per_hour), "grant" if line.covered_by_grant else "")
         for line in cost.lines
     ]
-    for what, quantity, hour, day, mark in (billed, *([covered] if _has_covered(cost) else [])):
-        rows.append((what, quantity, f"{hour:,.3f}", f"{day:,.2f}", mark))
-    below = [f"and {rate.what} by use: {_rate(rate.usd)} USD per {rate.per}" for rate in cost.rates]
+    rows.append(("billed", "", *_money(cost.usd_per_hour), ""))
+    if any(line.covered_by_grant for line in cost.lines):
+        rows.append(("covered by the grant", "", *_money(cost.covered_usd_per_hour), ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    aligned = [
+        f"{what:<{widths[0]}}  {quantity:<{widths[1]}}  {hour:>{widths[2]}}  {day:>{widths[3]}}  {mark}".rstrip()
+        for what, quantity, hour, day, mark in rows
+    ]
+    below = [f"and {rate.what} by use: {rate.usd:.3f} USD per {rate.per}" for rate in cost.rates]
     if cost.not_known:
         below.insert(0, f"and at prices that are not known: {'; '.join(cost.not_known)}")
-    return "\n".join(["Cost at list prices:", *_aligned(rows), *below, *cost.assumptions])
-
-
-def _has_covered(cost: Cost) -> bool:
-    return any(line.covered_by_grant for line in cost.lines)
+    return "\n".join(["Cost at list prices:", *aligned, *below, *cost.assumptions])
 
 
 def _money(usd_per_hour: float | None) -> tuple[str, str]:
+    """By hour and by day."""
     if usd_per_hour is None:
         return NOT_KNOWN, NOT_KNOWN
     return f"{usd_per_hour:,.3f}", f"{usd_per_hour * HOURS_PER_DAY:,.2f}"
-
-
-def _rate(usd: float) -> str:
-    return f"{usd:.3f}"
-
-
-def _aligned(rows: list[tuple[str, str, str, str, str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return [
-        "  ".join(
-            (
-                row[0].ljust(widths[0]),
-                row[1].ljust(widths[1]),
-                row[2].rjust(widths[2]),
-                row[3].rjust(widths[3]),
-                row[4],
-            )
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _total(lines: Iterable[CostLine]) -> float:

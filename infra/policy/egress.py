@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 from infra.config import Config
 from infra.policy import billing
@@ -66,60 +67,48 @@ def estimate(source: str, destination: str) -> str:
     return f"about {price * GIB_PER_TB:.0f} USD per TB ({where}, {price:.2f} USD per GiB)"
 
 
-def findings(config: Config) -> tuple[Finding, ...]:
+def findings(config: Config) -> Iterator[Finding]:
     """One for each store and each other region that has slices; a note where only the zone differs."""
-    across = [found for store in _stores(config) for found in _across(config, store)]
-    return (*across, *_cross_zone(config))
+    for store in _stores(config):
+        yield from _across(config, store)
+    nfs = config.nfs
+    if nfs is not None:
+        apart = [each.name for each in config.slices if each.region == nfs.region and each.zone != nfs.zone]
+        if apart:
+            price = billing.CROSS_ZONE.usd
+            yield note(
+                "tpu-stack:storage.nfs.zone",
+                f"the NFS server is in {nfs.zone}, {_named(apart)} in another zone of the region: traffic between them "
+                f"costs about {price * GIB_PER_TB:.0f} USD per TB ({price:.2f} USD per GiB)",
+            )
 
 
-def _stores(config: Config) -> tuple[Store, ...]:
-    made = []
+def _stores(config: Config) -> Iterator[Store]:
     if config.bucket is not None:
         what = f'bucket "{config.bucket.name}"'
-        made.append(Store(path="tpu-stack:storage.bucket.region", what=what, region=config.bucket.region))
+        yield Store(path="tpu-stack:storage.bucket.region", what=what, region=config.bucket.region)
     if config.nfs is not None:
-        what = "the NFS server"
-        made.append(Store(path="tpu-stack:storage.nfs.zone", what=what, region=config.nfs.region))
+        yield Store(path="tpu-stack:storage.nfs.zone", what="the NFS server", region=config.nfs.region)
     what = f'image repository "{config.images.repository}"'
-    made.append(Store(path="tpu-stack:images.region", what=what, region=config.images.region))
-    return tuple(made)
+    yield Store(path="tpu-stack:images.region", what=what, region=config.images.region)
 
 
-def _across(config: Config, store: Store) -> list[Finding]:
+def _across(config: Config, store: Store) -> Iterator[Finding]:
     readers: dict[str, list[str]] = {}
     for each in config.slices:
         readers.setdefault(each.region, []).append(each.name)
     # A store is in one region, whichever that is.
     apart = "give the slices of each region a stack of their own"
     remedy = apart if len(readers) > 1 else "put it into that region"
-    return [
-        refused(
-            store.path,
-            f"{store.what} is in {store.region}, {_named(names)} in {region}: reading it from there costs "
-            f"{estimate(store.region, region)}; {remedy}",
-            unless="tpu-stack:allow-cross-region",
-            allowed=config.allow.cross_region,
-        )
-        for region, names in readers.items()
-        if region != store.region
-    ]
-
-
-def _cross_zone(config: Config) -> list[Finding]:
-    if config.nfs is None:
-        return []
-    nfs = config.nfs
-    apart = [each.name for each in config.slices if each.region == nfs.region and each.zone != nfs.zone]
-    if not apart:
-        return []
-    price = billing.CROSS_ZONE.usd
-    return [
-        note(
-            "tpu-stack:storage.nfs.zone",
-            f"the NFS server is in {nfs.zone}, {_named(apart)} in another zone of the region: traffic between them "
-            f"costs about {price * GIB_PER_TB:.0f} USD per TB ({price:.2f} USD per GiB)",
-        )
-    ]
+    for region, names in readers.items():
+        if region != store.region:
+            yield refused(
+                store.path,
+                f"{store.what} is in {store.region}, {_named(names)} in {region}: reading it from there costs "
+                f"{estimate(store.region, region)}; {remedy}",
+                unless="tpu-stack:allow-cross-region",
+                allowed=config.allow.cross_region,
+            )
 
 
 def _named(names: list[str]) -> str:

@@ -20,6 +20,10 @@ class Finding:
         return f"{self.path}: {self.message}"
 
 
+def error(path: str, message: str) -> Finding:
+    return Finding(severity="error", path=path, message=message)
+
+
 def warning(path: str, message: str) -> Finding:
     return Finding(severity="warning", path=path, message=message)
 
@@ -32,7 +36,7 @@ def refused(path: str, message: str, *, unless: str, allowed: bool) -> Finding:
     """An error that names the key that allows it, or, where that is set, the same as a warning."""
     if allowed:
         return warning(path, message)
-    return Finding(severity="error", path=path, message=f"{message}; if that is meant, set {unless}: true")
+    return error(path, f"{message}; if that is meant, set {unless}: true")
 
 
 def slice_path(index: int, key: str = "") -> str:

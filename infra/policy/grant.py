@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from infra import catalogue
 from infra.config import Config, GrantLine, SliceConfig
@@ -58,24 +58,22 @@ def cover(config: Config, today: datetime.date) -> Coverage:
     return Coverage(covered_chips=tuple(covered), use=use)
 
 
-def findings(config: Config, coverage: Coverage, today: datetime.date) -> tuple[Finding, ...]:
+def findings(config: Config, coverage: Coverage, today: datetime.date) -> Iterator[Finding]:
     """Nothing where there is no grant."""
     if not config.grant:
-        return ()
+        return
+    for index, line in enumerate(config.grant):
+        yield from _of_line(index, line, today)
     live = [line for line in config.grant if not _ended(line, today)]
-    made = [found for index, line in enumerate(config.grant) for found in _of_line(index, line, today)]
     for index, (each, covered) in enumerate(zip(config.slices, coverage.covered_chips, strict=True)):
         if covered < each.chips:
-            made.append(_uncovered(config, index, covered, live))
+            yield _uncovered(config, index, covered, live)
         if each.provisioning == "direct":
-            made.append(
-                warning(
-                    slice_path(index, "provisioning"),
-                    "direct: a grant's quota is meant for queued resources, and may not be enough for a direct node; "
-                    "write queued",
-                )
+            yield warning(
+                slice_path(index, "provisioning"),
+                "direct: a grant's quota is meant for queued resources, and may not be enough for a direct node; "
+                "write queued",
             )
-    return tuple(made)
 
 
 def table(use: Sequence[GrantUse]) -> str:
@@ -88,26 +86,16 @@ def table(use: Sequence[GrantUse]) -> str:
     )
 
 
-def _of_line(index: int, line: GrantLine, today: datetime.date) -> list[Finding]:
-    path = f"tpu-stack:grant[{index}].until"
+def _of_line(index: int, line: GrantLine, today: datetime.date) -> Iterator[Finding]:
     if line.until is None:
-        return []
+        return
+    path, granted = f"tpu-stack:grant[{index}].until", f"the grant for {_line(line)} in {line.zone}"
     days = (line.until - today).days
     if days < 0:
-        return [
-            warning(
-                path, f"the grant for {_line(line)} in {line.zone} ended on {line.until}: it covers nothing"
-            )
-        ]
-    if days <= ENDS_SOON_DAYS:
-        when = "today" if days == 0 else "tomorrow" if days == 1 else f"in {days} days"
-        return [
-            warning(
-                path,
-                f"the grant for {_line(line)} in {line.zone} ends {when}, on {line.until}; what runs longer is billed",
-            )
-        ]
-    return []
+        yield warning(path, f"{granted} ended on {line.until}: it covers nothing")
+    elif days <= ENDS_SOON_DAYS:
+        when = {0: "today", 1: "tomorrow"}.get(days, f"in {days} days")
+        yield warning(path, f"{granted} ends {when}, on {line.until}; what runs longer is billed")
 
 
 def _uncovered(config: Config, index: int, covered: int, live: list[GrantLine]) -> Finding:

@@ -44,7 +44,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "no storage at all": {"storage": {"bucket": False, "nfs": {"kind": "none"}}},
 }
 
-every_shape = pytest.mark.parametrize("values", SHAPES.values(), ids=SHAPES)
+BOTH_KINDS = [
+    {"name": "q", "accelerator": "v5litepod-8"},
+    {"name": "d", "accelerator": "v5litepod-8", "provisioning": "direct"},
+]
 
 Configure = Callable[..., Config]
 
@@ -115,6 +118,12 @@ def declare(configure: Configure) -> Iterator[Declare]:
     yield declare
     asyncio.set_event_loop(None)
     loop.close()
+
+
+@pytest.fixture(params=SHAPES.values(), ids=list(SHAPES))
+def any_stack(request: pytest.FixtureRequest, declare: Declare) -> Declared:
+    """Each of SHAPES: what takes it is a rule of every stack."""
+    return declare(**request.param)
 
 
 def _declare(config: Config) -> Declared:

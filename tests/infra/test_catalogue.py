@@ -18,12 +18,10 @@ from infra.catalogue import (
     Generation,
     accelerator,
     by_topology,
-    generations_in,
     price_usd_per_hour,
     region_of,
     topology,
     zones,
-    zones_of,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,9 +39,10 @@ def test_topology_hosts_chips_cores_and_devices_agree() -> None:
         assert len(sides) == which.dimensions, made
         prefix, number = made.type_name.split("-")
         assert prefix == which.type_prefix, made
-        assert int(number) == (made.cores if which.name in ("v2", "v3", "v4", "v5p") else made.chips), made
+        cores = made.chips * which.cores_per_chip
+        assert int(number) == (cores if which.name in ("v2", "v3", "v4", "v5p") else made.chips), made
         assert made.devices == made.devices_per_host * made.hosts, made
-        assert made.devices == (made.cores if which.name in ("v2", "v3") else made.chips), made
+        assert made.devices == (cores if which.name in ("v2", "v3") else made.chips), made
 
 
 def test_a_host_has_4_chips_unless_it_is_the_only_one_of_a_v5e_or_v6e() -> None:
@@ -56,7 +55,6 @@ def test_a_name_and_a_topology_lead_back_to_the_type() -> None:
     for made in ACCELERATORS.values():
         assert accelerator(made.type_name) is made
         assert by_topology(made.generation.name, made.topology) is made
-        assert by_topology(made.generation.type_prefix, made.topology) is made
         assert made.has_default_topology, made
 
 
@@ -148,18 +146,6 @@ def test_the_v5p_sizes_are_all_whole_cubes_but_six_that_only_make_a_long_line() 
     assert cubes - numbers == {8576, 9088, 9344, 10112, 10624, 11392}
 
 
-def test_no_two_shapes_of_as_many_cubes_are_equally_like_a_cube() -> None:
-    for cubes in range(1, 97):
-        boxes = [
-            (a, b, cubes // a // b)
-            for a in range(1, cubes + 1)
-            for b in range(a, cubes + 1)
-            if cubes % (a * b) == 0 and cubes // a // b >= b
-        ]
-        sums = sorted(map(sum, boxes))
-        assert sums[:1] != sums[1:2], cubes
-
-
 def test_a_v4_in_another_shape_keeps_its_name_and_says_that_the_name_is_not_enough() -> None:
     line = by_topology("v4", "4x4x16")
     assert (line.type_name, line.chips, line.hosts, line.has_default_topology) == ("v4-512", 256, 64, False)
@@ -167,13 +153,6 @@ def test_a_v4_in_another_shape_keeps_its_name_and_says_that_the_name_is_not_enou
 
 
 # --- zones and prices ---------------------------------------------------------------------------------------
-
-
-def test_zones_and_generations_name_each_other() -> None:
-    for zone in {zone for which in GENERATIONS for zone in which.zones}:
-        listed = {which.name for which in generations_in(zone)}
-        assert listed == {w.name for w in GENERATIONS if w.offered and zone in zones_of(w.name)}
-        assert zone.startswith(region_of(zone) + "-")
 
 
 def test_slices_of_v2_and_v3_are_in_fewer_zones_and_at_other_prices_than_one_host() -> None:

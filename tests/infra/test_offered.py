@@ -94,7 +94,7 @@ def test_what_the_zone_offers_is_no_finding(tpu_api: TpuApi, google: Google) -> 
     asked = ask(config, settings(tpu_api, google))
     assert (asked.machine_type, asked.organisation, asked.not_asked) == (True, Organisation(id=None), None)
     assert {"v5litepod-16", "v5p-8"} <= asked.accelerators["us-central1-a"]
-    assert offered.findings(config, asked) == ()
+    assert list(offered.findings(config, asked)) == []
 
 
 def test_what_the_zone_does_not_offer_is_a_warning_each(tpu_api: TpuApi, google: Google) -> None:
@@ -103,7 +103,7 @@ def test_what_the_zone_does_not_offer_is_a_warning_each(tpu_api: TpuApi, google:
         a_slice("a", accelerator="v6e-8", runtime_version="v2-alpha-tpuv6f"),
         a_slice("b", accelerator="v5p-12288"),
     )
-    found = offered.findings(config, ask(config, settings(tpu_api, google)))
+    found = list(offered.findings(config, ask(config, settings(tpu_api, google))))
     assert [(each.severity, each.path) for each in found] == [
         ("warning", "tpu-stack:slices[0].accelerator"),
         ("warning", "tpu-stack:slices[0].runtime-version"),
@@ -117,13 +117,13 @@ def test_what_the_zone_does_not_offer_is_a_warning_each(tpu_api: TpuApi, google:
 def test_a_cloud_on_this_machine_is_asked_alone_and_google_s_own_apis_are_not(tpu_api: TpuApi) -> None:
     asked = ask(a_stack(), settings(tpu_api))
     assert (asked.machine_type, asked.organisation, asked.not_asked) == (None, None, None)
-    assert offered.findings(a_stack(), asked) == ()
+    assert list(offered.findings(a_stack(), asked)) == []
 
 
 def test_what_cannot_be_asked_is_said_once_and_the_rest_still_counts(tpu_api: TpuApi, google: Google) -> None:
     google.answers = {MACHINE: (403, {"error": {"status": "PERMISSION_DENIED", "message": DISABLED}})}
     config = a_stack(a_slice(accelerator="v6e-8", runtime_version="v2-alpha-tpuv6e"))
-    found = offered.findings(config, ask(config, settings(tpu_api, google)))
+    found = list(offered.findings(config, ask(config, settings(tpu_api, google))))
     assert [each.severity for each in found] == ["warning", "note"]
     assert "not turned on for the project yet" in found[1].message
 

@@ -7,97 +7,76 @@ from typing import Any
 
 import pytest
 
-from tests.infra.conftest import SHAPES, every_shape
+from tests.infra.conftest import BOTH_KINDS, SHAPES, Declare, Declared, Resource
+
+HOST, GATEWAY = "tpu-stack-dev-host", "tpu-stack-dev-gateway"
+SSH = [{"protocol": "tcp", "ports": ["22"]}]
+NFS = [{"protocol": "tcp", "ports": ["2049"]}]
+EVERY_PORT = [{"protocol": protocol} for protocol in ("tcp", "udp", "icmp")]
 
 
-@every_shape
-def test_no_firewall_rule_lets_any_address_in_but_those_of_iap(declare: Any, values: dict[str, Any]) -> None:
-    rules = declare(**values).all("Firewall")
-    ranges = {each for rule in rules for each in rule.inputs.get("sourceRanges", [])}
-    assert ranges == {"35.235.240.0/20"}
+def machines(declared: Declared) -> list[Resource]:
+    kinds = ("QueuedResource", "V2Vm", "compute/instance:Instance")
+    return [each for kind in kinds for each in declared.all(kind)]
 
 
-@every_shape
-def test_iap_reaches_port_22_alone_and_our_machines_alone(declare: Any, values: dict[str, Any]) -> None:
-    declared = declare(**values)
-    (rule,) = [each for each in declared.all("Firewall") if "sourceRanges" in each.inputs]
-    assert rule.inputs["allows"] == [{"protocol": "tcp", "ports": ["22"]}]
-    tags = {"tpu-stack-dev-host"}
-    assert set(rule.inputs["targetTags"]) == (
-        tags | {"tpu-stack-dev-gateway"} if declared.all("compute/instance:Instance") else tags
-    )
+# --- what can be reached ----------------------------------------------------------------------------------------
 
 
-@every_shape
-def test_every_rule_names_the_tags_that_it_is_for(declare: Any, values: dict[str, Any]) -> None:
-    """A rule without target tags opens every machine of the network, which may be somebody else's."""
-    for rule in declare(**values).all("Firewall"):
-        assert rule.inputs["targetTags"]
-        assert all(tag.startswith("tpu-stack-dev-") for tag in rule.inputs["targetTags"])
-        assert rule.inputs["direction"] == "INGRESS"
-        assert rule.inputs.get("sourceRanges") or rule.inputs.get("sourceTags")
+def test_iap_reaches_port_22_hosts_reach_each_other_and_the_gateways_nfs_and_nothing_else_comes_in(
+    any_stack: Declared,
+) -> None:
+    """A rule without target tags would open every machine of the network, which may be somebody else's."""
+    has_gateway = bool(any_stack.all("compute/instance:Instance"))
+    rules = {each.name: each.inputs for each in any_stack.all("Firewall")}
+    assert {rule["direction"] for rule in rules.values()} == {"INGRESS"}
+    assert {
+        name: (
+            rule.get("sourceRanges", []),
+            rule.get("sourceTags", []),
+            sorted(rule["targetTags"]),
+            rule["allows"],
+        )
+        for name, rule in rules.items()
+    } == {
+        "iap-ssh": (["35.235.240.0/20"], [], [GATEWAY, HOST] if has_gateway else [HOST], SSH),
+        "host-to-host": ([], [HOST], [HOST], EVERY_PORT),
+        **({"host-to-nfs": ([], [HOST], [GATEWAY], NFS)} if has_gateway else {}),
+    }
 
 
-@every_shape
-def test_hosts_reach_each_other_on_every_port(declare: Any, values: dict[str, Any]) -> None:
-    (rule,) = [each for each in declare(**values).all("Firewall") if each.name == "host-to-host"]
-    assert rule.inputs["sourceTags"] == rule.inputs["targetTags"] == ["tpu-stack-dev-host"]
-    assert rule.inputs["allows"] == [{"protocol": protocol} for protocol in ("tcp", "udp", "icmp")]
+def test_every_machine_carries_its_tag_has_no_external_address_and_lets_people_in_only_by_os_login(
+    any_stack: Declared,
+) -> None:
+    for machine in machines(any_stack):
+        is_gateway = machine.kind.endswith("Instance")
+        assert machine.inputs["tags"] == [GATEWAY if is_gateway else HOST]
+        metadata = machine.inputs["metadata"]
+        assert metadata["enable-oslogin"] == metadata["block-project-ssh-keys"] == "TRUE"
+        assert metadata["serial-port-enable"] == "FALSE"
+        assert "accessConfigs" not in (machine.inputs["networkInterfaces"][0] if is_gateway else {})
+        assert machine.inputs.get("external_addresses", False) is False
+        assert machine.inputs.get("networkConfig", {}).get("enableExternalIps", False) is False
+    assert {each.inputs["addressType"] for each in any_stack.all("Address")} <= {"INTERNAL"}
 
 
-def test_nfs_is_reached_from_the_hosts_alone(declare: Any) -> None:
-    (rule,) = [each for each in declare().all("Firewall") if each.name == "host-to-nfs"]
-    assert rule.inputs["sourceTags"] == ["tpu-stack-dev-host"]
-    assert rule.inputs["targetTags"] == ["tpu-stack-dev-gateway"]
-    assert rule.inputs["allows"] == [{"protocol": "tcp", "ports": ["2049"]}]
-
-
-@pytest.mark.parametrize("shape", ["Filestore", "no storage at all"])
-def test_without_a_gateway_nothing_is_opened_for_one(declare: Any, shape: str) -> None:
-    names = {each.name for each in declare(**SHAPES[shape]).all("Firewall")}
-    assert names == {"iap-ssh", "host-to-host"}
-
-
-@every_shape
-def test_no_machine_has_an_external_address_by_default(declare: Any, values: dict[str, Any]) -> None:
-    declared = declare(**values)
-    for queued in declared.all("QueuedResource"):
-        assert queued.inputs["external_addresses"] is False
-    for node in declared.all("V2Vm"):
-        assert node.inputs["networkConfig"]["enableExternalIps"] is False
-    for machine in declared.all("compute/instance:Instance"):
-        assert all("accessConfigs" not in each for each in machine.inputs["networkInterfaces"])
-    for address in declared.all("Address"):
-        assert address.inputs["addressType"] == "INTERNAL"
-
-
-def test_external_addresses_are_given_to_the_hosts_that_were_asked_for(declare: Any) -> None:
-    declared = declare(
-        network={"external-addresses": True},
-        slices=[
-            {"name": "q", "accelerator": "v5litepod-8"},
-            {"name": "d", "accelerator": "v5litepod-8", "provisioning": "direct"},
-        ],
-    )
+def test_external_addresses_are_given_to_the_hosts_that_were_asked_for(declare: Declare) -> None:
+    declared = declare(network={"external-addresses": True}, slices=BOTH_KINDS)
     assert declared.one("QueuedResource").inputs["external_addresses"] is True
     assert declared.one("V2Vm").inputs["networkConfig"]["enableExternalIps"] is True
 
 
-def test_hosts_without_an_external_address_reach_google_and_the_internet(declare: Any) -> None:
+def test_hosts_without_an_external_address_reach_google_and_the_internet(declare: Declare) -> None:
     declared = declare(**SHAPES["three slices in two zones"])
-    subnetworks = {each.inputs["region"]: each for each in declared.all("Subnetwork")}
+    subnetworks = {each.inputs["region"]: each.inputs for each in declared.all("Subnetwork")}
     assert set(subnetworks) == {"us-central1", "us-east1"}
-    assert all(each.inputs["privateIpGoogleAccess"] is True for each in subnetworks.values())
+    assert all(each["privateIpGoogleAccess"] is True for each in subnetworks.values())
     assert {each.inputs["region"] for each in declared.all("RouterNat")} == set(subnetworks)
-
-
-def test_subnets_of_a_stack_do_not_overlap(declare: Any) -> None:
-    declared = declare(**SHAPES["three slices in two zones"])
-    first, second = (ipaddress.ip_network(each.inputs["ipCidrRange"]) for each in declared.all("Subnetwork"))
+    first, second = (ipaddress.ip_network(each["ipCidrRange"]) for each in subnetworks.values())
     assert not first.overlaps(second)
 
 
-def test_in_an_existing_network_only_firewall_rules_are_made(declare: Any) -> None:
+def test_in_an_existing_network_only_firewall_rules_are_made(declare: Declare) -> None:
     declared = declare(network={"existing": "shared", "subnetwork": "training"})
     for kind in ("compute/network:Network", "Subnetwork", "Router", "RouterNat"):
         assert not declared.all(kind)
@@ -107,127 +86,72 @@ def test_in_an_existing_network_only_firewall_rules_are_made(declare: Any) -> No
     assert {each.inputs["network"] for each in declared.all("Firewall")} == {queued["network"]}
 
 
-@every_shape
-def test_people_come_in_by_os_login_alone(declare: Any, values: dict[str, Any]) -> None:
-    declared = declare(**values)
-    machines = [
-        *declared.all("QueuedResource"),
-        *declared.all("V2Vm"),
-        *declared.all("compute/instance:Instance"),
-    ]
-    assert machines
-    for machine in machines:
-        assert machine.inputs["metadata"]["enable-oslogin"] == "TRUE"
-        assert machine.inputs["metadata"]["block-project-ssh-keys"] == "TRUE"
-        assert machine.inputs["metadata"]["serial-port-enable"] == "FALSE"
-
-
-@every_shape
-def test_every_machine_carries_the_tag_that_the_rules_are_for(declare: Any, values: dict[str, Any]) -> None:
-    declared = declare(**values)
-    for host in (*declared.all("QueuedResource"), *declared.all("V2Vm")):
-        assert host.inputs["tags"] == ["tpu-stack-dev-host"]
-    for gateway in declared.all("compute/instance:Instance"):
-        assert gateway.inputs["tags"] == ["tpu-stack-dev-gateway"]
-
-
 # --- who may do what --------------------------------------------------------------------------------------------
 
 
-HOSTS = "serviceAccount:tpu-stack-dev@my-project.iam.gserviceaccount.com"
-OWNER_ROLES = {"roles/owner", "roles/editor", "roles/storage.admin", "roles/artifactregistry.admin"}
+EMAIL = "tpu-stack-dev@my-project.iam.gserviceaccount.com"
+HOSTS = f"serviceAccount:{EMAIL}"
+TUNNEL = "roles/iap.tunnelResourceAccessor"
 
 
-def bindings(declared: Any) -> list[Any]:
-    return [each for each in declared.resources if "member" in each.inputs and "role" in each.inputs]
+def bindings(declared: Declared, **wanted: str) -> list[Resource]:
+    found = [each for each in declared.resources if "member" in each.inputs and "role" in each.inputs]
+    return [each for each in found if all(each.inputs[key] == value for key, value in wanted.items())]
 
 
-def test_the_hosts_account_has_the_bucket_and_the_images_and_nothing_else(declare: Any) -> None:
-    theirs = [each for each in bindings(declare()) if each.inputs["member"] == HOSTS]
-    assert {(each.kind.rpartition(":")[2], each.inputs["role"]) for each in theirs} == {
-        ("BucketIAMMember", "roles/storage.objectUser"),
-        ("BucketIAMMember", "roles/storage.legacyBucketReader"),
-        ("RepositoryIamMember", "roles/artifactregistry.reader"),
-    }
+@pytest.mark.parametrize(
+    ("storage", "roles"),
+    [
+        ({}, ["roles/artifactregistry.reader", "roles/storage.legacyBucketReader", "roles/storage.objectUser"]),
+        ({"bucket": False}, ["roles/artifactregistry.reader"]),
+    ],
+)  # fmt: skip
+def test_the_hosts_account_has_the_bucket_and_the_images_and_nothing_of_the_project(
+    declare: Declare, storage: dict[str, Any], roles: list[str]
+) -> None:
+    theirs = bindings(declare(storage=storage), member=HOSTS)
+    assert sorted(each.inputs["role"] for each in theirs) == roles
+    kinds = {each.kind.rpartition(":")[2] for each in theirs}
+    assert kinds <= {"BucketIAMMember", "RepositoryIamMember"}
 
 
-def test_without_a_bucket_the_hosts_account_has_the_images_alone(declare: Any) -> None:
-    theirs = [each for each in bindings(declare(storage={"bucket": False})) if each.inputs["member"] == HOSTS]
-    assert [each.kind.rpartition(":")[2] for each in theirs] == ["RepositoryIamMember"]
-
-
-def test_nobody_gets_a_role_that_changes_the_project(declare: Any) -> None:
-    declared = declare(
-        access={"members": ["user:ada@example.com"], "administrators": ["group:ops@example.com"]}
-    )
-    assert not {each.inputs["role"] for each in bindings(declared)} & OWNER_ROLES
-    of_the_project = {each.inputs["role"] for each in declared.all("projects/iAMMember:IAMMember")}
-    assert of_the_project == {
-        "roles/iap.tunnelResourceAccessor",
-        "roles/compute.osLogin",
-        "roles/compute.osAdminLogin",
-    }
-
-
-def test_a_tunnel_leads_to_port_22_alone(declare: Any) -> None:
-    (tunnel,) = [
-        each for each in bindings(declare()) if each.inputs["role"] == "roles/iap.tunnelResourceAccessor"
-    ]
-    assert tunnel.inputs["member"] == "user:ada@example.com"
-    assert tunnel.inputs["condition"]["expression"] == "destination.port == 22"
-
-
-def test_each_stack_has_tunnels_of_its_own(declare: Any) -> None:
-    """The title is part of a binding: without it the end of one stack would shut out the people of another."""
-    (tunnel,) = [
-        each for each in bindings(declare()) if each.inputs["role"] == "roles/iap.tunnelResourceAccessor"
-    ]
-    assert tunnel.inputs["condition"]["title"] == "SSH to tpu-stack-dev"
-
-
-def test_only_administrators_become_root(declare: Any) -> None:
-    declared = declare(
-        access={
-            "members": ["user:ada@example.com", "user:root@example.com"],
-            "administrators": ["user:root@example.com"],
-        }
-    )
-    roles: dict[str, set[str]] = {}
-    for each in declared.all("projects/iAMMember:IAMMember"):
-        roles.setdefault(each.inputs["member"], set()).add(each.inputs["role"])
-    assert "roles/compute.osLogin" in roles["user:ada@example.com"]
-    assert "roles/compute.osAdminLogin" not in roles["user:ada@example.com"]
-    assert "roles/compute.osAdminLogin" in roles["user:root@example.com"]
-
-
-def test_people_may_use_the_hosts_account_and_no_other(declare: Any) -> None:
+def test_members_log_in_as_themselves_administrators_as_root_and_nobody_changes_the_project(
+    declare: Declare,
+) -> None:
     """OS Login lets nobody into a machine whose account they may not use; on the project it would be all accounts."""
-    (use,) = declare().all("serviceaccount/iAMMember:IAMMember")
-    assert use.inputs["role"] == "roles/iam.serviceAccountUser"
-    assert use.inputs["serviceAccountId"] == f"projects/my-project/serviceAccounts/{HOSTS.partition(':')[2]}"
-
-
-def test_nobody_named_is_nobody_let_in(declare: Any) -> None:
+    ada, root = "user:ada@example.com", "user:root@example.com"
+    declared = declare(access={"members": [ada, root], "administrators": [root]})
+    of_project: dict[str, set[str]] = {}
+    for each in declared.all("projects/iAMMember:IAMMember"):
+        of_project.setdefault(each.inputs["member"], set()).add(each.inputs["role"])
+    assert of_project == {
+        ada: {TUNNEL, "roles/compute.osLogin"},
+        root: {TUNNEL, "roles/compute.osAdminLogin"},
+    }
+    uses = declared.all("serviceaccount/iAMMember:IAMMember")
+    assert {each.inputs["member"] for each in uses} == {ada, root}
+    for use in uses:
+        assert use.inputs["role"] == "roles/iam.serviceAccountUser"
+        assert use.inputs["serviceAccountId"] == f"projects/my-project/serviceAccounts/{EMAIL}"
     assert {each.inputs["member"] for each in bindings(declare(access={}))} == {HOSTS}
 
 
-def test_every_host_runs_as_the_stacks_own_account(declare: Any) -> None:
-    declared = declare(
-        slices=[
-            {"name": "q", "accelerator": "v5litepod-8"},
-            {"name": "d", "accelerator": "v5litepod-8", "provisioning": "direct"},
-        ]
-    )
-    email = HOSTS.partition(":")[2]
-    assert declared.one("QueuedResource").inputs["service_account_email"] == email
-    assert declared.one("V2Vm").inputs["serviceAccount"]["email"] == email
+def test_a_tunnel_leads_only_to_port_22_and_each_stack_has_its_own(declare: Declare) -> None:
+    """The title is part of a binding: without it the end of one stack would shut out the people of another."""
+    (tunnel,) = bindings(declare(), role=TUNNEL)
+    assert tunnel.inputs["member"] == "user:ada@example.com"
+    assert tunnel.inputs["condition"]["expression"] == "destination.port == 22"
+    assert tunnel.inputs["condition"]["title"] == "SSH to tpu-stack-dev"
 
 
-def test_the_file_server_has_no_account_at_all(declare: Any) -> None:
-    assert "serviceAccount" not in declare().one("compute/instance:Instance").inputs
+def test_every_host_runs_as_the_stacks_own_account_and_the_file_server_has_none(declare: Declare) -> None:
+    declared = declare(slices=BOTH_KINDS)
+    assert declared.one("QueuedResource").inputs["service_account_email"] == EMAIL
+    assert declared.one("V2Vm").inputs["serviceAccount"]["email"] == EMAIL
+    assert "serviceAccount" not in declared.one("compute/instance:Instance").inputs
 
 
-def test_the_bucket_is_closed_to_the_public_and_has_one_kind_of_permissions(declare: Any) -> None:
+def test_the_bucket_is_closed_to_the_public_and_has_one_kind_of_permissions(declare: Declare) -> None:
     bucket = declare().one("Bucket").inputs
     assert bucket["publicAccessPrevention"] == "enforced"
     assert bucket["uniformBucketLevelAccess"] is True

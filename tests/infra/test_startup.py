@@ -1,4 +1,4 @@
-"""Settings in front of the start-up scripts: what goes in comes out, and what cannot be right is refused."""
+"""Settings in front of the start-up scripts: what goes in comes out, and no script does anything without them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,6 @@ def test_any_text_arrives_as_itself(texts: list[str]) -> None:
     assert done.stdout.decode().split("\0")[:-1] == texts
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("A", "a\0b"), ("A", "\ud800"), ("a", ""), ("", ""), ("A B", ""), ("A=1;B", ""), ("A\n", "")],
-)
-def test_what_no_variable_can_hold_is_refused(name: str, value: str) -> None:
-    with pytest.raises(ValueError, match=r"variable|name a setting"):
-        startup.assignments({name: value})
-
-
 def test_a_script_starts_with_its_interpreter_and_then_its_settings() -> None:
     assert SCRIPTS["gateway"].splitlines()[:7] == [
         "#!/bin/bash",
@@ -62,58 +53,6 @@ def test_a_script_starts_with_its_interpreter_and_then_its_settings() -> None:
 def test_a_range_that_two_slices_share_is_exported_once() -> None:
     twice = dataclasses.replace(GATEWAY, clients=("10.0.0.0/20", "10.4.0.0/20", "10.0.0.0/20"))
     assert startup.gateway_script(twice) == SCRIPTS["gateway"]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"clients": ()},
-        {"clients": ("10.0.0.0/20", "0.0.0.0/0")},
-        {"clients": ("*",)},
-        {"clients": ("10.0.0.1/20",)},
-        {"clients": ("fd00::/8",)},
-        {"clients": ("10.0.0.0/20(rw,no_root_squash)",)},
-        {"uid": 0},
-        {"gid": 0},
-        {"gid": 2**31},
-        {"export": "srv/share"},
-        {"export": "/"},
-        {"export": "/srv/my share"},
-        {"export": "/srv/share/"},
-        {"export": "/srv/../etc"},
-        {"export": "/srv/share\n/etc *(rw)"},
-        {"disk": "../sda"},
-        {"disk": ""},
-        {"disk_wait_s": 0},
-    ],
-    ids=str,
-)
-def test_a_gateway_s_setting_that_cannot_be_right_is_refused_by_name(change: dict[str, object]) -> None:
-    (name,) = change
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        startup.gateway_script(dataclasses.replace(GATEWAY, **change))  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"server": ""},
-        {"server": "-o"},
-        {"server": "10.0.0.5:/etc"},
-        {"server": "10.0.0.5 10.0.0.6"},
-        {"export": "share"},
-        {"mount": "/mnt/%h"},
-        {"mount": "/mnt/a b"},
-        {"mount": "mnt"},
-        {"version": "2"},
-        {"root": "maybe"},
-    ],
-    ids=str,
-)
-def test_a_host_s_setting_that_cannot_be_right_is_refused_by_name(change: dict[str, object]) -> None:
-    (name,) = change
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        startup.tpu_host_script(dataclasses.replace(HOST, **change))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ class Cloud:
         """A node without a queued resource."""
         spec = {"acceleratorType": "v5litepod-16", "runtimeVersion": "v2-alpha-tpuv5-lite"}
         body = spec | {"labels": {"tpu-stack-owner": owner}, "schedulingConfig": {"spot": True}}
-        self.client._call("", lambda at: at.nodes().create(parent=PARENT, nodeId=node_id, body=body), PARENT)
+        self.client._call("", lambda at: at.nodes.create(parent=PARENT, nodeId=node_id, body=body), PARENT)
 
     def queued(self, own_id: str = "main") -> Json | None:
         return self.client.queued_resource(f"{PARENT}/queuedResources/{own_id}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
+from rehearsal.tpu_api import Delays
 from tests.infra.cloud_tpu.conftest import CloudFactory
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Stack
 
@@ -14,95 +16,77 @@ QR = f"{PARENT}/queuedResources/main"
 NODE = f"{PARENT}/nodes/main"
 
 
-# --- waiting ---
+@pytest.fixture
+def sold_out(new_cloud: CloudFactory) -> Cloud:
+    return new_cloud(capacity={POOL: 0})
 
 
-def test_it_is_waited_for_until_it_is_active(cloud: Cloud) -> None:
-    outputs = cloud.create()
-    assert outputs["state"] == "ACTIVE" == cloud.state()
-    assert [node["state"] for node in outputs["nodes"]] == ["READY"]
-    assert len(outputs["nodes"][0]["workers"]) == 4
+def is_active(stack: Stack, nodes: int = 1) -> bool:
+    return stack.state is not None and (stack.state["state"], len(stack.state["nodes"])) == ("ACTIVE", nodes)
 
 
-def test_a_stock_out_is_waited_out(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    cloud.at_sleep(40, lambda: cloud.control.set_capacity(POOL, 16))
-    outputs = cloud.create()
-    assert outputs["state"] == "ACTIVE"
-    assert "WAITING_FOR_RESOURCES for v5litepod-16 (spot) in us-central1-a; waited 10 min" in cloud.said
+# --- waiting ----------------------------------------------------------------------------------------------------
 
 
-def test_the_user_hears_of_every_new_state_and_else_every_five_minutes(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    cloud.create()
-    progress = [line for line in cloud.lines if "; waited" in line]
-    assert [line.split()[1] for line in progress[:2]] == ["ACCEPTED", "WAITING_FOR_RESOURCES"]
-    assert 11 <= len(progress) <= 14  # in an hour
-
-
-def test_one_that_waits_longer_than_wait_s_stays_in_the_queue_and_in_the_state(
-    new_cloud: CloudFactory,
-) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    outputs = cloud.create(wait_s=600)
-    assert cloud.clock.now() == pytest.approx(1_800_000_600, abs=30)
-    assert (outputs["state"], outputs["nodes"]) == ("WAITING_FOR_RESOURCES", [])
-    assert cloud.state() == "WAITING_FOR_RESOURCES"
-    assert "`pulumi up` waits on, `pulumi destroy` gives it up" in cloud.lines[-1]
-
-
-def test_the_next_up_waits_on_for_what_still_waits(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    stack = Stack(cloud=cloud)
-    stack.up(wait_s=600)
-    cloud.control.set_capacity(POOL, 16)
-    stack.up(wait_s=600)
+@pytest.mark.parametrize("verb", ["up", "refresh"])
+def test_a_stock_out_is_waited_out_for_wait_s_and_then_by_the_next_up(sold_out: Cloud, verb: str) -> None:
+    stack = Stack(cloud=sold_out)
+    stack.up(wait_s=3600)
+    assert sold_out.clock.now() == pytest.approx(1_800_003_600, abs=30)
     assert stack.state is not None
-    assert (stack.state["state"], len(stack.state["nodes"])) == ("ACTIVE", 1)
-    assert cloud.history().count("ACCEPTED") == 1  # it has kept its place
+    assert (stack.state["state"], stack.state["nodes"]) == ("WAITING_FOR_RESOURCES", [])
+    # The user hears of every new state, and else every five minutes.
+    progress = [line for line in sold_out.lines if "; waited" in line]
+    assert [line.split()[1] for line in progress[:2]] == ["ACCEPTED", "WAITING_FOR_RESOURCES"]
+    assert 11 <= len(progress) <= 14
+    assert "WAITING_FOR_RESOURCES for v5litepod-16 (spot) in us-central1-a; waited 10 min" in sold_out.said
+    assert "`pulumi up` waits on, `pulumi destroy` gives it up" in sold_out.lines[-1]
+    sold_out.control.set_capacity(POOL, 16)
+    if verb == "refresh":
+        sold_out.control.advance(60)
+        stack.refresh()
+        assert is_active(stack)
+    stack.up(wait_s=3600)
+    assert is_active(stack)
+    assert len(stack.state["nodes"][0]["workers"]) == 4
+    assert sold_out.history().count("ACCEPTED") == 1  # it has kept its place
 
 
-def test_one_that_is_not_served_before_valid_until_is_an_error_and_nothing_is_left(
-    new_cloud: CloudFactory,
+def preempted_at_once(cloud: Cloud) -> None:
+    cloud.control.set_capacity(POOL, 16)
+    cloud.control.advance(8)
+    cloud.control.preempt(QR)
+
+
+@pytest.mark.parametrize(
+    ("more", "befalls", "said"),
+    [
+        ({"valid_until_s": 600}, None, "FAILED: the request could not be served before its valid-until time"),
+        ({}, lambda cloud: cloud.control.fail(QR, "no such network"), "no such network"),
+        ({}, lambda cloud: cloud.control.vanish(QR), "someone else has deleted it. `pulumi up` asks for it again"),
+        ({}, preempted_at_once, "was not to be had: it is SUSPEND"),
+    ],
+)  # fmt: skip
+def test_one_that_will_not_come_is_an_error_that_says_why_and_nothing_is_left(
+    sold_out: Cloud, more: dict[str, Any], befalls: Callable[[Cloud], None] | None, said: str
 ) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    with pytest.raises(
-        CloudTpuError, match=r"FAILED: the request could not be served before its valid-until time"
-    ):
-        cloud.create(valid_until_s=600)
-    assert cloud.alive() == []
+    if befalls is not None:
+        sold_out.at_sleep(3, lambda: befalls(sold_out))
+    with pytest.raises(CloudTpuError) as caught:
+        sold_out.create(**more)
+    assert said in str(caught.value)
+    assert sold_out.alive() == []
 
 
-def test_one_that_fails_is_an_error_that_says_why_and_nothing_is_left(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    cloud.at_sleep(3, lambda: cloud.control.fail(QR, "no such network"))
-    with pytest.raises(CloudTpuError, match="no such network"):
-        cloud.create()
-    assert cloud.alive() == []
-
-
-def test_one_that_someone_deletes_while_it_waits_is_an_error(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    cloud.at_sleep(3, lambda: cloud.control.vanish(QR))
-    with pytest.raises(CloudTpuError, match=r"someone else has deleted it\. `pulumi up` asks for it again"):
-        cloud.create()
-
-
+@pytest.mark.parametrize(("times", "wait_s"), [(40, 7200), (10_000, 600)])
 def test_a_network_that_is_down_for_longer_than_a_retry_lasts_does_not_end_a_wait(
-    new_cloud: CloudFactory,
+    sold_out: Cloud, times: int, wait_s: float
 ) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    cloud.at_sleep(3, lambda: cloud.control.inject("unavailable", "queuedResources.get", times=40))
-    cloud.create(wait_s=7200)
-    assert cloud.state() == "WAITING_FOR_RESOURCES"
-    assert "try 31 in" in cloud.said
-
-
-def test_a_network_that_does_not_come_back_leaves_the_request_in_the_state(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    cloud.at_sleep(3, lambda: cloud.control.inject("unavailable", "queuedResources.get", times=10_000))
-    outputs = cloud.create(wait_s=600)
-    assert outputs["state"] == "WAITING_FOR_RESOURCES"
+    sold_out.at_sleep(3, lambda: sold_out.control.inject("unavailable", "queuedResources.get", times))
+    assert sold_out.create(wait_s=wait_s)["state"] == "WAITING_FOR_RESOURCES"
+    assert "try 31 in" in sold_out.said
+    sold_out.control.clear_faults()
+    assert sold_out.state() == "WAITING_FOR_RESOURCES"
 
 
 def test_nodes_that_cannot_be_read_leave_the_request_in_the_state(cloud: Cloud) -> None:
@@ -112,174 +96,155 @@ def test_nodes_that_cannot_be_read_leave_the_request_in_the_state(cloud: Cloud) 
     cloud.control.clear_faults()
     stack = Stack(cloud=cloud, state=outputs)
     stack.up(wait_s=600)
-    assert stack.state is not None and stack.state["state"] == "ACTIVE"
+    assert is_active(stack)
     assert cloud.history().count("ACCEPTED") == 1
 
 
-# --- adoption ---
-
-
-def test_an_interrupted_up_is_taken_over_by_the_next(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    stack = Stack(cloud=cloud)
-    interrupted_up(stack)
-    cloud.control.set_capacity(POOL, 16)
-    stack.up()
-    assert stack.state is not None and stack.state["state"] == "ACTIVE"
-    assert cloud.history().count("ACCEPTED") == 1
-    assert "taken over from an earlier `pulumi up`" in cloud.said
-
-
-def interrupted_up(stack: Stack, **more: object) -> None:
-    """A second Ctrl-C, or a power cut, while it waits: nothing of ours runs any more."""
-    with pytest.raises(PowerCut):
-        stack.cloud.at_sleep(4, power_cut)
-        stack.up(**more)
-    stack.cloud.while_sleeping = lambda: None
+# --- adoption ---------------------------------------------------------------------------------------------------
 
 
 class PowerCut(BaseException):
-    pass
+    """A second Ctrl-C, or a power cut, while it waits: nothing of ours runs any more."""
 
 
-def power_cut() -> None:
-    raise PowerCut
+@pytest.fixture
+def interrupted(sold_out: Cloud) -> Stack:
+    """An `up` was cut off while it waited; there is capacity now."""
+
+    def cut() -> None:
+        raise PowerCut
+
+    stack = Stack(cloud=sold_out)
+    sold_out.at_sleep(4, cut)
+    with pytest.raises(PowerCut):
+        stack.up()
+    sold_out.while_sleeping = lambda: None
+    sold_out.control.set_capacity(POOL, 64)
+    return stack
 
 
-def test_one_that_became_active_after_an_interrupted_up_is_taken_over(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    stack = Stack(cloud=cloud)
-    interrupted_up(stack)
-    cloud.control.set_capacity(POOL, 16)
-    cloud.control.advance(3600)
-    assert cloud.state() == "ACTIVE"
-    stack.up(labels={"team": "nlp"})
+@pytest.mark.parametrize(("later_s", "state"), [(0, "PROVISIONING"), (3600, "ACTIVE")])
+def test_an_interrupted_up_is_taken_over_by_the_next(interrupted: Stack, later_s: float, state: str) -> None:
+    cloud = interrupted.cloud
+    cloud.control.advance(later_s)
+    interrupted.up(labels={"team": "nlp"})
+    assert is_active(interrupted)
     assert cloud.history().count("ACCEPTED") == 1
+    assert f"taken over from an earlier `pulumi up`; it is {state}" in cloud.said
     node = cloud.node()
     assert node is not None and node["labels"]["team"] == "nlp"
 
 
-def test_a_waiting_one_of_ours_that_asks_for_something_else_is_replaced(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    stack = Stack(cloud=cloud)
-    interrupted_up(stack)
-    cloud.control.set_capacity(POOL, 64)
-    cloud.at_sleep(1, lambda: None)
-    stack.up(accelerator_type="v5litepod-8")
-    node = cloud.node()
+def test_a_waiting_one_of_ours_that_asks_for_something_else_is_replaced(interrupted: Stack) -> None:
+    interrupted.up(accelerator_type="v5litepod-8")
+    node = interrupted.cloud.node()
     assert node is not None and node["acceleratorType"] == "v5litepod-8"
-    assert "asked for another accelerator_type; that request is withdrawn" in cloud.said
+    assert "asked for another accelerator_type; that request is withdrawn" in interrupted.cloud.said
 
 
-def test_an_active_one_of_ours_that_asks_for_something_else_is_refused_and_stays(cloud: Cloud) -> None:
-    cloud.create()
-    with pytest.raises(
-        CloudTpuError, match=r"another accelerator_type, and it is ACTIVE[\s\S]*gcloud compute tpus queued"
-    ) as caught:
-        cloud.create(accelerator_type="v5litepod-8")
-    assert "--force" in str(caught.value)
+@pytest.mark.parametrize(
+    ("name", "made", "then"), [("accelerator_type", {}, "v5litepod-8"), ("node_count", {"node_count": 2}, 1)]
+)
+def test_an_active_one_of_ours_that_asks_for_something_else_is_refused_and_stays(
+    cloud: Cloud, name: str, made: dict[str, Any], then: object
+) -> None:
+    cloud.create(**made)
+    with pytest.raises(CloudTpuError, match=rf"another {name}, and it is ACTIVE[\s\S]*tpus queued.* --force"):
+        cloud.create(**{name: then})
     assert cloud.state() == "ACTIVE"
 
 
-@pytest.mark.parametrize(("leave_nodes", "later_s"), [(False, 0), (True, 60)])
+@pytest.mark.parametrize(
+    ("lose", "later_s"),
+    [
+        (lambda cloud: cloud.control.preempt(QR), 0),
+        (lambda cloud: cloud.control.preempt(QR, leave_nodes=True), 60),
+        (lambda cloud: cloud.client.delete_queued_resource(QR), 0),
+    ],
+    ids=["preempted", "with nodes left", "being deleted"],
+)
 def test_a_dead_one_of_ours_is_removed_and_made_again(
-    cloud: Cloud, leave_nodes: bool, later_s: float
+    cloud: Cloud, lose: Callable[[Cloud], None], later_s: float
 ) -> None:
     cloud.create()
-    cloud.control.preempt(QR, leave_nodes)
+    lose(cloud)
     cloud.control.advance(later_s)
-    outputs = cloud.create()
-    assert outputs["state"] == "ACTIVE"
+    assert cloud.create()["state"] == "ACTIVE"
     assert cloud.history().count("ACTIVE") == 2
 
 
-def test_one_of_ours_that_is_being_deleted_is_waited_for_and_made_again(cloud: Cloud) -> None:
-    cloud.create()
-    cloud.client.delete_queued_resource(QR)
-    assert cloud.state() == "DELETING"
-    cloud.create()
-    assert cloud.state() == "ACTIVE"
-
-
-@pytest.mark.parametrize("owner", [None, "someone-else"])
-def test_one_of_someone_else_is_refused_and_left_alone(cloud: Cloud, owner: str | None) -> None:
-    cloud.put(owner=owner)
+@pytest.mark.parametrize(
+    ("put", "said", "left"),
+    [
+        (lambda cloud: cloud.put(), "not of this stack; it is left alone", [NODE, QR]),
+        (lambda cloud: cloud.put(owner="someone-else"), "not of this stack; it is left alone", [NODE, QR]),
+        (lambda cloud: cloud.put_node(OWNER), "there is a node of this name already (READY)", [NODE]),
+    ],
+    ids=["nobody's", "someone else's", "a node"],
+)
+def test_what_is_not_this_queued_resource_of_ours_is_refused_and_left_alone(
+    cloud: Cloud, put: Callable[[Cloud], None], said: str, left: list[str]
+) -> None:
+    put(cloud)
     cloud.control.advance(60)
-    with pytest.raises(CloudTpuError, match="not of this stack; it is left alone"):
+    with pytest.raises(CloudTpuError) as caught:
         cloud.create()
-    assert cloud.state() == "ACTIVE"
+    assert said in str(caught.value)
+    assert cloud.alive() == left
 
 
-def test_a_node_of_that_name_that_runs_is_refused_and_left_alone(cloud: Cloud) -> None:
-    cloud.put_node(OWNER)
-    cloud.control.advance(60)
-    with pytest.raises(CloudTpuError, match=r"there is a node of this name already \(READY\)"):
-        cloud.create()
-    assert cloud.alive() == [f"{PARENT}/nodes/main"]
-
-
-def test_a_node_name_that_someone_elses_request_waits_for_is_refused(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    cloud.put("other", node_id="main")
+def test_a_node_name_that_someone_elses_request_waits_for_is_refused(sold_out: Cloud) -> None:
+    sold_out.put("other", node_id="main")
     with pytest.raises(CloudTpuError, match="the name is taken, and shows nothing of that name"):
-        cloud.create()
-    assert cloud.alive() == [f"{PARENT}/queuedResources/other"]
+        sold_out.create()
+    assert sold_out.alive() == [f"{PARENT}/queuedResources/other"]
 
 
-# --- errors ---
+# --- errors -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["cut-before", "cut-after", "unavailable", "too-many-requests"])
-def test_what_goes_wrong_for_a_while_is_not_seen(cloud: Cloud, kind: str) -> None:
-    for method in ("queuedResources.create", "queuedResources.get", "nodes.get", "queuedResources.delete"):
-        cloud.control.inject(kind, method, 3)  # type: ignore[arg-type]
-    outputs = cloud.create()
-    assert outputs["state"] == "ACTIVE"
-    assert cloud.history().count("ACCEPTED") == 1
-    cloud.delete(outputs)
-    assert cloud.alive() == []
+def test_what_goes_wrong_for_a_while_is_not_seen(cloud: Cloud) -> None:
+    for number, kind in enumerate(("cut-before", "cut-after", "unavailable", "too-many-requests"), start=1):
+        for method in (
+            "queuedResources.create",
+            "queuedResources.get",
+            "nodes.get",
+            "queuedResources.delete",
+        ):
+            cloud.control.inject(kind, method, 3)  # type: ignore[arg-type]
+        outputs = cloud.create()
+        assert outputs["state"] == "ACTIVE"
+        assert cloud.history().count("ACCEPTED") == number
+        cloud.delete(outputs)
+        assert cloud.alive() == []
 
 
-def test_a_quota_that_is_too_small_is_an_error_at_once(new_cloud: CloudFactory) -> None:
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, r"PreemptiblePerProjectPerZone[\s\S]*iam-admin/quotas\?project=grant"),
+        ({"runtime_version": "no-such-runtime"}, "no-such-runtime"),
+    ],
+)
+def test_a_quota_that_is_too_small_and_what_google_refuses_are_errors_at_once(
+    new_cloud: CloudFactory, more: dict[str, Any], said: str
+) -> None:
     cloud = new_cloud(quota={POOL: 8})
-    with pytest.raises(
-        CloudTpuError, match=r"PreemptiblePerProjectPerZone[\s\S]*iam-admin/quotas\?project=grant"
-    ):
-        cloud.create()
+    with pytest.raises(CloudTpuError, match=said):
+        cloud.create(**more)
     assert cloud.clock.now() == 1_800_000_000
     assert cloud.alive() == []
 
 
-def test_what_google_refuses_is_an_error_at_once(cloud: Cloud) -> None:
-    with pytest.raises(CloudTpuError, match="no-such-runtime"):
-        cloud.create(runtime_version="no-such-runtime")
-    assert cloud.alive() == []
-
-
-def test_when_the_engine_is_gone_the_waiting_ends_and_nothing_is_deleted(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-
+def test_when_the_engine_is_gone_the_waiting_ends_and_nothing_is_deleted(sold_out: Cloud) -> None:
     def killed() -> None:
-        cloud.engine_is_there = False
-        cloud.control.fail(QR)
+        sold_out.engine_is_there = False
+        sold_out.control.fail(QR)
 
-    cloud.at_sleep(3, killed)
+    sold_out.at_sleep(3, killed)
     with pytest.raises(AbandonedError):
-        cloud.create()
-    assert cloud.state() == "FAILED"
-
-
-def test_one_that_is_preempted_before_anyone_saw_it_active_is_an_error_and_nothing_is_left(
-    cloud: Cloud,
-) -> None:
-    def preempted() -> None:
-        cloud.control.advance(5.5)
-        cloud.control.preempt(QR)
-
-    cloud.at_sleep(1, preempted)
-    with pytest.raises(CloudTpuError, match=r"was not to be had: it is SUSPEND(ING|ED)"):
-        cloud.create()
-    assert cloud.alive() == []
+        sold_out.create()
+    assert sold_out.state() == "FAILED"
 
 
 def test_what_was_served_is_not_given_back_because_a_node_is_shown_late(cloud: Cloud) -> None:
@@ -296,18 +261,11 @@ def test_what_was_served_is_not_given_back_because_a_node_is_shown_late(cloud: C
     assert stack.state is not None and (stack.state["state"], stack.state["nodes"]) == ("UNREAD", [])
     nodes.update(hidden)  # type: ignore[arg-type]
     stack.up(node_count=2)
-    assert (stack.state["state"], len(stack.state["nodes"])) == ("ACTIVE", 2)
+    assert is_active(stack, nodes=2)
     assert cloud.history("main").count("ACCEPTED") == 1
 
 
-def test_an_active_one_with_another_number_of_nodes_is_refused_and_stays(cloud: Cloud) -> None:
-    cloud.create(node_count=2)
-    with pytest.raises(CloudTpuError, match="another node_count, and it is ACTIVE"):
-        cloud.create()
-    assert cloud.state() == "ACTIVE"
-
-
-# --- update ---
+# --- update -----------------------------------------------------------------------------------------------------
 
 
 def test_what_changes_in_place_reaches_every_node_and_an_up_without_changes_sends_nothing(
@@ -319,8 +277,17 @@ def test_what_changes_in_place_reaches_every_node_and_an_up_without_changes_send
         "tags": ["tpu-stack-tpu"],
         "description": "of ada",
     }
+
+    def external() -> set[bool]:
+        assert stack.state is not None
+        nodes = stack.state["nodes"]
+        return {bool(worker["external_address"]) for node in nodes for worker in node["workers"]}
+
     stack.up(node_count=2)
+    stack.up(node_count=2, **change, external_addresses=True)
+    assert external() == {True}
     stack.up(node_count=2, **change)
+    assert external() == {False}
     for node_id in ("main-0", "main-1"):
         node = stack.cloud.node(node_id)
         assert node is not None
@@ -337,19 +304,6 @@ def test_what_changes_in_place_reaches_every_node_and_an_up_without_changes_send
     assert stack.state == before
     stack.destroy()
     assert stack.cloud.alive() == []
-
-
-def test_external_addresses_come_and_go_in_place(stack: Stack) -> None:
-    def external() -> list[str]:
-        assert stack.state is not None
-        return [worker["external_address"] for worker in stack.state["nodes"][0]["workers"]]
-
-    stack.up()
-    stack.up(external_addresses=True)
-    assert all(external())
-    stack.up()
-    assert external() == [""] * 4
-    assert stack.cloud.history().count("ACCEPTED") == 1
 
 
 def test_labels_that_are_not_wanted_any_more_go_and_those_of_others_stay(stack: Stack) -> None:
@@ -376,36 +330,31 @@ def test_a_node_under_maintenance_is_changed_when_it_is_back(stack: Stack) -> No
 
 
 def test_another_type_replaces_and_the_old_one_is_gone_first(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 16})
-    stack = Stack(cloud=cloud)
+    stack = Stack(cloud=new_cloud(capacity={POOL: 16}))
     stack.up()
     stack.up(accelerator_type="v5litepod-8")
-    assert cloud.history() == [
-        *("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE", "DELETING", "gone"),
-        *("ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"),
-    ]
+    served = ["ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]
+    assert stack.cloud.history() == [*served, "DELETING", "gone", *served]
 
 
-def test_an_update_of_one_that_was_suspended_meanwhile_makes_it_again(stack: Stack) -> None:
-    stack.up()
+def test_an_update_makes_again_what_was_suspended_meanwhile_and_deletes_no_node_that_runs(
+    stack: Stack,
+) -> None:
+    stack.up(node_count=2)
     stack.cloud.control.preempt(QR)
     stack.cloud.control.advance(60)
-    stack.up(labels={"team": "nlp"})
-    assert stack.state is not None and stack.state["state"] == "ACTIVE"
+    stack.up(node_count=2, labels={"team": "nlp"})
+    assert is_active(stack, nodes=2)
     assert stack.cloud.history().count("ACTIVE") == 2
-
-
-def test_an_update_does_not_delete_nodes_that_run_beside_a_missing_one(stack: Stack) -> None:
-    stack.up(node_count=2)
     stack.cloud.control.vanish(f"{PARENT}/nodes/main-1")
     with pytest.raises(
         CloudTpuError, match=r"node main-1 is gone, and its other nodes run[\s\S]*pulumi up --refresh"
     ):
-        stack.up(node_count=2, labels={"team": "nlp"})
+        stack.up(node_count=2, labels={"team": "vision"})
     assert stack.cloud.alive() == [f"{PARENT}/nodes/main-0", QR]
 
 
-# --- read ---
+# --- read -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("leave_nodes", [False, True])
@@ -418,7 +367,7 @@ def test_a_preempted_one_is_made_again_after_a_refresh(stack: Stack, leave_nodes
     assert (stack.state["state"], stack.state["nodes"]) == ("SUSPENDED", [])
     assert stack.cloud.alive() == ([NODE, QR] if leave_nodes else [QR])  # a refresh deletes nothing
     stack.up(labels={"team": "nlp"})
-    assert stack.state["state"] == "ACTIVE"
+    assert is_active(stack)
     assert stack.cloud.history().count("ACTIVE") == 2
 
 
@@ -431,14 +380,6 @@ def test_one_that_vanished_leaves_the_state_and_is_made_again(stack: Stack) -> N
     assert stack.cloud.state() == "ACTIVE"
 
 
-def test_one_whose_name_someone_else_has_taken_leaves_the_state(stack: Stack) -> None:
-    stack.up()
-    stack.cloud.control.vanish(QR)
-    stack.cloud.put(owner="someone-else")
-    stack.refresh()
-    assert stack.state is None
-
-
 def test_a_missing_node_is_a_loss_only_if_it_stays_away(stack: Stack) -> None:
     stack.up(node_count=2)
     stack.cloud.control.vanish(f"{PARENT}/nodes/main-0")
@@ -447,7 +388,7 @@ def test_a_missing_node_is_a_loss_only_if_it_stays_away(stack: Stack) -> None:
     assert stack.state is not None and stack.state["state"] == "MISSING"
     assert stack.cloud.clock.now() - before >= 60
     stack.up(node_count=2)
-    assert [node["id"] for node in stack.state["nodes"]] == ["main-0", "main-1"]
+    assert is_active(stack, nodes=2)
 
 
 @pytest.mark.parametrize(
@@ -462,69 +403,47 @@ def test_a_refresh_that_gets_no_answer_is_an_error_and_no_loss(stack: Stack, kin
     assert stack.state == before
 
 
-def test_a_refresh_finds_that_one_which_waited_is_active(new_cloud: CloudFactory) -> None:
-    cloud = new_cloud(capacity={POOL: 0})
-    stack = Stack(cloud=cloud)
-    stack.up(wait_s=60)
-    cloud.control.set_capacity(POOL, 16)
-    cloud.control.advance(60)
-    stack.refresh()
-    assert stack.state is not None
-    assert (stack.state["state"], len(stack.state["nodes"])) == ("ACTIVE", 1)
-    stack.up(wait_s=60)
-    assert cloud.history().count("ACCEPTED") == 1
+# --- delete -----------------------------------------------------------------------------------------------------
 
 
-# --- delete ---
-
-
-def test_one_that_is_gone_already_is_deleted_at_once(stack: Stack) -> None:
+def test_one_that_is_gone_already_is_deleted_at_once_and_one_that_someone_is_deleting_is_waited_for(
+    stack: Stack,
+) -> None:
     stack.up()
-    stack.cloud.control.vanish(QR)
+    stack.cloud.client.delete_queued_resource(QR)
+    state = stack.state
+    stack.destroy()
+    assert stack.cloud.alive() == []
     before = stack.cloud.clock.now()
+    stack.state = state
     stack.destroy()
     assert stack.cloud.clock.now() == before
 
 
-def test_one_that_someone_is_deleting_is_waited_for(stack: Stack) -> None:
-    stack.up()
-    stack.cloud.client.delete_queued_resource(QR)
-    stack.destroy()
-    assert stack.cloud.alive() == []
-
-
-def test_what_someone_else_has_made_under_the_name_is_left_alone(stack: Stack) -> None:
-    stack.up()
-    stack.cloud.control.vanish(QR)
-    stack.cloud.put(owner="someone-else")
-    stack.cloud.control.advance(60)
-    stack.destroy()
-    assert stack.cloud.state() == "ACTIVE"
-    assert "is not of this stack any more; it is left alone" in stack.cloud.said
-
-
-def test_a_deletion_that_does_not_end_is_an_error_and_stays_in_the_state(new_cloud: CloudFactory) -> None:
-    from rehearsal.tpu_api import Delays
-
-    stack = Stack(cloud=new_cloud(delays=Delays(delete_s=100_000)))
-    stack.up()
-    with pytest.raises(CloudTpuError, match=r"it is still DELETING after 30 min"):
-        stack.destroy()
-    assert stack.state is not None
-
-
-def test_what_someone_else_makes_under_the_name_while_ours_is_being_deleted_is_left_alone(
-    stack: Stack,
-) -> None:
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_what_someone_else_has_made_under_the_name_is_left_alone(stack: Stack, meanwhile: bool) -> None:
     def taken() -> None:
         stack.cloud.control.vanish(QR)
         stack.cloud.put(owner="someone-else")
 
     stack.up()
-    stack.cloud.at_sleep(1, taken)
+    if meanwhile:
+        stack.cloud.at_sleep(1, taken)
+    else:
+        taken()
+        stack.cloud.control.advance(60)
     stack.destroy()
     stack.cloud.control.advance(60)
     assert stack.cloud.state() == "ACTIVE"
+    assert ("is not of this stack any more; it is left alone" in stack.cloud.said) != meanwhile
+
+
+def test_a_deletion_that_does_not_end_is_an_error_and_stays_in_the_state(new_cloud: CloudFactory) -> None:
+    stack = Stack(cloud=new_cloud(delays=Delays(delete_s=100_000)))
+    stack.up()
+    with pytest.raises(CloudTpuError, match=r"it is still DELETING after 30 min"):
+        stack.destroy()
+    assert stack.state is not None
 
 
 def test_a_node_that_is_left_of_ours_is_deleted_with_it(stack: Stack) -> None:

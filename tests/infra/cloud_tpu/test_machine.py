@@ -1,6 +1,6 @@
 """Any sequence of what users do and of what befalls the cloud: no zombies, nothing that runs lost, others untouched.
 
-Against the simulator over HTTP, through Google's own client; the engine is a model of its calls (engine.py).
+Against the simulator over HTTP, through Google's own client; the engine is a model of its calls (`lab.Stack`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -116,7 +117,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def destroy(self) -> None:
-        """Of the slice alone; its remains that no state knows of go with the stack's identity (teardown)."""
+        """Only of the slice; its remains that no state knows of go with the stack's identity (teardown)."""
         self._act(self.stack.destroy)
 
     # --- what befalls the cloud ---------------------------------------------------------------------------------------
@@ -301,7 +302,16 @@ def _refusal_of_what_runs() -> Iterator[None]:
         assert "is ACTIVE. Nothing that runs" in str(error) or "its other nodes run" in str(error), error
 
 
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(
-    max_examples=200, stateful_step_count=12, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+def machine(max_examples: int) -> Any:
+    case: Any = type(f"{max_examples} examples", (Machine.TestCase,), {})
+    case.settings = settings(
+        max_examples=max_examples,
+        stateful_step_count=12,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    return case
+
+
+TestMachine = machine(60)
+TestMachineForLonger = pytest.mark.slow(pytest.mark.nightly(machine(600)))

@@ -99,11 +99,6 @@ def test_the_whole_life_of_one_with_no_secret_in_what_pulumi_keeps(
     assert "main: asked for v5litepod-16 (spot) in us-central1-a" in captured.err
 
 
-def test_a_provider_that_was_not_configured_says_so() -> None:
-    with pytest.raises(RuntimeError, match="not configured"):
-        QueuedResourceProvider().create(dict(PROPS))
-
-
 def test_inputs_arrive_by_name_and_what_is_not_given_does_not() -> None:
     disk = DataDiskArgs(source_disk="projects/grant/zones/us-central1-a/disks/data", mode="read-only")
     given = queued_resource._props_of(QueuedResourceArgs(**PROPS, data_disks=[disk], tags=("t",)))
@@ -130,13 +125,10 @@ def identity(cloud: Cloud) -> StackIdentityProvider:
     return made
 
 
-def test_each_stack_is_another_and_its_id_fits_a_label() -> None:
+def test_each_stack_is_another_and_its_id_fits_a_label_and_is_kept(identity: StackIdentityProvider) -> None:
     owners = {StackIdentityProvider().create({"project": "p"}).id for _ in range(50)}
     assert len(owners) == 50
     assert all(naming.LABEL_VALUE.fullmatch(owner) for owner in owners)
-
-
-def test_an_id_is_kept_whatever_changes(identity: StackIdentityProvider) -> None:
     made = identity.create({"project": "p"})
     assert made.outs == {"project": "p", "owner": made.id}
     assert identity.diff(made.id, made.outs, {"project": "p"}).changes is False
@@ -191,30 +183,19 @@ def test_the_pool_of_four_threads_lets_more_than_four_wait_at_once() -> None:
         assert [each.result() for each in [pool.submit(wait) for _ in range(7)]] == [True] * 7
 
 
-def test_a_thread_of_no_pool_stays_as_it_is() -> None:
-    assert not plugin.allow_threads()
-
-
-def test_an_engine_that_listens_is_there_and_one_that_has_ended_is_not(
+def test_an_engine_that_listens_is_there_one_that_has_ended_is_not_and_where_we_cannot_know_it_is(
     plugin_process: pytest.MonkeyPatch,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        plugin_process.setattr(sys, "argv", ["pulumi", f"127.0.0.1:{port}"])
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        plugin_process.setattr(sys, "argv", ["pulumi", address])
         assert plugin.engine_is_there()
     assert not plugin.engine_is_there()
-
-
-@pytest.mark.parametrize("arguments", [[], ["pulumi"], ["pulumi", "nonsense"], ["pulumi", "127.0.0.1:http"]])
-def test_where_we_cannot_know_the_engine_is_there(
-    plugin_process: pytest.MonkeyPatch, arguments: list[str]
-) -> None:
-    plugin_process.setattr(sys, "argv", arguments)
-    assert plugin.engine_is_there()
-
-
-def test_outside_the_plugin_the_engine_counts_as_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["pytest", "127.0.0.1:1"])
+    for arguments in ([], ["pulumi"], ["pulumi", "nonsense"], ["pulumi", "127.0.0.1:http"]):
+        plugin_process.setattr(sys, "argv", arguments)
+        assert plugin.engine_is_there()
+    plugin_process.undo()  # outside of the plugin's process
+    plugin_process.setattr(sys, "argv", ["pytest", address])
     assert plugin.engine_is_there()
 
 

@@ -1,4 +1,4 @@
-"""From a spec to bodies of the API, checked against Google's discovery document, and back: differences and states."""
+"""From a spec to bodies of the API, checked against Google's discovery document, and back."""
 
 from __future__ import annotations
 
@@ -105,11 +105,7 @@ def test_a_shape_is_asked_for_by_generation_and_topology() -> None:
 def test_each_capacity_asks_for_its_tier_and_no_other(capacity: str, more: Any, tier: set[str]) -> None:
     body = request.queued_resource(spec(capacity=capacity, **more))
     assert set(body) - {"tpu"} == tier
-
-
-def test_no_address_outside_is_asked_for_by_default() -> None:
-    node = request.node_of(request.queued_resource(spec()))
-    assert node["networkConfig"] == {"enableExternalIps": False}
+    assert request.node_of(body)["networkConfig"] == {"enableExternalIps": False}
 
 
 # --- whose it is ---
@@ -135,30 +131,29 @@ def test_a_node_belongs_to_its_queued_resource_though_google_writes_the_project_
 # --- whether it is the same ---
 
 
-def test_what_was_asked_for_asks_for_the_same() -> None:
+def test_what_was_asked_for_what_google_fills_in_and_full_paths_are_no_difference() -> None:
     everything = spec(**EVERYTHING)
-    assert request.differences(everything, request.queued_resource(everything), waiting=True) == ()
-
-
-def test_what_google_fills_in_is_no_difference() -> None:
-    found = request.queued_resource(spec())
-    node = request.node_of(found)
+    found = request.queued_resource(everything)
+    assert request.differences(everything, found, waiting=True) == ()
+    short = spec(**(EVERYTHING | {"network": "n", "subnetwork": "s"}))
+    assert request.differences(short, found, waiting=True) == ()
+    any_reservation = f"{RESERVATION.rpartition('/')[0]}/-"  # Google names the one that it took
+    asked = spec(**(EVERYTHING | {"reservation_name": any_reservation}))
+    assert request.queued_resource(asked)["reservationName"] == any_reservation
+    assert request.differences(asked, found, waiting=True) == ()
+    filled = request.queued_resource(spec())
+    node = request.node_of(filled)
     node["networkConfig"] |= {"network": "default", "subnetwork": "default"}
     node["acceleratorConfig"] = {"type": "V5LITE_POD", "topology": "4x4"}
     node["serviceAccount"] = {"email": "123-compute@developer.gserviceaccount.com"}
-    assert request.differences(spec(), found, waiting=True) == ()
-
-
-def test_full_paths_and_short_names_are_the_same() -> None:
-    found = request.queued_resource(spec(**EVERYTHING))
-    short = spec(**(EVERYTHING | {"network": "n", "subnetwork": "s"}))
-    assert request.differences(short, found, waiting=True) == ()
+    assert request.differences(spec(), filled, waiting=True) == ()
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("accelerator_type", "v5litepod-8"),
+        ("capacity", "spot"),
         ("runtime_version", "tpu-vm-base"),
         ("reservation_name", f"{RESERVATION}-2"),
         ("node_count", 2.0),
@@ -177,19 +172,6 @@ def test_every_property_that_is_another_is_a_difference(name: str, value: Any) -
     found = request.queued_resource(spec(**EVERYTHING))
     other = spec(**(EVERYTHING | {name: value}))
     assert request.differences(other, found, waiting=True) == (name,)
-
-
-def test_whichever_reservation_google_took_is_no_difference_where_any_was_asked_for() -> None:
-    found = request.queued_resource(spec(**EVERYTHING))
-    any_reservation = f"{RESERVATION.rpartition('/')[0]}/-"
-    asked = spec(**(EVERYTHING | {"reservation_name": any_reservation}))
-    assert request.queued_resource(asked)["reservationName"] == any_reservation
-    assert request.differences(asked, found, waiting=True) == ()
-
-
-def test_another_capacity_is_a_difference() -> None:
-    found = request.queued_resource(spec())
-    assert request.differences(spec(capacity="on-demand"), found, waiting=True) == ("capacity",)
 
 
 def test_timing_is_no_difference_once_it_was_served() -> None:
@@ -240,11 +222,8 @@ def test_the_nodes_that_something_asks_for_are_read_from_itself(node_count: floa
 def test_nodes_without_names_are_called_as_their_queued_resource() -> None:
     name = "projects/grant/locations/us-central1-a/queuedResources/q"
     assert request.node_ids({"name": name, "tpu": {"nodeSpec": [{"node": {}}]}}) == ("q",)
-    many = {"nodeCount": 2}
-    assert request.node_ids({"name": name, "tpu": {"nodeSpec": [{"multisliceParams": many}]}}) == (
-        "q-0",
-        "q-1",
-    )
+    many = {"name": name, "tpu": {"nodeSpec": [{"multisliceParams": {"nodeCount": 2}}]}}
+    assert request.node_ids(many) == ("q-0", "q-1")
 
 
 # --- what changes and what replaces -----------------------------------------------------------------------------
@@ -316,66 +295,60 @@ def test_what_changes_and_what_replaces_follows_from_state_and_properties(
 # --- what states come to ----------------------------------------------------------------------------------------
 
 
+NODE_STATES = [
+    "READY",
+    "REPAIRING",
+    "RESTARTING",
+    "REIMAGING",
+    "STOPPED",
+    "STARTING",
+    "HIDDEN",
+    "UNKNOWN",
+    "CREATING",
+]
+ALL_STATES = discovery.shipped().schemas["QueuedResourceState"]["properties"]["state"]["enum"]
+NEVER_SERVED_AGAIN = {"SUSPENDING", "SUSPENDED", "FAILED", "DELETING"}
+
+
 def queued(state: str, **more: Any) -> dict[str, Any]:
     return {"state": {"state": state, **more}}
 
 
-@pytest.mark.parametrize(
-    "state", ["CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "STATE_UNSPECIFIED"]
-)
-def test_what_has_not_been_served_waits(state: str) -> None:
-    assert states.look(queued(state), {}).kind == "waiting"
-
-
-def test_a_state_that_nobody_knows_yet_waits() -> None:
-    assert states.look(queued("BRAND_NEW"), {}).kind == "waiting"
+def test_what_has_not_been_served_waits_and_so_does_what_nobody_knows_yet() -> None:
+    assert states.ACTIVE in ALL_STATES and set(ALL_STATES) > NEVER_SERVED_AGAIN
+    for state in (*ALL_STATES, "BRAND_NEW"):
+        look = states.look(queued(state), {})
+        lost, active = state in NEVER_SERVED_AGAIN, state == "ACTIVE"
+        assert (look.kind, look.state) == ("lost" if lost else "active" if active else "waiting", state)
+        assert states.kind_of(state) == look.kind
     assert states.look({}, {}).kind == "waiting"
 
 
-@pytest.mark.parametrize("state", ["SUSPENDING", "SUSPENDED", "FAILED", "DELETING"])
-def test_what_is_never_served_again_is_lost(state: str) -> None:
-    look = states.look(queued(state), {})
-    assert (look.kind, look.state) == ("lost", state)
-    assert states.kind_of(state) == "lost"
-
-
 @pytest.mark.parametrize(
-    "state",
-    ["READY", "REPAIRING", "RESTARTING", "REIMAGING", "STOPPED", "STARTING", "HIDDEN", "UNKNOWN", "CREATING"],
+    ("nodes", "kind", "state", "may_be_running"),
+    [
+        # Nodes that may come back are no loss.
+        *(({"a": {"state": state}}, "active", "ACTIVE", True) for state in NODE_STATES),
+        *(
+            ({"a": {"state": "READY"}, "b": {"state": state}}, "lost", state, False)
+            for state in ("PREEMPTED", "TERMINATED", "DELETING")
+        ),
+        # One that says that it is over counts more than one that is missing, and others may run beside that.
+        ({"a": None, "b": {"state": "PREEMPTED"}}, "lost", "PREEMPTED", False),
+        ({"a": None, "b": {"state": "READY"}}, "lost", "MISSING", True),
+        ({"a": None}, "lost", "MISSING", False),
+    ],
 )
-def test_an_active_one_whose_nodes_may_come_back_is_active(state: str) -> None:
-    look = states.look(queued("ACTIVE"), {"n": {"state": state}})
-    assert (look.kind, look.may_be_running) == ("active", True)
+def test_an_active_one_is_what_its_worst_node_is(
+    nodes: dict[str, Any], kind: str, state: str, may_be_running: bool
+) -> None:
+    look = states.look(queued("ACTIVE"), nodes)
+    assert (look.kind, look.state, look.may_be_running) == (kind, state, may_be_running)
+    assert (f"is {state}" in look.why) == (kind == "lost" and state != "MISSING")
 
 
-@pytest.mark.parametrize("state", ["PREEMPTED", "TERMINATED", "DELETING"])
-def test_an_active_one_with_a_dead_node_is_lost(state: str) -> None:
-    look = states.look(queued("ACTIVE"), {"a": {"state": "READY"}, "b": {"state": state}})
-    assert (look.kind, look.state, look.why) == ("lost", state, f"node b is {state}")
-
-
-def test_a_node_that_says_that_it_is_over_counts_more_than_one_that_is_missing() -> None:
-    look = states.look(queued("ACTIVE"), {"a": None, "b": {"state": "PREEMPTED"}})
-    assert (look.state, look.may_be_running) == ("PREEMPTED", False)
-
-
-def test_others_may_run_beside_a_missing_node() -> None:
-    assert states.look(queued("ACTIVE"), {"a": None, "b": {"state": "READY"}}).may_be_running
-    assert not states.look(queued("ACTIVE"), {"a": None}).may_be_running
-
-
-def test_the_reason_of_a_failure_is_told() -> None:
-    look = states.look(queued("FAILED", failedData={"error": {"code": 9, "message": "no such network"}}), {})
-    assert look.why == "it is FAILED: no such network"
-
-
-def test_one_that_a_user_has_suspended_says_so() -> None:
-    assert states.look(queued("SUSPENDED", stateInitiator="USER"), {}).why == "it is SUSPENDED by a user"
-
-
-def test_every_state_of_the_api_is_decided_upon() -> None:
-    from rehearsal.tpu_api import discovery
-
-    known = discovery.shipped().schemas["QueuedResourceState"]["properties"]["state"]["enum"]
-    assert {"SUSPENDING", "SUSPENDED", "FAILED", "DELETING"} == states.LOST & set(known)
-    assert states.ACTIVE in known
+def test_the_reason_of_a_loss_is_told() -> None:
+    failed = queued("FAILED", failedData={"error": {"code": 9, "message": "no such network"}})
+    assert states.look(failed, {}).why == "it is FAILED: no such network"
+    suspended = queued("SUSPENDED", stateInitiator="USER")
+    assert states.look(suspended, {}).why == "it is SUSPENDED by a user"

@@ -51,16 +51,9 @@ def test_workers_come_in_order_with_addresses_name_and_keys() -> None:
             "host_keys": [],
         },
     ]
-
-
-def test_workers_that_have_published_nothing_are_there_all_the_same() -> None:
-    found = workers.described({"networkEndpoints": ENDPOINTS}, [])
-    assert [(worker["index"], worker["name"], worker["host_keys"]) for worker in found] == [
-        (0, "", []),
-        (1, "", []),
-    ]
-    assert not workers.are_complete(found)
-    assert not workers.are_complete([])
+    unpublished = workers.described({"networkEndpoints": ENDPOINTS}, [])
+    assert [(worker["index"], worker["name"]) for worker in unpublished] == [(0, ""), (1, "")]
+    assert not workers.are_complete(unpublished) and not workers.are_complete([])
 
 
 def unpublish(cloud: Cloud, worker: int) -> dict[tuple[int, str, str], str]:
@@ -145,37 +138,34 @@ def provider(with_node: Cloud) -> NodeWorkersProvider:
     return made
 
 
-def test_names_addresses_and_keys_are_read(provider: NodeWorkersProvider) -> None:
+def test_a_node_s_workers_are_read_kept_and_dropped_with_it_and_nothing_is_deleted(
+    with_node: Cloud, provider: NodeWorkersProvider
+) -> None:
     made = provider.create(dict(NODE_PROPS))
     assert made.id == NODE
     assert made.outs is not None and made.outs["state"] == "READY"
     assert [worker["index"] for worker in made.outs["workers"]] == [0, 1, 2, 3]
     assert all(worker["name"] and worker["host_keys"] for worker in made.outs["workers"])
+    assert provider.diff(NODE, made.outs, dict(NODE_PROPS)).changes is False
+    provider.delete(made.id, made.outs)
+    assert with_node.alive() == [NODE]
+    with_node.control.vanish(NODE)
+    assert provider.read(made.id, dict(made.outs)).id == ""
+    with pytest.raises(CloudTpuError, match="there is no such node"):
+        provider.create(dict(NODE_PROPS))
 
 
 def test_a_worker_that_does_not_publish_is_waited_for_so_long_and_found_by_a_refresh(
     with_node: Cloud, provider: NodeWorkersProvider
 ) -> None:
-    attributes = with_node.api._server.cloud.node(NODE).attributes
-    late = {key: attributes.pop(key) for key in list(attributes) if key[0] == 1}
+    late = unpublish(with_node, 1)
     before = with_node.clock.now()
     made = provider.create(dict(NODE_PROPS))
     assert made.outs is not None and made.outs["workers"][1]["host_keys"] == []
     assert 50 <= with_node.clock.now() - before <= 70
-    attributes.update(late)
+    with_node.api._server.cloud.node(NODE).attributes.update(late)
     read = provider.read(made.id, dict(made.outs))
     assert read.outs is not None and read.outs["workers"][1]["host_keys"]
-
-
-def test_a_node_that_is_gone_leaves_the_state(with_node: Cloud, provider: NodeWorkersProvider) -> None:
-    made = provider.create(dict(NODE_PROPS))
-    with_node.control.vanish(NODE)
-    assert provider.read(made.id, dict(made.outs or {})).id == ""
-
-
-def test_a_node_that_is_not_there_is_an_error(provider: NodeWorkersProvider) -> None:
-    with pytest.raises(CloudTpuError, match="there is no such node"):
-        provider.create({**NODE_PROPS, "node_id": "other"})
 
 
 def test_another_node_of_the_same_name_is_read_again(with_node: Cloud, provider: NodeWorkersProvider) -> None:
@@ -187,16 +177,3 @@ def test_another_node_of_the_same_name_is_read_again(with_node: Cloud, provider:
     with_node.control.advance(60)
     again = provider.update(NODE, made, {**NODE_PROPS, "incarnation": "2"}).outs or {}
     assert again["workers"][0]["name"] != made["workers"][0]["name"]
-
-
-def test_nothing_changes_where_nothing_was_changed(provider: NodeWorkersProvider) -> None:
-    assert (
-        provider.diff(NODE, {**NODE_PROPS, "state": "READY", "workers": []}, dict(NODE_PROPS)).changes
-        is False
-    )
-
-
-def test_deleting_it_deletes_nothing(with_node: Cloud, provider: NodeWorkersProvider) -> None:
-    made = provider.create(dict(NODE_PROPS))
-    provider.delete(made.id, made.outs or {})
-    assert with_node.alive() == [NODE]

@@ -7,7 +7,7 @@ import dataclasses
 import datetime
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from infra import catalogue
 from infra.config import Config, ConfigError, DataDisk, GrantLine, reader, storage_keys
-from infra.config.section import Section, duration_s, spelled, wrong_duration
+from infra.config.section import Section
 
 MAIN = {"name": "main", "accelerator": "v5litepod-8"}
 LEAST: dict[str, object] = {"zone": "us-central1-a", "slices": [MAIN]}
@@ -42,7 +42,7 @@ def as_pulumi_has_it(value: object) -> str:
 # --- defaults -----------------------------------------------------------------------------------------------
 
 
-def test_a_zone_and_a_type_are_enough() -> None:
+def test_a_zone_and_a_type_are_enough_and_nothing_is_open_or_allowed_that_was_not_asked_for() -> None:
     config = read(LEAST)
     (main,) = config.slices
     assert (main.accelerator, main.zone) == (catalogue.accelerator("v5litepod-8"), "us-central1-a")
@@ -58,42 +58,45 @@ def test_a_zone_and_a_type_are_enough() -> None:
     assert (config.images.repository, config.images.region) == ("tpu-stack-dev", "us-central1")
     assert (config.images.keep, config.images.references) == (10, {})
     assert (config.grant, config.budget_usd_per_hour, config.protect) == ((), None, True)
-
-
-def test_nothing_is_open_or_allowed_that_was_not_asked_for() -> None:
-    config = read(LEAST)
     assert dataclasses.astuple(config.network) == (None, None, False)
     assert dataclasses.astuple(config.access) == ((), ())
     assert dataclasses.astuple(config.allow) == (False, False, False)
 
 
-def test_bucket_images_and_nfs_are_by_default_where_the_first_slice_is() -> None:
-    slices = [{**MAIN, "zone": "europe-west4-b"}, {**MAIN, "name": "two", "zone": "us-central1-a"}]
-    config = read({"zone": "us-west4-a", "slices": slices})
+A, B = {"name": "a", "accelerator": "v5litepod-8"}, {"name": "b", "accelerator": "v6e-8"}
+
+
+@pytest.mark.parametrize(
+    ("values", "zones", "storage_zone"),
+    [
+        # A slice's own place goes before that of the stack; what is not a slice is where the first one is.
+        (
+            {"zone": "us-west4-a", "slices": [A | {"zone": "europe-west4-b"}, B | {"zone": "us-central1-b"}]},
+            ["europe-west4-b", "us-central1-b"],
+            "europe-west4-b",
+        ),
+        (
+            {"zone": "us-central1-a", "slices": [A, {**A, "name": "two", "region": "us-south1"}]},
+            ["us-central1-a", "us-south1-a"],
+            "us-central1-a",
+        ),
+        # A region stands for its only zone that lists the type.
+        ({"region": "us-central1", "slices": [A, B]}, ["us-central1-a", "us-central1-b"], "us-central1-a"),
+    ],
+)
+def test_a_place_is_the_slice_s_own_or_the_stack_s(
+    values: dict[str, object], zones: list[str], storage_zone: str
+) -> None:
+    config = read(values)
     assert config.bucket and config.nfs
-    assert (config.bucket.region, config.images.region) == ("europe-west4", "europe-west4")
-    assert config.nfs.zone == "europe-west4-b"
-
-
-def test_a_slices_own_place_goes_before_that_of_the_stack() -> None:
-    own = [{**MAIN, "zone": "us-west4-a"}, {**MAIN, "name": "two", "region": "us-south1"}]
-    assert [each.zone for each in read({"zone": "us-central1-a", "slices": own}).slices] == [
-        "us-west4-a",
-        "us-south1-a",
-    ]
-
-
-def test_a_region_stands_for_its_only_zone_that_lists_the_type() -> None:
-    two = [{"name": "a", "accelerator": "v5litepod-8"}, {"name": "b", "accelerator": "v6e-8"}]
-    assert [each.zone for each in read({"region": "us-central1", "slices": two}).slices] == [
-        "us-central1-a",
-        "us-central1-b",
-    ]
+    assert [each.zone for each in config.slices] == zones
+    assert config.nfs.zone == storage_zone
+    assert config.bucket.region == config.images.region == catalogue.region_of(storage_zone)
 
 
 @pytest.mark.parametrize(
     ("written", "wait_s"),
-    [({}, 12 * 3600), ({"valid-until": "6h"}, 6 * 3600), ({"provisioning": "direct"}, 900), ({"wait": "2d"}, 172800)],
+    [({}, 12 * 3600), ({"valid-until": "6h"}, 6 * 3600), ({"provisioning": "direct"}, 900), ({"wait": "25h1m"}, 90060)],
 )  # fmt: skip
 def test_an_up_waits_as_long_as_the_queue_may_take(written: dict[str, object], wait_s: int) -> None:
     assert read({**LEAST, "slices": [{**MAIN, **written}]}).slices[0].wait_s == wait_s
@@ -185,15 +188,10 @@ def test_the_limits_themselves_are_taken(written: dict[str, object]) -> None:
     assert read({**LEAST, **written})
 
 
-def test_short_names_of_reservations_and_disks_become_full_ones() -> None:
-    config = read(FULL)
-    assert config.slices[0].reservation == "projects/my-project/locations/us-central2-b/reservations/mine"
-    assert config.slices[0].data_disks[0].source == "projects/my-project/zones/us-central2-b/disks/mine"
-
-
 @pytest.mark.parametrize(
     ("written", "full"),
     [
+        ("mine", "projects/my-project/locations/us-central1-a/reservations/mine"),
         ("-", "projects/my-project/locations/us-central1-a/reservations/-"),
         (
             "projects/other-project/reservations/theirs",
@@ -205,20 +203,20 @@ def test_short_names_of_reservations_and_disks_become_full_ones() -> None:
     ],
 )
 def test_a_reservation_may_be_any_or_another_project_s_or_a_folder_s(written: str, full: str) -> None:
-    reserved = {**MAIN, "zone": "us-central1-a", "capacity": "reserved", "reservation": written}
-    assert read({"slices": [reserved]}).slices[0].reservation == full
+    reserved = {**MAIN, "capacity": "reserved", "reservation": written}
+    assert read({**LEAST, "slices": [reserved]}).slices[0].reservation == full
 
 
-def test_full_names_of_reservations_and_disks_stay_as_they_are() -> None:
-    reservation = "projects/my-project/locations/us-central1-a/reservations/mine"
-    source = "projects/my-project/zones/us-central1-a/disks/mine"
-    written = {
-        "capacity": "reserved",
-        "reservation": reservation,
-        "data-disks": [{"name": "d", "source": source}],
-    }
-    (main,) = read({**LEAST, "slices": [{**MAIN, **written}]}).slices
-    assert (main.reservation, main.data_disks[0].source) == (reservation, source)
+def test_a_disk_that_exists_has_a_full_name_is_read_only_unless_asked_otherwise_and_may_be_shared() -> None:
+    full = "projects/my-project/zones/us-central1-a/disks/"
+    disks = [{"name": "a", "source": "a"}, {"name": "b", "source": f"{full}b", "mode": "read-write"}]
+    two = [{**MAIN, "data-disks": disks}, {**MAIN, "name": "two", "data-disks": disks[:1]}]
+    main, other = read({**LEAST, "slices": two}).slices
+    assert [(disk.source, disk.mode) for disk in main.data_disks] == [
+        (f"{full}a", "read-only"),
+        (f"{full}b", "read-write"),
+    ]
+    assert [disk.source for disk in other.data_disks] == [f"{full}a"]
 
 
 @pytest.mark.parametrize(
@@ -232,43 +230,30 @@ def test_a_new_disk_is_of_a_type_that_the_generation_takes(accelerator: str, dis
     assert disk == DataDisk(name="scratch", disk_type=disk_type, size_gib=100, source=None, mode="read-write")
 
 
-def test_a_disk_that_exists_is_read_only_unless_asked_otherwise() -> None:
-    disks = [{"name": "a", "source": "a"}, {"name": "b", "source": "b", "mode": "read-write"}]
-    (main,) = read({**LEAST, "slices": [{**MAIN, "data-disks": disks}]}).slices
-    assert [disk.mode for disk in main.data_disks] == ["read-only", "read-write"]
-
-
-def test_two_slices_may_read_one_disk() -> None:
-    disks = [{"name": "corpus", "source": "mine"}]
-    two = [{**MAIN, "data-disks": disks}, {**MAIN, "name": "two", "data-disks": disks}]
-    assert len(read({**LEAST, "slices": two}).slices) == 2
-
-
-def test_a_stack_can_do_without_a_bucket_and_without_nfs() -> None:
-    config = read({**LEAST, "storage": {"bucket": False, "nfs": {"kind": "none"}}})
-    assert (config.bucket, config.nfs) == (None, None)
-
-
-def test_filestore_begins_with_the_least_that_google_makes() -> None:
+def test_a_stack_can_do_without_a_bucket_and_nfs_and_filestore_begins_with_the_least_that_google_makes() -> (
+    None
+):
+    without = read({**LEAST, "storage": {"bucket": False, "nfs": {"kind": "none"}}})
+    assert (without.bucket, without.nfs) == (None, None)
     nfs = read({**LEAST, "storage": {"nfs": {"kind": "filestore"}}}).nfs
     assert nfs is not None
-    assert (nfs.kind, nfs.size_gib) == ("filestore", 1024)
+    assert (nfs.kind, nfs.size_gib) == ("filestore", storage_keys.LEAST_GIB["filestore"])
 
 
 @pytest.mark.parametrize("name", ["v5e", "v5litepod"])
-def test_a_grant_names_a_generation_as_google_or_as_its_types_do(name: str) -> None:
-    line = {"type": name, "zone": "us-central1-a", "chips": 64, "capacity": "on-demand"}
-    assert read({**LEAST, "grant": [line]}).grant == (
-        GrantLine(generation="v5e", zone="us-central1-a", chips=64, capacity="on-demand", until=None),
-    )
-
-
 @pytest.mark.parametrize(
-    "written", [datetime.date(2026, 12, 31), "2026-12-31", "2026-12-31 00:00:00 +0000 UTC"]
+    "until", [datetime.date(2026, 12, 31), "2026-12-31", "2026-12-31 00:00:00 +0000 UTC", None]
 )
-def test_the_end_of_a_grant_is_read_as_yaml_and_as_pulumi_write_it(written: object) -> None:
-    line = {"type": "v5e", "zone": "us-central1-a", "chips": 64, "capacity": "spot", "until": written}
-    assert read({**LEAST, "grant": [line]}).grant[0].until == datetime.date(2026, 12, 31)
+def test_a_grant_is_read_as_google_and_the_types_name_it_and_its_end_as_yaml_and_pulumi_write_it(
+    name: str, until: object
+) -> None:
+    line = {"type": name, "zone": "us-central1-a", "chips": 64, "capacity": "on-demand"}
+    end = {"until": until} if until else {}
+    (found,) = read({**LEAST, "grant": [line | end]}).grant
+    assert dataclasses.replace(found, until=None) == GrantLine(
+        generation="v5e", zone="us-central1-a", chips=64, capacity="on-demand", until=None
+    )
+    assert found.until == (datetime.date(2026, 12, 31) if until else None)
 
 
 @given(
@@ -283,11 +268,6 @@ def test_the_default_bucket_has_a_name_that_google_takes_or_is_refused(project: 
     assert bucket is not None
     assert re.fullmatch(r"[a-z0-9][-a-z0-9]{1,61}[a-z0-9]", bucket.name)
     assert not re.search(r"^goog|google", bucket.name)
-
-
-def test_what_nfs_takes_by_default_is_what_it_takes_at_all() -> None:
-    for kind, size_gib in storage_keys.DEFAULT_GIB.items():
-        assert storage_keys.LEAST_GIB[kind] <= size_gib <= storage_keys.MOST_GIB[kind]
 
 
 # --- every field --------------------------------------------------------------------------------------------
@@ -465,44 +445,6 @@ def test_one_value_that_is_replaced_by_anything_gives_no_mistake_without_a_place
         ] == []
 
 
-@pytest.mark.parametrize(
-    ("written", "ask"),
-    [
-        (1, lambda section: section.text("key", None)),
-        ("x", lambda section: section.choice("key", "a", ("a", "b"))),
-        ("x", lambda section: section.integer("key", None, least=1, most=2)),
-        (0, lambda section: section.number_above_zero("key")),
-        ("x", lambda section: section.flag("key", default=True)),
-        ("x", lambda section: section.duration("key", None, least_s=1, most_s=2)),
-        ("9s", lambda section: section.duration("key", None, least_s=1, most_s=2)),
-        ("x", lambda section: section.date("key")),
-        ("x", lambda section: section.section("key")),
-        ("x", lambda section: section.sections("key")),
-        (["x"], lambda section: section.sections("key")),
-        ([1], lambda section: section.texts("key", rule=lambda text: None)),
-        (
-            {"a": 1},
-            lambda section: section.mapping("key", key_rule=lambda _: None, value_rule=lambda _: None),
-        ),
-        (
-            {1: "a"},
-            lambda section: section.mapping("key", key_rule=lambda _: None, value_rule=lambda _: None),
-        ),
-        (None, lambda section: section.text("key", None)),
-    ],
-)
-def test_a_rule_over_several_keys_is_told_which_of_them_to_trust(
-    written: object, ask: Callable[[Section], object]
-) -> None:
-    problems: list[str] = []
-    section = Section({"key": written, "other": "x"}, prefix="at.", problems=problems)
-    ask(section)
-    assert section.text("other", None) == "x"
-    assert (section.fine("key"), section.fine("other"), section.fine("other", "key")) == (False, True, False)
-    assert len(problems) == 1
-    assert problems[0].startswith("at.key")
-
-
 def test_keys_and_values_are_shown_short_and_printable() -> None:
     problems: list[str] = []
     section = Section(
@@ -524,10 +466,3 @@ def test_keys_and_values_are_shown_short_and_printable() -> None:
         f"at.{'k' * 80}: {known}",
         f'at."{"k" * 80}…": {known}',
     ]
-
-
-@given(st.integers(min_value=1, max_value=10**7))
-def test_a_duration_that_is_spelled_out_reads_back(length_s: int) -> None:
-    text = spelled(length_s)
-    assert wrong_duration(text) is None
-    assert duration_s(text) == length_s

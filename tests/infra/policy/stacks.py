@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Iterable
 from typing import Any
 
 from contracts.inventory import Capacity
@@ -102,7 +103,8 @@ def a_grant(
     return GrantLine(generation=generation, zone=zone, chips=chips, capacity=capacity, until=until)
 
 
-def only(findings: tuple[Finding, ...]) -> Finding:
+def only(findings: Iterable[Finding]) -> Finding:
     """The one finding; a test that gets more or none shows them all."""
-    assert len(findings) == 1, [str(each) for each in findings]
-    return findings[0]
+    found = list(findings)
+    assert len(found) == 1, [str(each) for each in found]
+    return found[0]

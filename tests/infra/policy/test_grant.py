@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.inventory import Capacity
-from infra.config import Allowances, Config, GrantLine
+from infra.config import Config, GrantLine, SliceConfig
 from infra.policy import grant
 from infra.policy.findings import Finding
 from tests.infra.policy.stacks import LATER, TODAY, ZONE, a_grant, a_slice, a_stack, only
@@ -18,67 +19,46 @@ EUROPE = "europe-west4-b"
 YESTERDAY = TODAY - datetime.timedelta(days=1)
 
 
-def covered(config: Config) -> tuple[int, ...]:
-    return grant.cover(config, TODAY).covered_chips
-
-
-def used(config: Config) -> list[int]:
-    return [each.used_chips for each in grant.cover(config, TODAY).use]
-
-
 def found(config: Config) -> tuple[Finding, ...]:
-    return grant.findings(config, grant.cover(config, TODAY), TODAY)
+    return tuple(grant.findings(config, grant.cover(config, TODAY), TODAY))
 
 
 # --- what is covered ----------------------------------------------------------------------------------------
 
 
-def test_a_grant_covers_chips_of_its_generation_zone_and_capacity() -> None:
-    config = a_stack(a_slice(), grant=(a_grant(64),))
-    assert (covered(config), used(config), found(config)) == ((16,), [16], ())
+def v5e(chips: int, **changes: Any) -> SliceConfig:
+    return a_slice(accelerator=f"v5litepod-{chips}", **changes)
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("asked", "lines", "uses"),
     [
-        a_grant(64, "v6e"),
-        a_grant(64, zone=EUROPE),
-        a_grant(64, capacity="on-demand"),
-        a_grant(64, until=YESTERDAY),
+        (v5e(16), (a_grant(64),), [16]),
+        (v5e(16, count=3), (a_grant(64),), [48]),
+        (v5e(16), (a_grant(16, "v5litepod"),), [16]),  # as its types are called
+        # The type counts cores, the grant chips.
+        (
+            a_slice(accelerator="v4-32", zone="us-central2-b", capacity="on-demand"),
+            (a_grant(16, "v4", "us-central2-b", capacity="on-demand"),),
+            [16],
+        ),
+        (v5e(16), (a_grant(16, until=TODAY),), [16]),  # through its last day
+        (v5e(16), (a_grant(64, until=YESTERDAY),), [0]),
+        (v5e(16), (a_grant(64, "v6e"),), [0]),
+        (v5e(16), (a_grant(64, zone=EUROPE),), [0]),
+        (v5e(16), (a_grant(64, capacity="on-demand"),), [0]),
+        # Lines of one place add up, and what lasts longest is used first.
+        (v5e(16), (a_grant(8, until=TODAY), a_grant(8, until=LATER)), [8, 8]),
+        (v5e(8), (a_grant(8, until=TODAY), a_grant(8, until=LATER)), [0, 8]),
+        (v5e(8), (a_grant(8), a_grant(8, until=None)), [0, 8]),
     ],
 )
-def test_a_line_of_another_generation_zone_capacity_or_time_covers_nothing(line: GrantLine) -> None:
-    config = a_stack(a_slice(), grant=(line,))
-    assert (covered(config), used(config)) == ((0,), [0])
-
-
-def test_a_grant_covers_through_its_last_day() -> None:
-    assert covered(a_stack(a_slice(), grant=(a_grant(16, until=TODAY),))) == (16,)
-
-
-def test_a_line_may_name_the_generation_by_its_types() -> None:
-    assert covered(a_stack(a_slice(), grant=(a_grant(16, "v5litepod"),))) == (16,)
-
-
-def test_a_grant_counts_chips_where_the_type_counts_cores() -> None:
-    v4 = a_slice(accelerator="v4-32", zone="us-central2-b", capacity="on-demand")
-    line = a_grant(16, "v4", "us-central2-b", capacity="on-demand")
-    assert covered(a_stack(v4, grant=(line,))) == (16,)
-
-
-def test_equal_slices_use_the_grant_once_each() -> None:
-    assert used(a_stack(a_slice(count=3), grant=(a_grant(64),))) == [48]
-
-
-def test_two_lines_of_one_place_add_up_and_the_one_that_lasts_longer_is_used_first() -> None:
-    lines = (a_grant(8, until=TODAY), a_grant(8, until=LATER))
-    assert used(a_stack(a_slice(), grant=lines)) == [8, 8]
-    assert used(a_stack(a_slice(accelerator="v5litepod-8"), grant=lines)) == [0, 8]
-
-
-def test_a_line_without_an_end_lasts_longest() -> None:
-    lines = (a_grant(8), a_grant(8, until=None))
-    assert used(a_stack(a_slice(accelerator="v5litepod-8"), grant=lines)) == [0, 8]
+def test_a_grant_covers_chips_of_its_generation_zone_capacity_and_time(
+    asked: SliceConfig, lines: tuple[GrantLine, ...], uses: list[int]
+) -> None:
+    coverage = grant.cover(a_stack(asked, grant=lines), TODAY)
+    assert [each.used_chips for each in coverage.use] == uses
+    assert coverage.covered_chips == (sum(uses),)
 
 
 capacities: st.SearchStrategy[Capacity] = st.sampled_from(("spot", "on-demand"))
@@ -161,54 +141,64 @@ def test_too_few_chips_say_how_many_are_billed_and_for_how_much() -> None:
     )
 
 
-def test_what_other_slices_use_is_named() -> None:
-    config = a_stack(a_slice("b", "v5litepod-64"), a_slice("a", "v5litepod-32"), grant=(a_grant(64),))
-    finding = only(found(config))
-    assert finding.path == "tpu-stack:slices[0]"
-    assert "64 v5e spot chips in us-central1-a, of which other slices use 32; 32 of the 64" in finding.message
+RESERVED = a_slice(capacity="reserved", reservation="projects/p/locations/z/reservations/r")
 
 
-def test_a_zone_outside_the_grant_is_answered_with_the_zones_and_capacities_that_it_has() -> None:
-    grants = (a_grant(64, zone=EUROPE), a_grant(32, zone="us-west4-a", capacity="on-demand"))
-    finding = only(found(a_stack(a_slice(), grant=grants)))
-    assert (finding.severity, finding.path) == ("error", "tpu-stack:slices[0].zone")
-    assert finding.message.startswith(
-        "us-central1-a is not of the grant for v5e, which has europe-west4-b (64 spot), us-west4-a (32 on-demand); "
-        'all 16 chips of "main" are billed at list price, 3.92 USD an hour'
-    )
+@pytest.mark.parametrize(
+    ("asked", "lines", "key", "said"),
+    [
+        (
+            (a_slice("b", "v5litepod-64"), a_slice("a", "v5litepod-32")),
+            (a_grant(64),),
+            "",
+            "the grant has 64 v5e spot chips in us-central1-a, of which other slices use 32; 32 of the 64",
+        ),
+        (
+            (a_slice(),),
+            (a_grant(64, zone=EUROPE), a_grant(32, zone="us-west4-a", capacity="on-demand")),
+            ".zone",
+            (
+                "us-central1-a is not of the grant for v5e, which has europe-west4-b (64 spot), us-west4-a (32 "
+                'on-demand); all 16 chips of "main" are billed at list price, 3.92 USD an hour'
+            ),
+        ),
+        (
+            (a_slice(capacity="on-demand"),),
+            (a_grant(64),),
+            ".capacity",
+            (
+                'the grant has v5e in us-central1-a as spot (64 chips), not as on-demand; all 16 chips of "main"'
+                " are billed at list price, 19.20 USD an hour"
+            ),
+        ),
+        (
+            (a_slice(),),
+            (a_grant(64, "v6e"), a_grant(32, "v4", "us-central2-b")),
+            ".accelerator",
+            "the grant has no v5e, only v6e, v4; ",
+        ),
+        ((RESERVED,), (a_grant(64),), ".capacity", "billed at a price that is not known"),
+        (
+            (a_slice(),),
+            (a_grant(64, until=YESTERDAY),),
+            "",
+            "the grant for v5e spot in us-central1-a ended on 2026-11-20; all 16 chips",
+        ),
+        ((a_slice(),), (a_grant(64, zone=EUROPE, until=YESTERDAY),), "", "the whole grant has ended"),
+    ],
+)
+def test_the_key_to_blame_for_what_is_not_covered_is_named_with_what_the_grant_has(
+    asked: tuple[SliceConfig, ...], lines: tuple[GrantLine, ...], key: str, said: str
+) -> None:
+    finding = only(each for each in found(a_stack(*asked, grant=lines)) if each.severity == "error")
+    assert finding.path == f"tpu-stack:slices[0]{key}"
+    assert said in finding.message
 
 
-def test_another_capacity_than_the_grants_is_named() -> None:
-    finding = only(found(a_stack(a_slice(capacity="on-demand"), grant=(a_grant(64),))))
-    assert finding.path == "tpu-stack:slices[0].capacity"
-    assert "the grant has v5e in us-central1-a as spot (64 chips), not as on-demand" in finding.message
-    assert "19.20 USD an hour" in finding.message
-
-
-def test_another_generation_than_the_grants_is_named() -> None:
-    finding = only(found(a_stack(a_slice(), grant=(a_grant(64, "v6e"), a_grant(32, "v4", "us-central2-b")))))
-    assert finding.path == "tpu-stack:slices[0].accelerator"
-    assert finding.message.startswith("the grant has no v5e, only v6e, v4; ")
-
-
-def test_a_price_that_is_not_known_is_called_so() -> None:
-    reserved = a_slice(capacity="reserved", reservation="projects/p/locations/z/reservations/r")
-    assert (
-        "billed at a price that is not known" in only(found(a_stack(reserved, grant=(a_grant(64),)))).message
-    )
-
-
-def test_a_grant_that_has_ended_is_said_of_the_line_and_of_the_slice() -> None:
-    line, billed = found(a_stack(a_slice(), grant=(a_grant(64, until=YESTERDAY),)))
+def test_a_line_that_has_ended_is_said_of_the_line_too() -> None:
+    line, _ = found(a_stack(a_slice(), grant=(a_grant(64, until=YESTERDAY),)))
     assert (line.severity, line.path) == ("warning", "tpu-stack:grant[0].until")
     assert "ended on 2026-11-20: it covers nothing" in line.message
-    assert (billed.severity, billed.path) == ("error", "tpu-stack:slices[0]")
-    assert "the grant for v5e spot in us-central1-a ended on 2026-11-20; all 16 chips" in billed.message
-
-
-def test_a_grant_of_another_place_that_has_ended_is_no_place_to_go() -> None:
-    findings = found(a_stack(a_slice(), grant=(a_grant(64, zone=EUROPE, until=YESTERDAY),)))
-    assert "the whole grant has ended" in findings[-1].message
 
 
 @pytest.mark.parametrize(
@@ -224,13 +214,6 @@ def test_a_grant_that_ends_within_14_days_warns(days: int, when: str | None) -> 
         assert (finding.severity, finding.path) == ("warning", "tpu-stack:grant[0].until")
         assert when in finding.message
         assert str(until) in finding.message
-
-
-def test_allowing_what_is_billed_leaves_a_warning_without_the_advice_to_allow_it() -> None:
-    allow = Allowances(unlisted=False, billable=True, cross_region=False)
-    finding = only(found(a_stack(a_slice(), grant=(a_grant(8),), allow=allow)))
-    assert finding.severity == "warning"
-    assert finding.message.endswith("1.96 USD an hour")
 
 
 def test_direct_under_a_grant_warns_that_grants_are_for_queued_resources() -> None:
