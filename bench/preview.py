@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     cli = pulumi_cli.find_or_build(os.environ, lambda line: print(line, file=sys.stderr, flush=True))
     start = time.perf_counter()
-    from infra.program import declare
+    from infra.pulumi_program import declare
 
     print(f"Pulumi {cli.version}; importing the program {time.perf_counter() - start:.1f} s; seconds:\n")
     print("| slices | resources | preparing the engine | first preview | median of the others |")

@@ -1,5 +1,5 @@
 """What `pulumi preview` and `pulumi up` run."""
 
-from infra.program import declare
+from infra.pulumi_program import declare
 
 declare()

@@ -10,8 +10,8 @@ from pulumi_gcp import compute, filestore
 
 from contracts import inventory
 from infra import naming, startup
-from infra.access import LOG_IN_METADATA
 from infra.config import Config, NfsConfig
+from infra.iam import LOG_IN_METADATA
 from infra.network import client_ranges
 
 EXPORT = "/srv/share"

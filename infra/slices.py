@@ -13,9 +13,9 @@ from pulumi_gcp import compute, tpu
 
 from contracts import inventory
 from infra import naming, startup
-from infra.access import LOG_IN_METADATA
 from infra.cloud_tpu.request import MODES, SCOPES
 from infra.config import Config, DataDisk, SliceConfig
+from infra.iam import LOG_IN_METADATA
 from infra.node_workers import NodeWorkers, NodeWorkersArgs
 from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs
 

@@ -9,10 +9,10 @@ from pulumi_gcp import projects
 
 from contracts import inventory
 from infra import startup
-from infra.access import Access, AccessArgs, Identity
 from infra.bucket_and_images import Registry, RegistryArgs, StorageBucket, StorageBucketArgs
 from infra.config import Config, NfsConfig
 from infra.file_server import Filestore, FilestoreArgs, Gateway, GatewayArgs
+from infra.iam import Access, AccessArgs, Identity
 from infra.network import Network
 from infra.slices import TpuSlice, TpuSliceArgs
 from infra.stack_identity import StackIdentity

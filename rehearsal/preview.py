@@ -133,7 +133,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     path = Path(parser.parse_args(arguments).config)
     try:
         read_settings(path)
-        from infra.program import declare  # only now, because loading pulumi_gcp takes its time
+        from infra.pulumi_program import declare  # only now, because loading pulumi_gcp takes its time
 
         cli = pulumi_cli.find_or_build(environ, lambda line: print(line, file=sys.stderr, flush=True))
         return preview(path, program=declare, cli=cli, project_file=ROOT / "Pulumi.yaml")

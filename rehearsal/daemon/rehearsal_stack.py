@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 from infra import catalogue
-from infra.program import declare
+from infra.pulumi_program import declare
 from rehearsal.daemon.configuration import configuration
 from rehearsal.engine import ROOT, Engine, Kind
 from rehearsal.engine_report import Report

@@ -147,7 +147,7 @@ def test_a_stack_is_previewed_made_kept_refreshed_changed_and_destroyed(shell: S
 def test_no_module_of_infra_is_called_like_one_that_anything_imports() -> None:
     """The program and the plugin have infra/ first on their path."""
     ours = {path.stem for path in (ROOT / "infra").iterdir() if path.name[0] not in "._"}
-    assert {"program", "config"} <= ours
+    assert {"pulumi_program", "config"} <= ours
     assert ours.isdisjoint(sys.stdlib_module_names)
     assert ours.isdisjoint(importlib.metadata.packages_distributions())
 

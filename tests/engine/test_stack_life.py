@@ -14,7 +14,7 @@ import pytest
 
 from contracts import inventory
 from infra import slices
-from infra.program import declare
+from infra.pulumi_program import declare
 from rehearsal.engine import ACCESS_TOKEN, MARK, Engine, marked
 from rehearsal.engine_report import Report
 from rehearsal.tpu_api import FaultKind, TpuApi

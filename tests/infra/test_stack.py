@@ -25,7 +25,7 @@ def test_of_the_sdk_only_the_files_of_what_is_used_are_loaded_and_all_of_it_is_t
     program = """
 import sys
 from pulumi_gcp import projects, storage
-from infra.program import load_by_class
+from infra.pulumi_program import load_by_class
 load_by_class()
 assert projects.IAMMember.__module__ == "pulumi_gcp.projects.iam_member"
 assert projects.IAMMemberConditionArgs.__module__ == "pulumi_gcp.projects._inputs"
