@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from collections.abc import Iterator
 
 import pytest
 
 from infra import startup
-from tests.machine.gateway import ADDRESS, EXPORT, GID, MOUNT, UID, Gateway
+from tests.machine.gateway import ADDRESS, EXPORT, GID, MOUNT, UID, Gateway, running
 
 # Each run boots the machine, and may build its disk first.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -23,6 +24,14 @@ NOTHING_TO_DO = [f"{READY}; nothing had to be done"]
 ANYBODY = ("setpriv", "--reuid=123456", "--regid=654321", "--clear-groups")
 NFS_PROGRAM = 100003
 PROGRAM_MISMATCH = 2
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """The machine that all tests share: booting it takes longer than any of them."""
+    # A short name, as the path of a socket may have 107 characters at most.
+    with running(tmp_path_factory.mktemp("vm")) as gateway:
+        yield gateway
 
 
 def test_the_first_run_makes_a_file_system_serves_it_to_hosts_and_nothing_else_and_says_what_it_did(
