@@ -83,7 +83,7 @@ CONF
 
 serve() {
   local range exports='' before restart='' packages=(nfs-kernel-server unattended-upgrades curl)
-  # v4.1 and later need only port 2049; rpcbind and statd are for v3, and would listen on four more.
+  # v4.1 and later need port 2049 alone; rpcbind and statd are for v3, and would listen on four more.
   mask_units rpcbind.socket rpcbind.service rpc-statd.service rpc-statd-notify.service
   before=$changes
   put_file /etc/nfs.conf.d/tpu-stack.conf <<CONF

@@ -16,7 +16,7 @@ give_up() {
 }
 trap 'give_up "\"$BASH_COMMAND\" ended with $?; the lines before this one and \"journalctl --boot\" say more"' ERR
 
-# `did` is only for changes, so that a run that finds everything in place can say just that.
+# `did` is for changes alone, so that a run that finds everything in place can say just that.
 changes=0
 did() {
   changes=$((changes + 1))
