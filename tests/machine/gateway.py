@@ -13,7 +13,8 @@ from pathlib import Path
 
 from infra import startup
 from tests.machine import debian
-from tests.machine.guest import Disk, Ended, Guest, GuestError, started
+from tests.machine.channel import GuestError
+from tests.machine.guest import Disk, Ended, Guest, started
 
 ADDRESS = "10.0.2.15"
 EXPORT, MOUNT = "/srv/share", "/mnt/share"
