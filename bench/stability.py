@@ -15,11 +15,11 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import queue
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.mlm_loss import spread
 from jobs.flax_mlm.config import Config
@@ -104,27 +104,33 @@ def train(config: Config) -> Cell:
 
 
 def all_trained(configs: Sequence[Config]) -> Iterator[Cell]:
-    """The cells in the order in which they come to their end, a processor each."""
-    processors = sorted(os.sched_getaffinity(0))
+    """The cells in the order in which they come to their end: a process each, and a processor each at a time."""
     context = multiprocessing.get_context("spawn")
-    free = context.SimpleQueue()
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    processors = sorted(os.sched_getaffinity(0))
     for processor in processors:
         free.put(processor)
-    # A process compiles for its own cell; what it holds is gone with it.
-    with concurrent.futures.ProcessPoolExecutor(
-        len(processors), mp_context=context, initializer=_begin, initargs=(free,), max_tasks_per_child=16
-    ) as pool:
+
+    def one(config: Config) -> Cell:
+        processor = free.get()
+        try:
+            with concurrent.futures.ProcessPoolExecutor(
+                1, mp_context=context, initializer=_begin, initargs=(processor,)
+            ) as pool:
+                return pool.submit(train, config).result()
+        finally:
+            free.put(processor)
+
+    with concurrent.futures.ThreadPoolExecutor(len(processors)) as threads:
         # The longest first, so that no processor is left with one at the end.
         order = sorted(configs, key=lambda config: -config.steps)
-        for done in concurrent.futures.as_completed([pool.submit(train, config) for config in order]):
+        for done in concurrent.futures.as_completed([threads.submit(one, config) for config in order]):
             yield done.result()
 
 
-def _begin(free: Any) -> None:
+def _begin(processor: int) -> None:
     """Take a processor of one's own, as a host process of the local target does."""
-    processor = free.get()
     os.sched_setaffinity(0, {processor})
-    free.put(processor)
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 
