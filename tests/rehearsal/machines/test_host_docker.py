@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import shlex
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from rehearsal.machines import MachinesError
+from rehearsal.machines import Machines, MachinesError
 from rehearsal.machines.docker_engine import connect
 from rehearsal.machines.guardian import left
+from rehearsal.machines.host_image import FILES, ROOT
+from tools import stand_in_base
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,31 +27,47 @@ RUN = (
     "docker run --rm --network host --user $(id -u):$(id -g) --cap-drop ALL --security-opt no-new-privileges"
     f" --shm-size 1g --cpuset-cpus 0 --volume $HOME:$HOME --volume {SHARE}:{SHARE}"
 )
-# A shell and three programs with their libraries: some megabytes, pushed and pulled in a moment.
-PACK = (
-    "programs=$(which bash ls sleep stat); tar -ch $(ldd $programs | grep -o '/[^ :]*' | sort -u) $programs"
-)
 
 
 @pytest.fixture(scope="module")
-def image(docker_lab: Lab) -> str:
-    """A small one, by digest, pushed from here; the user of the machines may use Docker, as after `fab deploy`."""
-    for name in ("w-0", "w-1"):
-        assert "permission denied" in docker_lab.try_ssh(name, "docker ps").stderr
-        docker_lab.ssh(
-            name, "sudo usermod --append --groups docker sa_rehearsal"
-        )  # from the next connection on
-    container, _ = docker_lab.machines.find("w-0")
-    packed, _ = container.exec_run(["sh", "-c", PACK], demux=True).output
-    name = f"{docker_lab.machines.registry.host}/a/repository/shell"
+def base(environ: Mapping[str, str]) -> str:
+    """An image with Python that is on this machine, since the hosts' is made of it."""
+    said = (ROOT / FILES["Dockerfile"]).read_text()
+    (official,) = [line.split("=", 1)[1] for line in said.splitlines() if line.startswith("ARG BASE_IMAGE=")]
+    return environ.get(stand_in_base.VARIABLE) or official
+
+
+@pytest.fixture(scope="module")
+def image(docker_lab: Lab, base: str) -> str:
+    """One with Python, by digest, pushed from here."""
+    name = f"{docker_lab.machines.registry.host}/a/repository/python"
     with contextlib.closing(connect()) as client:
-        client.api.import_image_from_data(packed, repository=name, tag="new")
-        answers = list(client.api.push(name, "new", stream=True, decode=True))
+        client.images.get(base).tag(name, "new")
+        try:
+            answers = list(client.api.push(name, "new", stream=True, decode=True))
+        finally:
+            client.api.remove_image(f"{name}:new")
     (digest,) = [each["aux"]["Digest"] for each in answers if "aux" in each]
     return f"{name}@{digest}"
 
 
-def test_what_is_pushed_here_runs_on_all_hosts_with_their_network_share_and_user(
+@pytest.fixture
+def allowed(docker_lab: Lab) -> Iterator[None]:
+    """Its user may use Docker from the next connection on, as `fab deploy` makes it."""
+    for name in ("w-0", "w-1"):
+        docker_lab.ssh(name, "sudo usermod --append --groups docker sa_rehearsal")
+    yield
+    for name in ("w-0", "w-1"):
+        docker_lab.ssh(name, "sudo gpasswd --delete sa_rehearsal docker")
+
+
+@pytest.mark.nightly
+def test_nobody_may_use_docker_until_it_is_allowed(docker_lab: Lab) -> None:
+    assert "permission denied" in docker_lab.try_ssh("w-0", "docker ps").stderr
+
+
+@pytest.mark.usefixtures("allowed")
+def test_what_is_pushed_here_is_pulled_by_the_same_reference_on_all_hosts_at_once(
     docker_lab: Lab, image: str
 ) -> None:
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -58,30 +76,23 @@ def test_what_is_pushed_here_runs_on_all_hosts_with_their_network_share_and_user
     other = image[:-8] + "00000000"
     assert "manifest unknown" in docker_lab.try_ssh("w-0", f"docker pull --quiet {other}").stderr
 
+
+@pytest.mark.usefixtures("allowed")
+def test_a_container_has_the_hosts_network_share_and_user(docker_lab: Lab, image: str) -> None:
     address = docker_lab.machines.network.storage_address
     program = (
-        f"echo -n word >{SHARE}/written; exec 3<>/dev/tcp/{address}/4443; echo $HOSTNAME $UID;"
-        " stat -f -c '%b x %S' /dev/shm;"
-        " while read -r name value; do [ $name = Cpus_allowed_list: ] && echo $value; done </proc/self/status"
+        "import os, socket, urllib.request as u;"
+        f"open('{SHARE}/written', 'w').write('word');"
+        f"print(u.urlopen('http://{address}:4443/storage/v1/b?project=p').status, socket.gethostname(), os.getuid());"
+        "print(os.statvfs('/dev/shm').f_blocks * os.statvfs('/dev/shm').f_frsize, *os.sched_getaffinity(0))"
     )
-    said = docker_lab.ssh("w-0", f"{RUN} {image} bash -c {shlex.quote(program)}").splitlines()
-    blocks, _, size = said[1].partition(" x ")
-    assert (said[0], int(blocks) * int(size), said[2]) == ("w-0 2001", 2**30, "0")
+    said = docker_lab.ssh("w-0", f'{RUN} {image} python3 -c "{program}"')
+    assert said.splitlines() == ["200 w-0 2001", f"{2**30} 0"]
     assert docker_lab.ssh("w-1", f"stat -c %u {SHARE}/written; cat {SHARE}/written") == "2001\nword"
 
 
-def test_a_daemon_that_is_killed_answers_nobody_until_it_is_started(docker_lab: Lab, image: str) -> None:
-    docker_lab.faults.kill_docker("w-0")
-    try:
-        assert "Cannot connect to the Docker daemon" in docker_lab.try_ssh("w-0", "docker ps").stderr
-        assert docker_lab.ssh("w-1", "docker ps --quiet") == ""
-    finally:
-        docker_lab.faults.start_docker("w-0")
-        docker_lab.faults.start_docker("w-0")
-    assert docker_lab.ssh("w-0", f"{RUN} {image} bash -c 'echo again'") == "again"
-
-
 @pytest.mark.nightly
+@pytest.mark.usefixtures("allowed")
 def test_a_share_that_is_not_mounted_is_empty_in_a_container_too(docker_lab: Lab, image: str) -> None:
     docker_lab.ssh("w-0", f"touch {SHARE}/there")
     docker_lab.faults.unmount_share("w-0")
@@ -92,7 +103,20 @@ def test_a_share_that_is_not_mounted_is_empty_in_a_container_too(docker_lab: Lab
     assert "there" in docker_lab.ssh("w-0", f"{RUN} {image} ls {SHARE}").split()
 
 
+@pytest.mark.usefixtures("allowed")
+def test_a_daemon_that_is_killed_answers_nobody_until_it_is_started(docker_lab: Lab, image: str) -> None:
+    docker_lab.faults.kill_docker("w-0")
+    try:
+        assert "Cannot connect to the Docker daemon" in docker_lab.try_ssh("w-0", "docker ps").stderr
+        assert docker_lab.ssh("w-1", "docker ps --quiet") == ""
+    finally:
+        docker_lab.faults.start_docker("w-0")
+        docker_lab.faults.start_docker("w-0")
+    assert docker_lab.ssh("w-0", f"{RUN} {image} echo again") == "again"
+
+
 @pytest.mark.nightly
+@pytest.mark.usefixtures("allowed")
 def test_a_killed_host_comes_back_with_its_images_and_with_no_container_running(
     docker_lab: Lab, image: str
 ) -> None:
@@ -101,11 +125,11 @@ def test_a_killed_host_comes_back_with_its_images_and_with_no_container_running(
     docker_lab.machines.kill("w-1")
     docker_lab.machines.restart("w-1")
     assert docker_lab.ssh("w-1", "docker ps --all --format '{{.Names}} {{.State}}'") == "job exited"
-    said = docker_lab.ssh("w-1", f"docker rm job >/dev/null; {RUN} {image} bash -c 'echo again'")
-    assert said == "again"
+    assert docker_lab.ssh("w-1", f"docker rm job >/dev/null; {RUN} {image} echo again") == "again"
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("allowed")
 def test_a_host_that_is_cut_off_pulls_nothing_until_it_is_healed(docker_lab: Lab, image: str) -> None:
     docker_lab.ssh("w-0", f"docker pull --quiet {image}")
     container, _ = docker_lab.machines.find("w-0")
@@ -125,6 +149,20 @@ def test_a_machine_with_docker_takes_its_images_with_it(docker_lab: Lab) -> None
         docker_lab.boot("w-2")
         docker_lab.machines.remove("w-2")
         assert sorted(left(client, docker_lab.machines.name)) == sorted(before)
+
+
+@pytest.mark.nightly
+def test_images_of_this_machine_lose_the_names_of_a_registry_that_is_gone_and_no_other(
+    environ: Mapping[str, str], new_name: Callable[[], str], base: str
+) -> None:
+    with contextlib.closing(connect()) as client:
+        with Machines(name=new_name(), say=print, environ=environ, kind="docker") as machines:
+            registry = machines.registry
+            assert registry is not None
+            name = f"{registry.host}/a/repository/python:new"
+            assert client.images.get(base).tag(name)
+            assert name in client.images.get(base).tags
+        assert not [each for each in client.images.get(base).tags if each.startswith(f"{registry.host}/")]
 
 
 def test_a_machine_without_docker_says_how_to_get_one_that_has_it(lab: Lab) -> None:
