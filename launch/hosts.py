@@ -125,9 +125,14 @@ class LocalTransport:
             failed: Future[int | None] = Future()
             failed.set_exception(error)
             return failed
-        future = in_thread(functools.partial(process.follow, show, timeout_s))
-        future.add_done_callback(lambda done: process.end() if done.cancelled() else None)
-        return future
+        try:
+            future = in_thread(functools.partial(process.follow, show, timeout_s))
+            future.add_done_callback(lambda done: process.end() if done.cancelled() else None)
+            return future
+        except BaseException:
+            # An interrupt while the thread starts: nobody has the future that would end the process.
+            process.end()
+            raise
 
     def put(self, source: Path, target: str, progress: Count | None = None) -> None:  # noqa: ARG002 - it is too quick
         _copy(source, Path(target).expanduser())
