@@ -56,12 +56,16 @@ def refuse_to_merge(target: str | Path) -> None:
 
 
 def write(
-    path: str | Path, data: bytes | str, *, mode: int = 0o666, put: Callable[[str, str], None] | None = None
+    path: str | Path,
+    data: bytes | str,
+    *,
+    mode: int | None = None,
+    put: Callable[[str, str], None] | None = None,
 ) -> None:
     """Write a file whole, text as UTF-8. Its folder has to be there.
 
-    mode: less what the umask takes away. put: how the file gets its name; os.replace where none is given. With os.link
-    one that is there already stays.
+    mode: exactly; None is what the umask leaves. put: how the file gets its name; os.replace where none is given. With
+    os.link one that is there already stays.
 
     Raises:
         FileExistsError: with os.link, there is a file already.
@@ -70,7 +74,10 @@ def write(
     folder, name = os.path.split(path)
     beside = os.path.join(folder, beside_name(name))
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        made = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else 0o600)
+        with open(made, "wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(data.encode(errors="replace") if isinstance(data, str) else data)
         (put or os.replace)(beside, os.fspath(path))
     finally:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts import run_directory
+from contracts import atomic, run_directory
 from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import files_of
 
@@ -157,9 +157,11 @@ def test_who_may_read_what_a_run_wrote_is_what_the_umask_says(tmp_path: Path, um
     before = os.umask(umask)
     try:
         RunDirectory(str(tmp_path)).write_text("result.json", "{}")
+        atomic.write(tmp_path / "exact", "", mode=0o664)
     finally:
         os.umask(before)
     assert (tmp_path / "result.json").stat().st_mode & 0o777 == mode
+    assert (tmp_path / "exact").stat().st_mode & 0o777 == 0o664
 
 
 BEATS = st.lists(
