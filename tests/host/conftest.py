@@ -113,6 +113,17 @@ class Agent:
         assert response["error"]["remedy"]
         return str(response["error"]["message"])
 
+    def killed(self, verb: str, request: dict[str, Any], after_s: float) -> None:
+        """Ask an agent of its own, which is killed so many seconds later."""
+        body = json.dumps({"version": 1, "root": str(self.root), **request}).encode()
+        command = [self.python, "-S", "-E", str(AGENT), verb]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as asked:
+            assert asked.stdin is not None
+            asked.stdin.write(body)
+            asked.stdin.close()
+            time.sleep(after_s)
+            asked.kill()
+
     def start_request(self, script: str, process_id: int = 0, **fields: Any) -> dict[str, Any]:
         attempt = fields.get("attempt", 0)
         run_id = fields.get("run_id", "run-1")

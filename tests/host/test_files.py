@@ -5,12 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 import os
 import signal
 import subprocess
 import tarfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from host.agent import files
-from tests.host.conftest import AGENT, ONE
+from tests.host.conftest import ONE
 
 TEXTS = st.text(st.sampled_from("aø€😀\n"), max_size=60)
 
@@ -266,14 +264,7 @@ def test_a_torn_archive_is_refused_and_leaves_nothing(agent: Any) -> None:
 @pytest.mark.parametrize("after_s", [0.05, 0.15])
 def test_a_stage_that_was_killed_can_be_done_again_and_leaves_no_rest(agent: Any, after_s: float) -> None:
     request = staging(archive_of(*(plain(f"file-{n}") for n in range(500))))
-    body = json.dumps({"version": 1, "root": str(agent.root), **request}).encode()
-    command = [agent.python, "-S", "-E", str(AGENT), "stage"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as asked:
-        assert asked.stdin is not None
-        asked.stdin.write(body)
-        asked.stdin.close()
-        time.sleep(after_s)
-        asked.kill()
+    agent.killed("stage", request, after_s)
     assert agent("stage", **request)["present"] is True
     assert [path.name for path in (agent.root / "bundles").iterdir()] == [request["sha256"]]
     assert len(list((agent.root / "bundles" / request["sha256"]).iterdir())) == 500

@@ -71,14 +71,7 @@ def test_a_start_that_was_killed_half_way_can_be_tried_again(agent: Any) -> None
 @pytest.mark.parametrize("after_s", [0.04, 0.08, 0.13])
 def test_a_start_whose_agent_is_killed_has_started_one_process_or_none(agent: Any, after_s: float) -> None:
     request = agent.start_request(LIVES)
-    body = json.dumps({"version": 1, "root": str(agent.root), **request}).encode()
-    command = [agent.python, "-S", "-E", str(AGENT), "start"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as asked:
-        assert asked.stdin is not None
-        asked.stdin.write(body)
-        asked.stdin.close()
-        time.sleep(after_s)
-        asked.kill()
+    agent.killed("start", request, after_s)
     until(lambda: all(one["state"] != "starting" for one in agent("status")["processes"]))
     pids = {one["pid"] for one in agent("status")["processes"] if one["state"] == "running"}
     again = agent("start", **request)
