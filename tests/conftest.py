@@ -53,13 +53,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The groups come first. Tests that start JAX in this process come last: a process with its threads may no longer
-    be forked, which tests of the agent do."""
+    """The groups come first. Groups with a test that starts JAX in this process come last: a process with its threads
+    may no longer be forked, which tests of the agent do."""
+    starts_jax = {
+        group_of(item.nodeid) for item in items if "two_devices" in getattr(item, "fixturenames", ())
+    }
+    if early := starts_jax.intersection(GROUPS):
+        raise pytest.UsageError(
+            f"{early}: what begins first may not ask for two_devices; run JAX in a process of its own"
+        )
 
     def rank(item: pytest.Item) -> tuple[int, bool]:
         group = group_of(item.nodeid)
-        place = GROUPS.index(group) if group in GROUPS else len(GROUPS)
-        return place, "two_devices" in getattr(item, "fixturenames", ())
+        return GROUPS.index(group) if group in GROUPS else len(GROUPS), group in starts_jax
 
     items.sort(key=rank)
 
