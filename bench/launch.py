@@ -101,8 +101,8 @@ def launch(inventory: Inventory, folder: Path) -> Measured:
     )
     code = jobs.bundle(folder / "checkout")
     run_id = f"joins-{time.time_ns()}"
-    wanted = plan.on(
-        target,
+    wanted = plan.Plan(
+        target=target,
         run_id=run_id,
         job="joins",
         framework="jax",

@@ -2,21 +2,27 @@
 
 Fabric's own `fab` finds a fabfile by the folder that one stands in, gives `--` a meaning of its own, sorts the commands
 by their letters and ends with 1 where a word is mistyped. It has options besides that no command of ours heeds
-(`--dry` would carry everything out).
+(`--dry` would carry everything out). Invoke's own parser answers "No idea what 'trian' is!", and takes an option that
+it does not know for the value of a positional argument (`fab recover --help`): so `Line` checks every word first, and
+says what was meant.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import functools
 import importlib.metadata
 import inspect
+import re
+import shlex
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Collection as Names
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from invoke.collection import Collection
 from invoke.completion.complete import complete, print_completion_script
@@ -28,8 +34,7 @@ from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
 
 from contracts.errors import RequestError
-from fabfile import hints
-from fabfile.hosts import deploy, doctor, get, jupyter, put, run, ssh, ssh_config, trust, verify
+from fabfile.host_tasks import deploy, doctor, get, jupyter, put, run, ssh, ssh_config, trust, verify
 from fabfile.tasks import (
     accelerators,
     build,
@@ -111,7 +116,7 @@ def _carry_out(words: Sequence[str]) -> None:
     if options.complete.value:
         complete(names=["fab"], core=given, initial_context=own, collection=namespace, parser=parser)
     after = after_dashes(words)
-    line = hints.Line(words=given.unparsed, after=after, commands=commands(), job_options=job_options)
+    line = Line(words=given.unparsed, after=after, commands=commands(), job_options=job_options)
     help_of = line.check() or options.help.value
     if options.version.value:
         print(f"tpu-stack {importlib.metadata.version('tpu-stack')}, {CHECKOUT}")
@@ -140,9 +145,9 @@ def _listed() -> list[tuple[str, str | None]]:
 
 def _show_command(name: str) -> None:
     if name not in commands():
-        raise hints.unknown_command(name, commands())
+        raise unknown_command(name, commands())
     command = commands()[name]
-    print(f"Usage: {hints.usage(command)}\n\n{inspect.getdoc(namespace[name])}\n")
+    print(f"Usage: {usage(command)}\n\n{inspect.getdoc(namespace[name])}\n")
     _print_columns(command.help_tuples())
 
 
@@ -181,3 +186,211 @@ def _refuse_another_checkout(cwd: Path) -> None:
                 f"this `fab` starts the code of {CHECKOUT}, and you are in another checkout, {folder}; call that one's "
                 f"own, {folder}/.venv/bin/fab (`make install` makes it)"
             )
+
+
+HELP = ("-h", "--help")
+AFTER_DASHES = {"train": "OPTIONS OF THE JOB", "run": "COMMAND …"}
+"""The commands that take the words after `--`, and what those words are."""
+
+JobOptions = Callable[[], Mapping[str, Names[str]]]
+"""Gives each job's options as they are typed: {"flax_mlm": ["--steps", …]}."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line:
+    """A command line: `words` from the first command on, `after` what follows `--`."""
+
+    words: Sequence[str]
+    after: Sequence[str]
+    commands: Mapping[str, ParserContext]
+    job_options: JobOptions
+
+    def check(self) -> str | None:
+        """Return the command whose help is asked for; None if none is and every word is in order.
+
+        Raises:
+            RequestError: a word is unknown, missing or out of place; the message says what was meant.
+        """
+        command: ParserContext | None = None
+        waiting = ""  # the option whose value comes next
+        missing: list[str] = []  # positional arguments
+        for word in self.words:
+            if waiting:
+                if command is None or word in command.flags:
+                    break
+                waiting = ""
+            elif command is None or (word in self.commands and not missing):
+                command = self._command(word)
+                missing = [str(argument.name) for argument in command.positional_args]
+            elif word in HELP:
+                return str(command.name)
+            elif word.startswith("-") and word != "-":
+                waiting = self._option(command, word)
+                given = command.flags.get(word.partition("=")[0])
+                missing = [name for name in missing if given is None or given.name != name]
+            elif missing:
+                missing.pop(0)
+            else:
+                raise self._unexpected(command, word)
+        if command and waiting:
+            raise self._needs_value(command, waiting)
+        if command and missing:
+            needed = " and ".join(f"{name.upper()} ({command.args[name].help})" for name in missing)
+            raise RequestError(f"`fab {command.name}` needs {needed}: {usage(command)}")
+        self._check_after()
+        return None
+
+    def _command(self, word: str) -> ParserContext:
+        if word in self.commands:
+            return self.commands[word]
+        if not word.startswith("-"):
+            raise unknown_command(word, self.commands)
+        named = next((each for each in self.words if each in self.commands), None)
+        if named and word.partition("=")[0] in self.commands[named].flags:
+            raise RequestError(f"{word}: the command comes first, its options after it: fab {named} {word} …")
+        raise RequestError(f"`fab` has no option {word}; `fab help` lists those it has")
+
+    def _option(self, command: ParserContext, word: str) -> str:
+        """Return the option whose value is to follow; "" if none is.
+
+        Raises:
+            RequestError: the command has no such option.
+        """
+        name, equals, _ = word.partition("=")
+        flags: Mapping[str, Any] = command.flags
+        if name in command.inverse_flags:
+            return ""
+        if name in flags:
+            return name if flags[name].takes_value and not equals else ""
+        if word.startswith("--") or word[:2] not in flags or f"-{name}" in self._options(command):
+            raise self._unknown_option(command, name)
+        for place, letter in enumerate(word[1:], start=1):  # -da: several in one word, or one with its value
+            if f"-{letter}" not in flags:
+                raise self._unknown_option(command, name)
+            if flags[f"-{letter}"].takes_value:
+                return f"-{letter}" if place == len(word) - 1 else ""
+        return ""
+
+    def _options(self, command: ParserContext) -> set[str]:
+        """Return the long options that a word of this command may have meant."""
+        own = {flag for flag in command.flags if flag.startswith("--")}
+        return {"--help", *own} | {option for options in self._jobs(command).values() for option in options}
+
+    def _jobs(self, command: ParserContext) -> Mapping[str, Names[str]]:
+        """Return the options of the named job, or of all jobs; none if the command trains nothing."""
+        if command.name != "train":
+            return {}
+        jobs = self.job_options()
+        return {name: options for name, options in jobs.items() if name in self._values("--job")} or jobs
+
+    def _values(self, option: str) -> list[str]:
+        pairs = zip(self.words, self.words[1:], strict=False)
+        joined = [word.partition("=")[2] for word in self.words if word.startswith(f"{option}=")]
+        return [value for word, value in pairs if word == option] + joined
+
+    def _unknown_option(self, command: ParserContext, name: str) -> RequestError:
+        long = name if name.startswith("--") else f"-{name}"
+        near = long if long in self._options(command) else _near(long, self._options(command))
+        owners = [job for job, options in self._jobs(command).items() if near in options]
+        said = f"`fab {command.name}` has no option {name}; `fab help {command.name}` lists those it has"
+        if owners and near not in command.flags:
+            chosen = "" if self._values("--job") or self._values("--resume") else f" --job {owners[0]}"
+            meant = (
+                self._moved(command)
+                .replace(f" {name}", f" {near}")
+                .replace("fab train", f"fab train{chosen}")
+            )
+            said = (
+                f"`fab {command.name}` has no option {name}; {near} is an option of {' and '.join(owners)}, and a "
+                f"job's options come after --:\n  {meant}"
+            )
+        elif near:
+            said = f"`fab {command.name}` has no option {name}; did you mean {near}?"
+        return RequestError(said)
+
+    def _needs_value(self, command: ParserContext, option: str) -> RequestError:
+        return RequestError(f"{option} needs a value: {command.flags[option].help}")
+
+    def _unquoted(self, command: ParserContext) -> RequestError:
+        return RequestError(
+            "--args takes the job's options as one word, in quotes; without quotes they come after --:\n  "
+            + self._moved(command)
+        )
+
+    def _unexpected(self, command: ParserContext, word: str) -> RequestError:
+        name, line = command.name, f'"{word}" is not a command, nor an argument of `fab {command.name}`'
+        given = self._values("--args")
+        if name == "train" and given and given[-1].startswith("-") and " " not in given[-1]:
+            return self._unquoted(command)
+        if name == "train" and word in self.job_options():
+            return RequestError(f"{line}; did you mean --job {word}?")
+        if name == "run":
+            start = list(self.words).index(word)
+            return RequestError(
+                f"{line}; a command for the hosts comes after --:\n  "
+                f"fab {shlex.join(self.words[:start])} -- {shlex.join(self.words[start:])}"
+            )
+        if "--run" in command.flags and "--run" not in self.words:
+            return RequestError(f"{line}; did you mean --run {word}?")
+        if near := _near(word, self.commands):
+            return RequestError(f"{line}; did you mean `{near}`?")
+        return RequestError(f"{line}; `fab help {name}` shows what it takes")
+
+    def _moved(self, command: ParserContext) -> str:
+        """Return the command line with the job's own options moved behind `--`."""
+        kept: list[str] = []
+        moved: list[str] = []
+        waiting = ""
+        for word in self.words[list(self.words).index(str(command.name)) :]:
+            name = word.partition("=")[0]
+            argument = command.flags.get(name)
+            if argument is not None and argument.name == "args":
+                waiting, moved = "args", moved + [word.partition("=")[2]] * ("=" in word)
+            elif argument is not None or name in command.inverse_flags:
+                waiting = "value" if argument is not None and argument.takes_value and "=" not in word else ""
+                kept.append(word)
+            elif waiting == "value":
+                kept, waiting = [*kept, word], ""
+            elif word == command.name and not kept:
+                kept.append(word)
+            else:
+                moved.append(word)
+        return f"fab {shlex.join(kept)} -- {shlex.join([*moved, *self.after])}"
+
+    def _check_after(self) -> None:
+        named = [word for word in self.words if word in self.commands]
+        takers = [name for name in named if name in AFTER_DASHES]
+        if self.after and not takers:
+            only = " and ".join(f"`fab {name}`" for name in AFTER_DASHES)
+            raise RequestError(f"-- {shlex.join(self.after)}: only {only} take words after --")
+        if "train" in takers and self.after:
+            command = self.commands["train"]
+            theirs = {option for options in self._jobs(command).values() for option in options}
+            for word in self.after:
+                name = word.partition("=")[0]
+                if name in command.flags and name.startswith("--") and name not in theirs:
+                    raise RequestError(
+                        f"{name} is an option of `fab train`, not of the job: write it before --"
+                    )
+
+
+def unknown_command(word: str, commands: Iterable[str]) -> RequestError:
+    near = _near(word, commands)
+    if near:
+        return RequestError(f'"{word}" is not a command; did you mean `fab {near}`?')
+    return RequestError(f'"{word}" is not a command; `fab --list` lists them')
+
+
+def usage(command: ParserContext) -> str:
+    """Return how a command is typed: "fab recover RUN [--options]"."""
+    places = [str(argument.name).upper() for argument in command.positional_args]
+    after = AFTER_DASHES.get(str(command.name))
+    dashes = [] if after is None else ([f"-- {after}"] if command.name == "run" else [f"[-- {after}]"])
+    return " ".join(["fab", str(command.name), *places, "[--options]", *dashes])
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    """Return the one of `known` that was most likely meant; "" if none is near."""
+    known = sorted(known)
+    inside = [each for each in known if re.match(rf"{re.escape(word)}\w*$", each)] if len(word) > 3 else []
+    return next(iter([*difflib.get_close_matches(word, known, n=1), *inside]), "")

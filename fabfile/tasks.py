@@ -1,4 +1,4 @@
-"""The tasks about runs, jobs, images and the rehearsal; those that prepare and use hosts are in `hosts`."""
+"""The tasks about runs, jobs, images and the rehearsal; those that prepare and use hosts are in `host_tasks`."""
 
 from __future__ import annotations
 
@@ -287,13 +287,13 @@ def push(c: Any, framework: str = "", stack: str = "", platform: str = "tpu", im
 @reported
 def images(c: Any, stack: str = "", prune: bool = False) -> int:
     """List images, here and on a stack, and the runs that used them."""
-    from launch.images import listing
+    from launch.images import local_images
 
     if prune:
-        return listing.prune(environ=os.environ)
+        return local_images.prune(environ=os.environ)
     target = options.target(stack)
     references = None if target.is_local else target.inventory.images
-    return listing.show(folder=target.runs, references=references, environ=os.environ)
+    return local_images.show(folder=target.runs, references=references, environ=os.environ)
 
 
 ACTIONS = (

@@ -1,4 +1,4 @@
-"""A run from `fab train` to its end: launched, watched, and started again where that is asked for."""
+"""A run from `fab train` to its end: launched, watched, recovered, and started again where that is asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import shlex
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,14 +14,16 @@ from typing import Any
 from rich.console import Console
 
 from contracts import run_directory
+from contracts.durations import spoken
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import State
 from jobs.runtime.metric_definitions import Metrics, finite
-from launch import display, recover, run_record, runs
+from launch import display, run_record, runs
 from launch import jobs as job_index
 from launch import launch as launching
 from launch.display import Display, Progress, printable, say, terminal
 from launch.hosts import STOP_NOW_S, Agent, HostError, stop_processes
+from launch.jobs import CHECKOUT
 from launch.launch import Request
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from launch.run_record import finalize
@@ -100,11 +103,10 @@ def resumed(target: Target, wanted: str, job: str | None) -> Run:
 def go_on(open_target: Open, wanted: str, *, detach: bool) -> int:
     """Carry out `fab recover`: restore the slice and hosts of a run, then resume it from its last checkpoint."""
     console = terminal()
-    target = recover.repaired(open_target(None), lambda: open_target(None), say(console))
+    target = repaired(open_target(None), lambda: open_target(None), say(console))
     run = runs.find(target.runs, wanted)
     target = open_target(run) if target.is_local else target
-    known = runs.look(target.find_agents(run.described), run)
-    decision = recover.decide(runs.state_by(run, known), run)
+    decision = decide(runs.state_now(target.find_agents(run.described), run), run)
     say(console)(f"{run.run_id}: {decision.reason}")
     if not decision.resume:
         return DONE
@@ -127,12 +129,12 @@ def _carry_out(
         if state is None:
             return DONE
         run = _concluded(run, state)
-        decision = recover.decide(state, run)
+        decision = decide(state, run)
         if not decision.resume or restarts == 0 or state == "stopped":
             return _report(console, run, state)
         for line in [*run_record.summary(run, state)[:2], f"{decision.reason}; {_left(restarts)}"]:
             say(console)(line)
-        target = recover.repaired(target, lambda: open_target(None), say(console))
+        target = repaired(target, lambda: open_target(None), say(console))
         request, restarts = resuming(runs.find(target.runs, run.run_id)), restarts - 1
 
 
@@ -192,6 +194,103 @@ def _report(console: Console, run: Run, state: State) -> int:
     for line in run_record.summary(run, state):
         say(console)(line)
     return run_record.exit_code(run, state)
+
+
+REPAIR_LIMIT_S = 13 * 3600.0
+"""Longer than a slice waits for capacity by default (tpu-stack:slices[].wait, 12 h)."""
+BOOT_LIMIT_S = 300.0
+BOOT_POLL_S = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decision:
+    """Whether a run is to be resumed, and why or why not."""
+
+    resume: bool
+    reason: str
+
+
+def decide(state: State, run: Run) -> Decision:
+    """Decide whether to resume a run in this state; its hosts are there."""
+    if state in run_directory.ACTIVE:
+        return Decision(resume=False, reason=f"it is {state}, there is nothing to mend")
+    if state == "done":
+        return Decision(resume=False, reason="it is done, there is nothing left to do")
+    result = run.current_result() or {}
+    if result.get("request"):
+        return Decision(resume=False, reason=f"it would fail again: {result.get('error')}")
+    saved = run.directory.checkpoint_steps()
+    where = (
+        f"from the checkpoint of step {saved[-1]}" if saved else "from the start, as there is no checkpoint"
+    )
+    return Decision(resume=True, reason=f"it was {state} and goes on {where}")
+
+
+def repaired(target: Target, reopen: Callable[[], Target], say: Callable[[str], None]) -> Target:
+    """Return the target with all its hosts: unchanged if they all answer, else after `pulumi up --refresh`.
+
+    Raises:
+        RequestError: hosts do not answer and nothing here can make them again, or Pulumi failed, or they cannot be
+            prepared.
+    """
+    silent = runs.look_at_all(target.agents).errors
+    if not silent:
+        return target
+    for error in silent:
+        say(f"no answer from {error}")
+    if target.pulumi_stack is None:
+        raise RequestError(
+            f"{len(silent)} of {len(target.hosts)} hosts do not answer, and Pulumi did not make them; bring them back, "
+            "then `fab recover` again"
+        )
+    command = ["pulumi", "up", "--refresh", "--yes", "--skip-preview", "--stack", target.pulumi_stack]
+    say(f"the slice {target.slice.name} is not whole: {shlex.join(command)}")
+    _run_pulumi(command)
+    fresh = reopen()
+    _wait_for_hosts(fresh)
+    say(f"all {len(fresh.hosts)} hosts of {fresh.slice.name} answer")
+    from launch.deploy.deploy import deploy  # few runs ever need it
+
+    if deploy(fresh, with_comforts=False) != 0:
+        raise RequestError("not every host could be prepared; mend what is listed, then `fab recover` again")
+    return reopen()  # what deploying has changed, as the user's groups, is so from the next log-in on
+
+
+def _run_pulumi(command: Sequence[str]) -> None:
+    """Run Pulumi, whose output goes to the terminal as it comes."""
+    try:
+        done = subprocess.run(
+            command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, timeout=REPAIR_LIMIT_S, check=False
+        )
+    except FileNotFoundError:
+        raise RequestError("`pulumi` is not on PATH; install it, then `fab recover` again") from None
+    except subprocess.TimeoutExpired:
+        raise RequestError(
+            f"`pulumi up` did not end within {spoken(REPAIR_LIMIT_S)}; `pulumi cancel`, then see what it waits for"
+        ) from None
+    if done.returncode != 0:
+        raise RequestError(
+            f"`{shlex.join(command)}` failed (exit code {done.returncode}); its last lines say why"
+        )
+
+
+def _wait_for_hosts(target: Target) -> None:
+    """Wait until the SSH servers of new hosts answer.
+
+    Raises:
+        RequestError: some do not answer within BOOT_LIMIT_S.
+    """
+    deadline = time.monotonic() + BOOT_LIMIT_S
+    while silent := runs.look_at_all(target.agents).errors:
+        if time.monotonic() > deadline:
+            raise RequestError(
+                "\n  ".join(
+                    [f"hosts do not answer {spoken(BOOT_LIMIT_S)} after `pulumi up`:", *map(str, silent)]
+                )
+                + f"\nGoogle says that {target.slice.name} is there. To make it anew: `pulumi stack --show-urns` "
+                f"names it, `pulumi up --stack {target.pulumi_stack} --replace URN` gives it back and asks for another"
+            )
+        time.sleep(BOOT_POLL_S)
 
 
 POLL_S = 0.5

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -96,6 +97,10 @@ class Transport(Protocol):
         """Copy a file or a folder of the host to `target` on this machine."""
         ...
 
+    def forward(self, remote_host: str, remote_port: int) -> contextlib.AbstractContextManager[int]:
+        """Open a port of this machine that leads to one that the host can reach."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class LocalTransport:
@@ -139,6 +144,9 @@ class LocalTransport:
 
     def get(self, source: str, target: Path, progress: Count | None = None) -> None:  # noqa: ARG002
         _copy(Path(source).expanduser(), target)
+
+    def forward(self, remote_host: str, remote_port: int) -> contextlib.AbstractContextManager[int]:  # noqa: ARG002
+        return contextlib.nullcontext(remote_port)  # the host's ports are this machine's
 
 
 class _LocalProcess:
@@ -222,6 +230,16 @@ def _copy(source: Path, target: Path) -> None:
             shutil.copytree(source, fresh, symlinks=True)
         else:
             shutil.copy(source, fresh)
+
+
+SSH_PORT = 22
+
+
+def address_and_port(text: str) -> tuple[str, int]:
+    """Return what "10.0.0.2", "name:2222", "::1" and "[::1]:2222" mean."""
+    if match := re.fullmatch(r"\[([^\]]+)\](?::(\d{1,5}))?|([^:]+):(\d{1,5})", text):
+        return match[1] or match[3], int(match[2] or match[4] or SSH_PORT)
+    return text, SSH_PORT
 
 
 PROTOCOL_VERSION = 1

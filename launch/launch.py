@@ -23,9 +23,10 @@ from filelock import FileLock, Timeout
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError
+from contracts.files import is_url
 from contracts.run_directory import RunDirectory
 from jobs.runtime.cache import user_cache_dir
-from launch import jobs, remote_files, runs
+from launch import jobs, runs
 from launch import plan as plans
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, all_or_error, ask_all, stop_processes
 from launch.jobs import Bundle
@@ -87,13 +88,13 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     with _only_resume_of(run_id) if request.resume else contextlib.nullcontext():
         attempt = _next_attempt(request.resume, target)
         before = directory.read_json(run_directory.RUN) if request.resume else None
-        plan = plans.on(
-            target,
+        plan = Plan(
+            target=target,
             run_id=run_id,
             attempt=attempt,
             job=job.name,
             framework=job.framework,
-            arguments=job.words(config),
+            arguments=tuple(job.words(config)),
             run_dir=directory.url,
             cwd=cwd,
             bundle_sha256=code.sha256,
@@ -107,7 +108,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
         except BaseException:
             _remove_if_empty(plan, target)
             raise
-        described = run_record(plan, target, config, name=request.name, now=now, before=before)
+        described = run_record(plan, config, name=request.name, now=now, before=before)
         directory.remove(run_directory.RESULT)
         directory.write_json(run_directory.RUN, described)
         _start_and_join(plan, target, directory, say)
@@ -219,6 +220,10 @@ def _bucket_problems(config: Any, target: Target) -> list[str]:
     wanted += [
         (value, f"--{name.replace('_', '-')} {value}") for name, value in options if isinstance(value, str)
     ]
+    wanted = [(place, asked) for place, asked in wanted if is_url(place)]
+    if not wanted:
+        return []
+    from launch import remote_files
 
     def problem(url: str, asked: str) -> str | None:
         try:
@@ -426,7 +431,7 @@ def join(plan: Plan, agents: Sequence[Agent], *, limit_s: float | None = None) -
     Raises:
         NotJoined: one failed, or the time ran out: the message says who is missing.
     """
-    limit_s = JOIN_LIMIT_S[plan.platform] if limit_s is None else limit_s
+    limit_s = JOIN_LIMIT_S[plan.target.platform] if limit_s is None else limit_s
     requests = [{**plan.process(index), "limit_s": limit_s} for index in range(plan.processes)]
     answers = ask_all(agents, "join", requests, timeout_s=limit_s + AGENTS_LIMIT_S + 30)
     silent = [str(answer) for answer in answers if isinstance(answer, HostError)]

@@ -34,39 +34,25 @@ HEARTBEAT_LIMIT_S = 300.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One attempt of a run on the hosts of a slice, one process on each.
+    """One attempt of a run on the hosts of a target, one process on each.
 
     Paths are those on the hosts; "~/" is the home directory there, known of each host after the preflight (`homes`).
-    hosts: of each its name, its internal address and the port of its SSH server, in worker order. alone: whether they
-    are this run's only. mount: where the share has to be mounted. coordinator_port, liveness_port: chosen by
-    the preflight (`settled`). container: what the processes run in; None: bare, by `python`. peak_flops_per_s: of all
-    devices together in bfloat16, where it is known.
+    coordinator_port, liveness_port: chosen by the preflight (`settled`). container: what the processes run in; None:
+    bare, by the target's interpreter.
     """
 
+    target: Target
     run_id: str
-    attempt: int
     job: str
     framework: str
-    arguments: tuple[str, ...]
-    platform: str
     run_dir: str
-    cache_dir: str
     cwd: str
-    python: str
-    agent_root: str
     bundle_sha256: str
-    coordinator_host: str
-    local_devices: int | None
-    cpus: tuple[tuple[int, ...] | None, ...]
-    hosts: tuple[tuple[str, str, int], ...]
-    alone: bool = False
-    mount: str | None = None
-    python_remedy: str | None = None
-    stand_in_devices: tuple[str, ...] | None = None
+    attempt: int = 0
+    arguments: tuple[str, ...] = ()
     hang_floor_s: float = HANG_FLOOR_S
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
     container: Container | None = None
-    peak_flops_per_s: int | None = None
     coordinator_port: int = 0
     liveness_port: int = 0
     liveness_token: str = ""
@@ -74,11 +60,16 @@ class Plan:
 
     @property
     def processes(self) -> int:
-        return len(self.cpus)
+        return len(self.target.hosts)
 
     @property
     def coordinator(self) -> str:
-        return f"{self.coordinator_host}:{self.coordinator_port}"
+        return f"{self.target.coordinator_host}:{self.coordinator_port}"
+
+    @property
+    def code_dir(self) -> str:
+        """Where the hosts unpack the code bundle."""
+        return f"{self.target.agent_root}/bundles/{self.bundle_sha256}"
 
     def at_home(self, process_id: int, path: str) -> str:
         """Return a path on one host with its home directory written out."""
@@ -87,50 +78,6 @@ class Plan:
     def process(self, process_id: int) -> dict[str, Any]:
         """Return the keys that name one process of this attempt to its agent."""
         return {"run_id": self.run_id, "attempt": self.attempt, "process_id": process_id}
-
-
-def on(
-    target: Target,
-    *,
-    run_id: str,
-    job: str,
-    framework: str,
-    run_dir: str,
-    cwd: str,
-    bundle_sha256: str,
-    attempt: int = 0,
-    arguments: Sequence[str] = (),
-    hang_floor_s: float = HANG_FLOOR_S,
-    heartbeat_limit_s: float = HEARTBEAT_LIMIT_S,
-    container: Container | None = None,
-) -> Plan:
-    """Return the plan of an attempt on the hosts of a target, before the preflight."""
-    return Plan(
-        run_id=run_id,
-        attempt=attempt,
-        job=job,
-        framework=framework,
-        arguments=tuple(arguments),
-        platform=target.platform,
-        run_dir=run_dir,
-        cache_dir=target.cache_dir,
-        cwd=cwd,
-        python=target.python,
-        agent_root=target.agent_root,
-        bundle_sha256=bundle_sha256,
-        coordinator_host=target.coordinator_host,
-        local_devices=target.cpu_devices if target.platform == "cpu" else None,
-        cpus=target.cpus,
-        hosts=target.addresses,
-        alone=not target.is_local,
-        mount=target.mount,
-        python_remedy=_python_remedy(target, framework),
-        stand_in_devices=target.stand_in_devices,
-        hang_floor_s=hang_floor_s,
-        heartbeat_limit_s=heartbeat_limit_s,
-        container=container,
-        peak_flops_per_s=round(peak * target.devices) if (peak := target.peak_flops_per_s) else None,
-    )
 
 
 def _python_remedy(target: Target, framework: str) -> str:
@@ -142,28 +89,29 @@ def _python_remedy(target: Target, framework: str) -> str:
 
 def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
     """Return the agent's preflight request for one host. Every host has to reach the first one."""
-    name, host, port = plan.hosts[0]
-    return {
-        "python": plan.python,
-        "python_remedy": plan.python_remedy,
+    target, alone = plan.target, not plan.target.is_local
+    name, host, port = target.addresses[0]
+    request: dict[str, Any] = {
+        "python": target.python,
+        "python_remedy": _python_remedy(target, plan.framework),
         "modules": list(MODULES_OF_FRAMEWORK[plan.framework]),
-        "platform": plan.platform,
+        "platform": target.platform,
         "run_dir": _local_path(plan.run_dir),
-        "cache_dir": plan.cache_dir,
-        "mount": plan.mount,
+        "cache_dir": target.cache_dir,
+        "mount": target.mount,
         "min_free_bytes": MIN_FREE_BYTES,
-        "peers": [{"name": name, "host": host, "port": port}] if plan.alone and process_id else [],
-        "alone": plan.alone,
+        "peers": [{"name": name, "host": host, "port": port}] if alone and process_id else [],
+        "alone": alone,
         "time": now_s,
         "max_clock_offset_s": MAX_CLOCK_OFFSET_S,
         "bundle": plan.bundle_sha256,
-        **(
-            {"device_globs": list(plan.stand_in_devices), "lockfiles": [LOCK_FILE]}
-            if plan.stand_in_devices is not None
-            else {}
-        ),
-        **_container_of_preflight(plan),
     }
+    if target.stand_in_devices is not None:
+        request |= {"device_globs": list(target.stand_in_devices), "lockfiles": [LOCK_FILE]}
+    if plan.container is not None:  # all mounts but those that the launch itself makes
+        mounts = [*plan.container.mounts, *plan.container.read_only_mounts]
+        request["container"] = {"image": plan.container.image, "mounts": mounts}
+    return request
 
 
 def settled(plan: Plan, facts: Sequence[Mapping[str, Any]], *, token: str) -> Plan:
@@ -186,7 +134,7 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
         **plan.process(process_id),
         # -P: the code is the bundle's, not whatever lies in the working directory.
         "argv": [
-            plan.at_home(process_id, plan.python) if plan.container is None else "python",
+            plan.at_home(process_id, plan.target.python) if plan.container is None else "python",
             "-P",
             "-u",
             "-m",
@@ -195,11 +143,11 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
         ],
         "env": environment(plan, process_id),
         "cwd": _cwd(plan),
-        "log_path": f"{here}/{log}" if here else f"{plan.agent_root}/runs/{plan.run_id}/{log}",
+        "log_path": f"{here}/{log}" if here else f"{plan.target.agent_root}/runs/{plan.run_id}/{log}",
         "run_dir": here,
         "num_processes": plan.processes,
-        "cpus": list(cpus) if (cpus := plan.cpus[process_id]) is not None else None,
-        "liveness_host": plan.coordinator_host,
+        "cpus": list(cpus) if (cpus := plan.target.cpus[process_id]) is not None else None,
+        "liveness_host": plan.target.coordinator_host,
         "liveness_port": plan.liveness_port,
         "liveness_token": plan.liveness_token,
         "hang_floor_s": plan.hang_floor_s,
@@ -212,35 +160,26 @@ def _cwd(plan: Plan) -> str:
     """Return the working directory; a container has no home directory and starts where it may write."""
     if plan.container is None or plan.cwd != HOME:
         return plan.cwd
-    return _local_path(plan.run_dir) or plan.cache_dir
+    return _local_path(plan.run_dir) or plan.target.cache_dir
 
 
 def _container(plan: Plan) -> dict[str, Any]:
     """Return what the agent is told of the container that the process runs in; nothing if it runs bare."""
     if plan.container is None:
         return {}
-    mounts, run_dir = [*plan.container.mounts, plan.cache_dir], _local_path(plan.run_dir)
+    mounts, run_dir = [*plan.container.mounts, plan.target.cache_dir], _local_path(plan.run_dir)
     if run_dir is not None and not any(f"{run_dir}/".startswith(f"{path}/") for path in mounts):
         mounts.append(run_dir)
-    code = f"{plan.agent_root}/bundles/{plan.bundle_sha256}"
     return {
         "container": {
             "image": plan.container.image,
-            "platform": plan.platform,
+            "platform": plan.target.platform,
             "mounts": mounts,
-            "read_only_mounts": [code, *plan.container.read_only_mounts],
+            "read_only_mounts": [plan.code_dir, *plan.container.read_only_mounts],
             "shm_bytes": SHM_BYTES,
             "access": plan.container.access,
         }
     }
-
-
-def _container_of_preflight(plan: Plan) -> dict[str, Any]:
-    """Return what the preflight looks for: the image, and all mounts but those that the launch itself makes."""
-    if plan.container is None:
-        return {}
-    mounts = [*plan.container.mounts, *plan.container.read_only_mounts]
-    return {"container": {"image": plan.container.image, "mounts": mounts}}
 
 
 def _local_path(run_dir: str) -> str | None:
@@ -259,6 +198,7 @@ times what a step needs."""
 
 def environment(plan: Plan, process_id: int) -> dict[str, str]:
     """Return the process environment (contract 2) of one process, and where Python finds the code."""
+    target, peak = plan.target, plan.target.peak_flops_per_s
     told = ProcessEnvironment(
         run_id=plan.run_id,
         run_dir=plan.run_dir,
@@ -268,17 +208,17 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
         num_processes=plan.processes,
         process_id=process_id,
         coordinator=plan.coordinator,
-        platform=cast(Platform, plan.platform),
-        cache_dir=plan.at_home(process_id, plan.cache_dir),
-        local_devices=plan.local_devices,
-        peak_flops_per_s=plan.peak_flops_per_s,
+        platform=cast(Platform, target.platform),
+        cache_dir=plan.at_home(process_id, target.cache_dir),
+        local_devices=target.cpu_devices if target.platform == "cpu" else None,
+        peak_flops_per_s=round(peak * target.devices) if peak else None,
         control_dir=None,  # the agent says it
     )
     return {
         **told.variables(),
-        "PYTHONPATH": plan.at_home(process_id, f"{plan.agent_root}/bundles/{plan.bundle_sha256}"),
+        "PYTHONPATH": plan.at_home(process_id, plan.code_dir),
         "PYTHONDONTWRITEBYTECODE": "1",
-        **(ON_CPU if plan.platform == "cpu" else {}),
+        **(ON_CPU if target.platform == "cpu" else {}),
     }
 
 

@@ -21,12 +21,10 @@ from launch import jobs, runs
 from launch.display import printable
 from launch.plan import Plan
 from launch.runs import Run
-from launch.targets import Target
 
 
 def run_record(
     plan: Plan,
-    target: Target,
     config: Any,
     *,
     name: str | None,
@@ -34,7 +32,7 @@ def run_record(
     before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return the content of run.json for a new attempt. before: its content so far, for a run that is resumed."""
-    commit = jobs.commit_of(jobs.CHECKOUT)
+    target, commit = plan.target, jobs.commit_of(jobs.CHECKOUT)
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     image = plan.container.image if plan.container is not None else None
     attempt = {
@@ -53,7 +51,7 @@ def run_record(
         "job": plan.job,
         "stack": plan.framework,
         "target": target.name,
-        "platform": plan.platform,
+        "platform": target.platform,
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),
         "config": dataclasses.asdict(config),
@@ -75,7 +73,7 @@ def run_record(
         ],
         "created": before["created"] if before else moment,
         "cwd": plan.cwd,
-        "cache_dir": plan.cache_dir,
+        "cache_dir": target.cache_dir,
         "attempts": [*(before["attempts"] if before else []), attempt],
     }
 

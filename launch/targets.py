@@ -17,12 +17,9 @@ from contracts.files import DiskFiles, Files, is_url
 from contracts.inventory import Host, Inventory, Slice, Storage
 from contracts.process import PLATFORMS
 from jobs.runtime.cache import user_cache_dir
-from launch import inventories
-from launch.hosts import Agent, GoneLink, LocalTransport, ProcessLink, Transport
+from launch.hosts import Agent, GoneLink, LocalTransport, ProcessLink, Transport, address_and_port
 from launch.jobs import CHECKOUT
-from launch.remote_files import Buckets, HostFiles
 from launch.runs import Run, RunsFolder
-from launch.ssh.access import address_and_port
 
 if TYPE_CHECKING:
     from infra.catalogue import Accelerator
@@ -249,6 +246,8 @@ def resolve(wanted: Wanted, like: Run | None = None) -> Target:
             runs=wanted.runs,
         )
 
+    from launch import inventories  # this machine needs none
+
     inventory = wanted.given.inventory if wanted.given else inventories.read(wanted.stack)
     return of_inventory(inventory, wanted)
 
@@ -338,6 +337,8 @@ def _place(runs: str, said: str) -> dict[str, Any]:
         RequestError: it is a path that is all but a URL.
     """
     if is_url(runs):
+        from launch.remote_files import Buckets
+
         return {"runs_url": runs.rstrip("/"), "files": Buckets()}
     if near := re.match(r"(gs|gcs|s3):/*", runs):
         raise RequestError(f"{said} {runs}: is no URL; write {near[1]}://{runs[near.end() :]}")
@@ -360,6 +361,8 @@ def shares(processors: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]
 
 def keys_file(wanted: Wanted) -> Path:
     """Return the file with the confirmed keys of an inventory: beside it, or for a stack beside its configuration."""
+    from launch import inventories
+
     if wanted.given is not None:
         return wanted.given.folder / "host-keys.json"
     if inventories.is_file(wanted.stack):
@@ -370,6 +373,8 @@ def keys_file(wanted: Wanted) -> Path:
 def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
     """Return the hosts of a slice, reached over SSH; nothing is connected to yet."""
     # With these comes all of SSH, which this machine by itself does not need.
+    from launch import inventories
+    from launch.remote_files import Buckets, HostFiles
     from launch.ssh.agent_session import AGENT_ROOT
     from launch.ssh.transport import SessionLink, transports_of
 
@@ -395,7 +400,7 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
         find_agents=functools.partial(known_or_gone, agents, one_slice.name),
         python=wanted.python or (given.python if given else PYTHON),
         runs_url=runs_url,
-        files=_files(runs_url, agents),
+        files=Buckets() if is_url(runs_url) else HostFiles(agents),
         agent_root=AGENT_ROOT,
         cache_dir=CACHE_DIR,
         cpus=(None,) * len(hosts),
@@ -418,7 +423,3 @@ def _runs_url(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
             "place for their runs; set tpu-stack:storage, or say where with --runs"
         )
     return f"{place}/runs"
-
-
-def _files(runs_url: str, agents: tuple[Agent, ...]) -> Files:
-    return Buckets() if is_url(runs_url) else HostFiles(agents)

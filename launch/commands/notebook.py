@@ -12,9 +12,8 @@ import time
 import urllib.error
 import urllib.request
 import webbrowser
-from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from contracts.durations import spoken
 from launch.display import Lines, printable, say, terminal
@@ -58,15 +57,6 @@ os.execv(sys.executable, [sys.executable, "-m", module, *words])
 answer to this side; a port that another process takes in the next moment makes the server end, which is told."""
 
 
-@runtime_checkable
-class Tunnelling(Protocol):
-    """A transport to another machine."""
-
-    def forward(self, remote_host: str, remote_port: int) -> contextlib.AbstractContextManager[int]:
-        """Open a port of this machine that leads to one that the host can reach."""
-        ...
-
-
 def serve(target: Target, module: str, *, browser: bool) -> int:
     """Start the server, print its address, and end it when this is interrupted. The exit code: 1, as it should not end
     by itself.
@@ -79,7 +69,7 @@ def serve(target: Target, module: str, *, browser: bool) -> int:
     say(console)(f"starting {module} on {host}")
     server = _Server(host, transport, target.python, module, token)
     try:
-        with _tunnel(transport, server.port(target.hosts[0].index)) as local_port:
+        with transport.forward(HERE, server.port(target.hosts[0].index)) as local_port:
             server.wait_until_it_answers(local_port)
             url = f"http://{HERE}:{local_port}/lab?token={token}"
             say(console)(f"{url}\nCtrl-C ends it; what you saved stays on {host}")
@@ -172,16 +162,6 @@ def installation(python: str, module: str) -> str:
     if python != DEPLOYED_PYTHON:
         return f"{python} -m pip install {module}"
     return f"{python.removesuffix('/venv/bin/python')}/uv/bin/uv pip install --python {python} {module}"
-
-
-@contextlib.contextmanager
-def _tunnel(transport: Transport, port: int) -> Iterator[int]:
-    """Open a port of this machine that leads to the host's; the same one if the host is this machine."""
-    if isinstance(transport, Tunnelling):
-        with transport.forward(HERE, port) as local_port:
-            yield local_port
-    else:
-        yield port
 
 
 def _open(url: str) -> http.client.HTTPResponse:

@@ -17,7 +17,7 @@ from contracts.inventory import Slice
 from jobs.runtime.cache import user_cache_dir
 from launch.display import say, terminal
 from launch.hosts import HostError
-from launch.ssh import login, problems
+from launch.ssh import login
 from launch.ssh.access import Access, routes
 from launch.targets import Target
 
@@ -205,10 +205,10 @@ def known_hosts(entries: Sequence[Entry]) -> str:
     lines = []
     for entry in entries:
         if not entry.access.host_keys:
-            raise problems.host_key_unknown(entry.access)
+            raise entry.access.host_key_unknown()
         for key in entry.access.host_keys:
             if not re.fullmatch(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+=*", key):
-                raise problems.host_key_unreadable(entry.access, key, "it is not a type and a key")
+                raise entry.access.host_key_unreadable(key, "it is not a type and a key")
             lines.append(f"{entry.alias} {key}\n")
     return "".join(lines)
 

@@ -19,8 +19,7 @@ from contracts.errors import RequestError
 from contracts.inventory import Host
 from launch import inventories
 from launch.ssh import login
-from launch.ssh.access import iap_tunnel
-from launch.ssh.problems import ATTRIBUTES_POLICY
+from launch.ssh.access import ATTRIBUTES_POLICY, iap_tunnel
 from launch.ssh.transport import SshTransport
 from launch.targets import Target, choose_hosts
 

@@ -86,8 +86,8 @@ def clear(target: Target, plan: Plan) -> None:
 def _plan(target: Target, framework: str, box: Container | None) -> Plan:
     now = datetime.datetime.now(datetime.UTC)
     run_id = runs.new_run_id(f"verify_{framework}", now, random.Random())
-    return plans.on(
-        target,
+    return Plan(
+        target=target,
         run_id=run_id,
         job=MODULES[framework],
         framework=framework,
@@ -112,7 +112,7 @@ def _carry_out(plan: Plan, target: Target) -> list[str]:
             launch.join(plan, target.agents)
             is_over = _wait(plan, target)
         except NotJoined as error:
-            hint = plans.container_hint(plan.container, plan.platform)
+            hint = plans.container_hint(plan.container, target.platform)
             return [str(error), *_reasons(plan, target), *([hint] if hint else [])]
         return _reasons(plan, target) + ([] if is_over else [f"it was not done within {spoken(LIMIT_S)}"])
     finally:

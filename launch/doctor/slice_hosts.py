@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,8 +18,8 @@ from launch.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
 from launch.doctor.workstation import Ask
 from launch.hosts import HostError, ask_all
 from launch.plan import Plan
-from launch.remote_files import Buckets
-from launch.ssh.problems import ATTRIBUTES_POLICY
+from launch.remote_files import Buckets, within
+from launch.ssh.access import ATTRIBUTES_POLICY
 from launch.targets import Target
 
 IN_USE = ("device", "lockfile", "leftovers")
@@ -146,8 +145,8 @@ def _region(what: str, where: str, here: str) -> Finding:
 
 def asked(target: Target) -> Plan:
     """A plan that nobody carries out: what a run would ask of the hosts."""
-    return plans.on(
-        target,
+    return Plan(
+        target=target,
         run_id="doctor",
         job="doctor",
         framework=FRAMEWORK,
@@ -277,24 +276,19 @@ def checks(target: Target) -> list[Check]:
 
 def from_here(files: Files, url: str) -> Finding:
     """Whether whoever launches runs can write and read there."""
-    said: list[Finding] = []
-    # A bucket's client library tries again by itself, for longer than anybody waits; then its thread is left behind.
-    thread = threading.Thread(target=lambda: said.append(_try(files, url)), daemon=True)
-    thread.start()
-    thread.join(HERE_LIMIT_S)
-    if not said:
-        return fail(f"{url}: no answer within {HERE_LIMIT_S:.0f} s", "see whether this machine reaches it")
-    return said[0]
-
-
-def _try(files: Files, url: str) -> Finding:
     path, data = trial(url), secrets.token_hex(8).encode()
-    try:
+
+    def there_and_back() -> bytes | None:
         files.write(path, data)
         found = files.read([path])[0]
         files.remove(path)
+        return found
+
+    try:
+        # A bucket's client library tries again by itself, for longer than anybody waits.
+        found = within(HERE_LIMIT_S, url, there_and_back)
     except HostError as error:
-        of_a_host = error.host and not is_url(error.host)
+        of_a_host = error.host not in ("", url) and not is_url(error.host)
         return fail(f"{url}: {error.reason}", error.remedy, host=error.host if of_a_host else None)
     except Exception as error:  # every client library has errors of its own
         return fail(f"{url}: {first_line(error)}", _remedy(url))

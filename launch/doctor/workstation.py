@@ -17,7 +17,7 @@ from typing import Any
 from launch import jobs
 from launch.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
 from launch.ssh import login
-from launch.ssh.problems import NEW_KEY
+from launch.ssh.access import NEW_KEY
 
 AREA = "this machine"
 LEAST_PYTHON = (3, 12)

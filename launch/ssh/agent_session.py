@@ -19,7 +19,6 @@ from pathlib import Path
 import asyncssh
 
 from launch.hosts import PIECE_BYTES, Completed, HostError
-from launch.ssh import problems
 from launch.ssh.access import Access
 from launch.ssh.connection import open_process
 
@@ -62,7 +61,7 @@ class Sessions:
             return Completed(exit_code=0, stdout=answer.decode(errors="replace"), stderr="")
         code, last_words = await session.end()
         if code == NOT_FOUND:
-            raise problems.command_missing(self._access, PYTHON)
+            raise self._access.command_missing(PYTHON)
         return Completed(exit_code=code, stdout="", stderr=last_words)
 
     @contextlib.asynccontextmanager
@@ -152,7 +151,7 @@ class _Session:
                 await self._process.stdin.drain()
             return await self._line()
         except (asyncssh.Error, OSError):
-            raise problems.lost(self._access, "while the agent was asked") from None
+            raise self._access.lost("while the agent was asked") from None
 
     async def _line(self) -> bytes | None:
         pieces, length = [self._left], len(self._left)

@@ -20,7 +20,7 @@ from typing import Any, Self
 import asyncssh
 
 from launch.hosts import HostError
-from launch.ssh import login, problems
+from launch.ssh import login
 from launch.ssh.access import Access
 from launch.ssh.login import Identities, load
 
@@ -157,7 +157,7 @@ class Ssh:
                 hop = await self.connection(access.through)
             except HostError as error:
                 if access.otherwise is None:
-                    raise problems.through(access.through, access, error) from None
+                    raise access.unreachable_through(access.through, error) from None
                 return await self.connection(access.otherwise)
         gate = self._proxies if access.proxy_command else contextlib.nullcontext()
         async with gate:
@@ -217,14 +217,14 @@ class Ssh:
     ) -> HostError:
         if isinstance(error, asyncssh.HostKeyNotVerifiable) and greeting.found is not None:
             expected = [key.get_fingerprint() for key in pinned]
-            return problems.host_key_changed(access, expected, greeting.found.get_fingerprint())
+            return access.host_key_changed(expected, greeting.found.get_fingerprint())
         if isinstance(error, asyncssh.PermissionDenied) or "authentication failures" in str(error):
-            return problems.permission_denied(access, user, identities.names, identities.kept_back)
+            return access.permission_denied(user, identities.names, identities.kept_back)
         if greeting.connection is None or (isinstance(error, TimeoutError) and not greeting.spoke):
-            return problems.no_connection(access, error)
+            return access.no_connection(error)
         if not greeting.spoke and isinstance(error, ENDINGS):
-            return problems.closed_at_once(access)
-        return problems.no_login(access, error, self._limits.login_s)
+            return access.closed_at_once()
+        return access.no_login(error, self._limits.login_s)
 
     async def _host_key(self, access: Access, hop: asyncssh.SSHClientConnection | None) -> asyncssh.SSHKey:
         """The key that a server shows, which says nothing yet of who it is. Nothing is logged in to."""
@@ -245,11 +245,11 @@ class Ssh:
         except HostError:
             raise
         except Exception as error:
-            raise problems.no_connection(access, error) from None
+            raise access.no_connection(error) from None
         if proxy is not None:
             await proxy.stop()
         if found is None:
-            raise problems.no_login(access, asyncssh.ConnectionLost("no host key was shown"), limits.login_s)
+            raise access.no_login(asyncssh.ConnectionLost("no host key was shown"), limits.login_s)
         return found
 
     async def _once[T](self, name: str, work: Coroutine[Any, Any, T]) -> T:
@@ -330,14 +330,14 @@ class _Greeting(asyncssh.SSHClient):
 
 def _pinned(access: Access) -> tuple[asyncssh.SSHKey, ...]:
     if not access.host_keys:
-        raise problems.host_key_unknown(access)
+        raise access.host_key_unknown()
 
     def keys() -> Iterator[asyncssh.SSHKey]:
         for line in access.host_keys:
             try:
                 yield asyncssh.import_public_key(line)
             except asyncssh.KeyImportError as error:
-                raise problems.host_key_unreadable(access, line, str(error)) from None
+                raise access.host_key_unreadable(line, str(error)) from None
 
     return tuple(keys())
 
@@ -361,7 +361,7 @@ async def _proxied(access: Access, hop: asyncssh.SSHClientConnection | None) -> 
     try:
         proxy = await Proxy.start(access.proxy_command)
     except (FileNotFoundError, PermissionError):
-        raise problems.proxy_missing(access, access.proxy_command[0]) from None
+        raise access.proxy_missing(access.proxy_command[0]) from None
     try:
         yield proxy
     except BaseException as error:
@@ -370,7 +370,7 @@ async def _proxied(access: Access, hop: asyncssh.SSHClientConnection | None) -> 
         finally:
             await proxy.stop()
         if ended is not None:
-            raise problems.proxy_ended(access, *ended) from None
+            raise access.proxy_ended(*ended) from None
         raise
 
 
@@ -459,10 +459,10 @@ async def open_process(
         )
     except asyncssh.ChannelOpenError as error:
         if connection.is_closed():
-            raise problems.lost(access, "before the command was sent") from None
-        raise problems.channel_refused(access, error) from None
+            raise access.lost("before the command was sent") from None
+        raise access.channel_refused(error) from None
     except (asyncssh.Error, OSError):
-        raise problems.lost(access, "before the command was sent") from None
+        raise access.lost("before the command was sent") from None
     return process
 
 

@@ -23,8 +23,7 @@ import asyncssh
 from contracts.atomic import atomic_path, beside_name, refuse_to_merge
 from contracts.inventory import Inventory, Slice
 from launch.hosts import PIECE_BYTES, Completed, HostError, Show, Stream
-from launch.ssh import problems
-from launch.ssh.access import Access, routes
+from launch.ssh.access import Access, routes, said_of
 from launch.ssh.agent_session import AGENT_ROOT, Sessions
 from launch.ssh.connection import Ssh, open_process, together
 
@@ -129,7 +128,7 @@ class SshTransport:
             try:
                 return await connection.forward_local_port("127.0.0.1", 0, remote_host, remote_port)
             except OSError as error:
-                raise problems.channel_refused(self.access, error) from None
+                raise self.access.channel_refused(error) from None
 
         async def close() -> None:
             listener.close()
@@ -200,7 +199,7 @@ class SshTransport:
                 try:
                     data = await reader.read(PIECE_BYTES)
                 except (asyncssh.Error, OSError):
-                    raise problems.lost(self.access, "while a command ran") from None
+                    raise self.access.lost("while a command ran") from None
                 if not data:
                     return
                 await take(stream, data)
@@ -213,7 +212,7 @@ class SshTransport:
         finally:
             process.close()
         if process.returncode is None:
-            raise problems.lost(self.access, "while a command ran")
+            raise self.access.lost("while a command ran")
         return process.returncode
 
     async def _put(self, source: Path, target: str, progress: Progress | None) -> None:
@@ -369,14 +368,14 @@ async def _sftp(
             # As Python itself has names that are no UTF-8.
             sftp = await connection.start_sftp_client(path_errors="surrogateescape")
     except asyncssh.ChannelOpenError as error:
-        raise problems.channel_refused(access, error) from None
+        raise access.channel_refused(error) from None
     except (asyncssh.Error, OSError) as error:
-        raise HostError(host=access.name, reason=f"no SFTP: {problems.said(error)}") from None
+        raise HostError(host=access.name, reason=f"no SFTP: {said_of(error)}") from None
     try:
         async with sftp:
             yield sftp
     except (asyncssh.DisconnectError, ConnectionError):
-        raise problems.lost(access, LOST) from None
+        raise access.lost(LOST) from None
     except TimeoutError:
         reason = f"took more than {COPIED_LIMIT_S:g} s for a piece of a file"
         raise HostError(host=access.name, reason=reason) from None
@@ -411,11 +410,11 @@ async def _remove(sftp: asyncssh.SFTPClient, path: str) -> None:
 
 def _refused(access: Access, path: str, error: asyncssh.SFTPError, full: bool) -> HostError:
     if isinstance(error, (asyncssh.SFTPConnectionLost, asyncssh.SFTPNoConnection)):
-        return problems.lost(access, LOST)
+        return access.lost(LOST)
     if full:
         return HostError(
             host=access.name,
             reason=f"{path}: no space is left on the disk",
             remedy="`fab run -- df -h` shows which; docker images are the usual cause: `docker system prune`",
         )
-    return HostError(host=access.name, reason=f"{path}: {problems.said(error)}")
+    return HostError(host=access.name, reason=f"{path}: {said_of(error)}")

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from fabfile.hints import Line
-from fabfile.program import after_dashes, commands, main
+from fabfile.program import Line, after_dashes, commands, main
 from launch.images.recipe import frameworks
 from launch.jobs import CHECKOUT
 

@@ -17,12 +17,13 @@ from contracts.errors import RequestError
 from jobs.flax_mlm.config import Config
 from launch import follow, jobs, launch, targets
 from launch import launch as launching
-from launch.hosts import Agent, HostsError
+from launch.hosts import Agent, GoneLink, HostsError
 from launch.jobs import Bundle
 from launch.launch import NotJoined
 from launch.plan import Container, Plan
 from launch.runs import Run
 from launch.targets import Target
+from tests.launch.slices import make_target
 
 WriteRun = Callable[..., Run]
 DEVICES = {"gpu": Path("/dev/nvidia0"), "tpu": Path("/dev/accel0")}
@@ -205,23 +206,15 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
 
 MakeAgent = Callable[..., Agent]
 PLAN = Plan(
+    target=make_target([Agent(host="w", link=GoneLink("", ""), root="/")] * 3, platform="cpu"),
     run_id="flax_mlm-20261120-214500-abcd",
-    attempt=0,
     job="flax_mlm",
     framework="jax",
-    arguments=(),
-    platform="cpu",
     run_dir="/runs/one",
-    cache_dir="/cache",
     cwd="/",
-    python="/python",
-    agent_root="/agent",
     bundle_sha256="ab" * 32,
-    coordinator_host="127.0.0.1",
-    local_devices=1,
-    cpus=(None, None, None),
-    hosts=(("w-0", "10.0.0.1", 22), ("w-1", "10.0.0.2", 22), ("w-2", "10.0.0.3", 22)),
     coordinator_port=4000,
+    homes=("/home/me",) * 3,
 )
 BUNDLE = Bundle(sha256=PLAN.bundle_sha256, archive=b"archive")
 
@@ -356,7 +349,8 @@ def test_a_group_that_does_not_form_is_told_with_who_is_missing_and_why(
 
 def test_a_tpu_has_ten_minutes_to_join_and_a_cpu_three(make_agent: MakeAgent) -> None:
     for platform, limit_s in (("tpu", 600), ("cpu", 180)):
-        plan = dataclasses.replace(PLAN, platform=platform, cpus=(None,))
+        one = make_target([PLAN.target.agents[0]], platform=platform)
+        plan = dataclasses.replace(PLAN, target=one)
         asked: list[float] = []
 
         def give(verb: str, request: dict[str, Any], asked: list[float] = asked) -> Any:

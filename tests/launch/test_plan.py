@@ -11,28 +11,32 @@ import pytest
 
 from contracts.errors import RequestError
 from launch import plan, targets
-from launch.hosts import Agent
+from launch.hosts import Agent, GoneLink
 from launch.plan import Container, Plan
 from launch.targets import Target
 from tests.launch.slices import IMAGES, NFS, make_target
 
+TARGET = make_target(
+    [Agent(host="w", link=GoneLink("", ""), root="/")] * 2,
+    name="local",
+    platform="cpu",
+    python="/venv/bin/python",
+    runs_url="/runs",
+    agent_root="/cache/agent",
+    cache_dir="/cache",
+    cpus=((0, 1), None),
+    coordinator_host="127.0.0.1",
+)
 PLAN = Plan(
+    target=TARGET,
     run_id="flax_mlm-20261120-214500-abcd",
     attempt=1,
     job="flax_mlm",
     framework="jax",
     arguments=("--data", "my text.txt", "--steps", "5"),
-    platform="cpu",
     run_dir="/runs/one",
-    cache_dir="/cache",
     cwd="/home/me",
-    python="/venv/bin/python",
-    agent_root="/cache/agent",
     bundle_sha256="ab" * 32,
-    coordinator_host="127.0.0.1",
-    local_devices=1,
-    cpus=((0, 1), None),
-    hosts=(("w-0", "10.0.0.1", 22), ("w-1", "10.0.0.2", 22)),
     coordinator_port=4000,
     liveness_port=4001,
     liveness_token="0123",
@@ -104,7 +108,7 @@ def test_a_run_in_a_bucket_keeps_its_logs_with_the_agent() -> None:
 def test_the_preflight_request_of_a_host_that_several_runs_share_is_this() -> None:
     assert plan.preflight(PLAN, 1, now_s=12.5) == {
         "python": "/venv/bin/python",
-        "python_remedy": None,
+        "python_remedy": "`make install`",
         "modules": [
             "jax",
             "flax",
@@ -129,18 +133,23 @@ def test_the_preflight_request_of_a_host_that_several_runs_share_is_this() -> No
 
 
 def test_a_slice_of_its_own_is_asked_for_its_mount_its_devices_and_the_way_to_the_first_host() -> None:
-    alone = dataclasses.replace(PLAN, alone=True, mount="/mnt/share", stand_in_devices=("/run/accel0",))
+    target = dataclasses.replace(
+        TARGET, name="dev", runs_url="/share/runs", stand_in_devices=("/run/accel0",)
+    )
+    alone = dataclasses.replace(PLAN, target=target)
     first, second = (plan.preflight(alone, rank, now_s=0.0) for rank in range(2))
-    assert (first["peers"], second["peers"]) == ([], [{"name": "w-0", "host": "10.0.0.1", "port": 22}])
+    assert (first["peers"], second["peers"]) == ([], [{"name": "w-0", "host": "10.0.0.0", "port": 22}])
     for request in (first, second):
-        assert (request["alone"], request["mount"]) == (True, "/mnt/share")
+        assert (request["alone"], request["mount"]) == (True, "/share")
+        assert request["python_remedy"] == "`fab deploy --stack dev --runtime bare` installs it"
         assert (request["device_globs"], request["lockfiles"]) == (["/run/accel0"], ["/tmp/libtpu_lockfile"])
 
 
 def test_what_the_preflight_found_is_settled_and_paths_below_a_home_are_written_out_for_each_host() -> None:
-    homely = dataclasses.replace(
-        PLAN, python="~/venv/bin/python", cache_dir="~/.cache/x", agent_root="~/agent"
+    target = dataclasses.replace(
+        TARGET, python="~/venv/bin/python", cache_dir="~/.cache/x", agent_root="~/agent"
     )
+    homely = dataclasses.replace(PLAN, target=target)
     facts = [{"free_ports": [5000, 5001], "home": "/home/a"}, {"free_ports": [6000, 6001], "home": "/home/b"}]
     found = plan.settled(homely, facts, token="secret")
     assert (found.coordinator, found.liveness_port, found.liveness_token) == (
@@ -156,19 +165,16 @@ def test_what_the_preflight_found_is_settled_and_paths_below_a_home_are_written_
 
 
 def test_the_environment_has_only_what_is_known_of_the_devices() -> None:
-    tpu = dataclasses.replace(
-        PLAN, platform="tpu", local_devices=None, peak_flops_per_s=3_152_000_000_000_000
-    )
+    tpu = dataclasses.replace(PLAN, target=dataclasses.replace(TARGET, platform="tpu"))
     told = plan.environment(tpu, 0)
-    assert (told["RUN_PLATFORM"], told["RUN_PEAK_FLOPS_PER_S"]) == ("tpu", "3152000000000000")
+    assert (told["RUN_PLATFORM"], told["RUN_PEAK_FLOPS_PER_S"]) == ("tpu", "1576000000000000")
     assert not {"RUN_LOCAL_DEVICES", "GLIBC_TUNABLES"} & told.keys(), "large pages are for CPUs"
 
 
 IMAGE = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64
 CONTAINED = dataclasses.replace(
     PLAN,
-    agent_root="~/.cache/tpu-stack/agent",
-    cache_dir="~/.cache/tpu-stack",
+    target=dataclasses.replace(TARGET, agent_root="~/.cache/tpu-stack/agent", cache_dir="~/.cache/tpu-stack"),
     run_dir="/share/runs/one",
     cwd="~",
     container=Container(image=IMAGE, mounts=("/share",), read_only_mounts=("/text",)),

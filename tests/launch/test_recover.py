@@ -12,7 +12,7 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.run_directory import State
-from launch import follow, plan, recover, targets
+from launch import follow, plan, targets
 from launch.deploy import deploy as deployment
 from launch.hosts import Agent
 from launch.runs import Run
@@ -49,12 +49,12 @@ def test_only_what_may_go_better_is_tried_again(
     write_run: WriteRun, state: State, result: dict[str, Any] | None, resume: bool, reason: str
 ) -> None:
     run = write_run(result=result)
-    decision = recover.decide(state, run)
+    decision = follow.decide(state, run)
     assert decision.resume is resume
     assert decision.reason.startswith(reason)
     for step in (5, 20, 10):
         run.directory.write_text(f"checkpoints/{step}/state/_METADATA", "")
-    assert recover.decide("lost", run).reason.endswith("goes on from the checkpoint of step 20") == (
+    assert follow.decide("lost", run).reason.endswith("goes on from the checkpoint of step 20") == (
         not (result or {}).get("request")
     )
 
@@ -94,7 +94,7 @@ def must_not_be_asked() -> Target:
 def test_a_slice_that_lost_a_host_is_refreshed_and_brought_up_and_waited_for(
     make_agent: MakeAgent, pulumi: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recover, "BOOT_POLL_S", 0)
+    monkeypatch.setattr(follow, "BOOT_POLL_S", 0)
     prepared: list[Target] = []
 
     def deploy(given: Target, *, with_comforts: bool) -> int:
@@ -105,7 +105,7 @@ def test_a_slice_that_lost_a_host_is_refreshed_and_brought_up_and_waited_for(
     asked, said = pulumi(0), list[str]()
     answers = iter([gone, gone, well])
     fresh = target(make_agent(lambda verb, request: next(answers)(verb, request), host="w-new"))
-    mended = recover.repaired(target(make_agent(gone, host="w-0")), lambda: fresh, said.append)
+    mended = follow.repaired(target(make_agent(gone, host="w-0")), lambda: fresh, said.append)
     assert (mended, prepared) == (fresh, [fresh])
     assert next(answers, None) is None
     assert asked.read_text() == "up --refresh --yes --skip-preview --stack dev\n"
@@ -118,19 +118,19 @@ def test_what_cannot_be_made_whole_is_told_with_what_to_do(
 ) -> None:
     def refused(broken: Target, reopen: Callable[[], Target] = must_not_be_asked) -> str:
         with pytest.raises(RequestError) as error:
-            recover.repaired(broken, reopen, lambda text: None)
+            follow.repaired(broken, reopen, lambda text: None)
         return str(error.value)
 
     asked = pulumi(3)
     whole, dead = target(make_agent(well)), target(make_agent(gone, host="w-0"))
-    assert recover.repaired(whole, must_not_be_asked, lambda text: None) is whole
+    assert follow.repaired(whole, must_not_be_asked, lambda text: None) is whole
     said = refused(target(make_agent(gone), None))
     assert said.startswith("1 of 1 hosts do not answer, and Pulumi did not make them")
     assert not asked.exists()
     said = refused(dead)
     assert said.startswith("`pulumi up --refresh ") and "failed (exit code 3); its last lines say why" in said
     (asked.parent / "bin/pulumi").write_text("#!/bin/sh\n")
-    monkeypatch.setattr(recover, "BOOT_LIMIT_S", 0.0)
+    monkeypatch.setattr(follow, "BOOT_LIMIT_S", 0.0)
     said = refused(dead, lambda: dead)
     assert "w-0: no route" in said and "pulumi up --stack dev --replace" in said
 

@@ -11,7 +11,7 @@ import pytest
 
 from launch.deploy import deploy
 from launch.hosts import Agent, Completed, HostError, HostsError
-from launch.ssh import login, problems
+from launch.ssh import login
 from launch.ssh.access import Access
 from launch.targets import Target
 from tests.launch.slices import make_target
@@ -66,17 +66,17 @@ ACCESS = Access(name="w-0", address="10.0.0.2", user="u", os_login=True, host_ke
 @pytest.mark.parametrize(
     ("error", "passes"),
     [
-        (problems.host_key_unknown(ACCESS), False),
-        (problems.host_key_changed(ACCESS, ["SHA256:a"], "SHA256:b"), False),
-        (problems.host_key_unreadable(ACCESS, "x", "y"), False),
-        (problems.proxy_missing(ACCESS, "gcloud"), False),
-        (problems.no_connection(ACCESS, socket.gaierror(-2, "unknown")), False),
-        (problems.no_connection(ACCESS, ConnectionRefusedError()), True),
-        (problems.no_connection(ACCESS, TimeoutError()), True),
-        (problems.closed_at_once(ACCESS), True),
-        (problems.proxy_ended(ACCESS, 1, "4003: failed to connect to backend"), True),
+        (ACCESS.host_key_unknown(), False),
+        (ACCESS.host_key_changed(["SHA256:a"], "SHA256:b"), False),
+        (ACCESS.host_key_unreadable("x", "y"), False),
+        (ACCESS.proxy_missing("gcloud"), False),
+        (ACCESS.no_connection(socket.gaierror(-2, "unknown")), False),
+        (ACCESS.no_connection(ConnectionRefusedError()), True),
+        (ACCESS.no_connection(TimeoutError()), True),
+        (ACCESS.closed_at_once(), True),
+        (ACCESS.proxy_ended(1, "4003: failed to connect to backend"), True),
         # The account of a person reaches a fresh host some time after its sshd does.
-        (problems.permission_denied(ACCESS, "u", ["k"], []), True),
+        (ACCESS.permission_denied("u", ["k"], []), True),
     ],
 )
 def test_only_what_a_booting_host_does_is_waited_for(error: HostError, passes: bool) -> None:
@@ -98,7 +98,7 @@ def test_where_no_host_answers_all_are_listed(agents: list[Agent], monkeypatch: 
         "  w-1: refused → r",
     ]
     # What time does not mend is not waited for, and the others go on.
-    refusing = Booting(*[problems.host_key_changed(ACCESS, ["SHA256:a"], "SHA256:b")] * 2)
+    refusing = Booting(*[ACCESS.host_key_changed(["SHA256:a"], "SHA256:b")] * 2)
     first, none = deploy.reach(of_hosts(agents, refusing, Booting()), lambda text: None, limit_s=600)
     assert isinstance(first, HostError) and first.host == "w-0" and none is None
     assert refusing.tries == 1

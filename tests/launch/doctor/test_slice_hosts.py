@@ -174,12 +174,6 @@ def test_hosts_are_asked_for_the_image_or_told_that_docker_is_missing_for_anothe
     assert [state for _, state, _ in of(slice_hosts.preflight(other), "docker")] == ["warn"]
 
 
-def test_a_slice_of_tpus_has_the_peak_that_the_catalogue_gives_it(make_agent: MakeAgent) -> None:
-    agents = [agent_with(make_agent, f"w-{index}") for index in range(4)]
-    assert slice_hosts.asked(make_target(agents)).peak_flops_per_s == 16 * 197_000_000_000_000
-    assert slice_hosts.asked(make_target(agents, platform="cpu")).peak_flops_per_s is None
-
-
 # --- whether runs can be written ----------------------------------------------------------------------------------
 
 

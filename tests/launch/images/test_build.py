@@ -20,7 +20,7 @@ import docker
 import pytest
 
 from contracts.errors import RequestError
-from launch.images import build, docker_client, local_images, smoke
+from launch.images import build, docker_client, local_images
 from launch.images.build import Builder, build_command, failure
 from launch.images.docker_client import ImageError, buildkit, connect
 from launch.images.local_images import Made
@@ -65,14 +65,14 @@ def test_docker_is_told_names_of_arguments_and_never_their_values() -> None:
 
 
 def test_an_image_is_tried_as_a_job_runs_and_with_the_tpu_where_there_is_one() -> None:
-    here = smoke.run_command(recipe_for("tpu"), "sha256:1", [], 1000, 1001)
+    here = build.run_command(recipe_for("tpu"), "sha256:1", [], 1000, 1001)
     assert {"--network=none", "--read-only", "--cap-drop=ALL", "--user=1000:1001"} <= set(here)
-    assert here[-4:] == ["sha256:1", smoke.PROGRAM, "--platform", "cpu"]
-    there = smoke.run_command(recipe_for("tpu"), "sha256:1", ["/dev/vfio/0"], 0, 0)
+    assert here[-4:] == ["sha256:1", build.PROGRAM, "--platform", "cpu"]
+    there = build.run_command(recipe_for("tpu"), "sha256:1", ["/dev/vfio/0"], 0, 0)
     assert {"--network=host", "--device", "/dev/vfio/0", "--ulimit=memlock=-1"} <= set(there)
     assert not any(word.startswith("--user") for word in there)
     assert there[-1] == "tpu"
-    of_os_login = smoke.run_command(recipe_for("cpu"), "sha256:1", ["/dev/vfio/0"], 2**31, 2**31)
+    of_os_login = build.run_command(recipe_for("cpu"), "sha256:1", ["/dev/vfio/0"], 2**31, 2**31)
     assert not any(word.startswith(("--user", "--device")) for word in of_os_login)
 
 
@@ -169,7 +169,7 @@ def test_an_image_whose_smoke_test_fails_does_not_get_its_name_and_goes_when_one
     endless = lab.recipe(smoke=SLEEPS)
     image = builder.build(endless, None)
     with pytest.raises(ImageError, match="not done after 1 s, and was ended"):
-        smoke.attempt(lab.client, builder.command, endless, image, environ, notes.append, limit_s=1.0)
+        build.attempt(lab.client, builder.command, endless, image, environ, notes.append, limit_s=1.0)
     local_images.discard(lab.client, image)
     good = builder.make(lab.recipe())
     assert lab.left() == [good.image.tags[0]]

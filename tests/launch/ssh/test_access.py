@@ -8,7 +8,8 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.inventory import Gateway, Host, Inventory, Reach, Slice, Storage
-from launch.ssh.access import address_and_port, routes
+from launch.hosts import address_and_port
+from launch.ssh.access import routes
 
 
 def a_host(index: int, reach: Reach, **changed: object) -> Host:

@@ -18,7 +18,6 @@ import asyncssh
 import pytest
 
 from launch.hosts import HostError
-from launch.ssh import problems
 from launch.ssh.access import Access
 from launch.ssh.connection import Ssh
 from launch.ssh.transport import SshTransport
@@ -196,7 +195,7 @@ def test_a_refused_key_is_named_with_the_user_and_the_remedy(
     of_os_login = dataclasses.replace(server.access, os_login=True)
     assert "gcloud compute os-login ssh-keys add" in refusal(ssh, of_os_login)
     for user, outside in (("ada_example_com", False), ("ext_ada_example_com", True)):
-        denied = problems.permission_denied(of_os_login, user, ["k"], [])
+        denied = of_os_login.permission_denied(user, ["k"], [])
         assert ("roles/compute.osLoginExternalUser" in denied.remedy) is outside
     for name in ("google_compute_engine", "id_ecdsa", "id_rsa"):  # more than this server takes
         write_key(user_home / ".ssh" / name)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from launch.images import listing, local_images
+from launch.images import local_images
 from launch.images.local_images import Image, Made
 from launch.runs import Run
 
@@ -40,7 +40,7 @@ def test_the_state_of_an_image_says_whether_it_is_of_this_checkout() -> None:
         "unnamed": image(),
         "other": image("somebody/jax:mine"),
     }
-    assert {state: listing.state(each, {CURRENT}) for state, each in states.items()} == {
+    assert {state: local_images.state(each, {CURRENT}) for state, each in states.items()} == {
         name: name for name in states
     }
 
@@ -62,7 +62,7 @@ def test_an_image_is_shown_with_the_latest_runs_that_used_it_by_id_or_by_digest(
     by_digest = write_run("flax_mlm-20261125-000000-abcd", image=REFERENCE)
     bare = write_run("flax_mlm-20261126-000000-abcd", image=None)
     (row,) = shown(
-        listing.table_of_local(
+        local_images.table_of_local(
             [image(CURRENT, references=(REFERENCE,))], {CURRENT}, [bare, by_digest, *by_id]
         )
     )
@@ -74,7 +74,7 @@ def test_an_image_is_shown_with_the_latest_runs_that_used_it_by_id_or_by_digest(
 
 def test_what_a_stack_names_is_shown_with_whether_it_is_this_checkouts() -> None:
     rows = shown(
-        listing.table_of_stack(
+        local_images.table_of_stack(
             {"jax": REFERENCE, "pytorch": f"h/p/r/pytorch@{DIGEST}"},
             [image(CURRENT, references=(REFERENCE,))],
             {CURRENT},
@@ -92,6 +92,6 @@ def test_what_was_built_is_told_from_what_was_there() -> None:
         Made(image=image(CURRENT), done="built", build_s=130.0, smoke_s=9.4),
         Made(image=image(CURRENT), done="was there", build_s=0.0, smoke_s=0.0),
     ]
-    rows = shown(listing.table_of_built(made, {image().id: 6}))
+    rows = shown(local_images.table_of_built(made, {image().id: 6}))
     assert rows[0][3:] == ["1.25", "GB", "6", "2:10", "0:09", "a" * 12, "built"]
     assert rows[1][3:] == ["1.25", "GB", "6", "–", "–", "a" * 12, "was", "there"]
