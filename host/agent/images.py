@@ -176,7 +176,7 @@ def pull(request: Json) -> Json:
                 known = look_up(image) if fetched.is_good else None
                 problem = fetched.complaint or "Docker says that it was pulled, and does not have it"
             if known is not None:
-                return {**answer, "seconds": time.monotonic() - began, "size_bytes": known["Size"]}
+                return {**answer, "size_bytes": known["Size"]}
         except Failed as failure:
             if not docker_command.is_no_answer(failure.message):
                 raise

@@ -11,7 +11,6 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     Phase = tuple[object, object]

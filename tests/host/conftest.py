@@ -266,16 +266,6 @@ def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-@pytest.fixture(name="until")
-def _until() -> Callable[..., None]:
-    return until
-
-
-@pytest.fixture(name="is_running")
-def _is_running() -> Callable[[int], bool]:
-    return is_running
-
-
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[Agent]:
     """The agent on the oldest interpreter there is."""

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host.agent import files
-from tests.host.conftest import ONE
+from tests.host.conftest import ONE, is_running
 
 TEXTS = st.text(st.sampled_from("aø€😀\n"), max_size=60)
 
 
+@settings(max_examples=40)
 @given(text=st.text(max_size=200), limit=st.integers(4, 50))
 def test_the_slices_of_a_text_are_the_text(
     tmp_path_factory: pytest.TempPathFactory, text: str, limit: int
@@ -58,41 +59,40 @@ def test_files_are_read_together_each_from_its_offset(agent: Any, tmp_path: Path
     assert [len(each["text"]) >> 20 for each in long] == [9, 7, 0]
 
 
-@pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_what_is_no_file_is_refused_and_not_waited_for(agent: Any, tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "x"
-    os.mkfifo(path) if kind == "pipe" else path.mkdir()
-    assert f"{path} is not a file" in agent.refusal("read", paths=[str(path)], limit_bytes=100)
-
-
-def test_offsets_that_do_not_go_with_the_paths_are_refused(agent: Any) -> None:
+def test_what_cannot_be_read_is_refused_and_not_waited_for(agent: Any, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for path in (f"{tmp_path}/folder", f"{tmp_path}/pipe"):
+        assert f"{path} is not a file" in agent.refusal("read", paths=[path], limit_bytes=100)
     assert "2 paths and 1 offsets" in agent.refusal("read", paths=["/a", "/b"], offsets=[0], limit_bytes=9)
 
 
-def test_what_is_written_is_there_as_it_was_said_with_nothing_beside_it(agent: Any, tmp_path: Path) -> None:
-    path, text = tmp_path / "new" / "deeper" / "file", "a\r\n\0 $(ls) '\" ä\n"
-    agent("write", path=str(path), text="before")
-    agent("write", path=str(path), text=text)
-    assert path.read_bytes() == text.encode()
-    assert agent("list", path=str(path.parent))["names"] == ["file"]
-
-
-def test_a_write_that_finds_no_room_leaves_the_old_file(agent: Any, small_disk: Path) -> None:
-    agent("write", path=str(small_disk / "a"), text="old")
-    assert "No space left" in agent.refusal("write", path=str(small_disk / "a"), text="x" * (1 << 20))
-    assert [path.name for path in small_disk.iterdir()] == ["a"]
-    assert (small_disk / "a").read_text() == "old"
-
-
-def test_a_removed_file_is_gone_and_may_be_removed_again(agent: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    agent("write", path=str(folder / "a"), text="")
+def test_a_file_is_written_as_it_was_said_with_nothing_beside_it_and_removed_as_often_as_asked(
+    agent: Any, tmp_path: Path
+) -> None:
+    folder, text = tmp_path / "new" / "deeper", "a\r\n\0 $(ls) '\" ä\n"
+    agent("write", path=str(folder / "a"), text="before")
+    agent("write", path=str(folder / "a"), text=text)
+    assert (folder / "a").read_bytes() == text.encode()
+    assert agent("list", path=str(folder))["names"] == ["a"]
     (folder / "link").symlink_to("/etc")
     assert "not empty" in agent.refusal("remove", path=str(folder))
     for path in [folder / "a", folder / "link", folder, folder, folder / "a"]:
         agent("remove", path=str(path))
     assert not folder.exists() and Path("/etc").is_dir()
     assert agent("list", path=str(folder))["names"] == []
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_half_bundle(agent: Any, small_disk: Path) -> None:
+    agent("write", path=str(small_disk / "a"), text="old")
+    assert "No space left" in agent.refusal("write", path=str(small_disk / "a"), text="x" * (1 << 20))
+    assert [path.name for path in small_disk.iterdir()] == ["a"]
+    assert (small_disk / "a").read_text() == "old"
+    agent.root = small_disk / "agent"
+    request = staging(archive_of(plain("large", bytes(2 << 20))))
+    assert "No space left" in agent.refusal("stage", **request)
+    assert list((agent.root / "bundles").iterdir()) == []
+    assert agent("stage", sha256=request["sha256"], archive_base64=None)["present"] is False
 
 
 def pieces(data: bytes, limit: int, ended: bool) -> list[bytes]:
@@ -160,26 +160,24 @@ def test_a_line_that_is_still_being_written_waits_for_its_end(agent: Any) -> Non
     assert (piece["text"], piece["ended"]) == ("two", True)
 
 
-def test_only_a_process_that_can_give_its_stacks_is_asked_for_them(agent: Any, is_running: Any) -> None:
+def test_a_process_that_can_gives_its_stacks_anew_each_time_and_others_are_not_asked(agent: Any) -> None:
     assert "was never started" in agent.refusal("logs", **ONE, offset=0, limit_bytes=10)
     started = agent.start_and_hear('say("up"); live()')
     assert "no SIGUSR1 handler" in agent.refusal("stacks", **ONE, timeout_s=1)
     assert is_running(started["pid"])
     agent.start_and_hear('signal.signal(signal.SIGUSR1, lambda *_: None); say("up"); live()', attempt=1)
     assert "did not answer" in agent.refusal("stacks", **{**ONE, "attempt": 1}, timeout_s=0.3)
-
-
-def test_each_request_for_stacks_gives_the_new_ones(agent: Any) -> None:
-    job = """
+    answers = """
 import faulthandler
 file = open(os.environ["RUN_CONTROL_DIR"] + "/stacks.txt", "w")
 faulthandler.register(signal.SIGUSR1, file=file)
 say("up")
 live()
 """
-    agent.start_and_hear(job)
+    agent.start_and_hear(answers, attempt=2)
     for _ in range(2):
-        assert agent("stacks", **ONE, timeout_s=10)["text"].count("most recent call first") == 1
+        found = agent("stacks", **{**ONE, "attempt": 2}, timeout_s=10)
+        assert found["text"].count("most recent call first") == 1
 
 
 def archive_of(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
@@ -203,10 +201,8 @@ def special(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, 
 
 
 def staging(archive: bytes) -> dict[str, str]:
-    return {
-        "sha256": hashlib.sha256(archive).hexdigest(),
-        "archive_base64": base64.b64encode(archive).decode(),
-    }
+    sha256 = hashlib.sha256(archive).hexdigest()
+    return {"sha256": sha256, "archive_base64": base64.b64encode(archive).decode()}
 
 
 def test_a_bundle_is_unpacked_once_and_then_found(agent: Any) -> None:
@@ -231,48 +227,32 @@ def test_a_bundle_is_unpacked_once_and_then_found(agent: Any) -> None:
     assert [path.name for path in (agent.root / "bundles").iterdir()] == [request["sha256"]]
 
 
-@pytest.mark.parametrize(
-    "member",
-    [
+def test_an_archive_that_is_torn_or_has_anything_but_plain_files_below_it_is_refused_and_leaves_nothing(
+    agent: Any,
+) -> None:
+    for member in (
         plain("/etc/x"),
         plain("a/../../x"),
         special("link", tarfile.SYMTYPE, "/etc"),
         special("hard", tarfile.LNKTYPE, "good"),
         special("pipe", tarfile.FIFOTYPE),
         special("device", tarfile.CHRTYPE),
-    ],
-    ids=lambda member: str(member[0].name),
-)
-def test_an_archive_with_anything_but_plain_files_below_it_is_refused(
-    agent: Any, member: tuple[tarfile.TarInfo, bytes]
-) -> None:
-    message = agent.refusal("stage", **staging(archive_of(plain("good"), member)))
-    assert repr(member[0].name) in message
-    assert list((agent.root / "bundles").iterdir()) == []
-
-
-def test_a_torn_archive_is_refused_and_leaves_nothing(agent: Any) -> None:
+    ):
+        message = agent.refusal("stage", **staging(archive_of(plain("good"), member)))
+        assert repr(member[0].name) in message
     whole = archive_of(*(plain(f"{n}", hashlib.sha512(b"%d" % n).digest() * 99) for n in range(9)))
     for cut in (10, 100, -9):
         agent.refusal("stage", **staging(whole[:cut]))
     agent.refusal("stage", **{**staging(whole), "sha256": "0" * 64})
     agent.refusal("stage", **{**staging(whole), "archive_base64": "not base64!"})
     agent.refusal("stage", **staging(b"not an archive"))
+    assert list((agent.root / "bundles").iterdir()) == []
     assert agent("stage", **staging(whole))["sent"] is True
 
 
-@pytest.mark.parametrize("after_s", [0.05, 0.15])
-def test_a_stage_that_was_killed_can_be_done_again_and_leaves_no_rest(agent: Any, after_s: float) -> None:
+def test_a_stage_that_was_killed_can_be_done_again_and_leaves_no_rest(agent: Any) -> None:
     request = staging(archive_of(*(plain(f"file-{n}") for n in range(500))))
-    agent.killed("stage", request, after_s)
+    agent.killed("stage", request, 0.1)
     assert agent("stage", **request)["present"] is True
     assert [path.name for path in (agent.root / "bundles").iterdir()] == [request["sha256"]]
     assert len(list((agent.root / "bundles" / request["sha256"]).iterdir())) == 500
-
-
-def test_a_full_disk_leaves_no_half_bundle(agent: Any, small_disk: Path) -> None:
-    agent.root = small_disk / "agent"
-    request = staging(archive_of(plain("large", bytes(2 << 20))))
-    assert "No space left" in agent.refusal("stage", **request)
-    assert list((agent.root / "bundles").iterdir()) == []
-    assert agent("stage", sha256=request["sha256"], archive_base64=None)["present"] is False

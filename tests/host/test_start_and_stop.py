@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from host.agent import proc
-from tests.host.conftest import AGENT, ONE, cut_off, until
+from tests.host.conftest import AGENT, ONE, cut_off, is_running, until
 
 LIVES = 'say("up"); live()'
 SAVES = """
@@ -58,17 +58,13 @@ def test_a_start_that_came_to_nothing_can_be_tried_again(
     request = agent.start_request('say("up")')
     assert said in agent.refusal("start", **{**request, **wrong})
     assert agent("status")["processes"] == []
+    agent.state_dir().mkdir(parents=True, exist_ok=True)  # or one that was killed half way
+    (agent.state_dir() / "process.json.half").touch()
+    assert agent.status()["state"] == "lost"
     assert agent("start", **request)["already"] is False
 
 
-def test_a_start_that_was_killed_half_way_can_be_tried_again(agent: Any) -> None:
-    agent.state_dir().mkdir(parents=True)
-    (agent.state_dir() / "process.json.half").touch()
-    assert agent.status()["state"] == "lost"
-    assert agent.start('say("up")')["already"] is False
-
-
-@pytest.mark.parametrize("after_s", [0.04, 0.08, 0.13])
+@pytest.mark.parametrize("after_s", [0.05, 0.12])
 def test_a_start_whose_agent_is_killed_has_started_one_process_or_none(agent: Any, after_s: float) -> None:
     request = agent.start_request(LIVES)
     agent.killed("start", request, after_s)
@@ -99,12 +95,8 @@ say(json.dumps([dict(os.environ), os.getsid(0), os.getpgid(0), sorted(os.listdir
     agent.ended()
     seen, session, group, descriptors, cpus = json.loads(agent.log())
     assert (seen["RUN_CONTROL_DIR"], seen["KEPT"]) == (str(agent.state_dir()), "yes")
-    assert {name for name in seen if name.startswith("RUN_")} == {
-        "RUN_CONTROL_DIR",
-        "RUN_DIR",
-        "RUN_PROCESS_ID",
-        "RUN_ATTEMPT",
-    }
+    promised = {"RUN_CONTROL_DIR", "RUN_DIR", "RUN_PROCESS_ID", "RUN_ATTEMPT"}
+    assert {name for name in seen if name.startswith("RUN_")} == promised
     assert session == group == started["pid"] == started["pgid"]
     assert descriptors == ["0", "1", "2", "3"]  # 3 is the listing's own
     assert cpus == [cpu]
@@ -135,16 +127,6 @@ def test_a_later_process_of_the_same_number_is_not_taken_for_the_job(agent: Any)
             assert stranger.poll() is None
         finally:
             stranger.kill()
-
-
-def test_status_tells_all_runs_or_the_one_asked_for(agent: Any) -> None:
-    agent.start('say("up")', 0, num_processes=2)
-    agent.start('say("up")', 1, num_processes=2)
-    agent.start('say("up")', 0, run_id="run-2", attempt=3)
-    told = [(one["run_id"], one["attempt"], one["process_id"]) for one in agent("status")["processes"]]
-    assert told == [("run-1", 0, 0), ("run-1", 0, 1), ("run-2", 3, 0)]
-    assert len(agent("status", run_id="run-1", process_id=1)["processes"]) == 1
-    assert agent("status", run_id="run-9")["processes"] == []
 
 
 def test_what_the_kernel_says_of_a_process_is_read() -> None:
@@ -179,6 +161,7 @@ def here(state, step=0):
 def test_a_wait_for_a_process_to_join_ends_as_soon_as_it_has_or_never_will(
     agent: Any, script: str, limit_s: float, states: tuple[str, ...], process: Any
 ) -> None:
+    assert "was never started" in agent.refusal("join", **ONE, limit_s=60)
     agent.start(HERE + script)
     before = time.monotonic()
     answer = agent("join", **ONE, limit_s=limit_s)
@@ -188,10 +171,6 @@ def test_a_wait_for_a_process_to_join_ends_as_soon_as_it_has_or_never_will(
     found = answer["process"]
     assert process == (found["state"] if found["state"] == "running" else (found["code"], found["signal"]))
     assert (found["tail"] == ["no TPU here"]) == ("no TPU here" in script)
-
-
-def test_a_process_that_was_never_started_is_not_waited_for(agent: Any) -> None:
-    assert "was never started" in agent.refusal("join", **ONE, limit_s=60)
 
 
 def test_a_wait_that_nobody_listens_to_any_more_ends(agent: Any) -> None:
@@ -228,7 +207,7 @@ def test_stops_at_once_send_one_sigterm_and_leave_a_job_the_time_to_save(agent: 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
 def test_a_job_that_does_not_stop_is_killed_when_its_time_is_up_and_that_is_no_failure(
-    agent: Any, is_running: Any, is_frozen: bool
+    agent: Any, is_frozen: bool
 ) -> None:
     started = agent.start_and_hear(LIVES if is_frozen else STUBBORN)
     if is_frozen:
@@ -245,7 +224,7 @@ def test_a_job_that_does_not_stop_is_killed_when_its_time_is_up_and_that_is_no_f
     assert not (agent.run_dir / "result.json").exists()
 
 
-def test_the_children_of_a_job_live_until_it_has_saved(agent: Any, is_running: Any) -> None:
+def test_the_children_of_a_job_live_until_it_has_saved(agent: Any) -> None:
     parent = """
 import subprocess
 child = subprocess.Popen(["sleep", "600"])
@@ -264,10 +243,15 @@ live()
     until(lambda: not is_running(int(pid)))
 
 
-def test_a_stop_reaches_every_process_of_the_attempts_asked_for(agent: Any) -> None:
+def test_status_and_stop_mean_all_runs_or_the_attempts_that_are_asked_for(agent: Any) -> None:
     for rank in (0, 1):
         agent.start(LIVES, rank, num_processes=2)
     agent.start_and_hear(LIVES, 0, attempt=1)
+    agent.start('say("up")', 0, run_id="run-2", attempt=3)
+    told = [(one["run_id"], one["attempt"], one["process_id"]) for one in agent("status")["processes"]]
+    assert told == [("run-1", 0, 0), ("run-1", 0, 1), ("run-1", 1, 0), ("run-2", 3, 0)]
+    assert len(agent("status", run_id="run-1", process_id=1)["processes"]) == 1
+    assert agent("status", run_id="run-9")["processes"] == []
     stopped = agent("stop", run_id="run-1", attempt=0, grace_s=5)["stopped"]
     assert [(one["process_id"], one["how"]) for one in stopped] == [(0, "terminated"), (1, "terminated")]
     assert agent.status(0, attempt=1)["state"] == "running"

@@ -16,39 +16,39 @@ import pytest
 
 from host.agent import run_files
 from host.agent.run_files import RunFiles
-from tests.host.conftest import CHECKOUT, cut_off, until
+from tests.host.conftest import CHECKOUT, cut_off, is_running, until
+
+LINES = "\n".join(f"line {n}" for n in range(11, 30))
 
 
 @pytest.mark.parametrize(
-    ("script", "heartbeat", "error", "steps"),
+    ("script", "code", "message", "error", "steps"),
     [
         (
             'beat("stepping", 41); say("step 41"); os.kill(os.getpid(), signal.SIGKILL)',
-            {"message": "killed by signal 9 (SIGKILL)", "exit_code": None, "step": 41},
+            None,
+            "killed by signal 9 (SIGKILL)",
             "host 0: killed by signal 9 (SIGKILL)\nstep 41",
             41,
         ),
         (
             '[say("line %d" % n) for n in range(30)]; sys.exit("ValueError: no such vocabulary")',
-            {"message": "exit code 1: ValueError: no such vocabulary", "exit_code": 1},
-            "\n".join(
-                [
-                    "host 0: exit code 1: ValueError: no such vocabulary",
-                    *(f"line {n}" for n in range(11, 30)),
-                    "ValueError: no such vocabulary",
-                ]
-            ),
+            1,
+            "exit code 1: ValueError: no such vocabulary",
+            f"host 0: exit code 1: ValueError: no such vocabulary\n{LINES}\nValueError: no such vocabulary",
             0,
         ),
         (  # a job that says all itself is told in its words only
-            'say("Traceback"); beat("failed", 21, message="lower the rate", says_all=True); say("E1"); sys.exit(1)',
-            {"message": "lower the rate", "exit_code": 1, "says_all": True},
-            "host 0: lower the rate",
+            'say("Traceback"); beat("failed", 21, message="lower it", says_all=True); say("E"); sys.exit(1)',
+            1,
+            "lower it",
+            "host 0: lower it",
             21,
         ),
         (
             'say("--steps: must be positive"); sys.exit(2)',
-            {"message": "exit code 2: --steps: must be positive", "exit_code": 2},
+            2,
+            "exit code 2: --steps: must be positive",
             "host 0: exit code 2: --steps: must be positive\n--steps: must be positive",
             0,
         ),
@@ -56,16 +56,15 @@ from tests.host.conftest import CHECKOUT, cut_off, until
     ids=["killed", "failed", "says-all", "wrong-request"],
 )
 def test_a_bad_end_is_told_in_status_heartbeat_and_result(
-    agent: Any, script: str, heartbeat: dict[str, Any], error: str, steps: int
+    agent: Any, script: str, code: int | None, message: str, error: str, steps: int
 ) -> None:
     began = time.time()
     agent.start(script)
-    ended = agent.ended()
-    code = heartbeat["exit_code"]
+    ended, beat, result = agent.ended(), agent.heartbeat(), agent.result()
     assert (ended["state"], ended["code"], ended["signal"]) == ("exited", code, None if code else 9)
     assert began <= ended["ended"] <= time.time()
-    beat, result = agent.heartbeat(), agent.result()
-    assert {**beat, **heartbeat, "state": "failed"} == beat
+    assert (beat["state"], beat["message"], beat["exit_code"]) == ("failed", message, code)
+    assert beat["step"] == steps
     assert (result["outcome"], result["failed_host"], result["steps"]) == ("failed", 0, steps)
     assert (result["error"], result["wall_s"], result.get("request")) == (error, None, code == 2 or None)
     assert json.loads((agent.state_dir() / "exit.json").read_text())["code"] == code
@@ -95,7 +94,7 @@ def test_a_result_that_is_there_and_odd_heartbeats_beside_it_are_left_alone(agen
     assert list(agent.run_dir.glob(".*")) == []
 
 
-def test_whatever_a_process_leaves_behind_ends_with_it(agent: Any, is_running: Any) -> None:
+def test_whatever_a_process_leaves_behind_ends_with_it(agent: Any) -> None:
     leave = """
 import subprocess
 for options in ({}, {"preexec_fn": lambda: os.setpgid(0, 0)}, {"start_new_session": True}):
@@ -119,8 +118,12 @@ def test_a_run_directory_that_vanished_does_not_end_the_supervision(agent: Any) 
     assert "writing heartbeats/host-0.json" in (agent.state_dir() / "supervisor.log").read_text()
 
 
-def test_the_end_is_on_record_even_when_the_job_has_filled_the_disk(agent: Any, small_disk: Path) -> None:
+def test_a_full_disk_refuses_a_start_that_leaves_no_record_and_an_end_is_recorded_all_the_same(
+    agent: Any, small_disk: Path
+) -> None:
     agent.root = small_disk / "agent"
+    agent.root.mkdir()
+    (small_disk / "rest").write_bytes(bytes(500 << 10))
     fill = """
 say("filling")
 with open(os.environ["RUN_CONTROL_DIR"] + "/full", "wb", buffering=0) as file:
@@ -131,47 +134,32 @@ with open(os.environ["RUN_CONTROL_DIR"] + "/full", "wb", buffering=0) as file:
         say(error)
 sys.exit(5)
 """
-    agent.start(fill)
+    assert "No space left" in agent.refusal("start", **agent.start_request(fill))
+    (small_disk / "rest").unlink()
+    assert agent.start(fill)["already"] is False
     assert agent.ended()["code"] == 5
     assert "No space left" in agent.heartbeat()["message"]
 
 
-def test_without_room_for_its_record_a_process_is_not_started(agent: Any, small_disk: Path) -> None:
-    agent.root = small_disk / "agent"
-    agent.root.mkdir()
-    (small_disk / "rest").write_bytes(bytes(500 << 10))
-    assert "No space left" in agent.refusal("start", **agent.start_request('say("up")'))
-    (small_disk / "rest").unlink()
-    assert agent.start('say("up")')["already"] is False
-    agent.ended()
-
-
-def test_a_process_that_lost_supervisor_and_guard_lives_on_and_can_be_stopped(
-    agent: Any, is_running: Any
-) -> None:
-    started = agent.start_and_hear('say("up"); live()')
-    cut_off(agent)
-    assert (agent.status()["state"], agent.status()["supervised"]) == ("running", False)
-    (stopped,) = agent("stop", run_id="run-1", grace_s=5)["stopped"]
-    assert stopped["how"] == "terminated"
-    assert not is_running(started["pid"])
-    assert agent.status()["state"] == "exited"
-
-
-def test_a_process_that_ended_unwatched_is_lost_and_a_stop_clears_away_what_it_left(
-    agent: Any, is_running: Any
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_process_that_lost_supervisor_and_guard_is_stopped_with_all_that_it_left(
+    agent: Any, is_killed: bool
 ) -> None:
     started = agent.start_and_hear('import subprocess; say(subprocess.Popen(["sleep", "600"]).pid); live()')
     grandchild = int(agent.log())
     cut_off(agent)
-    os.kill(started["pid"], signal.SIGKILL)
-    until(lambda: agent.status()["state"] == "lost")
+    assert (agent.status()["state"], agent.status()["supervised"]) == ("running", False)
+    if is_killed:
+        os.kill(started["pid"], signal.SIGKILL)
+        until(lambda: agent.status()["state"] == "lost")
     assert is_running(grandchild)
-    agent("stop", run_id="run-1", grace_s=0)
-    assert not is_running(grandchild)
+    (stopped,) = agent("stop", run_id="run-1", grace_s=5)["stopped"]
+    assert stopped["how"] == ("killed" if is_killed else "terminated")
+    assert not is_running(started["pid"]) and not is_running(grandchild)
+    assert agent.status()["state"] == ("lost" if is_killed else "exited")
 
 
-def test_a_process_whose_supervisor_is_killed_is_ended_and_reported(agent: Any, is_running: Any) -> None:
+def test_a_process_whose_supervisor_is_killed_is_ended_and_reported(agent: Any) -> None:
     started = agent.start_and_hear('beat("stepping", 3); say("up"); live()')
     os.killpg(agent.record()["supervisor_pid"], signal.SIGKILL)  # its whole session: the guard is in another
     until(lambda: agent.status()["state"] == "exited")
@@ -236,23 +224,7 @@ def start_request(tmp_path: Path, **fields: Any) -> dict[str, Any]:
     }
 
 
-def test_a_log_is_delivered_to_a_bucket_as_long_as_it_grows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_files, "LOG_PERIOD_S", 0.05)
-    files = RunFiles(start_request(tmp_path))
-    log, delivered = tmp_path / "log", tmp_path / "bucket/logs/0/host-1.log"
-    log.write_text("one\n")
-    files.keep_log()
-    until(lambda: delivered.exists() and delivered.read_text() == "one\n")
-    delivered.unlink()
-    with log.open("a") as file:
-        file.write("two\n")
-    until(lambda: delivered.exists() and delivered.read_text() == "one\ntwo\n")
-    files.end_log()
-
-
-def test_all_that_is_left_to_say_goes_to_a_bucket_in_one_delivery(
+def test_a_bucket_gets_the_log_as_it_grows_and_all_last_words_in_one_delivery(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, starts = subprocess.run, []
@@ -262,18 +234,21 @@ def test_all_that_is_left_to_say_goes_to_a_bucket_in_one_delivery(
         return run(*given, **more)
 
     monkeypatch.setattr(subprocess, "run", counted)
-    (tmp_path / "log").write_text("one\n")
-    asked = start_request(tmp_path)
+    monkeypatch.setattr(run_files, "LOG_PERIOD_S", 0.05)
+    files = RunFiles(start_request(tmp_path))
+    log, delivered = tmp_path / "log", tmp_path / "bucket/logs/0/host-1.log"
+    log.write_text("one\n")
+    files.keep_log()
+    until(lambda: delivered.exists() and delivered.read_text() == "one\n")
+    delivered.unlink()
+    before = len(starts)
     (tmp_path / "bucket" / "result.json").write_text("the job's own")
-    RunFiles(asked).put({"beat.json": "{}"}, {"result.json": "the agent's", "first.json": "{}"})
-    assert len(starts) == 1
+    files.put({"beat.json": "{}"}, {"result.json": "the agent's", "first.json": "{}"})
+    files.end_log()
+    assert len(starts) == before + 1
     texts = {path.name: path.read_text() for path in (tmp_path / "bucket").rglob("*.*")}
-    assert texts == {
-        "beat.json": "{}",
-        "result.json": "the job's own",
-        "first.json": "{}",
-        "host-1.log": "one\n",
-    }
+    own = {"beat.json": "{}", "result.json": "the job's own", "first.json": "{}"}
+    assert texts == {**own, "host-1.log": "one\n"}
 
 
 def test_on_a_disk_files_are_written_whole_and_what_is_there_once_stays(tmp_path: Path) -> None:
@@ -291,7 +266,7 @@ def test_on_a_disk_files_are_written_whole_and_what_is_there_once_stays(tmp_path
     ("wrong", "is_noted"),
     [
         ({"argv": ["/no/such/python"]}, True),
-        ({"env": {"RUN_DIR": "nowhere://x", "PYTHONPATH": str(CHECKOUT)}}, True),
+        ({"argv": ["/bin/false"]}, True),
         ({"run_dir": "/proc/no/such/place"}, True),
         ({"env": {}}, False),  # a run without a directory misses nothing
     ],

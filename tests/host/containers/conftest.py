@@ -145,10 +145,7 @@ def engine(monkeypatch: pytest.MonkeyPatch, image: str) -> Iterator[subprocess.P
 
 
 def end_daemon(daemon: subprocess.Popen[bytes], root: Path) -> None:
-    """It, what it has started, and where it kept its things."""
-    daemon.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        daemon.wait(20)
+    """At once, as nobody needs it any more: it, what it has started, and where it kept its things."""
     daemon.kill()
     daemon.wait(20)
     for path in Path("/proc").glob("[0-9]*"):

@@ -56,43 +56,26 @@ def test_a_job_s_container_is_told_to_docker_in_these_words() -> None:
     ]
 
 
-def test_what_is_not_asked_for_is_not_said() -> None:
+def test_what_is_not_asked_for_is_not_said_and_a_delivery_may_change_nothing() -> None:
     plain = {**request(shm_bytes=None, platform="cpu"), "cpus": None}
     said = command.run_arguments(plain, "name", "/control", [], FIVE, [])
     assert not {"--shm-size", "--cpuset-cpus", "--ulimit", "--privileged", "--device"} & set(said)
-
-
-def test_a_delivery_sees_the_code_and_the_log_and_may_change_neither() -> None:
     said = command.deliver_arguments(request(), "name", 5, 6, ["python", "-m", "deliver"], ["A"])
     assert [said[place + 1] for place, word in enumerate(said) if word == "--mount"] == [
         "type=bind,source=/code,target=/code,readonly",
         "type=bind,source=/logs,target=/logs,readonly",
     ]
     assert said[:3] == ["run", "--rm", "--interactive"]
-
-
-def test_a_path_that_is_named_twice_is_mounted_once_to_be_written() -> None:
+    # A path that is named twice is mounted once, to be written.
     container = {"mounts": ["/a/", "/b"], "read_only_mounts": ["/a", "/b/c"]}
     assert command.mounts_of(container, "/b") == {"/a": False, "/b": False, "/b/c": True}
 
 
 def test_the_request_s_environment_goes_before_the_host_s() -> None:
-    host = {
-        "JAX_PLATFORMS": "tpu",
-        "TPU_NAME": "x",
-        "https_proxy": "p",
-        "SECRET": "s",
-        "PATH": "/bin",
-        "TF_": "no",
-    }
+    passed_on = {"TPU_NAME": "x", "https_proxy": "p"}
+    host = {"JAX_PLATFORMS": "tpu", **passed_on, "SECRET": "s", "PATH": "/bin", "TF_": "no"}
     found = command.image_environment({"JAX_PLATFORMS": "cpu"}, host, "me")
-    assert found == {
-        "USER": "me",
-        "LOGNAME": "me",
-        "JAX_PLATFORMS": "cpu",
-        "TPU_NAME": "x",
-        "https_proxy": "p",
-    }
+    assert found == {"USER": "me", "LOGNAME": "me", "JAX_PLATFORMS": "cpu", **passed_on}
     with pytest.raises(Failed):
         command.image_environment({"HOME": "/home"}, {}, "me")
 
@@ -139,28 +122,30 @@ def test_ids_that_docker_does_not_take_are_taken_on_in_the_container(
     """OS Login's ids are up to 2**32, Docker's `--user` and `--group-add` up to 2**31 - 1."""
     arguments, words = as_user(uid, gid, groups)
     assert (arguments[arguments.index("--user") + 1], " ".join(words)) == (user, become)
-    assert [arguments[place + 1] for place, word in enumerate(arguments) if word == "--cap-add"] == (
-        ["SETUID", "SETGID"] if become else []
-    )
+    added = [arguments[place + 1] for place, word in enumerate(arguments) if word == "--cap-add"]
+    assert added == (["SETUID", "SETGID"] if become else [])
     assert not [word for word in arguments if word.isdigit() and int(word) >= 2**31]
     assert arguments[arguments.index("--cap-drop") + 1] == "ALL" and "no-new-privileges" in arguments
     if become:
-        run = command.run_arguments(
-            request(), "name", "/control", [], Access(arguments, False, None, words), []
-        )
-        assert " ".join(run[run.index("--entrypoint") :]) == (
-            f"--entrypoint setpriv {REF} {become.removeprefix('setpriv ')} tini -- python -m job"
-        )
-        assert "--user 0:0" in " ".join(
-            command.deliver_arguments(request(), "n", uid, max(gid, 2**31), [], [])
-        )
+        who = Access(arguments, False, None, words)
+        run = " ".join(command.run_arguments(request(), "name", "/control", [], who, []))
+        words_after = become.removeprefix("setpriv ")
+        assert run.endswith(f"--entrypoint setpriv {REF} {words_after} tini -- python -m job")
+        deliver = command.deliver_arguments(request(), "n", uid, max(gid, 2**31), [], [])
+        assert "--user 0:0" in " ".join(deliver)
 
 
-def test_a_root_who_opens_a_closed_device_does_without_a_group_that_docker_does_not_take() -> None:
+def test_root_opens_a_closed_device_without_a_group_that_docker_does_not_take_and_only_a_tpu_s_are_given() -> (
+    None
+):
     found = access("tpu", [node(0o600)], OS_LOGIN_ID, OS_LOGIN_ID, [20, OS_LOGIN_ID - 1])
     said = found.arguments
     assert (said[said.index("--user") + 1], found.as_root, found.become) == ("0:0", True, [])
     assert [said[place + 1] for place, word in enumerate(said) if word == "--group-add"] == ["20"]
+    assert "--device" not in access("cpu", [], 7, 7, []).arguments
+    assert access("gpu", [], 7, 7, []).arguments[-2:] == ["--gpus", "all"]
+    # Whatever is dropped here would be one more reason why a TPU does not initialise.
+    assert privileged("tpu").arguments == ["--user", "0:0", "--privileged"]
 
 
 @pytest.mark.slow
@@ -182,14 +167,9 @@ def test_a_container_of_a_large_id_is_that_user_s_and_keeps_nothing_of_root(
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\n"
         "open('up', 'w').close(); time.sleep(60)\n"
     )
-    asked = {
-        **request(
-            image=image, platform="cpu", mounts=[str(tmp_path / "run")], read_only_mounts=[], shm_bytes=None
-        ),
-        "cpus": None,
-        "cwd": str(tmp_path / "run"),
-        "argv": ["python", "-c", program],
-    }
+    mounts = {"mounts": [str(tmp_path / "run")], "read_only_mounts": [], "shm_bytes": None}
+    asked = {**request(image=image, platform="cpu", **mounts), "cpus": None, "cwd": str(tmp_path / "run")}
+    asked["argv"] = ["python", "-c", program]
     name = f"tpu-stack-large-id-{os.getpid()}"
     who = access("cpu", [], OS_LOGIN_ID, OS_LOGIN_ID - 1, [OS_LOGIN_ID - 1, 20, OS_LOGIN_ID + 1])
     (tmp_path / "control").mkdir()
@@ -208,18 +188,6 @@ def test_a_container_of_a_large_id_is_that_user_s_and_keeps_nothing_of_root(
     assert client.returncode == 75
     made = (tmp_path / "run/new").stat()
     assert (made.st_uid, made.st_gid) == (large, group)
-
-
-def test_only_the_platform_s_devices_are_given() -> None:
-    assert "--device" not in access("cpu", [], 7, 7, []).arguments
-    assert access("gpu", [], 7, 7, []).arguments[-2:] == ["--gpus", "all"]
-
-
-def test_a_privileged_container_is_the_host_s_root_without_a_single_restriction() -> None:
-    """Whatever is dropped, or a user that is not root, would be one more reason why a TPU does not initialise."""
-    found = privileged("tpu")
-    assert (found.arguments, found.as_root) == (["--user", "0:0", "--privileged"], True)
-    assert found.note and "root" in found.note
 
 
 def test_what_is_no_device_node_is_not_passed_on(tmp_path: Path) -> None:
@@ -262,26 +230,12 @@ def test_the_end_of_the_job_is_told_from_docker_s_own_failures(
 
 
 def test_an_image_is_named_by_a_digest_and_never_by_a_tag() -> None:
-    assert (
-        is_image(REF) and is_image("sha256:" + "a" * 64) and is_image("127.0.0.1:5000/jax@sha256:" + "a" * 64)
-    )
-    for wrong in (
-        "jax:latest",
-        "region/jax",
-        REF[:-1],
-        "--privileged",
-        "sha256:" + "A" * 64,
-        "",
-        None,
-        f" {REF}",
-    ):
+    digest = "sha256:" + "a" * 64
+    assert all(map(is_image, (REF, digest, f"127.0.0.1:5000/jax@{digest}")))
+    for wrong in ("jax:latest", "region/jax", REF[:-1], "--privileged", digest.upper(), "", None, f" {REF}"):
         assert not is_image(wrong)
     good = request()["container"]
     assert is_container(good)
-    for change in (
-        {"platform": "rocm"},
-        {"mounts": ["relative"]},
-        {"shm_bytes": 0},
-        {"read_only_mounts": None},
-    ):
-        assert not is_container({**good, **change})
+    wrong_fields = {"platform": "rocm", "mounts": ["relative"], "shm_bytes": 0, "read_only_mounts": None}
+    for name, value in wrong_fields.items():
+        assert not is_container({**good, name: value})

@@ -36,28 +36,31 @@ def refused(**fields: Any) -> Failed:
     return caught.value
 
 
-def test_an_image_that_is_here_is_not_asked_for(fake_docker: FakeDocker) -> None:
-    fake_docker.answers({"image inspect": [PRESENT]})
+DOWN = "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?"
+FROM = "Error response from daemon: "
+
+
+def test_an_image_that_is_here_is_not_asked_for_and_one_by_its_id_cannot_be(fake_docker: FakeDocker) -> None:
+    fake_docker.answers({"image inspect region": [PRESENT], "image inspect sha": [ABSENT]})
     answer = asked()
     assert (answer["pulled"], answer["size_bytes"], answer["retries"]) == (False, 123, [])
+    assert "fab build" in refused(image="sha256:" + "c" * 64).remedy
     assert fake_docker.calls("pull") == []
 
 
 @pytest.mark.parametrize(
     "passing",
     [
-        'Error response from daemon: Get "https://x/v2/": net/http: TLS handshake timeout',
-        "Error response from daemon: received unexpected HTTP status: 503 Service Unavailable",
-        'Error response from daemon: Get "https://x/v2/": dial tcp 1.2.3.4:443: connect: connection refused',
-        'Error response from daemon: Get "https://x/v2/": EOF',
+        FROM + 'Get "https://x/v2/": net/http: TLS handshake timeout',
+        FROM + "received unexpected HTTP status: 503 Service Unavailable",
+        FROM + 'Get "https://x/v2/": dial tcp 1.2.3.4:443: connect: connection refused',
         "error pulling image configuration: download failed after attempts=6: connection reset by peer",
-        "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+        DOWN,
     ],
 )
 def test_what_can_get_better_is_tried_again_and_told(fake_docker: FakeDocker, passing: str) -> None:
-    fake_docker.answers(
-        {"image inspect": [ABSENT, ABSENT, PRESENT], **ROOM, "pull": [(1, "", passing), (0, REF, "")]}
-    )
+    here = {"image inspect": [ABSENT, ABSENT, PRESENT], **ROOM}
+    fake_docker.answers({**here, "pull": [(1, "", passing), (0, REF, "")]})
     answer = asked()
     assert (answer["pulled"], answer["attempts"], len(answer["retries"])) == (True, 2, 1)
     assert answer["retries"][0].startswith("attempt 1 of 4: ")
@@ -66,13 +69,10 @@ def test_what_can_get_better_is_tried_again_and_told(fake_docker: FakeDocker, pa
 @pytest.mark.parametrize(
     ("complaint", "remedy"),
     [
-        (
-            'denied: Permission "artifactregistry.repositories.downloadArtifacts" denied',
-            "artifactregistry.reader",
-        ),
-        ("Error response from daemon: Head https://x: unauthorized: no basic auth credentials", "fab deploy"),
-        ("Error response from daemon: manifest unknown: Failed to fetch", "fab push"),
-        ("Error response from daemon: name unknown: Repository not found", "fab push"),
+        ('denied: Permission "artifactregistry.repositories.downloadArtifacts" denied', "registry.reader"),
+        (FROM + "Head https://x: unauthorized: no basic auth credentials", "fab deploy"),
+        (FROM + "manifest unknown: Failed to fetch", "fab push"),
+        (FROM + "name unknown: Repository not found", "fab push"),
         ("manifest verification failed for digest sha256:aaaa", "fab push"),
         ("failed to register layer: write /opt/x: no space left on device", "larger disk"),
         ("permission denied while trying to connect to the Docker daemon socket", "usermod"),
@@ -86,35 +86,19 @@ def test_what_cannot_get_better_is_told_at_once_with_its_remedy(
     assert len(fake_docker.calls("pull")) == 1
 
 
-def test_attempts_end(fake_docker: FakeDocker) -> None:
+def test_attempts_end_and_a_docker_that_comes_up_late_is_waited_for(fake_docker: FakeDocker) -> None:
     fake_docker.answers({"image inspect": [ABSENT], **ROOM, "pull": [(1, "", "TLS handshake timeout")]})
     assert "4 attempts" in refused().message
     assert len(fake_docker.calls("pull")) == 4
-
-
-def test_a_docker_that_comes_up_late_is_waited_for(fake_docker: FakeDocker) -> None:
-    down = (1, "", "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?")
-    fake_docker.answers({"image inspect": [down, down, ABSENT, PRESENT], **ROOM})
+    fake_docker.answers({"image inspect": [(1, "", DOWN), (1, "", DOWN), ABSENT, PRESENT], **ROOM})
     assert asked()["attempts"] == 3
 
 
-def test_an_image_by_its_id_cannot_be_pulled(fake_docker: FakeDocker) -> None:
-    fake_docker.answers({"image inspect": [(1, "", "Error response from daemon: No such image: x")]})
-    assert "fab build" in refused(image="sha256:" + "c" * 64).remedy
-    assert fake_docker.calls("pull") == []
-
-
 def known(number: str, **fields: Any) -> dict[str, Any]:
-    labels = {"tpu-stack.platform": "cpu"}
-    return {
-        "Id": f"sha256:{number * 64}",
-        "Created": number,
-        "Size": 5,
-        "RepoTags": [f"tpu-stack/jax:{number}"],
-        "RepoDigests": [f"r/jax@sha256:{number * 64}"],
-        "Config": {"Labels": labels},
-        **fields,
-    }
+    digest = f"sha256:{number * 64}"
+    names = {"RepoTags": [f"tpu-stack/jax:{number}"], "RepoDigests": [f"r/jax@{digest}"]}
+    labels = {"Labels": {"tpu-stack.platform": "cpu"}}
+    return {"Id": digest, "Created": number, "Size": 5, **names, "Config": labels, **fields}
 
 
 def test_images_that_are_used_kept_or_not_ours_stay() -> None:
@@ -130,22 +114,13 @@ def test_a_short_disk_is_cleared_of_our_old_images_and_then_told_in_numbers(
     fake_docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "free_bytes", lambda place: 2_000_000_000)
-    fake_docker.answers(
-        {
-            "image inspect region": [ABSENT],
-            "image inspect sha256": [(0, json.dumps([known("1")]), "")],
-            "info": [(0, "/\n", "")],
-            "image ls": [(0, "sha256:" + "1" * 64, "")],
-            "ps": [(0, "", "")],
-            "image rm": [(0, "", "")],
-        }
-    )
+    old = {"image ls": [(0, "sha256:" + "1" * 64, "")], "ps": [(0, "", "")], "image rm": [(0, "", "")]}
+    found = {"image inspect region": [ABSENT], "image inspect sha256": [(0, json.dumps([known("1")]), "")]}
+    fake_docker.answers({**found, **old, **ROOM})
     problem = refused(min_free_bytes=9_000_000_000)
     assert "/ has 2.0 GB free and the pull needs 9.0 GB; 1 old images were removed" in problem.message
-    assert fake_docker.calls("image rm") == [
-        "image rm tpu-stack/jax:1",
-        f"image rm r/jax@sha256:{'1' * 64}",
-    ]
+    names = ["tpu-stack/jax:1", f"r/jax@sha256:{'1' * 64}"]
+    assert fake_docker.calls("image rm") == [f"image rm {name}" for name in names]
     assert fake_docker.calls("pull") == []
 
 
@@ -168,33 +143,25 @@ def test_pruning_removes_our_images_and_leaves_those_that_containers_have(base: 
 
 
 @pytest.mark.slow
-def test_an_image_that_is_here_passes_without_any_python_of_the_host(boxed: Any) -> None:
-    container = {"image": boxed.image, "mounts": [str(boxed.scripts)], "size_bytes": None}
-    response = Host(boxed).response(python="/no/python", container=container, alone=True)
+def test_an_image_that_is_here_or_still_to_be_pulled_passes_and_a_wrong_one_or_too_little_room_does_not(
+    boxed: Any,
+) -> None:
+    def container(image: str, **fields: Any) -> dict[str, Any]:
+        return {"container": {"image": image, "mounts": [str(boxed.scripts)], **fields}}
+
+    host = Host(boxed)
+    # No Python of the host is needed.
+    response = host.response(python="/no/python", alone=True, **container(boxed.image, size_bytes=None))
     assert [each for each in response["checks"] if not each["ok"]] == []
     assert {"docker", "image"} <= {each["name"] for each in response["checks"]}
-    assert response["facts"]["image_present"] is True
-    assert response["facts"]["image_needs_bytes"] is None
-
-
-@pytest.mark.slow
-def test_an_image_of_another_platform_or_one_that_can_only_be_built_here_is_refused(boxed: Any) -> None:
-    host = Host(boxed)
-    here = {"image": boxed.image, "mounts": []}
-    (found,) = [
-        each for each in host.response(platform="gpu", container=here)["checks"] if each["name"] == "image"
-    ]
-    assert (found["ok"], "was built for cpu" in found["message"]) == (False, True)
-    ok, message = host.finding("image", container={"image": "sha256:" + "a" * 64, "mounts": []})
+    assert (response["facts"]["image_present"], response["facts"]["image_needs_bytes"]) == (True, None)
+    ok, message = host.finding("image", platform="gpu", **container(boxed.image))
+    assert not ok and "was built for cpu" in message
+    ok, message = host.finding("image", **container("sha256:" + "a" * 64))
     assert not ok and "is not on this host" in message
-
-
-@pytest.mark.slow
-def test_an_image_that_is_still_to_be_pulled_is_no_fault_where_there_is_room(boxed: Any) -> None:
-    host = Host(boxed)
-    assert host.finding("image", container={"image": REF, "mounts": []})[0]
-    assert host.finding("docker_disk", container={"image": REF, "mounts": [], "size_bytes": 1})[0]
-    ok, message = host.finding("docker_disk", container={"image": REF, "mounts": [], "size_bytes": 10**15})
+    assert host.finding("image", **container(REF))[0]
+    assert host.finding("docker_disk", **container(REF, size_bytes=1))[0]
+    ok, message = host.finding("docker_disk", **container(REF, size_bytes=10**15))
     assert not ok and "needs 1400000.0 GB" in message
 
 
@@ -216,20 +183,20 @@ def checked(**fields: Any) -> list[dict[str, Any]]:
     return images.check_docker({"container": container, "platform": "cpu"})[0]
 
 
-def test_a_host_without_docker_is_told_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_docker_and_a_mount_that_is_missing_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    (found,) = checked()
-    assert not found["ok"] and "fab deploy" in found["remedy"]
+    docker, mount = checked(mounts=["/no/share"])
+    assert not docker["ok"] and "fab deploy" in docker["remedy"]
+    assert "/no/share is to be seen in the container" in mount["message"]
 
 
 @pytest.mark.parametrize(
     ("complaint", "remedy"),
     [
         ("permission denied while trying to connect to the Docker daemon socket at unix:///x", "usermod"),
-        (
-            "Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?",
-            "systemctl start",
-        ),
+        (DOWN, "systemctl start"),
     ],
 )
 def test_a_docker_that_does_not_answer_is_told_with_what_would_make_it(
@@ -247,18 +214,10 @@ def test_a_docker_that_hangs_is_not_waited_for_longer_than_the_limit(fake_docker
     assert answer.code is None and "no answer within 0.3 s" in answer.complaint
 
 
-def test_a_mount_that_is_missing_is_named(fake_docker: FakeDocker) -> None:
-    fake_docker.answers({"version": [(1, "", "no")]})
-    assert "/no/share is to be seen in the container" in checked(mounts=["/no/share"])[-1]["message"]
-
-
-def test_the_client_gets_no_secrets_of_the_host() -> None:
+def test_the_client_gets_no_secrets_of_the_host_and_its_words_are_told_without_its_introduction() -> None:
     given = {"HOME": "/h", "PATH": "/p", "DOCKER_HOST": "d", "AWS_SECRET": "x", "RUN_ID": "y"}
     assert set(docker_command.client_environment(given)) == {"HOME", "PATH", "DOCKER_HOST"}
-
-
-def test_docker_s_words_are_told_without_its_introduction() -> None:
-    said = "docker: Error response from daemon: bad device\n\nRun 'docker run --help' for more information\n"
+    said = f"docker: {FROM}bad device\n\nRun 'docker run --help' for more information\n"
     assert docker_command.core(said) == "bad device"
 
 
