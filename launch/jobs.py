@@ -197,15 +197,20 @@ def bundle(checkout: Path) -> Bundle:
             f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts as code; the largest file is "
             f"{largest.relative_to(checkout)}: keep data elsewhere"
         )
-    tar_bytes = io.BytesIO()
-    with tarfile.open(fileobj=tar_bytes, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path in files:
-            member = tarfile.TarInfo(path.relative_to(checkout).as_posix())
-            member.size = sizes[path]
-            member.mode = 0o644
-            tar.addfile(member, io.BytesIO(path.read_bytes()))
-    archive = gzip.compress(tar_bytes.getvalue(), compresslevel=6, mtime=0)
+    packed = tar({path.relative_to(checkout).as_posix(): path.read_bytes() for path in files})
+    archive = gzip.compress(packed, compresslevel=6, mtime=0)
     return Bundle(sha256=hashlib.sha256(archive).hexdigest(), archive=archive)
+
+
+def tar(files: Mapping[str, bytes]) -> bytes:
+    """Return a tar of the files by their names; the same files in the same order give the same bytes."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
 
 
 def commit_of(checkout: Path) -> Commit | None:

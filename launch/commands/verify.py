@@ -47,10 +47,9 @@ def verify(target: Target, framework: str, runtime: str | None, container_access
     """
     console = terminal()
     plan, failures, found = gather(target, framework, runtime, container_access)
-    hosts = [host.name for host in target.hosts]
-    problems = [*failures, *judge(expected(target), hosts, found)]
-    console.print(table(hosts, found, expected(target)))
-    for line in lines(found, problems, hosts):
+    problems = [*failures, *judge(target, found)]
+    console.print(table(target, found))
+    for line in lines(found, problems):
         say(console)(line)
     if problems:
         say(console)(f"what the hosts wrote: {plan.run_dir}")
@@ -183,50 +182,33 @@ NO_REPORT = "where nothing else is said of it: the folder of runs is not one tha
 Report = Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Expected:
-    """What a slice promises of each host. peak_flops_per_s: of one device, where it is known."""
-
-    platform: str
-    hosts: int
-    devices_per_host: int
-    peak_flops_per_s: float | None
-
-
-def expected(target: Target) -> Expected:
-    return Expected(
-        platform=target.platform,
-        hosts=len(target.hosts),
-        devices_per_host=target.devices // len(target.hosts),
-        peak_flops_per_s=target.peak_flops_per_s,
-    )
-
-
-def judge(wanted: Expected, hosts: Sequence[str], reports: Sequence[Report | None]) -> list[str]:
-    """Return everything that is wrong, each with its host and, if there is one, its remedy."""
+def judge(target: Target, reports: Sequence[Report | None]) -> list[str]:
+    """Return everything that is not as the target promises, each with its host and, if there is one, its remedy."""
     found: list[str] = []
-    for host, report in zip(hosts, reports, strict=True):
+    known: dict[str, Report] = {}
+    for host, report in zip(target.hosts, reports, strict=True):
         if report is None:
-            found.append(f"{host}: wrote no report → {NO_REPORT}")
+            found.append(f"{host.name}: wrote no report → {NO_REPORT}")
         else:
-            found += [f"{host}: {text}" for text in _of_host(wanted, report)]
-    known = {host: report for host, report in zip(hosts, reports, strict=True) if report is not None}
-    return [*found, *_slow(wanted, known), *_differing(known), *_clocks(known)]
+            known[host.name] = report
+            found += [f"{host.name}: {text}" for text in _of_host(target, report)]
+    return [*found, *_slow(target, known), *_differing(known), *_clocks(known)]
 
 
-def _of_host(wanted: Expected, report: Report) -> list[str]:
+def _of_host(target: Target, report: Report) -> list[str]:
     found = []
-    if report["platform"] != wanted.platform:
-        found.append(f"computes on {printable(str(report['platform']))}, and asked for is {wanted.platform}")
-    if report["local_devices"] != wanted.devices_per_host:
+    hosts, a_host = len(target.hosts), target.devices // len(target.hosts)
+    if report["platform"] != target.platform:
+        found.append(f"computes on {printable(str(report['platform']))}, and asked for is {target.platform}")
+    if report["local_devices"] != a_host:
         found.append(
-            f"has {report['local_devices']} devices where the slice has {wanted.devices_per_host} a host → another "
+            f"has {report['local_devices']} devices where the slice has {a_host} a host → another "
             "process may hold some (`fab doctor`), or the runtime version does not fit the TPU"
         )
-    if report["devices"] != wanted.devices_per_host * wanted.hosts or report["processes"] != wanted.hosts:
+    if report["devices"] != target.devices or report["processes"] != hosts:
         found.append(
             f"sees {report['devices']} devices of {report['processes']} hosts where there are "
-            f"{wanted.devices_per_host * wanted.hosts} of {wanted.hosts}"
+            f"{target.devices} of {hosts}"
         )
     found += [
         f"{printable(str(each['device']))} multiplies wrongly → do not use this host: make the slice again"
@@ -238,9 +220,9 @@ def _of_host(wanted: Expected, report: Report) -> list[str]:
     return found
 
 
-def _slow(wanted: Expected, known: Mapping[str, Report]) -> list[str]:
+def _slow(target: Target, known: Mapping[str, Report]) -> list[str]:
     """Devices far behind the others; on a CPU that says more of its neighbours than of itself."""
-    if wanted.platform == "cpu":
+    if target.platform == "cpu":
         return []
     rates = [(host, each) for host, report in known.items() for each in report["matmuls"]]
     middle = statistics.median([each["flops_per_s"] for _, each in rates]) if rates else 0
@@ -274,22 +256,23 @@ def _clocks(known: Mapping[str, Report]) -> list[str]:
     ]
 
 
-def table(hosts: Sequence[str], reports: Sequence[Report | None], wanted: Expected) -> Table:
+def table(target: Target, reports: Sequence[Report | None]) -> Table:
     """A line a host."""
     found = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("host", "devices", "matmul a device", "all-reduce", "clock"):
         found.add_column(heading)
     clocks = [report["clock_s"] for report in reports if report is not None]
     middle = statistics.median(clocks) if clocks else 0.0
-    for host, report in zip(hosts, reports, strict=True):
+    for host, report in zip(target.hosts, reports, strict=True):
         if report is None:
-            found.add_row(host, "no report")
+            found.add_row(host.name, "no report")
             continue
         slowest = min((each["flops_per_s"] for each in report["matmuls"]), default=0.0)
-        share = f" ({slowest / wanted.peak_flops_per_s:.0%} of peak)" if wanted.peak_flops_per_s else ""
+        peak = target.peak_flops_per_s
+        share = f" ({slowest / peak:.0%} of peak)" if peak else ""
         reduce = report["all_reduce"]
         found.add_row(
-            host,
+            host.name,
             f"{report['local_devices']} × {printable(str(report['device_kind']))}",
             flops(slowest) + share,
             f"{reduce['mib']} MiB in {reduce['took_s'] * 1e3:.1f} ms",
@@ -298,7 +281,7 @@ def table(hosts: Sequence[str], reports: Sequence[Report | None], wanted: Expect
     return found
 
 
-def lines(reports: Sequence[Report | None], wrong: Sequence[str], hosts: Sequence[str]) -> list[str]:
+def lines(reports: Sequence[Report | None], wrong: Sequence[str]) -> list[str]:
     """What is said under the table: the versions that most have, then the verdict."""
     versions = collections.Counter(
         ", ".join(f"{name} {printable(str(version))}" for name, version in report["versions"].items())
@@ -315,7 +298,7 @@ def lines(reports: Sequence[Report | None], wrong: Sequence[str], hosts: Sequenc
     devices = next(report["devices"] for report in reports if report is not None)
     return [
         *told,
-        f"all is well: {devices} devices on {len(hosts)} host{'s' * (len(hosts) > 1)} compute together",
+        f"all is well: {devices} devices on {len(reports)} host{'s' * (len(reports) > 1)} compute together",
     ]
 
 

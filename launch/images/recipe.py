@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import re
-import tarfile
 import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
 from contracts.errors import RequestError
-from launch.jobs import CHECKOUT
+from launch.jobs import CHECKOUT, tar
 
 Platform = Literal["tpu", "cpu"]
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)
@@ -90,13 +88,7 @@ class Recipe:
 
         It is made from the recipe only: nothing else of the checkout can get into an image.
         """
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            for name, content in sorted(self.files.items()):
-                member = tarfile.TarInfo(name)
-                member.size, member.mode = len(content), 0o644
-                tar.addfile(member, io.BytesIO(content))
-        return packed.getvalue()
+        return tar(dict(sorted(self.files.items())))
 
     def labels(self, commit: str | None) -> dict[str, str]:
         """What the image says of itself. commit: of the checkout, "-dirty" behind it where files differ."""

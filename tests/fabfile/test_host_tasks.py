@@ -1,20 +1,17 @@
-"""`fab run`, `put`, `get` as a person types them, on this machine as two hosts."""
+"""`fab run` as a person types it, on this machine as two hosts."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from launch.jobs import CHECKOUT
+from tests.launch.processes import all_end
 
 Fab = Callable[..., Any]
 
@@ -27,25 +24,6 @@ def test_words_arrive_on_every_host_as_they_were_typed_and_one_word_is_a_line_of
         done = fab("run", *line)
         assert sorted(done.out.splitlines()) == ["[0] /", "[1] /"]
         assert (done.err, done.code) == ("exit codes: [0-1] 3\n", 1)
-
-
-def test_a_folder_is_put_and_got_and_replaced_only_by_force(fab: Fab, tmp_path: Path) -> None:
-    (tmp_path / "a dir").mkdir()
-    (tmp_path / "a dir/$file").write_text("x")
-    assert fab("put", str(tmp_path / "a dir"), str(tmp_path / "there/new")).code == 0
-    assert fab("get", "~/there/new", str(tmp_path / "back")).code == 0
-    assert (tmp_path / "back/$file").read_text() == "x"
-    again = ["put", str(tmp_path / "a dir"), str(tmp_path / "there/")]
-    assert fab(*again).code == 0
-    refused = fab(*again)
-    assert (refused.code, "--force replaces the whole folder" in refused.err) == (2, True)
-    assert fab(*again, "--force").code == 0
-
-
-def is_alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    return False
 
 
 def test_ctrl_c_ends_the_command_on_every_host(tmp_path: Path) -> None:
@@ -61,10 +39,4 @@ def test_ctrl_c_ends_the_command_on_every_host(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         assert running.wait(30) == 130
     assert len(pids) == 2
-    # Killed they are; whoever they are left to has yet to take note of it.
-    deadline = time.monotonic() + 10
-    while alive := [pid for pid in pids if is_alive(pid)]:
-        for pid in alive if time.monotonic() > deadline else ():
-            os.kill(pid, signal.SIGKILL)
-            pytest.fail(f"{pid} was still there")
-        time.sleep(0.02)
+    assert all_end(pids)

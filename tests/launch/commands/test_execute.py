@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import io
 import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +21,7 @@ from launch.commands.execute import Grouped, Prefixed, Terminal
 from launch.hosts import HostError, LocalTransport, Show, Transport
 from launch.jobs import CHECKOUT
 from launch.targets import Target
+from tests.launch.processes import all_end
 
 Captured = pytest.CaptureFixture[str]
 
@@ -111,44 +110,6 @@ def test_what_it_came_to_is_a_line_and_an_exit_code(
     assert (execute.exit_code(endings, heard), execute.verdict(endings, None)) == (code, said)
 
 
-def ended(pid_file: Path) -> bool:
-    until_s = time.monotonic() + 20
-    while time.monotonic() < until_s:
-        try:
-            os.kill(int(pid_file.read_text()), 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def test_an_interrupt_ends_the_command_on_every_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    begun = threading.Barrier(3, timeout=30)
-
-    class Telling(LocalTransport):
-        def stream(self, argv: Sequence[str], show: Show, *, timeout_s: float | None) -> Future[int | None]:
-            def telling(stream: object, data: bytes) -> None:
-                show("out", data)
-                begun.wait()
-
-            return super().stream([*argv, str(tmp_path / str(id(self)))], telling, timeout_s=timeout_s)
-
-    def interrupted(*arguments: object, **named: object) -> None:
-        begun.wait()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(concurrent.futures, "wait", interrupted)
-    argv = ["sh", "-c", 'echo $$ > "$0"; echo begun; exec sleep 600']
-    with pytest.raises(KeyboardInterrupt):
-        execute.run(target_of(Telling(), Telling()), argv, grouped=True, timeout_s=None)
-    pid_files = list(tmp_path.iterdir())
-    assert len(pid_files) == 2
-    assert all(ended(pid_file) for pid_file in pid_files)
-    assert capsys.readouterr().out.count("begun") == 1, "what they had said is shown, the same once"
-
-
 def test_an_interrupt_while_hosts_still_begin_ends_the_command_on_those_that_have(tmp_path: Path) -> None:
     begun, pid_file = threading.Event(), tmp_path / "pid"
 
@@ -164,7 +125,7 @@ def test_an_interrupt_while_hosts_still_begin_ends_the_command_on_those_that_hav
     argv = ["sh", "-c", 'echo $$ > "$0"; echo begun; exec sleep 600']
     with pytest.raises(KeyboardInterrupt):
         execute.run(target_of(Telling(), Interrupted()), argv, grouped=False, timeout_s=None)
-    assert ended(pid_file)
+    assert all_end([int(pid_file.read_text())])
 
 
 def test_a_reader_that_goes_away_ends_the_command(tmp_path: Path) -> None:
@@ -183,7 +144,7 @@ def test_a_reader_that_goes_away_ends_the_command(tmp_path: Path) -> None:
     )
     os.close(write)
     assert done.stderr == b"gone"
-    assert ended(pid_file)
+    assert all_end([int(pid_file.read_text())])
 
 
 def test_lines_come_behind_their_hosts_index_each_on_its_own_stream(capsys: Captured) -> None:

@@ -6,11 +6,9 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
-import os
 import socket
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ from launch import targets
 from launch.commands import notebook
 from launch.hosts import HostError, LocalTransport
 from launch.targets import PYTHON, Target
+from tests.launch.processes import all_end
 
 Captured = pytest.CaptureFixture[str]
 
@@ -86,17 +85,6 @@ def command_lines() -> Iterator[bytes]:
             yield path.read_bytes()
 
 
-def has_ended(pid: int) -> bool:
-    until_s = time.monotonic() + 20
-    while time.monotonic() < until_s:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def test_the_server_answers_at_the_address_printed_until_it_is_interrupted(
     target: Target, noted: Path, capsys: Captured, interrupt: Callable[[Callable[[], None]], None]
 ) -> None:
@@ -118,7 +106,7 @@ def test_the_server_answers_at_the_address_printed_until_it_is_interrupted(
     assert len(told["environ"]) >= 40
     assert not any(told["environ"].encode() in command for command in seen["commands"])
     assert "--ServerApp.ip=127.0.0.1" in told["argv"]
-    assert has_ended(seen["pid"])
+    assert all_end([seen["pid"]])
     assert list((noted.parent / "tmp").iterdir()) == []
 
 
@@ -192,4 +180,4 @@ def test_a_server_that_never_answers_is_ended_after_its_time(
     monkeypatch.setattr(notebook, "START_LIMIT_S", 1.5)
     with pytest.raises(HostError, match="silentlab does not answer after 2 s"):
         notebook.serve(target, "silentlab", browser=False)
-    assert has_ended(int(noted.read_text()))
+    assert all_end([int(noted.read_text())])

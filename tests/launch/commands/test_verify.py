@@ -12,8 +12,9 @@ import pytest
 from contracts.errors import RequestError
 from launch import targets
 from launch.commands import verify
-from launch.commands.verify import Expected
+from launch.hosts import Agent, GoneLink
 from launch.targets import Target
+from tests.launch.slices import make_target
 
 
 @pytest.fixture
@@ -30,8 +31,7 @@ def test_two_hosts_compute_together_and_only_what_is_wrong_leaves_a_trace_among_
     assert verify.verify(target, "jax", None) == 0
     assert "all is well: 2 devices on 2 hosts compute together" in capsys.readouterr().out
     assert [path for path in (tmp_path / "runs").rglob("*") if path.is_file()] == []
-    wanted = dataclasses.replace(verify.expected(target), devices_per_host=4)
-    monkeypatch.setattr(verify, "expected", lambda target: wanted)
+    monkeypatch.setattr(Target, "devices", 8)
     assert verify.verify(target, "jax", None) == 1
     said = capsys.readouterr().out
     assert "NOT WELL" in said and "has 1 devices where the slice has 4 a host" in said
@@ -40,8 +40,7 @@ def test_two_hosts_compute_together_and_only_what_is_wrong_leaves_a_trace_among_
         verify.verify(target, "torch", None)
 
 
-WANTED = Expected(platform="tpu", hosts=2, devices_per_host=4, peak_flops_per_s=197e12)
-HOSTS = ["w-0", "w-1"]
+SLICE = make_target([Agent(host="w", link=GoneLink("", ""), root="/")] * 2)
 
 
 def report(**changed: Any) -> dict[str, Any]:
@@ -87,20 +86,20 @@ def with_matmul(**changed: Any) -> dict[str, Any]:
 def test_each_thing_that_is_wrong_is_a_finding_with_its_host(
     second: dict[str, Any] | None, said: str
 ) -> None:
-    assert [text for text in verify.judge(WANTED, HOSTS, [report(), second]) if text.startswith(said)]
+    assert [text for text in verify.judge(SLICE, [report(), second]) if text.startswith(said)]
 
 
 def test_hosts_that_are_as_the_slice_promises_are_well_and_a_slow_shared_cpu_is_no_finding() -> None:
-    assert verify.judge(WANTED, HOSTS, [report(), report(clock_s=1000.4)]) == []
-    said = verify.lines([report(), report()], [], HOSTS)
+    assert verify.judge(SLICE, [report(), report(clock_s=1000.4)]) == []
+    said = verify.lines([report(), report()], [])
     assert said == ["python 3.12.1, jax 0.12.0", "all is well: 8 devices on 2 hosts compute together"]
-    on_cpu = Expected(platform="cpu", hosts=2, devices_per_host=4, peak_flops_per_s=None)
+    on_cpu = dataclasses.replace(SLICE, platform="cpu", cpu_devices=4)
     slow = {**with_matmul(flops_per_s=50e12), "platform": "cpu"}
-    assert verify.judge(on_cpu, HOSTS, [report(platform="cpu"), slow]) == []
+    assert verify.judge(on_cpu, [report(platform="cpu"), slow]) == []
 
 
 def test_the_table_has_a_line_for_every_host_also_for_one_that_is_silent() -> None:
-    table = verify.table(HOSTS, [report(), None], WANTED)
+    table = verify.table(SLICE, [report(), None])
     assert [list(column.cells) for column in table.columns][:3] == [
         ["w-0", "w-1"],
         ["4 × TPU v5 lite", "no report"],

@@ -12,6 +12,7 @@ import pytest
 
 from launch.deploy import runner
 from launch.deploy.steps import Step
+from tests.launch.processes import all_end
 
 CarryOut = Callable[..., list[dict[str, Any]]]
 
@@ -99,11 +100,7 @@ def test_a_change_that_does_not_end_is_ended_with_all_that_it_started(
     (answer,) = carry_out([making(tmp_path / "none", change=change, limit_s=0.5)])
     assert time.monotonic() - began_s < 20
     assert answer["state"] == "failed" and answer["message"].startswith("not done after 0.5 s")
-    deadline = time.monotonic() + 10
-    for pid in children.read_text().split():
-        while os.path.exists(f"/proc/{pid}"):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+    assert all_end([int(pid) for pid in children.read_text().split()])
 
 
 def test_what_a_step_says_is_told_while_it_runs_and_the_rest_is_kept_back(

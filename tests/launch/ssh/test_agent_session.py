@@ -18,8 +18,8 @@ from launch.ssh import agent_session as sessions
 from launch.ssh.agent_session import AgentCode, agent_code, archive, with_verb
 from launch.ssh.connection import Ssh
 from launch.ssh.transport import SessionLink, SshTransport
+from tests.launch.processes import all_end
 from tests.launch.ssh.conftest import Server
-from tests.launch.ssh.test_transport import all_end
 
 STAND_IN = """
 import json, os, sys, time

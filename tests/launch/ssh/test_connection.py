@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from launch.hosts import HostError
 from launch.ssh.access import Access
 from launch.ssh.connection import Ssh
 from launch.ssh.transport import SshTransport
+from tests.launch.processes import all_end
 from tests.launch.ssh.conftest import RELAY, Server, at, free_port, refusal, write_key
 
 
@@ -264,10 +264,7 @@ def test_a_programs_input_and_output_can_be_the_connection_and_it_ends_with_it(
         assert len(done.stdout) == 1_000_000
         pid = int(mark.read_text())
         assert Path(f"/proc/{pid}").exists()
-    until_s = time.monotonic() + 30
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
+    assert all_end([pid])
 
 
 def test_a_program_that_ends_or_is_not_installed_or_says_nothing_is_said_and_gone(

@@ -1,4 +1,4 @@
-"""What a host over SSH can do: commands, their input and output, and a port of it on this machine."""
+"""What a host can do, over SSH or this machine itself: commands, their input and output, and a port of it here."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import asyncssh
 import pytest
 
-from launch.hosts import Completed, HostError, Stream
+from launch.hosts import Completed, HostError, LocalTransport, Stream, Transport
 from launch.ssh import transport
 from launch.ssh.connection import Ssh
 from launch.ssh.transport import SshTransport
+from tests.launch.processes import all_end, is_alive
 from tests.launch.ssh.conftest import Server, stand_in
 
 
@@ -45,11 +45,6 @@ SHELLS_OWN = "'\"`$HOME !*?[a-z]{1,2}~#&;|<>(){}\\\t^=%-"
 STARTS_A_CHILD = "sleep 600 & echo $$ $!; wait"
 
 
-@pytest.fixture
-def host(serve: Callable[..., Server], ssh: Ssh) -> SshTransport:
-    return SshTransport(serve().access, ssh)
-
-
 class Shown:
     def __init__(self) -> None:
         self.data: dict[Stream, bytes] = {"out": b"", "err": b""}
@@ -65,63 +60,91 @@ class Shown:
         return [int(word) for word in self.data["out"].split()]
 
 
-def run(host: SshTransport, *argv: str, stdin: str = "", timeout_s: float = 60) -> Completed:
+@pytest.fixture(params=["local", "ssh"])
+def host(
+    request: pytest.FixtureRequest, serve: Callable[..., Server], ssh: Ssh
+) -> SshTransport | LocalTransport:
+    return LocalTransport() if request.param == "local" else SshTransport(serve().access, ssh)
+
+
+def run(host: Transport, *argv: str, stdin: str = "", timeout_s: float = 60) -> Completed:
     return host.begin(argv, stdin, timeout_s=timeout_s).result(90)
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def all_end(pids: list[int], limit_s: float = 30) -> bool:
-    until_s = time.monotonic() + limit_s
-    while left := [pid for pid in pids if is_alive(pid)]:
-        if time.monotonic() > until_s:
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def test_words_arrive_as_themselves(host: SshTransport) -> None:
+def test_words_and_input_arrive_as_themselves_and_the_answer_comes_back_whole(host: Transport) -> None:
     words = ["", " ", "a b", "line\nline\n", "ä€😀", "-n", "--", SHELLS_OWN, "'" * 20_000, "x" * 100_000]
     done = run(host, "printf", "%s\\0", *words)
     assert done.stdout.split("\0")[:-1] == words
     assert (done.exit_code, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("shell", ["/bin/bash", "/bin/dash"])
-def test_it_is_the_same_in_every_login_shell(shell: str, serve: Callable[..., Server], ssh: Ssh) -> None:
-    # The user's own shell can't be another here, so sshd is told to run one in its place.
-    host = SshTransport(serve(f'ForceCommand {shell} -c "$SSH_ORIGINAL_COMMAND"').access, ssh)
-    assert run(host, "printf", "%s", SHELLS_OWN).stdout == SHELLS_OWN
-
-
-def test_input_output_errors_and_exit_code_come_back(host: SshTransport) -> None:
-    done = run(host, "sh", "-c", "cat; echo e >&2; exit 3", stdin="ä\n\n" + "x" * 200_000 + "\n")
-    assert done == Completed(exit_code=3, stdout="ä\n\n" + "x" * 200_000 + "\n", stderr="e\n")
-    assert run(host, "true", stdin="x" * 300_000).exit_code == 0
+    text = "ä\n\n" + "x" * 200_000 + "\n"
+    done = run(host, "sh", "-c", "cat; echo e >&2; exit 3", stdin=text)
+    assert done == Completed(exit_code=3, stdout=text, stderr="e\n")
+    assert run(host, "true", stdin="x" * 300_000).exit_code == 0, "what is not read is no error"
     assert run(host, "cat").stdout == ""
-
-
-def test_how_a_command_ended_is_told_as_a_shell_tells_it(host: SshTransport) -> None:
     assert run(host, "printf", "a\\377b").stdout == "a\ufffdb"  # what is no text does not break the answer
+
+
+def test_a_command_whose_time_is_over_or_that_is_cancelled_leaves_nothing_on_the_host(
+    host: Transport, tmp_path: Path
+) -> None:
+    shown, cancelled, closed = Shown(), Shown(), Shown()
+    future = host.stream(["sh", "-c", STARTS_A_CHILD], cancelled, timeout_s=None)
+    assert host.stream(["sh", "-c", STARTS_A_CHILD], shown, timeout_s=1.5).result(60) is None
+    silent = ["sh", "-c", "echo $$; exec sleep 600 >&- 2>&-"]
+    assert host.stream(silent, closed, timeout_s=1.5).result(60) is None
+    assert len(cancelled.pids()) == 2 and not future.done()
+    assert future.cancel()
+    pids = tmp_path / "pids"
+    assert run(host, "sh", "-c", f"exec >{pids}; {STARTS_A_CHILD}", timeout_s=1.5).exit_code is None
+    assert all_end([*shown.pids(), *cancelled.pids(), *closed.pids(), *map(int, pids.read_text().split())])
+    # What it has put into a session of its own stays.
+    pid = int(run(host, "sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & sleep 0.2; echo $!").stdout)
+    assert is_alive(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_stream_that_is_not_taken_is_held_back_on_the_host_and_an_error_of_who_takes_it_ends_it(
+    host: Transport, tmp_path: Path
+) -> None:
+    may_go_on, taken, said = threading.Event(), [0], tmp_path / "said"
+
+    def take(stream: Stream, data: bytes) -> None:
+        assert may_go_on.wait(60)
+        taken[0] += len(data)
+
+    future = host.stream(["sh", "-c", f"head -c 50000000 /dev/zero; touch {said}"], take, timeout_s=60)
+    assert run(host, "sleep", "0.5").exit_code == 0
+    assert not said.exists()
+    may_go_on.set()
+    assert future.result(60) == 0
+    assert taken[0] == 50_000_000
+    pids: list[int] = []
+
+    def refuse(stream: Stream, data: bytes) -> None:
+        pids.extend(int(word) for word in data.split())
+        raise BrokenPipeError("the terminal is gone")
+
+    with pytest.raises(BrokenPipeError, match="terminal"):
+        host.stream(["sh", "-c", STARTS_A_CHILD], refuse, timeout_s=None).result(60)
+    assert all_end(pids)
+
+
+def test_how_a_command_ended_is_told_as_this_machine_or_a_hosts_shell_tells_it(
+    serve: Callable[..., Server], ssh: Ssh
+) -> None:
+    for way in ("begin", "stream"):
+        with pytest.raises(OSError, match="No such file"):
+            getattr(LocalTransport(), way)(
+                ["/no/such"], Shown() if way == "stream" else "", timeout_s=60
+            ).result(60)
+    # The user's own login shell can't be another here, so sshd is told to run one in its place.
+    shells = (f'ForceCommand {shell} -c "$SSH_ORIGINAL_COMMAND"' for shell in ("/bin/bash", "/bin/dash"))
+    for host in (SshTransport(serve(line).access, ssh) for line in shells):
+        assert run(host, "printf", "%s", SHELLS_OWN).stdout == SHELLS_OWN
     done = run(host, "no-such-command")
     assert done.exit_code == 127 and "no-such-command" in done.stderr
     assert run(host, "sh", "-c", "kill -KILL $$").exit_code == 137
     assert run(host, "sh", "-c", "kill -INT $$; echo not reached").stdout == ""
-
-
-def test_a_command_whose_time_is_over_leaves_nothing_on_the_host(host: SshTransport) -> None:
-    shown = Shown()
-    assert host.stream(["sh", "-c", STARTS_A_CHILD], shown, timeout_s=1.5).result(60) is None
-    assert all_end(shown.pids())
-    assert run(host, "sh", "-c", f"exec >$HOME/pids; {STARTS_A_CHILD}", timeout_s=1.5).exit_code is None
-    assert all_end([int(word) for word in run(host, "sh", "-c", "cat $HOME/pids").stdout.split()])
 
 
 def test_a_stream_that_is_cancelled_or_whose_launcher_is_gone_leaves_nothing_on_the_host(
@@ -138,44 +161,6 @@ def test_a_stream_that_is_cancelled_or_whose_launcher_is_gone_leaves_nothing_on_
         assert len(cancelled.pids()) == 2
         assert future.cancel()
     assert all_end([*cancelled.pids(), *pids])
-
-
-def test_what_a_command_puts_into_a_session_of_its_own_stays(host: SshTransport) -> None:
-    done = run(host, "sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & sleep 0.2; echo $!")
-    pid = int(done.stdout)
-    assert is_alive(pid)
-    os.kill(pid, signal.SIGKILL)
-
-
-def test_a_stream_that_is_not_taken_is_held_back_on_the_host_and_holds_up_no_other(
-    serve: Callable[..., Server], ssh: Ssh
-) -> None:
-    chatty, server = serve(), serve()
-    may_go_on, taken = threading.Event(), [0]
-
-    def take(stream: Stream, data: bytes) -> None:
-        assert may_go_on.wait(60)
-        taken[0] += len(data)
-
-    program = "head -c 50000000 /dev/zero; touch $HOME/said"
-    future = SshTransport(chatty.access, ssh).stream(["sh", "-c", program], take, timeout_s=60)
-    assert run(SshTransport(server.access, ssh), "sleep", "0.5").exit_code == 0
-    assert not (chatty.home / "said").exists()
-    may_go_on.set()
-    assert future.result(60) == 0
-    assert taken[0] == 50_000_000
-
-
-def test_an_error_of_him_who_takes_a_stream_ends_it_on_the_host(host: SshTransport) -> None:
-    pids: list[int] = []
-
-    def refuse(stream: Stream, data: bytes) -> None:
-        pids.extend(int(word) for word in data.split())
-        raise BrokenPipeError("the terminal is gone")
-
-    with pytest.raises(BrokenPipeError, match="terminal"):
-        host.stream(["sh", "-c", STARTS_A_CHILD], refuse, timeout_s=None).result(60)
-    assert all_end(pids)
 
 
 def test_a_host_that_ends_a_command_before_it_has_come_is_heard_out(ssh: Ssh, user_home: Path) -> None:

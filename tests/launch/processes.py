@@ -1,0 +1,29 @@
+"""Whether processes have ended, for tests of what must not outlive its time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; one that is killed and waits for its parent has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def all_end(pids: Iterable[int], limit_s: float = 30) -> bool:
+    """Wait until they have ended. One that does not is killed, and this is False."""
+    until_s = time.monotonic() + limit_s
+    while left := [pid for pid in pids if is_alive(pid)]:
+        if time.monotonic() > until_s:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            return False
+        time.sleep(0.02)
+    return True
