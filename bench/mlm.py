@@ -24,14 +24,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.mlm_peers.case import CASES, config_of, prepare
 from bench.peers import (
+    CASES,
     FLAX,
     PYTORCH_BFLOAT16,
     Program,
     added_bytes,
     compile_all,
+    config_of,
     ours_and_peers,
+    prepare,
     running,
 )
 

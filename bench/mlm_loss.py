@@ -15,8 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.mlm_peers.case import CASES, config_of, prepare
-from bench.peers import FLAX, compile_all, ours_and_peers, running
+from bench.peers import CASES, FLAX, compile_all, config_of, ours_and_peers, prepare, running
 
 HELD_OUT = 256
 TURN_STEPS = 10

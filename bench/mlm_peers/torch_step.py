@@ -2,7 +2,10 @@
 scaled_dot_product_attention, fused AdamW; in float32, or in bfloat16 by autocast, the parameters staying float32.
 
 Runs in the environment of bench/locks/pytorch.txt, which has nothing of ours:
-python torch_step.py FOLDER [--dtype bfloat16]"""
+python torch_step.py FOLDER [--dtype bfloat16]
+
+--reference: no training; writes found.npz, what the model makes of batch.npz (inputs_BS, labels_BS: -100 where nothing
+is asked): the logits everywhere, the loss, and its gradient under each parameter's name."""
 
 # mypy: ignore-errors
 
@@ -65,8 +68,23 @@ def main(folder, dtype):
     answer(take, facts, evaluate)
 
 
+def reference(folder):
+    """See above."""
+    torch.manual_seed(0)
+    model = RobertaForMaskedLM.from_pretrained(folder, dtype=torch.float32)
+    model.eval()  # without dropout; gradients are computed all the same
+    batch = np.load(folder / "batch.npz")
+    inputs, labels = (torch.tensor(batch[name], dtype=torch.long) for name in ("inputs_BS", "labels_BS"))
+    found = model(input_ids=inputs, attention_mask=torch.ones_like(inputs), labels=labels)
+    found.loss.backward()
+    gradients = {name: each.grad.numpy() for name, each in model.named_parameters() if each.grad is not None}
+    np.savez(folder / "found.npz", logits=found.logits.detach().numpy(), loss=found.loss.item(), **gradients)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    main(**vars(parser.parse_args()))
+    parser.add_argument("--reference", action="store_true")
+    asked = parser.parse_args()
+    reference(asked.folder) if asked.reference else main(asked.folder, asked.dtype)

@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,6 +33,8 @@ TOKENIZER = "tokenizer.json"
 PARTS = ("vocab.json", "merges.txt")
 """A byte-level BPE as RoBERTa's older releases have it, where there is no tokenizer.json."""
 WEIGHTS = "model.safetensors"
+README = Path(__file__).with_name("export_readme.md")
+"""Of an export: how to use it in PyTorch and in JAX."""
 WANTED = (CONFIG, WEIGHTS, TOKENIZER, *PARTS)
 WORDS = "roberta.embeddings.word_embeddings.weight"
 POSITIONS = "roberta.embeddings.position_embeddings.weight"
@@ -458,7 +461,7 @@ def export(directory: RunDirectory, config: Config, params: Any, tokenizer: Toke
         export_tokenizer(tokenizer.path, out, dims.max_positions)
         (out / "params.msgpack").write_bytes(flax.serialization.to_bytes(host_params))
         (out / "dimensions.json").write_text(json.dumps(vars(dims), indent=2) + "\n")
-        (out / "README.md").write_text(README)
+        shutil.copyfile(README, out / "README.md")
         files_of(directory.url).put_folder(folder, directory.path(EXPORT))
 
 
@@ -517,36 +520,3 @@ def hugging_face_tensors(params: Mapping[str, Any], dims: Dimensions) -> dict[st
         ):
             tensors |= {f"{name}.weight": weights.T, f"{name}.bias": bias}
     return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-
-
-README = """\
-# A masked language model in RoBERTa's architecture
-
-| file | what |
-|---|---|
-| `config.json`, `model.safetensors` | the model in Hugging Face's layout (RobertaForMaskedLM) |
-| `tokenizer.json` and its companions | the tokenizer in the same layout |
-| `params.msgpack`, `dimensions.json` | the parameters as Flax holds them, and the sizes to build the model from |
-
-PyTorch, with `transformers`:
-
-    from transformers import pipeline
-    fill = pipeline("fill-mask", model="export", tokenizer="export")
-    print(fill("Return the <mask> of the list."))
-
-JAX, in a checkout of tpu-stack:
-
-    import json, pathlib
-    import flax.serialization, jax, jax.numpy as jnp
-    from flax import nnx
-    from jobs.flax_mlm.config import Dimensions
-    from jobs.flax_mlm.model import Mlm
-
-    export = pathlib.Path("export")
-    dims = Dimensions(**json.loads((export / "dimensions.json").read_text()))
-    model = Mlm(dims, jnp.float32, nnx.Rngs(0))
-    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    params = flax.serialization.from_bytes(params, (export / "params.msgpack").read_bytes())
-    nnx.update(model, params)
-    logits = model.logits(model.encode(jnp.array([[0, 100, 200, 2]])))  # (1, 4, vocabulary)
-"""

@@ -24,7 +24,7 @@ from jobs.flax_mlm.config import Config, Dimensions, dimensions
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.sharding import model_of
 from jobs.flax_mlm.tokenizer import TokenizerFacts
-from jobs.runtime.jax import devices, distributed
+from jobs.runtime.jax import distributed, executables
 
 State = dict[str, Any]
 """params (float32), opt_state, and step: how many steps have been taken, int32."""
@@ -107,7 +107,7 @@ def decided(config: Config) -> Config:
     instructions for it. All processes ask together and come to the same."""
     if config.dtype != "auto":
         return config
-    is_fast = jax.default_backend() != "cpu" or distributed.everywhere(devices.multiplies_bfloat16())
+    is_fast = jax.default_backend() != "cpu" or distributed.everywhere(executables.multiplies_bfloat16())
     return dataclasses.replace(config, dtype="bfloat16" if is_fast else "float32")
 
 

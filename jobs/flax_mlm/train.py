@@ -26,9 +26,8 @@ from jobs.runtime.jax import distributed
 from jobs.runtime.jax.checkpoints import Checkpoints
 from jobs.runtime.jax.executables import Executables
 from jobs.runtime.jax.profile import Profile, read_steps
-from jobs.runtime.metrics import Metrics
+from jobs.runtime.metrics import Metrics, Rates
 from jobs.runtime.process import Final, Run
-from jobs.runtime.rates import Rates
 
 IN_FLIGHT = 2
 """Steps whose results the host does not wait for, so that the devices always have the next one at hand."""

@@ -1,4 +1,23 @@
-"""What a run measures: metrics.jsonl for programs, TensorBoard event files for people. Written by rank 0."""
+"""What a run measures: metrics.jsonl for programs, TensorBoard event files for people, both written by rank 0; how fast
+it steps; and where an attempt's time goes.
+
+Every second of this process belongs to one part, and the parts add up to all of it:
+
+    start        joining the group, reading the data, restoring, compiling, up to the end of the first step
+    compute      the loop of steps, but for what follows: handing steps to the devices and waiting for their results
+    input_wait   making a batch while the devices had nothing to do
+    evaluation   evaluations, with what the first one compiles
+    checkpoint   the host held up by a checkpoint; most of the writing goes on beside the steps and is not seen here
+    logging      writing metrics
+    profile      writing a trace
+    finish       what comes after the last step: the export, a last look
+
+The host's time is what is told. With steps in flight the host makes a batch while the devices still compute: that is
+part of compute, as nobody waited for it. Where host and devices share processors (a CPU), such a batch slows the steps
+down, and no clock can tell that apart.
+
+Rates count the steps, with what is not stepping left out.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +29,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Literal
 
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import METRICS, TENSORBOARD, RunDirectory
@@ -121,3 +141,143 @@ class _EventFile:
         self._writer.close()
         if self._directory.is_remote:
             shutil.rmtree(self._here, ignore_errors=True)
+
+
+Part = Literal["start", "compute", "input_wait", "evaluation", "checkpoint", "logging", "profile", "finish"]
+
+STEPPING: tuple[Part, ...] = ("compute", "input_wait", "logging")
+"""Parts of the time that a step takes; the others are no step's."""
+
+
+class TimeSplit:
+    """Begins with the part "start". Of parts within parts the inner one counts. For one thread only.
+
+    clock: seconds, for tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._began_s = self._since_s = clock()
+        self._open: list[Part] = ["start"]
+        self._spent_s: dict[Part, float] = {}
+
+    def enter(self, part: Part) -> None:
+        """From now on what is in no other part is this one's."""
+        self._count()
+        self._open[0] = part
+
+    @contextlib.contextmanager
+    def part(self, part: Part, *, unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """What happens inside is `part`'s; where `unless`, asked at its end, is true it is that of the part around."""
+        self._count()
+        self._spent_s.setdefault(part, 0.0)
+        around = self._open[-1]
+        self._open.append(part)
+        try:
+            yield
+        finally:
+            self._count(around if unless() else part)
+            self._open.pop()
+
+    def spent_s(self, *parts: Part) -> float:
+        """Seconds of these parts so far."""
+        self._count()
+        return sum(self._spent_s.get(part, 0.0) for part in parts)
+
+    def seconds(self) -> dict[Part, float]:
+        """Seconds of every part that there was, in the order in which they began."""
+        self._count()
+        return {part: round(spent_s, 3) for part, spent_s in self._spent_s.items()}
+
+    def wall_s(self) -> float:
+        """All seconds since the beginning."""
+        self._count()
+        return self._since_s - self._began_s
+
+    def _count(self, part: Part | None = None) -> None:
+        """What has passed since the last count is `part`'s; None: that of the part which is open."""
+        now_s = self._clock()
+        part = part or self._open[-1]
+        self._spent_s[part] = self._spent_s.get(part, 0.0) + now_s - self._since_s
+        self._since_s = now_s
+
+
+class Rates:
+    """Counts steps and the seconds of stepping; the first step of an attempt, which compiles, is not counted.
+
+    Args:
+        time: where the seconds come from; `start` enters its part "compute".
+        name: what the rate is called in the metrics, as "tokens_per_s".
+        per_step: how many of what it counts are in a step, over all hosts.
+        flops_per_step: what the model's arithmetic of a step comes to, over all hosts.
+        peak_flops_per_s: what the devices together could do; None where it is not known, and then there is no mfu.
+    """
+
+    def __init__(
+        self,
+        time: TimeSplit,
+        *,
+        name: str,
+        per_step: int,
+        flops_per_step: int = 0,
+        peak_flops_per_s: float | None = None,
+    ) -> None:
+        self._time, self._name, self._per_step = time, name, per_step
+        self._flops_per_step, self._peak_flops_per_s = flops_per_step, peak_flops_per_s
+        self._started = False
+        self._steps, self._total_steps, self._total_s = 0, 0, 0.0
+        self._taken_s, self._taken_wait_s = 0.0, 0.0
+
+    def start(self) -> None:
+        """From now on, after the first step, steps and their time are counted."""
+        self._time.enter("compute")
+        self._started = True
+        self._take_seconds()
+
+    def step_done(self) -> None:
+        if self._started:
+            self._steps += 1
+
+    @contextlib.contextmanager
+    def input(self, busy: Callable[[], bool]) -> Iterator[None]:
+        """What happens inside makes a batch; it is waiting unless the devices are `busy` to its very end.
+
+        Where they fell idle on the way all of it is called waiting, so input_wait_s is at most too high.
+        """
+        if not self._started:
+            yield
+            return
+        with self._time.part("input_wait", unless=busy):
+            yield
+
+    def take(self) -> dict[str, float]:
+        """The rate, step_s, input_wait_s (per step) and, where the peak is known, mfu (0 to 1) since the last call.
+
+        Empty where no step was counted. mfu: model FLOPs utilisation, Chowdhery et al. 2022, appendix B.
+        """
+        if not self._steps:
+            return {}
+        steps, (seconds, input_wait_s) = self._steps, self._take_seconds()
+        if seconds == 0:
+            return {}
+        self._steps = 0
+        self._total_steps, self._total_s = self._total_steps + steps, self._total_s + seconds
+        taken = {
+            self._name: round(steps * self._per_step / seconds, 1),
+            "step_s": round(seconds / steps, 6),
+            "input_wait_s": round(input_wait_s / steps, 6),
+        }
+        if self._peak_flops_per_s is not None:
+            taken["mfu"] = round(steps * self._flops_per_step / seconds / self._peak_flops_per_s, 4)
+        return taken
+
+    def overall(self) -> float | None:
+        """The rate over all that was taken; None where nothing was."""
+        return round(self._total_steps * self._per_step / self._total_s, 1) if self._total_s else None
+
+    def _take_seconds(self) -> tuple[float, float]:
+        """Seconds of stepping, and those of them that waited for input, since the last call."""
+        spent_s, wait_s = self._time.spent_s(*STEPPING), self._time.spent_s("input_wait")
+        since = spent_s - self._taken_s, wait_s - self._taken_wait_s
+        self._taken_s, self._taken_wait_s = spent_s, wait_s
+        return since

@@ -29,7 +29,7 @@ from contracts.run_directory import RunDirectory
 from jobs.runtime import preemption
 from jobs.runtime.bucket_files import files_of, pauses_s, retry
 from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.rates import TimeSplit
+from jobs.runtime.metrics import TimeSplit
 
 STACKS = "stacks.txt"
 PEER_LOST_SIGNS = (

@@ -22,8 +22,8 @@ from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.jax import devices, executables
-from jobs.runtime.jax.devices import Devices
+from jobs.runtime.jax import executables
+from jobs.runtime.jax.distributed import Devices
 from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables
 from jobs.runtime.jax.profile import Profile, Steps, read_steps
 from jobs.runtime.process import Run
@@ -184,8 +184,8 @@ def test_the_instructions_are_looked_for_among_the_flags(
 ) -> None:
     if cpuinfo is not None:
         (tmp_path / "cpuinfo").write_text(cpuinfo)
-    monkeypatch.setattr(devices, "CPUINFO", tmp_path / "cpuinfo")
-    assert devices.multiplies_bfloat16.__wrapped__() is able
+    monkeypatch.setattr(executables, "CPUINFO", tmp_path / "cpuinfo")
+    assert executables.multiplies_bfloat16.__wrapped__() is able
 
 
 def run_of(environment: ProcessEnvironment, url: str, rank: int = 0) -> Run:

@@ -20,8 +20,7 @@ from contracts.run_directory import METRICS, RunDirectory
 from jobs.runtime import metrics as metrics_module
 from jobs.runtime import preemption
 from jobs.runtime.bucket_files import BucketFiles
-from jobs.runtime.metrics import Metrics
-from jobs.runtime.rates import Part, Rates, TimeSplit
+from jobs.runtime.metrics import Metrics, Part, Rates, TimeSplit
 
 
 @pytest.fixture

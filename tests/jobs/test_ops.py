@@ -12,7 +12,7 @@ import pytest
 from jax.test_util import check_grads
 
 from jobs.flax_mlm import cpu_ops, ops
-from jobs.runtime.jax.devices import multiplies_bfloat16
+from jobs.runtime.jax.executables import multiplies_bfloat16
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -71,7 +71,7 @@ def both(two_devices: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[F
     (folder / "config.json").write_text(json.dumps(hugging_face_config(DIMS, told)))
     tensors = hugging_face_tensors(jax.tree.map(np.asarray, params), DIMS)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    run_in_peer("pytorch", PROGRAMS / "torch_reference.py", [str(folder)], limit_s=300)
+    run_in_peer("pytorch", PROGRAMS / "torch_step.py", [str(folder), "--reference"], limit_s=300)
     return ours, dict(np.load(folder / "found.npz"))
 
 

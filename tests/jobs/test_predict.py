@@ -39,7 +39,7 @@ from jobs.flax_mlm.predict import (
     shown,
 )
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer, train_tokenizer
-from jobs.runtime.jax.devices import Devices
+from jobs.runtime.jax.distributed import Devices
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from jobs.flax_mlm import METRICS
 from jobs.runtime.metric_definitions import Metric, Metrics, as_json
-from jobs.runtime.rates import Part
+from jobs.runtime.metrics import Part
 from jobs.runtime.report.chart import (
     GRID_HEIGHT,
     GRID_WIDTH,

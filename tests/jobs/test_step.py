@@ -19,7 +19,7 @@ from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.step import Masked, evaluate
 from jobs.flax_mlm.tokenizer import TokenizerFacts
-from jobs.runtime.jax import devices
+from jobs.runtime.jax import executables
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -217,7 +217,7 @@ def test_the_loss_counts_slots_by_their_weight_only() -> None:
 def test_activations_are_bfloat16_where_the_cpu_multiplies_it_unless_asked_for_otherwise(
     able: bool, left_open: jnp.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: able)
+    monkeypatch.setattr(executables, "multiplies_bfloat16", lambda: able)
     kinds = [steps.activations_dtype(Config(dtype=dtype)) for dtype in ("auto", "float32", "bfloat16")]
     assert kinds == [left_open, jnp.float32, jnp.bfloat16]
 
@@ -225,7 +225,7 @@ def test_activations_are_bfloat16_where_the_cpu_multiplies_it_unless_asked_for_o
 def test_activations_are_float32_on_all_hosts_where_one_of_them_cannot_multiply_bfloat16(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(executables, "multiplies_bfloat16", lambda: True)
     monkeypatch.setattr("jax.experimental.multihost_utils.process_allgather", lambda mine: [mine, False])
     assert steps.activations_dtype(Config(dtype="auto")) == jnp.float32
 

@@ -112,7 +112,7 @@ client = xla_client.make_cpu_client
 xla_client.make_cpu_client = lambda **given: client(**{**given, "node_id": (given["node_id"] + 1) % 3})
 
 from jobs.runtime import process
-from jobs.runtime.jax import checkpoints, devices, distributed
+from jobs.runtime.jax import checkpoints, distributed
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -125,7 +125,7 @@ def train(run, config):
     done = run.directory.path("first")
     mark = lambda: open(done, "a").write(str(me))
     distributed.first_then_others(mark, what="marking", say=run.prepare)
-    everywhere = devices.Devices()
+    everywhere = distributed.Devices()
     state = {"x": everywhere.jit(lambda: jnp.arange(6.0))()}
     assert float(everywhere.jit(lambda x_B: x_B.sum())(everywhere.rows(jnp.arange(6.0)))) == 15
     kept = checkpoints.Checkpoints(run.directory, keep_last=1)

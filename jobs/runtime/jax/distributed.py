@@ -1,4 +1,4 @@
-"""Forming one JAX group out of the run's processes, on the platform that was asked for and no other."""
+"""Forming one JAX group out of the run's processes, on the platform that was asked for and no other; its devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.durations import spoken
@@ -30,6 +32,7 @@ too: JAX would end the others before their stacks are saved, and with them what 
 
 JAX_PLATFORMS: dict[Platform, str] = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 COMPILATION_CACHE = "jax-compilation"
+ROWS = "rows"
 
 
 def start(environment: ProcessEnvironment) -> None:
@@ -119,7 +122,6 @@ def agree(name: str, fingerprint: str) -> None:
     Raises:
         RequestError: they differ, so training would silently mix different data or settings.
     """
-    import numpy as np
     import orbax.checkpoint as ocp
 
     # A host may have come with the data long before the others: gloo's own patience ends after half a minute.
@@ -162,11 +164,36 @@ def first_then_others[Result](work: Callable[[], Result], *, what: str, say: Cal
 
 def everywhere(here: bool) -> bool:
     """Whether it holds for every process; all of them ask together."""
-    import numpy as np
-
     return bool(np.all(multihost_utils.process_allgather(np.array(here))))
 
 
 def leave() -> None:
     """Leave the group in order; all processes do so together."""
     jax.distributed.shutdown()
+
+
+class Devices:
+    """The devices of the group that this process has joined; every process makes the same calls.
+
+    The plainest way to train on many devices: a batch is shared out over them, everything else is whole on each.
+    """
+
+    def __init__(self) -> None:
+        mesh = Mesh(np.asarray(jax.devices()), (ROWS,))
+        self._by_row, self._whole = (
+            NamedSharding(mesh, PartitionSpec(ROWS)),
+            NamedSharding(mesh, PartitionSpec()),
+        )
+
+    def rows(self, values_B: np.ndarray) -> jax.Array:
+        """Values that every host has, (B, …), shared out: each device is given its own rows only.
+
+        Raises:
+            ValueError: B is no multiple of the number of devices.
+        """
+        return jax.make_array_from_callback(values_B.shape, self._by_row, lambda rows: values_B[rows])
+
+    def jit(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` compiled; what it returns is whole on every device. A mean over rows is one over all hosts'."""
+        compiled: Callable[..., Any] = jax.jit(function, out_shardings=self._whole)
+        return compiled

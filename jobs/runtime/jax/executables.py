@@ -7,8 +7,10 @@ a program was compiled for.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import platform
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
@@ -20,11 +22,14 @@ from jax.experimental import serialize_executable
 
 from contracts.durations import DAY_S
 from contracts.files import DiskFiles
-from jobs.runtime.jax.devices import processor_kind
 
 FOLDER = "executables"
 UNUSED_DAYS = 30
 """What no run has loaded for so long is removed; of a small model it is some megabytes an entry."""
+CPUINFO = Path("/proc/cpuinfo")
+BFLOAT16 = "avx512_bf16"
+"""Processors with AMX have it too. By it a product of bfloat16 ran twice as fast as one of float32
+(`docs/benchmarks.md`); what XLA makes of other processors' instructions for bfloat16 was not measured."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -98,6 +103,29 @@ class Executables:
         for path in self._folder.iterdir():
             if path.stat().st_mtime < oldest:
                 path.unlink(missing_ok=True)
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Whether it has instructions for products of bfloat16; without them they are many times slower."""
+    return BFLOAT16 in flags(CPUINFO.read_text() if CPUINFO.exists() else "")
+
+
+@functools.cache
+def processor_kind() -> str:
+    """Its model and its features, by which a program that was compiled for it is known from one for another."""
+    cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
+    models = {line for line in cpuinfo.splitlines() if line.startswith(("model name", "CPU part"))}
+    return f"{platform.machine()} {sorted(models)} {sorted(flags(cpuinfo))}"
+
+
+def flags(cpuinfo: str) -> frozenset[str]:
+    """The features that Linux names on an x86 machine; none on another."""
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == "flags":
+            return frozenset(value.split())
+    return frozenset()
 
 
 def _first_line(error: Exception) -> str:

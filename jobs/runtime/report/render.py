@@ -254,7 +254,7 @@ MEANINGS = {
     "profile": "writing a trace",
     "finish": "what follows the last step: the export, a last look",
 }
-"""What each part of jobs.runtime.rates is, in a few words."""
+"""What each part of jobs.runtime.metrics is, in a few words."""
 
 
 def time_split(result: Json) -> str:

@@ -1,1 +1,0 @@
-"""The programs that bench.mlm lets step in turn. The peers' see nothing of ours but `turns`, beside them."""
