@@ -1,4 +1,4 @@
-"""A slice that is reached over SSH, for tests whose hosts answer as they say."""
+"""Hosts, slices and inventories of a stack, for tests whose hosts answer as they say."""
 
 from __future__ import annotations
 
@@ -17,42 +17,56 @@ NFS = Storage(
     nfs_source="10.0.0.9:/s",
     nfs_mount="/share",
 )
+NO_STORAGE = Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)
+
+
+def make_host(index: int, **changed: Any) -> Host:
+    given: dict[str, Any] = {
+        "name": f"w-{index}",
+        "internal_address": f"10.0.0.{index}",
+        "external_address": None,
+        "user": None,
+        "host_keys": ("ssh-ed25519 AAAA",),
+        "reach": "iap",
+    }
+    return Host(index=index, **{**given, **changed})
+
+
+def make_slice(hosts: Sequence[Host], **changed: Any) -> Slice:
+    given: dict[str, Any] = {
+        "name": "s",
+        "accelerator_type": "v5litepod-16",
+        "generation": "v5e",
+        "topology": "4x4",
+        "zone": "europe-west4-b",
+        "capacity": "spot",
+        "origin": "queued-resource q",
+        "count": 1,
+        "devices_per_host": 4,
+    }
+    return Slice(hosts=tuple(hosts), **{**given, **changed})
+
+
+def make_inventory(*slices: Slice, **changed: Any) -> Inventory:
+    given: dict[str, Any] = {
+        "stack": "dev",
+        "project": "p",
+        "storage": NFS,
+        "images": IMAGES,
+        "gateway": None,
+    }
+    return Inventory(slices=slices, **{**given, **changed})
 
 
 def make_target(agents: Sequence[Agent], transports: Sequence[Transport] = (), **changed: Any) -> Target:
     """A slice that is reached over SSH, of as many hosts as there are agents."""
-    hosts = tuple(
-        Host(
-            index=index,
-            name=f"w-{index}",
-            internal_address=f"10.0.0.{index}",
-            external_address=None,
-            user=None,
-            host_keys=("ssh-ed25519 AAAA",),
-            reach="iap",
-        )
-        for index in range(len(agents))
-    )
-    one = Slice(
-        name="s",
-        accelerator_type="v5litepod-16",
-        generation="v5e",
-        topology="4x4",
-        zone="europe-west4-b",
-        capacity="spot",
-        origin="queued-resource q",
-        count=1,
-        devices_per_host=4,
-        hosts=hosts,
-    )
+    one = make_slice([make_host(index) for index in range(len(agents))])
     given: dict[str, Any] = {
         "name": "dev",
         "pulumi_stack": "dev",
-        "inventory": Inventory(
-            stack="dev", project="p", storage=NFS, images=IMAGES, gateway=None, slices=(one,)
-        ),
+        "inventory": make_inventory(one),
         "slice": one,
-        "hosts": hosts,
+        "hosts": one.hosts,
         "platform": "tpu",
         "transports": tuple(transports),
         "agents": tuple(agents),

@@ -347,20 +347,6 @@ def test_a_group_that_does_not_form_is_told_with_who_is_missing_and_why(
         join(make_agent, joined("joined"), *answers)
 
 
-def test_a_tpu_has_ten_minutes_to_join_and_a_cpu_three(make_agent: MakeAgent) -> None:
-    for platform, limit_s in (("tpu", 600), ("cpu", 180)):
-        one = make_target([PLAN.target.agents[0]], platform=platform)
-        plan = dataclasses.replace(PLAN, target=one)
-        asked: list[float] = []
-
-        def give(verb: str, request: dict[str, Any], asked: list[float] = asked) -> Any:
-            asked.append(request["limit_s"])
-            return joined("joined")
-
-        launch.join(plan, [make_agent(give)])
-        assert asked == [limit_s]
-
-
 CONTAINED = dataclasses.replace(PLAN, container=Container(image="r/jax@sha256:" + "0" * 64))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from contracts.errors import RequestError
 from launch import plan, targets
 from launch.hosts import Agent, GoneLink
 from launch.plan import Container, Plan
-from launch.targets import Target
-from tests.launch.slices import IMAGES, NFS, make_target
+from tests.launch.slices import IMAGES, NO_STORAGE, make_target
 
 TARGET = make_target(
     [Agent(host="w", link=GoneLink("", ""), root="/")] * 2,
@@ -205,7 +203,7 @@ def test_a_run_directory_outside_the_other_mounts_is_mounted_and_one_in_a_bucket
     assert plan.start(bucket, 0)["cwd"] == "~/.cache/tpu-stack"
 
 
-MakeAgent = Callable[..., Agent]
+STACK = dataclasses.replace(TARGET, name="dev", platform="tpu")
 BUILT = "sha256:" + "b" * 64
 OLD = "europe-west4-docker.pkg.dev/p/r/jax@sha256:" + "0" * 64
 
@@ -219,109 +217,59 @@ def unasked(framework: str, platform: str) -> str:
     raise AssertionError(f"{framework} for {platform} was looked for here")
 
 
-@pytest.fixture
-def slice_of_two(make_agent: MakeAgent) -> Target:
-    return make_target([make_agent(lambda verb, request: {}) for _ in range(2)])
-
-
-@pytest.fixture
-def here() -> Target:
-    return targets.local(2, "cpu", [0, 1])
-
-
 IN_DOCKER = {"runtime": "docker", "image": OLD}
+PRIVILEGED = {**IN_DOCKER, "container_access": "privileged"}
 BARE = {"runtime": "bare", "image": None}
 
 
 @pytest.mark.parametrize(
-    ("framework", "runtime", "before", "image"),
+    ("framework", "runtime", "before", "access", "found"),
     [
-        ("jax", None, None, IMAGES["jax"]),
-        ("pytorch", None, None, None),
-        ("jax", "bare", None, None),
+        # The image that the stack has, with only the devices unless more is asked for.
+        ("jax", None, None, None, (IMAGES["jax"], "devices")),
+        ("jax", None, None, "privileged", (IMAGES["jax"], "privileged")),
+        ("pytorch", None, None, None, None),
+        ("jax", "bare", None, None, None),
         # A run that is resumed has what it was started with, unless something else is asked for.
-        ("jax", None, IN_DOCKER, OLD),
-        ("jax", None, BARE, None),
-        ("jax", "docker", IN_DOCKER, IMAGES["jax"]),
+        ("jax", None, IN_DOCKER, None, (OLD, "devices")),
+        ("jax", None, BARE, None, None),
+        ("jax", "docker", IN_DOCKER, None, (IMAGES["jax"], "devices")),
+        ("jax", None, PRIVILEGED, None, (OLD, "privileged")),
+        ("jax", None, PRIVILEGED, "devices", (OLD, "devices")),
+        # What cannot be had is refused with the remedy.
+        ("jax", "bare", None, "privileged", "--container-access privileged: the processes run in no container here"),
+        ("jax", None, None, "root", '--container-access: "root" is not an access; choose one of devices, privileged'),
+        ("jax", "podman", None, None, '--runtime: "podman" is not a runtime; choose one of bare, docker'),
+        ("pytorch", "docker", None, None, "--runtime docker: the stack dev has no image of pytorch; `fab build --fr"),
     ],
-)
+)  # fmt: skip
 def test_a_run_is_in_the_image_that_the_stack_has_or_in_that_in_which_it_began(
-    slice_of_two: Target,
     framework: str,
     runtime: str | None,
     before: dict[str, Any] | None,
-    image: str | None,
+    access: str | None,
+    found: tuple[str, str] | str | None,
 ) -> None:
-    found = plan.choose_container(slice_of_two, framework, runtime, unasked, before)
-    assert found == (None if image is None else Container(image=image, mounts=("/share",)))
+    if isinstance(found, str):
+        with pytest.raises(RequestError) as error:
+            plan.choose_container(STACK, framework, runtime, unasked, before, access)
+        assert str(error.value).startswith(found)
+        return
+    box = plan.choose_container(STACK, framework, runtime, unasked, before, access)
+    wanted = None if found is None else Container(image=found[0], mounts=("/share",), access=found[1])
+    assert box == wanted
+    inventory = dataclasses.replace(STACK.inventory, storage=NO_STORAGE)
+    bare = dataclasses.replace(STACK, inventory=inventory)
+    box = plan.choose_container(bare, framework, runtime, unasked, before, access)
+    assert box == (wanted and dataclasses.replace(wanted, mounts=())), "without a share none is mounted"
 
 
-def test_a_slice_without_a_share_mounts_none(slice_of_two: Target) -> None:
-    storage = dataclasses.replace(NFS, nfs_source=None, nfs_mount=None)
-    inventory = dataclasses.replace(slice_of_two.inventory, storage=storage)
-    found = plan.choose_container(
-        dataclasses.replace(slice_of_two, inventory=inventory), "jax", None, unasked
-    )
-    assert found == Container(image=IMAGES["jax"])
-
-
-def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_built_here(
-    here: Target,
-) -> None:
+def test_this_machine_runs_bare_unless_docker_is_asked_for_and_then_in_what_was_built_here() -> None:
+    here = targets.local(2, "cpu", [0, 1])
     assert plan.choose_container(here, "jax", None, unasked) is None
     assert plan.choose_container(here, "jax", "docker", built) == Container(image=BUILT)
     with pytest.raises(RequestError, match="the images are for TPUs and CPUs; on a GPU leave --runtime out"):
         plan.built_here("jax", "gpu")
-
-
-@pytest.mark.parametrize(
-    ("framework", "runtime", "access", "said"),
-    [
-        (
-            "jax",
-            "bare",
-            "privileged",
-            "--container-access privileged: the processes run in no container here",
-        ),
-        (
-            "jax",
-            None,
-            "root",
-            '--container-access: "root" is not an access; choose one of devices, privileged',
-        ),
-        ("jax", "podman", None, '--runtime: "podman" is not a runtime; choose one of bare, docker'),
-        (
-            "pytorch",
-            "docker",
-            None,
-            "--runtime docker: the stack dev has no image of pytorch; `fab build --framework pytorch`, ",
-        ),
-    ],
-)
-def test_a_runtime_that_cannot_be_had_is_refused_with_the_remedy(
-    slice_of_two: Target, framework: str, runtime: str | None, access: str | None, said: str
-) -> None:
-    with pytest.raises(RequestError) as error:
-        plan.choose_container(slice_of_two, framework, runtime, unasked, None, access)
-    assert str(error.value).startswith(said)
-
-
-@pytest.mark.parametrize(
-    ("before", "asked", "access"),
-    [
-        (None, None, "devices"),
-        (None, "privileged", "privileged"),
-        ({"container_access": "privileged"}, None, "privileged"),
-        ({"container_access": "privileged"}, "devices", "devices"),
-        ({}, None, "devices"),
-    ],
-)
-def test_a_container_has_the_devices_alone_unless_more_is_asked_for_now_or_was_when_the_run_began(
-    slice_of_two: Target, before: dict[str, Any] | None, asked: str | None, access: str
-) -> None:
-    described = None if before is None else {"runtime": "docker", "image": OLD, **before}
-    found = plan.choose_container(slice_of_two, "jax", None, unasked, described, asked)
-    assert found is not None and found.access == access
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import google.auth
 import google.auth.exceptions
 import pytest
 
-from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import BucketFiles
 from launch import remote_files
 from launch.hosts import Agent, HostError
@@ -253,19 +252,10 @@ def test_several_files_are_read_in_one_journey_and_a_file_longer_than_an_answer_
     assert answer.asked == 1
     assert HostFiles((make_agent(answer),)).read([]) == []
     (tmp_path / "a").write_text("0123456789" * 10)
-    assert HostFiles((make_agent(Reading(7)),)).read(paths[:1]) == [b"0123456789" * 10]
-
-
-def test_metrics_are_read_from_where_the_last_look_ended(make_agent: MakeAgent, tmp_path: Path) -> None:
-    directory = RunDirectory(str(tmp_path), HostFiles((make_agent(Reading(remote_files.CHUNK_BYTES)),)))
-    assert directory.read_new_metrics(0) == ([], 0)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
-    lines, offset = directory.read_new_metrics(-1000)
-    assert ([line["step"] for line in lines], offset) == ([1, 2], 24)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n')
-    assert directory.read_new_metrics(offset) == ([{"step": 3}], 36)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 9}\n')  # a resumed attempt has written it anew
-    assert directory.read_new_metrics(36) == ([{"step": 9}], 12)
+    files = HostFiles((make_agent(Reading(7)),))
+    assert files.read(paths[:1]) == [b"0123456789" * 10]
+    # From where a reader was, and from the beginning of a file that is shorter than that now.
+    assert [files.read_from(paths[0], offset) for offset in (95, 36_000)] == [(b"56789", 95), (b"0123456", 0)]
 
 
 def test_where_the_first_host_does_not_answer_the_next_is_asked(

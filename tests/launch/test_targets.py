@@ -13,42 +13,19 @@ from hypothesis import strategies as st
 
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
-from contracts.inventory import Host, Inventory, Slice, Storage, from_json, to_json
+from contracts.inventory import Inventory, from_json, to_json
 from launch import launch, targets
 from launch.commands import verify
 from launch.hosts import HostError
 from launch.launch import Request
 from launch.remote_files import Buckets, HostFiles
 from launch.targets import Given, Target, Wanted
+from tests.launch.slices import NFS, NO_STORAGE, make_host, make_inventory, make_slice
 
-HOSTS = tuple(
-    Host(
-        index=index,
-        name=f"t1v-n-{index}",
-        internal_address=f"10.0.0.{index}",
-        external_address=None,
-        user="ada",
-        host_keys=("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPHT2RyjC7VMmAXH1GQ3SRQjRFS6PqXSxOOhoHzqyzTb",),
-        reach="direct",
-    )
-    for index in range(4)
-)
-MAIN = Slice(
-    name="main",
-    accelerator_type="v5litepod-16",
-    generation="v5e",
-    topology="4x4",
-    zone="us-central1-a",
-    capacity="spot",
-    origin="queued-resource main",
-    count=1,
-    devices_per_host=4,
-    hosts=HOSTS,
-)
-SHARE = Storage(
-    bucket_url="gs://b", bucket_region="us-central1", nfs_source="10.0.0.9:/srv", nfs_mount="/mnt/share"
-)
-STACK = Inventory(stack="dev", project="p", storage=SHARE, images={}, gateway=None, slices=(MAIN,))
+HOSTS = [make_host(index, reach="direct") for index in range(4)]
+MAIN = make_slice(HOSTS, name="main", origin="queued-resource main")
+SHARE = dataclasses.replace(NFS, bucket_url="gs://b")
+STACK = make_inventory(MAIN, storage=SHARE)
 
 
 def target(inventory: Inventory = STACK, **wanted: Any) -> Target:
@@ -66,7 +43,7 @@ def test_a_stacks_hosts_are_a_tpus_with_their_runs_on_the_share() -> None:
     assert [host.index for host in found.hosts] == [0, 1, 2, 3]
     assert (len(found.transports), len(found.agents), len(found.cpus)) == (4, 4, 4)
     assert (found.platform, found.devices, found.is_local) == ("tpu", 16, False)
-    assert (found.runs_url, found.mount) == ("/mnt/share/runs", "/mnt/share")
+    assert (found.runs_url, found.mount) == ("/share/runs", "/share")
     assert found.coordinator_host == "10.0.0.0"
     assert isinstance(found.files, HostFiles)
     assert found.pulumi_stack == "dev"
@@ -85,7 +62,7 @@ def test_a_stacks_hosts_are_a_tpus_with_their_runs_on_the_share() -> None:
 def test_a_part_of_a_tpu_slice_cannot_compute_and_a_part_of_other_hosts_can(
     hosts: str | None, listed: int, platform: str, why: str | None
 ) -> None:
-    slices = (dataclasses.replace(MAIN, hosts=HOSTS[:listed]),)
+    slices = (make_slice(HOSTS[:listed], name="main"),)
     found = target(dataclasses.replace(STACK, slices=slices), hosts=hosts, platform=platform)
     assert (found.part_of_tpu or "").startswith(why) if why else found.part_of_tpu is None
     if why:  # said before a host is asked
@@ -101,14 +78,14 @@ def test_runs_go_to_the_bucket_where_there_is_no_share_and_to_where_they_are_ask
     assert target(no_share).runs_url == "gs://b/runs"
     assert isinstance(target(no_share).files, Buckets)
     assert target(no_share).mount is None
-    for asked in ("gs://b/other/", "/data/runs", "/mnt/share2/runs"):
+    for asked in ("gs://b/other/", "/data/runs", "/share2/runs"):
         assert (target(runs=asked).runs_url, target(runs=asked).mount) == (asked.rstrip("/"), None)
 
 
 def test_a_choice_of_hosts_keeps_their_order_and_the_first_of_them_is_where_the_group_forms() -> None:
     found = target(hosts="3,1-2")
     assert [host.index for host in found.hosts] == [1, 2, 3]
-    assert [agent.host for agent in found.agents] == ["t1v-n-1", "t1v-n-2", "t1v-n-3"]
+    assert [agent.host for agent in found.agents] == ["w-1", "w-2", "w-3"]
     assert (found.coordinator_host, found.devices) == ("10.0.0.1", 12)
 
 
@@ -141,7 +118,7 @@ OTHER = dataclasses.replace(MAIN, name="other")
         ({}, {"hosts": ""}, '--hosts: "" is not a list of hosts'),
         ({}, {"runs": "runs"}, "--runs runs: must be an absolute path on the hosts, or a URL"),
         (
-            {"storage": Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)},
+            {"storage": NO_STORAGE},
             {},
             "the stack dev has neither NFS nor a bucket, and the hosts of main need one place for their runs",
         ),
@@ -199,9 +176,9 @@ def test_a_stack_that_looks_like_a_path_is_the_inventory_in_that_file(
 
 
 def test_on_a_host_that_a_run_had_and_the_slice_has_no_more_nothing_runs() -> None:
-    (agent,) = target().find_agents({"hosts": [{"index": 0, "name": "t1v-n-old"}]})
+    (agent,) = target().find_agents({"hosts": [{"index": 0, "name": "w-old"}]})
     assert agent.ask("status", {})["processes"] == []
-    with pytest.raises(HostError, match="t1v-n-old: is no longer a host of main → `fab recover` goes on"):
+    with pytest.raises(HostError, match="w-old: is no longer a host of main → `fab recover` goes on"):
         agent.ask("logs", {})
 
 

@@ -15,7 +15,7 @@ import pytest
 from contracts.errors import RequestError
 from launch import targets
 from launch.commands import copies
-from launch.commands.copies import Copy, Kind, Place, decide, kind_of, size_of
+from launch.commands.copies import Copy, Kind, Place, decide
 from launch.hosts import Completed, HostError, HostsError, LocalTransport, Transport
 from launch.targets import Target
 
@@ -209,17 +209,6 @@ def test_what_cannot_be_copied_is_refused_before_anything_is_changed(
     assert contents(tmp_path) == before
 
 
-def test_a_shell_that_says_more_than_was_asked_is_named_as_such(tmp_path: Path, tree: Path) -> None:
-    class Greeting(Disk):
-        def begin(self, argv: Sequence[str], stdin: str, *, timeout_s: float) -> Future[Completed]:
-            future: Future[Completed] = Future()
-            future.set_result(Completed(exit_code=0, stdout="Welcome!\nfolder\n/x", stderr=""))
-            return future
-
-    with pytest.raises(HostsError, match="its shell says more than was asked for"):
-        copies.put(target_of(Greeting(tmp_path / "disk")), str(tree), "/disk", force=False)
-
-
 @pytest.mark.parametrize(
     ("kind", "path", "there", "inside", "goes_to"),
     [
@@ -250,27 +239,3 @@ def test_a_copy_goes_into_a_folder_that_is_there_and_else_under_the_name_given(
                     decide("s", source, place, force=force)
             else:
                 assert decide("s", source, place, force=force) == Copy(path=goes_to, replaces=False)
-
-
-def test_a_folder_takes_the_place_of_a_folder_only_by_force() -> None:
-    place = Place(path="/d", kind="folder", inside="folder")
-    assert decide("s", "folder", place, force=True) == Copy(path="/d/s", replaces=True)
-    with pytest.raises(RequestError, match="/d/s is there already; --force replaces"):
-        decide("s", "folder", place, force=False)
-
-
-def test_the_size_of_a_folder_is_that_of_its_files_and_links_lead_nowhere(tmp_path: Path) -> None:
-    (tmp_path / "d" / "e").mkdir(parents=True)
-    (tmp_path / "d" / "a").write_bytes(b"12")
-    (tmp_path / "d" / "e" / "b").write_bytes(b"345")
-    (tmp_path / "d" / "loop").symlink_to(tmp_path / "d")
-    (tmp_path / "dangling").symlink_to("/no/such")
-    assert size_of(tmp_path / "d") == 5
-    assert size_of(tmp_path / "d" / "a") == 2
-    assert size_of(tmp_path / "none") == 0
-    assert [kind_of(tmp_path / name) for name in ("d", "d/a", "none", "dangling")] == [
-        "folder",
-        "file",
-        "nothing",
-        "file",
-    ]

@@ -6,9 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
-import socket
 import sys
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ import pytest
 
 from launch import targets
 from launch.commands import notebook
-from launch.hosts import HostError, LocalTransport
+from launch.hosts import HostError
 from launch.targets import PYTHON, Target
 from tests.launch.processes import all_end
 
@@ -108,43 +106,6 @@ def test_the_server_answers_at_the_address_printed_until_it_is_interrupted(
     assert "--ServerApp.ip=127.0.0.1" in told["argv"]
     assert all_end([seen["pid"]])
     assert list((noted.parent / "tmp").iterdir()) == []
-
-
-def test_through_a_tunnel_the_address_is_this_machines(
-    target: Target, noted: Path, capsys: Captured, interrupt: Callable[[Callable[[], None]], None]
-) -> None:
-    open_now: list[int] = []
-
-    class Far(LocalTransport):
-        """A machine apart: its ports are led to by another one here."""
-
-        @contextlib.contextmanager
-        def forward(self, remote_host: str, remote_port: int) -> Iterator[int]:
-            assert remote_host == "127.0.0.1"
-            with socket.create_server(("127.0.0.1", 0)) as here:
-                open_now.append(here.getsockname()[1])
-                threading.Thread(target=relay, args=(here, remote_port), daemon=True).start()
-                try:
-                    yield open_now[-1]
-                finally:
-                    open_now.pop()
-
-    def relay(here: socket.socket, port: int) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = here.accept()
-                not_yet = contextlib.suppress(ConnectionRefusedError)
-                with near, not_yet, socket.create_connection(("127.0.0.1", port)) as server:
-                    server.sendall(near.recv(65536))
-                    near.sendall(server.recv(65536))
-
-    def look() -> None:
-        assert f"http://127.0.0.1:{open_now[0]}/lab?token=" in capsys.readouterr().out
-
-    interrupt(look)
-    with pytest.raises(KeyboardInterrupt):
-        notebook.serve(dataclasses.replace(target, transports=(Far(),)), "fakelab", browser=False)
-    assert open_now == []
 
 
 def test_a_server_that_cannot_be_started_is_told_with_the_reason_and_the_remedy(

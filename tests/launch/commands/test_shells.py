@@ -17,45 +17,41 @@ from typing import Any
 
 import asyncssh
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from contracts.errors import RequestError
-from contracts.inventory import Gateway, Host
+from contracts.inventory import Gateway
 from launch import targets
 from launch.commands import shells
 from launch.commands.shells import INCLUDE, Entry, Keys, config, host_alias, known_hosts, with_include
 from launch.hosts import HostError
 from launch.ssh.access import Access
 from launch.targets import Target, local
+from tests.launch.slices import make_host, make_inventory, make_slice, make_target
 
 KEY = "ssh-ed25519 AAAAC3Nz"
 Captured = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs OpenSSH's client")
 
 
-def target_of(reach: Any, *, user: str | None = "me", project: str | None = None, count: int = 3) -> Target:
-    hosts = tuple(
-        Host(
-            index=index,
+def target_of(reach: Any, *, user: str | None = "me", project: str | None = None) -> Target:
+    outer = "34.0.0.{}:2222" if reach == "direct" else None
+    hosts = [
+        make_host(
+            index,
             name=f"dev-main-{index}",
-            internal_address=f"10.0.0.{index}",
-            external_address=f"34.0.0.{index}:2222" if reach == "direct" else None,
+            external_address=outer and outer.format(index),
             user=user,
             host_keys=(KEY,),
             reach=reach,
         )
-        for index in range(count)
-    )
-    target = targets.local(count, "cpu", [0])
-    one_slice = dataclasses.replace(target.slice, name="main", zone="us-central1-a", hosts=hosts)
+        for index in range(3)
+    ]
+    one = make_slice(hosts, name="main", zone="us-central1-a")
     gateway = Gateway(
         name="dev-gateway", zone="us-central1-a", address="10.0.0.9", host_keys=(KEY,), user=user
     )
-    inventory = dataclasses.replace(
-        target.inventory, stack="dev", project=project, slices=(one_slice,), gateway=gateway
-    )
-    return dataclasses.replace(target, name="dev", inventory=inventory, slice=one_slice, hosts=hosts)
+    inventory = make_inventory(one, project=project, gateway=gateway)
+    return make_target([], inventory=inventory, slice=one, hosts=one.hosts)
 
 
 @pytest.fixture(autouse=True)
@@ -154,14 +150,6 @@ def test_a_users_settings_change_by_one_line_once_and_only_when_asked_to(
     modes = {path.name: path.stat().st_mode & 0o777 for path in places}
     ours = {"dev-main.conf": 0o600, "dev-main.known_hosts": 0o600}
     assert modes == {"dotfiles": 0o640, "tpu-stack": 0o700, **ours}
-
-
-def test_who_has_no_ssh_folder_yet_gets_a_private_one(home: Path) -> None:
-    (home / ".ssh/id_ed25519").unlink()
-    (home / ".ssh").rmdir()
-    shells.show_config(target_of("direct"), write=True)
-    assert (home / ".ssh").stat().st_mode & 0o777 == 0o700
-    assert (home / ".ssh/config").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_cannot_be_gone_to_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,13 +257,6 @@ def test_keys_are_pinned_under_an_alias_of_plain_letters_and_a_host_without_one_
 )
 def test_our_line_comes_before_every_host_and_only_once(before: str, after: str) -> None:
     assert with_include(before) == after
-
-
-@given(st.text(st.sampled_from("Hosta* \nMch") | st.characters(), max_size=100))
-def test_including_twice_is_including_once_and_nothing_of_the_users_is_changed(text: str) -> None:
-    once = with_include(text)
-    assert with_include(once) == once
-    assert once.endswith(text)
 
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")

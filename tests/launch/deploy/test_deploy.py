@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
 import shlex
+import socket
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,17 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from contracts.inventory import Storage
 from launch.deploy import deploy
 from launch.deploy.deploy import LONGEST_LINE, Answer, Deployment, Outcome, Reader, State, parse
 from launch.deploy.python_environment import Lock
 from launch.deploy.steps import Step, to_json
-from launch.hosts import Agent, HostError, LocalTransport, Show
+from launch.hosts import Agent, Completed, HostError, HostsError, LocalTransport, Show
+from launch.ssh import login
+from launch.ssh.access import Access
 from launch.targets import Target
-from tests.launch.slices import make_target
+from tests.launch.processes import all_end
+from tests.launch.slices import NO_STORAGE, make_target
 
 MakeAgent = Callable[..., Agent]
-NONE = Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)
 
 
 LOCK = Lock(name="tpu", files={}, sha256="00" * 32, folder="~/l")
@@ -56,7 +56,7 @@ def test_each_target_gets_the_steps_that_it_needs(agents: list[Agent]) -> None:
     assert names(target) == always
     assert names(dataclasses.replace(target, platform="cpu")) == [*before, *after]
     assert names(target, with_comforts=True) == [*always, "comforts"]
-    bare = dataclasses.replace(target.inventory, storage=NONE, images={})
+    bare = dataclasses.replace(target.inventory, storage=NO_STORAGE, images={})
     in_bucket = dataclasses.replace(target, inventory=bare, runs_url="gs://b/runs")
     assert names(in_bucket) == ["first boot", "certificates", "folders", "huge pages", "python"]
     # Runs in containers take Docker and no Python.
@@ -140,10 +140,7 @@ def test_breaking_off_ends_what_is_under_way_on_the_host(tmp_path: Path) -> None
     deployment = Deployment("w-0", [endless], show).begin(LocalTransport())
     assert started.wait(30)
     deployment.end()
-    deadline = time.monotonic() + 20
-    while os.path.exists(f"/proc/{pid.read_text().strip()}"):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert all_end([int(pid.read_text())])
 
 
 LINE = json.dumps({"step": "s", "state": "ok", "message": "m", "remedy": "", "took_s": 1}).encode()
@@ -215,3 +212,86 @@ def test_a_host_that_failed_or_was_lost_or_never_reached_is_named_with_its_remed
         "w-2 NOT REACHED connection lost → again",
     ]
     assert deploy.verdict(told) == "3 of 3 hosts are not ready"
+
+
+# --- hosts that boot are waited for, and what waiting does not mend is not ------------------------------------------
+
+
+class Booting:
+    """A host that refuses as often as it is told to, then lets in."""
+
+    def __init__(self, *refusals: HostError | OSError) -> None:
+        self.refusals, self.tries = list(refusals), 0
+
+    def begin(self, argv: Sequence[str], stdin: str, *, timeout_s: float) -> Future[Completed]:
+        future: Future[Completed] = Future()
+        self.tries += 1
+        if self.refusals:
+            future.set_exception(self.refusals.pop(0))
+        else:
+            future.set_result(Completed(exit_code=0, stdout="", stderr=""))
+        return future
+
+
+def of_hosts(agents: list[Agent], *hosts: Booting) -> Target:
+    given: Any = hosts
+    return make_target(agents, given)
+
+
+def test_a_host_that_boots_is_waited_for_and_said_once(
+    agents: list[Agent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy, "AGAIN_S", 0.01)
+    told: list[str] = []
+    refused = HostError(host="", reason="10.0.0.0:22 refuses the connection")
+    first, second = Booting(refused, refused, OSError("closed")), Booting()
+    assert deploy.reach(of_hosts(agents, first, second), told.append, limit_s=30) == [None, None]
+    assert (first.tries, second.tries) == (4, 1)
+    assert [text.partition(" s for ")[2] for text in told] == [
+        "w-0: 10.0.0.0:22 refuses the connection",
+        "w-0: closed",
+    ]
+
+
+ACCESS = Access(name="w-0", address="10.0.0.2", user="u", os_login=True, host_keys=(), made_by_pulumi=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (ACCESS.host_key_unknown(), False),
+        (ACCESS.host_key_changed(["SHA256:a"], "SHA256:b"), False),
+        (ACCESS.host_key_unreadable("x", "y"), False),
+        (ACCESS.proxy_missing("gcloud"), False),
+        (ACCESS.no_connection(socket.gaierror(-2, "unknown")), False),
+        (ACCESS.no_connection(ConnectionRefusedError()), True),
+        (ACCESS.no_connection(TimeoutError()), True),
+        (ACCESS.closed_at_once(), True),
+        (ACCESS.proxy_ended(1, "4003: failed to connect to backend"), True),
+        # The account of a person reaches a fresh host some time after its sshd does.
+        (ACCESS.permission_denied("u", ["k"], []), True),
+    ],
+)
+def test_only_what_a_booting_host_does_is_waited_for(error: HostError, passes: bool) -> None:
+    assert deploy.may_pass(error) is passes
+    with pytest.raises(HostError) as no_user:  # nor is a machine that cannot log in anywhere
+        login.user_of_profile("{}")
+    assert not deploy.may_pass(no_user.value)
+
+
+def test_where_no_host_answers_all_are_listed(agents: list[Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy, "AGAIN_S", 0.01)
+    refused = HostError(host="", reason="refused", remedy="r")
+    closed = [Booting(*[refused] * 99) for _ in range(2)]
+    with pytest.raises(HostsError) as error:
+        deploy.reach(of_hosts(agents, *closed), lambda text: None, limit_s=0.05)
+    assert str(error.value).splitlines() == [
+        "no host could be reached, nothing was changed:",
+        "  w-0: refused → r",
+        "  w-1: refused → r",
+    ]
+    # What time does not mend is not waited for, and the others go on.
+    refusing = Booting(*[ACCESS.host_key_changed(["SHA256:a"], "SHA256:b")] * 2)
+    first, none = deploy.reach(of_hosts(agents, refusing, Booting()), lambda text: None, limit_s=600)
+    assert isinstance(first, HostError) and first.host == "w-0" and none is None
+    assert refusing.tries == 1

@@ -98,16 +98,6 @@ def test_hosts_that_are_missing_or_have_no_key_are_told_of(stack: tuple[Inventor
     assert messages[1].startswith("no host key is known of host 0")
 
 
-def test_machines_that_are_none_of_googles_have_no_price_and_no_region(
-    stack: tuple[Inventory, Slice],
-) -> None:
-    inventory, one_slice = stack
-    own = dataclasses.replace(one_slice, accelerator_type="workstation", zone="under my desk", origin="mine")
-    said = [*slice_hosts.slice_in_use(inventory, own), *slice_hosts.regions(inventory, own)]
-    assert [each.state for each in said] == ["ok", "skip"]
-    assert slice_hosts.queued_resource(lambda argv: Answer(exit_code=0), "p", own).state == "skip"
-
-
 # --- what the hosts say -------------------------------------------------------------------------------------------
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,10 +16,9 @@ from typing import Any
 import docker
 import pytest
 
-from contracts.errors import RequestError
-from launch.images import build, docker_client, local_images
+from launch.images import build, local_images
 from launch.images.build import Builder, build_command, failure
-from launch.images.docker_client import ImageError, buildkit, connect
+from launch.images.docker_client import ImageError, buildkit
 from launch.images.local_images import Made
 from launch.images.recipe import Recipe
 from launch.jobs import CHECKOUT
@@ -45,8 +41,6 @@ def main():
     print('{"ok": true}')
 """
 LIMIT_S = 90
-DISK_BYTES = 800 * 10**6
-"""Of a daemon of the test's own: room for the base, and for nothing as large again."""
 MakeLab = Callable[[str], Any]
 
 
@@ -287,72 +281,3 @@ def until(lines: Iterable[str], words: str) -> str:
         if words in line:
             break
     return said
-
-
-# --- a Docker of the test's own, whose disk is small and which can be killed --------------------------------------
-
-
-@pytest.fixture
-def daemon() -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A dockerd with its own socket, no network and a disk of DISK_BYTES in memory; and its socket's address."""
-    folder = Path(tempfile.mkdtemp(prefix="own-docker-"))  # the path of a socket may have 107 letters
-    (folder / "disk").mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", folder / "disk"], check=True)
-    host = f"unix://{folder}/sock"
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [
-                # In a network of its own, where its bridge is no other daemon's.
-                *("unshare", "--net", "dockerd", "--host", host, "--data-root", folder / "disk"),
-                *("--exec-root", folder / "exec", "--pidfile", folder / "pid"),
-                *("--iptables=false", "--ip-masq=false"),
-            ],
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            until_s = time.monotonic() + LIMIT_S
-            # Its socket is there before it answers.
-            while subprocess.run(["docker", "--host", host, "version"], capture_output=True).returncode != 0:
-                assert time.monotonic() < until_s, (folder / "log").read_text()
-                time.sleep(0.1)
-            yield process, host
-        finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(LIMIT_S)
-            process.kill()
-            subprocess.run(["umount", "--recursive", "--lazy", folder / "disk"], check=False)
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-# docker-py leaves the sockets that it could not connect to the garbage collector.
-@slow
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("dockerd") is None, reason="only root starts a Docker")
-@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-def test_a_full_disk_and_a_daemon_that_is_killed_are_told_apart(
-    daemon: tuple[subprocess.Popen[bytes], str], client: docker.DockerClient, base: str, make_lab: MakeLab,
-    environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    process, host = daemon
-    environ = {**environ, "DOCKER_HOST": host}
-    own = connect(environ)
-    own.images.load(client.images.get(base).save(named=True))
-    lab = make_lab("faulty")
-    builder = Builder(client=own, command=buildkit(own, environ), environ=environ, say=print)
-    with pytest.raises(ImageError, match=r"the disk that Docker keeps images on \(\S+/disk\) is full"):
-        builder.build(lab.recipe(body=f"head -c {DISK_BYTES} /dev/zero >/file"), None)
-    assert [each["RepoTags"] for each in own.api.images(all=True)] == [[base]]
-
-    show = docker_client.shown
-
-    def killed_meanwhile(*words: Any) -> tuple[int, str]:
-        process.kill()
-        process.wait()
-        return show(*words)
-
-    monkeypatch.setattr(build, "shown", killed_meanwhile)
-    with pytest.raises(RequestError, match="the connection to Docker broke .* is it still running"):
-        builder.build(lab.recipe(body="sleep 20"), None)
-    own.close()
-    gc.collect()

@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from contracts.errors import RequestError
-from contracts.inventory import Gateway, Host, Inventory, Reach, Slice, Storage
+from contracts.inventory import Gateway, Host, Reach
 from launch.hosts import address_and_port
-from launch.ssh.access import routes
+from launch.ssh.access import Access, routes
+from tests.launch.slices import make_host, make_inventory, make_slice
 
 
-def a_host(index: int, reach: Reach, **changed: object) -> Host:
-    host = Host(
-        index=index,
-        name=f"w-{index}",
-        internal_address=f"10.0.0.{index}",
-        external_address=None,
-        user=None,
-        host_keys=(f"ssh-ed25519 AAAA{index}",),
-        reach=reach,
-    )
-    return dataclasses.replace(host, **changed)  # type: ignore[arg-type]
-
-
-def a_slice(*hosts: Host) -> Slice:
-    return Slice(
-        name="s",
-        accelerator_type="v5litepod-16",
-        generation="v5e",
-        topology="4x4",
-        zone="z-a",
-        capacity="spot",
-        origin="node s",
-        count=1,
-        devices_per_host=4,
-        hosts=hosts,
-    )
-
-
-def an_inventory(project: str | None = "p", gateway: Gateway | None = None) -> Inventory:
-    storage = Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)
-    return Inventory(stack="dev", project=project, storage=storage, images={}, gateway=gateway, slices=())
+def the_routes(*hosts: Host, project: str | None = "p", gateway: Gateway | None = None) -> tuple[Access, ...]:
+    return routes(make_inventory(project=project, gateway=gateway), make_slice(hosts, zone="z-a"))
 
 
 def test_behind_iap_the_first_host_has_a_tunnel_and_the_others_go_through_it() -> None:
-    first, second, third = routes(an_inventory(), a_slice(*(a_host(index, "iap") for index in range(3))))
+    first, second, third = the_routes(
+        *(make_host(index, host_keys=(f"ssh-ed25519 AAAA{index}",)) for index in range(3))
+    )
     tunnel = ("gcloud", "compute", "start-iap-tunnel", "w-0", "22", "--listen-on-stdin", "--zone", "z-a")
     assert (first.proxy_command, first.through) == ((*tunnel, "--project", "p"), None)
     assert (second.through, third.through) == (first, first)
@@ -60,24 +32,25 @@ def test_the_gateway_is_reached_through_iap_where_there_is_a_project_and_directl
     None
 ):
     gateway = Gateway(name="g", zone="z-b", address="10.0.0.9", host_keys=("ssh-ed25519 G",), user=None)
-    [host] = routes(an_inventory(gateway=gateway), a_slice(a_host(0, "gateway")))
+    [host] = the_routes(make_host(0, reach="gateway"), gateway=gateway)
     assert host.through is not None
     assert host.through.proxy_command is not None
     assert host.through.proxy_command[3:5] + host.through.proxy_command[6:8] == ("g", "22", "--zone", "z-b")
-    [host] = routes(an_inventory(None, gateway), a_slice(a_host(0, "gateway")))
+    [host] = the_routes(make_host(0, reach="gateway"), project=None, gateway=gateway)
     assert host.through is not None
     assert (host.through.proxy_command, host.through.address) == (None, "10.0.0.9")
 
 
 def test_a_direct_host_is_reached_at_its_outer_address_where_it_has_one() -> None:
-    inner, outer = routes(
-        an_inventory(None),
-        a_slice(a_host(0, "direct"), a_host(1, "direct", external_address="h.example:2222")),
+    inner, outer = the_routes(
+        make_host(0, reach="direct"),
+        make_host(1, reach="direct", external_address="h.example:2222"),
+        project=None,
     )
     assert (inner.address, inner.port, inner.proxy_command, inner.through) == ("10.0.0.0", 22, None, None)
     assert (outer.address, outer.port) == ("h.example", 2222)
     # OS Login gives the user on hosts of a project only.
-    [theirs] = routes(an_inventory(), a_slice(a_host(0, "iap")))
+    [theirs] = the_routes(make_host(0))
     assert (inner.os_login, theirs.os_login) == (False, True)
 
 
@@ -101,4 +74,4 @@ def test_ports_are_told_from_addresses() -> None:
 )
 def test_a_way_that_cannot_be_is_refused(project: str | None, reach: Reach, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        routes(an_inventory(project), a_slice(a_host(0, reach)))
+        the_routes(make_host(0, reach=reach), project=project)

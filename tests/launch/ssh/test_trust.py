@@ -14,38 +14,25 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from contracts.inventory import Host, Inventory, Slice, Storage, to_json
+from contracts.inventory import Host, Inventory, to_json
 from launch import inventories, targets
 from launch.commands import trust
 from launch.hosts import HostError
 from launch.inventories import Trusted
 from launch.targets import Wanted
+from tests.launch.slices import make_host, make_inventory, make_slice
 from tests.launch.ssh.conftest import RELAY, Server
 
-STORAGE = Storage(bucket_url="gs://b", bucket_region=None, nfs_source=None, nfs_mount=None)
-SLICE = Slice(
-    name="main",
-    accelerator_type="v5litepod-16",
-    generation="v5e",
-    topology="4x4",
-    zone="us-central1-a",
-    capacity="spot",
-    origin="node main",
-    count=1,
-    devices_per_host=4,
-    hosts=(),
-)
 KEY, OTHER = "ssh-ed25519 AAAA", "ssh-ed25519 BBBB"
 
 
 def host(index: int, address: str, **changed: Any) -> Host:
-    given = {"name": "", "external_address": None, "user": getpass.getuser(), "host_keys": (), **changed}
-    return Host(index=index, internal_address=address, **{"reach": "direct", **given})
+    given = {"name": "", "user": getpass.getuser(), "host_keys": (), "reach": "direct", **changed}
+    return make_host(index, internal_address=address, **given)
 
 
 def inventory(hosts: Sequence[Host], project: str | None = None) -> Inventory:
-    one = dataclasses.replace(SLICE, hosts=tuple(hosts))
-    return Inventory(stack="lab", project=project, storage=STORAGE, images={}, gateway=None, slices=(one,))
+    return make_inventory(make_slice(hosts, name="main"), stack="lab", project=project)
 
 
 @dataclasses.dataclass
