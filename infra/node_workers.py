@@ -6,17 +6,11 @@ import dataclasses
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import (
-    CreateResult,
-    DiffResult,
-    ReadResult,
-    Resource,
-    UpdateResult,
-)
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 
-from infra.cloud_tpu import plugin
+from infra.cloud_tpu import plugin, workers
 from infra.cloud_tpu.plugin import Provider
-from infra.cloud_tpu.refusal import CloudTpuError
+from infra.cloud_tpu.retry import CloudTpuError
 
 Props = dict[str, Any]
 
@@ -51,8 +45,6 @@ class NodeWorkersProvider(Provider):
             return UpdateResult(self._awaited(_news))
 
     def read(self, id_: str, props: Props) -> ReadResult:
-        from infra.cloud_tpu import workers
-
         with plugin.plain_errors():
             client = self.require_session().client()
             node = client.node(_name_of(props))
@@ -68,8 +60,6 @@ class NodeWorkersProvider(Provider):
         )
 
     def _awaited(self, props: Props) -> Props:
-        from infra.cloud_tpu import workers
-
         session = self.require_session()
         client = session.client()
         node = client.node(_name_of(props))

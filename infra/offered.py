@@ -65,7 +65,7 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
     import google_auth_httplib2  # type: ignore[import-untyped]  # noqa: F401
 
     from infra.cloud_tpu import settings as settings_
-    from infra.cloud_tpu.refusal import CloudTpuError
+    from infra.cloud_tpu.retry import CloudTpuError
 
     ends = time.monotonic() + limit_s
     try:
@@ -260,7 +260,7 @@ class _Api:
         import google_auth_httplib2
         import httplib2  # type: ignore[import-untyped]
 
-        from infra.cloud_tpu.refusal import Refusal
+        from infra.cloud_tpu.retry import Refusal
 
         plain = httplib2.Http(timeout=ANSWER_LIMIT_S)
         http = google_auth_httplib2.AuthorizedHttp(self._credentials, http=plain)
@@ -286,7 +286,7 @@ class _Api:
 
 def _said(error: Exception) -> str:
     """In a line; of an exception that is not ours only the kind, for its text may hold what a server has sent."""
-    from infra.cloud_tpu.refusal import CloudTpuError
+    from infra.cloud_tpu.retry import CloudTpuError
 
     if isinstance(error, _NotAskedError | CloudTpuError):
         return str(error)

@@ -15,6 +15,7 @@ import types
 from typing import Any
 
 import pulumi
+import pulumi.runtime
 
 from contracts import inventory
 from infra import offered, policy
@@ -33,7 +34,7 @@ def declare() -> None:
             logged, so that the engine shows them all, and no traceback.
     """
     try:
-        config = reader.from_pulumi()
+        config = configuration()
     except ConfigError as error:
         # One by one: what is raised the engine says twice.
         for problem in error.problems:
@@ -45,6 +46,27 @@ def declare() -> None:
     stack = declare_stack(config)
     pulumi.export("inventory", stack.inventory.apply(inventory.to_json))
     pulumi.export("image_repository", stack.image_repository)
+
+
+def configuration() -> Config:
+    """The configuration of the stack that runs: the one place that takes something of Pulumi's configuration.
+
+    Raises:
+        ConfigError: with every mistake in it.
+    """
+    # pulumi.Config answers for a key that one names; only the map below it knows which keys there are.
+    everything = {**pulumi.runtime.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
+    prefix = f"{reader.NAMESPACE}:"
+    values = {key.removeprefix(prefix): everything[key] for key in everything if key.startswith(prefix)}
+    secrets = [key for key in values if pulumi.runtime.is_config_secret(prefix + key)]
+    provider_keys = [key for key in everything if key.startswith(reader.PROVIDER)]
+    return reader.read(
+        values,
+        project=pulumi.Config("gcp").get("project"),
+        stack=pulumi.get_stack(),
+        secrets=secrets,
+        provider_keys=provider_keys,
+    )
 
 
 def review(config: Config) -> None:

@@ -15,17 +15,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pulumi
-from pulumi.dynamic import (
-    CreateResult,
-    DiffResult,
-    ReadResult,
-    Resource,
-    UpdateResult,
-)
+from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
+from pulumi.runtime.rpc import contains_unknowns
 
-from infra.cloud_tpu import plugin, states
+from infra.cloud_tpu import plugin, request
 from infra.cloud_tpu.plugin import Provider
-from infra.cloud_tpu.spec import is_unknown
 
 Props = dict[str, Any]
 
@@ -151,11 +145,11 @@ def changes_between(before: Props, now: Props) -> DiffResult:
     One that is not ACTIVE yet always has a change, in place: the update waits on. One that is lost (a refresh has seen
     it SUSPENDED, FAILED, PREEMPTED …) is replaced for its state: the remains are deleted, the same is made again.
     """
-    kind = states.kind_of(before.get("state"))
+    kind = request.kind_of(before.get("state"))
     changed = {
         name
         for name in (*REPLACING, *IN_PLACE, TIMING)
-        if is_unknown(now.get(name)) or _plain(before.get(name)) != _plain(now.get(name))
+        if contains_unknowns(now.get(name)) or _plain(before.get(name)) != _plain(now.get(name))
     }
     replaces = [name for name in REPLACING if name in changed]
     if TIMING in changed and kind != "active":

@@ -12,16 +12,11 @@ import uuid
 from typing import Any
 
 import pulumi
-from pulumi.dynamic import (
-    CreateResult,
-    DiffResult,
-    Resource,
-    UpdateResult,
-)
+from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.plugin import Provider
-from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
+from infra.cloud_tpu.retry import AbandonedError, CloudTpuError
 
 Props = dict[str, Any]
 
@@ -44,7 +39,7 @@ class StackIdentityProvider(Provider):
         session = self.require_session()
         with plugin.plain_errors():
             try:
-                session.waiting().remove_all(_props["project"], _props["owner"])
+                session.lifecycle().remove_all(_props["project"], _props["owner"])
             except AbandonedError:
                 raise
             except CloudTpuError as error:

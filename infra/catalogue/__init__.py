@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 
 from contracts.inventory import Capacity
-from infra.catalogue import prices, topology
-from infra.catalogue.generations import GENERATIONS, OFFERED, Generation
+from infra.catalogue import prices
+from infra.catalogue.generations import GENERATIONS, OFFERED, Generation, chips_in, is_made_of_cubes
 from infra.catalogue.zones import ZONE
 
 __all__ = [
@@ -148,8 +148,8 @@ def by_topology(generation_name: str, shape: str) -> Accelerator:
     if shape in shapes:
         return shapes[shape]
     try:
-        chips = topology.chips_in(shape)
-        if which.dimensions == 3 and topology.is_made_of_cubes(shape) and chips in which.sizes_chips:
+        chips = chips_in(shape)
+        if which.dimensions == 3 and is_made_of_cubes(shape) and chips in which.sizes_chips:
             return _accelerator(which, chips, shape)
     except ValueError as error:
         raise CatalogueError(f"{error}; topologies of {which.name}: {_few(list(shapes))}") from None

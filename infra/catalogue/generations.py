@@ -6,15 +6,99 @@ and v3, v4, v5e, v5p, v6e, tpu7x). Devices per chip: JAX takes the two cores of 
 Runtime versions: https://cloud.google.com/tpu/docs/runtimes. Zones: https://cloud.google.com/tpu/docs/regions-zones for
 North America and Europe, elsewhere SkyPilot's price catalogue v8, which is made from Google's SKUs; zones that only
 single tenants get are left out. Which v4 and v5p sizes there are: the same catalogue. All read in November 2026.
+
+Shapes, "AxB" or "AxBxC", say how many chips lie along each direction. Two dimensions (v2, v3, v5e, v6e): the shapes of
+Google's pages for v5e and v6e (https://cloud.google.com/tpu/docs/v5e and …/v6e). The v2 and v3 pages name none; theirs
+are the host bounds that torch_xla sets for these types, times the 2x2 chips of a host. Three dimensions (v4, v5p): a
+cube of 4x4x4 chips is the unit that optical switches join, so a slice is a part of one cube or whole cubes. Of the
+shapes of one size a type name means the one most like a cube (https://cloud.google.com/tpu/docs/types-topologies).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Literal
 
-from infra.catalogue import topology
+SHAPE = re.compile(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3}){1,2}")
+
+PLANES = {
+    1: "1x1",
+    4: "2x2",
+    8: "2x4",
+    16: "4x4",
+    32: "4x8",
+    64: "8x8",
+    128: "8x16",
+    256: "16x16",
+    512: "16x32",
+    1024: "32x32",
+}
+"""Chips → the shape in two dimensions; each number of chips has one."""
+
+PARTS_OF_A_CUBE = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4"}
+
+CUBE_SIDE = 4
+CUBE_CHIPS = CUBE_SIDE**3
+
+LONGEST_SIDE = 256
+"""No type has a longer side. So prime numbers of cubes from 67 on, which only make a line, have no type: the v5p types
+of the API (as SkyPilot's catalogue v8 lists them; read in November 2026) lack these six sizes and no other."""
+
+
+def sides(topology: str) -> tuple[int, ...]:
+    """Chips along each direction: "2x2x4" → (2, 2, 4).
+
+    Raises:
+        ValueError: the text is no shape of two or three dimensions.
+    """
+    if SHAPE.fullmatch(topology) is None:
+        raise ValueError(f'"{topology}" is not a topology; write it as 4x8 or 4x4x8')
+    return tuple(int(side) for side in topology.split("x"))
+
+
+def chips_in(topology: str) -> int:
+    """The number of chips of a shape.
+
+    Raises:
+        ValueError: the text is no shape.
+    """
+    return math.prod(sides(topology))
+
+
+def cuboid(chips: int) -> str | None:
+    """The three-dimensional shape that a type of so many chips has, or None if no type has so many."""
+    if chips in PARTS_OF_A_CUBE:
+        return PARTS_OF_A_CUBE[chips]
+    cubes, rest = divmod(chips, CUBE_CHIPS)
+    if cubes == 0 or rest:
+        return None
+    in_cubes = min(_boxes(cubes), key=sum)
+    if in_cubes[-1] * CUBE_SIDE > LONGEST_SIDE:
+        return None
+    return "x".join(str(side * CUBE_SIDE) for side in in_cubes)
+
+
+def is_made_of_cubes(topology: str) -> bool:
+    """Whether v4 and v5p can be wired so: AxBxC with A ≤ B ≤ C, each a multiple of 4.
+
+    Raises:
+        ValueError: the text is no shape.
+    """
+    along = sides(topology)
+    return len(along) == 3 and sorted(along) == list(along) and all(side % CUBE_SIDE == 0 for side in along)
+
+
+def _boxes(volume: int) -> list[tuple[int, int, int]]:
+    """Every a ≤ b ≤ c with a·b·c = volume."""
+    return [
+        (a, b, volume // a // b)
+        for a in range(1, math.isqrt(volume) + 1)
+        if volume % a == 0
+        for b in range(a, math.isqrt(volume // a) + 1)
+        if volume // a % b == 0
+    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +143,7 @@ class Generation:
         Raises:
             KeyError: no type has so many chips.
         """
-        shape = topology.PLANES.get(chips) if self.dimensions == 2 else topology.cuboid(chips)
+        shape = PLANES.get(chips) if self.dimensions == 2 else cuboid(chips)
         if shape is None or chips not in self.sizes_chips:
             raise KeyError(f"{self.name} has no type of {chips} chips")
         return shape
@@ -67,8 +151,8 @@ class Generation:
 
 def _cubes(*, most_chips: int) -> tuple[int, ...]:
     """Parts of a cube, and every number of whole cubes that a type has."""
-    sizes = (*topology.PARTS_OF_A_CUBE, *range(topology.CUBE_CHIPS, most_chips + 1, topology.CUBE_CHIPS))
-    return tuple(chips for chips in sizes if topology.cuboid(chips))
+    sizes = (*PARTS_OF_A_CUBE, *range(CUBE_CHIPS, most_chips + 1, CUBE_CHIPS))
+    return tuple(chips for chips in sizes if cuboid(chips))
 
 
 _V5E_ZONES = (

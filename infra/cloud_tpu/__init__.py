@@ -1,8 +1,7 @@
 """What our dynamic providers do with the Cloud TPU API v2 (https://cloud.google.com/tpu/docs/reference/rest/v2).
 
-`spec`, `request` and `states` are pure. Only `client` speaks to Google. `lifecycle` is what happens to a queued
-resource; `polling` waits until it is active or gone. `plugin` is the process that Pulumi runs it in.
-`infra.queued_resource`, `infra.node_workers` and `infra.stack_identity` are what Pulumi sees of it. May import
-`infra.naming`; knows nothing of configurations and slices. `infra.slices` takes the API's words of `request`,
-`infra.offered` the credentials. Nobody else imports from here.
+`request` is pure. Only `client` speaks to Google. `lifecycle` is what happens to a queued resource. `plugin` is the
+process that Pulumi runs it in. `infra.queued_resource`, `infra.node_workers` and `infra.stack_identity` are what Pulumi
+sees of it. May import `infra.naming`; knows nothing of configurations and slices. `infra.slices` takes the API's words
+of `request`, `infra.offered` the credentials. Nobody else imports from here.
 """

@@ -25,8 +25,7 @@ from googleapiclient.errors import HttpError
 
 from contracts.durations import spoken
 from infra.cloud_tpu import settings as settings_
-from infra.cloud_tpu.backoff import Backoff
-from infra.cloud_tpu.refusal import CloudTpuError, Refusal
+from infra.cloud_tpu.retry import Backoff, CloudTpuError, Refusal
 
 Json = dict[str, Any]
 

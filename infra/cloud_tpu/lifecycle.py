@@ -7,17 +7,16 @@ and made anew; what runs is deleted only by `delete`, that is when the engine as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from contracts.durations import spoken
-from infra.cloud_tpu import request, states, workers
-from infra.cloud_tpu.backoff import Backoff
-from infra.cloud_tpu.client import Client
-from infra.cloud_tpu.polling import Waiting
-from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
-from infra.cloud_tpu.spec import Spec
-from infra.cloud_tpu.states import Look
+from infra.cloud_tpu import request, workers
+from infra.cloud_tpu.request import Look, Spec
+from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError, poll_pause_s
+
+if TYPE_CHECKING:
+    from infra.cloud_tpu.client import Client
 
 Json = dict[str, Any]
 Props = Mapping[str, Any]
@@ -26,6 +25,12 @@ GUEST_LIMIT_S = 300.0
 PATCH_LIMIT_S = 300.0
 PATCH_AGAIN_S = 10.0
 ROUNDS = 4  # to make one: what is in the way is removed, and someone may be quicker than we
+SAY_EVERY_S = 300.0
+# What is not shown may only be late: live ones must not be deleted because an answer was old.
+LATE_S = 60.0
+DELETE_LIMIT_S = 1800.0
+LOOK_AGAIN_S = 5.0
+DELETE_AGAIN_S = 60.0  # of one that says it is being deleted, and does not go
 
 
 class Lifecycle:
@@ -34,7 +39,6 @@ class Lifecycle:
     def __init__(self, client: Client, backoff: Backoff) -> None:
         self._client = client
         self._backoff = backoff
-        self._waiting = Waiting(client, backoff)
 
     def create(self, props: Props) -> Json:
         """Ask for it and wait until it is ACTIVE; or go on with what an `up` that was interrupted has left.
@@ -54,7 +58,7 @@ class Lifecycle:
             self._backoff.say(
                 f"warning: {spec.queued_resource_id} is there, but {error}\n`pulumi up` goes on with it"
             )
-            return self._shown(props, dataclasses.replace(look, kind="waiting", state=states.UNREAD), [])
+            return self._shown(props, dataclasses.replace(look, kind="waiting", state=request.UNREAD), [])
 
     def update(self, before: Props, props: Props) -> Json:
         """Labels, metadata, tags, description and addresses in place, once it is ACTIVE; wait for that if it is not.
@@ -76,7 +80,7 @@ class Lifecycle:
         found = self._client.queued_resource(spec.name)
         if found is None or not request.is_owned(request.node_of(found), spec.owner):
             return None
-        look = self._waiting.look(spec, found)
+        look = self._look(spec, found)
         if look.kind == "lost":
             self._backoff.say(f"{spec.queued_resource_id} is lost: {look.why}; `pulumi up` makes it again")
         in_order = _in_order(spec, look) if look.kind == "active" else []
@@ -89,8 +93,8 @@ class Lifecycle:
         if found is not None and not request.is_owned(request.node_of(found), spec.owner):
             self._backoff.say(f"warning: {spec.name} is not of this stack any more; it is left alone")
         elif found is not None:
-            self._waiting.remove(spec.name, spec.owner)
-        self._waiting.remove_orphans(spec)
+            self._remove(spec.name, spec.owner)
+        self._remove_orphans(spec)
 
     # --- to have a request ------------------------------------------------------------------------------------------
 
@@ -116,7 +120,7 @@ class Lifecycle:
                 self._backoff.say(f"{spec.queued_resource_id}: asked for {spec.hardware}")
                 return str(made["name"])
             self._require_ours(spec, found)
-            look = self._waiting.look(spec, found)
+            look = self._look(spec, found)
             other = () if is_recorded else request.differences(spec, found, waiting=look.kind == "waiting")
             if look.kind == "lost" and look.may_be_running:
                 raise CloudTpuError(
@@ -127,7 +131,7 @@ class Lifecycle:
                 self._backoff.say(
                     f"{spec.queued_resource_id}: removing what is left of an earlier one: {look.why}"
                 )
-                self._waiting.remove(spec.name, spec.owner)
+                self._remove(spec.name, spec.owner)
             elif not other:
                 if not is_recorded:
                     self._backoff.say(
@@ -145,7 +149,7 @@ class Lifecycle:
                     f"{spec.queued_resource_id}: an earlier `pulumi up` asked for another {', '.join(other)};"
                     " that request is withdrawn"
                 )
-                self._waiting.remove(spec.name, spec.owner)
+                self._remove(spec.name, spec.owner)
         raise CloudTpuError(
             f"{spec.name}: Google says that the name is taken, and shows nothing of that name: {refusal}"
             f"\nA request of someone else for a node {' or '.join(spec.node_ids[:2])} may be waiting; see"
@@ -167,8 +171,8 @@ class Lifecycle:
             node = self._client.node(f"{spec.parent}/nodes/{node_id}")
             if node is None:
                 continue
-            if request.is_owned(node, spec.owner) and node.get("state") in states.LOST_NODE:
-                self._waiting.remove_node(f"{spec.parent}/nodes/{node_id}", spec.owner)
+            if request.is_owned(node, spec.owner) and node.get("state") in request.LOST_NODE:
+                self._remove_node(f"{spec.parent}/nodes/{node_id}", spec.owner)
                 continue
             raise CloudTpuError(
                 f"{spec.parent}/nodes/{node_id}: there is a node of this name already ({node.get('state')}), not made"
@@ -185,16 +189,16 @@ class Lifecycle:
 
         Served, but a node is not shown: that may be an old answer, and no reason to give back what took hours to get.
         """
-        look = self._waiting.until_active(spec, operation)
+        look = self._until_active(spec, operation)
         if look.kind != "lost":
             return look
-        if look.state == states.MISSING:
+        if look.state == request.MISSING:
             self._backoff.say(f"warning: {spec.queued_resource_id}: {look.why}; `pulumi up` looks again")
-            return dataclasses.replace(look, kind="waiting", state=states.UNREAD)
+            return dataclasses.replace(look, kind="waiting", state=request.UNREAD)
         self._backoff.require_awaited()
         why = f"{spec.queued_resource_id} ({spec.hardware}) was not to be had: {look.why}"
         try:
-            self._waiting.remove(spec.name, spec.owner)
+            self._remove(spec.name, spec.owner)
         except AbandonedError:
             raise
         except CloudTpuError as error:
@@ -212,7 +216,7 @@ class Lifecycle:
         nodes = self._patched(spec, _in_order(spec, look), was)
         found = workers.awaited(self._client, self._backoff, nodes, GUEST_LIMIT_S)
         fresh = {node["name"].rpartition("/")[2]: node for node in nodes}
-        return self._shown(props, states.look(look.queued_resource, fresh), found)
+        return self._shown(props, request.look(look.queued_resource, fresh), found)
 
     def _patched(self, spec: Spec, nodes: Sequence[Json], before: Sequence[Mapping[str, Any]]) -> list[Json]:
         """Change nodes in place to what the spec says, and return them as they are then. before: see `request.patch`.
@@ -229,7 +233,7 @@ class Lifecycle:
         until = self._backoff.now() + PATCH_LIMIT_S
         while True:
             try:
-                self._waiting.until_done(self._client.patch_node(name, mask, body), PATCH_LIMIT_S)
+                self._until_done(self._client.patch_node(name, mask, body), PATCH_LIMIT_S)
                 return
             except CloudTpuError as error:
                 # A node under maintenance, or one that another change is under way on, takes it a little later.
@@ -249,6 +253,159 @@ class Lifecycle:
             "create_time": look.queued_resource.get("createTime", ""),
         }
 
+    # --- waiting ------------------------------------------------------------------------------------------------
+
+    def _look(self, spec: Spec, found: Json) -> Look:
+        """How it stands, its nodes included. A missing node is looked for again for a minute before we say so."""
+        until = self._backoff.now() + LATE_S
+        while True:
+            seen = self._once(spec, found)
+            if seen.state != request.MISSING or self._backoff.now() >= until:
+                return seen
+            self._backoff.pause(poll_pause_s(0.0))
+            found = self._client.queued_resource(spec.name) or found
+
+    def _until_active(self, spec: Spec, operation: str | None) -> Look:
+        """Active, lost, or still waiting when wait_s is over. operation: the one by which we asked for it just now.
+
+        Raises CloudTpuError where it is gone, and AbandonedError where nobody waits any more. Nothing else: the request
+        is there, and a state that does not know of it would leave it behind.
+        """
+        started = said = self._backoff.now()
+        last = "requested"
+        seen = Look(kind="waiting", state="ACCEPTED", why="", queued_resource={}, nodes={})
+        while True:
+            waited_s = self._backoff.now() - started
+            left_s = spec.wait_s - waited_s
+            try:
+                found = self._client.queued_resource(spec.name, patience_s=max(left_s, 0.0))
+                if found is None:
+                    self._require_pending(spec, operation, waited_s)
+                else:
+                    seen, operation = self._look(spec, found), None
+            except (AbandonedError, _GoneError):
+                raise
+            except CloudTpuError as error:
+                self._backoff.say(f"warning: {spec.queued_resource_id}: {error}")
+                if error.status not in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"):
+                    return seen
+            if seen.kind != "waiting":
+                return seen
+            if waited_s >= spec.wait_s:
+                self._backoff.say(
+                    f"warning: {spec.queued_resource_id} is still {seen.state} after {spoken(waited_s)} and stays in"
+                    " the queue: `pulumi up` waits on, `pulumi destroy` gives it up"
+                )
+                return seen
+            if seen.state != last or self._backoff.now() - said >= SAY_EVERY_S:
+                last, said = seen.state, self._backoff.now()
+                self._backoff.say(
+                    f"{spec.queued_resource_id}: {seen.state} for {spec.hardware};"
+                    f" waited {spoken(waited_s)}, at most {spoken(left_s)} more"
+                )
+            self._backoff.pause(min(poll_pause_s(waited_s), max(left_s, 1.0)))
+
+    def _until_done(self, operation: Json, limit_s: float) -> None:
+        """Raises CloudTpuError where an operation has failed, or has not ended in time."""
+        until = self._backoff.now() + limit_s
+        found: Json | None = operation
+        while found is not None and not found.get("done"):
+            if self._backoff.now() >= until:
+                raise CloudTpuError(f"{operation['name']}: it has not ended within {spoken(limit_s)}")
+            self._backoff.pause(2.0)
+            found = self._client.operation(operation["name"])
+        if found is not None and "error" in found:
+            raise CloudTpuError(f"{operation['name']}: {found['error'].get('message', 'it has failed')}")
+
+    def _once(self, spec: Spec, found: Json) -> Look:
+        nodes: dict[str, Json | None] = {}
+        if request.state_of(found) == request.ACTIVE:
+            nodes = {
+                node_id: self._client.node(f"{spec.parent}/nodes/{node_id}")
+                for node_id in request.node_ids(found)
+            }
+        return request.look(found, nodes)
+
+    def _require_pending(self, spec: Spec, operation: str | None, waited_s: float) -> None:
+        """It is not there: not yet, or not any more? Raises _GoneError for the latter."""
+        pending = self._client.operation(operation) if operation else None
+        error = (pending or {}).get("error", {})
+        if error or waited_s >= LATE_S or operation is None:
+            message = error.get("message", "someone else has deleted it")
+            raise _GoneError(
+                f"{spec.queued_resource_id} ({spec.hardware}) is not there any more: {message}."
+                " `pulumi up` asks for it again."
+            )
+
+    # --- until it is gone -------------------------------------------------------------------------------------------
+
+    def _remove(self, name: str, owner: str) -> None:
+        """A queued resource and its nodes."""
+
+        def ours() -> Json | None:
+            found = self._client.queued_resource(name)
+            return found if found and request.is_owned(request.node_of(found), owner) else None
+
+        self._until_gone(name, ours, request.state_of, lambda: self._client.delete_queued_resource(name))
+
+    def _remove_node(self, name: str, owner: str) -> None:
+        def ours() -> Json | None:
+            found = self._client.node(name)
+            return found if found and request.is_owned(found, owner) else None
+
+        self._until_gone(
+            name, ours, lambda found: str(found.get("state")), lambda: self._client.delete_node(name)
+        )
+
+    def _remove_orphans(self, spec: Spec) -> None:
+        """Nodes that the queued resource has left behind, be they ours by label and by name."""
+        for node_id in spec.node_ids:
+            name = f"{spec.parent}/nodes/{node_id}"
+            node = self._client.node(name)
+            if node and request.is_owned(node, spec.owner) and request.belongs_to(node, spec):
+                self._remove_node(name, spec.owner)
+
+    def remove_all(self, project: str, owner: str) -> None:
+        """Every queued resource of a stack, in all zones: what interrupted ones have left and no state knows of."""
+        for found in self._client.queued_resources(f"projects/{project}/locations/-"):
+            if request.is_owned(request.node_of(found), owner):
+                self._backoff.say(f"{found['name']}: left by an interrupted `pulumi up`; it is deleted")
+                self._remove(found["name"], owner)
+
+    def _until_gone(
+        self,
+        name: str,
+        ours: Callable[[], Json | None],
+        state_of: Callable[[Json], str],
+        delete: Callable[[], None],
+    ) -> None:
+        """Delete, look, and delete again where the API has refused it; until it is not there, or not ours."""
+        until = self._backoff.now() + DELETE_LIMIT_S
+        asked_at: float | None = None
+        refusal = ""
+        while (found := ours()) is not None:
+            now = self._backoff.now()
+            if now >= until:
+                raise CloudTpuError(
+                    f"{name}: it is still {state_of(found)} after {spoken(DELETE_LIMIT_S)}{refusal}; `pulumi up` tries"
+                    " again"
+                )
+            patience_s = LOOK_AGAIN_S if refusal else DELETE_AGAIN_S
+            if (state_of(found) != "DELETING" and asked_at is None) or (
+                asked_at is not None and now - asked_at >= patience_s
+            ):
+                self._backoff.require_awaited()
+                asked_at, refusal = now, ""
+                try:
+                    delete()
+                except CloudTpuError as error:
+                    if error.status not in ("FAILED_PRECONDITION", "NOT_FOUND", "ABORTED"):
+                        raise
+                    refusal = f": {error}"
+            elif asked_at is None:
+                asked_at = now  # someone else is deleting it
+            self._backoff.pause(LOOK_AGAIN_S)
+
 
 def _in_order(spec: Spec, look: Look) -> list[Json]:
     return [look.nodes[node_id] for node_id in spec.node_ids if node_id in look.nodes]
@@ -257,3 +414,9 @@ def _in_order(spec: Spec, look: Look) -> list[Json]:
 def _name(spec: Spec, node: Json) -> str:
     """With the project as we call it: Google may write its number."""
     return f"{spec.parent}/nodes/{node['name'].rpartition('/')[2]}"
+
+
+class _GoneError(CloudTpuError):
+    """The request has vanished: there is nothing that a state could know of."""
+
+    __module__ = "builtins"

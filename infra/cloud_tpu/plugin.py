@@ -23,13 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from pulumi.dynamic import ConfigureRequest, ResourceProvider
 
-from infra.cloud_tpu.backoff import Backoff
-from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
+from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client
-    from infra.cloud_tpu.lifecycle import Lifecycle
-    from infra.cloud_tpu.polling import Waiting
 
 MODULE = "pulumi.dynamic.__main__"
 THREADS = 300  # a slice each; they do nothing but wait
@@ -116,15 +114,8 @@ class Session:
                 self._client = client.Client(settings.read(self._config), self.backoff)
             return self._client
 
-    def waiting(self) -> Waiting:
-        from infra.cloud_tpu import polling
-
-        return polling.Waiting(self.client(), self.backoff)
-
     def lifecycle(self) -> Lifecycle:
-        from infra.cloud_tpu import lifecycle
-
-        return lifecycle.Lifecycle(self.client(), self.backoff)
+        return Lifecycle(self.client(), self.backoff)
 
 
 class Provider(ResourceProvider):

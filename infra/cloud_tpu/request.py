@@ -1,23 +1,132 @@
-"""Makes bodies of the API from a spec, and reads them: whose a thing is, and whether it asks for the same. Pure."""
+"""What a queued resource is to be, the bodies that ask for it, and what Google's answers say of it. Pure.
+
+`Spec` is read from Pulumi's properties, which the configuration's reader has checked. `Look` is what the states of a
+queued resource and of its nodes come to: waiting, active, or lost for good. A queued resource that has been preempted
+is SUSPENDED and never queued again, so the only way on is to delete it and to make it anew
+(https://cloud.google.com/tpu/docs/queued-resources#queued_resource_states).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from infra import naming
-from infra.cloud_tpu.spec import Spec
 
 Json = dict[str, Any]
+Props = Mapping[str, Any]
+Kind = Literal["waiting", "active", "lost"]
 
-SCOPES = (
-    "https://www.googleapis.com/auth/cloud-platform",
-)  # what a host may do is up to its account's roles
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+"""What a host may do is up to its account's roles."""
 MODES = {"read-write": "READ_WRITE", "read-only": "READ_ONLY"}
 TIMING_SLACK_S = 120.0
 # nodes.patch documents only these: https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/patch
 EXTERNAL_ADDRESSES = "networkConfig.enableExternalIps"
+
+ACTIVE = "ACTIVE"
+MISSING = "MISSING"  # ours: ACTIVE it says, but a node of it is not there
+UNREAD = "UNREAD"  # ours: it is there, but its nodes could not be read or changed
+# A state that Google adds tomorrow is none of these and counts as waiting: nothing is deleted for a word we don't know.
+LOST = frozenset({"SUSPENDING", "SUSPENDED", "FAILED", "DELETING", MISSING, "PREEMPTED", "TERMINATED"})
+# A node that someone has stopped, that is repaired, or whose state Google does not know may come back.
+LOST_NODE = frozenset({"PREEMPTED", "TERMINATED", "DELETING"})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Disk:
+    """A disk that exists. mode: "read-write" or "read-only"."""
+
+    source_disk: str
+    mode: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+    """The properties of `infra.queued_resource.QueuedResourceArgs`, all known. `labels` has the owner's."""
+
+    project: str
+    zone: str
+    queued_resource_id: str
+    owner: str
+    accelerator_type: str
+    accelerator_generation: str
+    topology: str
+    runtime_version: str
+    capacity: str
+    reservation_name: str
+    node_count: int
+    guaranteed_s: int
+    valid_until_s: int
+    wait_s: int
+    network: str
+    subnetwork: str
+    external_addresses: bool
+    service_account_email: str
+    metadata: Mapping[str, str]
+    labels: Mapping[str, str]
+    tags: tuple[str, ...]
+    data_disks: tuple[Disk, ...]
+    boot_disk_kms_key: str
+    description: str
+
+    @property
+    def parent(self) -> str:
+        return f"projects/{self.project}/locations/{self.zone}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.parent}/queuedResources/{self.queued_resource_id}"
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """In their order: the queued resource's own id, or, of several, with their numbers behind it."""
+        if self.node_count == 1:
+            return (self.queued_resource_id,)
+        return tuple(f"{self.queued_resource_id}-{number}" for number in range(self.node_count))
+
+    @property
+    def hardware(self) -> str:
+        """For messages: 2 × v5litepod-16 (spot) in us-central1-a."""
+        kind = self.accelerator_type or f"{self.accelerator_generation} {self.topology}"
+        many = f"{self.node_count} × " if self.node_count > 1 else ""
+        return f"{many}{kind} ({self.capacity}) in {self.zone}"
+
+    @property
+    def how_to_delete(self) -> str:
+        """The command by which a person deletes it."""
+        return (
+            f"gcloud compute tpus queued-resources delete {self.queued_resource_id}"
+            f" --project={self.project} --zone={self.zone} --force"
+        )
+
+    @classmethod
+    def of(cls, props: Props) -> Spec:
+        """Of properties that are all known; what is absent is empty, zero or false."""
+        values = {
+            field.name: FORMS[str(field.type)](props.get(field.name)) for field in dataclasses.fields(cls)
+        }
+        labels = {**values["labels"], naming.OWNER_LABEL: values["owner"]}
+        return cls(**values | {"labels": labels, "node_count": values["node_count"] or 1})
+
+
+FORMS: dict[str, Callable[[Any], Any]] = {
+    "str": lambda value: str(value or ""),
+    "int": lambda value: int(value or 0),
+    "bool": bool,
+    "Mapping[str, str]": lambda value: {str(key): str(each) for key, each in (value or {}).items()},
+    "tuple[str, ...]": lambda value: tuple(str(each) for each in value or ()),
+    "tuple[Disk, ...]": lambda value: tuple(
+        Disk(source_disk=str(each["source_disk"]), mode=str(each.get("mode") or "read-write"))
+        for each in value or ()
+    ),
+}
+"""By the type of a field: its form, of a value as Pulumi hands it over."""
+
+
+# --- the bodies of requests ---------------------------------------------------------------------------------------
 
 
 def queued_resource(spec: Spec) -> Json:
@@ -211,3 +320,59 @@ def _disks_asked_for(spec: Spec) -> list[tuple[str, str]]:
 
 def _disks(disks: Sequence[Json]) -> list[tuple[str, str]]:
     return sorted((_last(disk.get("sourceDisk")), disk.get("mode", "READ_WRITE")) for disk in disks)
+
+
+# --- how it stands ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    """How a queued resource stood when we looked. `state`: its own, or of an ACTIVE one that of its worst node."""
+
+    kind: Kind
+    state: str
+    why: str
+    queued_resource: Json
+    nodes: Mapping[str, Json]
+
+    @property
+    def may_be_running(self) -> bool:
+        """Active, or ACTIVE with a node that is missing while others run: someone may be working there."""
+        running = any(node.get("state") not in LOST_NODE for node in self.nodes.values())
+        return self.kind == "active" or (self.state == MISSING and running)
+
+
+def look(queued_resource: Json, nodes: Mapping[str, Json | None]) -> Look:
+    """nodes: by id, None where it is not there; needed of an ACTIVE one only."""
+    state = state_of(queued_resource)
+    there = {node_id: node for node_id, node in nodes.items() if node is not None}
+    kind: Kind = "active" if state == ACTIVE else "lost" if state in LOST else "waiting"
+    why = _reason(queued_resource, state) if kind == "lost" else ""
+    if kind == "active":
+        lost = [
+            (node_id, MISSING if node is None else str(node.get("state", "")))
+            for node_id, node in nodes.items()
+            if node is None or node.get("state") in LOST_NODE
+        ]
+        if lost:
+            # A node that is missing may only be late; one that says itself that it is over is certain.
+            worst = next((each for _, each in lost if each != MISSING), MISSING)
+            kind, state = "lost", worst
+            why = ", ".join(f"node {node_id} is {'gone' if at == MISSING else at}" for node_id, at in lost)
+    return Look(kind=kind, state=state, why=why, queued_resource=queued_resource, nodes=there)
+
+
+def state_of(queued_resource: Json) -> str:
+    return str(queued_resource.get("state", {}).get("state", "STATE_UNSPECIFIED"))
+
+
+def kind_of(state: object) -> Kind:
+    """Of the output `state` as Pulumi remembers it."""
+    return "active" if state == ACTIVE else "lost" if state in LOST else "waiting"
+
+
+def _reason(queued_resource: Json, state: str) -> str:
+    data = queued_resource.get("state", {})
+    message = data.get("failedData", {}).get("error", {}).get("message")
+    by = " by a user" if data.get("stateInitiator") == "USER" and state.startswith("SUSPEND") else ""
+    return f"it is {state}{by}{f': {message}' if message else ''}"

@@ -20,7 +20,7 @@ import google.auth.exceptions
 import google.oauth2.credentials
 import google.oauth2.service_account
 
-from infra.cloud_tpu.refusal import CloudTpuError
+from infra.cloud_tpu.retry import CloudTpuError
 
 ENDPOINT = "https://tpu.googleapis.com"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)

@@ -7,11 +7,12 @@ guest attributes, some time after the node is READY.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from infra.cloud_tpu.backoff import Backoff
-from infra.cloud_tpu.client import Client
-from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
+from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError
+
+if TYPE_CHECKING:
+    from infra.cloud_tpu.client import Client
 
 Json = dict[str, Any]
 

@@ -1,32 +1,38 @@
-"""Reads a stack's configuration, all of it, and finds every mistake before anything is made.
+"""Reads a stack's configuration, all of it, and finds every mistake before anything is made. Pure.
 
-`read` is pure. `from_pulumi` is the one place that takes something of Pulumi's configuration.
+`slice_keys` reads the slices, this module everything else. Sizes: a disk of the gateway
+https://cloud.google.com/compute/docs/disks, Filestore's basic HDD tier (1 to 63.9 TiB)
+https://cloud.google.com/filestore/docs/service-tiers; soft delete https://cloud.google.com/storage/docs/soft-delete
+(November 2026).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
+import posixpath
 import re
+import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-import pulumi
-import pulumi.runtime
-
+from contracts.inventory import Capacity
 from infra import catalogue, naming
-from infra.catalogue import zones
+from infra.catalogue import CatalogueError, zones
 from infra.config import (
     AccessConfig,
     Allowances,
+    BucketConfig,
     Config,
     ConfigError,
+    GrantLine,
     ImagesConfig,
     NetworkConfig,
+    NfsConfig,
+    NfsKind,
     formats,
-    grant_keys,
     slice_keys,
-    storage_keys,
 )
 from infra.config.section import Section, key_shown, shown
 from infra.config.slice_keys import Home
@@ -39,27 +45,29 @@ UNNAMED = ("version", "pluginDownloadURL")
 """What the engine reads of any provider."""
 KEEP = 10
 MOST_KEPT = 1000
+MOST_CHIPS = 1_000_000
+GRANTED_CAPACITIES: tuple[Capacity, ...] = tuple(
+    each for each in typing.get_args(Capacity) if each != "reserved"
+)
 
+KINDS: tuple[NfsKind | typing.Literal["none"], ...] = (*typing.get_args(NfsKind), "none")
+DEFAULT_GIB: dict[NfsKind, int] = {"gateway": 200, "filestore": 1024}
+LEAST_GIB: dict[NfsKind, int] = {"gateway": 10, "filestore": 1024}
+MOST_GIB: dict[NfsKind, int] = {"gateway": 65536, "filestore": 65433}
+MOUNT = "/mnt/share"
 
-def from_pulumi() -> Config:
-    """The configuration of the stack that runs.
+# Nothing is mounted over these, nor over anything below the first kind: programs, people's homes, Docker's images.
+SYSTEM = (
+    *("bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "lost+found", "proc", "root"),
+    *("run", "sbin", "snap", "sys", "tmp", "usr", "var"),
+)
+SHARED = ("media", "mnt", "opt", "srv")
+OF_IMAGES = ("/opt/venv", "/opt/tpu-stack")
+"""What the images of `images/` keep there; the share is seen in containers under the same path."""
 
-    Raises:
-        ConfigError: with every mistake in it.
-    """
-    # pulumi.Config answers for a key that one names; only the map below it knows which keys there are.
-    everything = {**pulumi.runtime.get_config_env(), **pulumi.runtime.config.CONFIG.get()}
-    prefix = f"{NAMESPACE}:"
-    values = {key.removeprefix(prefix): everything[key] for key in everything if key.startswith(prefix)}
-    secrets = [key for key in values if pulumi.runtime.is_config_secret(prefix + key)]
-    provider_keys = [key for key in everything if key.startswith(PROVIDER)]
-    return read(
-        values,
-        project=pulumi.Config("gcp").get("project"),
-        stack=pulumi.get_stack(),
-        secrets=secrets,
-        provider_keys=provider_keys,
-    )
+LEAST_SOFT_DELETE_DAYS, MOST_SOFT_DELETE_DAYS = 7, 90
+MOST_TEMPORARY_DAYS = 365
+DEFAULT_DAYS = 7
 
 
 def read(
@@ -90,40 +98,50 @@ def read(
     project = _project(project, problems)
     if (wrong := formats.stack(stack)) is not None:
         problems.append(f"stack: {shown(stack)} {wrong}; `pulumi stack rename NAME` changes it")
-    unlisted = root.flag("allow-unlisted", default=False)
-    ignored = [key for key in PLACES_OF_THE_PROVIDER if key in provider_keys]
-    home = _home(root, project, ignored, unlisted)
-    slices = slice_keys.read(root, home)
-    first_zone = next((each.zone for each in slices if each.zone), home.zone)
-    bucket, nfs = storage_keys.read(root, project=project, stack=stack, zone=first_zone, unlisted=unlisted)
-    network = _network(root)
-    access = _access(root)
-    images = _images(root, stack=stack, zone=first_zone, unlisted=unlisted)
-    grant = grant_keys.read(root, unlisted=unlisted)
-    allow = Allowances(
-        unlisted=unlisted,
-        billable=root.flag("allow-billable", default=False),
-        cross_region=root.flag("allow-cross-region", default=False),
-    )
-    budget_usd_per_hour = root.number_above_zero("budget-usd-per-hour")
-    protect = root.flag("protect", default=True)
-    root.close()
-    if problems or project is None:
+    with root:
+        unlisted = root.flag("allow-unlisted", default=False)
+        home = _home(root, project, stack, provider_keys, unlisted)
+        slices = slice_keys.read(root, home)
+        # What is not a slice is where the first one is.
+        home = dataclasses.replace(home, zone=next((each.zone for each in slices if each.zone), home.zone))
+        with root.section("storage") as storage:
+            bucket = _bucket(storage, home)
+            nfs = _nfs(storage, home)
+        config = Config(
+            project=project or "",
+            stack=stack,
+            slices=slices,
+            bucket=bucket,
+            nfs=nfs,
+            network=_network(root),
+            access=_access(root),
+            images=_images(root, home),
+            grant=_grant(root, unlisted=unlisted),
+            allow=Allowances(
+                unlisted=unlisted,
+                billable=root.flag("allow-billable", default=False),
+                cross_region=root.flag("allow-cross-region", default=False),
+            ),
+            budget_usd_per_hour=root.number_above_zero("budget-usd-per-hour"),
+            protect=root.flag("protect", default=True),
+        )
+    if problems:
         raise ConfigError(tuple(problems))
-    return Config(
-        project=project,
-        stack=stack,
-        slices=slices,
-        bucket=bucket,
-        nfs=nfs,
-        network=network,
-        access=access,
-        images=images,
-        grant=grant,
-        allow=allow,
-        budget_usd_per_hour=budget_usd_per_hour,
-        protect=protect,
-    )
+    return config
+
+
+def read_grant(value: object) -> tuple[GrantLine, ...]:
+    """The lines of a value of `tpu-stack:grant`, whatever else the configuration says.
+
+    Raises:
+        ConfigError: with every mistake in them.
+    """
+    problems: list[str] = []
+    root = Section({"grant": value}, prefix="tpu-stack:", problems=problems)
+    lines = _grant(root, unlisted=True)
+    if problems:
+        raise ConfigError(tuple(problems))
+    return lines
 
 
 def _project(project: str | None, problems: list[str]) -> str | None:
@@ -136,56 +154,172 @@ def _project(project: str | None, problems: list[str]) -> str | None:
     )
 
 
-def _home(root: Section, project: str | None, ignored: Collection[str], unlisted: bool) -> Home:
+def _home(
+    root: Section, project: str | None, stack: str, provider_keys: Collection[str], unlisted: bool
+) -> Home:
     zone = root.text("zone", None, rule=formats.zone(unlisted=unlisted))
     region = root.text("region", None, rule=formats.region(unlisted=unlisted))
     if root.has("zone") and root.has("region"):
         root.say("region", "stands beside tpu-stack:zone; write one of the two")
+    ignored = [key for key in PLACES_OF_THE_PROVIDER if key in provider_keys]
     verb = "is" if len(ignored) == 1 else "are"
-    said = f" ({' and '.join(ignored)} {verb} the provider's own and not read for this)" if ignored else ""
     return Home(
         project=project,
+        stack=stack,
         zone=zone,
         region=region,
         fine=root.fine("zone", "region"),
-        ignored=said,
+        ignored=f" ({' and '.join(ignored)} {verb} the provider's own and not read for this)"
+        if ignored
+        else "",
         unlisted=unlisted,
     )
 
 
+def _bucket(storage: Section, home: Home) -> BucketConfig | None:
+    if storage.is_false("bucket"):
+        return None
+    with storage.section("bucket") as section:
+        # A legal value of a label is a legal name of a bucket where it begins with the project's letter.
+        default = naming.label_value(f"{home.project or 'project'}-{home.stack}-{naming.PREFIX}")
+        name = section.text("name", None, rule=formats.bucket)
+        if not section.has("name") and (wrong := formats.bucket(default)) is not None:
+            section.say("name", f'missing, and the default "{default}" {wrong}')
+        region = section.text("region", None, rule=formats.region(unlisted=home.unlisted))
+        soft_delete_days = section.integer(
+            "soft-delete-days", DEFAULT_DAYS, least=0, most=MOST_SOFT_DELETE_DAYS
+        )
+        if 0 < soft_delete_days < LEAST_SOFT_DELETE_DAYS:
+            section.refuse("soft-delete-days", "is not 0 (off) or 7 to 90")
+        return BucketConfig(
+            name=name or default,
+            region=region or home.storage_region,
+            soft_delete_days=soft_delete_days,
+            temporary_days=section.integer("temporary-days", DEFAULT_DAYS, least=1, most=MOST_TEMPORARY_DAYS),
+        )
+
+
+def _nfs(storage: Section, home: Home) -> NfsConfig | None:
+    with storage.section("nfs") as section:
+        kind = section.choice("kind", "gateway", KINDS)
+        # An AI zone has accelerators, and hardly the small machines and the file service of its parent.
+        default_zone = zones.parent_of(home.zone) if home.zone else ""
+        zone = section.text("zone", default_zone, rule=formats.zone(unlisted=home.unlisted))
+        machine_type = section.text("machine-type", None, rule=formats.machine_type(unlisted=home.unlisted))
+        default_type = zones.gateway_machine_type(zone)
+        there = zones.families_in(zone)
+        if machine_type and not home.unlisted and zones.family_of(machine_type) not in there:
+            section.refuse(
+                "machine-type",
+                f"is not to be had in {zone}, which has {', '.join(there)}; write {default_type}, or leave it out",
+            )
+        mount = section.text("mount", MOUNT, rule=_mount_rule)
+        if kind == "none":
+            for key in ("zone", "size-gib", "machine-type", "mount"):
+                if section.has(key):
+                    section.say(key, "is of no use with kind none; remove it, or take gateway or filestore")
+            return None
+        least, most = LEAST_GIB[kind], MOST_GIB[kind]
+        unit = f", which is what {kind} takes"
+        size_gib = section.integer("size-gib", DEFAULT_GIB[kind], least=least, most=most, unit=unit)
+        if kind == "filestore" and section.has("machine-type"):
+            section.say("machine-type", "is only for the gateway; remove it, or write kind: gateway")
+        return NfsConfig(
+            kind=kind, zone=zone, size_gib=size_gib, machine_type=machine_type or default_type, mount=mount
+        )
+
+
+def _mount_rule(text: str) -> str | None:
+    if re.fullmatch(r"/[-._a-zA-Z0-9/]*", text) is None:
+        return f"is not an absolute path of letters, digits, dots, hyphens and underscores; write one such as {MOUNT}"
+    if posixpath.normpath(text) != text:
+        return "is not the shortest form of that path; leave out dots, doubled slashes and the last slash"
+    first, _, rest = text[1:].partition("/")
+    in_image = any(f"{text}/".startswith(f"{each}/") for each in OF_IMAGES)
+    if not first or first in SYSTEM or (first in SHARED and not rest) or in_image:
+        return f"would hide a folder of the system, of people or of the images; write one such as {MOUNT}"
+    # It also lands in /etc/fstab and in a unit of systemd, where no other name needs quotes.
+    if re.search(r"/[-.]", text):
+        return f"has a folder whose name begins with a dot or a hyphen; write one such as {MOUNT}"
+    return None
+
+
 def _network(root: Section) -> NetworkConfig:
-    section = root.section("network")
-    existing = section.text("existing", None, rule=formats.network)
-    subnetwork = section.text("subnetwork", None, rule=formats.network)
-    external_addresses = section.flag("external-addresses", default=False)
-    if section.has("subnetwork") and not section.has("existing"):
-        section.say("subnetwork", "is of an existing network; write existing: NAME beside it, or remove it")
-    section.close()
-    return NetworkConfig(existing=existing, subnetwork=subnetwork, external_addresses=external_addresses)
+    with root.section("network") as section:
+        made = NetworkConfig(
+            existing=section.text("existing", None, rule=formats.network),
+            subnetwork=section.text("subnetwork", None, rule=formats.network),
+            external_addresses=section.flag("external-addresses", default=False),
+        )
+        if section.has("subnetwork") and not section.has("existing"):
+            section.say(
+                "subnetwork", "is of an existing network; write existing: NAME beside it, or remove it"
+            )
+        return made
 
 
 def _access(root: Section) -> AccessConfig:
-    section = root.section("access")
-    members = section.texts("members", rule=formats.principal)
-    administrators = section.texts("administrators", rule=formats.principal)
-    section.close()
-    return AccessConfig(members=members, administrators=administrators)
+    with root.section("access") as section:
+        return AccessConfig(
+            members=section.texts("members", rule=formats.principal),
+            administrators=section.texts("administrators", rule=formats.principal),
+        )
 
 
-def _images(root: Section, *, stack: str, zone: str | None, unlisted: bool) -> ImagesConfig:
-    """zone: of the first slice, in whose region the repository is by default; None: unknown, and said so."""
-    section = root.section("images")
-    repository = section.text("repository", naming.resource_name(stack), rule=formats.repository)
-    region = section.text("region", None, rule=formats.region(unlisted=unlisted))
-    keep = section.integer("keep", KEEP, least=1, most=MOST_KEPT)
-    references = section.mapping("references", key_rule=formats.framework, value_rule=formats.reference)
-    section.close()
-    return ImagesConfig(
-        repository=repository,
-        region=region or (catalogue.region_of(zone) if zone else ""),
-        keep=keep,
-        references=references,
-    )
+def _images(root: Section, home: Home) -> ImagesConfig:
+    with root.section("images") as section:
+        name = naming.resource_name(home.stack)
+        repository = section.text("repository", name, rule=formats.repository)
+        region = section.text("region", None, rule=formats.region(unlisted=home.unlisted))
+        return ImagesConfig(
+            repository=repository,
+            region=region or home.storage_region,
+            keep=section.integer("keep", KEEP, least=1, most=MOST_KEPT),
+            references=section.mapping(
+                "references", key_rule=formats.framework, value_rule=formats.reference
+            ),
+        )
+
+
+def _grant(root: Section, *, unlisted: bool) -> tuple[GrantLine, ...]:
+    """unlisted: take zones that are not known here too."""
+    return tuple(_grant_line(section, unlisted) for section in root.sections("grant"))
+
+
+def _grant_line(section: Section, unlisted: bool) -> GrantLine:
+    where = "a grant is for one zone; write it as the grant does"
+    which = "write on-demand or spot, as the grant does"
+    with section:
+        return GrantLine(
+            generation=_granted_generation(section),
+            zone=section.text("zone", "", rule=formats.zone(unlisted=unlisted), missing=where),
+            chips=section.integer(
+                "chips", 0, least=1, most=MOST_CHIPS, missing="write how many the grant lists"
+            ),
+            capacity=section.choice("capacity", "spot", GRANTED_CAPACITIES, missing=which),
+            until=section.date("until"),
+        )
+
+
+def _granted_generation(section: Section) -> str:
+    """Its name, of that or of the prefix that its types have."""
+    text = section.text("type", None, missing="write the generation, such as v5e")
+    if text is None:
+        return ""
+    try:
+        which = catalogue.generation(text)
+    except CatalogueError as error:
+        if text in catalogue.ACCELERATORS:
+            one = catalogue.ACCELERATORS[text]
+            section.refuse(
+                "type", f"is a size; write {one.generation.name}, and how many as chips: {one.chips}"
+            )
+        else:
+            section.say("type", str(error))
+        return ""
+    if not which.offered:
+        section.refuse("type", f"is not offered by the Cloud TPU API; choose one of {catalogue.NAMES}")
+    return which.name
 
 
 def _unknown_keys_of_the_provider(keys: Collection[str]) -> list[str]:

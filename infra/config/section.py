@@ -31,6 +31,7 @@ MIDNIGHT = " 00:00:00 +0000 UTC"
 class Section:
     """One mapping of the configuration. `prefix` is what stands before a key in its path: `tpu-stack:network.`
 
+    Used with `with`: at its end every key that nothing asked for is an unknown one.
     as_text: values may be texts that stand for others ("true", "40", JSON), as Pulumi hands over the top level.
     hidden: keys that are there, but whose values are not ours to see; somebody else has said so.
     """
@@ -52,6 +53,18 @@ class Section:
         self._asked: dict[str, None] = {}
         self._wrong: set[str] = set(hidden)
 
+    def __enter__(self) -> Section:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Says of every key that nothing asked for that it is unknown."""
+        for key in self._values if kind is None else ():
+            if key not in self._asked:
+                near = difflib.get_close_matches(key_shown(key), self._asked, n=1)
+                keys = f"the keys here are {', '.join(self._asked)}"
+                instead = f"did you mean {near[0]}?" if near else keys
+                self._problems.append(f"{self.path(key_shown(key))}: unknown key; {instead}")
+
     def has(self, key: str) -> bool:
         self._asked[key] = None
         return key in self._values
@@ -72,16 +85,6 @@ class Section:
     def refuse(self, key: str, wrong: str) -> None:
         """Records a mistake at a key, its value in front."""
         self.say(key, f"{shown(self._values.get(key))} {wrong}")
-
-    def close(self) -> None:
-        """Says of every key that nothing asked for that it is unknown."""
-        for key in self._values:
-            if key not in self._asked:
-                near = difflib.get_close_matches(key_shown(key), self._asked, n=1)
-                instead = (
-                    f"did you mean {near[0]}?" if near else f"the keys here are {', '.join(self._asked)}"
-                )
-                self._problems.append(f"{self.path(key_shown(key))}: unknown key; {instead}")
 
     def text[D](
         self, key: str, default: D, *, rule: Rule | None = None, missing: str | None = None

@@ -68,15 +68,21 @@ class Home:
     """Where slices are that do not say so: `tpu-stack:zone` or `tpu-stack:region`; fine: neither is wrong.
 
     project: None where it is missing, which somebody else has said. ignored: what to add where a zone is missing.
-    unlisted: whether zones, regions and versions that are not known here are taken.
+    unlisted: whether zones, regions, versions and machine types that are not known here are taken.
     """
 
     project: str | None
+    stack: str
     zone: str | None
     region: str | None
     fine: bool
     ignored: str
     unlisted: bool
+
+    @property
+    def storage_region(self) -> str:
+        """Of what is no slice and names no region itself; empty where the zone is not known, which has been said."""
+        return catalogue.region_of(self.zone) if self.zone else ""
 
 
 def read(root: Section, home: Home) -> tuple[SliceConfig, ...]:
@@ -84,18 +90,17 @@ def read(root: Section, home: Home) -> tuple[SliceConfig, ...]:
     sections = root.sections("slices", missing="write a list of at least one slice, see Pulumi.example.yaml")
     if root.has("slices") and root.fine("slices") and not sections and home.zone is None:
         root.say("slices", "is empty; write a slice, or tpu-stack:zone, where the storage without slices is")
-    made = [_slice(section, home) for section in sections]
+    made = []
+    for section in sections:
+        with section:
+            made.append(_slice(section, home))
     _refuse_twins(list(zip(sections, made, strict=True)))
     return tuple(made)
 
 
 def _slice(section: Section, home: Home) -> SliceConfig:
-    name = section.text(
-        "name",
-        "",
-        rule=formats.name(longest=LONGEST_NAME),
-        missing="each slice needs one, such as main",
-    )
+    name_rule = formats.name(longest=LONGEST_NAME)
+    name = section.text("name", "", rule=name_rule, missing="each slice needs one, such as main")
     accelerator = _accelerator(section)
     zone = _zone(section, accelerator, home)
     capacity = section.choice("capacity", "on-demand", CAPACITIES)
@@ -104,16 +109,25 @@ def _slice(section: Section, home: Home) -> SliceConfig:
     valid_until_s = section.duration("valid-until", None, least_s=LEAST_S, most_s=MOST_S)
     guaranteed_s = section.duration("guaranteed-for", None, least_s=LEAST_S, most_s=MOST_S)
     wait_s = section.duration("wait", None, least_s=LEAST_S, most_s=MOST_S)
-    reservation = _reservation(section, capacity, home.project, zone)
-    kms_key = _boot_disk_kms_key(section, provisioning, zone)
-    runtime_version = _runtime_version(section, accelerator, home)
-    labels = _labels(section)
-    data_disks = _data_disks(section, accelerator, home.project, zone, count=count)
+    made = SliceConfig(
+        name=name,
+        accelerator=accelerator or ANY_ACCELERATOR,
+        zone=zone or "",
+        capacity=capacity,
+        reservation=_reservation(section, capacity, home.project, zone),
+        provisioning=provisioning,
+        count=count,
+        boot_disk_kms_key=_boot_disk_kms_key(section, provisioning, zone),
+        runtime_version=_runtime_version(section, accelerator, home),
+        valid_until_s=valid_until_s,
+        guaranteed_s=guaranteed_s,
+        wait_s=wait_s or min(WAIT_S[provisioning], valid_until_s or MOST_S),
+        labels=_labels(section),
+        data_disks=_data_disks(section, accelerator, home.project, zone, count=count),
+    )
     if valid_until_s is not None and wait_s is not None and wait_s > valid_until_s:
-        section.refuse(
-            "wait",
-            f"is longer than valid-until {spoken(valid_until_s)}, when the queue gives up; shorten it",
-        )
+        gives_up = f"valid-until {spoken(valid_until_s)}, when the queue gives up"
+        section.refuse("wait", f"is longer than {gives_up}; shorten it")
     if capacity == "spot" and section.has("guaranteed-for"):
         section.say("guaranteed-for", "nothing is guaranteed for capacity spot; remove it, or take on-demand")
     if provisioning == "direct" and capacity == "reserved":
@@ -122,23 +136,7 @@ def _slice(section: Section, home: Home) -> SliceConfig:
         for key in ("valid-until", "guaranteed-for", *(["count"] if count > 1 else [])):
             if section.has(key):
                 section.say(key, OF_THE_QUEUE)
-    section.close()
-    return SliceConfig(
-        name=name,
-        accelerator=accelerator or ANY_ACCELERATOR,
-        zone=zone or "",
-        capacity=capacity,
-        reservation=reservation,
-        provisioning=provisioning,
-        count=count,
-        runtime_version=runtime_version,
-        valid_until_s=valid_until_s,
-        guaranteed_s=guaranteed_s,
-        wait_s=wait_s or min(WAIT_S[provisioning], valid_until_s or MOST_S),
-        labels=labels,
-        boot_disk_kms_key=kms_key,
-        data_disks=data_disks,
-    )
+    return made
 
 
 def _accelerator(section: Section) -> Accelerator | None:
@@ -192,33 +190,6 @@ def _zone(section: Section, accelerator: Accelerator | None, home: Home) -> str 
     return None
 
 
-def _reservation_path(section: Section, *, project: str | None, zone: str | None) -> str | None:
-    """The full name, projects/P/locations/Z/reservations/R, of a reservation.
-
-    A user may write only its name, `-` for any of the project's own, or one that another project, a folder or an
-    organisation shares, with or without the zone.
-    """
-    text = section.text("reservation", None)
-    if text is None:
-        return None
-    match = RESERVATION.fullmatch(text)
-    if "/" in text and match is None:
-        section.refuse(
-            "reservation",
-            "is no such path; write only the name, - for any, or projects/P/reservations/NAME (also folders/…, "
-            "organizations/…)",
-        )
-        return None
-    name = match[3] if match else text
-    wrong = None if name == ANY else formats.name(longest=naming.LONGEST)(name)
-    wrong = wrong or (_elsewhere(match[2], zone) if match and match[2] else None)
-    if wrong is not None:
-        section.refuse("reservation", wrong)
-        return None
-    owner = "/".join(text.split("/")[:2]) if match else f"projects/{project}"
-    return f"{owner}/locations/{zone}/reservations/{name}"
-
-
 def _only_zone(
     section: Section, key: str, said: str, accelerator: Accelerator | None, region: str
 ) -> str | None:
@@ -237,7 +208,25 @@ def _only_zone(
 
 
 def _reservation(section: Section, capacity: Capacity, project: str | None, zone: str | None) -> str | None:
-    reservation = _reservation_path(section, project=project, zone=zone)
+    """The full name, projects/P/locations/Z/reservations/R, of the slice's reservation.
+
+    A user may write only its name, `-` for any of the project's own, or one that another project, a folder or an
+    organisation shares, with or without the zone.
+    """
+    text = section.text("reservation", None)
+    match = RESERVATION.fullmatch(text or "")
+    wrong = None
+    if text is not None and "/" in text and match is None:
+        wrong = (
+            "is no such path; write only the name, - for any, or projects/P/reservations/NAME (also folders/…, "
+            "organizations/…)"
+        )
+    elif text is not None:
+        name = match[3] if match else text
+        wrong = None if name == ANY else formats.name(longest=naming.LONGEST)(name)
+        wrong = wrong or (_elsewhere(match[2], zone) if match and match[2] else None)
+    if wrong is not None:
+        section.refuse("reservation", wrong)
     if section.fine("capacity"):
         if capacity == "reserved" and not section.has("reservation"):
             section.say(
@@ -245,7 +234,10 @@ def _reservation(section: Section, capacity: Capacity, project: str | None, zone
             )
         if capacity != "reserved" and section.has("reservation"):
             section.say("reservation", "is used only with capacity reserved; write that, or remove it")
-    return reservation
+    if text is None or wrong is not None:
+        return None
+    owner = "/".join(text.split("/")[:2]) if match else f"projects/{project}"
+    return f"{owner}/locations/{zone}/reservations/{match[3] if match else text}"
 
 
 def _runtime_version(section: Section, accelerator: Accelerator | None, home: Home) -> str:
@@ -268,23 +260,21 @@ def _runtime_version(section: Section, accelerator: Accelerator | None, home: Ho
 
 def _boot_disk_kms_key(section: Section, provisioning: Provisioning, zone: str | None) -> str | None:
     """A key of a region is of use only in that region; one of a multi-region, or global, is Google's to judge."""
-    boot_disk = section.section("boot-disk")
-    kms_key = boot_disk.text("kms-key", None, rule=formats.kms_key)
-    if boot_disk.has("kms-key") and provisioning == "direct":
-        boot_disk.say("kms-key", OF_THE_QUEUE)
-    elif kms_key is not None and zone is not None:
-        location, region = kms_key.split("/")[3], catalogue.region_of(zone)
-        if location != region and formats.REGION.fullmatch(location):
-            boot_disk.refuse(
-                "kms-key", f"is a key of {location}, the slice is in {region}; take one of {region} or global"
+    with section.section("boot-disk") as boot_disk:
+        kms_key = boot_disk.text("kms-key", None, rule=formats.kms_key)
+        if boot_disk.has("kms-key") and provisioning == "direct":
+            boot_disk.say("kms-key", OF_THE_QUEUE)
+        elif kms_key is not None and zone is not None:
+            location, region = kms_key.split("/")[3], catalogue.region_of(zone)
+            if location != region and formats.REGION.fullmatch(location):
+                wrong = f"is a key of {location}, the slice is in {region}; take one of {region} or global"
+                boot_disk.refuse("kms-key", wrong)
+        if boot_disk.has("size-gib"):
+            boot_disk.say(
+                "size-gib",
+                "the Cloud TPU API has no size for a boot disk; remove it and use data-disks, a bucket or NFS",
             )
-    if boot_disk.has("size-gib"):
-        boot_disk.say(
-            "size-gib",
-            "the Cloud TPU API has no size for a boot disk; remove it and use data-disks, a bucket or NFS",
-        )
-    boot_disk.close()
-    return kms_key
+        return kms_key
 
 
 def _labels(section: Section) -> dict[str, str]:
@@ -306,7 +296,11 @@ def _data_disks(
     generation = accelerator.generation.name if accelerator else ""
     alone = accelerator is None or accelerator.hosts * count == 1
     sections = section.sections("data-disks")
-    disks = tuple(_disk(each, generation, project, zone, alone=alone) for each in sections)
+    made = []
+    for each in sections:
+        with each:
+            made.append(_disk(each, generation, project, zone, alone=alone))
+    disks = tuple(made)
     most = MOST_DISKS.get(generation, MOST_DISKS_OF_OTHERS)
     if len(disks) > most:
         section.say("data-disks", f"{len(disks)} disks; a {generation} VM takes {most}; remove some")
@@ -321,12 +315,8 @@ def _data_disks(
 def _disk(
     section: Section, generation: str, project: str | None, zone: str | None, *, alone: bool
 ) -> DataDisk:
-    name = section.text(
-        "name",
-        "",
-        rule=formats.name(longest=LONGEST_DISK_NAME),
-        missing="each disk needs one, such as data",
-    )
+    name_rule = formats.name(longest=LONGEST_DISK_NAME)
+    name = section.text("name", "", rule=name_rule, missing="each disk needs one, such as data")
     types = DISK_TYPES.get(generation, DISK_TYPES_OF_OTHERS) if generation else ALL_DISK_TYPES
     wrong = f"is no type of disk that a {generation or 'TPU'} VM takes"
     disk_type = section.choice("type", types[0], types, wrong=wrong)
@@ -350,14 +340,7 @@ def _disk(
         section.refuse("mode", "leaves a new disk empty for ever; write read-write, or a source")
     elif exists and not alone and mode == "read-write":
         section.refuse("mode", "is only for one VM, this slice has more; write read-only")
-    section.close()
-    return DataDisk(
-        name=name,
-        disk_type=disk_type,
-        size_gib=size_gib,
-        source=source,
-        mode=mode,
-    )
+    return DataDisk(name=name, disk_type=disk_type, size_gib=size_gib, source=source, mode=mode)
 
 
 def _source(section: Section, *, project: str | None, zone: str | None) -> str | None:

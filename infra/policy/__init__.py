@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Iterator
 
 from infra.config import Config
-from infra.policy import costs, egress, grant, risks
+from infra.policy import costs, grant, risks
 from infra.policy.costs import Cost
 from infra.policy.findings import Finding, error, warning
 from infra.policy.grant import GrantUse
@@ -44,7 +44,7 @@ def review(config: Config, *, today: datetime.date) -> Review:
         findings=(
             *risks.supply(config),
             *grant.findings(config, coverage, today),
-            *egress.findings(config),
+            *risks.egress(config),
             *_budget(config, cost, costs.least_usd_per_hour(config, coverage.covered_chips)),
             *risks.exposure(config),
         ),

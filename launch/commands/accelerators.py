@@ -12,7 +12,7 @@ from rich.table import Table
 from contracts.errors import RequestError
 from infra import catalogue
 from infra.catalogue import Accelerator, CatalogueError
-from infra.config import ConfigError, GrantLine, grant_keys
+from infra.config import ConfigError, GrantLine, reader
 
 MOST_CHIPS = 64
 """What is listed when nobody says how large: a line of a typical grant, and few enough rows for one screen."""
@@ -163,7 +163,7 @@ def read_file(path: Path) -> Sequence[GrantLine]:
     if not value:
         raise RequestError(f"--grant {path}: has no {KEY}; Pulumi.example.yaml shows how one is written")
     try:
-        return grant_keys.read_alone(value)
+        return reader.read_grant(value)
     except ConfigError as error:
         raise RequestError(f"--grant {path}:\n{error}") from None
 

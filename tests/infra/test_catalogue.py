@@ -18,9 +18,9 @@ from infra.catalogue import (
     Generation,
     accelerator,
     by_topology,
+    generations,
     price_usd_per_hour,
     region_of,
-    topology,
     zones,
 )
 
@@ -34,7 +34,7 @@ DOCS = ROOT / "docs" / "accelerators.md"
 def test_topology_hosts_chips_cores_and_devices_agree() -> None:
     for made in ACCELERATORS.values():
         which = made.generation
-        sides = topology.sides(made.topology)
+        sides = generations.sides(made.topology)
         assert math.prod(sides) == made.chips == made.hosts * made.chips_per_host, made
         assert len(sides) == which.dimensions, made
         prefix, number = made.type_name.split("-")
@@ -252,5 +252,5 @@ def test_any_shape_is_one_of_the_generation_or_a_catalogue_error(name: str, shap
         made = by_topology(name, shape)
     except CatalogueError:
         return
-    assert (made.topology, topology.chips_in(shape)) == (shape, made.chips)
+    assert (made.topology, generations.chips_in(shape)) == (shape, made.chips)
     assert made.type_name in ACCELERATORS

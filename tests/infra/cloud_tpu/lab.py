@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from infra.cloud_tpu.backoff import Backoff
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.plugin import Session
+from infra.cloud_tpu.retry import Backoff
 from infra.queued_resource import QueuedResourceProvider
 from rehearsal.tpu_api import Clock, TpuApi
 

@@ -16,9 +16,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from infra.cloud_tpu import settings
-from infra.cloud_tpu.backoff import Backoff, poll_pause_s
 from infra.cloud_tpu.client import Client
-from infra.cloud_tpu.refusal import CloudTpuError, Refusal
+from infra.cloud_tpu.retry import Backoff, CloudTpuError, Refusal, poll_pause_s
 from infra.cloud_tpu.settings import Settings
 from tests.infra.cloud_tpu.lab import PARENT, Cloud
 

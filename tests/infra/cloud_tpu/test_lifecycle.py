@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
+from infra.cloud_tpu.retry import AbandonedError, CloudTpuError
 from rehearsal.tpu_api import Delays
 from tests.infra.cloud_tpu.conftest import CloudFactory
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Stack

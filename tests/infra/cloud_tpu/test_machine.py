@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from infra.cloud_tpu import request
-from infra.cloud_tpu.refusal import CloudTpuError
+from infra.cloud_tpu.retry import CloudTpuError
 from rehearsal.tpu_api import ApiError, Clock, TpuApi
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, Json, Stack
 
@@ -210,7 +210,7 @@ class Machine(RuleBasedStateMachine):
                 self.stack.up(wait_s=600, **self.config)
                 self._holds()
             self.stack.destroy()
-            self.cloud.session.waiting().remove_all("grant", OWNER)
+            self.cloud.session.lifecycle().remove_all("grant", OWNER)
             assert self._ours() == []
         finally:
             self.cloud.client.close()

@@ -20,7 +20,7 @@ from pulumi.dynamic.dynamic import serialize_provider
 
 from infra import naming, queued_resource
 from infra.cloud_tpu import plugin
-from infra.cloud_tpu.refusal import AbandonedError, CloudTpuError
+from infra.cloud_tpu.retry import AbandonedError, CloudTpuError
 from infra.node_workers import NodeWorkersProvider
 from infra.queued_resource import DataDiskArgs, QueuedResourceArgs, QueuedResourceProvider
 from infra.stack_identity import StackIdentityProvider

@@ -10,8 +10,8 @@ import pytest
 from pulumi.output import Unknown
 
 from infra import queued_resource
-from infra.cloud_tpu import request, states
-from infra.cloud_tpu.spec import Spec
+from infra.cloud_tpu import request
+from infra.cloud_tpu.request import Spec
 from infra.queued_resource import QueuedResourceArgs
 from rehearsal.tpu_api import discovery
 from tests.infra.cloud_tpu.lab import OWNER, wanted_props
@@ -315,13 +315,13 @@ def queued(state: str, **more: Any) -> dict[str, Any]:
 
 
 def test_what_has_not_been_served_waits_and_so_does_what_nobody_knows_yet() -> None:
-    assert states.ACTIVE in ALL_STATES and set(ALL_STATES) > NEVER_SERVED_AGAIN
+    assert request.ACTIVE in ALL_STATES and set(ALL_STATES) > NEVER_SERVED_AGAIN
     for state in (*ALL_STATES, "BRAND_NEW"):
-        look = states.look(queued(state), {})
+        look = request.look(queued(state), {})
         lost, active = state in NEVER_SERVED_AGAIN, state == "ACTIVE"
         assert (look.kind, look.state) == ("lost" if lost else "active" if active else "waiting", state)
-        assert states.kind_of(state) == look.kind
-    assert states.look({}, {}).kind == "waiting"
+        assert request.kind_of(state) == look.kind
+    assert request.look({}, {}).kind == "waiting"
 
 
 @pytest.mark.parametrize(
@@ -342,13 +342,13 @@ def test_what_has_not_been_served_waits_and_so_does_what_nobody_knows_yet() -> N
 def test_an_active_one_is_what_its_worst_node_is(
     nodes: dict[str, Any], kind: str, state: str, may_be_running: bool
 ) -> None:
-    look = states.look(queued("ACTIVE"), nodes)
+    look = request.look(queued("ACTIVE"), nodes)
     assert (look.kind, look.state, look.may_be_running) == (kind, state, may_be_running)
     assert (f"is {state}" in look.why) == (kind == "lost" and state != "MISSING")
 
 
 def test_the_reason_of_a_loss_is_told() -> None:
     failed = queued("FAILED", failedData={"error": {"code": 9, "message": "no such network"}})
-    assert states.look(failed, {}).why == "it is FAILED: no such network"
+    assert request.look(failed, {}).why == "it is FAILED: no such network"
     suspended = queued("SUSPENDED", stateInitiator="USER")
-    assert states.look(suspended, {}).why == "it is SUSPENDED by a user"
+    assert request.look(suspended, {}).why == "it is SUSPENDED by a user"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infra.cloud_tpu import workers
-from infra.cloud_tpu.refusal import CloudTpuError
+from infra.cloud_tpu.retry import CloudTpuError
 from infra.node_workers import NodeWorkersProvider
 from tests.infra.cloud_tpu.lab import PARENT, ZONE, Cloud
 

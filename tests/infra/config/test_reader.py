@@ -17,8 +17,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from infra import catalogue
-from infra.config import Config, ConfigError, DataDisk, GrantLine, reader, storage_keys
+from infra import catalogue, pulumi_program
+from infra.config import Config, ConfigError, DataDisk, GrantLine, reader
 from infra.config.section import Section
 
 MAIN = {"name": "main", "accelerator": "v5litepod-8"}
@@ -237,7 +237,7 @@ def test_a_stack_can_do_without_a_bucket_and_nfs_and_filestore_begins_with_the_l
     assert (without.bucket, without.nfs) == (None, None)
     nfs = read({**LEAST, "storage": {"nfs": {"kind": "filestore"}}}).nfs
     assert nfs is not None
-    assert (nfs.kind, nfs.size_gib) == ("filestore", storage_keys.LEAST_GIB["filestore"])
+    assert (nfs.kind, nfs.size_gib) == ("filestore", reader.LEAST_GIB["filestore"])
 
 
 @pytest.mark.parametrize("name", ["v5e", "v5litepod"])
@@ -327,7 +327,7 @@ def of_pulumi(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_running_stack_is_read_from_what_pulumi_has(of_pulumi: None) -> None:
     written = {f"tpu-stack:{key}": as_pulumi_has_it(value) for key, value in FULL.items()}
     pulumi.runtime.set_all_config({**written, "gcp:project": "my-project", "other:key": "1"}, [])
-    assert reader.from_pulumi() == read(FULL)
+    assert pulumi_program.configuration() == read(FULL)
 
 
 def test_a_running_stack_finds_keys_that_nobody_asked_for_secrets_and_the_providers_zone(
@@ -344,7 +344,7 @@ def test_a_running_stack_finds_keys_that_nobody_asked_for_secrets_and_the_provid
         ["tpu-stack:protect"],
     )
     with pytest.raises(ConfigError) as error:
-        reader.from_pulumi()
+        pulumi_program.configuration()
     assert [each.partition(": ")[::2] for each in error.value.problems] == [
         ("tpu-stack:protect", "is kept as a secret, nothing here is one; set it anew without --secret"),
         ("gcp:project", "missing; name your project: `pulumi config set gcp:project PROJECT-ID`"),
@@ -452,9 +452,9 @@ def test_keys_and_values_are_shown_short_and_printable() -> None:
         prefix="at.",
         problems=problems,
     )
-    for key in ("s", "t", "big"):
-        section.refuse(key, "is wrong")
-    section.close()
+    with section:
+        for key in ("s", "t", "big"):
+            section.refuse(key, "is wrong")
     known = "unknown key; the keys here are s, t, big"
     assert problems == [
         f'at.s: "{"v" * 80}" is wrong',

@@ -10,7 +10,7 @@ import pytest
 
 from infra import catalogue
 from infra.config import AccessConfig, Allowances, Config, NetworkConfig
-from infra.policy import billing, egress, risks
+from infra.policy import billing, risks
 from tests.infra.policy.stacks import a_disk, a_grant, a_slice, a_stack, an_nfs, only
 
 # --- reading across regions -------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def moved(what: str, region: str) -> Config:
 def test_what_is_read_across_regions_is_refused_with_its_price(
     config: Config, found: list[tuple[str, str]]
 ) -> None:
-    findings = list(egress.findings(config))
+    findings = list(risks.egress(config))
     assert [each.severity for each in findings] == [severity for severity, _ in found]
     for finding, (_, said) in zip(findings, found, strict=True):
         assert said in str(finding)
@@ -92,14 +92,14 @@ def test_what_is_read_across_regions_is_refused_with_its_price(
 def test_the_price_between_two_regions_follows_their_continents(
     source: str, destination: str, usd_per_gib: float | None
 ) -> None:
-    assert egress.usd_per_gib(source, destination) == usd_per_gib
-    assert egress.usd_per_gib(destination, source) == usd_per_gib
-    assert ("not known" in egress.estimate(source, destination)) == (usd_per_gib is None)
+    assert risks.usd_per_gib(source, destination) == usd_per_gib
+    assert risks.usd_per_gib(destination, source) == usd_per_gib
+    assert ("not known" in risks.estimate(source, destination)) == (usd_per_gib is None)
 
 
 def test_another_region_is_never_free() -> None:
     for source, destination in itertools.permutations(billing.REGIONAL, 2):
-        price = egress.usd_per_gib(source, destination)
+        price = risks.usd_per_gib(source, destination)
         assert price is not None
         assert 0.01 <= price <= 0.15, (source, destination)
 

@@ -1,13 +1,21 @@
-"""What goes wrong with Google's API, in words for the person who typed `pulumi up`."""
+"""What goes wrong with Google's API, in words for the person who typed `pulumi up`, and how it is tried again.
+
+`Backoff` is also the clock of the provider, which a test replaces to go through a day in a second.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 Json = dict[str, Any]
+
+LONGEST_RETRY_S = 30.0
 
 # "… limit 'Requests per minute' …" passes by itself; "Quota limit 'TPUV5s…PerZone…' has been exceeded" does not.
 _PER_TIME = re.compile(
@@ -122,3 +130,37 @@ class Refusal:
                 f" needs `gcloud auth application-default set-quota-project {project}`"
             )
         return ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """now, sleep: seconds. jitter: 0 to 1. is_awaited: whether somebody still waits for it. say: a line to the user."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = random.random
+    is_awaited: Callable[[], bool] = lambda: True
+    say: Callable[[str], None] = print
+
+    def pause(self, seconds: float) -> None:
+        """Sleep. Raises AbandonedError when nobody waits for the result any more."""
+        self.require_awaited()
+        self.sleep(seconds)
+        self.require_awaited()
+
+    def require_awaited(self) -> None:
+        """Before anything is changed at Google: a killed `pulumi up` must not delete what the next one adopts."""
+        if not self.is_awaited():
+            raise AbandonedError("nobody waits for this any more: Pulumi has ended")
+
+    def retry_pause_s(self, failures: int) -> float:
+        """Before the next try: doubling from 1 s, half of it by chance so that many slices do not come back at once."""
+        return float(min(LONGEST_RETRY_S, 2.0 ** min(failures, 10)) * (0.5 + 0.5 * self.jitter()))
+
+
+def poll_pause_s(waited_s: float) -> float:
+    """Between two looks: 5 s at first, then a tenth of the time waited, at most half a minute.
+
+    Twenty slices in a queue then ask 40 times a minute; the API allows hundreds.
+    """
+    return min(30.0, max(5.0, waited_s / 10))
