@@ -9,82 +9,45 @@ from typing import Any
 
 from contracts.inventory import Capacity
 from infra import catalogue
-from infra.config import (
-    AccessConfig,
-    Allowances,
-    BucketConfig,
-    Config,
-    DataDisk,
-    GrantLine,
-    ImagesConfig,
-    NetworkConfig,
-    NfsConfig,
-    SliceConfig,
-)
+from infra.config import Allowances, Config, DataDisk, GrantLine, NfsConfig, SliceConfig, reader
 from infra.policy.findings import Finding
 
 TODAY = datetime.date(2026, 11, 21)
 LATER = TODAY + datetime.timedelta(days=60)
 ZONE = "us-central1-a"
-REGION = "us-central1"
-
 NOTHING_ALLOWED = Allowances(unlisted=False, billable=False, cross_region=False)
 
+PLAIN = reader.read(
+    {
+        "slices": [{"name": "main", "accelerator": "v5litepod-16", "zone": ZONE, "capacity": "spot"}],
+        "access": {"members": ["user:ada@example.com"]},
+    },
+    project="my-project",
+    stack="dev",
+)
+"""Nothing to find fault with: no grant, no budget, everything in one region, somebody has access."""
 
-def a_slice(
-    name: str = "main",
-    accelerator: str = "v5litepod-16",
-    *,
-    zone: str = ZONE,
-    capacity: Capacity = "spot",
-    **changes: Any,
-) -> SliceConfig:
+
+def a_slice(name: str = "main", accelerator: str = "v5litepod-16", **changes: Any) -> SliceConfig:
     found = catalogue.accelerator(accelerator)
-    plain = SliceConfig(
-        name=name,
-        accelerator=found,
-        zone=zone,
-        capacity=capacity,
-        reservation=None,
-        provisioning="queued",
-        count=1,
-        runtime_version=found.generation.runtime_version or "",
-        valid_until_s=None,
-        guaranteed_s=None,
-        wait_s=12 * 3600,
-        labels={},
-        boot_disk_kms_key=None,
-        data_disks=(),
-    )
+    runtime = found.generation.runtime_version or ""
+    plain = dataclasses.replace(PLAIN.slices[0], name=name, accelerator=found, runtime_version=runtime)
     return dataclasses.replace(plain, **changes)
 
 
-def a_stack(*slices: SliceConfig, region: str = REGION, **changes: Any) -> Config:
-    """Nothing to find fault with: no grant, no budget, everything in one region, somebody has access."""
-    plain = Config(
-        project="my-project",
-        stack="dev",
-        slices=slices or (a_slice(),),
-        bucket=a_bucket(region),
-        nfs=an_nfs(f"{region}-a"),
-        network=NetworkConfig(existing=None, subnetwork=None, external_addresses=False),
-        access=AccessConfig(members=("user:ada@example.com",), administrators=()),
-        images=ImagesConfig(repository="tpu-stack-dev", region=region, keep=10, references={}),
-        grant=(),
-        allow=NOTHING_ALLOWED,
-        budget_usd_per_hour=None,
-        protect=True,
-    )
-    return dataclasses.replace(plain, **changes)
-
-
-def a_bucket(region: str) -> BucketConfig:
-    return BucketConfig(name="my-project-dev-tpu-stack", region=region, soft_delete_days=7, temporary_days=7)
+def a_stack(*slices: SliceConfig, region: str = "us-central1", **changes: Any) -> Config:
+    assert PLAIN.bucket is not None
+    there: dict[str, Any] = {
+        "bucket": dataclasses.replace(PLAIN.bucket, region=region),
+        "nfs": an_nfs(f"{region}-a"),
+        "images": dataclasses.replace(PLAIN.images, region=region),
+    }
+    return dataclasses.replace(PLAIN, slices=slices or PLAIN.slices, **there | changes)
 
 
 def an_nfs(zone: str, **changes: Any) -> NfsConfig:
-    plain = NfsConfig(kind="gateway", zone=zone, size_gib=200, machine_type="e2-small", mount="/mnt/share")
-    return dataclasses.replace(plain, **changes)
+    assert PLAIN.nfs is not None
+    return dataclasses.replace(PLAIN.nfs, zone=zone, **changes)
 
 
 def a_disk(name: str = "data", **changes: Any) -> DataDisk:
