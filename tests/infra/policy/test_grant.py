@@ -86,39 +86,25 @@ stacks = st.builds(
 
 
 @given(config=stacks)
-def test_a_grant_never_covers_more_chips_than_it_has_or_than_are_asked_for(config: Config) -> None:
+def test_a_grant_covers_as_much_as_it_can_and_no_more_and_what_it_does_not_is_found(config: Config) -> None:
     coverage = grant.cover(config, TODAY)
     for use in coverage.use:
         assert 0 <= use.used_chips <= (0 if use.ended else use.line.chips)
-    for each, chips in zip(config.slices, coverage.covered_chips, strict=True):
-        assert 0 <= chips <= each.chips
     assert sum(coverage.covered_chips) == sum(use.used_chips for use in coverage.use)
-
-
-@given(config=stacks)
-def test_no_chip_is_billed_while_a_matching_one_of_the_grant_is_left(config: Config) -> None:
-    coverage = grant.cover(config, TODAY)
-    for each, chips in zip(config.slices, coverage.covered_chips, strict=True):
+    short = set()
+    for index, (each, chips) in enumerate(zip(config.slices, coverage.covered_chips, strict=True)):
+        asked = (each.accelerator.generation.name, each.zone, each.capacity)
         left = [
             use
             for use in coverage.use
-            if (use.line.generation, use.line.zone, use.line.capacity)
-            == (each.accelerator.generation.name, each.zone, each.capacity)
+            if (use.line.generation, use.line.zone, use.line.capacity) == asked
             and not use.ended
             and use.used_chips < use.line.chips
         ]
+        assert 0 <= chips <= each.chips
         assert chips == each.chips or not left
-
-
-@given(config=stacks)
-def test_what_is_not_covered_is_found_for_exactly_those_slices(config: Config) -> None:
+        short |= {f"tpu-stack:slices[{index}"} if chips < each.chips else set()
     blamed = {each.path.split("]")[0] for each in found(config) if each.severity == "error"}
-    coverage = grant.cover(config, TODAY)
-    short = {
-        f"tpu-stack:slices[{index}"
-        for index, (each, chips) in enumerate(zip(config.slices, coverage.covered_chips, strict=True))
-        if chips < each.chips
-    }
     assert blamed == (short if config.grant else set())
 
 
@@ -141,52 +127,35 @@ def test_too_few_chips_say_how_many_are_billed_and_for_how_much() -> None:
     )
 
 
-RESERVED = a_slice(capacity="reserved", reservation="projects/p/locations/z/reservations/r")
-
-
 @pytest.mark.parametrize(
     ("asked", "lines", "key", "said"),
     [
         (
-            (a_slice("b", "v5litepod-64"), a_slice("a", "v5litepod-32")),
-            (a_grant(64),),
-            "",
+            (a_slice("b", "v5litepod-64"), a_slice("a", "v5litepod-32")), (a_grant(64),), "",
             "the grant has 64 v5e spot chips in us-central1-a, of which other slices use 32; 32 of the 64",
         ),
         (
-            (a_slice(),),
-            (a_grant(64, zone=EUROPE), a_grant(32, zone="us-west4-a", capacity="on-demand")),
-            ".zone",
-            (
-                "us-central1-a is not of the grant for v5e, which has europe-west4-b (64 spot), us-west4-a (32 "
-                'on-demand); all 16 chips of "main" are billed at list price, 3.92 USD an hour'
-            ),
+            (a_slice(),), (a_grant(64, zone=EUROPE), a_grant(32, zone="us-west4-a", capacity="on-demand")), ".zone",
+            ("us-central1-a is not of the grant for v5e, which has europe-west4-b (64 spot), us-west4-a (32 "
+            'on-demand); all 16 chips of "main" are billed at list price, 3.92 USD an hour'),
         ),
         (
-            (a_slice(capacity="on-demand"),),
-            (a_grant(64),),
-            ".capacity",
-            (
-                'the grant has v5e in us-central1-a as spot (64 chips), not as on-demand; all 16 chips of "main"'
-                " are billed at list price, 19.20 USD an hour"
-            ),
+            (a_slice(capacity="on-demand"),), (a_grant(64),), ".capacity",
+            ('the grant has v5e in us-central1-a as spot (64 chips), not as on-demand; all 16 chips of "main"'
+            " are billed at list price, 19.20 USD an hour"),
         ),
         (
-            (a_slice(),),
-            (a_grant(64, "v6e"), a_grant(32, "v4", "us-central2-b")),
-            ".accelerator",
+            (a_slice(),), (a_grant(64, "v6e"), a_grant(32, "v4", "us-central2-b")), ".accelerator",
             "the grant has no v5e, only v6e, v4; ",
         ),
-        ((RESERVED,), (a_grant(64),), ".capacity", "billed at a price that is not known"),
+        ((a_slice(capacity="reserved"),), (a_grant(64),), ".capacity", "billed at a price that is not known"),
         (
-            (a_slice(),),
-            (a_grant(64, until=YESTERDAY),),
-            "",
+            (a_slice(),), (a_grant(64, until=YESTERDAY),), "",
             "the grant for v5e spot in us-central1-a ended on 2026-11-20; all 16 chips",
         ),
         ((a_slice(),), (a_grant(64, zone=EUROPE, until=YESTERDAY),), "", "the whole grant has ended"),
     ],
-)
+)  # fmt: skip
 def test_the_key_to_blame_for_what_is_not_covered_is_named_with_what_the_grant_has(
     asked: tuple[SliceConfig, ...], lines: tuple[GrantLine, ...], key: str, said: str
 ) -> None:
@@ -195,25 +164,25 @@ def test_the_key_to_blame_for_what_is_not_covered_is_named_with_what_the_grant_h
     assert said in finding.message
 
 
-def test_a_line_that_has_ended_is_said_of_the_line_too() -> None:
-    line, _ = found(a_stack(a_slice(), grant=(a_grant(64, until=YESTERDAY),)))
-    assert (line.severity, line.path) == ("warning", "tpu-stack:grant[0].until")
-    assert "ended on 2026-11-20: it covers nothing" in line.message
-
-
 @pytest.mark.parametrize(
-    ("days", "when"), [(0, "ends today"), (1, "ends tomorrow"), (14, "ends in 14 days"), (15, None)]
+    ("days", "said"),
+    [
+        (-1, "ended on 2026-11-20: it covers nothing"),
+        (0, "ends today, on 2026-11-21"),
+        (1, "ends tomorrow"),
+        (14, "ends in 14 days, on 2026-12-05"),
+        (15, None),
+    ],
 )
-def test_a_grant_that_ends_within_14_days_warns(days: int, when: str | None) -> None:
+def test_a_grant_that_has_ended_or_ends_within_14_days_warns(days: int, said: str | None) -> None:
     until = TODAY + datetime.timedelta(days=days)
-    findings = found(a_stack(a_slice(), grant=(a_grant(64, until=until),)))
-    if when is None:
-        assert findings == ()
-    else:
-        finding = only(findings)
-        assert (finding.severity, finding.path) == ("warning", "tpu-stack:grant[0].until")
-        assert when in finding.message
-        assert str(until) in finding.message
+    warnings = [
+        each
+        for each in found(a_stack(grant=(a_grant(64, until=until),)))
+        if each.path == "tpu-stack:grant[0].until"
+    ]
+    assert [each.severity for each in warnings] == ["warning"] * (said is not None)
+    assert all(said is not None and said in each.message for each in warnings)
 
 
 def test_direct_under_a_grant_warns_that_grants_are_for_queued_resources() -> None:
