@@ -376,7 +376,7 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
     from launch import inventories
     from launch.remote_files import Buckets, HostFiles
     from launch.ssh.agent_session import AGENT_ROOT
-    from launch.ssh.transport import SessionLink, transports_of
+    from launch.ssh.transport import transports_of
 
     inventory = inventories.with_keys(inventory, inventories.read_keys(keys_file(wanted)))
     one_slice = choose_slice(inventory, wanted.slice)
@@ -384,7 +384,7 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
     given = wanted.given
     transports = transports_of(inventory, one_slice, [host.index for host in hosts])
     agents = tuple(
-        Agent(host=host.name, link=SessionLink(transport), root=AGENT_ROOT)
+        Agent(host=host.name, link=transport, root=AGENT_ROOT)
         for host, transport in zip(hosts, transports, strict=True)
     )
     runs_url = _runs_url(inventory, one_slice, wanted.runs)

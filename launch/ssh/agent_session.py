@@ -38,22 +38,23 @@ Connect = Callable[[], Awaitable[asyncssh.SSHClientConnection]]
 class Sessions:
     """The sessions of one host: an idle one is used again, one that is busy keeps nobody waiting."""
 
-    def __init__(self, access: Access, connect: Connect) -> None:
+    def __init__(self, access: Access, root: str, connect: Connect) -> None:
         self.round_trips = 0
         self._access = access
+        self._root = root
         self._connect = connect
-        self._idle: list[tuple[str, _Session]] = []
+        self._idle: list[_Session] = []
         self._places = asyncio.Semaphore(SESSIONS_AT_ONCE)
 
-    async def ask(self, root: str, verb: str, request: str, *, timeout_s: float) -> Completed:
-        """One answer in `stdout`; `exit_code` None: none came in time, and that session is over.
+    async def ask(self, verb: str, request: str, *, timeout_s: float) -> Completed:
+        """Return one answer, in `stdout`; `exit_code` None: none came in time, and that session is over.
 
         Raises:
             HostError: the host cannot be reached, or has no Python.
         """
         connection = await self._connect()
         try:
-            async with asyncio.timeout(timeout_s), self._session(connection, root) as session:
+            async with asyncio.timeout(timeout_s), self._session(connection) as session:
                 answer = await session.ask(with_verb(verb, request))
         except TimeoutError:
             return Completed(exit_code=None, stdout="", stderr="")
@@ -65,9 +66,9 @@ class Sessions:
         return Completed(exit_code=code, stdout="", stderr=last_words)
 
     @contextlib.asynccontextmanager
-    async def _session(self, connection: asyncssh.SSHClientConnection, root: str) -> AsyncIterator[_Session]:
+    async def _session(self, connection: asyncssh.SSHClientConnection) -> AsyncIterator[_Session]:
         async with self._places:
-            session = self._idle_one(root) or await self._begin(connection, root)
+            session = self._idle_one() or await self._begin(connection)
             try:
                 yield session
             except BaseException:
@@ -76,21 +77,18 @@ class Sessions:
             finally:
                 self.round_trips += session.count_round_trips()
             if session.is_usable:
-                self._idle.append((root, session))
+                self._idle.append(session)
 
-    def _idle_one(self, root: str) -> _Session | None:
-        usable = [(place, session) for place, session in self._idle if session.is_usable]
-        for _, session in set(self._idle) - set(usable):
+    def _idle_one(self) -> _Session | None:
+        while self._idle:
+            session = self._idle.pop(0)
+            if session.is_usable:
+                return session
             session.close()
-        self._idle = usable
-        for found in usable:
-            if found[0] == root:
-                self._idle.remove(found)
-                return found[1]
         return None
 
-    async def _begin(self, connection: asyncssh.SSHClientConnection, root: str) -> _Session:
-        command = agent_code().command_line(root)
+    async def _begin(self, connection: asyncssh.SSHClientConnection) -> _Session:
+        command = agent_code().command_line(self._root)
         process = await open_process(connection, self._access, command, window=WINDOW_BYTES)
         return _Session(process, self._access)
 

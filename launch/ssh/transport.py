@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import posixpath
 import shlex
@@ -61,16 +60,16 @@ KEEPER = (
 
 
 class SshTransport:
-    """`launch.hosts.Transport` of one host. It connects at its first use.
+    """`launch.hosts.Transport` of one host, and the `Link` to its agent. It connects at its first use.
 
     Beyond what every transport raises: a command that is not there is told by the host's shell, with exit code 127;
     where a signal N ended it, that shell says 128 + N.
     """
 
-    def __init__(self, access: Access, ssh: Ssh) -> None:
+    def __init__(self, access: Access, ssh: Ssh, agent_root: str = AGENT_ROOT) -> None:
         self.access = access
         self._ssh = ssh
-        self._sessions = Sessions(access, self._connected)
+        self._sessions = Sessions(access, agent_root, self._connected)
 
     @property
     def round_trips(self) -> int:
@@ -83,9 +82,8 @@ class SshTransport:
     def stream(self, argv: Sequence[str], show: Show, *, timeout_s: float | None) -> Future[int | None]:
         return self._ssh.begin(self._follow(argv, show, timeout_s))
 
-    def ask(self, root: str, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
-        """Ask the agent whose own directory there is `root`; the answer is the line in `stdout`."""
-        return self._ssh.begin(self._sessions.ask(root, verb, request, timeout_s=timeout_s))
+    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
+        return self._ssh.begin(self._sessions.ask(verb, request, timeout_s=timeout_s))
 
     def put(self, source: Path, target: str, progress: Progress | None = None) -> None:
         """Copy a file or folder of this machine to `target` on the host; "~/" is the home directory there.
@@ -242,17 +240,6 @@ class SshTransport:
                     await _Copy(sftp, self.access, progress).get(path, found.permissions or 0, fresh)
             except asyncssh.SFTPError as error:
                 raise _refused(self.access, source, error, full=False) from None
-
-
-@dataclasses.dataclass(frozen=True)
-class SessionLink:
-    """How the agent of a host is asked over SSH: `launch.hosts.Link`. root: its directory there."""
-
-    transport: SshTransport
-    root: str = AGENT_ROOT
-
-    def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
-        return self.transport.ask(self.root, verb, request, timeout_s=timeout_s)
 
 
 def transports_of(

@@ -17,7 +17,7 @@ from launch.hosts import Completed, HostError
 from launch.ssh import agent_session as sessions
 from launch.ssh.agent_session import AgentCode, agent_code, archive, with_verb
 from launch.ssh.connection import Ssh
-from launch.ssh.transport import SessionLink, SshTransport
+from launch.ssh.transport import SshTransport
 from tests.launch.processes import all_end
 from tests.launch.ssh.conftest import Server
 
@@ -64,7 +64,7 @@ def host(server: Server, ssh: Ssh) -> SshTransport:
 
 def ask(host: SshTransport, verb: str, timeout_s: float = 60, **request: Any) -> Completed:
     text = json.dumps({"version": 1, **request})
-    return SessionLink(host).ask(verb, text, timeout_s=timeout_s).result(90)
+    return host.ask(verb, text, timeout_s=timeout_s).result(90)
 
 
 def pid_of(answer: Completed) -> int:
@@ -98,8 +98,7 @@ def test_a_question_does_not_wait_for_another_until_there_are_four_sessions(
     host: SshTransport, server: Server
 ) -> None:
     pid_of(ask(host, "echo"))
-    link = SessionLink(host)
-    pending = [link.ask("sleep", '{"s": 1}', timeout_s=60) for _ in range(6)]
+    pending = [host.ask("sleep", '{"s": 1}', timeout_s=60) for _ in range(6)]
     pids = [pid_of(each.result(60)) for each in pending]
     assert len(set(pids)) == 4
     assert server.logins() == 1
@@ -130,7 +129,7 @@ def test_a_connection_that_is_lost_while_the_agent_is_asked_is_an_error_and_the_
     host: SshTransport, server: Server
 ) -> None:
     pid_of(ask(host, "echo"))
-    future = SessionLink(host).ask("sleep", '{"s": 5}', timeout_s=60)
+    future = host.ask("sleep", '{"s": 5}', timeout_s=60)
     until_s = time.monotonic() + 30
     while "sleep" not in (server.home / "asked").read_text():
         assert time.monotonic() < until_s
@@ -156,10 +155,10 @@ def test_long_questions_and_answers_pass_and_endless_ones_are_refused(
 
 
 def test_a_host_without_python_or_a_place_for_the_agent_is_said(
-    host: SshTransport, monkeypatch: pytest.MonkeyPatch
+    host: SshTransport, ssh: Ssh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link = SessionLink(host, root="/proc/nowhere")
-    answer = json.loads(link.ask("echo", "{}", timeout_s=60).result(60).stdout)  # of the loader
+    elsewhere = SshTransport(host.access, ssh, agent_root="/proc/nowhere")
+    answer = json.loads(elsewhere.ask("echo", "{}", timeout_s=60).result(60).stdout)  # of the loader
     assert answer["ok"] is False
     assert "/proc/nowhere" in answer["error"]["message"]
     monkeypatch.setattr(sessions, "PYTHON", "no-such-python")
