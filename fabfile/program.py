@@ -66,7 +66,7 @@ for command in (
 
 
 def main() -> NoReturn:
-    """The entry point `fab`."""
+    """Carry out this process's command line: the entry point `fab`."""
     fab(sys.argv[1:])
 
 

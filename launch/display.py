@@ -186,7 +186,7 @@ class Lines:
         self._rest = ""
 
     def feed(self, piece: bytes | str) -> list[str]:
-        """The lines that end in this piece, without their newlines; a byte that is no UTF-8 is shown as \\xff."""
+        """Return the lines that end in this piece, without newlines; a byte that is no UTF-8 is shown as \\xff."""
         text = self._rest + (self._decoder.decode(piece) if isinstance(piece, bytes) else piece)
         *whole, self._rest = text.split("\n")
         lines = [part for line in whole for part in _parts(line)]

@@ -213,7 +213,7 @@ class Decision:
 def decide(state: State, run: Run) -> Decision:
     """Decide whether to resume a run in this state; its hosts are there."""
     if state in run_directory.ACTIVE:
-        return Decision(resume=False, reason=f"it is {state}, there is nothing to mend")
+        return Decision(resume=False, reason=f"it is {state}, there is nothing to recover")
     if state == "done":
         return Decision(resume=False, reason="it is done, there is nothing left to do")
     result = run.current_result() or {}
@@ -252,7 +252,7 @@ def repaired(target: Target, reopen: Callable[[], Target], say: Callable[[str], 
     from launch.deploy.deploy import deploy  # few runs ever need it
 
     if deploy(fresh, with_comforts=False) != 0:
-        raise RequestError("not every host could be prepared; mend what is listed, then `fab recover` again")
+        raise RequestError("not every host could be prepared; fix what is listed, then `fab recover` again")
     return reopen()  # what deploying has changed, as the user's groups, is so from the next log-in on
 
 

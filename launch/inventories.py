@@ -125,7 +125,7 @@ class Trusted:
     confirmed: str
 
     def is_of(self, one_slice: Slice, host: Host) -> bool:
-        """Whether it is this very host's; one that was made again has another name."""
+        """Return whether it is this very host's; one that was made again has another name."""
         here = (one_slice.name, host.index, host.internal_address)
         return (self.slice, self.index, self.internal_address) == here and host.name in ("", self.name)
 

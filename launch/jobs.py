@@ -108,8 +108,9 @@ class Job:
         return list(self.config_module().problems(config, devices=devices))
 
     def data_problems(self, config: Any, cache_dir: Path) -> list[str]:
-        """What is wrong with the data, where this machine sees the data that the hosts will see. A job that makes its
-        data itself has nothing to look for."""
+        """Return what is wrong with the data, where this machine sees what the hosts will see.
+
+        A job that makes its data itself has nothing to look for."""
         find = getattr(importlib.import_module(f"jobs.{self.name}.data"), "problems", None)
         return [] if find is None else list(find(config, cache_dir))
 
@@ -125,7 +126,7 @@ class Job:
 
 
 def _words(option: str, value: Any) -> tuple[str, ...]:
-    """A switch has a word for each of its two ways."""
+    """Return an option as words; a switch has a word for each of its two ways."""
     if isinstance(value, bool):
         return (f"--{option}" if value else f"--no-{option}",)
     return f"--{option}", str(value)

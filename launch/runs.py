@@ -76,7 +76,7 @@ class Run:
         ]
 
     def current_result(self) -> dict[str, Any] | None:
-        """The result of the latest attempt."""
+        """Return the result of the latest attempt."""
         return self.result if self.result is not None and self.result.get("attempt") == self.attempt else None
 
 

@@ -191,7 +191,7 @@ class Prefixed:
         self._cuts: dict[tuple[int, Stream], Lines] = collections.defaultdict(Lines)
 
     def show(self, host: int) -> Show:
-        """What takes the output of one host."""
+        """Return what takes the output of one host."""
 
         def show(stream: Stream, data: bytes) -> None:
             if lines := self._cuts[host, stream].feed(data):
@@ -245,7 +245,7 @@ class Grouped:
         self._kept = {host: _Kept() for host in hosts}
 
     def show(self, host: int) -> Show:
-        """What takes the output of one host."""
+        """Return what takes the output of one host."""
         return self._kept[host].take
 
     def end(self) -> None:

@@ -101,7 +101,7 @@ async def _users(accesses: Sequence[Access]) -> dict[Access, str]:
 
 
 async def _identities() -> login.Identities | None:
-    """What OS Login may be given; OpenSSH says itself where there is none."""
+    """Return what OS Login may be given; OpenSSH says itself where there is none."""
     try:
         found = await login.load(os.environ, Path.home())
     except HostError:

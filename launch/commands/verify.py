@@ -119,7 +119,7 @@ def _carry_out(plan: Plan, target: Target) -> list[str]:
 
 
 def _wait(plan: Plan, target: Target) -> bool:
-    """Whether every process has ended in time."""
+    """Wait until every process has ended; return whether they did in time."""
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if all(entry["state"] not in ("starting", "running") for entry in _status(plan, target)):
@@ -141,7 +141,7 @@ def _status(plan: Plan, target: Target) -> list[dict[str, Any]]:
 
 
 def _reasons(plan: Plan, target: Target) -> list[str]:
-    """What processes that did not end well say, or what is known of how they ended."""
+    """Return what processes that did not end well say, or what is known of how they ended."""
     beats = RunDirectory(plan.run_dir, target.files).read_jsons(
         [heartbeat(index) for index in range(plan.processes)]
     )
@@ -257,7 +257,7 @@ def _clocks(known: Mapping[str, Report]) -> list[str]:
 
 
 def table(target: Target, reports: Sequence[Report | None]) -> Table:
-    """A line a host."""
+    """Return a table with a line for each host."""
     found = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("host", "devices", "matmul a device", "all-reduce", "clock"):
         found.add_column(heading)
@@ -282,7 +282,7 @@ def table(target: Target, reports: Sequence[Report | None]) -> Table:
 
 
 def lines(reports: Sequence[Report | None], wrong: Sequence[str]) -> list[str]:
-    """What is said under the table: the versions that most have, then the verdict."""
+    """Return what is said under the table: the versions that most have, then the verdict."""
     versions = collections.Counter(
         ", ".join(f"{name} {printable(str(version))}" for name, version in report["versions"].items())
         for report in reports

@@ -20,7 +20,7 @@ LIMIT_S = 10
 
 
 def get(server: str) -> dict[str, str]:
-    """What Docker logs in with; raises ValueError where the registry is not Google's."""
+    """Return what Docker logs in with; raises ValueError where the registry is not Google's."""
     if not REGISTRY.fullmatch(server):
         raise ValueError(f"{server!r} is no Google registry, and gets no token")
     metadata = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")

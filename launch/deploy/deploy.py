@@ -63,7 +63,7 @@ def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None) -
 
 
 def steps(target: Target, *, with_comforts: bool, contained: bool, lock: Lock | None) -> tuple[Step, ...]:
-    """What each host of a target needs, in the order in which it is looked at. contained: runs are in containers."""
+    """Return what each host of a target needs, in order. contained: runs are in containers."""
     modules = MODULES_OF_FRAMEWORK[FRAMEWORK]
     own = [target.agent_root, target.cache_dir]
     if target.is_local:
@@ -127,7 +127,7 @@ REACH_LIMIT_S = 180.0
 AGAIN_S = 5.0
 ONE_TRY_S = 30.0
 LASTING = ("host key", "no SSH key", "OS Login", "is not installed", "is not known")
-"""In the reason of what waiting does not mend, for it is this machine or the inventory that has to change."""
+"""Signs, in an error's reason, that waiting does not help: this machine or the inventory has to change."""
 
 
 def reach(target: Target, tell: Say, *, limit_s: float = REACH_LIMIT_S) -> list[HostError | None]:
@@ -171,14 +171,14 @@ def _refusal(host: str, future: Future[Completed]) -> HostError | None:
 
 
 def _of(host: str, error: OSError | HostError) -> HostError:
-    """The error under the name that the target has for the host."""
+    """Return the error under the name that the target has for the host."""
     if isinstance(error, HostError):
         return dataclasses.replace(error, host=host)
     return HostError(host=host, reason=str(error))
 
 
 def may_pass(error: HostError) -> bool:
-    """Whether a host that cannot be reached may be one that is still booting."""
+    """Return whether a host that cannot be reached may be one that is still booting."""
     return not any(sign in error.reason for sign in LASTING)
 
 
@@ -214,7 +214,7 @@ class Deployment:
         return self
 
     def outcome(self) -> Outcome:
-        """What became of the host; waits for it."""
+        """Return what became of the host; waits for it."""
         if self._future is not None:
             try:
                 self._error = self._missing(self._future.result())
@@ -234,7 +234,7 @@ class Deployment:
                 self._ended.append(answer)
 
     def _missing(self, code: int | None) -> HostError | None:
-        """Why there are no more answers, where there should be."""
+        """Return why there are no more answers, where there should be."""
         if len(self._ended) == len(self._wanted):
             return None
         after = f"after {self._ended[-1].step}" if self._ended else "before the first step"
@@ -309,7 +309,7 @@ class Reader:
 
 
 def parse(line: bytes) -> Answer | None:
-    """The answer in a line; None where it holds none."""
+    """Return the answer in a line; None where it holds none."""
     try:
         value = json.loads(line)
         if value["state"] not in STATES:
@@ -358,14 +358,14 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def named(hosts: Sequence[str]) -> str:
-    """A group of hosts: the first and the last of many, and how many they are."""
+    """Return a group of hosts: the first and the last of many, and how many they are."""
     if len(hosts) <= 2:
         return ", ".join(hosts)
     return f"{hosts[0]} … {hosts[-1]} ({len(hosts)} hosts)"
 
 
 def verdict(outcomes: Sequence[Outcome]) -> str:
-    """One line for all hosts."""
+    """Return one line for all hosts."""
     failed = sum(outcome.failed for outcome in outcomes)
     changed = sum(outcome.changed and not outcome.failed for outcome in outcomes)
     if failed:

@@ -57,7 +57,7 @@ def is_ours(python: str) -> bool:
 
 
 def found(python: str, modules: Sequence[str], remedy: str) -> Step:
-    """An interpreter that is not ours: only looked at."""
+    """Return the step that looks at an interpreter which is not ours, and changes nothing."""
     return Step(name="python", check=_probe(python, modules), remedy=remedy)
 
 
@@ -119,7 +119,7 @@ echo "$said"
 
 
 def needed(target: Target, checkout: Path) -> Lock | None:
-    """The lock that the target's interpreter is made from; None where it is not ours to make.
+    """Return the lock that the target's interpreter is made from; None where it is not ours to make.
 
     Raises:
         RequestError: the checkout has no lock for the platform.

@@ -43,7 +43,7 @@ LONGEST_LINE = 400
 
 
 def as_words(text: str, limit_s: float, root: bool) -> list[str]:
-    """The command that carries out some shell text, ended after `limit_s` by a program that may do so as root too."""
+    """Return the command for some shell text, ended after `limit_s` by a program that may do so as root too."""
     shell = PRELUDE.format(python=shlex.quote(sys.executable)) + text
     words = ["timeout", "-k", str(GRACE_S), str(limit_s), "sh", "-c", shell]
     return ["sudo", "-n", "--", *words] if root and os.geteuid() != 0 else words
@@ -116,7 +116,7 @@ class Steps:
         if not step["change"]:
             return self.wait(step, lines)
         if step["root"] and not self.may_be_root():
-            return "failed", last(lines) + "; to mend that needs root", NO_SUDO
+            return "failed", last(lines) + "; fixing that needs root", NO_SUDO
         self.tell(step, "doing", last(lines))
         status, said = run(
             step["change"], step["limit_s"], step["root"], lambda text: self.tell(step, "doing", text)

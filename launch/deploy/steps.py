@@ -51,7 +51,7 @@ def to_json(steps: Sequence[Step]) -> str:
 
 
 def at_home(path: str) -> str:
-    """A path on a host as a word for sh; "~/" is the home directory there."""
+    """Return a path on a host as a word for sh; "~/" is the home directory there."""
     return f'"$HOME"/{shlex.quote(path[2:])}' if path.startswith("~/") else shlex.quote(path)
 
 
@@ -313,7 +313,7 @@ print("logs in to " + ", ".join(registries) + " as the service account")
 
 
 def registries(images: Iterable[str]) -> tuple[str, ...]:
-    """The hosts of Google's registries among image references."""
+    """Return the hosts of Google's registries among image references."""
     hosts = {image.partition("/")[0] for image in images}
     return tuple(sorted(host for host in hosts if GOOGLES.fullmatch(host)))
 
@@ -354,6 +354,6 @@ mv {HELPER}.new {HELPER}
             change=f'"$PYTHON" -S -E -c {code} change {arguments}',
             limit_s=30.0,
             needs=("docker helper",),
-            remedy="mend or remove that file",
+            remedy="fix or remove that file",
         ),
     )

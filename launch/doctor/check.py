@@ -84,6 +84,6 @@ def _answers(check: Check) -> list[Finding]:
 
 
 def first_line(error: Exception) -> str:
-    """What a library's error says, as far as a line of a report has room for it."""
+    """Return what a library's error says, as far as a line of a report has room for it."""
     lines = str(error).splitlines()
     return lines[0][:300] if lines else type(error).__name__

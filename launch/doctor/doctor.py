@@ -113,7 +113,7 @@ def _hosts(target: Target) -> Iterator[Finding]:
 
 
 def only(target: Target, indexes: Sequence[int]) -> Target:
-    """The target without the other hosts."""
+    """Return the target without the other hosts."""
     return dataclasses.replace(
         target,
         hosts=tuple(target.hosts[index] for index in indexes),
@@ -124,7 +124,7 @@ def only(target: Target, indexes: Sequence[int]) -> Target:
 
 
 def grouped(found: Sequence[Finding]) -> list[Finding]:
-    """The findings of one area as they are shown: what holds of several hosts alike is said once."""
+    """Return the findings of one area as they are shown: what holds of several hosts alike is said once."""
     groups: dict[tuple[str | None, ...], list[Finding]] = {}
     for number, each in enumerate(found):
         if each.host is None:
@@ -149,14 +149,14 @@ def _merged(group: Sequence[Finding]) -> Finding:
 
 
 def lines(finding: Finding) -> list[str]:
-    """A finding on a terminal; the remedy stands under it."""
+    """Return a finding on a terminal; the remedy stands under it."""
     host = f"{finding.host}: " if finding.host else ""
     text = f"  {MARKS[finding.state]} {finding.name}: {host}{finding.message}"
     return [text, f"      → {finding.remedy}"] if finding.remedy else [text]
 
 
 def verdict(found: Sequence[Finding]) -> str:
-    """One line for everything."""
+    """Return one line for everything."""
     warned = sum(each.state == "warn" for each in found)
     parts = [f"{_failed(found)} failed"] * bool(_failed(found)) + [f"{warned} to look at"] * bool(warned)
     return f"{', '.join(parts)}, of {len(found)} looked at" if parts else f"all well, {len(found)} looked at"
@@ -202,7 +202,7 @@ def _first(answer: workstation.Answer) -> str:
 
 
 def by_answer(hosts: Sequence[Mapping[str, str]]) -> list[str]:
-    """A line for each thing: once where all hosts say the same, else one for each of their answers. Pure."""
+    """Return a line for each thing: once where all hosts say the same, else one for each of their answers. Pure."""
     titles = list(dict.fromkeys(title for host in hosts for title in host))
     lines = []
     for title in titles:
@@ -237,7 +237,7 @@ def processes(target: Target) -> list[str]:
 
 
 def private(target: Target, hosts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What is told of nobody: name → what stands in its place."""
+    """Return what is told of nobody: name → what stands in its place."""
     inventory = target.inventory
     found = {inventory.project or "": "PROJECT", getpass.getuser(): "USER"}
     found |= {host.user or "": "USER" for host in target.hosts}

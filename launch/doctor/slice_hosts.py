@@ -33,7 +33,7 @@ EGRESS = "reading across regions is billed by the gigabyte"
 
 
 def stack_checks(target: Target, ask: Ask) -> list[Check]:
-    """What can be known of the slice before one of its hosts is asked."""
+    """Return the checks of the slice that can be made before one of its hosts is asked."""
     inventory, one_slice = target.inventory, target.slice
     found = [
         Check("stack", "slice", lambda: slice_in_use(inventory, one_slice)),
@@ -45,7 +45,7 @@ def stack_checks(target: Target, ask: Ask) -> list[Check]:
 
 
 def queued_resource(ask: Ask, project: str, one_slice: Slice) -> Finding:
-    """What the Cloud TPU API says of the slice's queued resource, or of its node."""
+    """Ask the Cloud TPU API for the state of the slice's queued resource, or of its node."""
     kind, _, name = one_slice.origin.partition(" ")
     commands = {"queued-resource": "queued-resources", "node": "tpu-vm"}
     if kind not in commands or not name:
@@ -75,7 +75,7 @@ def queued_resource(ask: Ask, project: str, one_slice: Slice) -> Finding:
 
 
 def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
-    """The slice, its hosts against what its type has, and what an hour of it costs."""
+    """Compare the slice's hosts with what its type has, and say what an hour of it costs."""
     others = [each.name for each in inventory.slices if each.name != one_slice.name]
     also = f" (also there: {', '.join(others)})" if others else ""
     count = len(one_slice.hosts)
@@ -115,7 +115,7 @@ def cost(one_slice: Slice) -> Finding:
 
 
 def regions(inventory: Inventory, one_slice: Slice) -> list[Finding]:
-    """Whether the bucket and the images are in the region of the TPUs."""
+    """Check that the bucket and the images are in the region of the TPUs."""
     try:
         here = region_of(one_slice.zone)
     except CatalogueError:
@@ -144,7 +144,7 @@ def _region(what: str, where: str, here: str) -> Finding:
 
 
 def asked(target: Target) -> Plan:
-    """A plan that nobody carries out: what a run would ask of the hosts."""
+    """Return a plan that nobody carries out: what a run would ask of the hosts."""
     return Plan(
         target=target,
         run_id="doctor",
@@ -158,7 +158,7 @@ def asked(target: Target) -> Plan:
 
 
 def reached(target: Target, indexes: Sequence[int]) -> list[Finding]:
-    """Whether the hosts answer, and how long that takes; all are asked at once.
+    """Check that the hosts answer, and how long that takes; all are asked at once.
 
     The first time is the agent's own way in: unpacked where the host has not got it yet.
     """
@@ -178,7 +178,7 @@ def reached(target: Target, indexes: Sequence[int]) -> list[Finding]:
 
 
 def preflight(target: Target) -> list[Finding]:
-    """What a run would find on every host, each check of each."""
+    """Return what a run would find on every host, each check of each."""
     plan = asked(target)
     requests = [plans.preflight(plan, index, now_s=time.time()) for index in range(plan.processes)]
     answers = ask_all(target.agents, "preflight", requests)
@@ -194,7 +194,7 @@ def preflight(target: Target) -> list[Finding]:
 
 
 def runs_on(target: Target) -> dict[str, str]:
-    """The run that each host is at work for, where it is."""
+    """Return the run that each host is at work for, where it is."""
     request = {"run_id": None, "attempt": None, "process_id": None}
     answers = ask_all(target.agents, "status", [request] * len(target.agents))
     found = {}
@@ -217,7 +217,7 @@ def _check(check: Mapping[str, Any], host: str, busy_with: str | None) -> Findin
 
 
 def _facts(facts: Mapping[str, Any], host: str, target: Target) -> list[Finding]:
-    """What no run needs today and somebody may look for. Absent facts say nothing."""
+    """Return facts that no run needs today and somebody may look for. Absent facts say nothing."""
     if target.is_local or not target.inventory.images or "docker" not in facts:
         return []
     if facts["docker"]:
@@ -261,7 +261,7 @@ except Exception as error:
 
 
 def checks(target: Target) -> list[Check]:
-    """Whether runs can be written, from here and from the hosts."""
+    """Return the checks that runs can be written, from here and from the hosts."""
     bucket = target.inventory.storage.bucket_url
     found = [Check(AREA, "runs", lambda: from_here(target.files, target.runs_url))]
     if target.runs_on_share and not target.is_local and len(target.hosts) > 1:
@@ -275,7 +275,7 @@ def checks(target: Target) -> list[Check]:
 
 
 def from_here(files: Files, url: str) -> Finding:
-    """Whether whoever launches runs can write and read there."""
+    """Check that whoever launches runs can write and read there."""
     path, data = trial(url), secrets.token_hex(8).encode()
 
     def there_and_back() -> bytes | None:
@@ -298,7 +298,7 @@ def from_here(files: Files, url: str) -> Finding:
 
 
 def shared(target: Target) -> list[Finding]:
-    """Whether what one host writes into the folder of runs is what all others read there."""
+    """Check that all hosts read what one of them writes into the folder of runs."""
     path, text = trial(target.runs_url), secrets.token_hex(8)
     target.agents[0].ask("write", {"path": path, "text": text})
     request = {"paths": [path], "offsets": None, "limit_bytes": 1024}

@@ -107,7 +107,7 @@ def python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Finding:
 
 
 def packages(lock: Path, installed: Callable[[str], str] = importlib.metadata.version) -> Finding:
-    """Whether what is installed is what the lock says. What a marker may leave out is looked at if it is there."""
+    """Compare what is installed with the lock. What a marker may leave out is looked at if it is there."""
     wrong, count = [], 0
     for name, wanted, marker in PIN.findall(lock.read_text(encoding="utf-8")):
         try:
@@ -152,7 +152,7 @@ def disk(path: Path, free_bytes: int | None = None) -> Finding:
 
 
 def pulumi(ask: Ask, wanted: str | None = None) -> Finding:
-    """The command line may be newer than the Python package, but not of an earlier minor version."""
+    """Check the command line: it may be newer than the Python package, but not of an earlier minor version."""
     wanted = wanted or importlib.metadata.version("pulumi")
     answer = ask(["pulumi", "version"])
     if answer.exit_code is None:
@@ -173,7 +173,7 @@ def pulumi(ask: Ask, wanted: str | None = None) -> Finding:
 
 
 def pulumi_login(ask: Ask) -> Finding:
-    """Whether Pulumi knows where the states of stacks are kept."""
+    """Check that Pulumi knows where the states of stacks are kept."""
     answer = ask(["pulumi", "whoami", "--non-interactive"])
     if answer.exit_code is None:
         return skip("cannot be asked without `pulumi`")
@@ -199,7 +199,7 @@ def gcloud(ask: Ask) -> list[Finding]:
 
 
 def gcloud_version(answer: Answer) -> Finding:
-    """A TPU's worker is an instance that nobody may ask about; before 478 (May 2024) a tunnel did so first."""
+    """Check the version: before 478 (May 2024), a tunnel asked about the instance, which for a TPU's is refused."""
     have = re.search(r'"Google Cloud SDK": *"(\d+)[.\d]*"', answer.stdout)
     if have is None:
         return warn(f"`gcloud version` says: {answer.last_line}", "see that it is the Google Cloud CLI")
@@ -222,7 +222,7 @@ def gcloud_account(ask: Ask) -> Finding:
 
 
 def usable(machine: Machine) -> list[Finding]:
-    """Whether there is a key that can be used without anybody typing, and why others cannot."""
+    """Check that a key can be used without anybody typing, and say why others cannot."""
     found = _load(machine)
     said = [ok(f"{len(found.keys)} to log in with: {', '.join(found.names)}")]
     said += [warn(reason, "`ssh-add` puts a key into the agent") for reason in found.kept_back]
@@ -238,7 +238,7 @@ def usable(machine: Machine) -> list[Finding]:
 
 
 def os_login(machine: Machine) -> list[Finding]:
-    """Whether the account has a user name on the hosts, and one of this machine's keys is known there."""
+    """Check that the account has a user name on the hosts, and that one of this machine's keys is known there."""
     answer = machine.ask(login.PROFILE)
     if answer.exit_code is None:
         return [fail("cannot be asked without `gcloud`", "install it")]
@@ -270,7 +270,7 @@ def _load(machine: Machine) -> login.Identities:
 
 
 def default_credentials(environ: Mapping[str, str]) -> Finding:
-    """What Pulumi and the bucket's client library use. No token is shown."""
+    """Check the credentials that Pulumi and the bucket's client library use. No token is shown."""
     if environ.get(BUCKET_VARIABLE):
         return skip(f"not needed: ${BUCKET_VARIABLE} names a stand-in for Google's buckets")
     import google.auth.exceptions
@@ -304,7 +304,7 @@ def _credentials() -> tuple[Any, str | None]:
 
 
 def tested_permissions(project: str, wanted: Sequence[str]) -> Sequence[str]:
-    """Those of the permissions that the caller has in the project, as Resource Manager says."""
+    """Return those of the permissions that the caller has in the project, as Resource Manager says."""
     import google.auth.transport.requests
 
     session = google.auth.transport.requests.AuthorizedSession(_credentials()[0])  # type: ignore[no-untyped-call]
@@ -318,7 +318,7 @@ def tested_permissions(project: str, wanted: Sequence[str]) -> Sequence[str]:
 
 
 def roles(project: str, environ: Mapping[str, str], test: Test = tested_permissions) -> list[Finding]:
-    """Whether the account may tunnel and log in. A role that holds for single machines does not show: no failure."""
+    """Check that the account may tunnel and log in. A role for single machines does not show: no failure."""
     if environ.get(BUCKET_VARIABLE):
         return [skip("not asked: this is a rehearsal")]
     try:

@@ -68,7 +68,7 @@ class Builder:
     say: Say
 
     def make(self, recipe: Recipe, commit: str | None = None) -> Made:
-        """The image of the recipe: found, or built and tried. Two that want the same one at once build it once.
+        """Return the image of the recipe: found, or built and tried. Two that want the same one at once build it once.
 
         Raises:
             ImageError: it cannot be built, or does not pass its smoke test.
@@ -94,7 +94,7 @@ class Builder:
             )
 
     def build(self, recipe: Recipe, commit: str | None) -> str:
-        """The id of an image that has no name yet; Docker shows on standard error how far it is.
+        """Return the id of an image that has no name yet; Docker shows on standard error how far it is.
 
         Raises:
             ImageError: a step fails.
@@ -211,7 +211,7 @@ def build_command(
 
 
 def failure(tag: str, said: str, docker_root: str) -> str:
-    """Why `tag` was not built, and what to do; Docker has shown its own words. Pure."""
+    """Return why `tag` was not built, and what to do; Docker has shown its own words. Pure."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     reason = lines[-1] if lines else "Docker ended the build without a word"
     words = said.lower()
@@ -294,7 +294,7 @@ DEATHS = {137: "killed, most likely for want of memory", 139: "a crash in a libr
 
 
 def run_command(recipe: Recipe, image: str, nodes: Sequence[str], uid: int, gid: int) -> list[str]:
-    """What `docker run` is told. nodes: of this machine's TPU, empty without one. Pure.
+    """Return what `docker run` is told. nodes: of this machine's TPU, empty without one. Pure.
 
     As a job's container, so that what passes here runs there: any user, nothing but /tmp writable. With the TPU's
     image on a machine without one the framework is tried on the CPU; the device check is for machines that have it.

@@ -38,7 +38,7 @@ class ImageError(Exception):
 
 
 def connect(environ: Mapping[str, str] = os.environ) -> docker.DockerClient:
-    """A client that has been answered.
+    """Return a client that has been answered.
 
     Raises:
         RequestError: Docker is not there, does not run, or is not for this user; each with what to do.
@@ -56,7 +56,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> docker.DockerClient:
 
 
 def unreachable(error: Exception, environ: Mapping[str, str], platform: str = sys.platform) -> str:
-    """Why Docker does not answer, and how to get an answer. Pure."""
+    """Return why Docker does not answer, and how to get an answer. Pure."""
     where = environ.get("DOCKER_HOST") or SOCKET
     said = short(error)
     start = "open Docker Desktop" if platform == "darwin" else "sudo systemctl start docker"
@@ -83,7 +83,7 @@ def unreachable(error: Exception, environ: Mapping[str, str], platform: str = sy
 
 
 def buildkit(client: docker.DockerClient, environ: Mapping[str, str]) -> str:
-    """The first `docker` on PATH whose `docker build` is BuildKit's.
+    """Return the first `docker` on PATH whose `docker build` is BuildKit's.
 
     Raises:
         RequestError: the engine is too old, or no command line there is complete; with what to install.
@@ -116,7 +116,7 @@ def buildkit(client: docker.DockerClient, environ: Mapping[str, str]) -> str:
 
 
 def command_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What `docker` is run with: BuildKit, in the engine that `connect` asks, and nothing else that was chosen."""
+    """Return the environment of `docker`: BuildKit, in the engine that `connect` asks, whatever else was chosen."""
     kept = {name: value for name, value in environ.items() if name != "DOCKER_CONTEXT"}
     return {
         **kept,
@@ -128,7 +128,7 @@ def command_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _answer(command: list[str], environ: Mapping[str, str]) -> str:
-    """What it prints; empty where it fails."""
+    """Return what it prints; empty where it fails."""
     try:
         done = subprocess.run(
             command, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -169,7 +169,7 @@ def asking(what: str) -> Iterator[None]:
 
 
 def missing_helper(said: str) -> str | None:
-    """The program that keeps Docker's passwords, where it is that which failed. Pure."""
+    """Return the program that keeps Docker's passwords, where it is that which failed. Pure."""
     found = re.search(r"docker-credential-[\w-]+", said)
     return found[0] if found else "a program" if "Credentials store error" in said else None
 
@@ -204,7 +204,7 @@ def shown(words: list[str], stdin: int, environ: Mapping[str, str]) -> tuple[int
 
 
 def short(error: BaseException) -> str:
-    """The end of what an error says, in one line."""
+    """Return the end of what an error says, in one line."""
     explanation = getattr(error, "explanation", None)
     return " ".join(str(explanation or error).removeprefix(NO_NEWS).split())[-500:]
 

@@ -73,7 +73,7 @@ class Made:
 
 
 def required(framework: str, platform: str, environ: Mapping[str, str] = os.environ) -> Image:
-    """The image of this checkout's recipe, which was built here and has passed.
+    """Return the image of this checkout's recipe, which was built here and has passed.
 
     Raises:
         RequestError: it is not there, Docker does not answer, or there is no such framework or platform.
@@ -90,7 +90,7 @@ def required(framework: str, platform: str, environ: Mapping[str, str] = os.envi
 
 
 def of_recipe(client: docker.DockerClient, recipe: Recipe) -> Image | None:
-    """The image with the recipe's tag, which only one that has passed has."""
+    """Return the image with the recipe's tag, which only one that has passed has."""
     with asking(f"looking for the image {recipe.tag}"):
         try:
             return _image(client.api.inspect_image(recipe.tag))
@@ -99,7 +99,7 @@ def of_recipe(client: docker.DockerClient, recipe: Recipe) -> Image | None:
 
 
 def list_all(client: docker.DockerClient) -> list[Image]:
-    """All of ours by framework and platform, the latest first, with those unnamed that a killed build left."""
+    """Return all of ours by framework and platform, the latest first, with those unnamed that a killed build left."""
     with asking("listing the images of this machine"):
         found = client.api.images(filters={"label": PLATFORM_LABEL})
         images = [_image(client.api.inspect_image(each["Id"])) for each in found]
@@ -122,13 +122,13 @@ def _image(told: Mapping[str, Any]) -> Image:
 
 
 def layers(client: docker.DockerClient, image: str) -> int:
-    """How many a host pulls that has none of them."""
+    """Return how many a host pulls that has none of them."""
     with asking(f"looking at {image}"):
         return len(client.api.inspect_image(image)["RootFS"]["Layers"])
 
 
 def old(images: Iterable[Image], *, current: Iterable[str], used: Iterable[str]) -> list[Image]:
-    """What may go: neither of a recipe of this checkout, nor used by a container, nor named by somebody. Pure.
+    """Return what may go: neither of a recipe of this checkout, nor used by a container, nor named by somebody. Pure.
 
     current: tags; used: ids of images that a container has, running or not.
     """
@@ -141,7 +141,7 @@ def old(images: Iterable[Image], *, current: Iterable[str], used: Iterable[str])
 
 
 def used(client: docker.DockerClient) -> set[str]:
-    """The ids of all images that a container has, running or not."""
+    """Return the ids of all images that a container has, running or not."""
     with asking("listing the containers of this machine"):
         return {str(each["ImageID"]) for each in client.api.containers(all=True)}
 
@@ -222,7 +222,7 @@ def prune(*, environ: Mapping[str, str]) -> int:
 
 
 def table_of_built(made: Sequence[Made], layers: Mapping[str, int]) -> Table:
-    """What `fab build` has made. layers: of each image by its id."""
+    """Return what `fab build` has made. layers: of each image by its id."""
     table = _table("framework", "platform", "tag", "size>", "layers>", "build>", "smoke>", "image", "")
     for each in made:
         was_built = each.done == "built"
@@ -241,7 +241,7 @@ def table_of_built(made: Sequence[Made], layers: Mapping[str, int]) -> Table:
 
 
 def table_of_local(images: Iterable[Image], current: Iterable[str], known_runs: Sequence[Run]) -> Table:
-    """What this machine has. current: the tags of this checkout's recipes."""
+    """Return what this machine has. current: the tags of this checkout's recipes."""
     known = set(current)
     table = _table("framework", "platform", "tag", "size>", "created", "state", "runs")
     for image in images:
@@ -260,7 +260,7 @@ def table_of_local(images: Iterable[Image], current: Iterable[str], known_runs: 
 def table_of_stack(
     references: Mapping[str, str], images: Sequence[Image], current: Iterable[str], known_runs: Sequence[Run]
 ) -> Table:
-    """What a stack's inventory names, and what of it is known here."""
+    """Return what a stack's inventory names, and what of it is known here."""
     known = set(current)
     table = _table("framework", "digest", "in", "here", "runs")
     for framework, reference in sorted(references.items()):
@@ -281,7 +281,7 @@ def state(image: Image, current: Iterable[str]) -> str:
 
 
 def used_by(names: Iterable[str], known_runs: Sequence[Run]) -> str:
-    """The latest runs whose run.json names one of `names`; runs come latest first."""
+    """Return the latest runs whose run.json names one of `names`; runs come latest first."""
     wanted = set(names)
     found = [run.run_id for run in known_runs if run.described.get("image") in wanted]
     more = f" and {len(found) - SHOWN_RUNS} more" if len(found) > SHOWN_RUNS else ""

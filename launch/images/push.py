@@ -90,7 +90,7 @@ def push(*, stack: str, framework: str, platform: str, environ: Mapping[str, str
 
 
 def built(client: docker.DockerClient, recipes: list[Recipe], *, all_of_them: bool) -> list[Recipe]:
-    """Those whose image is here. all_of_them: were asked for by name, so that each has to be.
+    """Return those whose image is here. all_of_them: were asked for by name, so that each has to be.
 
     Raises:
         RequestError: one that has to be here is not, or none is.

@@ -84,14 +84,14 @@ class Recipe:
         return hashlib.sha256(self.files["requirements.txt"]).hexdigest()
 
     def context(self) -> bytes:
-        """What Docker is given to build from, a tar; the same recipe gives the same bytes.
+        """Return what Docker is given to build from, a tar; the same recipe gives the same bytes.
 
         It is made from the recipe only: nothing else of the checkout can get into an image.
         """
         return tar(dict(sorted(self.files.items())))
 
     def labels(self, commit: str | None) -> dict[str, str]:
-        """What the image says of itself. commit: of the checkout, "-dirty" behind it where files differ."""
+        """Return what the image says of itself. commit: of the checkout, "-dirty" behind it where files differ."""
         said = {
             FRAMEWORK_LABEL: self.framework,
             PLATFORM_LABEL: self.platform,
@@ -104,7 +104,7 @@ class Recipe:
         return said | ({"org.opencontainers.image.revision": commit} if commit else {})
 
     def arguments(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """What the Dockerfile is told, and how this machine reaches packages, which the build has to do the same way.
+        """Return what the Dockerfile is told: its base, and how this machine reaches packages.
 
         Raises:
             RequestError: a package index is named with a password: an argument stays in the image's history.
@@ -121,12 +121,12 @@ class Recipe:
 
 
 def frameworks(folder: Path = FOLDER) -> tuple[str, ...]:
-    """The folders that have a Dockerfile, by name."""
+    """Return the folders that have a Dockerfile, by name."""
     return tuple(sorted(path.parent.name for path in folder.glob("*/Dockerfile")))
 
 
 def chosen(option: str, text: str, folder: Path = FOLDER) -> tuple[str, ...]:
-    """The frameworks that "jax,pytorch" means; all of them without a choice.
+    """Return the frameworks that "jax,pytorch" means; all of them without a choice.
 
     Raises:
         RequestError: there is no such framework.
@@ -157,7 +157,7 @@ def read(
     folder: Path = FOLDER,
     uv_lock: Path = UV_LOCK,
 ) -> Recipe:
-    """The recipe of a framework's image as it lies in `folder`. Without a lock for CPUs, one serves both platforms.
+    """Return the recipe of a framework's image, read in `folder`. Without a lock for CPUs, one serves both platforms.
 
     Programs that only its build runs lie in the framework's own folder `build`.
 
@@ -197,12 +197,12 @@ def _programs(folder: Path, name: str) -> dict[str, Path]:
 
 
 def current_tags(environ: Mapping[str, str]) -> set[str]:
-    """What the images of this checkout's recipes are called, built or not."""
+    """Return what the images of this checkout's recipes are called, built or not."""
     return {read(framework, platform, environ).tag for framework in frameworks() for platform in PLATFORMS}
 
 
 def base_of(environ: Mapping[str, str]) -> str:
-    """The base as a Dockerfile names it.
+    """Return the base as a Dockerfile names it.
 
     Raises:
         RequestError: images/base.txt names none by its digest.
@@ -211,7 +211,7 @@ def base_of(environ: Mapping[str, str]) -> str:
 
 
 def pinned_base(file: Path = BASE_FILE) -> re.Match[str]:
-    """The one line of images/base.txt, a tag and the digest that it had. Raises RequestError."""
+    """Return the one line of images/base.txt, a tag and the digest that it had. Raises RequestError."""
     try:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -105,11 +105,11 @@ class Access:
         )
 
     def unreachable_through(self, hop: Access, error: HostError) -> HostError:
-        """The way to it leads through a host that cannot be reached itself."""
+        """Return why a host behind `hop` cannot be reached: `hop` cannot be reached itself."""
         return HostError(host=self.name, reason=f"through {hop.name}: {error.reason}", remedy=error.remedy)
 
     def no_connection(self, error: BaseException) -> HostError:
-        """The connection did not come about: nobody answered, or it was refused."""
+        """Return why there is no connection: nobody answered, or it was refused."""
         place = f"{self.address}:{self.port}"
         start = "is the host running? " + (
             "`pulumi up --refresh` finds out" if self.made_by_pulumi else f"is sshd listening on {place}?"
@@ -199,12 +199,12 @@ class Access:
 
 
 def said_of(error: BaseException) -> str:
-    """An error in its own words, or by its name where it has none."""
+    """Return an error in its own words, or by its name where it has none."""
     return str(getattr(error, "reason", "") or error) or type(error).__name__
 
 
 def routes(inventory: Inventory, one_slice: Slice) -> tuple[Access, ...]:
-    """How each host of the slice is reached, in worker order.
+    """Return how each host of the slice is reached, in worker order.
 
     Hosts behind IAP go through the first of them: one tunnel serves a slice of any size, and they reach each other.
 
@@ -222,7 +222,7 @@ def routes(inventory: Inventory, one_slice: Slice) -> tuple[Access, ...]:
 
 
 def gateway_access(inventory: Inventory, gateway: Gateway) -> Access:
-    """The gateway, which has no address outside the project's network: through IAP where there is a project."""
+    """Return the gateway, which has no address outside the project's network: through IAP where there is a project."""
     address, port = address_and_port(gateway.address)
     tunnel = None
     if inventory.project is not None:
@@ -241,7 +241,7 @@ def gateway_access(inventory: Inventory, gateway: Gateway) -> Access:
 
 
 def iap_tunnel(instance: str, zone: str, project: str, port: int) -> tuple[str, ...]:
-    """The command that is a connection to a port of an instance, by way of Identity-Aware Proxy."""
+    """Return the command that is a connection to a port of an instance, by way of Identity-Aware Proxy."""
     tunnel = ("gcloud", "compute", "start-iap-tunnel", instance, str(port), "--listen-on-stdin")
     return (*tunnel, "--zone", zone, "--project", project)
 

@@ -116,7 +116,7 @@ class _Session:
         return count
 
     async def ask(self, request: bytes) -> bytes | None:
-        """The answer; None: the process ended instead.
+        """Return the answer; None: the process ended instead.
 
         Raises:
             HostError: the connection was lost, or the answer is beyond all bounds.
@@ -172,7 +172,7 @@ class _Session:
 
 
 def with_verb(verb: str, request: str) -> bytes:
-    """A verb's request as a session's line. It is not read anew: with a bundle in it, it is long."""
+    """Return a verb's request as a session's line. It is not read anew: with a bundle in it, it is long."""
     assert request.startswith("{") and "\n" not in request, "a request is a JSON object on one line"
     rest = request[1:].lstrip()
     return f'{{"verb": {json.dumps(verb)}{"" if rest.startswith("}") else ", "}{rest}\n'.encode()
@@ -193,14 +193,14 @@ class AgentCode:
     answer: bytes
 
     def command_line(self, root: str) -> str:
-        """What a host's login shell is told, so that it begins a session. Any shell reads the loader's digits alike."""
+        """Return the line for a host's login shell that begins a session. Any shell reads the loader's digits alike."""
         begin = "import sys; exec(bytes.fromhex(sys.argv.pop(1)))"
         return shlex.join([PYTHON, "-S", "-E", "-c", begin, self.loader.encode().hex(), root, self.sha256])
 
 
 @functools.cache
 def agent_code(checkout: Path = CHECKOUT) -> AgentCode:
-    """The agent of this checkout, and the contracts that it imports."""
+    """Return the agent of this checkout, and the contracts that it imports."""
     packed = archive(
         {
             f"{name}/{path.name}": path.read_bytes()
@@ -216,7 +216,7 @@ def agent_code(checkout: Path = CHECKOUT) -> AgentCode:
 
 
 def archive(files: dict[str, bytes]) -> bytes:
-    """The same files give the same bytes, in whatever order and at whatever time."""
+    """Return a zip of the files; the same ones give the same bytes, in whatever order and at whatever time."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as writer:
         for name in sorted(files):

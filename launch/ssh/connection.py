@@ -49,7 +49,7 @@ class Limits:
 
 
 def _options(limits: Limits) -> asyncssh.SSHClientConnectionOptions:
-    """What all connections have in common. Nothing is read from ~/.ssh: what holds is in the inventory and here."""
+    """Return the options of all connections. Nothing is read from ~/.ssh: what holds is in the inventory and here."""
     return asyncssh.SSHClientConnectionOptions(
         config=None,
         known_hosts=([], [], []),
@@ -97,7 +97,7 @@ class Ssh:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def connection(self, access: Access) -> asyncssh.SSHClientConnection:
-        """The connection to a host: the one there is, or a new one.
+        """Return the connection to a host: the one there is, or a new one.
 
         Raises:
             HostError: it cannot be reached.
@@ -109,7 +109,7 @@ class Ssh:
         return await asyncio.shield(task)
 
     async def host_key(self, access: Access) -> asyncssh.SSHKey:
-        """The key that a host shows: over a way of its own where there is one, else through the one before it.
+        """Return the key that a host shows: over a way of its own where there is one, else through the one before it.
 
         Raises:
             HostError: it shows none.
@@ -227,7 +227,7 @@ class Ssh:
         return access.no_login(error, self._limits.login_s)
 
     async def _host_key(self, access: Access, hop: asyncssh.SSHClientConnection | None) -> asyncssh.SSHKey:
-        """The key that a server shows, which says nothing yet of who it is. Nothing is logged in to."""
+        """Return the key that a server shows, which says nothing yet of who it is. Nothing is logged in to."""
         limits = self._limits
         try:
             async with (
@@ -253,7 +253,7 @@ class Ssh:
         return found
 
     async def _once[T](self, name: str, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` gives, asked once for all hosts; asked again after it failed."""
+        """Return what `work` gives, asked once for all hosts; asked again after it failed."""
         task = self._shared.get(name)
         if task is None or (task.done() and _failed(task)):
             task = self._shared[name] = asyncio.create_task(work)
@@ -296,7 +296,7 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 
 
 def _is_over(task: asyncio.Task[asyncssh.SSHClientConnection]) -> bool:
-    """Whether it failed, or the connection that it opened is closed."""
+    """Return whether it failed, or the connection that it opened is closed."""
     return task.done() and (_failed(task) or task.result().is_closed())
 
 
@@ -448,7 +448,7 @@ class Proxy:
 async def open_process(
     connection: asyncssh.SSHClientConnection, access: Access, command: str, *, window: int
 ) -> asyncssh.SSHClientProcess[bytes]:
-    """A channel with a command in it.
+    """Return a channel with a command in it.
 
     Raises:
         HostError: the host refuses the channel, or the connection is lost.

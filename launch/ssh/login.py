@@ -28,7 +28,7 @@ PROFILE_LIMIT_S = 30.0
 
 
 async def user_of(access: Access, identities: Identities | None = None) -> str:
-    """The user to log in as.
+    """Return the user to log in as.
 
     Raises:
         HostError: OS Login's cannot be found out.
@@ -39,7 +39,7 @@ async def user_of(access: Access, identities: Identities | None = None) -> str:
 
 
 async def os_login_user(project: str | None = None, identities: Identities | None = None) -> str:
-    """The name that OS Login gives the account which gcloud is logged in with. The `host` of its error is empty.
+    """Return the name that OS Login gives the account which gcloud is logged in with. The `host` of its error is empty.
 
     An account without any key in OS Login, as every new one is, gets the first of `identities`, which makes its user
     name too. It is done once, and announced; an account that has keys is left as it is.
@@ -61,7 +61,7 @@ async def os_login_user(project: str | None = None, identities: Identities | Non
 
 
 async def _gcloud(command: Sequence[str]) -> str:
-    """What gcloud prints."""
+    """Return what gcloud prints."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -105,7 +105,7 @@ async def _gcloud(command: Sequence[str]) -> str:
 
 
 def known_keys(profile: str) -> set[bytes]:
-    """The public keys in the profile that gcloud prints; one that has expired, or cannot be read, is none.
+    """Return the public keys in the profile that gcloud prints; one that has expired, or cannot be read, is none.
 
     Raises:
         HostError: it is no such profile.
@@ -126,7 +126,7 @@ def known_keys(profile: str) -> set[bytes]:
 
 
 def user_of_profile(text: str) -> str:
-    """The user name in the profile that gcloud prints: the primary account's, else the first.
+    """Return the user name in the profile that gcloud prints: the primary account's, else the first.
 
     Raises:
         HostError: there is none in it.
@@ -186,20 +186,20 @@ def public_data(line: str) -> bytes:
 
 
 def public_line(data: bytes) -> str:
-    """The same, the other way round: the data begin with their kind's name."""
+    """Return the same, the other way round: the data begin with their kind's name."""
     length = int.from_bytes(data[:4], "big")
     return f"{data[4 : 4 + length].decode()} {base64.b64encode(data).decode()}"
 
 
 def files(environment: Mapping[str, str], home: Path) -> tuple[Path, ...]:
-    """The key files that there are; only the one that $TPU_STACK_SSH_KEY names, where it is set."""
+    """Return the key files that there are; only the one that $TPU_STACK_SSH_KEY names, where it is set."""
     if named := environment.get(KEY_VARIABLE):
         return (Path(named).expanduser(),)
     return tuple(path for name in FILES if (path := home / ".ssh" / name).is_file())
 
 
 async def load(environment: Mapping[str, str], home: Path) -> Identities:
-    """The keys to offer: files that need no passphrase, then what the agent holds.
+    """Return the keys to offer: files that need no passphrase, then what the agent holds.
 
     Raises:
         HostError: there is none, with what to do about it. Its `host` is empty.
@@ -232,7 +232,7 @@ async def load(environment: Mapping[str, str], home: Path) -> Identities:
 
 
 def _read(path: Path) -> tuple[Sequence[asyncssh.SSHKeyPair], set[bytes], str | None]:
-    """The key of a file, its public half where that can be told, and why it cannot be used."""
+    """Return the key of a file, its public half where that can be told, and why it cannot be used."""
     public = set(_public(path))
     try:
         found = asyncssh.load_keypairs(str(path))

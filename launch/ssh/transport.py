@@ -106,7 +106,7 @@ class SshTransport:
         self._wait(self._get(source, target, progress))
 
     def host_key(self, access: Access) -> asyncssh.SSHKey:
-        """The key that the host shows to whoever comes by the way `access`; raises HostError where it shows none."""
+        """Return the key that the host shows by the way `access`; raises HostError where it shows none."""
         return self._wait(self._ssh.host_key(access))
 
     def connect(self) -> Future[None]:
@@ -245,7 +245,7 @@ class SshTransport:
 def transports_of(
     inventory: Inventory, one_slice: Slice, indexes: Sequence[int] | None = None, *, ssh: Ssh | None = None
 ) -> tuple[SshTransport, ...]:
-    """The hosts of a slice, all or those at `indexes`, in worker order. Nothing is connected to yet.
+    """Return the hosts of a slice, all or those at `indexes`, in worker order. Nothing is connected to yet.
 
     Raises:
         RequestError: a host cannot be reached in the way that the inventory says.
@@ -259,7 +259,7 @@ def transports_of(
 
 
 def at_home(path: str) -> str:
-    """A path as SFTP has it, where what does not start at the root starts in the home directory."""
+    """Return a path as SFTP has it, where what does not start at the root starts in the home directory."""
     return (path[2:] or ".") if path.startswith("~/") else "." if path == "~" else path
 
 
@@ -378,7 +378,7 @@ async def _refuse_to_merge(sftp: asyncssh.SFTPClient, access: Access, path: str,
 
 
 async def _is_full(sftp: asyncssh.SFTPClient, folder: str) -> bool:
-    """Whether that is why: all that OpenSSH says of a full disk is "Failure"."""
+    """Return whether that is why: all that OpenSSH says of a full disk is "Failure"."""
     try:
         disk = await sftp.statvfs(folder)
     except (asyncssh.Error, OSError):

@@ -109,18 +109,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(fab: Fab, typed: str, said: str) 
     assert fab(*shlex.split(typed)) == (2, "", f"error: {said}\n")
 
 
-@pytest.mark.parametrize("words", [["build"], ["images", "--prune"]])
-def test_without_docker_it_is_said_where_it_was_looked_for_and_what_to_do(
-    tmp_path: Path, words: list[str]
-) -> None:
-    none = f"unix://{tmp_path}/none.sock"
-    done = called(CHECKOUT, sys.executable, "-m", "fabric", *words, DOCKER_HOST=none)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: Docker does not answer at unix:///")
-    assert "start it there, or unset DOCKER_HOST" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 STEPS = "`fab train` has no option {}; --steps is an option of {}, and a job's options come after --:\n  "
 QUOTES = "--args takes the job's options as one word, in quotes; without quotes they come after --:\n  "
 NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '

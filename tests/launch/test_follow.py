@@ -135,6 +135,10 @@ def test_a_job_is_shown_in_its_own_words_and_one_that_declares_none_by_the_name_
     shown = Recorded()
     follow._Watch(shown).show(run)
     assert (shown.notes, shown.steps[-1].figures) == (notes, figures)
+    # Before the first step the first message is what is waited for.
+    starting = write_run(beats=[beat("stepping"), beat("joined", message="tokenising")])
+    follow._Watch(shown).show(starting)
+    assert (shown.waited, len(shown.steps)) == (["tokenising"], 1)
 
 
 def test_the_time_left_of_a_job_that_does_not_time_its_steps_is_told_by_the_steps_that_were_seen() -> None:
@@ -143,17 +147,6 @@ def test_the_time_left_of_a_job_that_does_not_time_its_steps_is_told_by_the_step
     assert pace.step_s(10, 101.0) is None
     assert pace.step_s(14, 102.0) == 0.5
     assert pace.step_s(14, 103.0) == 0.5
-
-
-def test_before_the_first_step_the_first_message_is_what_is_waited_for(
-    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
-) -> None:
-    run = write_run(
-        beats=[beat("stepping"), beat("joined", message="tokenising")], result={"outcome": "stopped"}
-    )
-    shown, _ = followed(run, make_agent, lambda verb, _: status(run))
-    assert shown.waited == ["tokenising"]
-    assert shown.steps == []
 
 
 def test_what_the_hosts_do_not_end_themselves_after_a_failure_is_stopped(
@@ -184,13 +177,6 @@ def test_the_reason_of_a_failure_is_waited_for_but_not_for_ever(
 
     assert followed(run, make_agent, give)[1] == "failed"
     assert next(polls) > 3
-
-
-def test_a_run_whose_processes_have_vanished_is_lost(
-    write_run: WriteRun, beat: Beat, make_agent: MakeAgent
-) -> None:
-    run = write_run(beats=[beat("stepping"), beat("stepping")])
-    assert followed(run, make_agent, lambda verb, _: status(run))[1] == "lost"
 
 
 def test_a_host_that_falls_silent_is_told_once_and_again_when_it_answers(
@@ -264,8 +250,8 @@ def test_a_bucket_that_cannot_be_read_for_a_while_is_told_once_and_the_run_is_fo
 @pytest.mark.parametrize(
     ("state", "result", "resume", "reason"),
     [
-        ("running", None, False, "it is running, there is nothing to mend"),
-        ("starting", None, False, "it is starting, there is nothing to mend"),
+        ("running", None, False, "it is running, there is nothing to recover"),
+        ("starting", None, False, "it is starting, there is nothing to recover"),
         ("done", {"outcome": "done"}, False, "it is done, there is nothing left to do"),
         (
             "failed",

@@ -76,16 +76,6 @@ def test_a_jobs_help_names_every_option_and_each_heading_stands_before_its_first
         assert lines[lines.index(heading) + 1].startswith(f"--{field.replace('_', '-')} ")
 
 
-def test_a_resumed_run_may_change_what_does_not_touch_the_computation_and_nothing_else() -> None:
-    job, before = jobs.find("flax_mlm"), dataclasses.asdict(Config())
-    assert job.changes_on_resume(before, Config()) == []
-    assert job.changes_on_resume(before, Config(log_every=1, checkpoint_every=7, keep_checkpoints=9)) == []
-    assert job.changes_on_resume(before, Config(steps=7, seed=1, log_every=1)) == [
-        "--steps: the run has 3000, asked for is 7",
-        "--seed: the run has 0, asked for is 1",
-    ]
-
-
 def test_a_run_that_is_resumed_has_its_own_options_whatever_the_defaults_are_today() -> None:
     job = jobs.find("flax_mlm")
     stored = {

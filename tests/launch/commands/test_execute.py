@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -154,24 +154,6 @@ def test_lines_come_behind_their_hosts_index_each_on_its_own_stream(capsys: Capt
     assert capsys.readouterr() == ("[0] bc\n[3] ␛[2J no newline\n", "")
     Prefixed([3], Terminal()).show(3)("out", b"a\n")  # of a single host as it is
     assert capsys.readouterr().out == "a\n"
-
-
-def test_lines_of_hosts_that_speak_at_once_are_never_mixed(capsys: Captured) -> None:
-    shown = Prefixed(range(4), Terminal())
-    data = b"".join(b"%d\n" % number for number in range(5000))
-
-    def speak(host: int) -> None:
-        show = shown.show(host)
-        for begin in range(0, len(data), 997):
-            show("out", data[begin : begin + 997])
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(speak, range(4)))
-    lines = capsys.readouterr().out.splitlines()
-    for host in range(4):
-        mine = [line for line in lines if line.startswith(f"[{host}] ")]
-        assert mine == [f"[{host}] {number}" for number in range(5000)]
-    assert len(lines) == 20_000
 
 
 def test_hosts_that_said_the_same_are_shown_once(capsys: Captured) -> None:

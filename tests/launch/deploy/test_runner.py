@@ -103,18 +103,6 @@ def test_a_change_that_does_not_end_is_ended_with_all_that_it_started(
     assert all_end([int(pid) for pid in children.read_text().split()])
 
 
-def test_what_a_step_says_is_told_while_it_runs_and_the_rest_is_kept_back(
-    carry_out: CarryOut, tmp_path: Path
-) -> None:
-    change = f"say installing; seq 100000; echo made >'{tmp_path / 'made'}'"
-    answers = carry_out([making(tmp_path / "made", change=change)], under_way=True)
-    assert states(answers) == [
-        ("file", "doing", "none"),
-        ("file", "doing", "installing"),
-        ("file", "changed", "there"),
-    ]
-
-
 def test_only_the_end_of_an_endless_line_and_of_many_lines_is_kept() -> None:
     said: list[str] = []
     status, lines = runner.run(
@@ -136,7 +124,7 @@ def test_a_host_without_sudo_says_so_only_where_something_has_to_be_changed(
     assert steps.outcome(in_order) == ("ok", "there", "")
     missing = {**vars(making(tmp_path / "none", root=True)), "look_limit_s": 10}
     state, message, remedy = steps.outcome(missing)
-    assert (state, message) == ("failed", "none; to mend that needs root")
+    assert (state, message) == ("failed", "none; fixing that needs root")
     assert "sudo" in remedy
     assert not (tmp_path / "none").exists()
     assert runner.as_words("true", 5, True)[:3] == ["sudo", "-n", "--"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,15 +190,6 @@ def test_a_host_tries_the_bucket_with_the_interpreter_of_its_jobs(target: Any, t
     assert (said.state, said.remedy) == ("fail", "`fab deploy`")
 
 
-def test_a_bucket_is_looked_at_once_where_the_runs_are_in_it(target: Any) -> None:
-    def names(runs_url: str) -> list[str]:
-        return [check.name for check in slice_hosts.checks(dataclasses.replace(target, runs_url=runs_url))]
-
-    bucket = target.inventory.storage.bucket_url
-    assert names(f"{bucket}/runs") == ["runs", "bucket from a host"]
-    assert names("/share/runs") == ["runs", "bucket", "bucket from a host"]
-
-
 def test_a_folder_that_only_looks_like_a_share_is_found_out(make_agent: MakeAgent) -> None:
     disks: list[dict[str, str]] = [{}, {}]
 
@@ -222,16 +212,3 @@ def test_a_folder_that_only_looks_like_a_share_is_found_out(make_agent: MakeAgen
     assert (said.state, said.host) == ("fail", "w-2") and "--runs gs://" in said.remedy
     assert disks == [{}, {}]
     assert [each.state for each in slice_hosts.shared(make_target(agents[:2]))] == ["ok"]
-
-
-def test_a_bucket_that_never_answers_is_a_failure_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    answered = threading.Event()
-
-    class Silent(DiskFiles):
-        def write(self, path: str, data: bytes) -> None:
-            answered.wait(60)
-
-    monkeypatch.setattr(slice_hosts, "HERE_LIMIT_S", 0.05)
-    said = slice_hosts.from_here(Silent(), "gs://b")
-    answered.set()
-    assert said.state == "fail" and said.message == "gs://b: no answer within 0 s"

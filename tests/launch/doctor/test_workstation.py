@@ -13,7 +13,7 @@ import google.auth.exceptions
 import pytest
 
 from launch.doctor import workstation
-from launch.doctor.check import Check, Finding, carry_out, ok
+from launch.doctor.check import Check, Finding, carry_out
 from launch.doctor.workstation import Answer, Machine
 from launch.jobs import CHECKOUT
 
@@ -72,14 +72,6 @@ def test_an_environment_that_is_not_in_step_with_its_lock_names_what_is_not(tmp_
 def test_pulumis_command_line_must_not_be_older_than_its_package(said: str | Answer, state: str) -> None:
     found = workstation.pulumi(machine({"pulumi version": said}).ask, "3.250.4")
     assert (found.state, bool(found.remedy)) == (state, state != "ok")
-
-
-def test_a_pulumi_that_is_not_logged_in_is_worth_a_word_and_its_user_is_not_told() -> None:
-    command = "pulumi whoami"
-    assert workstation.pulumi_login(machine({command: "ada@example.org\n"}).ask) == ok("there is one")
-    refused = Answer(exit_code=255, stderr="error: PULUMI_ACCESS_TOKEN must be set for login")
-    said = workstation.pulumi_login(machine({command: refused}).ask)
-    assert said.state == "warn" and said.remedy.startswith("`pulumi login`")
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from launch.images import local_images
-from launch.images.local_images import Image, Made
+from launch.images.local_images import Image
 from launch.runs import Run
 
 HASHES = ("0" * 12, "1" * 12)
@@ -70,28 +69,3 @@ def test_an_image_is_shown_with_the_latest_runs_that_used_it_by_id_or_by_digest(
     assert " ".join(row[7:]) == (
         f"current {by_digest.run_id}, {by_id[0].run_id}, {by_id[1].run_id} and 2 more"
     )
-
-
-def test_what_a_stack_names_is_shown_with_whether_it_is_this_checkouts() -> None:
-    rows = shown(
-        local_images.table_of_stack(
-            {"jax": REFERENCE, "pytorch": f"h/p/r/pytorch@{DIGEST}"},
-            [image(CURRENT, references=(REFERENCE,))],
-            {CURRENT},
-            [],
-        )
-    )
-    assert rows == [
-        ["jax", "d" * 12, "h/p/r/jax", f"{CURRENT},", "current"],
-        ["pytorch", "d" * 12, "h/p/r/pytorch", "not", "on", "this", "machine"],
-    ]
-
-
-def test_what_was_built_is_told_from_what_was_there() -> None:
-    made: list[Any] = [
-        Made(image=image(CURRENT), done="built", build_s=130.0, smoke_s=9.4),
-        Made(image=image(CURRENT), done="was there", build_s=0.0, smoke_s=0.0),
-    ]
-    rows = shown(local_images.table_of_built(made, {image().id: 6}))
-    assert rows[0][3:] == ["1.25", "GB", "6", "2:10", "0:09", "a" * 12, "built"]
-    assert rows[1][3:] == ["1.25", "GB", "6", "–", "–", "a" * 12, "was", "there"]

@@ -150,17 +150,6 @@ def test_a_build_goes_the_way_this_machine_goes_and_is_told_nothing_else_of_it(f
     }
 
 
-def test_an_image_says_of_which_framework_lock_recipe_and_commit_it_is(folder: Path) -> None:
-    made = read(folder)
-    said = made.labels("abc")
-    assert said["tpu-stack.framework"] == "one"
-    assert said["tpu-stack.platform"] == "cpu"
-    assert said["tpu-stack.recipe"] in made.tag
-    assert said["tpu-stack.lock"] == made.lock_sha256 != read(folder, platform="tpu").lock_sha256
-    assert said["org.opencontainers.image.revision"] == "abc"
-    assert "org.opencontainers.image.revision" not in made.labels(None)
-
-
 # --- the base -----------------------------------------------------------------------------------------------------
 
 OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64

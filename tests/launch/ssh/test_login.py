@@ -96,16 +96,6 @@ def test_a_key_with_a_passphrase_and_no_agent_is_said_at_once(
         SshTransport(serve().access, ssh).connect().result(30)
 
 
-def test_no_key_at_all_is_said_at_once(user_home: Path, serve: Callable[..., Server], ssh: Ssh) -> None:
-    server = serve()
-    (user_home / ".ssh" / "id_ed25519").unlink()
-    with pytest.raises(HostError, match="host-0: this machine has no SSH key, .*ssh-keygen -t ed25519"):
-        SshTransport(server.access, ssh).connect().result(30)
-    write_key(user_home / ".ssh" / "id_ed25519")
-    (server.folder / "authorized_keys").write_text((user_home / ".ssh" / "id_ed25519.pub").read_text())
-    SshTransport(server.access, ssh).connect().result(30)
-
-
 def test_the_key_that_the_environment_names_is_the_only_one_offered(
     agent: Callable[[Path], None], user_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
