@@ -73,7 +73,7 @@ NOT_RUN = {
     "make test": BY_CI,
     "make test-all": BY_CI,
     "make test-nightly": "takes hours",
-    "make lock": "resolves all versions anew; tests/test_house.py looks at what it made",
+    "make lock": "resolves all versions anew; tests/test_locks.py looks at what it made",
 }
 """Why a command is not run here, and where the same is; a pattern for those of other programs."""
 

@@ -26,21 +26,24 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
     return RunDirectory(url, files_of(url))
 
 
-def test_what_is_written_is_read_back(directory: RunDirectory) -> None:
+def test_what_is_written_is_read_back_listed_in_order_moved_and_removed(directory: RunDirectory) -> None:
+    assert (directory.read_text("nothing"), directory.read_json("nothing")) == (None, None)
+    assert (directory.list("nothing"), directory.read_metrics()) == ([], [])
+    directory.remove("nothing")
     directory.write_text("notes/a.txt", "é\n")
     directory.write_json(run_directory.RUN, {"steps": [1, None]})
     assert directory.read_text("notes/a.txt") == "é\n"
     assert directory.read_json(run_directory.RUN) == {"steps": [1, None]}
     directory.write_text("notes/a.txt", "short")
     assert directory.read_text("notes/a.txt") == "short"
-
-
-def test_what_is_not_there_is_none_and_no_names(directory: RunDirectory) -> None:
-    assert directory.read_text("nothing") is None
-    assert directory.read_json("nothing") is None
-    assert directory.list("nothing") == []
-    assert directory.read_metrics() == []
-    directory.remove("nothing")
+    for name in ("10", "9", "2"):
+        directory.write_text(f"checkpoints/{name}/state", name)
+    assert directory.list("checkpoints") == ["10", "2", "9"]
+    directory.remove("checkpoints/9/state")
+    assert directory.read_text("checkpoints/9/state") is None
+    files_of(directory.url).move(directory.path("checkpoints/2"), directory.path("torn/2-1"))
+    assert directory.read_text("torn/2-1/state") == "2"
+    assert directory.read_text("checkpoints/2/state") is None
 
 
 def test_a_file_where_the_run_directory_should_be_is_no_run(tmp_path: Path) -> None:
@@ -50,18 +53,19 @@ def test_a_file_where_the_run_directory_should_be_is_no_run(tmp_path: Path) -> N
     assert directory.list(run_directory.CHECKPOINTS) == []
 
 
-@pytest.mark.parametrize("text", ["", '{"a": 1', "[1]", "null"])
-def test_a_file_that_holds_no_json_object_is_none(directory: RunDirectory, text: str) -> None:
-    directory.write_text(run_directory.RESULT, text)
-    assert directory.read_json(run_directory.RESULT) is None
-
-
-def test_a_torn_line_of_metrics_is_left_out_and_the_others_kept_in_order(directory: RunDirectory) -> None:
+def test_what_holds_no_json_object_is_none_and_a_torn_line_of_metrics_is_left_out(
+    directory: RunDirectory,
+) -> None:
+    for text in ("", '{"a": 1', "[1]", "null"):
+        directory.write_text(run_directory.RESULT, text)
+        assert directory.read_json(run_directory.RESULT) is None
     directory.write_text(run_directory.METRICS, '{"step": 1}\n{"step": 2, "lo\n\n7\n{"step": 3}\n{"step":')
     assert directory.read_metrics() == [{"step": 1}, {"step": 3}]
 
 
-def test_a_follower_reads_each_line_once_and_a_torn_one_when_it_is_whole(directory: RunDirectory) -> None:
+def test_a_follower_reads_each_line_of_the_metrics_once_and_shorter_ones_from_their_beginning(
+    directory: RunDirectory,
+) -> None:
     assert directory.read_new_metrics(0) == ([], 0)
     first, second = '{"step": 1}\n', '{"step": 2}\n'
     directory.write_text(run_directory.METRICS, first + second[:5])
@@ -71,36 +75,12 @@ def test_a_follower_reads_each_line_once_and_a_torn_one_when_it_is_whole(directo
     lines, offset = directory.read_new_metrics(offset)
     assert lines == [{"step": 2}]
     assert directory.read_new_metrics(offset) == ([], offset)
-
-
-def test_metrics_that_a_resumed_attempt_made_shorter_are_read_from_their_beginning(
-    directory: RunDirectory,
-) -> None:
-    directory.write_text(run_directory.METRICS, '{"step": 1}\n{"step": 2}\n')
-    _, offset = directory.read_new_metrics(0)
-    directory.write_text(run_directory.METRICS, '{"step": 1}\n')
+    directory.write_text(run_directory.METRICS, first)  # by a resumed attempt
     assert directory.read_new_metrics(offset)[0] == [{"step": 1}]
-
-
-def test_the_end_of_the_metrics_is_read_without_the_line_it_begins_in(directory: RunDirectory) -> None:
     text = "".join(f'{{"step": {step}}}\n' for step in range(100))
     directory.write_text(run_directory.METRICS, text)
+    # From the end, without the line in which that begins.
     assert directory.read_new_metrics(-30) == ([{"step": 98}, {"step": 99}], len(text))
-
-
-def test_names_are_listed_in_order_and_a_removed_file_is_gone(directory: RunDirectory) -> None:
-    for name in ("10", "9", "2"):
-        directory.write_text(f"checkpoints/{name}/state", "x")
-    assert directory.list("checkpoints") == ["10", "2", "9"]
-    directory.remove("checkpoints/9/state")
-    assert directory.read_text("checkpoints/9/state") is None
-
-
-def test_a_folder_that_is_moved_is_there_and_no_longer_here(directory: RunDirectory) -> None:
-    directory.write_text("checkpoints/7/state", "x")
-    files_of(directory.url).move(directory.path("checkpoints/7"), directory.path("torn/7-1"))
-    assert directory.read_text("torn/7-1/state") == "x"
-    assert directory.read_text("checkpoints/7/state") is None
 
 
 def test_a_folder_that_is_put_replaces_the_one_that_was_there(
@@ -164,20 +144,15 @@ def test_who_may_read_what_a_run_wrote_is_what_the_umask_says(tmp_path: Path, um
     assert (tmp_path / "exact").stat().st_mode & 0o777 == 0o664
 
 
-BEATS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "rank": st.integers(0, 9),
-            "time": st.integers(0, 5),
-            "state": st.sampled_from(["failed", "stepping"]),
-            "exit_code": st.sampled_from([None, 1, 2, 76]),
-        }
-    ),
-    max_size=6,
-)
+BEAT = {
+    "rank": st.integers(0, 9),
+    "time": st.integers(0, 5),
+    "state": st.sampled_from(["failed", "stepping"]),
+    "exit_code": st.sampled_from([None, 1, 2, 76]),
+}
 
 
-@given(BEATS)
+@given(st.lists(st.fixed_dictionaries(BEAT), max_size=6))
 def test_the_culprit_is_the_first_to_fail_by_itself(beats: list[dict[str, Any]]) -> None:
     blamed = run_directory.first_failure(beats)
     failed = [beat for beat in beats if beat["state"] == "failed"]
@@ -186,8 +161,3 @@ def test_the_culprit_is_the_first_to_fail_by_itself(beats: list[dict[str, Any]])
         rivals = [beat for beat in failed if beat["exit_code"] != 76] or failed
         assert blamed in rivals
         assert all(blamed["time"] <= beat["time"] for beat in rivals)
-
-
-def test_files_of_a_process_are_named_by_attempt_and_rank() -> None:
-    assert run_directory.heartbeat(3) == "heartbeats/host-3.json"
-    assert run_directory.log(1, 3) == "logs/1/host-3.log"

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from images.smoke import apart, checks, lock
 
-SMOKE = Path(__file__).resolve().parents[2] / "images" / "smoke"
+ROOT = Path(__file__).resolve().parents[2]
+IMAGES = ROOT / "images"
+SMOKE = IMAGES / "smoke"
+FRAMEWORKS = sorted(file.parent.name for file in IMAGES.glob("*/requirements.in"))
 FRAMEWORK = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -123,6 +128,7 @@ def test_a_sound_image_holds_every_check_but_the_one_that_only_a_container_can(i
 
 
 def test_without_the_platform_that_is_asked_for_nothing_is_tried_on_another(image: Image) -> None:
+    assert "--platform is tpu, but plain computes on cpu (1 × plain)" in image.one("device", "tpu").said
     code, lines, result = image.everything("tpu")
     assert (code, result["ok"]) == (1, False)
     _, hardware, skipped = lines
@@ -134,23 +140,6 @@ def test_without_the_platform_that_is_asked_for_nothing_is_tried_on_another(imag
     """)
     _, lines, _ = image.everything("cpu")
     assert lines[-1].startswith("skip train, checkpoint, signals, own: ")
-
-
-def test_a_framework_that_falls_back_to_the_cpu_fails_where_a_tpu_is_asked_for(image: Image) -> None:
-    verdict = image.one("device", "tpu")
-    assert not verdict.ok
-    assert "--platform is tpu, but plain computes on cpu (1 × plain)" in verdict.said
-
-
-def test_a_library_that_aborts_the_interpreter_fails_its_check_and_is_named(image: Image) -> None:
-    image.add("""
-        MODULES = ("json", "aborts")
-    """)
-    (image.root / "aborts.py").write_text("import os, sys\nprint('bad library', flush=True)\nos.abort()\n")
-    verdict = image.one("imports")
-    assert not verdict.ok
-    assert "SIGABRT ended the interpreter at `import aborts`" in verdict.said
-    assert "bad library" in verdict.said.splitlines()[-1]
 
 
 def test_a_check_that_hangs_ends_at_its_limit_with_its_stack_traces_and_with_what_it_started(
@@ -179,6 +168,16 @@ def test_a_check_that_hangs_ends_at_its_limit_with_its_stack_traces_and_with_wha
             "imports",
             r"`import no_such_package` raised ModuleNotFoundError.*images/plain/requirements\.in",
         ),
+        (
+            'MODULES = ("json", "aborts")',
+            "imports",
+            r"SIGABRT ended the interpreter at `import aborts`.*bad library[^\n]*$",
+        ),
+        (
+            "listen = lambda: lambda number: False",
+            "signals",
+            "exited with -15; it has to save and exit with 75",
+        ),
         ("step = lambda state, number: (state, 1.0)", "train", "it has to fall and be finite"),
         ("step = lambda state, number: (state, float('nan'))", "train", "it has to fall and be finite"),
         (
@@ -202,17 +201,10 @@ def test_what_is_broken_fails_its_check_with_the_reason(
     image: Image, code: str, check: str, said: str
 ) -> None:
     image.add(code)
+    (image.root / "aborts.py").write_text("import os, sys\nprint('bad library', flush=True)\nos.abort()\n")
     verdict = image.one(check)
     assert not verdict.ok
     assert re.search(said, verdict.said, flags=re.DOTALL), verdict.said
-
-
-def test_a_process_that_is_told_to_leave_and_dies_instead_fails(image: Image) -> None:
-    image.add("""
-        def listen():
-            return lambda number: False
-    """)
-    assert "exited with -15; it has to save and exit with 75" in image.one("signals").said
 
 
 def test_whatever_differs_from_the_lock_is_named(image: Image) -> None:
@@ -238,7 +230,61 @@ def test_a_lock_is_pins_and_nothing_else_and_what_it_does_not_name_may_not_be_in
 
 def _alive(pid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
-    return state not in "ZX" and os.path.exists(f"/proc/{pid}")
+
+
+# --- what the frameworks' own files have, which are read and not run: what they are made for is not here ----------
+
+
+def imported(nodes: Iterable[ast.AST]) -> set[str]:
+    """Top-level names of the modules that these statements import."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+def defined(framework: str) -> dict[str, Any]:
+    """Name → value at the top of a framework's file; None where it is not a literal."""
+    found: dict[str, Any] = {}
+    for node in ast.parse((IMAGES / framework / "smoke.py").read_text()).body:
+        match node:
+            case ast.FunctionDef(name=name):
+                found[name] = None
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                try:
+                    found[name] = ast.literal_eval(node.value)  # type: ignore[arg-type]
+                except ValueError:
+                    found[name] = None
+    return found
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_frameworks_file_has_what_the_smoke_test_asks_of_it_and_loads_no_framework(framework: str) -> None:
+    found = defined(framework)
+    assert {"MODULES", "CHECKS", "devices", "start", "step", "save", "load", "listen"} <= found.keys()
+    assert (found["NAME"], set(found["ENVIRONMENT"])) == (framework, {"cpu", "tpu"})
+    assert imported(ast.parse((IMAGES / framework / "smoke.py").read_text()).body) <= sys.stdlib_module_names
+
+
+def test_the_smoke_test_of_jax_imports_every_library_that_a_job_or_its_runtime_imports() -> None:
+    used: set[str] = set()
+    for file in ROOT.glob("jobs/**/*.py"):
+        used |= imported(ast.walk(ast.parse(file.read_text())))
+    tried = {each.partition(".")[0] for each in defined("jax")["MODULES"]}
+    assert used - sys.stdlib_module_names - {"jobs", "contracts"} - tried == set()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_image_has_a_base_by_digest_is_not_of_root_and_python_gets_the_containers_signals(
+    framework: str,
+) -> None:
+    assert re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}\n", (IMAGES / "base.txt").read_text())
+    lines = (IMAGES / framework / "Dockerfile").read_text().splitlines()
+    said = [line for line in lines if line.startswith(("ARG BASE_IMAGE", "USER", "ENTRYPOINT", "CMD"))]
+    assert said == ["ARG BASE_IMAGE", "USER 10001:10001", 'ENTRYPOINT ["tini", "--", "python"]']

@@ -68,38 +68,20 @@ def builds(tmp_path: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def test_a_new_enough_pulumi_on_path_is_taken_and_nothing_is_built(
+def test_a_new_enough_pulumi_on_path_is_taken_with_its_scripts_behind_a_link_too(
     tmp_path: Path, environ: dict[str, str], said: list[str]
 ) -> None:
-    pulumi(tmp_path / "bin", "v99.0.0")
-    script(tmp_path / "bin" / pulumi_cli.DYNAMIC, "")
-    environ["PATH"] = f"{tmp_path / 'bin'}:{environ['PATH']}"
-    found = pulumi_cli.find_or_build(environ, said.append)
-    assert (found.command, found.version) == (tmp_path / "bin" / "pulumi", "99.0.0")
-    assert (builds(tmp_path), said) == (0, [])
-
-
-def test_behind_a_link_the_script_for_dynamic_providers_is_found_beside_the_real_one(
-    tmp_path: Path, environ: dict[str, str], said: list[str]
-) -> None:
-    real = pulumi(tmp_path / "opt", f"v{WANTED}")
+    real = pulumi(tmp_path / "opt", "v99.0.0")
     script(tmp_path / "opt" / pulumi_cli.DYNAMIC, "")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "pulumi").symlink_to(real)
     environ["PATH"] = f"{tmp_path / 'bin'}:{environ['PATH']}"
-    assert pulumi_cli.find_or_build(environ, said.append).dynamic_folder == tmp_path / "opt"
-
-
-def test_the_language_host_of_an_installed_pulumi_is_found_and_one_from_modules_has_its_script_alone(
-    tmp_path: Path, environ: dict[str, str], said: list[str]
-) -> None:
-    built = pulumi_cli.find_or_build(environ, said.append)
-    assert built.language_host is None and os.access(built.program_script, os.X_OK)
-    pulumi(tmp_path / "bin", f"v{WANTED}")
-    script(tmp_path / "bin" / pulumi_cli.DYNAMIC, "")
+    found = pulumi_cli.find_or_build(environ, said.append)
+    assert (found.command, found.version) == (tmp_path / "bin" / "pulumi", "99.0.0")
+    assert (found.dynamic_folder, found.language_host) == (tmp_path / "opt", None)
     host = script(tmp_path / "bin" / pulumi_cli.LANGUAGE_HOST, "")
-    environ["PATH"] = f"{tmp_path / 'bin'}:{environ['PATH']}"
     assert pulumi_cli.find_or_build(environ, said.append).language_host == host
+    assert (builds(tmp_path), said) == (0, [])
 
 
 @pytest.mark.parametrize(
@@ -122,15 +104,6 @@ def test_a_pulumi_that_will_not_do_is_left_aside_with_the_reason(
     assert reason in said[0]
 
 
-def test_it_is_built_once_into_the_cache(tmp_path: Path, environ: dict[str, str], said: list[str]) -> None:
-    first = pulumi_cli.find_or_build(environ, said.append)
-    assert first.folder.parent == tmp_path / "home" / ".cache" / "tpu-stack" / "pulumi"
-    assert os.access(first.command, os.X_OK)
-    assert os.access(first.dynamic_folder / pulumi_cli.DYNAMIC, os.X_OK)
-    assert pulumi_cli.find_or_build(environ, said.append) == first
-    assert builds(tmp_path) == 1
-
-
 def test_a_build_that_fails_shows_its_last_lines_and_leaves_nothing(
     tmp_path: Path, environ: dict[str, str], said: list[str]
 ) -> None:
@@ -142,18 +115,23 @@ def test_a_build_that_fails_shows_its_last_lines_and_leaves_nothing(
     assert [path.suffix for path in pulumi_cli.home_of(environ).parent.iterdir()] == [".lock"]
 
 
-def test_two_that_come_at_once_build_one(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_it_is_built_once_into_the_cache_even_by_two_that_come_at_once(
+    tmp_path: Path, environ: dict[str, str], said: list[str]
+) -> None:
     line = (
         "import os; from tools import pulumi_cli; print(pulumi_cli.find_or_build(os.environ, print).folder)"
     )
+    command = [sys.executable, "-c", line]
     both = [
-        subprocess.Popen(
-            [sys.executable, "-c", line], cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(2)
+        subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
     folders = {process.communicate(timeout=60)[0].splitlines()[-1] for process in both}
     assert folders == {str(pulumi_cli.home_of(environ))}
+    found = pulumi_cli.find_or_build(environ, said.append)
+    assert found.folder.parent == tmp_path / "home" / ".cache" / "tpu-stack" / "pulumi"
+    assert found.language_host is None
+    for each in (found.command, found.program_script, found.dynamic_folder / pulumi_cli.DYNAMIC):
+        assert os.access(each, os.X_OK)
     assert builds(tmp_path) == 1
 
 
