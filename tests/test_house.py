@@ -54,14 +54,6 @@ def test_a_jobs_package_imports_no_more_than_what_its_metrics_are_defined_with(j
     assert [line for line in imports if not line.startswith(of_definitions)] == []
 
 
-@pytest.mark.parametrize("room", [*ROOMS, "bench", "tests", "tools", "requirements"])
-def test_every_folder_says_what_may_be_imported(room: str) -> None:
-    init, readme = ROOT / room / "__init__.py", ROOT / room / "README.md"
-    words = ast.get_docstring(ast.parse(init.read_text())) if init.exists() else None
-    words = (words or "") + (readme.read_text() if readme.exists() else "")
-    assert "import" in words
-
-
 def lint_imports(house: Path) -> str:
     done = subprocess.run(
         [Path(sys.executable).with_name("lint-imports"), "--no-cache"],

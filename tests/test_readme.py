@@ -113,13 +113,6 @@ def test_every_command_of_the_readme_is_run_here_or_listed_with_its_reason() -> 
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_a_block_that_is_neither_commands_nor_known_output_would_be_noticed() -> None:
-    told = commands(
-        "Do\n\n    wget x   # why\n    make it\n\nor `fab new --way`, `fab`.\n\n    fetching uv …\n"
-    )
-    assert told == ["fab new --way", "make it", "wget x"]
-
-
 class Newcomer:
     """Somebody who has cloned the checkout and types into a shell there, with `environ` set besides."""
 

@@ -222,18 +222,10 @@ class Checkout:
         pyenv = self.environ.get("PYENV_ROOT") or os.path.join(self.environ.get("HOME", ""), ".pyenv")
         path = [self.environ.get("PATH", os.defpath), *glob.glob(f"{pyenv}/versions/{PREFERRED}*/bin")]
         environ = {**self.environ, "PATH": os.pathsep.join(path)}
+        find = [self.uv, "python", "find", "--system", "--no-project", "--no-python-downloads"]
         for wanted in (PREFERRED, f">={PREFERRED}"):
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                find = [
-                    self.uv,
-                    "python",
-                    "find",
-                    "--system",
-                    "--no-project",
-                    "--no-python-downloads",
-                    wanted,
-                ]
-                found = probe(answer(find, environ))
+                found = probe(answer([*find, wanted], environ))
                 if found:
                     return found
         there = ""

@@ -119,11 +119,8 @@ def on_path(environ: Mapping[str, str], say: Say) -> PulumiCli | None:
     if dynamic is None:
         say(f"{command} has no {DYNAMIC} beside it or on PATH: leaving it aside")
         return None
-    host = (
-        folder / LANGUAGE_HOST
-        if (folder / LANGUAGE_HOST).is_file()
-        else shutil.which(LANGUAGE_HOST, path=path)
-    )
+    beside = folder / LANGUAGE_HOST
+    host = beside if beside.is_file() else shutil.which(LANGUAGE_HOST, path=path)
     return PulumiCli(
         folder=Path(command).parent,
         dynamic_folder=Path(dynamic).parent,
@@ -187,17 +184,8 @@ def _build(environ: Mapping[str, str], say: Say) -> PulumiCli:
 
 def _build_command(compiler: str, target: str) -> list[str]:
     flags = f"-s -w -X {MODULE}/sdk/v3/go/common/version.Version=v{wanted_version()}"
-    return [
-        compiler,
-        "build",
-        "-v",
-        "-trimpath",
-        "-ldflags",
-        flags,
-        "-o",
-        target,
-        f"{MODULE}/pkg/v3/cmd/pulumi",
-    ]
+    options = ["-v", "-trimpath", "-ldflags", flags, "-o", target]
+    return [compiler, "build", *options, f"{MODULE}/pkg/v3/cmd/pulumi"]
 
 
 def _carry_out(argv: list[str], environ: Mapping[str, str], say: Say) -> None:

@@ -64,15 +64,8 @@ def find_or_make(say: Say) -> str:
         python = Path(scratch) / "python.tar"
         _run(pack_python(python))
         _run(bootstrap(archive, python))
-        _run(
-            [
-                "docker",
-                "import",
-                *(word for each in CHANGES for word in ("--change", each)),
-                str(archive),
-                name,
-            ]
-        )
+        changes = [word for each in CHANGES for word in ("--change", each)]
+        _run(["docker", "import", *changes, str(archive), name])
     _run(["docker", "run", "--rm", "--network", "none", name, "python3", "-c", TRY])
     return name
 

@@ -73,15 +73,8 @@ def client_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if READ_BY_CLIENT.fullmatch(name)}
 
 
-def ask(
-    arguments: list[str],
-    limit_s: float = ANSWER_LIMIT_S,
-    environment: Mapping[str, str] | None = None,
-    docker: str | None = None,
-) -> Answer:
+def ask(arguments: list[str], limit_s: float = ANSWER_LIMIT_S, docker: str | None = None) -> Answer:
     """Run `docker` with these arguments; a client that does not end within the limit is killed.
-
-    environment: values for the names that the arguments pass on.
 
     Raises:
         Failed: there is no such command on this host.
@@ -94,7 +87,7 @@ def ask(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             cwd="/",
-            env={**client_environment(os.environ), **(environment or {})},
+            env=client_environment(os.environ),
             timeout=limit_s,
             check=False,
         )

@@ -291,15 +291,15 @@ def parse_mounts(text: str) -> dict[str, str]:
     return {plain(row[1]): plain(row[0]) for row in rows if len(row) > 2}
 
 
-def check_mount(path: str, timeout_s: float = MOUNT_LIMIT_S) -> Json:
+def check_mount(path: str) -> Json:
     """Whether something is mounted there and answers; a file system whose server is gone does not."""
     with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as file:
         source = parse_mounts(file.read()).get(os.path.normpath(path))
     if source is None:
         return check("mount", f"{path} is not mounted", MOUNT_REMEDY)
-    found = in_time(lambda: answer_of(path), timeout_s)
+    found = in_time(lambda: answer_of(path), MOUNT_LIMIT_S)
     if found is None:
-        message = f"{path} ({source}) does not answer within {timeout_s:g} s"
+        message = f"{path} ({source}) does not answer within {MOUNT_LIMIT_S:g} s"
         return check("mount", message, f"see that its server is up; {MOUNT_REMEDY}")
     if found["error"] is not None:
         return check("mount", f"{path} ({source}): {found['error']}", MOUNT_REMEDY)

@@ -30,13 +30,15 @@ JOB = r"""
 import json, os, signal, sys, time
 run_dir = os.environ["RUN_DIR"]
 rank, attempt = int(os.environ["RUN_PROCESS_ID"]), int(os.environ["RUN_ATTEMPT"])
-def beat(state, step, **more):
-    os.makedirs(run_dir + "/heartbeats", exist_ok=True)
-    path = run_dir + "/heartbeats/host-%d.json" % rank
-    with open(path + ".new", "w") as file:
-        json.dump(dict(rank=rank, attempt=attempt, state=state, step=step, time=time.time(),
-                       step_time=time.time(), pid=os.getpid(), **{"message": None, **more}), file)
-    os.replace(path + ".new", path)
+def beat(state, step=0, **more):
+    text = json.dumps(dict(rank=rank, attempt=attempt, state=state, step=step, time=time.time(),
+                           step_time=time.time(), pid=os.getpid(), **{"message": None, **more}))
+    for path in (run_dir + "/heartbeats/host-%d.json" % rank, os.environ["RUN_CONTROL_DIR"] + "/heartbeat.json"):
+        if "://" not in path:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path + ".new", "w") as file:
+                file.write(text)
+            os.replace(path + ".new", path)
 def say(text):
     os.write(1, ("%s\n" % (text,)).encode())  # as a signal's handler may say something too, at any moment
 def live():
@@ -77,7 +79,7 @@ class Agent:
         self.python, self.root, self.run_dir = python, root / "agent", root / "run"
         self.run_dir.mkdir(parents=True)
         self.scripts = root
-        self.run_ids: set[str] = set()
+        self.run_id, self.run_ids = "run-1", set[str]()
         self._ports: dict[tuple[str, int], int] = {}
         self._sessions: dict[tuple[int, frozenset[tuple[str, str]]], subprocess.Popen[bytes]] = {}
 
@@ -126,19 +128,16 @@ class Agent:
 
     def start_request(self, script: str, process_id: int = 0, **fields: Any) -> dict[str, Any]:
         attempt = fields.get("attempt", 0)
-        run_id = fields.get("run_id", "run-1")
+        run_id = fields.get("run_id", self.run_id)
         path = self.scripts / f"job-{attempt}-{process_id}.py"
         path.write_text(JOB + script)
+        ranks = {"RUN_PROCESS_ID": str(process_id), "RUN_ATTEMPT": str(attempt)}
         request: dict[str, Any] = {
             "run_id": run_id,
             "attempt": attempt,
             "process_id": process_id,
             "argv": [sys.executable, "-S", "-E", str(path)],
-            "env": {
-                "RUN_DIR": str(self.run_dir),
-                "RUN_PROCESS_ID": str(process_id),
-                "RUN_ATTEMPT": str(attempt),
-            },
+            "env": {"RUN_DIR": str(self.run_dir), **ranks},
             "cwd": str(self.scripts),
             "log_path": str(self.run_dir / "logs" / str(attempt) / f"host-{process_id}.log"),
             "run_dir": str(self.run_dir),
@@ -164,7 +163,7 @@ class Agent:
         return started
 
     def status(self, process_id: int = 0, **fields: Any) -> dict[str, Any]:
-        fields = {"run_id": "run-1", "attempt": 0, **fields}
+        fields = {"run_id": self.run_id, "attempt": 0, **fields}
         (found,) = self("status", process_id=process_id, **fields)["processes"]
         return dict(found)
 
@@ -175,7 +174,7 @@ class Agent:
         return self.status(process_id, **fields)
 
     def state_dir(self, process_id: int = 0, attempt: int = 0) -> Path:
-        return self.root / "runs" / "run-1" / f"{attempt}-{process_id}"
+        return self.root / "runs" / self.run_id / f"{attempt}-{process_id}"
 
     def record(self, process_id: int = 0) -> dict[str, Any]:
         return dict(json.loads((self.state_dir(process_id) / "process.json").read_text()))

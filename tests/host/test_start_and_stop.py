@@ -19,11 +19,14 @@ from tests.host.conftest import AGENT, ONE, cut_off, is_running, until
 
 LIVES = 'say("up"); live()'
 SAVES = """
+import subprocess
+child = subprocess.Popen(["sleep", "600"])
 def save(*_):
     say("saving %s" % os.path.exists(os.environ["RUN_CONTROL_DIR"] + "/stop-requested"))
     time.sleep(0.5)
-    say("saved")
-    sys.exit(75)
+    say("saved, and its child ended with %s" % child.poll())
+    say(child.pid)
+    os._exit(75)
 signal.signal(signal.SIGTERM, save)
 say("up")
 live()
@@ -42,23 +45,18 @@ def test_starts_at_once_and_later_ones_start_one_process(agent: Any) -> None:
     assert agent.log() == "once\n"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
+def test_a_start_that_came_to_nothing_or_was_killed_half_way_can_be_tried_again(agent: Any) -> None:
+    request = agent.start_request('say("up")')
+    for wrong, said in (
         ({"argv": ["/nonexistent/program"]}, "no such executable: '/nonexistent/program'"),
         ({"argv": ["/"]}, "no such executable: '/'"),
         ({"cwd": "/nonexistent"}, "/nonexistent is not a directory"),
         ({"log_path": "/proc/no-log"}, "/proc/no-log cannot be written"),
         ({"cpus": [60000]}, "cpus [60000] are not all on this host"),
-    ],
-)
-def test_a_start_that_came_to_nothing_can_be_tried_again(
-    agent: Any, wrong: dict[str, Any], said: str
-) -> None:
-    request = agent.start_request('say("up")')
-    assert said in agent.refusal("start", **{**request, **wrong})
-    assert agent("status")["processes"] == []
-    agent.state_dir().mkdir(parents=True, exist_ok=True)  # or one that was killed half way
+    ):
+        assert said in agent.refusal("start", **{**request, **wrong})
+        assert agent("status")["processes"] == []
+    agent.state_dir().mkdir(parents=True)
     (agent.state_dir() / "process.json.half").touch()
     assert agent.status()["state"] == "lost"
     assert agent("start", **request)["already"] is False
@@ -137,24 +135,15 @@ def test_what_the_kernel_says_of_a_process_is_read() -> None:
     assert not proc.catches("", signal.SIGUSR1)
 
 
-HERE = """
-def here(state, step=0):
-    path = os.environ["RUN_CONTROL_DIR"] + "/heartbeat.json"
-    with open(path + ".new", "w") as file:
-        json.dump(dict(rank=rank, attempt=attempt, state=state, step=step, time=time.time()), file)
-    os.replace(path + ".new", path)
-"""
-
-
 @pytest.mark.parametrize(
     ("script", "limit_s", "states", "process"),
     [
-        ('here("starting"); say("up"); time.sleep(0.5); here("joined"); live()', 20, ("joined",), "running"),
-        ('here("stepping", 7); say("up"); live()', 20, ("stepping",), "running"),
+        ('beat("starting"); say("up"); time.sleep(0.5); beat("joined"); live()', 20, ("joined",), "running"),
+        ('beat("stepping", 7); say("up"); live()', 20, ("stepping",), "running"),
         (LIVES, 0.3, ("starting",), "running"),
         # Who has ended, or says so, is waited for; its supervisor may have said already that it failed.
-        ('here("done"); say("up"); time.sleep(0.5)', 20, ("done",), (0, None)),
-        ('here("starting"); say("no TPU here"); sys.exit(3)', 60, ("starting", "failed"), (3, None)),
+        ('beat("done"); say("up"); time.sleep(0.5)', 20, ("done",), (0, None)),
+        ('beat("starting"); say("no TPU here"); sys.exit(3)', 60, ("starting", "failed"), (3, None)),
         ("os.kill(os.getpid(), 9)", 20, ("exited", "failed"), (None, 9)),
     ],
 )
@@ -162,7 +151,7 @@ def test_a_wait_for_a_process_to_join_ends_as_soon_as_it_has_or_never_will(
     agent: Any, script: str, limit_s: float, states: tuple[str, ...], process: Any
 ) -> None:
     assert "was never started" in agent.refusal("join", **ONE, limit_s=60)
-    agent.start(HERE + script)
+    agent.start(script)
     before = time.monotonic()
     answer = agent("join", **ONE, limit_s=limit_s)
     assert time.monotonic() - before < 30
@@ -194,13 +183,15 @@ def stop(agent: Any, grace_s: float) -> dict[str, Any]:
     return dict(stopped)
 
 
-def test_stops_at_once_send_one_sigterm_and_leave_a_job_the_time_to_save(agent: Any) -> None:
+def test_stops_at_once_send_one_sigterm_and_leave_a_job_and_its_children_the_time_to_save(agent: Any) -> None:
     agent.start_and_hear(SAVES)
     with ThreadPoolExecutor(3) as pool:
         stopped = list(pool.map(lambda _: stop(agent, 20), range(3)))
     assert {(one["how"], one["code"], one["signal"]) for one in stopped} >= {("exited by itself", 75, None)}
     assert {one["code"] for one in stopped} == {75}
-    assert agent.log() == "up\nsaving True\nsaved\n"
+    up, saving, saved, child = agent.log().splitlines()
+    assert (up, saving, saved) == ("up", "saving True", "saved, and its child ended with None")
+    until(lambda: not is_running(int(child)))
     assert stop(agent, 5)["how"] == "not running"
     assert agent("stop", run_id="run-9", grace_s=5)["stopped"] == []
 
@@ -222,25 +213,6 @@ def test_a_job_that_does_not_stop_is_killed_when_its_time_is_up_and_that_is_no_f
     agent.ended()
     assert agent.heartbeat()["state"] == "stopped"
     assert not (agent.run_dir / "result.json").exists()
-
-
-def test_the_children_of_a_job_live_until_it_has_saved(agent: Any) -> None:
-    parent = """
-import subprocess
-child = subprocess.Popen(["sleep", "600"])
-def save(*_):
-    time.sleep(0.3)
-    say("child %d %s" % (child.pid, child.poll()))
-    os._exit(75)
-signal.signal(signal.SIGTERM, save)
-say("up")
-live()
-"""
-    agent.start_and_hear(parent)
-    stop(agent, 20)
-    _, pid, code = agent.log().splitlines()[1].split()
-    assert code == "None"
-    until(lambda: not is_running(int(pid)))
 
 
 def test_status_and_stop_mean_all_runs_or_the_attempts_that_are_asked_for(agent: Any) -> None:

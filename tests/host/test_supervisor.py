@@ -70,14 +70,6 @@ def test_a_bad_end_is_told_in_status_heartbeat_and_result(
     assert json.loads((agent.state_dir() / "exit.json").read_text())["code"] == code
 
 
-@pytest.mark.parametrize("code", [0, 75])
-def test_a_good_end_and_a_saved_one_leave_the_reporting_to_the_job(agent: Any, code: int) -> None:
-    agent.start(f'beat("done", 9); sys.exit({code})')
-    assert agent.ended()["code"] == code
-    assert agent.heartbeat()["state"] == "done"
-    assert not (agent.run_dir / "result.json").exists()
-
-
 def test_a_result_that_is_there_and_odd_heartbeats_beside_it_are_left_alone(agent: Any) -> None:
     beats = agent.run_dir / "heartbeats"
     beats.mkdir()
@@ -163,7 +155,6 @@ def test_a_process_whose_supervisor_is_killed_is_ended_and_reported(agent: Any) 
     started = agent.start_and_hear('beat("stepping", 3); say("up"); live()')
     os.killpg(agent.record()["supervisor_pid"], signal.SIGKILL)  # its whole session: the guard is in another
     until(lambda: agent.status()["state"] == "exited")
-    assert agent.status()["reason"].startswith("stopped because its supervisor was killed")
     assert not is_running(started["pid"])
     until((agent.run_dir / "result.json").exists)
     assert agent.result()["error"] == "host 0: its supervisor was killed\nup"
@@ -249,17 +240,6 @@ def test_a_bucket_gets_the_log_as_it_grows_and_all_last_words_in_one_delivery(
     texts = {path.name: path.read_text() for path in (tmp_path / "bucket").rglob("*.*")}
     own = {"beat.json": "{}", "result.json": "the job's own", "first.json": "{}"}
     assert texts == {**own, "host-1.log": "one\n"}
-
-
-def test_on_a_disk_files_are_written_whole_and_what_is_there_once_stays(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    files = RunFiles(start_request(tmp_path, run_dir=str(run_dir)))
-    files.put({"stacks/0/host-1.txt": "first"}, {"result.json": "first"})
-    files.put({"stacks/0/host-1.txt": "second"}, {"result.json": "second"})
-    assert (run_dir / "stacks/0/host-1.txt").read_text() == "second"
-    assert (run_dir / "result.json").read_text() == "first"
-    assert sorted(path.name for path in run_dir.rglob(".*")) == []
 
 
 @pytest.mark.parametrize(

@@ -69,41 +69,28 @@ def test_what_a_library_asks_for_is_read_with_version_and_owner_and_weak_symbols
     assert read.owners == {"GLIBC_2.2.5": "libm.so.6", "libcudart.so.12": "libcudart.so.12"}
 
 
+VERSIONED = library("libcupti.so.12 libcudart.so.12", "cudaFree@V1", owner="libcudart.so.12")
+BARE = library("libcusparse.so.12 libcusparseLt.so.0 libcufile.so.0", "cusparseLtInit cuFileRead")
+SPARSE = {
+    "libcusparse.so.12": {},
+    "libcusparseLt.so.0": {"cusparseLtInit": ""},
+    "libcufile.so.0": {"cuFileRead": ""},
+}
+CUBLAS, CUSOLVER = library("libcublas.so.12"), library("libcusolver.so.11")
+OTHERS = library("libm.so.6 libgfortran.so.5 libcudnn.so.9")
+
+
 @pytest.mark.parametrize(
     ("files", "made"),
     [
-        pytest.param(
-            {"torch.so": library("libcupti.so.12 libcudart.so.12", "cudaFree@V1", owner="libcudart.so.12")},
-            {"libcudart.so.12": {"cudaFree": "V1"}, "libcupti.so.12": {}},
-            id="a function is made under its version in the library that owns the version",
-        ),
-        pytest.param(
-            {
-                "torch.so": library(
-                    "libcusparse.so.12 libcusparseLt.so.0 libcufile.so.0", "cusparseLtInit cuFileRead"
-                )
-            },
-            {
-                "libcusparse.so.12": {},
-                "libcusparseLt.so.0": {"cusparseLtInit": ""},
-                "libcufile.so.0": {"cuFileRead": ""},
-            },
-            id="without a version it goes to the library whose name fits best",
-        ),
-        pytest.param(
-            {
-                "torch.so": library("lib.so"),
-                "lib.so": library("libcublas.so.12"),
-                "linalg.so": library("libcusolver.so.11"),
-            },
-            {"libcublas.so.12": {}},
-            id="only what loading torch reaches gets stand-ins",
-        ),
-        pytest.param(
-            {"torch.so": library("libm.so.6 libgfortran.so.5 libcudnn.so.9"), "libcudnn.so.9": library()},
-            {},
-            id="no library of the system and none that is there is stood in for",
-        ),
+        # A function is made under its version in the library that owns the version.
+        ({"torch.so": VERSIONED}, {"libcudart.so.12": {"cudaFree": "V1"}, "libcupti.so.12": {}}),
+        # Without a version it goes to the library whose name fits best.
+        ({"torch.so": BARE}, SPARSE),
+        # Only what loading torch reaches gets stand-ins.
+        ({"torch.so": library("lib.so"), "lib.so": CUBLAS, "linalg.so": CUSOLVER}, {"libcublas.so.12": {}}),
+        # No library of the system and none that is there is stood in for.
+        ({"torch.so": OTHERS, "libcudnn.so.9": library()}, {}),
     ],
 )
 def test_stand_ins_have_what_loading_torch_asks_nvidias_libraries_for(
@@ -136,11 +123,8 @@ def test_stand_ins_say_there_is_no_device_and_name_on_stderr_whatever_else_is_ca
     stubs.compile_stub(CUDART, made)
     done = subprocess.run(
         [sys.executable, "-c", TRY.format(path=str(made))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
     assert done.stdout.splitlines()[:2] == ["0 0", "0 100 100"]
     assert "this image has no CUDA" in done.stdout.splitlines()[2]
     assert done.stderr == "cudaMalloc: this image has no CUDA\n"

@@ -1,5 +1,4 @@
-"""A real Docker engine with a small image and an agent whose jobs run in it; and a `docker` on PATH for what no engine
-can be made to do: a registry that refuses, a daemon that comes up late."""
+"""A real Docker engine with a small image and an agent whose jobs run in it."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import tempfile
 import uuid
@@ -76,23 +74,10 @@ class BoxedAgent(Agent):
         self.run_id = f"run-{uuid.uuid4().hex[:8]}"  # Docker's names are the whole machine's
 
     def start_request(self, script: str, process_id: int = 0, **fields: Any) -> dict[str, Any]:
-        boxed = fields.pop("boxed", {})
-        container = {
-            "image": self.image,
-            "platform": "cpu",
-            "mounts": [str(self.scripts)],
-            "read_only_mounts": [],
-            "shm_bytes": None,
-            **boxed,
-        }
-        request = super().start_request(script, process_id, run_id=self.run_id, container=container, **fields)
+        usual = {"platform": "cpu", "mounts": [str(self.scripts)], "read_only_mounts": [], "shm_bytes": None}
+        container = {"image": self.image, **usual, **fields.pop("boxed", {})}
+        request = super().start_request(script, process_id, container=container, **fields)
         return {**request, "argv": ["python", *request["argv"][1:]]} if "argv" not in fields else request
-
-    def status(self, process_id: int = 0, **fields: Any) -> dict[str, Any]:
-        return super().status(process_id, run_id=self.run_id, **fields)
-
-    def state_dir(self, process_id: int = 0, attempt: int = 0) -> Path:
-        return self.root / "runs" / self.run_id / f"{attempt}-{process_id}"
 
     def stop(self, grace_s: float = 20) -> dict[str, Any]:
         (stopped,) = self("stop", run_id=self.run_id, grace_s=grace_s)["stopped"]
@@ -156,47 +141,3 @@ def end_daemon(daemon: subprocess.Popen[bytes], root: Path) -> None:
     for place in reversed([place for place in mounted if place.startswith(f"{root}/")]):
         subprocess.run(["umount", "--lazy", place], check=False)
     shutil.rmtree(root, ignore_errors=True)
-
-
-PROGRAM = """#!{python} -SE
-import json, sys
-with open({rules!r}) as file:
-    rules = json.load(file)
-with open({calls!r}, "a") as file:
-    file.write(json.dumps(sys.argv[1:]) + "\\n")
-line = " ".join(sys.argv[1:])
-for rule in rules:
-    if line.startswith(rule["begins"]):
-        code, out, complaint = rule["answers"].pop(0) if len(rule["answers"]) > 1 else rule["answers"][0]
-        with open({rules!r}, "w") as file:
-            json.dump(rules, file)
-        sys.stdout.write(out)
-        sys.stderr.write(complaint)
-        sys.exit(code)
-sys.exit("no rule for " + line)
-"""
-
-
-class FakeDocker:
-    """Answers calls by how they begin; of several answers each is given once, the last for ever."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (folder / "bin").mkdir()
-        self._rules, self._calls, self._program = folder / "rules", folder / "calls", folder / "bin/docker"
-        self._calls.touch()
-        names = {"python": sys.executable, "rules": str(self._rules), "calls": str(self._calls)}
-        self._program.write_text(PROGRAM.format(**names))
-        self._program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(folder / "bin"))
-
-    def answers(self, rules: dict[str, list[tuple[int, str, str]]]) -> None:
-        self._rules.write_text(json.dumps([{"begins": each, "answers": rules[each]} for each in rules]))
-
-    def calls(self, begins: str = "") -> list[str]:
-        lines = [" ".join(json.loads(line)) for line in self._calls.read_text().splitlines()]
-        return [line for line in lines if line.startswith(begins)]
-
-
-@pytest.fixture
-def fake_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDocker:
-    return FakeDocker(tmp_path, monkeypatch)

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ waits_for_a_step()
     asked = {"run_id": boxed.run_id, "attempt": 0, "process_id": 0, "timeout_s": 10}
     first = boxed.ask("stacks", **asked)
     assert first["ok"] or "has no SIGUSR1 handler" in first["error"]["message"]
-    time.sleep(1.5)
+    until(lambda: boxed.ask("stacks", **asked)["ok"])
     assert "in waits_for_a_step" in boxed("stacks", **asked)["text"]
 
 
