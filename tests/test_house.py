@@ -82,25 +82,6 @@ def house(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_the_design_allows_to_be_imported_passes_the_import_rules(house: Path) -> None:
-    allowed = {
-        "fabfile/train": ("launch.plan", "infra.catalogue", "contracts.errors"),
-        "launch/plan": (
-            "contracts.inventory",
-            "contracts.run_directory",
-            "infra.catalogue",
-            "jobs.runtime.cache",
-        ),
-        "jobs/flax_mlm/train": ("jax", "contracts.errors", "jobs.runtime.metrics"),
-        "infra/policy": ("pulumi", "contracts.inventory"),
-        "infra/catalogue/__init__": ("contracts.inventory",),
-        "rehearsal/state": ("googleapiclient", "infra.catalogue"),
-    }
-    for path, names in allowed.items():
-        (house / f"{path}.py").write_text("".join(f"import {name}\n" for name in names))
-    assert re.search(r"Contracts: \d+ kept, 0 broken", said := lint_imports(house)), said
-
-
 def test_every_import_against_the_flow_breaks_its_rule(house: Path) -> None:
     against = [
         ("launch/plan.py", "fabfile.train", "none upwards"),
@@ -135,9 +116,7 @@ def test_every_import_against_the_flow_breaks_its_rule(house: Path) -> None:
         )
 
 
-def test_a_framework_that_the_launching_side_loads_through_the_runtime_and_a_job_of_no_rule_are_noticed(
-    house: Path,
-) -> None:
+def test_a_framework_loaded_through_the_runtime_and_a_job_of_no_rule_are_noticed(house: Path) -> None:
     (house / "launch/plan.py").write_text("import jobs.runtime.cache\n")
     (house / "jobs/runtime/cache.py").write_text("import jobs.runtime.metrics\n")
     (house / "jobs/runtime/metrics.py").write_text("import jax\n")

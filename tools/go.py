@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 OLDEST = (1, 21)  # from there on Go fetches the newer Go that a go.mod asks for
 OTHER_PLACES = ("/usr/local/go/bin/go", "/opt/homebrew/bin/go", "/snap/bin/go")
@@ -24,7 +25,7 @@ def find(environ: Mapping[str, str]) -> str:
     for go in (shutil.which("go", path=environ.get("PATH", os.defpath)), *OTHER_PLACES):
         if go is None or not os.access(go, os.X_OK):
             continue
-        said = _version(go, environ)
+        said = answer([go, "env", "GOVERSION"], environ) or ""  # go1.26.8
         if tuple(int(part) for part in re.findall(r"\d+", said)[:2]) >= OLDEST:
             return go
         seen.append(f"{go} ({said or 'does not run'})")
@@ -34,13 +35,13 @@ def find(environ: Mapping[str, str]) -> str:
     )
 
 
-def _version(go: str, environ: Mapping[str, str]) -> str:
-    """go1.26.8; empty where it does not run."""
+def answer(argv: list[str], environ: Mapping[str, str], folder: Path | None = None) -> str | None:
+    """What a command prints that answers at once; None where it fails."""
     try:
         done = subprocess.run(
-            [go, "env", "GOVERSION"], env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            argv, cwd=folder, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
             timeout=ANSWER_LIMIT_S, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError, ValueError):
-        return ""
+        return None
     return done.stdout.strip()

@@ -33,7 +33,6 @@ PROGRAM = "pulumi-language-python-exec"
 SCRIPTS = {DYNAMIC: Path("python/dist"), PROGRAM: Path("python/cmd")}
 LANGUAGE_HOST = "pulumi-language-python"
 
-ANSWER_LIMIT_S = 60
 BUILD_LIMIT_S = 3600
 TELL_EVERY_S = 15
 
@@ -163,7 +162,7 @@ def _build(environ: Mapping[str, str], say: Say) -> PulumiCli:
     go_environ = {**environ, **settings}
     try:
         _carry_out(_build_command(compiler, str(new / "pulumi")), go_environ, say)
-        sdk = _ask([compiler, "list", "-m", "-f", "{{.Dir}}", f"{MODULE}/sdk/v3"], go_environ)
+        sdk = go.answer([compiler, "list", "-m", "-f", "{{.Dir}}", f"{MODULE}/sdk/v3"], go_environ, RECIPE)
         if sdk is None:
             raise PulumiCliError(f"`go list -m {MODULE}/sdk/v3` fails in {RECIPE}")
         for script, folder in SCRIPTS.items():
@@ -228,20 +227,8 @@ def _carry_out(argv: list[str], environ: Mapping[str, str], say: Say) -> None:
 
 def _version_of(command: str, environ: Mapping[str, str]) -> str | None:
     """3.250.0; None where it gives no version."""
-    said = _ask([command, "version"], {**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"})
+    said = go.answer([command, "version"], {**environ, "PULUMI_SKIP_UPDATE_CHECK": "true"})
     return said.removeprefix("v") if said is not None and _numbers(said) else None
-
-
-def _ask(argv: list[str], environ: Mapping[str, str]) -> str | None:
-    """What a command prints; None where it fails."""
-    try:
-        done = subprocess.run(
-            argv, cwd=RECIPE, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=ANSWER_LIMIT_S, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None
-    return done.stdout.strip()
 
 
 def _numbers(version: str) -> tuple[int, ...]:

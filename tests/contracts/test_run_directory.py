@@ -53,9 +53,7 @@ def test_a_file_where_the_run_directory_should_be_is_no_run(tmp_path: Path) -> N
     assert directory.list(run_directory.CHECKPOINTS) == []
 
 
-def test_what_holds_no_json_object_is_none_and_a_torn_line_of_metrics_is_left_out(
-    directory: RunDirectory,
-) -> None:
+def test_what_holds_no_json_object_is_none_and_a_torn_metric_is_left_out(directory: RunDirectory) -> None:
     for text in ("", '{"a": 1', "[1]", "null"):
         directory.write_text(run_directory.RESULT, text)
         assert directory.read_json(run_directory.RESULT) is None
@@ -63,9 +61,7 @@ def test_what_holds_no_json_object_is_none_and_a_torn_line_of_metrics_is_left_ou
     assert directory.read_metrics() == [{"step": 1}, {"step": 3}]
 
 
-def test_a_follower_reads_each_line_of_the_metrics_once_and_shorter_ones_from_their_beginning(
-    directory: RunDirectory,
-) -> None:
+def test_a_follower_reads_each_metric_once_and_a_shorter_file_anew(directory: RunDirectory) -> None:
     assert directory.read_new_metrics(0) == ([], 0)
     first, second = '{"step": 1}\n', '{"step": 2}\n'
     directory.write_text(run_directory.METRICS, first + second[:5])
@@ -83,9 +79,7 @@ def test_a_follower_reads_each_line_of_the_metrics_once_and_shorter_ones_from_th
     assert directory.read_new_metrics(-30) == ([{"step": 98}, {"step": 99}], len(text))
 
 
-def test_a_folder_that_is_put_replaces_the_one_that_was_there(
-    directory: RunDirectory, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_put_replaces_the_one_before(directory: RunDirectory, tmp_path: Path) -> None:
     for attempt, names in enumerate((("a", "b"), ("b", "c"))):
         folder = tmp_path / f"export-{attempt}"
         (folder / "inner").mkdir(parents=True)
@@ -98,7 +92,7 @@ def test_a_folder_that_is_put_replaces_the_one_that_was_there(
     assert directory.read_text("export/b") == "b1"
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(
+def test_a_failed_write_leaves_the_old_file_and_no_half(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = RunDirectory(str(tmp_path))

@@ -212,6 +212,13 @@ def cut_off(agent: Agent) -> None:
     until(lambda: not agent.status()["supervised"])
 
 
+def good_preflight(root: Path | str, **fields: Any) -> dict[str, Any]:
+    """A request that does nothing outside `root`."""
+    usual = {"python": sys.executable, "modules": ["json"], "platform": "cpu", "port": None, "lockfiles": []}
+    places = {"run_dir": None, "cache_dir": f"{root}/cache", "min_free_bytes": 1, "bundle": None}
+    return {**usual, **places, "time": 0, "max_clock_offset_s": 10, **fields}
+
+
 class Host:
     """Preflights of one agent, with everything in order unless a test says otherwise."""
 
@@ -219,21 +226,8 @@ class Host:
         self.agent = agent
 
     def response(self, **fields: Any) -> dict[str, Any]:
-        request = {
-            "python": sys.executable,
-            "modules": ["json"],
-            "platform": "cpu",
-            "run_dir": str(self.agent.run_dir),
-            "cache_dir": str(self.agent.root / "cache"),
-            "min_free_bytes": 1,
-            "port": None,
-            "time": time.time(),
-            "max_clock_offset_s": 10,
-            "bundle": None,
-            "lockfiles": [],
-            **fields,
-        }
-        return dict(self.agent("preflight", **request))
+        usual = good_preflight(self.agent.root, run_dir=str(self.agent.run_dir), time=time.time())
+        return dict(self.agent("preflight", **{**usual, **fields}))
 
     def checks(self, name: str, **fields: Any) -> list[dict[str, Any]]:
         return [check for check in self.response(**fields)["checks"] if check["name"] == name]

@@ -194,9 +194,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
     made.end_all()
 
 
-def test_a_killed_process_stops_all_hosts_within_seconds_and_is_blamed_with_its_last_lines(
-    hosts: Hosts,
-) -> None:
+def test_a_killed_process_stops_all_hosts_and_is_blamed_with_its_last_lines(hosts: Hosts) -> None:
     hosts.start_all(LIVE)
     hosts.connect()
     killed = time.monotonic()
@@ -235,9 +233,7 @@ def test_without_host_0_the_others_end_and_the_result_names_it(hosts: Hosts) -> 
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_host_whose_supervisor_is_killed_is_missed_by_all_and_leaves_nothing(
-    hosts: Hosts, rank: int
-) -> None:
+def test_a_host_whose_supervisor_is_killed_is_missed_and_leaves_nothing(hosts: Hosts, rank: int) -> None:
     hosts.start_all(LIVE)
     hosts.connect()
     killed = time.monotonic()

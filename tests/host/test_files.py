@@ -67,9 +67,7 @@ def test_what_cannot_be_read_is_refused_and_not_waited_for(agent: Any, tmp_path:
     assert "2 paths and 1 offsets" in agent.refusal("read", paths=["/a", "/b"], offsets=[0], limit_bytes=9)
 
 
-def test_a_file_is_written_as_it_was_said_with_nothing_beside_it_and_removed_as_often_as_asked(
-    agent: Any, tmp_path: Path
-) -> None:
+def test_a_file_is_written_whole_and_removed_as_often_as_asked(agent: Any, tmp_path: Path) -> None:
     folder, text = tmp_path / "new" / "deeper", "a\r\n\0 $(ls) '\" ä\n"
     agent("write", path=str(folder / "a"), text="before")
     agent("write", path=str(folder / "a"), text=text)
@@ -104,9 +102,7 @@ def pieces(data: bytes, limit: int, ended: bool) -> list[bytes]:
 
 
 @given(TEXTS, st.binary(max_size=40), st.integers(4, 20))
-def test_the_pieces_of_a_log_are_the_log_in_whole_lines_and_characters(
-    text: str, other: bytes, limit: int
-) -> None:
+def test_the_pieces_of_a_log_are_whole_lines_and_characters(text: str, other: bytes, limit: int) -> None:
     found = pieces(text.encode(), limit, ended=True)
     assert "".join(piece.decode() for piece in found) == text
     assert all(len(piece) <= limit for piece in found)
@@ -115,9 +111,7 @@ def test_the_pieces_of_a_log_are_the_log_in_whole_lines_and_characters(
     assert b"".join(pieces(other, limit, ended=True)) == other
 
 
-def test_a_log_is_read_on_from_where_the_last_piece_ended_and_an_unfinished_line_waits_for_its_end(
-    agent: Any,
-) -> None:
+def test_a_log_is_read_on_and_an_unfinished_line_waits_for_its_end(agent: Any) -> None:
     text = "".join(f"linje {n} på €\n" for n in range(20))
     say = "sys.stdout.reconfigure(encoding='utf-8'); sys.stdout.write({!r}); sys.stdout.flush(); live()"
     started = agent.start_and_hear(say.format(text + "en till"))
@@ -205,9 +199,7 @@ def test_a_bundle_is_unpacked_once_and_then_found(agent: Any) -> None:
     assert [path.name for path in (agent.root / "bundles").iterdir()] == [request["sha256"]]
 
 
-def test_an_archive_that_is_torn_or_has_anything_but_plain_files_below_it_is_refused_and_leaves_nothing(
-    agent: Any,
-) -> None:
+def test_a_torn_archive_or_one_of_more_than_plain_files_is_refused_and_gone(agent: Any) -> None:
     for member in (
         plain("/etc/x"),
         plain("a/../../x"),

@@ -120,9 +120,7 @@ def test_a_lost_host_is_to_blame_for_those_that_lost_it() -> None:
     assert verdict(made)["rank"] == 2
 
 
-def test_hosts_that_end_well_and_those_that_lose_a_peer_by_a_stop_that_was_asked_for_have_no_verdict() -> (
-    None
-):
+def test_a_good_end_and_a_stop_that_was_asked_for_have_no_verdict() -> None:
     made = group()
     for rank in range(4):
         assert not made.is_over(1.0)
@@ -169,7 +167,7 @@ SLOW = {"limit_s": 1800.0, "step": 0}
         ),
     ],
 )
-def test_of_hosts_that_hang_those_are_named_that_hung_first(
+def test_the_hosts_that_hung_first_are_named(
     said: dict[int, dict[str, Any]], judge: int, message: str
 ) -> None:
     made = group()
@@ -228,9 +226,7 @@ EVENTS = st.tuples(
 
 
 @given(st.lists(EVENTS, max_size=30))
-def test_whatever_happens_there_is_one_order_and_somebody_to_blame(
-    events: list[tuple[str, int, float]],
-) -> None:
+def test_whatever_happens_there_is_one_order_and_one_to_blame(events: list[tuple[str, int, float]]) -> None:
     made, now, first_order = group(3, here=False), 0.0, None
     for what, rank, seconds in events:
         now += seconds
@@ -282,7 +278,7 @@ def trained(step_s: float, steps: int = 10, floor_s: float = FLOOR_S) -> tuple[W
         (1.0, 3, FLOOR_S, FLOOR_S),
     ],
 )
-def test_the_limit_is_twenty_times_the_median_step_and_at_least_the_floor(
+def test_the_limit_is_twenty_median_steps_or_the_floor(
     step_s: float, steps: int, floor_s: float, limit_s: float
 ) -> None:
     assert trained(step_s, steps, floor_s)[0].limit_s == pytest.approx(limit_s)
@@ -313,9 +309,7 @@ def test_whatever_is_not_stepping_has_half_an_hour_and_a_change_of_state_is_prog
         assert (watchdog.limit_s, watchdog.stood_s) == (PATIENCE_S, 0)
 
 
-def test_many_quick_steps_between_two_looks_are_known_and_the_compilation_before_the_first_is_no_step() -> (
-    None
-):
+def test_quick_steps_between_two_looks_count_and_compilation_does_not() -> None:
     quick, compiling = Watchdog(), Watchdog()
     for second in range(3):
         quick.look(beat(1 + 100 * second, START_S + second), START_S + second)

@@ -40,9 +40,7 @@ def test_a_host_in_order_passes_every_check_and_tells_its_facts(host: Any) -> No
     assert host.response(bundle="a" * 64)["facts"]["bundle_present"] is True
 
 
-def test_an_interpreter_that_is_missing_old_hangs_or_lacks_modules_is_named(
-    host: Any, tmp_path: Path
-) -> None:
+def test_an_interpreter_that_will_not_do_is_named(host: Any, tmp_path: Path) -> None:
     (found,) = host.checks("python", python="/no/python", python_remedy="`fab deploy`")
     assert "/no/python: no such interpreter" in found["message"]
     assert found["remedy"] == "`fab deploy`"  # the launcher's, where it has one
@@ -80,9 +78,7 @@ def test_a_clock_that_is_off_is_told_with_its_offset(offset_s: float) -> None:
     assert (found["ok"], found["message"].split(" s ")[0]) == (False, f"the clock is {offset_s:+.2f}")
 
 
-def test_what_an_earlier_run_left_alive_is_named_where_the_host_is_to_be_alone(
-    host: Any, tmp_path: Path
-) -> None:
+def test_what_an_earlier_run_left_alive_is_named(host: Any, tmp_path: Path) -> None:
     assert host.finding("leftovers", alone=True)[0]
     started = host.agent.start_and_hear(
         'import subprocess; subprocess.Popen(["sleep", "600"]); say("up"); live()'
@@ -119,9 +115,7 @@ def test_a_peer_that_cannot_be_reached_is_named_with_its_address_and_not_waited_
         assert "no answer within 0.3 s" in finding["message"]
 
 
-def test_what_a_host_describes_of_itself_are_texts_and_of_settings_the_names_only(
-    host: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_describes_itself_without_secrets(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     guest = {"hostkeys": {"ssh-ed25519": "AAAA"}, "tpu-stack": {"ready": "yes"}}
     told = {"startup-script": "s3cret", "agent-worker-number": "3"}
 
@@ -156,9 +150,7 @@ def test_what_a_host_describes_of_itself_are_texts_and_of_settings_the_names_onl
     assert "s3cret" not in str(found) and "AAAA" not in str(found)
 
 
-def test_a_place_that_cannot_be_written_or_has_too_little_room_is_named_once_for_each_file_system(
-    host: Any, small_disk: Path
-) -> None:
+def test_a_place_without_room_or_rights_is_named_once_a_file_system(host: Any, small_disk: Path) -> None:
     ok, message = host.finding("cache_dir", cache_dir="/proc/no/cache")
     assert not ok and "/proc/no/cache cannot be written" in message
     ok, message = host.finding("disk", min_free_bytes=1 << 60)
@@ -174,7 +166,7 @@ def test_a_place_that_cannot_be_written_or_has_too_little_room_is_named_once_for
     assert [path.name for path in small_disk.iterdir()] == ["rest"]
 
 
-def test_a_share_is_mounted_or_named_and_nothing_is_made_in_its_place(
+def test_a_share_that_is_not_mounted_is_named_and_not_made(
     host: Any, tmp_path: Path, small_disk: Path
 ) -> None:
     share = tmp_path / "share"
@@ -190,9 +182,7 @@ def test_a_share_is_mounted_or_named_and_nothing_is_made_in_its_place(
     assert preflight.parse_mounts(text) == {"/mnt/my share": "10.0.0.2:/export", "/proc": "proc"}
 
 
-def test_a_file_system_that_hangs_is_given_up_and_a_look_that_breaks_is_a_bug(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_file_system_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(preflight, "seen", lambda name, path: time.sleep(600))
     before = time.monotonic()
     found = preflight.look_at("run_dir", str(tmp_path), timeout_s=0.2)
@@ -249,7 +239,7 @@ def test_a_device_that_is_missing_or_held_is_named_with_its_holder(host: Any, tm
 
 
 @pytest.mark.parametrize("how", ["open", "flock", "flock of another user"])
-def test_a_tpu_s_lock_file_is_left_to_its_holder_and_removed_when_nobody_holds_it(
+def test_a_held_lock_file_is_left_to_its_holder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
 ) -> None:
     lock = tmp_path / "libtpu_lockfile"

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from host.agent import protocol
 from launch.ssh.agent_session import agent_code
-from tests.host.conftest import AGENT, CHECKOUT, INTERPRETERS, ONE
+from tests.host.conftest import AGENT, CHECKOUT, INTERPRETERS, ONE, good_preflight
 
 JUNK = st.recursive(
     st.none()
@@ -35,35 +35,18 @@ JUNK = st.recursive(
 
 def requests(root: str) -> dict[str, dict[str, Any]]:
     """A good request of every verb that does nothing outside `root`."""
+    what: dict[str, Any] = {
+        "argv": ["/nonexistent/program"],
+        "env": {},
+        "cwd": root,
+        "log_path": f"{root}/log",
+        "cpus": None,
+    }
+    liveness = {"liveness_host": "127.0.0.1", "liveness_port": 1, "liveness_token": "t"}
     return {
-        "preflight": {
-            "python": sys.executable,
-            "modules": [],
-            "platform": "cpu",
-            "run_dir": None,
-            "cache_dir": root + "/cache",
-            "min_free_bytes": 1,
-            "port": None,
-            "time": 0,
-            "max_clock_offset_s": 1,
-            "bundle": None,
-            "lockfiles": [],
-        },
+        "preflight": good_preflight(root),
         "stage": {"sha256": "0" * 64, "archive_base64": None},
-        "start": {
-            **ONE,
-            "argv": ["/nonexistent/program"],
-            "env": {},
-            "cwd": root,
-            "log_path": root + "/log",
-            "run_dir": None,
-            "num_processes": 2,
-            "cpus": None,
-            "liveness_host": "127.0.0.1",
-            "liveness_port": 1,
-            "liveness_token": "t",
-            "process_id": 1,
-        },
+        "start": {**ONE, "process_id": 1, "num_processes": 2, "run_dir": None, **what, **liveness},
         "status": {"run_id": None},
         "stop": {"run_id": "run-1", "grace_s": 0},
         "logs": {**ONE, "offset": 0, "limit_bytes": 100},
@@ -156,7 +139,7 @@ def test_every_verb_and_a_request_by_hand_work_on_every_python(any_agent: Any) -
     for body in ("", "[" * 100_000, '{"version": 1, "root": NaN}', '{"version": 1' + "0" * 9999 + "}", "[]"):
         status, response = by_hand(body)
         assert (status, response["ok"]) == (2, False)
-    assert agent("preflight", **requests(str(agent.root))["preflight"])["facts"]["free_ports"]
+    assert agent("preflight", **good_preflight(agent.root))["facts"]["free_ports"]
     assert agent("stage", **requests("")["stage"])["present"] is False
     job = """
 import faulthandler
@@ -252,7 +235,7 @@ def sessions(tmp_path: Path) -> Iterator[Begin]:
 
 
 @pytest.mark.parametrize("python", INTERPRETERS)
-def test_a_session_brings_its_agent_once_and_answers_in_order_what_is_a_whole_line(
+def test_a_session_brings_its_agent_once_and_answers_in_order(
     sessions: Begin, python: str, tmp_path: Path
 ) -> None:
     first = sessions(python=python)
@@ -303,9 +286,7 @@ def test_an_agent_that_did_not_arrive_whole_is_never_run_and_leaves_nothing(sess
     assert not Path(gone.root, "agents", SHA256).exists()
 
 
-def test_first_sessions_at_once_all_begin_and_clear_away_what_a_killed_one_left(
-    sessions: Begin, tmp_path: Path
-) -> None:
+def test_first_sessions_at_once_begin_and_clear_away_a_killed_one(sessions: Begin, tmp_path: Path) -> None:
     killed = sessions(loader=changed(LOADER, "os.rename(beside, folder)", "os.kill(os.getpid(), 9)"))
     killed.needs()
     killed.send(BRING)

@@ -75,9 +75,7 @@ def test_a_start_whose_agent_is_killed_has_started_one_process_or_none(agent: An
     assert agent.log() == "up\n"
 
 
-def test_a_job_sees_what_it_was_promised_and_nothing_of_the_agent_s_own_run(
-    agent: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_sees_what_it_was_promised_and_no_more(agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUN_COORDINATOR", "of another run")
     monkeypatch.setenv("KEPT", "yes")
     cpu = max(os.sched_getaffinity(0))
@@ -197,9 +195,7 @@ def test_stops_at_once_send_one_sigterm_and_leave_a_job_and_its_children_the_tim
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_a_job_that_does_not_stop_is_killed_when_its_time_is_up_and_that_is_no_failure(
-    agent: Any, is_frozen: bool
-) -> None:
+def test_a_job_that_does_not_stop_is_killed_and_that_is_no_failure(agent: Any, is_frozen: bool) -> None:
     started = agent.start_and_hear(LIVES if is_frozen else STUBBORN)
     if is_frozen:
         os.kill(started["pid"], signal.SIGSTOP)

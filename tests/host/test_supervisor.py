@@ -110,9 +110,7 @@ def test_a_run_directory_that_vanished_does_not_end_the_supervision(agent: Any) 
     assert "writing heartbeats/host-0.json" in (agent.state_dir() / "supervisor.log").read_text()
 
 
-def test_a_full_disk_refuses_a_start_that_leaves_no_record_and_an_end_is_recorded_all_the_same(
-    agent: Any, small_disk: Path
-) -> None:
+def test_a_full_disk_refuses_a_start_and_hides_no_end(agent: Any, small_disk: Path) -> None:
     agent.root = small_disk / "agent"
     agent.root.mkdir()
     (small_disk / "rest").write_bytes(bytes(500 << 10))
@@ -134,9 +132,7 @@ sys.exit(5)
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_a_process_that_lost_supervisor_and_guard_is_stopped_with_all_that_it_left(
-    agent: Any, is_killed: bool
-) -> None:
+def test_a_process_without_supervisor_and_guard_is_stopped_whole(agent: Any, is_killed: bool) -> None:
     started = agent.start_and_hear('import subprocess; say(subprocess.Popen(["sleep", "600"]).pid); live()')
     grandchild = int(agent.log())
     cut_off(agent)
@@ -215,9 +211,7 @@ def start_request(tmp_path: Path, **fields: Any) -> dict[str, Any]:
     }
 
 
-def test_a_bucket_gets_the_log_as_it_grows_and_all_last_words_in_one_delivery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_gets_the_log_and_the_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, starts = subprocess.run, []
 
     def counted(*given: Any, **more: Any) -> Any:

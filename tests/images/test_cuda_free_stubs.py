@@ -93,15 +93,13 @@ OTHERS = library("libm.so.6 libgfortran.so.5 libcudnn.so.9")
         ({"torch.so": OTHERS, "libcudnn.so.9": library()}, {}),
     ],
 )
-def test_stand_ins_have_what_loading_torch_asks_nvidias_libraries_for(
+def test_stand_ins_have_what_loading_torch_asks_for(
     files: dict[str, Library], made: dict[str, dict[str, str]]
 ) -> None:
     assert {stub.name: stub.functions for stub in stubs.plan(files, ["torch.so"])} == made
 
 
-def test_a_torch_that_is_not_as_expected_is_an_error_and_not_an_image_that_does_not_import(
-    tmp_path: Path,
-) -> None:
+def test_a_torch_that_is_not_as_expected_is_an_error_and_no_broken_image(tmp_path: Path) -> None:
     torch = library("libcudart.so.12", "ncclSend")
     with pytest.raises(StubsError, match=r"ncclSend, which none of libcudart\.so\.12"):
         stubs.plan({"torch.so": torch}, ["torch.so"])
@@ -116,9 +114,7 @@ def test_a_torch_that_is_not_as_expected_is_an_error_and_not_an_image_that_does_
 
 
 @needs_a_compiler
-def test_stand_ins_say_there_is_no_device_and_name_on_stderr_whatever_else_is_called_once(
-    tmp_path: Path,
-) -> None:
+def test_stand_ins_say_there_is_no_device_and_name_once_what_else_is_called(tmp_path: Path) -> None:
     made = tmp_path / CUDART.name
     stubs.compile_stub(CUDART, made)
     done = subprocess.run(

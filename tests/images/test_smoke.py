@@ -138,9 +138,7 @@ def test_without_the_platform_that_is_asked_for_nothing_is_tried_on_another(imag
     assert lines[-1].startswith("skip train, checkpoint, signals, own: ")
 
 
-def test_a_check_that_hangs_ends_at_its_limit_with_its_stack_traces_and_with_what_it_started(
-    image: Image, tmp_path: Path
-) -> None:
+def test_a_check_that_hangs_ends_with_its_traces_and_what_it_started(image: Image, tmp_path: Path) -> None:
     image.hurry()
     image.add(f"""
         def waits_for_ever():
@@ -193,9 +191,7 @@ def test_a_check_that_hangs_ends_at_its_limit_with_its_stack_traces_and_with_wha
         ),
     ],
 )
-def test_what_is_broken_fails_its_check_with_the_reason(
-    image: Image, code: str, check: str, said: str
-) -> None:
+def test_what_is_broken_fails_its_check_and_says_why(image: Image, code: str, check: str, said: str) -> None:
     image.add(code)
     (image.root / "aborts.py").write_text("import os, sys\nprint('bad library', flush=True)\nos.abort()\n")
     verdict = image.one(check)
@@ -273,9 +269,7 @@ def test_the_smoke_test_of_jax_imports_every_library_that_a_job_or_its_runtime_i
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_an_image_has_a_base_by_digest_is_not_of_root_and_python_gets_the_containers_signals(
-    framework: str,
-) -> None:
+def test_an_image_has_a_base_by_digest_is_not_of_root_and_gets_signals(framework: str) -> None:
     assert re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}\n", (IMAGES / "base.txt").read_text())
     lines = (IMAGES / framework / "Dockerfile").read_text().splitlines()
     said = [line for line in lines if line.startswith(("ARG BASE_IMAGE", "USER", "ENTRYPOINT", "CMD"))]

@@ -104,7 +104,7 @@ def test_a_pulumi_that_will_not_do_is_left_aside_with_the_reason(
     assert reason in said[0]
 
 
-def test_a_build_that_fails_shows_its_last_lines_and_leaves_nothing(
+def test_a_failed_build_shows_its_end_and_leaves_nothing(
     tmp_path: Path, environ: dict[str, str], said: list[str]
 ) -> None:
     environ["GO_FAILS"] = "yes"
@@ -115,9 +115,7 @@ def test_a_build_that_fails_shows_its_last_lines_and_leaves_nothing(
     assert [path.suffix for path in pulumi_cli.home_of(environ).parent.iterdir()] == [".lock"]
 
 
-def test_it_is_built_once_into_the_cache_even_by_two_that_come_at_once(
-    tmp_path: Path, environ: dict[str, str], said: list[str]
-) -> None:
+def test_two_that_come_at_once_build_one(tmp_path: Path, environ: dict[str, str], said: list[str]) -> None:
     line = (
         "import os; from tools import pulumi_cli; print(pulumi_cli.find_or_build(os.environ, print).folder)"
     )

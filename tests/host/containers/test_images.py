@@ -104,9 +104,7 @@ def test_what_can_get_better_is_tried_again_and_told(fake_docker: FakeDocker, pa
         ("permission denied while trying to connect to the Docker daemon socket", "usermod"),
     ],
 )
-def test_what_cannot_get_better_is_told_at_once_with_its_remedy(
-    fake_docker: FakeDocker, complaint: str, remedy: str
-) -> None:
+def test_what_cannot_get_better_is_told_at_once(fake_docker: FakeDocker, complaint: str, remedy: str) -> None:
     fake_docker.answers({"image inspect": [ABSENT], **ROOM, "pull": [(1, "", complaint)]})
     assert remedy in refused().remedy
     assert len(fake_docker.calls("pull")) == 1
@@ -136,7 +134,7 @@ def test_images_that_are_used_kept_or_not_ours_stay() -> None:
     assert [each["Id"][-1] for each in images.unneeded(ours, set(), [])] == list("01234")
 
 
-def test_a_short_disk_is_cleared_of_our_old_images_and_then_told_in_numbers(
+def test_a_short_disk_is_cleared_of_old_images(
     fake_docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(images, "free_bytes", lambda place: 2_000_000_000)
@@ -169,9 +167,7 @@ def test_pruning_removes_our_images_and_leaves_those_that_containers_have(base: 
 
 
 @pytest.mark.slow
-def test_an_image_that_is_here_or_still_to_be_pulled_passes_and_a_wrong_one_or_too_little_room_does_not(
-    boxed: Any,
-) -> None:
+def test_an_image_that_is_here_or_can_be_pulled_passes_and_a_wrong_one_does_not(boxed: Any) -> None:
     def container(image: str, **fields: Any) -> dict[str, Any]:
         return {"container": {"image": image, "mounts": [str(boxed.scripts)], **fields}}
 
@@ -192,9 +188,7 @@ def test_an_image_that_is_here_or_still_to_be_pulled_passes_and_a_wrong_one_or_t
 
 
 @pytest.mark.slow
-def test_a_container_that_runs_is_a_leftover_of_its_run_even_where_its_processes_are_hidden(
-    boxed: Any,
-) -> None:
+def test_a_running_container_is_a_leftover_even_where_its_processes_are_hidden(boxed: Any) -> None:
     labels = {"run": boxed.run_id, "root": boxed.root, "host": os.uname().nodename}
     marks = [f"--label=tpu-stack.{name}={value}" for name, value in labels.items()]
     # Without the environment by which this host would know it, as where it is root's.
@@ -209,7 +203,7 @@ def checked(**fields: Any) -> list[dict[str, Any]]:
     return images.check_docker({"container": container, "platform": "cpu"})[0]
 
 
-def test_a_missing_mount_and_a_docker_that_is_not_there_or_does_not_answer_are_told(
+def test_a_missing_mount_and_docker_are_told(
     fake_docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_docker.answers({"version": [(1, "", DOWN)]})
@@ -244,8 +238,6 @@ def test_the_client_gets_no_secrets_of_the_host_and_its_words_are_told_without_i
         (5, 4, False, "free and the image needs"),
     ],
 )
-def test_a_disk_that_old_images_of_ours_fill_is_no_reason_not_to_start(
-    free: int, removable: int, ok: bool, part: str
-) -> None:
+def test_a_disk_full_of_old_images_keeps_no_run(free: int, removable: int, ok: bool, part: str) -> None:
     found = images.check_docker_disk(free, 10, removable)
     assert (found["ok"], part in found["message"]) == (ok, True), found

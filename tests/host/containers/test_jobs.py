@@ -72,9 +72,7 @@ def test_sigterm_leads_to_a_checkpoint_and_exit_75(boxed: Any, how: str) -> None
     assert boxed.containers() == []
 
 
-def test_a_job_is_the_agent_s_user_and_has_no_more_of_the_host_than_it_needs(
-    boxed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_has_no_more_of_the_host_than_it_needs(boxed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
     monkeypatch.setenv("JAX_ENABLE_X64", "1")
     monkeypatch.setenv("HOST_SECRET", "x")
@@ -122,9 +120,7 @@ waits_for_a_step()
     assert "in waits_for_a_step" in boxed("stacks", **asked)["text"]
 
 
-def test_what_is_wrong_with_a_request_is_refused_and_nothing_is_made_or_fetched(
-    boxed: Any, tmp_path: Path
-) -> None:
+def test_a_wrong_request_is_refused_and_nothing_is_made_or_fetched(boxed: Any, tmp_path: Path) -> None:
     missing = tmp_path / "elsewhere" / "share"
     for wrong in ("sha256:" + "a" * 64, "registry.invalid/jax@sha256:" + "b" * 64):
         answer = boxed.ask("start", **boxed.start_request(UP, boxed={"image": wrong}))
@@ -227,9 +223,7 @@ def test_a_running_container_of_somebody_else_is_named_and_left_alone(boxed: Any
         docker("rm", "--force", number)
 
 
-def test_what_a_killed_start_or_an_end_that_nobody_watched_has_left_is_cleared_away_by_the_next(
-    boxed: Any,
-) -> None:
+def test_what_a_killed_start_or_an_unwatched_end_left_is_cleared_by_the_next(boxed: Any) -> None:
     boxed.start_and_hear(UP)
     cut_off(boxed)
     for name in ("process.json", "container.id"):
@@ -264,7 +258,7 @@ except OSError as error:
     assert boxed.log().split() == ["seen", "30"]
 
 
-def test_a_frozen_daemon_keeps_no_job_from_being_stopped_and_a_killed_one_ends_the_job_that_lives_on(
+def test_a_frozen_daemon_hinders_no_stop_and_a_killed_one_ends_the_job(
     engine: subprocess.Popen[bytes], boxed: Any
 ) -> None:
     def start(attempt: int) -> list[int]:
