@@ -1,4 +1,4 @@
-"""A stand-in for Pulumi's language host for Python, for tests alone: a built command line comes without one.
+"""A stand-in for Pulumi's language host for Python, only for tests: a built command line comes without one.
 
     python -m tests.engine.language_stand_in PROGRAM_SCRIPT ENGINE_ADDRESS
 

@@ -26,15 +26,23 @@ def config_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_preview_shows_resources_messages_outputs_and_what_was_simulated(
+def test_a_preview_shows_resources_messages_outputs_and_what_was_simulated_of_a_file_that_the_engine_reads(
     cli: PulumiCli, project_file: Path, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Another reader of YAML takes the last of two keys, no for false, 1:30 for 90, and fails at a date like this."""
+
     def program() -> None:
-        network = compute.Network("network", name=pulumi.Config("tpu-stack").require("name"))
+        config = pulumi.Config("tpu-stack")
+        network = compute.Network("network", name=config.require("name"))
         compute.Router("router", network=network.id, region="us-central1")
         pulumi.log.warn("it costs something")
         pulumi.export("name", network.name)
+        pulumi.export("read", [config.require(key) for key in ("flag", "days", "until")])
 
+    config_file.write_text(
+        config_file.read_text()
+        + "  tpu-stack:flag: no\n  tpu-stack:days: 1:30\n  tpu-stack:until: 2026-13-45\n"
+    )
     assert preview(config_file, program=program, cli=cli, project_file=project_file) == 0
     said = capsys.readouterr().out
     parts = [
@@ -46,9 +54,10 @@ def test_a_preview_shows_resources_messages_outputs_and_what_was_simulated(
     ]
     positions = [said.index(part) for part in [*parts, "3 to create", "Simulated: Google Cloud"]]
     assert positions == sorted(positions)
+    assert all(f': "{text}"' in said for text in ("no", "1:30", "2026-13-45")), said
 
 
-def test_what_the_program_refuses_ends_with_exit_code_2_and_the_reasons(
+def test_what_the_program_or_the_engine_refuses_ends_with_exit_code_2_and_the_reasons(
     cli: PulumiCli, project_file: Path, config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def program() -> None:
@@ -58,25 +67,7 @@ def test_what_the_program_refuses_ends_with_exit_code_2_and_the_reasons(
     said = capsys.readouterr().out
     assert "tpu-stack:slices: required" in said and "Traceback" not in said
 
-
-def test_the_engine_reads_the_file_itself(
-    cli: PulumiCli, project_file: Path, config_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Another reader of YAML takes the last of two keys, no for false, 1:30 for 90, and fails at a date like this."""
-
-    def program() -> None:
-        config = pulumi.Config("tpu-stack")
-        pulumi.export("read", [config.require(key) for key in ("flag", "days", "until")])
-
-    config_file.write_text(
-        config_file.read_text()
-        + "  tpu-stack:flag: no\n  tpu-stack:days: 1:30\n  tpu-stack:until: 2026-13-45\n"
-    )
-    assert preview(config_file, program=program, cli=cli, project_file=project_file) == 0
-    said = capsys.readouterr().out
-    assert all(f': "{text}"' in said for text in ("no", "1:30", "2026-13-45")), said
-
-    config_file.write_text(config_file.read_text() + "  tpu-stack:flag: yes\n")
+    config_file.write_text(config_file.read_text() + "  tpu-stack:name: wan\n")
     assert preview(config_file, program=program, cli=cli, project_file=project_file) == 2
     said = capsys.readouterr().out
-    assert 'line 7: mapping key "tpu-stack:flag" already defined at line 4' in said, said
+    assert 'line 4: mapping key "tpu-stack:name" already defined at line 3' in said, said

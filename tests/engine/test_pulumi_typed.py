@@ -157,8 +157,6 @@ MISTAKES = (
         "--path 'tpu-stack:slices[0].accelerator' v6e-12",
         'slices[0].accelerator: "v6e-12" is not a v6e size',
     ),
-    ("tpu-stack:protect perhaps", "'protect' must be of type 'boolean'"),
-    ("tpu-stack:slices oops", "'slices' must be of type 'array<object>'"),
     ("tpu-stack:protetc false", "tpu-stack:protetc"),
 )
 
