@@ -13,8 +13,7 @@ from pathlib import Path
 
 from infra import startup
 from tests.machine import debian
-from tests.machine.channel import GuestError
-from tests.machine.guest import Disk, Ended, Guest, started
+from tests.machine.guest import Disk, Ended, Guest, GuestError, started
 
 ADDRESS = "10.0.2.15"
 EXPORT, MOUNT = "/srv/share", "/mnt/share"

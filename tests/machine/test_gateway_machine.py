@@ -1,6 +1,7 @@
 """The start-up scripts of gateway and TPU host, run on a real Debian 12 machine: systemd, apt, the kernel's NFS.
 
-The gateway is its own TPU host, through its own address. Any test may run alone or in any order.
+The gateway is its own TPU host, through its own address. Any test may run by itself or in any order. The first is in
+CI, so that each run sees both scripts on a real Debian; the others are nightly.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from collections.abc import Iterator
 
 import pytest
 
 from infra import startup
-from tests.machine.gateway import ADDRESS, EXPORT, GID, MOUNT, UID, Gateway
+from tests.machine.gateway import ADDRESS, EXPORT, GID, MOUNT, UID, Gateway, running
 
-# A run of one test alone boots the machine, and may build its disk first.
-pytestmark = [pytest.mark.slow, pytest.mark.nightly, pytest.mark.timeout(900)]
+# Each run boots the machine, and may build its disk first.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 READY = "tpu-stack: ready: /srv/share is exported to 10.0.2.0/24 10.9.0.0/16"
 NOTHING_TO_DO = [f"{READY}; nothing had to be done"]
@@ -24,56 +26,47 @@ NFS_PROGRAM = 100003
 PROGRAM_MISMATCH = 2
 
 
-def test_the_first_run_makes_a_file_system_on_the_empty_disk_and_says_what_it_did(gateway: Gateway) -> None:
-    lines = gateway.first.output.splitlines()
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """The machine that all tests share: booting it takes longer than any of them."""
+    # A short name, as the path of a socket may have 107 characters at most.
+    with running(tmp_path_factory.mktemp("vm")) as gateway:
+        yield gateway
+
+
+def test_the_first_run_makes_a_file_system_serves_it_to_hosts_and_nothing_else_and_says_what_it_did(
+    gateway: Gateway,
+) -> None:
+    guest, lines = gateway.guest, gateway.first.output.splitlines()
     assert [each for each in lines if not each.startswith("tpu-stack: ")] == []
     assert "tpu-stack: made an ext4 file system on the empty disk /dev/disk/by-id/google-share" in lines
     assert lines[-1] == READY
+    # Who waits for the gateway learns when it is ready.
+    assert [each.value for each in gateway.told[:2]] == ["starting", "yes"]
+    assert {each.path for each in gateway.told} == {
+        "/computeMetadata/v1/instance/guest-attributes/tpu-stack/ready"
+    }
+    assert {each.flavor for each in gateway.told} == {"Google"}
 
-
-def test_who_waits_for_the_gateway_learns_when_it_is_ready(gateway: Gateway) -> None:
-    before = len(gateway.told)
-    gateway.start_up()
-    told = gateway.told[before:]
-    assert [each.value for each in told] == ["starting", "yes"]
-    assert {each.path for each in told} == {"/computeMetadata/v1/instance/guest-attributes/tpu-stack/ready"}
-    assert {each.flavor for each in told} == {"Google"}
-
-
-def test_a_tpu_host_mounts_with_v4_1_hard_and_over_several_connections(gateway: Gateway) -> None:
     assert gateway.host_first.status == 0
-    source, options = gateway.guest.read(
-        "findmnt", "--noheadings", "--output", "SOURCE,OPTIONS", MOUNT
-    ).split()
+    source, options = guest.read("findmnt", "--noheadings", "--output", "SOURCE,OPTIONS", MOUNT).split()
     assert source == f"{ADDRESS}:{EXPORT}"
     assert {"vers=4.1", "hard", "nconnect=4", "nosuid", "nodev", "proto=tcp"} <= set(options.split(","))
+    # A file belongs to the job's user, whoever writes it.
+    guest.read(*ANYBODY, "sh", "-c", f"umask 077; mkdir -p {MOUNT}/run; echo 1 >{MOUNT}/run/one")
+    guest.read("sh", "-c", f"echo 2 >>{MOUNT}/run/one")
+    assert guest.read("stat", "--format", "%u:%g", f"{EXPORT}/run/one") == f"{UID}:{GID}"
+    assert guest.read(*ANYBODY, "cat", f"{MOUNT}/run/one") == "1\n2"
 
-
-def test_a_file_belongs_to_the_job_user_whoever_writes_it(gateway: Gateway) -> None:
-    gateway.guest.read(*ANYBODY, "sh", "-c", f"umask 077; mkdir -p {MOUNT}/run; echo 1 >{MOUNT}/run/one")
-    gateway.guest.read("sh", "-c", f"echo 2 >>{MOUNT}/run/one")
-    assert gateway.guest.read("stat", "--format", "%u:%g", f"{EXPORT}/run/one") == f"{UID}:{GID}"
-    assert gateway.guest.read(*ANYBODY, "cat", f"{MOUNT}/run/one") == "1\n2"
-
-
-def test_nothing_listens_but_nfs(gateway: Gateway) -> None:
-    listening = gateway.guest.read("ss", "--no-header", "--numeric", "--listening", "--tcp", "--udp")
-    assert {(line.split()[0], line.split()[4].rpartition(":")[2]) for line in listening.splitlines()} == {
-        ("tcp", "2049")
-    }
-
-
-def test_nfs_v3_is_refused(gateway: Gateway) -> None:
+    listening = guest.read("ss", "--no-header", "--numeric", "--listening", "--tcp", "--udp").splitlines()
+    assert {(line.split()[0], line.split()[4].rpartition(":")[2]) for line in listening} == {("tcp", "2049")}
     assert null_call(gateway, version=4) == 0
     assert null_call(gateway, version=3) == PROGRAM_MISMATCH
+    old = guest.run("mount", "-t", "nfs", "-o", "vers=4.0,retry=0", f"{ADDRESS}:{EXPORT}", "/media")
+    assert old.status != 0 and "Protocol not supported" in old.output
 
 
-def test_nfs_v4_0_is_refused(gateway: Gateway) -> None:
-    ended = gateway.guest.run("mount", "-t", "nfs", "-o", "vers=4.0,retry=0", f"{ADDRESS}:{EXPORT}", "/media")
-    assert ended.status != 0
-    assert "Protocol not supported" in ended.output
-
-
+@pytest.mark.nightly
 def test_an_address_outside_of_the_ranges_mounts_nothing(gateway: Gateway) -> None:
     gateway.guest.read("ip", "address", "replace", "192.0.2.7/32", "dev", "lo")
     gateway.guest.read("ip", "address", "replace", "10.9.0.7/32", "dev", "lo")
@@ -83,6 +76,7 @@ def test_an_address_outside_of_the_ranges_mounts_nothing(gateway: Gateway) -> No
     gateway.guest.read("umount", "/media")
 
 
+@pytest.mark.nightly
 def test_a_run_that_finds_everything_in_place_changes_nothing_and_says_so(gateway: Gateway) -> None:
     gateway.guest.read("sh", "-c", f"echo kept >{MOUNT}/before")
     before = gateway.state()
@@ -95,6 +89,7 @@ def test_a_run_that_finds_everything_in_place_changes_nothing_and_says_so(gatewa
     assert gateway.guest.read("cat", f"{MOUNT}/before") == "kept"
 
 
+@pytest.mark.nightly
 def test_two_runs_at_once_do_one_work(gateway: Gateway) -> None:
     gateway.guest.read("rm", "-f", "/etc/exports.d/tpu-stack.exports")
     at_once = (
@@ -106,6 +101,7 @@ def test_two_runs_at_once_do_one_work(gateway: Gateway) -> None:
     assert ended.output.splitlines() == [wrote, READY, *NOTHING_TO_DO]
 
 
+@pytest.mark.nightly
 def test_a_disk_that_was_enlarged_is_used_whole(gateway: Gateway) -> None:
     gateway.guest.read("sh", "-c", f"echo kept >{MOUNT}/small")
     now_mib = gateway.share.file.stat().st_size >> 20
@@ -121,6 +117,7 @@ def test_a_disk_that_was_enlarged_is_used_whole(gateway: Gateway) -> None:
     assert gateway.start_up().output.splitlines() == NOTHING_TO_DO
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "reason"), [("swap", "TYPE=swap"), ("scribbled", "is not empty")])
 def test_a_disk_with_somebody_else_s_data_is_left_alone(gateway: Gateway, name: str, reason: str) -> None:
     disk = {each.name: each for each in (gateway.swap, gateway.scribbled)}[name]
@@ -134,6 +131,7 @@ def test_a_disk_with_somebody_else_s_data_is_left_alone(gateway: Gateway, name: 
     assert gateway.told[-1].value.startswith("no: the disk ")
 
 
+@pytest.mark.nightly
 def test_a_missing_disk_fails_after_the_wait_with_its_name(gateway: Gateway) -> None:
     ended = gateway.with_disk("absent")
     assert ended.status != 0
@@ -141,6 +139,7 @@ def test_a_missing_disk_fails_after_the_wait_with_its_name(gateway: Gateway) -> 
     assert gateway.guest.run("test", "-e", "/srv/other").status != 0
 
 
+@pytest.mark.nightly
 def test_a_full_share_still_starts_and_warns(gateway: Gateway) -> None:
     free = "$(($(stat --file-system --format '%a * %S' /srv/share)))"
     gateway.guest.read(
@@ -154,6 +153,7 @@ def test_a_full_share_still_starts_and_warns(gateway: Gateway) -> None:
     assert "tpu-stack: WARNING: the share is 100 % full" in ended.output
 
 
+@pytest.mark.nightly
 def test_a_host_that_boots_before_its_gateway_mounts_as_soon_as_it_serves(gateway: Gateway) -> None:
     gateway.guest.read("umount", MOUNT)
     gateway.guest.read("systemctl", "stop", "nfs-server")
@@ -169,6 +169,7 @@ def test_a_host_that_boots_before_its_gateway_mounts_as_soon_as_it_serves(gatewa
     gateway.guest.until("findmnt", MOUNT, limit_s=60)
 
 
+@pytest.mark.nightly
 def test_without_the_share_only_root_may_write_where_it_would_be(gateway: Gateway) -> None:
     gateway.guest.read("umount", MOUNT)
     try:
@@ -178,6 +179,7 @@ def test_without_the_share_only_root_may_write_where_it_would_be(gateway: Gatewa
         gateway.guest.until("findmnt", MOUNT, limit_s=60)
 
 
+@pytest.mark.nightly
 def test_another_share_takes_the_place_of_the_first_and_is_opened_where_its_root_is_kept(
     gateway: Gateway,
 ) -> None:
@@ -199,6 +201,7 @@ def test_another_share_takes_the_place_of_the_first_and_is_opened_where_its_root
         gateway.guest.until("findmnt", MOUNT, limit_s=60)
 
 
+@pytest.mark.nightly
 def test_after_a_reboot_the_share_is_served_and_mounted_with_its_data(gateway: Gateway) -> None:
     gateway.guest.read(*ANYBODY, "sh", "-c", f"echo kept >{MOUNT}/across")
     gateway.guest.reboot()
