@@ -15,7 +15,7 @@ train: install ## train a language model on this machine: make train ARGS="--ste
 
 .PHONY: preview
 preview: install ## show what `pulumi up` would make; needs no account (CONFIG=Pulumi.dev.yaml)
-	@$(BIN)/python -m rehearsal.preview $(if $(CONFIG),"$(CONFIG)")
+	@$(BIN)/python -m rehearsal.offline_preview $(if $(CONFIG),"$(CONFIG)")
 
 .PHONY: rehearse
 rehearse: install ## the whole path in containers: up, train, kill a host, recover, destroy (HOSTS=2)

@@ -12,7 +12,9 @@ nothing is sent anywhere but to this machine.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,12 +26,11 @@ from typing import IO, Any, Literal
 
 import yaml
 from pulumi import automation
-from pulumi.automation import CommandResult, PulumiCommand
+from pulumi.automation import CommandResult, EngineEvent, PulumiCommand
 from pulumi.automation._cmd import OnOutput
 from pulumi.automation.errors import CommandError, create_command_error
 from semver import VersionInfo
 
-from rehearsal.engine_report import EngineTimeoutError, Recorder, Report
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE
 from rehearsal.gcp_stand_in.world import World
 from tools.pulumi_cli import PulumiCli
@@ -116,8 +117,46 @@ def _read(stream: IO[str], lines: list[str], tell: OnOutput | None) -> None:
                 tell(lines[-1])
 
 
+class EngineTimeoutError(Exception):
+    """The engine has not come so far within the limit; the message holds what it has said."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """Something that the engine did, or in a preview would do: create, update, delete, replace, same, read …
+
+    parent: the urn of what it belongs to; empty of the stack itself."""
+
+    op: str
+    type: str
+    name: str
+    urn: str
+    parent: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """One operation. changes: counts by create, update, same, delete, replace; empty where it did not get so far.
+
+    diagnostics: severity (info, info#err, warning or error) and message."""
+
+    ok: bool
+    lines: tuple[str, ...]
+    changes: Mapping[str, int]
+    steps: tuple[Step, ...]
+    diagnostics: tuple[tuple[str, str], ...]
+    outputs: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def messages(self, severity: str) -> list[str]:
+        return [message for of, message in self.diagnostics if of == severity]
+
+
 class Operation:
-    """An operation that is going on."""
+    """An operation that is going on, and what it has said and done so far, put together from several threads."""
 
     def __init__(
         self,
@@ -127,19 +166,29 @@ class Operation:
         say: Say | None,
         options: Mapping[str, Any],
     ) -> None:
-        self._recorder = Recorder(kind)
+        self._kind = kind
         self._command = command
+        self._say = say
         self._ok = False
         self._outputs: dict[str, Any] = {}
         self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._lines: list[str] = []
+        self._steps: list[Step] = []
+        self._diagnostics: list[tuple[str, str]] = []
+        self._changes: dict[str, int] = {}
         self._thread = threading.Thread(
-            target=self._run, args=(getattr(stack, kind), say, options), name=kind, daemon=True
+            target=self._run, args=(getattr(stack, kind), options), name=kind, daemon=True
         )
         self._thread.start()
 
     def wait_for(self, text: str, limit_s: float = 60.0) -> None:
         """Returns when a line or message with that text has come. Raises EngineTimeoutError."""
-        self._recorder.wait_for(text, limit_s)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._has(text), limit_s):
+                raise EngineTimeoutError(
+                    f"{self._kind} has not said {text!r} within {limit_s} s; it said:\n{self._text()}"
+                )
 
     def interrupt(self) -> None:
         """One Ctrl-C."""
@@ -156,28 +205,66 @@ class Operation:
 
     def report(self, limit_s: float = OPERATION_LIMIT_S) -> Report:
         """Waits for the end. Raises EngineTimeoutError."""
-        self._thread.join(limit_s)
-        if self._thread.is_alive():
-            said = self._recorder.report(ok=False, outputs={}).text
-            raise EngineTimeoutError(f"the operation is not done after {limit_s} s; it said:\n{said}")
+        if not self.wait(limit_s):
+            raise EngineTimeoutError(f"the operation is not done after {limit_s} s; it said:\n{self._text()}")
         if self._error is not None:
             raise self._error
-        return self._recorder.report(ok=self._ok, outputs=self._outputs)
+        with self._changed:
+            return Report(
+                ok=self._ok,
+                lines=tuple(self._lines),
+                changes=dict(self._changes),
+                steps=tuple(self._steps),
+                diagnostics=tuple(self._diagnostics),
+                outputs=self._outputs,
+            )
 
-    def _run(self, run: Callable[..., Any], say: Say | None, options: Mapping[str, Any]) -> None:
-        def hear(line: str) -> None:
-            self._recorder.line(line)
-            if say is not None:
-                say(line)
-
+    def _run(self, run: Callable[..., Any], options: Mapping[str, Any]) -> None:
         try:
-            result = run(on_output=hear, on_error=hear, on_event=self._recorder.event, **options)
+            result = run(on_output=self._hear, on_error=self._hear, on_event=self._note, **options)
             self._outputs = {name: each.value for name, each in getattr(result, "outputs", {}).items()}
             self._ok = True
         except CommandError:
             self._ok = False
         except BaseException as error:  # told to whoever asks for the report
             self._error = error
+
+    def _hear(self, line: str) -> None:
+        with self._changed:
+            self._lines.append(line)
+            self._changed.notify_all()
+        if self._say is not None:
+            self._say(line)
+
+    def _note(self, event: EngineEvent) -> None:
+        with self._changed:
+            if event.resource_pre_event is not None:
+                meta = event.resource_pre_event.metadata
+                state = meta.new or meta.old
+                self._steps.append(
+                    Step(
+                        op=str(getattr(meta.op, "value", meta.op)),
+                        type=meta.type,
+                        name=meta.urn.split("::", 3)[3],
+                        urn=meta.urn,
+                        parent=state.parent if state is not None else "",
+                    )
+                )
+            said = event.diagnostic_event
+            if said is not None and not said.ephemeral:
+                # Without the engine's marks for colours, <{%reset%}> and the like.
+                plain = re.sub(r"<\{%.*?%\}>", "", said.message, flags=re.DOTALL).strip()
+                self._diagnostics.append((said.severity, plain))
+            if event.summary_event is not None:
+                changes = event.summary_event.resource_changes
+                self._changes = {str(getattr(op, "value", op)): count for op, count in changes.items()}
+            self._changed.notify_all()
+
+    def _has(self, text: str) -> bool:
+        return any(text in each for each in (*self._lines, *(message for _, message in self._diagnostics)))
+
+    def _text(self) -> str:
+        return "\n".join(self._lines) or "(nothing)"
 
 
 class Engine:

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from rehearsal import state
 from rehearsal.daemon.cli import OWNER_VARIABLE
-from rehearsal.machines import MachinesError, docker_engine, guardian
+from rehearsal.machines import docker_engine, guardian
+from rehearsal.machines.docker_engine import MachinesError
 
 RUNS = "/mnt/share/runs"
 UNDISTURBED, DISTURBED = "undisturbed", "disturbed"

@@ -25,6 +25,7 @@ FILE = "state.json"
 LOCK = "lock"
 STAND_INS = Path(__file__).resolve().parent / "bin"
 STACK = "rehearsal"
+SLICE = "main"
 
 Phase = Literal["starting", "ready", "ending"]
 

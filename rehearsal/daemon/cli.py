@@ -24,7 +24,9 @@ from rehearsal import state
 from rehearsal.daemon.control_socket import ask
 from rehearsal.daemon.fault_commands import COMMANDS, FaultRequest
 from rehearsal.engine import MARK, end_marked
-from rehearsal.machines import Kind, MachinesError, remove_everything
+from rehearsal.machines.docker_engine import MachinesError
+from rehearsal.machines.guardian import remove_everything
+from rehearsal.machines.host_image import Kind
 from rehearsal.state import RehearsalError, State
 
 Say = Callable[[str], None]
@@ -158,7 +160,7 @@ def _started(folder: Path, wanted: Sequence[str], say: Say) -> State:
     folder.mkdir(mode=0o700, parents=True)
     with (folder / LOG).open("wb") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "rehearsal.daemon", str(folder), *wanted],
+            [sys.executable, "-m", "rehearsal.daemon.daemon", str(folder), *wanted],
             cwd=Path(__file__).resolve().parents[2],
             stdin=subprocess.DEVNULL,
             stdout=log,

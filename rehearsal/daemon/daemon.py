@@ -1,33 +1,51 @@
-"""The daemon: what a rehearsal holds while it is up (machines, the simulated API, the stack), and what it answers."""
+"""The daemon: what a rehearsal holds while it is up (machines, the simulated API, the stack), and what it answers.
+
+    python -m rehearsal.daemon.daemon FOLDER --hosts 2     `fab rehearsal up` starts it in the background
+
+The process opens a rehearsal, answers at its socket, and takes all down when it is told to, or after a day.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
+import shutil
+import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
+
+import filelock
 
 from rehearsal import state
-from rehearsal.daemon import configuration, rehearsal_stack
-from rehearsal.daemon.control_socket import Caller
+from rehearsal.daemon import rehearsal_stack
+from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER
+from rehearsal.daemon.control_socket import Caller, ControlSocket
 from rehearsal.daemon.fault_commands import FaultCommands, FaultRequest
 from rehearsal.daemon.node_machines import NodeMachines, new_identity
 from rehearsal.daemon.rehearsal_stack import RehearsalStack
-from rehearsal.machines import DEVICE, PYTHON, Kind, Machine, Machines, MachinesError, Registry, require_base
+from rehearsal.machines.docker_engine import MachinesError
+from rehearsal.machines.host_image import DEVICE, PYTHON, USER, Kind, require_base
+from rehearsal.machines.machines import Machines
+from rehearsal.machines.servers import Registry
 from rehearsal.state import RehearsalError, State
 from rehearsal.tpu_api import Delays, TpuApi
 from tools import pulumi_cli
 
 Say = Callable[[str], None]
 
-USER = "sa_rehearsal"  # as OS Login calls a service account
 BOOT_LIMIT_S = 300.0
 ADDRESSES = 240
+SPARE = 2  # times as many chips as the slice takes, so that a second `up` beside the first has room
+LIFE_S = 24 * 3600.0  # one that was forgotten goes by itself
+OWNER_POLL_S = 0.5
+LOCK_LIMIT_S = 5.0  # somebody may just be looking whether it is free
 DELAY_FACTOR = 0.5  # of what a person who watches the simulator by itself sees
 
 
@@ -39,7 +57,8 @@ class Daemon:
     """
 
     def __init__(self, *, folder: Path, hosts: int, kind: Kind, socket_path: Path, say: Say) -> None:
-        self.accelerator = configuration.accelerator_of(hosts)
+        self.accelerator = rehearsal_stack.accelerator_of(hosts)
+        self.zone = rehearsal_stack.zone_of(self.accelerator)
         self.folder = folder
         self.say = say
         self._socket_path = socket_path
@@ -97,28 +116,17 @@ class Daemon:
             Machines(name=state.name_of(self.folder), say=self.say, kind=self._kind)
         )
         self.storage, self.registry = self.machines.storage, self.machines.registry
-        self.storage.make_bucket(configuration.BUCKET)
+        self.storage.make_bucket(rehearsal_stack.BUCKET)
         public = new_identity(self.folder / "ssh")
         self._environment = {
             **self.storage.environment,
             "TPU_STACK_SSH_KEY": str(self.folder / "ssh" / "id_ed25519"),
             "TPU_STACK_REHEARSAL_PYTHON": sys.executable,
         }
-
-        def make(name: str, address: str, private_key: str) -> Machine:
-            return Machine(
-                name=name,
-                address=address,
-                host_key_private_pem=private_key,
-                authorized_keys=(public,),
-                user=USER,
-                share_mount=configuration.MOUNT,
-            )
-
         self.hosts = NodeMachines(
             machines=self.machines,
             addresses=self.machines.network.addresses(ADDRESSES),
-            make=make,
+            authorized_key=public,
             say=self.say,
             moved=self.write_state,
         )
@@ -126,9 +134,11 @@ class Daemon:
 
     def _open_stack(self, cli: pulumi_cli.PulumiCli) -> None:
         assert self.hosts is not None
+        pool = f"{self.zone}:{self.accelerator.generation.type_prefix}:spot"
+        chips = SPARE * self.accelerator.chips
         self.api = self._exits.enter_context(
             TpuApi(
-                capacity={configuration.pool_of(self.accelerator): configuration.chips_of(self.accelerator)},
+                capacity={pool: chips},
                 delays=Delays().scaled(DELAY_FACTOR),
                 hardware=self.hosts,
             )
@@ -137,8 +147,8 @@ class Daemon:
             hosts=self.hosts,
             faults=self.machines.faults,
             control=self.api.control,
-            pool=configuration.pool_of(self.accelerator),
-            chips=configuration.chips_of(self.accelerator),
+            pool=pool,
+            chips=chips,
         )
         self._exits.callback(self.faults.close)
         self.stack = RehearsalStack(
@@ -241,7 +251,7 @@ class Daemon:
             "phase": self._phase,
             "registry": self.registry.host if self.registry else "",
             "accelerator": self.accelerator.type_name,
-            "zone": configuration.zone_of(self.accelerator),
+            "zone": self.zone,
             "nodes": [{"name": node["name"], "state": node["state"]} for node in nodes],
             "hosts": [
                 {"name": name, "address": address, "is": self.hosts.stands(name) if self.hosts else "gone"}
@@ -256,3 +266,91 @@ class Daemon:
             report = self.stack.carry_out("destroy", caller.say, lambda: False)
             if not report.ok:
                 raise RehearsalError(f"`pulumi destroy` failed:\n{report.text}")
+
+
+# --- its process ---------------------------------------------------------------------------------------------------
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def serve(folder: Path, hosts: int, kind: Kind, owner: int | None) -> int:
+    """Returns the exit code when it is over: 0, or 2 if the rehearsal could not be started; its last words say why."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        lock = filelock.FileLock(folder / state.LOCK, timeout=LOCK_LIMIT_S).acquire()
+    except filelock.Timeout:
+        say(f"a rehearsal is up in {folder} already; `fab rehearsal status`, or `fab rehearsal down`")
+        return 2
+    # The path of a socket may not be longer than some 100 characters, and that of the folder may.
+    socket_folder = tempfile.mkdtemp(prefix=SOCKET_FOLDER)
+    try:
+        with lock:
+            return _serve(folder, hosts, kind, owner, Path(socket_folder) / "control")
+    finally:
+        shutil.rmtree(socket_folder, ignore_errors=True)
+
+
+def _serve(folder: Path, hosts: int, kind: Kind, owner: int | None, path: Path) -> int:
+    try:
+        with Daemon(folder=folder, hosts=hosts, kind=kind, socket_path=path, say=say) as daemon:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, lambda *_: daemon.done.set())
+            with ControlSocket(path, daemon.answer):
+                if owner is not None:
+                    threading.Thread(target=_end_with, args=(owner, daemon.done), daemon=True).start()
+                opening = threading.Thread(target=_open, args=(daemon,), daemon=True)
+                opening.start()
+                daemon.done.wait(LIFE_S)
+    finally:
+        (folder / state.FILE).unlink(missing_ok=True)
+    if daemon.problem:
+        say(f"{PROBLEM}{daemon.problem}")
+        return 2
+    say("the rehearsal is over; nothing of it is left")
+    return 0
+
+
+def _open(daemon: Daemon) -> None:
+    """In a thread of its own, so that the daemon can be ended meanwhile."""
+    try:
+        daemon.open()
+    except RehearsalError as error:
+        daemon.problem = str(error)
+    except Exception as error:
+        daemon.problem = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        if daemon.problem:
+            daemon.done.set()
+
+
+def _end_with(process_id: int, done: threading.Event) -> None:
+    """Sets `done` when that process is gone, however it ended."""
+    while not done.wait(OWNER_POLL_S):
+        try:
+            os.kill(process_id, 0)
+        except ProcessLookupError:
+            done.set()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m rehearsal.daemon.daemon", description="The rehearsal's daemon."
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--kind", choices=get_args(Kind), default="plain", help="of the hosts")
+    parser.add_argument("--owner", type=int, metavar="PID", help="end when that process does")
+    given = parser.parse_args()
+    os.umask(0o077)
+    try:
+        return serve(given.folder.absolute(), given.hosts, given.kind, given.owner)
+    except RehearsalError as error:
+        say(f"{PROBLEM}{error}")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,10 +9,10 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 
-from rehearsal.daemon.configuration import SLICE
 from rehearsal.daemon.node_machines import NodeMachines
-from rehearsal.machines import Faults, MachinesError
-from rehearsal.state import RehearsalError
+from rehearsal.machines.docker_engine import MachinesError
+from rehearsal.machines.faults import Faults
+from rehearsal.state import SLICE, RehearsalError
 from rehearsal.tpu_api import ApiError, Control
 
 # Google starts a host that crashed again by itself; this long is short enough to watch.

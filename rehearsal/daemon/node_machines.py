@@ -16,7 +16,7 @@ from typing import Literal
 
 import asyncssh
 
-from rehearsal.machines import Machine, Machines
+from rehearsal.machines.machines import Machine, Machines
 from rehearsal.tpu_api import Node, NoHardware
 
 Place = Literal["up", "down", "gone"]
@@ -45,7 +45,7 @@ class Worker:
 class NodeMachines:
     """`rehearsal.tpu_api.Hardware` with machines. addresses: of the machines' network, to give out in turn.
 
-    make: a machine of instance name, address and private host key. moved: called when one is where it belongs.
+    authorized_key: the public line of whom the machines let in. moved: called when one is where it belongs.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class NodeMachines:
         *,
         machines: Machines,
         addresses: Sequence[str],
-        make: Callable[[str, str, str], Machine],
+        authorized_key: str,
         say: Callable[[str], None],
         moved: Callable[[], None],
     ) -> None:
         self._machines = machines
         self._turn = itertools.cycle(addresses)
         self._all = len(addresses)
-        self._make = make
+        self._authorized_key = authorized_key
         self._say = say
         self._tell = moved
         self._numbers = NoHardware()
@@ -105,7 +105,12 @@ class NodeMachines:
             if worker is None:
                 if place == "gone" or name not in self._addresses or not self._open:
                     return
-                machine = self._make(name, self._addresses[name], self._keys[name])
+                machine = Machine(
+                    name=name,
+                    address=self._addresses[name],
+                    host_key=self._keys[name],
+                    authorized_key=self._authorized_key,
+                )
                 worker = self._workers[name] = Worker(machine=machine, belongs=place)
             elif worker.belongs == "gone":
                 return  # it is on its way out, and no other machine is ever called so

@@ -18,12 +18,16 @@ from typing import Any, Literal, NoReturn, get_args
 
 from infra import catalogue
 from infra.pulumi_program import declare
-from rehearsal.daemon.configuration import configuration
-from rehearsal.engine import ROOT, Engine, Kind
-from rehearsal.engine_report import Report
-from rehearsal.state import STACK, RehearsalError
+from rehearsal.engine import ROOT, Engine, Kind, Report
+from rehearsal.machines.host_image import SHARE
+from rehearsal.state import SLICE, STACK, RehearsalError
 from tools.pulumi_cli import PulumiCli
 
+PROJECT = "my-rehearsal"
+BUCKET = f"{PROJECT}-runs"
+ACCOUNT = "you@rehearsal.example"
+# The wait for a slice that has no capacity; long enough for a person to bring it back, short enough to see it end.
+WAIT = "10m"
 REPOSITORY = "image_repository"
 
 UP_LIMIT_S = 900.0
@@ -35,6 +39,39 @@ PASSING = re.compile(
 
 Say = Callable[[str], None]
 Gone = Callable[[], bool]
+
+
+def accelerator_of(hosts: int) -> catalogue.Accelerator:
+    """A type with so many hosts: v5e where it has one, else the first generation that has.
+
+    Raises:
+        RehearsalError: there is none.
+    """
+    ones = [each for each in catalogue.ACCELERATORS.values() if each.hosts == hosts]
+    if not ones:
+        sizes = sorted({each.hosts for each in catalogue.ACCELERATORS.values() if each.hosts <= 64})
+        raise RehearsalError(
+            f"--hosts {hosts}: no TPU slice has so many hosts; choose one of {', '.join(map(str, sizes))}"
+        )
+    return next((each for each in ones if each.generation.name == "v5e"), ones[0])
+
+
+def zone_of(accelerator: catalogue.Accelerator) -> str:
+    return accelerator.generation.zones[0]
+
+
+def configuration(accelerator: catalogue.Accelerator) -> dict[str, Any]:
+    """What a user would write into Pulumi.rehearsal.yaml: one spot slice, a bucket, NFS from a gateway."""
+    return {
+        "gcp:project": PROJECT,
+        "tpu-stack:zone": zone_of(accelerator),
+        "tpu-stack:slices": [
+            {"name": SLICE, "accelerator": accelerator.type_name, "capacity": "spot", "wait": WAIT}
+        ],
+        "tpu-stack:storage": {"bucket": {"name": BUCKET}, "nfs": {"kind": "gateway", "mount": SHARE}},
+        "tpu-stack:access": {"members": [f"user:{ACCOUNT}"]},
+        "tpu-stack:protect": False,
+    }
 
 
 class RehearsalStack:

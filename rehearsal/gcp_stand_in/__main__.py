@@ -24,7 +24,7 @@ from grpc import ServicerContext as Context
 from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provider_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as proto
 
-from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE, Provider, Settings
+from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE, Provider, settings_of
 from rehearsal.gcp_stand_in.world import World, WorldError
 
 Json = dict[str, Any]
@@ -58,7 +58,7 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
     def __init__(self, engine: str, environ: Mapping[str, str] = os.environ) -> None:
         self._engine = engine
         self._world = World(path=Path(environ[WORLD_VARIABLE]))
-        self._provider = Provider(settings=Settings(), world=self._world)
+        self._provider = Provider(settings={}, world=self._world)
 
     def GetPluginInfo(self, _request: Empty, _context: Context) -> plugin_pb2.PluginInfo:
         return plugin_pb2.PluginInfo(version=f"{importlib.metadata.version('pulumi-gcp')}+stand-in")
@@ -70,7 +70,7 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
         return proto.DiffResponse(changes=proto.DiffResponse.DIFF_NONE)
 
     def Configure(self, request: proto.ConfigureRequest, _context: Context) -> proto.ConfigureResponse:
-        self._provider = Provider(settings=Settings.read(request.variables), world=self._world)
+        self._provider = Provider(settings=settings_of(request.variables), world=self._world)
         self._say(NOTICE)
         return proto.ConfigureResponse()
 

@@ -28,32 +28,21 @@ SHUTDOWN_S = 0.5
 
 # Inputs that the provider's own configuration gives where a resource leaves them out.
 FROM_CONFIG = ("project", "region", "zone")
+TPU_ENDPOINT = "tpuV2CustomEndpoint"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The part of the provider's configuration that the stand-in needs. Credentials are not in it, on purpose."""
-
-    project: str | None = None
-    region: str | None = None
-    zone: str | None = None
-    tpu_endpoint: str | None = None
-
-    @classmethod
-    def read(cls, variables: Mapping[str, str]) -> Settings:
-        """From gcp:config:project and so on, as the engine hands them over."""
-        said = {name.removeprefix("gcp:config:"): value or None for name, value in variables.items()}
-        return cls(
-            project=said.get("project"),
-            region=said.get("region"),
-            zone=said.get("zone"),
-            tpu_endpoint=said.get("tpuV2CustomEndpoint"),
-        )
+def settings_of(variables: Mapping[str, str]) -> dict[str, str]:
+    """The part of the provider's configuration that the stand-in needs, of gcp:config:project and so on, as the engine
+    hands them over. Credentials are not in it, on purpose."""
+    names = (*FROM_CONFIG, TPU_ENDPOINT)
+    return {name: value for name in names if (value := variables.get(f"gcp:config:{name}"))}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Provider:
-    settings: Settings
+    """settings: as `settings_of` gives them."""
+
+    settings: Mapping[str, str]
     world: World
 
     def check(self, urn: str, olds: Json, news: Json, seed: bytes) -> tuple[Json, list[Mistake]]:
@@ -62,9 +51,8 @@ class Provider:
         kind, known = kind_of(type_token), arguments.of_type(type_token)
         filled = dict(news)
         for name in FROM_CONFIG:
-            value = getattr(self.settings, name)
-            if name in known and filled.get(name) is None and value is not None:
-                filled[name] = value
+            if name in known and name in self.settings and filled.get(name) is None:
+                filled[name] = self.settings[name]
         if kind.names_itself and filled.get("name") is None:
             filled["name"] = olds.get("name") or f"{name_of(urn)}-{seed.hex()[:7]}"
         missing = [
@@ -170,9 +158,9 @@ class Provider:
         return None if thing is None else thing.outputs
 
     def _tpus(self) -> TpuVms:
-        if self.settings.tpu_endpoint is None:
+        if TPU_ENDPOINT not in self.settings:
             raise WorldError("the stand-in has no Cloud TPU API to ask: set gcp:tpuV2CustomEndpoint")
-        return TpuVms(endpoint=self.settings.tpu_endpoint)
+        return TpuVms(endpoint=self.settings[TPU_ENDPOINT])
 
 
 def _uses(other: Thing, thing: Thing) -> bool:

@@ -8,32 +8,8 @@ the kind "docker" have a Docker daemon of their own too, and an image registry b
         machines.boot(Machine(name=…, address=…, …))       # returns when its sshd answers
         machines.kill("w-0"); machines.restart("w-0"); machines.remove("w-0"); machines.list()
         machines.faults.cut("w-0"); machines.faults.heal("w-0")
-    # all is removed, as it is by remove_everything(name) in any process and by the guardian after a SIGKILL
+    # all is removed, as it is by guardian.remove_everything(name) in any process and by the guardian after a SIGKILL
 
 What a rehearsal makes carries the label tpu-stack.rehearsal=<its name>. Methods may be called from several threads.
 Every error is a MachinesError: what was asked, what Docker said, what to do.
 """
-
-from rehearsal.machines.docker_engine import MachinesError
-from rehearsal.machines.faults import Faults
-from rehearsal.machines.guardian import remove_everything
-from rehearsal.machines.host_image import Kind, require_base
-from rehearsal.machines.machine import DEVICE, PYTHON, Machine, Standing
-from rehearsal.machines.machines import Machines
-from rehearsal.machines.servers import Network, Registry, Storage
-
-__all__ = [
-    "DEVICE",
-    "PYTHON",
-    "Faults",
-    "Kind",
-    "Machine",
-    "Machines",
-    "MachinesError",
-    "Network",
-    "Registry",
-    "Standing",
-    "Storage",
-    "remove_everything",
-    "require_base",
-]

@@ -1,13 +1,14 @@
-"""Docker on this machine: whether it is there, its errors in this project's words, waiting for a container."""
+"""Docker on this machine: whether it is there, its errors in this project's words, labels, files, waiting."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
-import re
 import socket
+import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import docker
 import docker.errors
@@ -16,7 +17,6 @@ from docker.models.containers import Container
 
 # Everything of a rehearsal carries it; its value is the rehearsal's name.
 LABEL = "tpu-stack.rehearsal"
-NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 ANSWER_LIMIT_S = 60
 LOOK_AGAIN_S = 0.05
 BANNER_LIMIT_S = 2.0
@@ -62,18 +62,20 @@ def asking(what: str) -> Iterator[None]:
         ) from None
 
 
-def checked_name(name: str, what: str) -> str:
-    """The name, if containers may be called so. Raises MachinesError."""
-    if not NAME.fullmatch(name):
-        raise MachinesError(
-            f"{what} {name!r}: 1 to 40 of a-z, 0-9 and - are allowed, no - at either end; choose another name"
-        )
-    return name
-
-
 def labels(rehearsal: str, **more: str) -> dict[str, str]:
     """Of a thing of that rehearsal; what else there is to say of it has the label's name before it."""
     return {LABEL: rehearsal, **{f"{LABEL}.{key}": value for key, value in more.items()}}
+
+
+def archive(contents: Mapping[str, tuple[bytes, int]]) -> bytes:
+    """Files of root's, path → (content, mode), as Docker takes them. Always the same bytes for the same files."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as packed:
+        for path, (content, mode) in sorted(contents.items()):
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.size, entry.mode = len(content), mode
+            packed.addfile(entry, io.BytesIO(content))
+    return buffer.getvalue()
 
 
 def wait_for(holds: Callable[[], bool], limit_s: float, container: Container, what: str) -> None:

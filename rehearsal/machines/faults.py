@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import docker
 from docker.models.containers import Container
 
 from rehearsal.machines.docker_engine import LABEL, MachinesError, asking, labels, wait_for
-from rehearsal.machines.machine import (
+from rehearsal.machines.host_image import (
+    AUTHORIZED_KEYS,
     DEVICE,
     DOCKER_DATA,
     DOCKER_START,
+    FAKETIME,
+    HOME,
     HOME_MIB,
     HOST_KEY,
     PYTHON,
     SETTINGS,
+    SHARE,
     SPARE_SHARE,
-    Standing,
-    authorized_keys_path,
-    home,
-    shifted,
+    USER,
 )
 from rehearsal.machines.servers import SHARE_MIB
 
 RELOAD_LIMIT_S = 15
 LISTENS = b"Server listening on"
+
+# The monotonic clock stays as it is: a computer that is set wrong measures durations all the same.
+_CLOCK = f'"LD_PRELOAD={FAKETIME}" "FAKETIME_DONT_FAKE_MONOTONIC=1" "FAKETIME=%+.3f"'
+_SHIFT = re.compile(re.escape(_CLOCK).replace(re.escape("%+.3f"), r"[+-][\d.]+"))
 
 # What is run in or around a machine, as text for `sh -c`; the words after it are $1, $2 …
 CUT = """set -eu
@@ -95,7 +101,17 @@ NEWEST_JOB = """for process in /proc/[0-9]*; do
 done | sort -n | tail -n 1 | cut -d ' ' -f 2"""
 SIGNAL = 'kill -s "$1" "$2"'
 
-Find = Callable[[str], tuple[Container, Standing]]
+Find = Callable[[str], Container]
+
+
+def shifted(settings: str, seconds: float) -> str:
+    """The machine's lines of sshd's configuration with the clock of what ssh starts so much ahead; 0.0: as it is.
+
+    libfaketime does it, which variables of every session preload.
+    """
+    found = _SHIFT.sub("", settings).removeprefix("SetEnv").strip()
+    words = [found, *([_CLOCK % seconds] if seconds != 0.0 else [])]
+    return f"SetEnv {' '.join(words)}\n"
 
 
 class Faults:
@@ -115,74 +131,67 @@ class Faults:
 
     def fill_disk(self, name: str) -> None:
         """Its home has no byte left."""
-        self._mount(name, FILL, home(self._running(name)[1].user))
+        self._mount(name, FILL, HOME)
 
     def empty_disk(self, name: str) -> None:
-        self._mount(name, EMPTY, home(self._running(name)[1].user), str(HOME_MIB))
+        self._mount(name, EMPTY, HOME, str(HOME_MIB))
 
     def fill_share(self, name: str) -> None:
         """The share has no byte left, for all machines."""
-        self._share_of(name)
         self._mount(name, FILL, SPARE_SHARE)
 
     def empty_share(self, name: str) -> None:
-        self._share_of(name)
         self._mount(name, EMPTY, SPARE_SHARE, str(SHARE_MIB))
 
     def unmount_share(self, name: str) -> None:
         """Its mount point is an empty folder; files that are open stay usable."""
-        self._mount(name, UNMOUNT, self._share_of(name))
+        self._mount(name, UNMOUNT, SHARE)
 
     def mount_share(self, name: str) -> None:
-        self._mount(name, MOUNT, self._share_of(name), SPARE_SHARE)
+        self._mount(name, MOUNT, SHARE, SPARE_SHARE)
 
     def set_clock(self, name: str, seconds: float) -> None:
         """ssh connections made from now on see a clock that is so much ahead (negative: behind); 0.0 undoes it."""
-        container, _ = self._running(name)
         settings = self._inside(name, READ, SETTINGS)
         self._inside(name, WRITE, SETTINGS, shifted(settings, seconds))
-        self._reload(name, container)
+        self._reload(name)
 
     def hold_device(self, name: str) -> int:
         """A process of the machine's user has DEVICE open; → its pid there."""
-        user = self._running(name)[1].user
-        return int(self._inside(name, HOLD, DEVICE, user=user))
+        return int(self._inside(name, HOLD, DEVICE, user=USER))
 
     def release_device(self, name: str) -> None:
-        user = self._running(name)[1].user  # root here may not look into processes of others
-        self._inside(name, RELEASE, DEVICE, user=user)
+        self._inside(name, RELEASE, DEVICE, user=USER)  # root here may not look into processes of others
 
-    def break_python(self, name: str, path: str = PYTHON) -> None:
+    def break_python(self, name: str) -> None:
         """The interpreter is not there for what is started from now on."""
-        self._inside(name, TAKE_AWAY, path)
+        self._inside(name, TAKE_AWAY, PYTHON)
 
-    def mend_python(self, name: str, path: str = PYTHON) -> None:
-        self._inside(name, BRING_BACK, path)
+    def mend_python(self, name: str) -> None:
+        self._inside(name, BRING_BACK, PYTHON)
 
     def refuse_keys(self, name: str) -> None:
         """New connections of its user are refused, whatever their key."""
-        self._inside(name, TAKE_AWAY, authorized_keys_path(self._running(name)[1].user))
+        self._inside(name, TAKE_AWAY, AUTHORIZED_KEYS)
 
     def accept_keys(self, name: str) -> None:
-        self._inside(name, BRING_BACK, authorized_keys_path(self._running(name)[1].user))
+        self._inside(name, BRING_BACK, AUTHORIZED_KEYS)
 
     def change_host_key(self, name: str) -> str:
         """New connections are shown another key; → its public line, "ssh-ed25519 AAAA…"."""
-        container, _ = self._running(name)
         line = self._inside(name, NEW_HOST_KEY, HOST_KEY)
-        self._reload(name, container)
+        self._reload(name)
         return " ".join(line.split()[:2])
 
     def restore_host_key(self, name: str) -> None:
-        container, _ = self._running(name)
         self._inside(name, OWN_HOST_KEY, HOST_KEY)
-        self._reload(name, container)
+        self._reload(name)
 
-    def wedge(self, name: str, pid: int | None = None) -> int:
-        """SIGSTOP to that process, or to the newest one that runs a job (python -m jobs.…); → its pid there."""
-        chosen = str(pid) if pid is not None else self._inside(name, NEWEST_JOB).strip()
+    def wedge(self, name: str) -> int:
+        """SIGSTOP to the newest process that runs a job (python -m jobs.…); → its pid there."""
+        chosen = self._inside(name, NEWEST_JOB).strip()
         if not chosen:
-            raise MachinesError(f"{name} runs no job to wedge; start one, or name a pid")
+            raise MachinesError(f"{name} runs no job to wedge; start one")
         self._inside(name, SIGNAL, "STOP", chosen)
         return int(chosen)
 
@@ -200,27 +209,21 @@ class Faults:
         self._inside(name, DOCKER_START)
 
     def _require_docker(self, name: str) -> None:
-        container, _ = self._running(name)
-        if not any(each["Destination"] == DOCKER_DATA for each in container.attrs["Mounts"]):
+        mounts = self._running(name).attrs["Mounts"]
+        if not any(each["Destination"] == DOCKER_DATA for each in mounts):
             raise MachinesError(
                 f"{name} was made without Docker; `fab rehearsal up --docker` makes hosts with it"
             )
 
-    def _running(self, name: str) -> tuple[Container, Standing]:
-        container, standing = self._find(name)
-        if standing.state != "running":
-            raise MachinesError(f"{name} is {standing.state}, not running; start it first")
-        return container, standing
-
-    def _share_of(self, name: str) -> str:
-        share = self._running(name)[1].share_mount
-        if not share:
-            raise MachinesError(f"{name} was made without a share")
-        return share
+    def _running(self, name: str) -> Container:
+        container = self._find(name)
+        if container.status != "running":
+            raise MachinesError(f"{name} is {container.status}, not running; start it first")
+        return container
 
     def _inside(self, name: str, script: str, *words: str, user: str = "root") -> str:
         """What a script says that runs in the machine, as its own processes may."""
-        container, _ = self._running(name)
+        container = self._running(name)
         with asking(f"in {name}"):
             done = container.exec_run(["sh", "-c", script, "sh", *words], user=user, demux=True)
         said, complained = (part.decode(errors="replace") if part else "" for part in done.output)
@@ -235,7 +238,7 @@ class Faults:
     def _from_outside(self, name: str, right: str, command: list[str], what: str) -> None:
         """Runs it in a container that for a moment shares the machine's network and processes and has a right that the
         machine itself must not have."""
-        container, _ = self._running(name)
+        container = self._running(name)
         with asking(what):
             self._client.containers.run(
                 self._image, entrypoint=command[:1], command=command[1:], remove=True, user="root",
@@ -244,8 +247,9 @@ class Faults:
                 network_mode=f"container:{container.id}", pid_mode=f"container:{container.id}",
             )  # fmt: skip
 
-    def _reload(self, name: str, container: Container) -> None:
+    def _reload(self, name: str) -> None:
         """sshd reads its files anew; returns when that is done, for until then it greets with what it knew."""
+        container = self._running(name)
         before = container.logs().count(LISTENS)
         self._inside(name, RELOAD)
         wait_for(

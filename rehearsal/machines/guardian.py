@@ -1,6 +1,6 @@
 """Removes all that carries a rehearsal's label, also when the process that made it is gone, however that ended.
 
-    python -m rehearsal.machines NAME      waits on its standard input
+    python -m rehearsal.machines.guardian NAME      waits on its standard input
 
 The input is a pipe from the maker: "done" means that all is removed, an end without that word that the maker died.
 """
@@ -39,7 +39,7 @@ class Guardian:
     def __init__(self, rehearsal: str) -> None:
         """Returns when it watches. Raises MachinesError."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rehearsal.machines", rehearsal],
+            [sys.executable, "-m", "rehearsal.machines.guardian", rehearsal],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None
@@ -49,7 +49,7 @@ class Guardian:
             self._process.communicate()
             raise MachinesError(
                 "the guardian, which removes a rehearsal whose maker has died, does not start; try"
-                f" `{sys.executable} -m rehearsal.machines {rehearsal}` in {ROOT}"
+                f" `{sys.executable} -m rehearsal.machines.guardian {rehearsal}` in {ROOT}"
             )
 
     @property
@@ -155,3 +155,7 @@ def main(rehearsal: str) -> int:
             if left:
                 time.sleep(PAUSE_S)
     return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

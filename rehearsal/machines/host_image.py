@@ -1,4 +1,7 @@
-"""The image of the rehearsal's hosts (rehearsal/images/host): built when what it is made of has changed, else found."""
+"""The image of the rehearsal's hosts (rehearsal/images/host): what is where in it, and how it is built.
+
+It is built when what it is made of has changed, else found.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,27 @@ import filelock
 import requests
 
 from rehearsal.machines import docker_engine
-from rehearsal.machines.docker_engine import MachinesError, asking
-from rehearsal.machines.machine import archive
+from rehearsal.machines.docker_engine import MachinesError, archive, asking
 
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "tpu-stack-rehearsal-host"
+
+# Places in the image, and in what is made of it.
+PYTHON = "/opt/jobs/bin/python"
+DEVICE = "/run/tpu-stack/accel0"
+HOST_KEY = "/etc/ssh/ssh_host_ed25519_key"
+SETTINGS = "/etc/ssh/sshd_config.d/machine.conf"
+FAKETIME = "/opt/tpu-stack/libfaketime.so"
+USER = "sa_rehearsal"  # as OS Login calls a service account
+HOME = f"/home/{USER}"
+HOME_MIB = 1024
+AUTHORIZED_KEYS = f"/etc/ssh/authorized_keys/{USER}"
+SHARE = "/mnt/share"
+# The share a second time, only for root: from here it is mounted again where it has been unmounted.
+SPARE_SHARE = "/opt/tpu-stack/share"
+DOCKER_DATA = "/var/lib/docker"
+DOCKER_START = "/opt/tpu-stack/start-docker"
+
 BASE_VARIABLE = "TPU_STACK_BASE_IMAGE"
 # Name in the build context → file of this checkout.
 FILES = {
@@ -89,7 +108,8 @@ def find_or_build(client: docker.DockerClient, environ: Mapping[str, str], say: 
     contents = {name: (ROOT / path).read_bytes() for name, path in FILES.items()}
     base = environ.get(BASE_VARIABLE) or None
     tag = name_of(contents, base, kind)
-    with _one_at_a_time(environ, tag, say):
+    # Two rehearsals that begin at once build it once.
+    with one_at_a_time(cache_folder(environ) / tag.partition(":")[2]):
         if _is_there(client, tag):
             return tag
         say(f"building the image of the hosts, {tag}; once, and then when the locks change …")
@@ -175,23 +195,16 @@ def _is_there(client: docker.DockerClient, tag: str) -> bool:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(environ: Mapping[str, str], tag: str, say: Say) -> Iterator[None]:
-    """Two rehearsals that begin at once build it once."""
-    lock = filelock.FileLock(cache_folder(environ) / f"{tag.partition(':')[2]}.lock", timeout=0)
+def one_at_a_time(target: Path) -> Iterator[None]:
+    """For who builds `target`. Raises MachinesError where another process does so for too long."""
     try:
-        lock.acquire()
+        lock = filelock.FileLock(f"{target}.lock").acquire(timeout=BUILD_LIMIT_S)
     except filelock.Timeout:
-        say("another rehearsal is building the image of the hosts; waiting for it …")
-        try:
-            lock.acquire(timeout=BUILD_LIMIT_S)
-        except filelock.Timeout:
-            raise MachinesError(
-                f"it is not built after {BUILD_LIMIT_S // 60} minutes; end the other one"
-            ) from None
-    try:
+        raise MachinesError(
+            f"another process holds {target}.lock for {BUILD_LIMIT_S // 60} minutes; end it"
+        ) from None
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:

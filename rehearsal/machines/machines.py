@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import docker.errors
@@ -12,19 +13,29 @@ import docker.types
 from docker.models.containers import Container
 
 from rehearsal.machines import docker_engine, guardian
-from rehearsal.machines.docker_engine import LABEL, MachinesError, asking, labels, shows_ssh, wait_for
+from rehearsal.machines.docker_engine import (
+    LABEL,
+    MachinesError,
+    archive,
+    asking,
+    labels,
+    shows_ssh,
+    wait_for,
+)
 from rehearsal.machines.faults import Faults
-from rehearsal.machines.host_image import Kind, find_or_build
-from rehearsal.machines.machine import (
+from rehearsal.machines.host_image import (
+    AUTHORIZED_KEYS,
     DEVICE,
     DOCKER_DATA,
+    HOME,
     HOME_MIB,
+    HOST_KEY,
+    SETTINGS,
+    SHARE,
     SPARE_SHARE,
-    Machine,
-    Standing,
-    check,
-    files,
-    home,
+    USER,
+    Kind,
+    find_or_build,
 )
 from rehearsal.machines.servers import (
     BUCKET_SERVER,
@@ -57,35 +68,68 @@ START_LIMIT_S = 60
 Say = Callable[[str], None]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A host to be made.
+
+    address: out of the network's subnet. host_key: private, ed25519, in OpenSSH's form. authorized_key: the public
+    line that its user is let in with.
+    """
+
+    name: str
+    address: str
+    host_key: str
+    authorized_key: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A host that was made. state: as Docker calls it, "running" or "exited" above all."""
+
+    name: str
+    address: str
+    state: str
+
+
 def container_options(rehearsal: str, machine: Machine, registry: Registry | None) -> dict[str, Any]:
     """What the container of a machine is made with, apart from image, name and network. Pure.
 
     registry: where the machine is to have Docker.
     """
-    environment = {"USER_NAME": machine.user, "DEVICE": DEVICE}
+    environment = {"USER_NAME": USER, "DEVICE": DEVICE}
+    # The share twice: from the spare one it is mounted again where it was unmounted.
+    mounts = [share_at(rehearsal, path) for path in (SHARE, SPARE_SHARE)]
     found: dict[str, Any] = {
         "hostname": machine.name,
         "init": True,
-        "labels": labels(
-            rehearsal, role="machine", machine=machine.name, address=machine.address, user=machine.user,
-            share=machine.share_mount or "",
-        ),
+        "labels": labels(rehearsal, role="machine", machine=machine.name, address=machine.address),
         # A home that can be full without this computer's disk being so.
-        "tmpfs": {home(machine.user): f"size={HOME_MIB}m,exec,mode=0755"},
+        "tmpfs": {HOME: f"size={HOME_MIB}m,exec,mode=0755"},
         "mem_limit": f"{MEMORY_MIB}m",
         "pids_limit": PROCESSES,
         "shm_size": "256m",
-    }  # fmt: skip
-    mounts: list[docker.types.Mount] = []
-    if machine.share_mount is not None:
-        # Twice: from the spare one it is mounted again where it was unmounted.
-        mounts += [share_at(rehearsal, path) for path in (machine.share_mount, SPARE_SHARE)]
+    }
     if registry is not None:
         found |= DOCKER_RIGHTS
         environment["REGISTRY"] = f"{registry.port} {registry.address}:{REGISTRY_PORT}"
         # Its images, in a volume that goes with the machine: no file system can be stacked upon a container's own.
         mounts.append(docker.types.Mount(DOCKER_DATA, None, type="volume", labels=labels(rehearsal)))
     return {**found, "environment": environment, "mounts": mounts}
+
+
+def files(machine: Machine, environment: Mapping[str, str]) -> bytes:
+    """An archive, to be unpacked at / before the first start: no secret is in the container's environment or image.
+
+    environment: of every ssh session. All variables stand in one SetEnv: sshd heeds only the first.
+    """
+    settings = " ".join(f'"{name}={value}"' for name, value in environment.items())
+    return archive(
+        {
+            HOST_KEY: (f"{machine.host_key.strip()}\n".encode(), 0o600),
+            AUTHORIZED_KEYS: (f"{machine.authorized_key.strip()}\n".encode(), 0o644),
+            SETTINGS: (f"SetEnv {settings}\n".encode(), 0o644),
+        }
+    )
 
 
 class Machines:
@@ -107,7 +151,7 @@ class Machines:
 
         Raises MachinesError where Docker is not there. Entering the context does where something of that name is.
         """
-        self.name = docker_engine.checked_name(name, "rehearsal")
+        self.name = name
         self._say = say
         self._environ = environ
         self._kind = kind
@@ -157,27 +201,27 @@ class Machines:
         if watcher is not None:
             watcher.dismiss()
 
-    def boot(self, machine: Machine) -> Standing:
+    def boot(self, machine: Machine) -> None:
         """Makes it and returns when its sshd answers. Raises MachinesError; then nothing of it is there."""
-        docker_engine.checked_name(machine.name, "machine")
-        check(machine)
-        network = self.network
-        environment = {**self.storage.environment, **machine.environment}
-        given = container_options(self.name, machine, self.registry)
-        with asking(f"machine {machine.name}"):
+        name, network = machine.name, self.network.name
+        endpoint = self._client.api.create_endpoint_config(ipv4_address=machine.address, aliases=[name])
+        with asking(f"machine {name}"):
             made = self._client.containers.create(
-                self.image, name=self._container_name(machine.name), network=network.name,
-                networking_config={network.name: self._endpoint(machine.name, machine.address)}, **given,
+                self.image, name=self._container_name(name), network=network, networking_config={network: endpoint},
+                **container_options(self.name, machine, self.registry),
             )  # fmt: skip
-            with self._removed_if_it_fails(made):
-                made.put_archive("/", files(machine, environment))
+            try:
+                made.put_archive("/", files(machine, self.storage.environment))
                 made.start()
-                self._wait_for_ssh(made, machine.name, machine.address)
-        return self.find(machine.name)[1]
+                _wait_for_ssh(made, name, machine.address)
+            except BaseException:
+                with contextlib.suppress(docker.errors.DockerException):
+                    made.remove(force=True, v=True)
+                raise
 
     def kill(self, name: str) -> None:
         """As a power cut: it is off the network first, so that no peer is told that its connections ended."""
-        container, _ = self.find(name)
+        container = self.find(name)
         network = self.network.name
         with asking(f"killing {name}"), contextlib.suppress(docker.errors.NotFound):
             if network in container.attrs["NetworkSettings"]["Networks"]:
@@ -190,13 +234,13 @@ class Machines:
     def restart(self, name: str) -> None:
         """Starts what was killed; what runs is killed before. Its home is empty again, as after a preemption."""
         self.kill(name)
-        container, standing = self.find(name)
+        container = self.find(name)
+        address = container.labels[f"{LABEL}.address"]
         with asking(f"starting {name}"):
-            self._client.networks.get(self.network.name).connect(
-                container, ipv4_address=standing.address, aliases=[name]
-            )
+            network = self._client.networks.get(self.network.name)
+            network.connect(container, ipv4_address=address, aliases=[name])
             container.start()
-            self._wait_for_ssh(container, name, standing.address)
+            _wait_for_ssh(container, name, address)
 
     def remove(self, name: str) -> None:
         """As abruptly as `kill`, and the machine is gone. Nothing where there is none."""
@@ -211,19 +255,21 @@ class Machines:
         only = {"label": [f"{LABEL}={self.name}", f"{LABEL}.role=machine"]}
         with asking("listing the machines"):
             found = self._client.api.containers(all=True, filters=only)
-        return sorted(
-            (_standing(each["Labels"], each["State"]) for each in found), key=lambda each: each.name
-        )
+        standing = [
+            Standing(name=said[f"{LABEL}.machine"], address=said[f"{LABEL}.address"], state=each["State"])
+            for each in found
+            for said in [each["Labels"]]
+        ]
+        return sorted(standing, key=lambda each: each.name)
 
-    def find(self, name: str) -> tuple[Container, Standing]:
+    def find(self, name: str) -> Container:
         """Raises MachinesError where there is none of that name; the message has those that there are."""
         try:
             with asking(f"machine {name}"):
-                container = self._client.containers.get(self._container_name(name))
+                return self._client.containers.get(self._container_name(name))
         except MachinesError:
             there = ", ".join(each.name for each in self.list()) or "none"
             raise MachinesError(f"there is no machine {name!r}; there are: {there}") from None
-        return container, _standing(container.labels, container.status)
 
     def remove_everything(self) -> Sequence[str]:
         """All that carries this rehearsal's label, by name; twice is as good as once."""
@@ -232,30 +278,6 @@ class Machines:
     def _container_name(self, machine: str) -> str:
         return f"tpu-stack-{self.name}-{machine}"
 
-    def _endpoint(self, name: str, address: str) -> dict[str, object]:
-        endpoint: dict[str, object] = self._client.api.create_endpoint_config(
-            ipv4_address=address, aliases=[name]
-        )
-        return endpoint
 
-    def _wait_for_ssh(self, container: Container, name: str, address: str) -> None:
-        wait_for(lambda: shows_ssh(address), START_LIMIT_S, container, f"sshd of {name} at {address}")
-
-    @contextlib.contextmanager
-    def _removed_if_it_fails(self, container: Container) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(docker.errors.DockerException):
-                container.remove(force=True, v=True)
-            raise
-
-
-def _standing(said: dict[str, str], state: str) -> Standing:
-    return Standing(
-        name=said[f"{LABEL}.machine"],
-        address=said[f"{LABEL}.address"],
-        state=state,
-        user=said[f"{LABEL}.user"],
-        share_mount=said[f"{LABEL}.share"],
-    )
+def _wait_for_ssh(container: Container, name: str, address: str) -> None:
+    wait_for(lambda: shows_ssh(address), START_LIMIT_S, container, f"sshd of {name} at {address}")

@@ -15,32 +15,29 @@ import dataclasses
 import hashlib
 import http.client
 import ipaddress
+import itertools
 import json
 import os
-import re
 import subprocess
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import docker
 import docker.errors
 import docker.types
-import filelock
 
-from rehearsal.machines.docker_engine import MachinesError, asking, labels, wait_for
-from rehearsal.machines.host_image import ROOT, cache_folder
-from rehearsal.machines.machine import SPARE_SHARE, archive
+from rehearsal.machines.docker_engine import MachinesError, archive, asking, labels, wait_for
+from rehearsal.machines.host_image import BUILD_LIMIT_S, ROOT, SPARE_SHARE, cache_folder, one_at_a_time
 from tools import go
 
 NETWORK_TRIES = 5
 
 PORT = 4443
+BUCKETS = "/storage/v1/b?project=rehearsal"
 SHARE_MIB = 2048
 BUCKET_PROGRAM = "/opt/tpu-stack/bucket-server"
 ANSWER_LIMIT_S = 10
 START_LIMIT_S = 30
-# https://cloud.google.com/storage/docs/buckets#naming, without the dots that need a domain
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9_-]{1,61}[a-z0-9]")
 
 REGISTRY_PORT = 5000
 REGISTRY_PROGRAM = "/opt/tpu-stack/registry"
@@ -55,7 +52,6 @@ CONFLICT = 409
 # No C library: it has to run in whatever the hosts' base image is.
 GO_SETTINGS = {"GOFLAGS": "-mod=readonly", "GOWORK": "off", "CGO_ENABLED": "0", "GOOS": "linux"}
 GO_FLAGS = ("-trimpath", "-ldflags=-s -w")
-BUILD_LIMIT_S = 1800
 
 Say = Callable[[str], None]
 
@@ -74,15 +70,11 @@ class Network:
     storage_address: str
     registry_address: str
 
-    def addresses(self, count: int, *, taken: Collection[str] = ()) -> list[str]:
+    def addresses(self, count: int) -> list[str]:
         """The first `count` that are free for machines. Raises MachinesError where there are not so many."""
-        reserved = {self.laptop_address, self.storage_address, self.registry_address, *taken}
-        found: list[str] = []
-        for address in ipaddress.ip_network(self.subnet).hosts():
-            if len(found) == count:
-                break
-            if str(address) not in reserved:
-                found.append(str(address))
+        reserved = {self.laptop_address, self.storage_address, self.registry_address}
+        free = (str(each) for each in ipaddress.ip_network(self.subnet).hosts() if str(each) not in reserved)
+        found = list(itertools.islice(free, count))
         if len(found) < count:
             raise MachinesError(
                 f"{self.name}: {self.subnet} has no {count} free addresses; ask for fewer hosts"
@@ -111,37 +103,29 @@ def described_network(attributes: dict[str, object]) -> Network:
 
 
 def make_network(client: docker.DockerClient, rehearsal: str) -> Network:
-    """The rehearsal's network. Raises MachinesError.
-
-    Docker chooses the subnet, but only in one that was asked for may a container ask for its address: so the network is
-    made twice, and again from the start where another rehearsal took the subnet in between."""
+    """The rehearsal's network, tried again where another rehearsal took its subnet. Raises MachinesError."""
     with asking(f"the network of rehearsal {rehearsal}"):
-        return described_network(_make_network(client, rehearsal))
+        for left in reversed(range(NETWORK_TRIES)):
+            try:
+                return described_network(_make_network(client, rehearsal))
+            except docker.errors.APIError as error:
+                if left == 0 or "overlap" not in str(error).lower():
+                    raise
+    raise AssertionError("the last try returns or raises")
 
 
 def _make_network(client: docker.DockerClient, rehearsal: str) -> dict[str, object]:
-    name = f"tpu-stack-{rehearsal}"
-    for left in reversed(range(NETWORK_TRIES)):
-        probe = client.networks.create(f"{name}-probe", internal=True, labels=labels(rehearsal))
-        probe.reload()
-        chosen = probe.attrs["IPAM"]["Config"][0]
-        probe.remove()
-        pool = docker.types.IPAMPool(subnet=chosen["Subnet"])
-        try:
-            network = client.networks.create(
-                name,
-                internal=True,
-                labels=labels(rehearsal),
-                ipam=docker.types.IPAMConfig(pool_configs=[pool]),
-            )
-        except docker.errors.APIError as error:
-            if left == 0 or "overlap" not in str(error).lower():
-                raise
-            continue
-        network.reload()
-        attributes: dict[str, object] = network.attrs
-        return attributes
-    raise AssertionError("the last try returns or raises")
+    """Made twice: Docker chooses the subnet, but only in one that was asked for may a container ask for its address."""
+    name, marks = f"tpu-stack-{rehearsal}", labels(rehearsal)
+    probe = client.networks.create(f"{name}-probe", internal=True, labels=marks)
+    probe.reload()
+    pool = docker.types.IPAMPool(subnet=probe.attrs["IPAM"]["Config"][0]["Subnet"])
+    probe.remove()
+    ipam = docker.types.IPAMConfig(pool_configs=[pool])
+    network = client.networks.create(name, internal=True, labels=marks, ipam=ipam)
+    network.reload()
+    attributes: dict[str, object] = network.attrs
+    return attributes
 
 
 # --- storage --------------------------------------------------------------------------------------------------------
@@ -172,40 +156,43 @@ class Storage:
 
     def make_bucket(self, name: str) -> None:
         """Nothing happens where it is there. Raises MachinesError."""
-        if not _BUCKET.fullmatch(name):
-            raise MachinesError(
-                f"bucket {name!r}: 3 to 63 of a-z, 0-9, - and _, a letter or digit at either end"
-            )
-        status, said = self._ask("POST", "/storage/v1/b?project=rehearsal", {"name": name})
+        status, said = self._ask("POST", {"name": name})
         if status not in (200, 409):
             raise MachinesError(f"bucket {name}: the bucket server answers {status}: {said[:300]}")
 
     def bucket_names(self) -> list[str]:
         """Raises MachinesError."""
-        status, said = self._ask("GET", "/storage/v1/b?project=rehearsal")
+        status, said = self._ask("GET")
         if status != 200:
             raise MachinesError(f"the bucket server answers {status}: {said[:300]}")
         return sorted(each["name"] for each in json.loads(said).get("items") or [])
 
-    def answers(self) -> bool:
-        """Whether the server is up."""
-        try:
-            return self._ask("GET", "/storage/v1/b?project=rehearsal")[0] == 200
-        except MachinesError:
-            return False
+    def _ask(self, method: str, body: dict[str, str] | None = None) -> tuple[int, str]:
+        return _ask(self.address, PORT, method, BUCKETS, body)
 
-    def _ask(self, method: str, path: str, body: dict[str, str] | None = None) -> tuple[int, str]:
-        """No proxy is asked, whatever the environment says: the server is on this machine."""
-        connection = http.client.HTTPConnection(self.address, PORT, timeout=ANSWER_LIMIT_S)
-        try:
-            data = None if body is None else json.dumps(body)
-            connection.request(method, path, body=data, headers={"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode(errors="replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise MachinesError(f"the bucket server at {self.url} does not answer: {error}") from None
-        finally:
-            connection.close()
+
+def _ask(
+    address: str, port: int, method: str, path: str, body: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """Status and text of a server's answer. No proxy is asked, whatever the environment says: it is on this machine."""
+    connection = http.client.HTTPConnection(address, port, timeout=ANSWER_LIMIT_S)
+    try:
+        data = None if body is None else json.dumps(body)
+        connection.request(method, path, body=data, headers={"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise MachinesError(f"the server at {address}:{port} does not answer: {error}") from None
+    finally:
+        connection.close()
+
+
+def _answers(address: str, port: int, path: str) -> bool:
+    """Whether a server is up."""
+    try:
+        return _ask(address, port, "GET", path)[0] == 200
+    except MachinesError:
+        return False
 
 
 def volume_name(rehearsal: str) -> str:
@@ -235,7 +222,12 @@ def start_storage(
         )  # fmt: skip
         container.put_archive("/", archive({BUCKET_PROGRAM: (program.read_bytes(), 0o755)}))
         container.start()
-        wait_for(storage.answers, START_LIMIT_S, container, f"the bucket server at {storage.url}")
+        wait_for(
+            lambda: _answers(storage.address, PORT, BUCKETS),
+            START_LIMIT_S,
+            container,
+            f"the bucket server at {storage.url}",
+        )
     return storage
 
 
@@ -291,7 +283,7 @@ def start_registry(
         )
         container.start()
         wait_for(
-            lambda: _registry_answers(address),
+            lambda: _answers(address, REGISTRY_PORT, "/v2/"),
             START_LIMIT_S,
             container,
             f"the registry at {address}:{REGISTRY_PORT}",
@@ -322,18 +314,6 @@ def forget_images(client: docker.DockerClient, rehearsal: str) -> list[str]:
             if error.status_code != CONFLICT:
                 raise
     return ours
-
-
-def _registry_answers(address: str) -> bool:
-    """Whether a registry is up there. No proxy is asked: it is on this machine."""
-    connection = http.client.HTTPConnection(address, REGISTRY_PORT, timeout=ANSWER_LIMIT_S)
-    try:
-        connection.request("GET", "/v2/")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
 
 
 def published_port(attributes: dict[str, object]) -> int:
@@ -384,16 +364,9 @@ REGISTRY_SERVER = GoProgram(
 def find_or_build_program(program: GoProgram, environ: Mapping[str, str], say: Say) -> Path:
     """Where it is; a minute or two the first time. Raises MachinesError."""
     target = cache_folder(environ) / f"{program.folder}-server-{program.recipe}"
-    if target.is_file():
-        return target
-    try:
-        with filelock.FileLock(f"{target}.lock", timeout=BUILD_LIMIT_S):
-            if not target.is_file():
-                _build_program(program, target, environ, say)
-    except filelock.Timeout:
-        raise MachinesError(
-            f"another process holds {target}.lock for {BUILD_LIMIT_S // 60} minutes; end it"
-        ) from None
+    with one_at_a_time(target):
+        if not target.is_file():
+            _build_program(program, target, environ, say)
     return target
 
 

@@ -18,7 +18,6 @@ PROJECT = "my-rehearsal"
 VERSION = "478.0.0"
 """Whose tunnels this one makes: the oldest that `fab doctor` takes."""
 KEYS = "os-login.json"
-TOKEN = "rehearsal-access-token"
 CONNECT_LIMIT_S = 10.0
 PIECE = 1 << 16
 TPU_KINDS = {"queued-resources": "queuedResources", "tpu-vm": "nodes"}
@@ -39,10 +38,6 @@ def main(arguments: list[str]) -> int:
         print(json.dumps({"loginProfile": profile(state())}))
     elif words[:2] == ["auth", "list"]:
         print(json.dumps([{"account": ACCOUNT, "status": "ACTIVE"}]) if _as_json(arguments) else ACCOUNT)
-    elif words[:1] == ["auth"] and words[-1] == "print-access-token":
-        print(TOKEN)
-    elif words[:1] == ["config"] and words[-1] in ("account", "project"):
-        print(ACCOUNT if words[-1] == "account" else PROJECT)
     elif words[:1] == ["version"] or arguments == ["--version"]:
         told = {"Google Cloud SDK": VERSION, "rehearsal": "a stand-in"}
         print(

@@ -1,8 +1,8 @@
 """How much TPU there is, and of what kind: chips in pools, limits on them, and the types that each zone offers."""
 
-import collections
 import dataclasses
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Literal, get_args
 
@@ -40,49 +40,28 @@ class Pool:
         raise ValueError(f"pool={text!r}: the tier is one of {', '.join(get_args(Tier))}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hold:
-    """Chips of a pool that something holds."""
-
-    pool: Pool
-    chips: int
-
-
 class Limits:
     """A number of chips for each pool: its own where it is named, else that for all others; None is no end."""
 
     def __init__(self, named: dict[Pool, int], others: int | None) -> None:
-        self.others = others
-        self._named: dict[Pool, int] = {}
-        for pool, chips in named.items():
-            self.set(pool, chips)
+        self._named = dict(named)
+        self._others = others
 
     def set(self, pool: Pool, chips: int) -> None:
-        """Change one pool's number. Raises ValueError for a negative one."""
-        if chips < 0:
-            raise ValueError(f"chips={chips} of {pool}: give 0 or more")
+        """Change one pool's number."""
         self._named[pool] = chips
 
     def of(self, pool: Pool) -> int | None:
         """Chips of a pool; None: no end."""
-        return self._named.get(pool, self.others)
+        return self._named.get(pool, self._others)
 
-    def fits(self, wanted: Iterable[Hold], held: Iterable[Hold]) -> bool:
-        """Whether what is wanted still fits beside what is held."""
-        return self.first_over(wanted, held) is None
-
-    def first_over(self, wanted: Iterable[Hold], held: Iterable[Hold]) -> Pool | None:
-        """The first pool that what is wanted would overdraw."""
-        wanted = list(wanted)
-        total: collections.Counter[Pool] = collections.Counter()
-        for hold in [*wanted, *held]:
-            total[hold.pool] += hold.chips
-        over = (
-            hold.pool
-            for hold in wanted
-            if (limit := self.of(hold.pool)) is not None and total[hold.pool] > limit
-        )
-        return next(over, None)
+    def first_over(self, wanted: Counter[Pool], held: Counter[Pool]) -> Pool | None:
+        """The first pool that what is wanted would overdraw beside what is held; None: it fits."""
+        for pool, chips in wanted.items():
+            limit = self.of(pool)
+            if limit is not None and chips + held[pool] > limit:
+                return pool
+        return None
 
 
 class Offers:
@@ -90,11 +69,6 @@ class Offers:
 
     def __init__(self, pools: Iterable[Pool]) -> None:
         self._pools = {(pool.zone, pool.prefix) for pool in pools}
-        for zone, prefix in self._pools:
-            if prefix not in {which.type_prefix for which in OFFERED_GENERATIONS}:
-                raise ValueError(
-                    f"pool {zone}:{prefix}: types begin with {', '.join(w.type_prefix for w in OFFERED_GENERATIONS)}"
-                )
         listed = {zone for which in OFFERED_GENERATIONS for zone in which.zones}
         self.zones = sorted(listed | {zone for zone, _ in self._pools})
 

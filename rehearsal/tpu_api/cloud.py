@@ -1,18 +1,21 @@
-"""Everything that the simulated cloud holds: its time, capacity, nodes, queued resources, operations, and a journal.
+"""The simulated cloud: its clock, what it holds, and what happens to queued resources and nodes, with a journal of it.
 
-One lock guards it all: whoever reads or changes it holds `lock` and has called `settle`. Nothing runs by itself:
-`settle` carries out what has come due since the last look.
+One lock guards it all: whoever reads or changes it holds `lock` and has called `settle`. Nothing runs by itself: each
+change records what is asked for and plans the rest for later, and `settle` carries out what has come due since.
 """
 
+import collections
 import dataclasses
+import heapq
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable
 
-from rehearsal.tpu_api.api_error import ApiError, missing
-from rehearsal.tpu_api.capacity import Hold, Limits
-from rehearsal.tpu_api.clock import Clock, Timeline
+from rehearsal.tpu_api.api_error import ApiError, missing, unready
+from rehearsal.tpu_api.capacity import Limits, Pool
 from rehearsal.tpu_api.resources import (
+    EMPTY,
     NODE_EDGES,
     QUEUE_EDGES,
     QUEUED,
@@ -22,6 +25,24 @@ from rehearsal.tpu_api.resources import (
     Operation,
     QueuedResource,
 )
+
+Action = Callable[[], None]
+
+
+class Clock:
+    """Unix seconds: real time, or, where it is frozen, only what it is advanced by."""
+
+    def __init__(self, frozen_at: float | None = None) -> None:
+        self._frozen_at = frozen_at
+        self._ahead_s = 0.0
+
+    def now(self) -> float:
+        """The time in unix seconds."""
+        return (time.time() if self._frozen_at is None else self._frozen_at) + self._ahead_s
+
+    def advance(self, seconds: float) -> None:
+        """Jump forward, frozen or not."""
+        self._ahead_s += seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,13 +72,14 @@ class Entry:
 
 
 class Cloud:
-    """The state of the simulated cloud, and the few changes through which all others go."""
+    """The state of the simulated cloud, and everything that changes it. `moment`: the present, in unix seconds."""
 
     def __init__(
         self, *, clock: Clock, delays: Delays, capacity: Limits, quota: Limits, hardware: Hardware
     ) -> None:
         self.lock = threading.RLock()
-        self.timeline = Timeline(clock)
+        self.clock = clock
+        self.moment = clock.now()
         self.delays = delays
         self.capacity = capacity
         self.quota = quota
@@ -66,12 +88,23 @@ class Cloud:
         self.queued_resources: dict[str, QueuedResource] = {}
         self.operations: dict[str, Operation] = {}
         self.journal: list[Entry] = []
-        self._grants: list[Callable[[], None]] = []
+        self._events: list[tuple[float, int, Action]] = []
         self._numbers = itertools.count(1)
 
+    # --- time -------------------------------------------------------------------------------------------------
+
     def settle(self) -> None:
-        """Carry out what has come due."""
-        self.timeline.settle()
+        """Carry out what has come due, in order, each at its own moment; then the present moment is the clock's."""
+        now = self.clock.now()
+        while self._events and self._events[0][0] <= now:
+            due, _, action = heapq.heappop(self._events)
+            self.moment = max(self.moment, due)
+            action()
+        self.moment = max(self.moment, now)
+
+    def _after(self, seconds: float, action: Action) -> None:
+        """Carry out `action` that long after the present moment."""
+        heapq.heappush(self._events, (self.moment + seconds, self.number(), action))
 
     # --- look -------------------------------------------------------------------------------------------------
 
@@ -96,44 +129,52 @@ class Cloud:
         waiting = (qr for qr in self.queued_resources.values() if qr.state in QUEUED)
         return name in self.nodes or any(plan.name == name for qr in waiting for plan in qr.plans)
 
-    def held(self) -> Iterator[Hold]:
+    def held(self) -> collections.Counter[Pool]:
         """The chips that are taken now."""
-        return (node.hold() for node in self.nodes.values() if node.placed)
+        return chips_of(node for node in self.nodes.values() if node.placed)
 
-    def asked_for(self, project: str) -> Iterator[Hold]:
+    def asked_for(self, project: str) -> collections.Counter[Pool]:
         """What counts against a project's quota: every queued resource until it is deleted, and nodes without one."""
-        for qr in self.queued_resources.values():
-            if qr.name.startswith(f"projects/{project}/"):
-                yield from (plan.hold() for plan in qr.plans)
-        for node in self.nodes.values():
-            if node.name.startswith(f"projects/{project}/") and node.queued_resource is None:
-                yield node.hold()
+        inside = f"projects/{project}/"
+        plans = [plan for qr in self.queued_resources.values() for plan in qr.plans]
+        own = [node for node in self.nodes.values() if node.queued_resource is None]
+        return chips_of(node for node in [*plans, *own] if node.name.startswith(inside))
 
-    # --- change -----------------------------------------------------------------------------------------------
+    def _fit(self, nodes: list[Node]) -> bool:
+        """Whether there are chips for them."""
+        return self.capacity.first_over(chips_of(nodes), self.held()) is None
+
+    def _is_there(self, thing: Node | QueuedResource, *states: str) -> bool:
+        """Whether it is still there, in one of these states if any are given."""
+        things = self.nodes if isinstance(thing, Node) else self.queued_resources
+        return things.get(thing.name) is thing and (not states or thing.state in states)
+
+    # --- the changes through which all others go ----------------------------------------------------------------
 
     def number(self) -> int:
         """One that nobody has had."""
         return next(self._numbers)
 
-    def begin(self, parent: str, target: str, verb: str) -> Operation:
+    def _begin(self, target: Node | QueuedResource, verb: str) -> Operation:
         """A new operation."""
+        parent = "/".join(target.name.split("/")[:4])
         name = f"{parent}/operations/operation-{self.number():06d}"
-        operation = Operation(name=name, target=target, verb=verb, created=self.timeline.moment)
+        operation = Operation(name=name, target=target.name, verb=verb, created=self.moment)
         self.operations[name] = operation
         return operation
 
-    def end(self, operation: Operation | None, outcome: dict[str, object] | ApiError) -> None:
-        """End an operation, if there is one and it has not ended."""
-        if operation is not None:
-            operation.end(self.timeline.moment, outcome)
+    def _end(self, operation: Operation | None, outcome: dict[str, object] | ApiError) -> None:
+        """End an operation, if there is one and it has not ended: the first end counts."""
+        if operation is not None and not operation.done:
+            operation.ended, operation.outcome = self.moment, outcome
 
-    def record(self, thing: Node | QueuedResource, state: str) -> None:
+    def _record(self, thing: Node | QueuedResource, state: str) -> None:
         """A line for the journal, and news for what stands behind a node."""
-        self.journal.append(Entry(moment=self.timeline.moment, name=thing.name, state=state))
+        self.journal.append(Entry(moment=self.moment, name=thing.name, state=state))
         if isinstance(thing, Node):
             self.hardware.changed(thing, state)
 
-    def move(self, thing: Node | QueuedResource, state: str) -> None:
+    def _move(self, thing: Node | QueuedResource, state: str) -> None:
         """To another state. An edge that the tables lack is a bug of the simulator: RuntimeError."""
         edges = NODE_EDGES if isinstance(thing, Node) else QUEUE_EDGES
         if state not in edges[thing.state]:
@@ -143,35 +184,242 @@ class Cloud:
         thing.state = state
         if isinstance(thing, Node) and state in WITHOUT_CHIPS:
             thing.placed = False
-        self.record(thing, state)
+        self._record(thing, state)
         self.capacity_may_have_changed()
 
-    def add_node(self, node: Node) -> None:
-        """A node comes into being."""
+    def _add_node(self, node: Node) -> None:
         self.nodes[node.name] = node
-        self.record(node, node.state)
+        self._record(node, node.state)
 
-    def drop_node(self, node: Node) -> None:
+    def _ready(self, node: Node) -> None:
+        node.boot(self.hardware)
+        self._move(node, "READY")
+
+    def _drop_node(self, node: Node) -> None:
         """A node is gone, if it is not yet. What it was busy with has failed."""
-        if self.nodes.get(node.name) is node:
+        if self._is_there(node):
             del self.nodes[node.name]
-            self.record(node, "gone")
-            self.end(node.operation, ApiError("CANCELLED", f"'{node.name}' was deleted meanwhile"))
+            self._record(node, "gone")
+            self._end(node.operation, _deleted(node))
             self.capacity_may_have_changed()
 
     def drop_queued_resource(self, qr: QueuedResource) -> None:
         """A queued resource is gone, and all its nodes with it, if it is not yet."""
-        if self.queued_resources.get(qr.name) is qr:
+        if self._is_there(qr):
             for node in self.nodes_of(qr):
-                self.drop_node(node)
+                self._drop_node(node)
             del self.queued_resources[qr.name]
-            self.record(qr, "gone")
-
-    def on_capacity(self, grant: Callable[[], None]) -> None:
-        """Call `grant` whenever there may be more chips than before."""
-        self._grants.append(grant)
+            self._record(qr, "gone")
 
     def capacity_may_have_changed(self) -> None:
         """Whoever waits for chips is asked again, at this moment but not in the middle of what is going on."""
-        for grant in self._grants:
-            self.timeline.after(0, grant)
+        self._after(0, self._grant_capacity)
+
+    # --- queued resources -----------------------------------------------------------------------------------------
+
+    def submit_queued_resource(self, qr: QueuedResource) -> Operation:
+        """Into the queue. The operation is done when the request is accepted, long before it is served."""
+        operation = self._begin(qr, "create")
+        self.queued_resources[qr.name] = qr
+        self._record(qr, qr.state)
+
+        def waiting() -> None:
+            if self._is_there(qr, "ACCEPTED"):
+                self._move(qr, "WAITING_FOR_RESOURCES")
+
+        def expired() -> None:
+            if self._is_there(qr, *QUEUED):
+                said = "the request could not be served before its valid-until time"
+                self.fail_queued_resource(qr, ApiError("DEADLINE_EXCEEDED", said))
+
+        self._after(self.delays.operation_s, lambda: self._end(operation, qr.as_response()))
+        self._after(self.delays.accept_s, waiting)
+        if qr.limit_s is not None:
+            self._after(qr.limit_s, expired)
+        return operation
+
+    def _grant_capacity(self) -> None:
+        """Serve whoever waits and can be served, the oldest first. One that does not fit holds up nobody behind it."""
+        for qr in list(self.queued_resources.values()):
+            if qr.state == "WAITING_FOR_RESOURCES" and self._fit(qr.plans):
+                self._provision(qr)
+
+    def _provision(self, qr: QueuedResource) -> None:
+        qr.initiator = "SERVICE"
+        self._move(qr, "PROVISIONING")
+        for plan in qr.plans:
+            plan.placed, plan.created = True, self.moment
+            self._add_node(plan)
+
+        def ready() -> None:
+            for node in self.nodes_of(qr):
+                if node.state == "CREATING" and qr.state == "PROVISIONING":
+                    self._ready(node)
+            if self._is_there(qr, "PROVISIONING"):
+                self._move(qr, "ACTIVE")
+
+        self._after(self.delays.create_s, ready)
+
+    def delete_queued_resource(self, qr: QueuedResource, *, force: bool) -> Operation:
+        """DELETING, then gone, its nodes first. Raises ApiError where it has nodes and force was not asked for."""
+        if qr.state == "DELETING":
+            raise unready(qr.name, qr.state, "it is being deleted")
+        nodes = self.nodes_of(qr)
+        if nodes and not force:
+            ids = ", ".join(node.name.rpartition("/")[2] for node in nodes)
+            raise unready(qr.name, qr.state, f"it has nodes ({ids}); delete them first, or use force")
+        operation = self._begin(qr, "delete")
+        qr.initiator = "USER"
+        self._move(qr, "DELETING")
+        for node in nodes:
+            if node.state != "DELETING":
+                self._move(node, "DELETING")
+
+        def gone() -> None:
+            self.drop_queued_resource(qr)
+            self._end(operation, EMPTY)
+
+        self._after(self.delays.delete_s, gone)
+        return operation
+
+    def fail_queued_resource(self, qr: QueuedResource, error: ApiError) -> None:
+        """FAILED for good, without nodes. Raises ApiError where it has been served or is at its end."""
+        if "FAILED" not in QUEUE_EDGES[qr.state]:
+            raise unready(qr.name, qr.state, "it can't fail any more")
+        for node in self.nodes_of(qr):
+            self._drop_node(node)
+        qr.initiator, qr.error = "SERVICE", error
+        self._move(qr, "FAILED")
+
+    def _suspend(self, qr: QueuedResource, initiator: str, *, leave_nodes: bool) -> None:
+        if "SUSPENDING" not in QUEUE_EDGES[qr.state]:
+            return
+        qr.initiator = initiator
+        self._move(qr, "SUSPENDING")
+
+        def suspended() -> None:
+            if self._is_there(qr, "SUSPENDING"):
+                for node in [] if leave_nodes else self.nodes_of(qr):
+                    self._drop_node(node)
+                self._move(qr, "SUSPENDED")
+
+        self._after(self.delays.suspend_s, suspended)
+
+    # --- nodes ----------------------------------------------------------------------------------------------------
+
+    def create_node(self, node: Node) -> Operation:
+        """A node of its own, without a queue: it gets its chips soon, or its operation fails and it is gone."""
+        node.operation = operation = self._begin(node, "create")
+        self._add_node(node)
+
+        def place() -> None:
+            if not self._is_there(node, "CREATING"):
+                return
+            if self._fit([node]):
+                node.placed = True
+                self._after(self.delays.create_s, ready)
+            else:
+                self._end(operation, _stock_out(node.pool))
+                self._drop_node(node)
+
+        def ready() -> None:
+            if self._is_there(node, "CREATING"):
+                self._ready(node)
+                self._end(operation, node.as_response())
+
+        self._after(self.delays.place_s, place)
+        return operation
+
+    def delete_node(self, node: Node) -> Operation:
+        """DELETING, then gone. Raises ApiError where it is being deleted already."""
+        _require_edge(node, "DELETING")
+        operation = self._begin(node, "delete")
+        self._move(node, "DELETING")
+        self._end(node.operation, _deleted(node))
+        self._after_removal(node)
+
+        def gone() -> None:
+            self._drop_node(node)
+            self._end(operation, EMPTY)
+
+        self._after(self.delays.delete_s, gone)
+        return operation
+
+    def patch_node(self, node: Node, changes: dict[str, object]) -> Operation:
+        """Other values of fields, once the operation is done. Raises ApiError where the node is not READY."""
+        _require_edge(node, "REPAIRING")
+        operation = self._begin(node, "update")
+
+        def changed() -> None:
+            if self._is_there(node):
+                node.spec = node.spec | changes
+                self._end(operation, node.as_response())
+            else:
+                self._end(operation, _deleted(node))
+
+        self._after(self.delays.operation_s, changed)
+        return operation
+
+    def lose_node(self, node: Node, state: str, *, leave_nodes: bool) -> None:
+        """The service takes it: PREEMPTED or TERMINATED, and its queued resource with all its nodes likewise.
+
+        `leave_nodes`: they are still there when the queued resource is SUSPENDED. Raises ApiError where it is lost.
+        """
+        _require_edge(node, state)
+        owner = self.queued_resources.get(node.queued_resource or "")
+        for lost in [node] if owner is None else self.nodes_of(owner):
+            if state in NODE_EDGES[lost.state]:
+                self._move(lost, state)
+                self._end(lost.operation, unready(lost.name, state, "the operation was aborted"))
+        if owner is not None:
+            self._suspend(owner, "SERVICE", leave_nodes=leave_nodes)
+
+    def repair_node(self, node: Node, seconds: float) -> None:
+        """REPAIRING for that long, then READY again. Raises ApiError where it is not READY."""
+        _require_edge(node, "REPAIRING")
+        self._move(node, "REPAIRING")
+
+        def repaired() -> None:
+            if self._is_there(node, "REPAIRING"):
+                self._move(node, "READY")
+
+        self._after(seconds, repaired)
+
+    def vanish_node(self, node: Node) -> None:
+        """Gone at once, as if someone else had deleted it."""
+        self._drop_node(node)
+        self._after_removal(node)
+
+    def _after_removal(self, node: Node) -> None:
+        """A node is being deleted or has gone: if it was the last of a queued resource, that is suspended."""
+        owner = self.queued_resources.get(node.queued_resource or "")
+        if owner is not None and all(left.state == "DELETING" for left in self.nodes_of(owner)):
+            self._suspend(owner, "USER", leave_nodes=False)
+
+
+def chips_of(nodes: Iterable[Node]) -> collections.Counter[Pool]:
+    """The chips of nodes, by pool."""
+    total: collections.Counter[Pool] = collections.Counter()
+    for node in nodes:
+        total[node.pool] += node.accelerator.chips
+    return total
+
+
+def _deleted(node: Node) -> ApiError:
+    return ApiError("CANCELLED", f"'{node.name}' was deleted meanwhile")
+
+
+def _stock_out(pool: Pool) -> ApiError:
+    """What a node hears for which there are no chips, in the API's words (code 8)."""
+    return ApiError(
+        "RESOURCE_EXHAUSTED",
+        f'There is no more capacity in the zone "{pool.zone}"; you can try in another zone where Cloud TPU Nodes'
+        " are offered (see https://cloud.google.com/tpu/docs/regions)",
+    )
+
+
+def _require_edge(node: Node, state: str) -> None:
+    """Raises ApiError where the node cannot come into that state from its own."""
+    allowed = [before for before, after in NODE_EDGES.items() if state in after]
+    if node.state not in allowed:
+        raise unready(node.name, node.state, f"it would have to be {' or '.join(allowed)}")

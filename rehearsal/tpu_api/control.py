@@ -6,7 +6,6 @@ import fnmatch
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from rehearsal.tpu_api import lifecycle
 from rehearsal.tpu_api.api_error import ApiError
 from rehearsal.tpu_api.capacity import Pool
 from rehearsal.tpu_api.cloud import Cloud, Entry
@@ -36,11 +35,9 @@ class Fault:
                 "Quota exceeded for quota metric 'Requests' and limit 'Requests per minute' of service"
                 " 'tpu.googleapis.com'.",
             )
-        return (
-            ApiError("UNAVAILABLE", "The service is currently unavailable.")
-            if self.kind == "unavailable"
-            else None
-        )
+        if self.kind == "unavailable":
+            return ApiError("UNAVAILABLE", "The service is currently unavailable.")
+        return None
 
 
 class Control:
@@ -86,20 +83,18 @@ class Control:
                     raise ValueError(
                         f"{node.name} is {node.pool.tier}: only spot is preempted; terminate it instead"
                     )
-            lifecycle.lose_node(self._cloud, found[0], "PREEMPTED", leave_nodes=leave_nodes)
+            self._cloud.lose_node(found[0], "PREEMPTED", leave_nodes=leave_nodes)
 
-    def terminate(self, name: str, leave_nodes: bool = False) -> None:
+    def terminate(self, name: str) -> None:
         """The same for any tier, with the state TERMINATED, as at the end of a life cycle."""
         with self._now():
-            lifecycle.lose_node(self._cloud, self._nodes(name)[0], "TERMINATED", leave_nodes=leave_nodes)
+            self._cloud.lose_node(self._nodes(name)[0], "TERMINATED", leave_nodes=False)
 
     def maintain(self, name: str, seconds: float | None = None) -> None:
         """A node, or those of a queued resource, are REPAIRING for a while and then READY."""
         with self._now():
             for node in self._nodes(name):
-                lifecycle.repair_node(
-                    self._cloud, node, self._cloud.delays.repair_s if seconds is None else seconds
-                )
+                self._cloud.repair_node(node, self._cloud.delays.repair_s if seconds is None else seconds)
 
     def fail(self, name: str, message: str = "the request could not be completed") -> None:
         """A queued resource that is not ACTIVE yet is FAILED."""
@@ -107,14 +102,14 @@ class Control:
             thing = self._thing(name)
             if isinstance(thing, Node):
                 raise ValueError(f"{name} is a node: only a queued resource fails")
-            lifecycle.fail_queued_resource(self._cloud, thing, ApiError("INTERNAL", message))
+            self._cloud.fail_queued_resource(thing, ApiError("INTERNAL", message))
 
     def vanish(self, name: str) -> None:
         """A node, or a queued resource with its nodes, is gone at once, as if someone else had deleted it."""
         with self._now():
             thing = self._thing(name)
             if isinstance(thing, Node):
-                lifecycle.vanish_node(self._cloud, thing)
+                self._cloud.vanish_node(thing)
             else:
                 self._cloud.drop_queued_resource(thing)
 
@@ -143,7 +138,7 @@ class Control:
     def advance(self, seconds: float) -> None:
         """The cloud's clock jumps forward, and what comes due in between happens, each at its own moment."""
         with self._cloud.lock:
-            self._cloud.timeline.clock.advance(seconds)
+            self._cloud.clock.advance(seconds)
             self._cloud.settle()
 
     # --- look -----------------------------------------------------------------------------------------------------
@@ -152,7 +147,7 @@ class Control:
         """The time, everything that is there, and the injected faults that are still to happen."""
         with self._now():
             return {
-                "moment": self._cloud.timeline.moment,
+                "moment": self._cloud.moment,
                 "nodes": [node.render() for node in self._cloud.nodes.values()],
                 "queuedResources": [qr.render() for qr in self._cloud.queued_resources.values()],
                 "faults": [dataclasses.asdict(fault) for fault in self._faults],

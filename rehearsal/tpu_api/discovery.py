@@ -7,6 +7,7 @@ only, values of enums by name only.
 """
 
 import dataclasses
+import datetime
 import functools
 import importlib.resources
 import json
@@ -16,7 +17,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rehearsal.tpu_api.api_error import ApiError
-from rehearsal.tpu_api.clock import from_timestamp
 
 Json = dict[str, Any]
 Violation = tuple[str, str]  # where, what is wrong there
@@ -197,12 +197,16 @@ def scalar_fault(spec: Json, value: Any) -> str | None:
     return None
 
 
+def timestamp(moment: float) -> str:
+    """Unix seconds as Google writes them: 2026-11-20T21:45:00.250000Z."""
+    return datetime.datetime.fromtimestamp(moment, datetime.UTC).isoformat().replace("+00:00", "Z")
+
+
 def _is_time(value: str) -> bool:
     try:
-        from_timestamp(value)
+        return datetime.datetime.fromisoformat(value).tzinfo is not None
     except ValueError:
         return False
-    return True
 
 
 # The document's formats. A duration is seconds with an s, a time RFC 3339, a 64-bit integer a string of digits.

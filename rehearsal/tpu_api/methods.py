@@ -5,14 +5,14 @@ Here are the methods that tpu-stack calls, and the stand-ins for the gcp provide
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from infra.catalogue import generations
-from rehearsal.tpu_api import lifecycle
 from rehearsal.tpu_api.api_error import ApiError, invalid, missing, taken
-from rehearsal.tpu_api.capacity import Hold, Offers, Pool, Tier, config_of
-from rehearsal.tpu_api.cloud import Cloud
+from rehearsal.tpu_api.capacity import Offers, Pool, Tier, config_of
+from rehearsal.tpu_api.cloud import Cloud, chips_of
 from rehearsal.tpu_api.discovery import Call
 from rehearsal.tpu_api.resources import Node, QueuedResource
 
@@ -22,7 +22,6 @@ PREFIX = "tpu.projects.locations."
 EVERYWHERE = "queuedResources.list"
 """It takes "-" for the location and lists all of them."""
 PAGE_SIZE = 100  # where none is asked for
-LARGEST_PAGE = 1000
 
 # Documented for queuedResourceId, nodeId and nodeIdPrefix of a queued resource; used here for every id.
 _ID = re.compile(r"[A-Za-z0-9_.~+%-]+")
@@ -44,7 +43,7 @@ class Methods:
             "nodes.create": self._create_node,
             "nodes.get": lambda call: cloud.node(call.resource).render(),
             "nodes.patch": self._patch_node,
-            "nodes.delete": lambda call: lifecycle.delete_node(cloud, cloud.node(call.resource)).render(),
+            "nodes.delete": lambda call: cloud.delete_node(cloud.node(call.resource)).render(),
             "nodes.getGuestAttributes": lambda call: {
                 "guestAttributes": cloud.node(call.resource).guest_attributes()
             },
@@ -103,13 +102,13 @@ class Methods:
         node_id = call.query.get("nodeId") or f"tpu-{self._cloud.number()}"
         tier = tier_of_node(call.body)
         node = self._new_node(call.resource, node_id, call.body, tier=tier, at="Node")
-        self._require_quota(call.resource, [node.hold()])
-        return lifecycle.create_node(self._cloud, node).render()
+        self._require_quota(call.resource, chips_of([node]))
+        return self._cloud.create_node(node).render()
 
     def _patch_node(self, call: Call) -> Json:
         node = self._cloud.node(call.resource)
         changes = patched(call.query["updateMask"], node.spec, call.body)
-        return lifecycle.patch_node(self._cloud, node, changes).render()
+        return self._cloud.patch_node(node, changes).render()
 
     def _new_node(self, parent: str, node_id: str, spec: Json, *, tier: Tier, at: str) -> Node:
         """A node that is not in the cloud yet. Raises ApiError for a taken id or hardware that is not offered."""
@@ -130,7 +129,7 @@ class Methods:
             spec=spec,
             accelerator=accelerator,
             pool=Pool(zone=zone, prefix=accelerator.generation.type_prefix, tier=tier),
-            created=cloud.timeline.moment,
+            created=cloud.moment,
             incarnation=cloud.number(),
         )
 
@@ -145,13 +144,12 @@ class Methods:
     def _create_queued_resource(self, call: Call) -> Json:
         own_id = call.query.get("queuedResourceId") or f"qr-{self._cloud.number()}"
         qr = self._new_queued_resource(call.resource, own_id, call.body)
-        self._require_quota(call.resource, [plan.hold() for plan in qr.plans])
-        return lifecycle.submit_queued_resource(self._cloud, qr).render()
+        self._require_quota(call.resource, chips_of(qr.plans))
+        return self._cloud.submit_queued_resource(qr).render()
 
     def _delete_queued_resource(self, call: Call) -> Json:
         qr = self._cloud.queued_resource(call.resource)
-        force = call.query.get("force", False)
-        return lifecycle.delete_queued_resource(self._cloud, qr, force=force).render()
+        return self._cloud.delete_queued_resource(qr, force=call.query.get("force", False)).render()
 
     def _new_queued_resource(self, parent: str, own_id: str, spec: Json) -> QueuedResource:
         """A queued resource that is not in the cloud yet, with the nodes that it asks for. Raises ApiError."""
@@ -179,16 +177,21 @@ class Methods:
                 plans.append(plan)
         if not plans:
             raise invalid("QueuedResource.tpu.nodeSpec", "is empty: ask for a node")
-        now, policy = self._cloud.timeline.moment, spec.get("queueingPolicy", {})
+        policy = spec.get("queueingPolicy", {})
         if policy.keys() - {"validUntilDuration"}:
             raise ApiError("UNIMPLEMENTED", "queueingPolicy: only validUntilDuration is simulated")
-        limit_s = policy.get("validUntilDuration", "").removesuffix("s")
-        closes = now + float(limit_s) if limit_s else None
-        return QueuedResource(name=name, spec=spec, plans=plans, created=now, closes=closes)
+        limit = policy.get("validUntilDuration")
+        return QueuedResource(
+            name=name,
+            spec=spec,
+            plans=plans,
+            created=self._cloud.moment,
+            limit_s=float(limit.removesuffix("s")) if limit else None,
+        )
 
     # --- quota, operations ------------------------------------------------------------------------------------
 
-    def _require_quota(self, parent: str, wanted: list[Hold]) -> None:
+    def _require_quota(self, parent: str, wanted: Counter[Pool]) -> None:
         """Raises ApiError RESOURCE_EXHAUSTED, in the API's words, where a project asks for more than its quota."""
         quota = self._cloud.quota
         over = quota.first_over(wanted, self._cloud.asked_for(parent.split("/")[1]))
@@ -238,13 +241,10 @@ def page(call: Call, key: str, found: Sequence[Mapping[str, Any]]) -> Json:
     for name in ("filter", "orderBy"):
         if call.query.get(name):
             raise ApiError("UNIMPLEMENTED", f"{name}: this stand-in does not filter or sort")
-    size = call.query.get("pageSize", 0)
-    if size < 0:
-        raise invalid("pageSize", f"{size} is negative")
     # A token is the name of the last thing that was listed, so that a list that changes meanwhile skips nothing.
     last = _name_in_token(call.query.get("pageToken", ""))
     rest = sorted((each for each in found if each["name"] > last), key=lambda each: str(each["name"]))
-    count = min(size, LARGEST_PAGE) or PAGE_SIZE
+    count = call.query.get("pageSize") or PAGE_SIZE
     answer: Json = {key: rest[:count]} if rest else {}
     if len(rest) > count:
         answer["nextPageToken"] = json.dumps([rest[count - 1]["name"]]).encode().hex()

@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 from infra.catalogue import Accelerator
 from rehearsal.tpu_api.api_error import ApiError
-from rehearsal.tpu_api.capacity import Hold, Pool, config_of
-from rehearsal.tpu_api.clock import timestamp
+from rehearsal.tpu_api.capacity import Pool, config_of
+from rehearsal.tpu_api.discovery import timestamp
 
 Json = dict[str, Any]
 
 EMPTY: Json = {"@type": "type.googleapis.com/google.protobuf.Empty"}
+TYPES = "type.googleapis.com/google.cloud.tpu.v2."
 PORT = 8470
 
 # From a state to those that may follow. A node may also be gone at any time: then it has no state at all.
@@ -56,40 +57,24 @@ _DATA = {
 
 @dataclasses.dataclass(kw_only=True)
 class Operation:
-    """A record of the cloud, changed as time goes on. It is done once it has a response or an error."""
+    """A record of the cloud, changed as time goes on. outcome: its response or its error, once it has ended."""
 
     name: str
     target: str
     verb: str
     created: float
     ended: float | None = None
-    response: Json | None = None
-    error: ApiError | None = None
-
-    @property
-    def parent(self) -> str:
-        """projects/…/locations/…"""
-        return self.name.rpartition("/operations/")[0]
+    outcome: Json | ApiError = dataclasses.field(default_factory=dict)
 
     @property
     def done(self) -> bool:
         """Whether it has ended."""
         return self.ended is not None
 
-    def end(self, moment: float, outcome: Json | ApiError) -> None:
-        """End it, unless it has ended already: the first end counts."""
-        if self.done:
-            return
-        self.ended = moment
-        if isinstance(outcome, ApiError):
-            self.error = outcome
-        else:
-            self.response = outcome
-
     def render(self) -> Json:
         """As the API answers. `done` is absent while it runs, as false is from all of Google's answers."""
         metadata: Json = {
-            "@type": "type.googleapis.com/google.cloud.tpu.v2.OperationMetadata",
+            "@type": f"{TYPES}OperationMetadata",
             "createTime": timestamp(self.created),
             "target": self.target,
             "verb": self.verb,
@@ -100,10 +85,10 @@ class Operation:
         if self.ended is not None:
             metadata["endTime"] = timestamp(self.ended)
             answer["done"] = True
-        if self.error is not None:
-            answer["error"] = self.error.as_status()
-        elif self.response is not None:
-            answer["response"] = self.response
+            if isinstance(self.outcome, ApiError):
+                answer["error"] = self.outcome.as_status()
+            else:
+                answer["response"] = self.outcome
         return answer
 
 
@@ -165,20 +150,6 @@ class Node:
     addresses: tuple[tuple[str, str], ...] = ()
     attributes: dict[tuple[int, str, str], str] = dataclasses.field(default_factory=dict)
 
-    @property
-    def parent(self) -> str:
-        """projects/…/locations/…"""
-        return self.name.rpartition("/nodes/")[0]
-
-    @property
-    def id(self) -> str:
-        """The last part of its name."""
-        return self.name.rpartition("/")[2]
-
-    def hold(self) -> Hold:
-        """The chips that it takes of its pool."""
-        return Hold(pool=self.pool, chips=self.accelerator.chips)
-
     def boot(self, hardware: Hardware) -> None:
         """Its workers come up; the first time they get names, addresses and host keys, which stay theirs."""
         if self.addresses:
@@ -191,12 +162,8 @@ class Node:
     @property
     def instances(self) -> list[str]:
         """The instance names of its workers, in worker order: t1v-n-1a2b3c4d-w-0."""
-        return [f"{self.instance_prefix}-w-{worker}" for worker in range(self.accelerator.hosts)]
-
-    @property
-    def instance_prefix(self) -> str:
-        """What its workers' instance names begin with: t1v-n-1a2b3c4d."""
-        return f"t1v-n-{hashlib.sha256(f'{self.name} {self.incarnation}'.encode()).hexdigest()[:8]}"
+        unique = hashlib.sha256(f"{self.name} {self.incarnation}".encode()).hexdigest()[:8]
+        return [f"t1v-n-{unique}-w-{worker}" for worker in range(self.accelerator.hosts)]
 
     def _endpoints(self) -> list[Json]:
         external = self.spec.get("networkConfig", {}).get("enableExternalIps", False)
@@ -235,6 +202,10 @@ class Node:
             answer["health"] = "UNHEALTHY_MAINTENANCE" if self.state == "REPAIRING" else "HEALTHY"
         return answer
 
+    def as_response(self) -> Json:
+        """As the operation that made or changed it answers."""
+        return self.render() | {"@type": f"{TYPES}Node"}
+
     def guest_attributes(self) -> list[Json]:
         """Of each worker, what its guest agent has published."""
         found = []
@@ -250,22 +221,17 @@ class Node:
 
 @dataclasses.dataclass(kw_only=True)
 class QueuedResource:
-    """A record of the cloud, changed as time goes on. plans: the nodes that it asks for. closes: when it fails if it
-    still waits."""
+    """A record of the cloud, changed as time goes on. plans: the nodes that it asks for. limit_s: after which it fails
+    if it still waits."""
 
     name: str
     spec: Json
     plans: list[Node]
     created: float
-    closes: float | None = None
+    limit_s: float | None = None
     state: str = "ACCEPTED"
     initiator: str = "USER"
     error: ApiError | None = None
-
-    @property
-    def parent(self) -> str:
-        """projects/…/locations/…"""
-        return self.name.rpartition("/queuedResources/")[0]
 
     def render(self) -> Json:
         """As the API answers."""
@@ -276,3 +242,7 @@ class QueuedResource:
             state["failedData"] = {"error": self.error.as_status()}
         answer = copy.deepcopy(self.spec)
         return answer | {"name": self.name, "createTime": timestamp(self.created), "state": state}
+
+    def as_response(self) -> Json:
+        """As the operation that made it answers."""
+        return self.render() | {"@type": f"{TYPES}QueuedResource"}

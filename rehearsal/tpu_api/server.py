@@ -3,71 +3,84 @@
 Any bearer token is taken, and none too; none is ever logged. Every answer says in a header that it is a simulator's.
 """
 
-import contextlib
 import http.server
 import json
 import logging
-import socket
 import sys
 import threading
+from types import TracebackType
 from typing import Any
 
 from rehearsal.tpu_api import discovery
 from rehearsal.tpu_api.api_error import ApiError
-from rehearsal.tpu_api.cloud import Cloud
+from rehearsal.tpu_api.capacity import Limits, Offers, Pool
+from rehearsal.tpu_api.cloud import Clock, Cloud, Delays
 from rehearsal.tpu_api.control import Control
 from rehearsal.tpu_api.methods import PREFIX, Methods
+from rehearsal.tpu_api.resources import Hardware, NoHardware
 
 Json = dict[str, Any]
 
 LOG = logging.getLogger("rehearsal")
 HEADER = ("X-Rehearsal", "a simulator of the Cloud TPU API, not Google")
-LARGEST_BODY = 10 << 20
 
 
-class Server(http.server.ThreadingHTTPServer):
-    """One thread a connection. `close` ends them all."""
+class TpuApi:
+    """The simulator, from `with` to the end of its block. `url` is the API's endpoint, `control` the other side.
 
-    daemon_threads = False  # so that close waits for them
-    request_queue_size = 64
+    capacity, quota: chips by pool, "ZONE:PREFIX:TIER"; all other pools have `other_chips`, None for no end.
+    hardware: what stands behind the workers; None: nothing.
+    """
 
-    def __init__(self, *, cloud: Cloud, methods: Methods, control: Control) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.cloud = cloud
-        self.methods = methods
-        self.control = control
+    def __init__(
+        self,
+        *,
+        capacity: dict[str, int] | None = None,
+        quota: dict[str, int] | None = None,
+        other_chips: int | None = None,
+        delays: Delays | None = None,
+        clock: Clock | None = None,
+        hardware: Hardware | None = None,
+    ) -> None:
+        has = {Pool.parse(pool): chips for pool, chips in (capacity or {}).items()}
+        may = {Pool.parse(pool): chips for pool, chips in (quota or {}).items()}
+        self.cloud = Cloud(
+            clock=clock or Clock(),
+            delays=delays or Delays(),
+            capacity=Limits(has, other_chips),
+            quota=Limits(may, None),
+            hardware=hardware or NoHardware(),
+        )
+        self.control = Control(self.cloud)
+        self._methods = Methods(self.cloud, Offers(has))
         self.closing = threading.Event()
-        self._connections: set[socket.socket] = set()
-        self._guard = threading.Lock()
+        self._server = _Server(self)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), name="tpu-api", daemon=True
+        )
 
-    def opened(self, connection: socket.socket) -> None:
-        """A handler has begun."""
-        with self._guard:
-            self._connections.add(connection)
-        if self.closing.is_set():  # it was taken before close looked, and would wait for a request for ever
-            hang_up(connection)
+    @property
+    def url(self) -> str:
+        """http://127.0.0.1:PORT"""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def closed(self, connection: socket.socket) -> None:
-        """A handler has ended."""
-        with self._guard:
-            self._connections.discard(connection)
+    def __enter__(self) -> "TpuApi":
+        self._thread.start()
+        return self
 
-    def close(self) -> None:
-        """Answer nobody any more; every thread has ended when this returns."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nobody is answered any more; connections that are still open hear so with their next request."""
         self.closing.set()
-        self.shutdown()
-        with self._guard:
-            for connection in self._connections:
-                hang_up(connection)
-        self.server_close()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away in the middle is no news."""
-        LOG.debug("the connection from %s ended early: %s", client_address, sys.exception())
-        del request
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
     def answer(self, http_method: str, target: str, body: bytes) -> tuple[int, Json] | None:
         """HTTP code and body; None: the connection is to end without an answer. Raises ApiError."""
+        if self.closing.is_set():
+            return None
         document = discovery.shipped()
         call = document.call(http_method, target, body)
         with self.cloud.lock:
@@ -77,7 +90,7 @@ class Server(http.server.ThreadingHTTPServer):
             if fault is not None and (error := fault.error()) is not None:
                 raise error
             self.cloud.settle()
-            answer = self.methods.carry_out(call)
+            answer = self._methods.carry_out(call)
         if wrong := document.wrong(call.method.response, answer):
             said = "; ".join(f"{at}: {words}" for at, words in wrong)
             raise ApiError("INTERNAL", f"the simulator's own answer to {call.method.id} is wrong: {said}")
@@ -86,31 +99,36 @@ class Server(http.server.ThreadingHTTPServer):
         return None if fault is not None and fault.kind == "cut-after" else (200, answer)
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class _Server(http.server.ThreadingHTTPServer):
+    """One thread a connection, which a process that ends does not wait for."""
+
+    request_queue_size = 64
+
+    def __init__(self, api: TpuApi) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.api = api
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away in the middle is no news."""
+        LOG.debug("the connection from %s ended early: %s", client_address, sys.exception())
+        del request
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
     """Reads a request, has it answered, writes the answer."""
 
-    server: Server
+    server: _Server
     protocol_version = "HTTP/1.1"
     server_version = "rehearsal"
     sys_version = ""
     timeout = 600  # of a connection that says nothing
-    disable_nagle_algorithm = (
-        True  # an answer goes out in two writes; the second would wait 40 ms for the first's receipt
-    )
-
-    def setup(self) -> None:
-        self.server.opened(self.request)
-        super().setup()
-
-    def finish(self) -> None:
-        try:
-            super().finish()
-        finally:
-            self.server.closed(self.request)
+    # An answer goes out in two writes; the second would wait 40 ms for the first's receipt.
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         try:
-            answered = self._answer()
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            answered = self.server.api.answer(self.command, self.path, body)
         except ApiError as error:
             answered = error.http_code, error.as_answer()
         except Exception as error:
@@ -119,20 +137,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             answered = bug.http_code, bug.as_answer()
         if answered is None:
             self.close_connection = True
-            hang_up(self.request)
         else:
             self._write(*answered)
 
     do_POST = do_PATCH = do_DELETE = do_PUT = do_GET
-
-    def _answer(self) -> tuple[int, Json] | None:
-        length = self.headers.get("Content-Length", "0")
-        if not length.isdecimal() or int(length) > LARGEST_BODY or "Transfer-Encoding" in self.headers:
-            self.close_connection = True
-            raise ApiError(
-                "INVALID_ARGUMENT", f"the body's length must be given and at most {LARGEST_BODY} bytes"
-            )
-        return self.server.answer(self.command, self.path, self.rfile.read(int(length)))
 
     def _write(self, code: int, answer: Json) -> None:
         content = (json.dumps(answer, indent=2, ensure_ascii=False) + "\n").encode()
@@ -146,9 +154,3 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: the path as it stands can hold a token."""
-
-
-def hang_up(connection: socket.socket) -> None:
-    """End a connection at once, whatever its handler does."""
-    with contextlib.suppress(OSError):  # the other side may have been first
-        connection.shutdown(socket.SHUT_RDWR)

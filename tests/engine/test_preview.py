@@ -6,7 +6,7 @@ import pulumi
 import pytest
 from pulumi_gcp import compute
 
-from rehearsal.preview import preview
+from rehearsal.offline_preview import preview
 from tools.pulumi_cli import PulumiCli
 
 

@@ -65,8 +65,11 @@ class Gateway:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Gateway]:
-    """The gateway with three disks, whose files lie in `folder`: an empty one, one with swap, one of unknown use."""
+def running(folder: Path, *, installed: bool = False) -> Iterator[Gateway]:
+    """The gateway with three disks, whose files lie in `folder`: an empty one, one with swap, one of unknown use.
+
+    installed: the packages that its script installs are there already.
+    """
     share, swap, scribbled = (Disk(name=each, file=folder / each) for each in ("share", "swap", "scribbled"))
     for disk, size_mib in ((share, 256), (swap, 64), (scribbled, 64)):
         disk.file.touch()
@@ -77,7 +80,7 @@ def running(folder: Path) -> Iterator[Gateway]:
         file.write(b"somebody's data in a format that nobody knows")
     with (
         _metadata_server() as (port, told),
-        started(debian.image(), (share, swap, scribbled), folder) as guest,
+        started(debian.image(installed=installed), (share, swap, scribbled), folder) as guest,
     ):
         metadata = f"10.0.2.2:{port}"
         serve = startup.Gateway(export=EXPORT, clients=("10.0.2.0/24", "10.9.0.0/16"), uid=UID, gid=GID)

@@ -41,21 +41,21 @@ def test_what_is_written_is_read_and_only_its_user_may(folder: Path) -> None:
     assert stat.S_IMODE((folder / state.FILE).stat().st_mode) == 0o600
 
 
-def test_without_a_rehearsal_the_remedy_is_to_start_one(folder: Path) -> None:
+def test_a_rehearsal_that_is_not_up_not_ready_or_of_another_version_is_not_believed(
+    folder: Path, environ: dict[str, str]
+) -> None:
     with pytest.raises(RehearsalError, match="`fab rehearsal up` starts one"):
         state.require(folder)
-
-
-def test_a_rehearsal_whose_daemon_was_killed_is_not_believed(folder: Path, environ: dict[str, str]) -> None:
     state.write(folder, READY)
-    with pytest.raises(RehearsalError, match="fab rehearsal down"):
+    with pytest.raises(RehearsalError, match="fab rehearsal down"):  # its daemon was killed
         state.open_rehearsal(environ)
-    with (
-        filelock.FileLock(folder / state.LOCK),
-        pytest.raises(RehearsalError, match="is starting, not ready"),
-    ):
-        state.write(folder, State(phase="starting", pid=1, socket="", hosts=2))
+    state.write(folder, State(phase="starting", pid=1, socket="", hosts=2))
+    with filelock.FileLock(folder / state.LOCK), pytest.raises(RehearsalError, match="starting, not ready"):
         state.require(folder)
+    for text in ("{", "[]", '{"version": 1}', json.dumps({"version": 99})):
+        (folder / state.FILE).write_text(text)
+        with pytest.raises(RehearsalError, match="fab rehearsal down"):
+            state.read(folder)
 
 
 def test_launching_gets_stand_ins_first_and_a_bucket_past_every_proxy(
@@ -66,26 +66,12 @@ def test_launching_gets_stand_ins_first_and_a_bucket_past_every_proxy(
         opened = state.open_rehearsal(environ)
     assert opened.inventory_json == '{"version": 1}'
     assert (opened.platform, opened.python, opened.device_globs) == ("cpu", "/opt/python", ("/dev/x*",))
-    assert opened.environment["PATH"] == f"{state.STAND_INS}:/usr/bin:/bin"
+    path = opened.environment["PATH"]
+    assert path == f"{state.STAND_INS}:/usr/bin:/bin" == state.stand_ins_first(path)
+    assert state.without_stand_ins(path) == environ["PATH"]
     assert opened.environment["STORAGE_EMULATOR_HOST"] == "http://172.18.255.254:4443"
     assert opened.environment["no_proxy"] == "corp,172.18.255.254,127.0.0.1"
     assert opened.environment[state.FOLDER_VARIABLE] == str(folder)
-
-
-def test_stand_ins_stand_on_path_once_and_can_be_taken_off_it(environ: dict[str, str]) -> None:
-    once = state.stand_ins_first(environ["PATH"])
-    assert state.stand_ins_first(once) == once
-    assert state.without_stand_ins(once) == environ["PATH"]
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}', json.dumps({"version": 99})])
-def test_a_file_that_another_version_wrote_or_that_is_torn_is_refused_with_the_remedy(
-    folder: Path, text: str
-) -> None:
-    folder.mkdir()
-    (folder / state.FILE).write_text(text)
-    with pytest.raises(RehearsalError, match="fab rehearsal down"):
-        state.read(folder)
 
 
 def test_two_folders_are_two_rehearsals(tmp_path: Path) -> None:

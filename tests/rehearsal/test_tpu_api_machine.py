@@ -11,7 +11,6 @@ from rehearsal.tpu_api.capacity import Limits, Offers, Pool
 from rehearsal.tpu_api.cloud import Cloud
 from rehearsal.tpu_api.control import Control
 from rehearsal.tpu_api.discovery import shipped
-from rehearsal.tpu_api.lifecycle import grant_capacity
 from rehearsal.tpu_api.methods import Methods
 from rehearsal.tpu_api.resources import NODE_EDGES, QUEUE_EDGES, QUEUED
 
@@ -26,16 +25,13 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(chips=st.integers(0, 64))
     def start(self, chips: int) -> None:
-        self.clock = Clock(frozen_at=0.0)
-        capacity = Limits({SPOT: chips}, 0)
         self.cloud = Cloud(
-            clock=self.clock,
+            clock=Clock(frozen_at=0.0),
             delays=Delays(),
-            capacity=capacity,
+            capacity=Limits({SPOT: chips}, 0),
             quota=Limits({}, None),
             hardware=NoHardware(),
         )
-        self.cloud.on_capacity(lambda: grant_capacity(self.cloud))
         self.control = Control(self.cloud)
         self.methods = Methods(self.cloud, Offers([SPOT]))
         self.forced: list[Any] = []  # operations of forced deletions, and the names that they are about
@@ -108,8 +104,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def no_more_chips_are_held_than_there_are(self) -> None:
-        held = sum(hold.chips for hold in self.cloud.held())
-        assert held <= (self.cloud.capacity.of(SPOT) or 0)
+        assert self.cloud.held()[SPOT] <= (self.cloud.capacity.of(SPOT) or 0)
 
     @invariant()
     def every_node_of_a_queued_resource_has_it(self) -> None:

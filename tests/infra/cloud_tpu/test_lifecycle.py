@@ -248,7 +248,7 @@ def test_when_the_engine_is_gone_the_waiting_ends_and_nothing_is_deleted(sold_ou
 
 
 def test_what_was_served_is_not_given_back_because_a_node_is_shown_late(cloud: Cloud) -> None:
-    nodes = cloud.api._server.cloud.nodes
+    nodes = cloud.api.cloud.nodes
 
     def hide() -> None:
         cloud.control.advance(5)
@@ -448,7 +448,7 @@ def test_a_deletion_that_does_not_end_is_an_error_and_stays_in_the_state(new_clo
 
 def test_a_node_that_is_left_of_ours_is_deleted_with_it(stack: Stack) -> None:
     stack.up()
-    name = stack.cloud.api._server.cloud.node(NODE).queued_resource
-    stack.cloud.api._server.cloud.queued_resources.pop(name)  # type: ignore[arg-type]
+    name = stack.cloud.api.cloud.node(NODE).queued_resource
+    stack.cloud.api.cloud.queued_resources.pop(name)  # type: ignore[arg-type]
     stack.destroy()
     assert stack.cloud.alive() == []

@@ -58,14 +58,14 @@ def test_workers_come_in_order_with_addresses_name_and_keys() -> None:
 
 def unpublish(cloud: Cloud, worker: int) -> dict[tuple[int, str, str], str]:
     """As before its guest agent has run; what it would publish."""
-    attributes = cloud.api._server.cloud.node(NODE).attributes
+    attributes = cloud.api.cloud.node(NODE).attributes
     return {key: attributes.pop(key) for key in list(attributes) if key[0] == worker}
 
 
 def test_a_worker_that_publishes_late_is_waited_for(cloud: Cloud) -> None:
     outputs = cloud.create()
     late = unpublish(cloud, 2)
-    cloud.at_sleep(3, lambda: cloud.api._server.cloud.node(NODE).attributes.update(late))
+    cloud.at_sleep(3, lambda: cloud.api.cloud.node(NODE).attributes.update(late))
     again = cloud.update(outputs)
     assert again["nodes"] == outputs["nodes"]
     assert "has published no name" not in cloud.said
@@ -82,7 +82,7 @@ def test_a_worker_that_does_not_publish_is_a_warning_and_a_refresh_finds_it_late
         True,
     ]
     assert "warning: main: worker 2 has published no name or host key yet" in cloud.said
-    cloud.api._server.cloud.node(NODE).attributes.update(late)
+    cloud.api.cloud.node(NODE).attributes.update(late)
     read = cloud.read(without)
     assert read is not None and read["nodes"] == outputs["nodes"]
 
@@ -163,7 +163,7 @@ def test_a_worker_that_does_not_publish_is_waited_for_so_long_and_found_by_a_ref
     made = provider.create(dict(NODE_PROPS))
     assert made.outs is not None and made.outs["workers"][1]["host_keys"] == []
     assert 50 <= with_node.clock.now() - before <= 70
-    with_node.api._server.cloud.node(NODE).attributes.update(late)
+    with_node.api.cloud.node(NODE).attributes.update(late)
     read = provider.read(made.id, dict(made.outs))
     assert read.outs is not None and read.outs["workers"][1]["host_keys"]
 

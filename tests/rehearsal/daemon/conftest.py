@@ -15,7 +15,9 @@ import pytest
 from rehearsal import state
 from rehearsal.daemon import cli
 from rehearsal.daemon.node_machines import NodeMachines
-from rehearsal.machines import Kind, Machine, docker_engine, guardian
+from rehearsal.machines import docker_engine, guardian
+from rehearsal.machines.host_image import Kind
+from rehearsal.machines.machines import Machine
 from rehearsal.tpu_api import Delays, TpuApi
 from tools import stand_in_base
 
@@ -139,14 +141,11 @@ class Lab:
         self.hosts = NodeMachines(
             machines=self.paper,  # type: ignore[arg-type]
             addresses=addresses,
-            make=self._make,
+            authorized_key="ssh-ed25519 AAAA",
             say=self.said.append,
             moved=self._moved,
         )
         self.api = TpuApi(hardware=self.hosts, delays=Delays().scaled(0))
-
-    def _make(self, name: str, address: str, private_key: str) -> Machine:
-        return Machine(name=name, address=address, host_key_private_pem=private_key, authorized_keys=())
 
     def _moved(self) -> None:
         self.moves += 1

@@ -10,8 +10,8 @@ from unittest import mock
 
 import pytest
 
-from rehearsal.machines import Machines
-from tests.rehearsal.faults.pair import CORPUS, NAMES, Pair, inventory_of, machine
+from rehearsal.machines.machines import Machine, Machines
+from tests.rehearsal.faults.pair import CORPUS, NAMES, Pair, inventory_of
 from tests.rehearsal.machines.conftest import new_key
 from tests.runs.conftest import write_corpus
 from tests.runs.lab import Losses, losses
@@ -31,7 +31,12 @@ def whole_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with Machines(name=f"test-{secrets.token_hex(4)}", say=print, environ=environ) as machines:
         addresses = dict(zip(NAMES, machines.network.addresses(len(NAMES)), strict=True))
         with ThreadPoolExecutor(len(NAMES)) as pool:
-            hosts = [machine(name, addresses[name], keys[name].private, own.public) for name in NAMES]
+            hosts = [
+                Machine(
+                    name=name, address=addresses[name], host_key=keys[name].private, authorized_key=own.public
+                )
+                for name in NAMES
+            ]
             list(pool.map(machines.boot, hosts))
         with mock.patch.dict(os.environ, launchers):
             made = Pair(

@@ -23,7 +23,8 @@ from launch.runs import Run
 from launch.ssh import transport
 from launch.ssh.connection import Limits, Ssh
 from launch.targets import Given, Target, Wanted
-from rehearsal.machines import DEVICE, PYTHON, Machine, Machines
+from rehearsal.machines.host_image import DEVICE, PYTHON
+from rehearsal.machines.machines import Machines
 
 NAMES = ("w-0", "w-1")
 SHARE = "/mnt/share"
@@ -134,7 +135,7 @@ class Pair:
 
     def left_over(self, name: str) -> str:
         """What a run or an agent has left on a host; "" where nothing is."""
-        container, _ = self.machines.find(name)
+        container = self.machines.find(name)
         done = container.exec_run(["python3", "-S", "-E", "-c", LEFT_OVER, DEVICE], user=USER,
                                   environment={"HOME": f"/home/{USER}"})  # fmt: skip
         assert done.exit_code == 0, done.output
@@ -152,7 +153,7 @@ class Pair:
 
     def run_names(self) -> list[str]:
         """The runs that have a directory on the share."""
-        container, _ = self.machines.find(NAMES[0])
+        container = self.machines.find(NAMES[0])
         done = container.exec_run(["sh", "-c", f"ls {SHARE}/runs 2>/dev/null || true"], user=USER)
         return sorted(done.output.decode().split())
 
@@ -216,54 +217,45 @@ def inventory_of(addresses: dict[str, str], host_keys: dict[str, str]) -> Invent
     return Inventory(stack="by-hand", project=None, storage=storage, images={}, gateway=None, slices=(one,))
 
 
-def machine(name: str, address: str, private_key: str, public_key: str) -> Machine:
-    return Machine(
-        name=name,
-        address=address,
-        host_key_private_pem=private_key,
-        authorized_keys=(public_key,),
-        user=USER,
-        share_mount=SHARE,
-    )
-
-
 # --- what goes wrong with a host of the pair, and how it is mended ---------------------------------------------------
-
-CLOCK_S = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """cause, undo: methods of Faults, or of Machines, that take a machine's name. says: a part of what the launcher
-    must say of that host."""
+    """cause, undo: what is done to a host of the pair. says: a part of what the launcher must say of that host."""
 
-    cause: str
-    undo: str
-    says: str = ""
-
-    def happen(self, pair: Pair, host: str) -> None:
-        if self is CLOCK_OFF:
-            pair.faults.set_clock(host, CLOCK_S)
-        else:
-            getattr(pair.machines if self is KILLED else pair.faults, self.cause)(host)
-
-    def mend(self, pair: Pair, host: str) -> None:
-        if self is CLOCK_OFF:
-            pair.faults.set_clock(host, 0.0)
-        else:
-            getattr(pair.machines if self is KILLED else pair.faults, self.undo)(host)
+    cause: Callable[[Pair, str], object]
+    undo: Callable[[Pair, str], object]
+    says: str
 
 
-KILLED = Fault("kill", "restart", "does not answer")
-CUT_OFF = Fault("cut", "heal", "does not answer")
-DISK_FULL = Fault("fill_disk", "empty_disk", "No space left")
-SHARE_FULL = Fault("fill_share", "empty_share", "No space left")
-DEVICE_HELD = Fault("hold_device", "release_device", "accel0 is held by pid")
-SHARE_MISSING = Fault("unmount_share", "mount_share", "/mnt/share is not mounted")
-PYTHON_MISSING = Fault("break_python", "mend_python", "/opt/jobs/bin/python")
-KEY_REFUSED = Fault("refuse_keys", "accept_keys", "does not let")
-HOST_KEY_CHANGED = Fault("change_host_key", "restore_host_key", "key")
-CLOCK_OFF = Fault("set_clock", "set_clock", "the clock is +36")
+def of_faults(cause: str, undo: str, says: str) -> Fault:
+    """cause, undo: methods of Faults that take a machine's name."""
+    return Fault(
+        lambda pair, host: getattr(pair.faults, cause)(host),
+        lambda pair, host: getattr(pair.faults, undo)(host),
+        says,
+    )
+
+
+KILLED = Fault(
+    lambda pair, host: pair.machines.kill(host),
+    lambda pair, host: pair.machines.restart(host),
+    "does not answer",
+)
+CLOCK_OFF = Fault(
+    lambda pair, host: pair.faults.set_clock(host, 3600.0),
+    lambda pair, host: pair.faults.set_clock(host, 0.0),
+    "the clock is +36",
+)
+CUT_OFF = of_faults("cut", "heal", "does not answer")
+DISK_FULL = of_faults("fill_disk", "empty_disk", "No space left")
+SHARE_FULL = of_faults("fill_share", "empty_share", "No space left")
+DEVICE_HELD = of_faults("hold_device", "release_device", "accel0 is held by pid")
+SHARE_MISSING = of_faults("unmount_share", "mount_share", "/mnt/share is not mounted")
+PYTHON_MISSING = of_faults("break_python", "mend_python", "/opt/jobs/bin/python")
+KEY_REFUSED = of_faults("refuse_keys", "accept_keys", "does not let")
+HOST_KEY_CHANGED = of_faults("change_host_key", "restore_host_key", "key")
 
 
 @contextlib.contextmanager
@@ -271,18 +263,18 @@ def broken(pair: Pair, *faults: tuple[Fault, str]) -> Iterator[None]:
     """The pair with these faults, which are mended again whatever happens."""
     with contextlib.ExitStack() as stack:
         for fault, host in faults:
-            stack.callback(fault.mend, pair, host)
-            fault.happen(pair, host)
+            stack.callback(fault.undo, pair, host)
+            fault.cause(pair, host)
         yield
 
 
 @contextlib.contextmanager
-def ready(pair: Pair, fault: Fault, host: str) -> Iterator[Callable[[], None]]:
+def ready(pair: Pair, fault: Fault, host: str) -> Iterator[Callable[[], object]]:
     """Call what it gives, and the fault is there; it is mended at the end."""
     try:
-        yield lambda: fault.happen(pair, host)
+        yield lambda: fault.cause(pair, host)
     finally:
-        fault.mend(pair, host)
+        fault.undo(pair, host)
 
 
 @contextlib.contextmanager

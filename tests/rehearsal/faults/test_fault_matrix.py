@@ -21,7 +21,7 @@ from launch.hosts import HostsError
 from launch.launch import LaunchFailed
 from launch.runs import Run
 from launch.targets import Target
-from rehearsal.machines import PYTHON
+from rehearsal.machines.host_image import PYTHON
 from tests.rehearsal.faults import pair as pairs
 from tests.rehearsal.faults.pair import (
     CLOCK_OFF,
@@ -164,17 +164,16 @@ FEWEST_BEATS = 5
 HUNG_LIMIT_S = 90.0
 SAVING = ("--checkpoint-every", "2")
 """Of a run that does little else."""
+# The last: whether it happens while a checkpoint is being written.
 TRAINING_CASES = {
-    "host-1-killed": (KILLED, NAMES[1]),
-    "host-0-killed": (KILLED, NAMES[0]),
-    "host-1-cut-off": (CUT_OFF, NAMES[1]),
-    "disk-full": (DISK_FULL, NAMES[1]),
-    "share-full": (SHARE_FULL, NAMES[1]),
-    "mount-missing": (SHARE_MISSING, NAMES[0]),
-}
-CHECKPOINT_CASES = {
-    "host-1-killed": (KILLED, NAMES[1]),
-    "share-full": (SHARE_FULL, NAMES[0]),
+    "host-1-killed": (KILLED, NAMES[1], False),
+    "host-0-killed": (KILLED, NAMES[0], False),
+    "host-1-cut-off": (CUT_OFF, NAMES[1], False),
+    "disk-full": (DISK_FULL, NAMES[1], False),
+    "share-full": (SHARE_FULL, NAMES[1], False),
+    "mount-missing": (SHARE_MISSING, NAMES[0], False),
+    "saving-host-1-killed": (KILLED, NAMES[1], True),
+    "saving-share-full": (SHARE_FULL, NAMES[0], True),
 }
 
 
@@ -198,7 +197,7 @@ def disturbed(
     pair: Pair,
     fault: Fault,
     host: str,
-    *more: str,
+    *,
     saving: bool = False,
     run_id: str = "",
     step: int = FAULT_AT_STEP,
@@ -207,7 +206,11 @@ def disturbed(
     one that is resumed for it."""
     with ready(pair, fault, host) as happens:
         with pair.target() as target:
-            run = pair.launch(target, *more, resume=runs.find(target.runs, run_id) if run_id else None)
+            run = pair.launch(
+                target,
+                *(SAVING if saving else ()),
+                resume=runs.find(target.runs, run_id) if run_id else None,
+            )
             pair.reach(run, step)
             if saving:
                 until(lambda: pair.state(target, run) == "saving", "a checkpoint is being written", 60.0, 0.0)
@@ -223,7 +226,7 @@ def disturbed(
 def test_a_run_that_meets_a_full_share_in_a_checkpoint_and_then_loses_a_host_has_the_same_losses(
     pair: Pair, right_losses: Losses
 ) -> None:
-    run_id = disturbed(pair, SHARE_FULL, NAMES[0], *SAVING, saving=True)
+    run_id = disturbed(pair, SHARE_FULL, NAMES[0], saving=True)
     with pair.target() as target:
         state, _ = pair.finish(target, runs.find(target.runs, run_id))
         pair.until_clean()
@@ -239,21 +242,11 @@ def test_a_run_that_meets_a_full_share_in_a_checkpoint_and_then_loses_a_host_has
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("fault", "host"), TRAINING_CASES.values(), ids=TRAINING_CASES.keys())
+@pytest.mark.parametrize(("fault", "host", "saving"), TRAINING_CASES.values(), ids=TRAINING_CASES.keys())
 def test_a_run_whose_host_fails_stops_everywhere_and_goes_on_with_the_same_losses(
-    pair: Pair, right_losses: Losses, fault: Fault, host: str
+    pair: Pair, right_losses: Losses, fault: Fault, host: str, saving: bool
 ) -> None:
-    state, found = mended_and_gone_on(pair, disturbed(pair, fault, host))
-    assert state in ("failed", "lost", "done")
-    assert found == right_losses
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("fault", "host"), CHECKPOINT_CASES.values(), ids=CHECKPOINT_CASES.keys())
-def test_a_fault_in_a_checkpoint_leaves_one_to_go_on_from_with_the_same_losses(
-    pair: Pair, right_losses: Losses, fault: Fault, host: str
-) -> None:
-    state, found = mended_and_gone_on(pair, disturbed(pair, fault, host, *SAVING, saving=True))
+    state, found = mended_and_gone_on(pair, disturbed(pair, fault, host, saving=saving))
     assert state in ("failed", "lost", "done")
     assert found == right_losses
 

@@ -14,11 +14,10 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from rehearsal.machines import Machine, Machines
 from rehearsal.machines.docker_engine import connect
+from rehearsal.machines.machines import Machine, Machines
 from tools import stand_in_base
 
-SHARE = "/mnt/share"
 ANSWER_LIMIT_S = 30
 
 
@@ -52,20 +51,19 @@ class Lab:
         self._identity.touch(0o600)
         self._identity.write_text(self._own.private)
 
-    def boot(self, name: str, environment: Mapping[str, str] | None = None, **changed: str) -> None:
-        """A machine with a free address, the person's key and the share."""
-        taken = [each.address for each in self.machines.list()]
-        self.addresses[name] = changed.get("address") or self.machines.network.addresses(1, taken=taken)[0]
+    def boot(self, name: str, address: str = "") -> None:
+        """A machine with an address of its own, unless one is given, and the person's key."""
+        free = iter(self.machines.network.addresses(4))
+        self.addresses[name] = address or next(each for each in free if each not in self.addresses.values())
         self.keys[name] = new_key()
-        machine = Machine(
-            name=name,
-            address=self.addresses[name],
-            host_key_private_pem=self.keys[name].private,
-            authorized_keys=(self._own.public,),
-            environment=environment or {},
-            share_mount=SHARE,
+        self.machines.boot(
+            Machine(
+                name=name,
+                address=self.addresses[name],
+                host_key=self.keys[name].private,
+                authorized_key=self._own.public,
+            )
         )
-        self.machines.boot(machine)
 
     def ssh_command(self, name: str, command: str, *, host_key: str | None = None) -> list[str]:
         """OpenSSH's, with the machine's key pinned."""
@@ -121,7 +119,7 @@ def lab(
     """Two machines, w-0 and w-1. What a test breaks it mends."""
     with Machines(name=new_name(), say=print, environ=environ) as machines:
         lab = Lab(machines, tmp_path_factory.mktemp("lab"))
-        lab.boot("w-0", {"WORDS": 'a "b" $c \\d'})
+        lab.boot("w-0")
         lab.boot("w-1")
         yield lab
 

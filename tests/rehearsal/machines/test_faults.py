@@ -12,7 +12,8 @@ from typing import IO, Any
 
 import pytest
 
-from rehearsal.machines import PYTHON, MachinesError
+from rehearsal.machines.docker_engine import MachinesError
+from rehearsal.machines.host_image import PYTHON
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test may have to build the image
 
@@ -58,7 +59,7 @@ def test_a_machine_that_is_cut_off_tells_nobody_and_its_connections_go_on_when_i
             while comes(ticks, 0):  # what had come before
                 pass
             assert comes(ticks, 1.0) == b""
-            container, _ = lab.machines.find("w-0")
+            container = lab.machines.find("w-0")
             assert container.exec_run("cat /home/sa_rehearsal/received").output == b"before\n"
             assert not reachable(lab.addresses["w-0"])
             assert lab.try_ssh("w-1", peer).returncode == 124  # timeout's own: nothing came back
@@ -83,13 +84,11 @@ def test_a_clock_that_is_off_is_so_for_new_connections_and_for_nothing_that_meas
         assert wall - time.time() == pytest.approx(seconds, abs=5)
         assert monotonic == pytest.approx(time.monotonic(), abs=5)
         assert int(lab.ssh("w-0", "date +%s")) - time.time() == pytest.approx(seconds, abs=5)
-        assert lab.ssh("w-0", "printenv WORDS") == 'a "b" $c \\d'
+        assert lab.ssh("w-0", "printenv NO_GCE_CHECK") == "true"
         assert int(lab.ssh("w-1", "date +%s")) == pytest.approx(time.time(), abs=5)
     finally:
         lab.faults.set_clock("w-0", 0.0)
-    assert lab.ssh("w-0", "date +%s; printenv LD_PRELOAD FAKETIME; printenv WORDS").splitlines()[1:] == [
-        'a "b" $c \\d'
-    ]
+    assert lab.ssh("w-0", "printenv LD_PRELOAD FAKETIME NO_GCE_CHECK; true") == "true"
     assert int(lab.ssh("w-0", "date +%s")) == pytest.approx(time.time(), abs=5)
 
 
@@ -106,7 +105,6 @@ def test_the_newest_job_process_stands_still_until_it_may_go_on(lab: Lab, eventu
         eventually(lambda: lab.ssh("w-0", state) == "T")
         lab.faults.unwedge("w-0", int(pids[1]))
         eventually(lambda: lab.ssh("w-0", state) == "S")
-        assert lab.faults.wedge("w-0", int(pids[0])) == int(pids[0])
         with pytest.raises(MachinesError, match=r"there is no machine 'w-9'; there are: w-0, w-1"):
             lab.faults.cut("w-9")
     finally:

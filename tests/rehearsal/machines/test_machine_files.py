@@ -1,8 +1,7 @@
-"""The pure half: names, networks, sshd's lines, the image's name and its build's output. Nothing here needs Docker."""
+"""The pure half: networks, sshd's lines, the image's name and what its build needs. Nothing here needs Docker."""
 
 from __future__ import annotations
 
-import dataclasses
 import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -14,9 +13,10 @@ import requests
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rehearsal.machines import Machine, MachinesError, Network, docker_engine, host_image, machine
-from rehearsal.machines.machine import shifted
-from rehearsal.machines.machines import container_options
+from rehearsal.machines import docker_engine, host_image
+from rehearsal.machines.docker_engine import MachinesError
+from rehearsal.machines.faults import shifted
+from rehearsal.machines.machines import Machine, container_options
 from rehearsal.machines.servers import (
     REGISTRY_SERVER,
     Registry,
@@ -26,119 +26,86 @@ from rehearsal.machines.servers import (
 )
 from tools import go
 
+KINDS: tuple[host_image.Kind, ...] = ("plain", "docker")
 
-def test_without_docker_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_without_docker_or_go_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as nobody:  # bound and not listening: a connection is refused
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{nobody.getsockname()[1]}")
-        with pytest.raises(
-            MachinesError, match=r"does not answer at tcp://.*apt-get install docker\.io.*usermod"
-        ):
+        with pytest.raises(MachinesError, match=r"not answer at tcp://.*apt-get install docker\.io.*usermod"):
             docker_engine.connect()
+    monkeypatch.setattr(go, "OTHER_PLACES", ())
+    environ = {"PATH": "/nonexistent", "XDG_CACHE_HOME": str(tmp_path)}
+    with pytest.raises(MachinesError, match=r"builds the image registry with Go, and there is no Go 1\.21"):
+        find_or_build_program(REGISTRY_SERVER, environ, print)
 
 
-@pytest.mark.parametrize("name", ["", "A", "a_b", "-a", "a-", "a" * 41, "a/b"])
-def test_a_name_that_docker_would_not_take_is_refused(name: str) -> None:
-    with pytest.raises(MachinesError, match="choose another name"):
-        docker_engine.checked_name(name, "rehearsal")
-
-
-def test_addresses_for_machines_are_none_of_those_in_use() -> None:
-    network = Network(
-        name="n", subnet="10.0.0.0/29",
-        laptop_address="10.0.0.1", storage_address="10.0.0.6", registry_address="10.0.0.4",
-    )  # fmt: skip
-    assert network.addresses(2, taken=["10.0.0.3"]) == ["10.0.0.2", "10.0.0.5"]
-    with pytest.raises(MachinesError, match="no 4 free addresses"):
-        network.addresses(4)
-
-
-def test_a_network_without_a_subnet_of_its_own_is_refused() -> None:
-    good = {"Subnet": "172.18.0.0/16", "Gateway": "172.18.0.1"}
-    found = described_network({"Name": "n", "IPAM": {"Config": [{"Subnet": "fd00::/64"}, good]}})
-    addresses = (found.laptop_address, found.storage_address, found.registry_address)
-    assert (found.subnet, *addresses) == ("172.18.0.0/16", "172.18.0.1", "172.18.255.254", "172.18.255.253")
+def test_addresses_for_machines_are_none_of_those_in_use_and_a_network_without_a_subnet_is_refused() -> None:
+    good = {"Subnet": "172.18.0.0/28", "Gateway": "172.18.0.1"}
+    network = described_network({"Name": "n", "IPAM": {"Config": [{"Subnet": "fd00::/64"}, good]}})
+    assert network.addresses(11) == [f"172.18.0.{number}" for number in range(2, 13)]
+    assert (network.registry_address, network.storage_address) == ("172.18.0.13", "172.18.0.14")
+    with pytest.raises(MachinesError, match="no 12 free addresses"):
+        network.addresses(12)
     with pytest.raises(MachinesError, match="no IPv4 subnet"):
         described_network({"Name": "n", "IPAM": {"Config": None}})
 
 
-def test_all_variables_of_a_session_stand_in_one_line_for_sshd_heeds_only_the_first() -> None:
-    said = machine.settings({"A": "1", "B": 'a "b" \\c'})
-    assert said == 'SetEnv "A=1" "B=a \\"b\\" \\\\c"\n'
-    assert machine.settings({}) == ""
-
-
-@pytest.mark.parametrize("environment", [{"A B": "1"}, {"A": "1\nPermitRootLogin yes"}, {"": "1"}])
-def test_a_variable_that_would_be_another_line_for_sshd_is_refused(environment: dict[str, str]) -> None:
-    with pytest.raises(MachinesError, match="environment"):
-        machine.settings(environment)
-
-
-KINDS: tuple[host_image.Kind, ...] = ("plain", "docker")
 shifts = st.integers(-(10**9), 10**9).map(lambda milliseconds: milliseconds / 1000)
 
 
-@given(
-    st.dictionaries(st.from_regex("[A-Z_]{1,5}", fullmatch=True), st.text('ab "\\=+', max_size=5)),
-    shifts,
-    shifts,
-)
-def test_a_clock_that_is_set_again_is_off_by_the_last_alone(
-    environment: dict[str, str], first: float, second: float
-) -> None:
-    settings = machine.settings(environment)
+@given(shifts, shifts)
+def test_a_clock_that_is_set_again_is_off_by_the_last_alone(first: float, second: float) -> None:
+    settings = 'SetEnv "STORAGE_EMULATOR_HOST=http://10.0.0.2:4443" "NO_GCE_CHECK=true"\n'
     assert shifted(shifted(settings, first), second) == shifted(settings, second)
     assert shifted(shifted(settings, first), 0.0) == settings
-    assert len(shifted(settings, first).splitlines()) <= 1
-
-
-@pytest.mark.parametrize("changed", [{"user": "root"}, {"user": "a b"}, {"share_mount": "relative"}])
-def test_a_user_or_a_mount_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
-    good = Machine(name="w", address="10.0.0.2", host_key_private_pem="", authorized_keys=())
-    machine.check(good)
-    with pytest.raises(MachinesError, match=next(iter(changed))):
-        machine.check(dataclasses.replace(good, **changed))
+    assert len(shifted(settings, first).splitlines()) == 1  # sshd heeds only the first SetEnv
 
 
 def test_only_a_machine_that_is_to_have_docker_may_do_what_a_container_otherwise_may_not() -> None:
-    asked = Machine(
-        name="w", address="10.0.0.2", host_key_private_pem="", authorized_keys=(), share_mount="/s"
-    )
+    asked = Machine(name="w", address="10.0.0.2", host_key="", authorized_key="")
     plain = container_options("r", asked, None)
     assert not plain.keys() & {"cap_add", "security_opt", "privileged", "devices"}
-    assert [each["Target"] for each in plain["mounts"]] == ["/s", machine.SPARE_SHARE]
+    assert [each["Target"] for each in plain["mounts"]] == [host_image.SHARE, host_image.SPARE_SHARE]
     able = container_options("r", asked, Registry(address="10.0.0.253", port=32768))
     assert (able["cap_add"], able.get("privileged")) == (["SYS_ADMIN", "NET_ADMIN"], None)
     assert able["environment"]["REGISTRY"] == "32768 10.0.0.253:5000"
     (data,) = [each for each in able["mounts"] if each["Target"] == "/var/lib/docker"]
-    assert data["VolumeOptions"]["Labels"] == {
-        docker_engine.LABEL: "r"
-    }  # else it would outlive the rehearsal
+    # Without the label it would outlive the rehearsal.
+    assert data["VolumeOptions"]["Labels"] == {docker_engine.LABEL: "r"}
 
 
 def test_a_registry_whose_port_is_not_on_loopback_is_refused() -> None:
     ports = [{"HostIp": "0.0.0.0", "HostPort": "1"}, {"HostIp": "127.0.0.1", "HostPort": "2"}]
     assert published_port({"NetworkSettings": {"Ports": {"5000/tcp": ports}}}) == 2
-    for found in (ports[:1], [], None):
+    for found in (ports[:1], None):
         with pytest.raises(MachinesError, match="published no port"):
             published_port({"NetworkSettings": {"Ports": {"5000/tcp": found}}})
 
 
-class Images:
-    """Docker's, of which one was removed meanwhile, and one has a container."""
+class Engine:
+    """Docker with some images here, and some in a registry that answers, or not at all. h:used has a container, h:gone
+    is removed by another."""
 
-    def __init__(self) -> None:
+    def __init__(self, here: Collection[str], there: Collection[str] | None = ()) -> None:
+        self.images = self.api = self
         self.removed: list[str] = []
-        self.api = self
+        self._here, self._there = here, there
 
-    def images(self, *, filters: Mapping[str, str]) -> list[dict[str, Any]]:
+    def get(self, name: str) -> None:
+        if not any(name.startswith(each) for each in self._here):
+            raise docker.errors.ImageNotFound(name)
+
+    def get_registry_data(self, name: str) -> None:
+        if self._there is None:
+            raise requests.ReadTimeout("Read timed out.\nmore")
+        if name not in self._there:
+            raise docker.errors.APIError("500", explanation="no such host\nmore")
+
+    def __call__(self, *, filters: Mapping[str, str]) -> list[dict[str, Any]]:
         assert filters == {"label": host_image.LABEL}
-        return [
-            {"RepoTags": ["h:new", "h:old"]},
-            {"RepoTags": ["h:used"]},
-            {"RepoTags": None},
-            {"RepoTags": ["h:gone"]},
-        ]
+        return [{"RepoTags": [name]} for name in self._here] + [{"RepoTags": None}]
 
     def remove_image(self, name: str) -> None:
         if name == "h:gone":
@@ -151,8 +118,8 @@ class Images:
 
 
 def test_older_images_of_hosts_go_when_a_new_one_is_built_but_none_that_a_host_is_made_of() -> None:
-    images: Any = Images()
-    assert host_image.remove_old(images, keep={"h:new"}) == ["h:old"] == images.removed
+    engine: Any = Engine(["h:new", "h:old", "h:used", "h:gone"])
+    assert host_image.remove_old(engine, keep={"h:new"}) == ["h:old"] == engine.removed
 
 
 def test_the_image_has_another_name_when_any_of_what_it_is_made_of_has_changed() -> None:
@@ -171,23 +138,6 @@ def test_a_build_goes_out_by_the_same_proxy_and_index_and_knows_nothing_else_of_
     with pytest.raises(MachinesError, match="UV_INDEX_URL holds a password") as caught:
         host_image.build_arguments({"UV_INDEX_URL": "https://me:secret@index/simple"}, None)
     assert "secret" not in str(caught.value)
-
-
-class Engine:
-    """Docker with some images here, and some in a registry that answers, or not at all."""
-
-    def __init__(self, here: Collection[str], there: Collection[str] | None) -> None:
-        self.images, self._here, self._there = self, here, there
-
-    def get(self, name: str) -> None:
-        if not any(name.startswith(each) for each in self._here):
-            raise docker.errors.ImageNotFound(name)
-
-    def get_registry_data(self, name: str) -> None:
-        if self._there is None:
-            raise requests.ReadTimeout("Read timed out.\nmore")
-        if name not in self._there:
-            raise docker.errors.APIError("500", explanation="no such host\nmore")
 
 
 OFFICIAL = host_image.official_base((host_image.ROOT / host_image.FILES["Dockerfile"]).read_text())
@@ -224,14 +174,3 @@ def test_a_build_that_fails_shows_its_last_lines_and_what_it_fetches() -> None:
     with pytest.raises(MachinesError, match=r"(?s)code 1.*Step 1.*no route.*TPU_STACK_BASE_IMAGE"):
         host_image.follow(answers, said.append)
     assert said == ["  Step 1", "  no route"]
-
-
-def test_without_go_it_says_what_it_was_to_build_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(go, "OTHER_PLACES", ())
-    environ = {"PATH": "/nonexistent", "XDG_CACHE_HOME": str(tmp_path)}
-    with pytest.raises(
-        MachinesError, match=r"builds the image registry with Go, and there is no Go 1\.21 or newer"
-    ):
-        find_or_build_program(REGISTRY_SERVER, environ, print)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal import preview
-from rehearsal.engine_report import Report, Step
-from rehearsal.preview import PreviewError, adapted, for_the_engine, remarks, stack_of, tree
+from rehearsal import offline_preview
+from rehearsal.engine import Report, Step
+from rehearsal.offline_preview import PreviewError, adapted, for_the_engine, remarks, stack_of, tree
 
 
 def written(folder: Path, text: str) -> Path:
@@ -17,7 +17,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def report(*lines: str) -> Report:
-    return Report(kind="preview", ok=True, lines=lines, changes={}, steps=(), diagnostics=(), outputs={})
+    return Report(ok=True, lines=lines, changes={}, steps=(), diagnostics=(), outputs={})
 
 
 OWN = {"config": {"gcp:accessToken": {"secure": "v1:own"}}, "encryptionsalt": "v1:own"}
@@ -82,7 +82,7 @@ def test_a_file_that_is_not_there_is_refused_and_one_that_is_no_text_is_the_engi
 ) -> None:
     with pytest.raises(PreviewError, match=r"No such file.*make preview CONFIG="):
         for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN)
-    assert preview.main([str(tmp_path / "Pulumi.dev.yaml")], {"PATH": "/nonexistent"}) == 2
+    assert offline_preview.main([str(tmp_path / "Pulumi.dev.yaml")], {"PATH": "/nonexistent"}) == 2
     assert capsys.readouterr().err.startswith("preview: ")  # before anything is started
     (tmp_path / "Pulumi.dev.yaml").write_bytes(b"\xff\xfe\x00")
     assert for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN) == b"\xff\xfe\x00"

@@ -1,6 +1,6 @@
 """`make preview`: what `pulumi preview` would say of a configuration, with the real engine and no account.
 
-    python -m rehearsal.preview [CONFIG]      CONFIG: a Pulumi.NAME.yaml; by default Pulumi.example.yaml
+    python -m rehearsal.offline_preview [CONFIG]      CONFIG: a Pulumi.NAME.yaml; by default Pulumi.example.yaml
 
 Exit codes: 0 it would be made; 2 it would not, and the reasons are told."""
 
@@ -19,8 +19,7 @@ from typing import Any
 
 import yaml
 
-from rehearsal.engine import ROOT, Engine, Program
-from rehearsal.engine_report import Report, Step
+from rehearsal.engine import ROOT, Engine, Program, Report, Step
 from rehearsal.tpu_api import TpuApi
 from tools import pulumi_cli
 
@@ -127,7 +126,7 @@ def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m rehearsal.preview", description="A preview without an account."
+        prog="python -m rehearsal.offline_preview", description="A preview without an account."
     )
     parser.add_argument("config", nargs="?", default="Pulumi.example.yaml", metavar="CONFIG")
     path = Path(parser.parse_args(arguments).config)
