@@ -7,7 +7,6 @@ Exit codes: 0 it would be made; 2 it would not, and the reasons are told."""
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import re
@@ -50,15 +49,15 @@ def for_the_engine(path: Path, own: Mapping[str, Any]) -> bytes:
     """The file as it is, with `own` settings in place of those that need an account. Raises PreviewError."""
     content = read_settings(path)
     try:
-        made = adapted(content.decode(), own)
+        text, encrypted = adapted(content.decode(), own)
     except UnicodeDecodeError:
         return content  # the engine says what is wrong with it
-    if made.encrypted:
+    if encrypted:
         raise PreviewError(
-            f"{path}: {', '.join(made.encrypted)} is encrypted, and only its stack can read it; nothing of"
+            f"{path}: {', '.join(encrypted)} is encrypted, and only its stack can read it; nothing of"
             " tpu-stack is a secret: `pulumi config set` it anew without --secret"
         )
-    return made.text.encode()
+    return text.encode()
 
 
 def stack_of(path: Path) -> str:
@@ -159,16 +158,9 @@ def _without_colours(line: str) -> str:
 # cannot be read for that is handed over unchanged, since the engine will refuse it with better words.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Adapted:
-    """`encrypted`: the paths of values that only the file's own stack can read."""
-
-    text: str
-    encrypted: tuple[str, ...]
-
-
-def adapted(text: str, own: Mapping[str, Any]) -> Adapted:
-    """The text with the settings `own` (keys of `config` and others) in place of those that need a user's account.
+def adapted(text: str, own: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The text with the settings `own` (keys of `config` and others) in place of those that need a user's account, and
+    the paths of values that only the file's own stack can read.
 
     No line moves that holds a key of the configuration, so that the engine's line numbers are those of the file."""
     text = text if text.endswith("\n") else f"{text}\n"
@@ -177,20 +169,20 @@ def adapted(text: str, own: Mapping[str, Any]) -> Adapted:
         loader = yaml.SafeLoader(text)
         root = loader.get_node() if loader.check_node() else None
     except yaml.YAMLError:
-        return Adapted(text=text, encrypted=())
+        return text, []
     if root is None:
-        return Adapted(text=f"{text}{json.dumps(own)}\n", encrypted=())
+        return f"{text}{json.dumps(own)}\n", []
     if not isinstance(root, yaml.MappingNode):
-        return Adapted(text=text, encrypted=())
+        return text, []
     outside = {key: value for key, value in own.items() if key != "config"}
     values = [value for key, value in root.value if key.value == "config"]
     changes: list[Change] = []
-    encrypted: tuple[str, ...] = ()
+    encrypted: list[str] = []
     if not values:
         outside["config"] = own["config"]
     elif isinstance(values[0], yaml.MappingNode):
         changes += _replaced(text, values[0], own["config"], is_for_google_alone)
-        encrypted = tuple(_encrypted(values[0]))
+        encrypted = list(_encrypted(values[0]))
     elif values[0].tag == "tag:yaml.org,2002:null":
         begin, end = values[0].start_mark.index, values[0].end_mark.index
         changes.append((begin, end, f" {json.dumps(own['config'])}"))
@@ -198,7 +190,7 @@ def adapted(text: str, own: Mapping[str, Any]) -> Adapted:
     # From the last to the first, so that the places of the others hold; where two are one, the inner one goes first.
     for begin, end, instead in sorted(changes, key=lambda change: change[:2])[::-1]:
         text = text[:begin] + instead + text[end:]
-    return Adapted(text=text, encrypted=encrypted)
+    return text, encrypted
 
 
 def is_for_google_alone(key: str) -> bool:

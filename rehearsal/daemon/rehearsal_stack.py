@@ -178,17 +178,6 @@ class PulumiCommand:
     words: tuple[str, ...] = ()
 
 
-def parse_pulumi(arguments: Sequence[str]) -> PulumiCommand:
-    """Raises RehearsalError, in Pulumi's own words where it has some."""
-    kind: Kind
-    for kind in get_args(Kind):
-        if arguments[:1] == [kind]:
-            return _parse_operation(kind, arguments[1:])
-    if list(arguments[:2]) == ["stack", "output"]:
-        return _parse_output(arguments[2:])
-    return PulumiCommand(kind="other", words=tuple(arguments))
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise RehearsalError(
@@ -196,45 +185,35 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
-def _parser(words: str) -> _Parser:
-    parser = _Parser(prog=f"pulumi {words}", add_help=False, allow_abbrev=False)
+def parse_pulumi(arguments: Sequence[str]) -> PulumiCommand:
+    """Raises RehearsalError, in Pulumi's own words where it has some."""
+    is_output = list(arguments[:2]) == ["stack", "output"]
+    kind: Kind | None = next((each for each in get_args(Kind) if arguments[:1] == [each]), None)
+    if kind is None and not is_output:
+        return PulumiCommand(kind="other", words=tuple(arguments))
+    parser = _Parser(prog=f"pulumi {kind or 'stack output'}", add_help=False, allow_abbrev=False)
     parser.add_argument("--stack", "-s", default=STACK)
-    return parser
-
-
-def _parse_operation(kind: Kind, arguments: Sequence[str]) -> PulumiCommand:
-    parser = _parser(kind)
-    parser.add_argument("--refresh", "-r", action="store_true")
-    parser.add_argument("--yes", "-y", action="store_true")
-    parser.add_argument("--skip-preview", "-f", action="store_true")
-    parser.add_argument("--diff", action="store_true")
-    parser.add_argument("--target", "-t", action="append")
-    parser.add_argument("--replace", action="append")
-    given = vars(parser.parse_args(list(arguments)))
-    _require_stack(given.pop("stack"))
-    skips = given.pop("skip_preview")
-    if not given.pop("yes") and kind != "preview" and not skips:
+    if kind is None:
+        parser.add_argument("--json", "-j", action="store_true")
+        parser.add_argument("--show-secrets", action="store_true")
+        parser.add_argument("name", nargs="?")
+    else:
+        for names in (("--refresh", "-r"), ("--yes", "-y"), ("--skip-preview", "-f"), ("--diff",)):
+            parser.add_argument(*names, action="store_true")
+        parser.add_argument("--target", "-t", action="append")
+        parser.add_argument("--replace", action="append")
+    given = vars(parser.parse_args(list(arguments[2 if is_output else 1 :])))
+    if (stack := given.pop("stack")) != STACK:
+        raise RehearsalError(f"no stack named '{stack}' found; the rehearsal's is called {STACK}")
+    if kind is None:
+        return PulumiCommand(kind="output", options={"json": given["json"], "name": given["name"]})
+    confirmed = [given.pop("yes"), given.pop("skip_preview")]
+    if kind != "preview" and not any(confirmed):
         raise RehearsalError(
             "--yes or --skip-preview must be passed in to proceed when running in non-interactive mode"
         )
     if given["replace"] and kind not in ("up", "preview"):
         raise RehearsalError(f"pulumi {kind}: unknown flag: --replace")
     if kind == "refresh":
-        given.pop("refresh")
-        given.pop("diff")
+        given |= {"refresh": False, "diff": False}  # what it does anyway, and what it does not know
     return PulumiCommand(kind=kind, options={name: value for name, value in given.items() if value})
-
-
-def _parse_output(arguments: Sequence[str]) -> PulumiCommand:
-    parser = _parser("stack output")
-    parser.add_argument("--json", "-j", action="store_true")
-    parser.add_argument("--show-secrets", action="store_true")
-    parser.add_argument("name", nargs="?")
-    given = parser.parse_args(list(arguments))
-    _require_stack(given.stack)
-    return PulumiCommand(kind="output", options={"json": given.json, "name": given.name})
-
-
-def _require_stack(name: str) -> None:
-    if name != STACK:
-        raise RehearsalError(f"no stack named '{name}' found; the rehearsal's is called {STACK}")

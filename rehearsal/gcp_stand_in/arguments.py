@@ -30,14 +30,14 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Argument:
-    """One property, by the name that the engine knows it under."""
+    """One property."""
 
-    name: str
     shape: Shape
     required: bool
 
 
 Arguments = Mapping[str, Argument]
+"""By the names that the engine knows them under."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,9 +120,8 @@ def _arguments(folder: str, file: str, class_name: str) -> Arguments:
     arguments = {}
     for parameter, default in zip(init.args.kwonlyargs, init.args.kw_defaults, strict=True):
         assert parameter.annotation is not None
-        name = names[parameter.arg]
         shape = _shape(parameter.annotation)
-        arguments[name] = Argument(name=name, shape=shape, required=default is None)
+        arguments[names[parameter.arg]] = Argument(shape=shape, required=default is None)
     return arguments
 
 

@@ -50,7 +50,7 @@ OWN = {"config": {"gcp:accessToken": {"secure": "v1:own"}}, "encryptionsalt": "v
 def test_the_engine_gets_the_file_line_by_line_but_for_what_needs_an_account(
     text: str, lines: list[str]
 ) -> None:
-    shown = adapted(text, OWN).text
+    shown, _ = adapted(text, OWN)
     for written, name in (
         ('"gcp:accessToken": {"secure": "v1:own"}', "TOKEN"),
         ('"encryptionsalt": "v1:own"', "SALT"),

@@ -85,11 +85,9 @@ def test_a_tunnel_to_an_instance_that_is_not_there_or_is_down_fails_as_gclouds_d
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     shell.tell(instances={"w-0": "127.0.0.1"})
-    done = shell.type(*TUNNEL, "w-0", str(port), *WHERE)
-    assert done.returncode == 1 and b"4003" in done.stderr
+    assert b"4003" in shell.type(*TUNNEL, "w-0", str(port), *WHERE).stderr
     done = shell.type(*TUNNEL, "w-9", "22", *WHERE)
-    assert done.returncode == 1 and done.stdout == b""
-    assert b"ERROR: " in done.stderr and b"instances/w-9' was not found" in done.stderr
+    assert done.returncode == 1 and b"instances/w-9' was not found" in done.stderr
 
 
 def test_os_login_knows_nobody_before_the_first_key_was_added(shell: Shell, tmp_path: Path) -> None:

@@ -12,15 +12,18 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import asyncssh
 import pytest
 
 from rehearsal.daemon.control_socket import Caller, ControlSocket, ask
 from rehearsal.daemon.fault_commands import COMMANDS, FaultCommands, FaultRequest
+from rehearsal.daemon.node_machines import NodeMachines
 from rehearsal.daemon.rehearsal_stack import parse_pulumi
 from rehearsal.machines.faults import Faults
 from rehearsal.state import RehearsalError
+from rehearsal.tpu_api import Control
 from tests.rehearsal.daemon.conftest import Lab
 
 LIMIT_S = 10.0
@@ -106,74 +109,28 @@ def test_a_daemon_that_is_not_there_or_is_silent_is_an_error_with_a_remedy(folde
             ask(str(folder / "silent"), "x", {}, limit_s=0.05)
 
 
-class Recorder:
-    """Faults that are written down; each answers with the pid 7."""
-
-    def __init__(self) -> None:
-        self.done: list[tuple[object, ...]] = []
-
-    def __getattr__(self, name: str) -> object:
-        assert hasattr(Faults, name), f"machines have no fault {name}"
-
-        def fault(*arguments: object) -> int:
-            self.done.append((name, *arguments))
-            return 7
-
-        return fault
-
-
-class Hosts:
-    """Two that are up."""
-
-    def __init__(self) -> None:
-        self.moved: list[tuple[str, str]] = []
-
-    def names(self) -> list[str]:
-        return ["w-0", "w-1"]
-
-    def stands(self, name: str) -> str:
-        return "up" if name == "w-1" else "down"
-
-    def move(self, name: str, place: str) -> None:
-        self.moved.append((name, place))
-
-
-class Controls:
-    """Of the simulated API, what is asked of it."""
-
-    def __init__(self) -> None:
-        self.done: list[tuple[object, ...]] = []
-
-    def __getattr__(self, name: str) -> object:
-        return lambda *arguments: self.done.append((name, *arguments))
-
-    def alive(self) -> dict[str, Any]:
-        return {"nodes": [{"name": NODE}]}
-
-
 NODE = "projects/p/locations/z/nodes/n"
 POOL = "z:v5litepod:spot"
 
 
 class Rehearsal:
-    """What faults touch of a rehearsal."""
+    """What faults touch of a rehearsal with two hosts, of which w-1 is up; it writes down what is asked of it."""
 
     def __init__(self) -> None:
-        self.hosts, self.faults, self.control = Hosts(), Recorder(), Controls()
+        self.faults = mock.create_autospec(Faults, instance=True)
+        self.faults.wedge.return_value = 7
+        self.hosts = mock.create_autospec(NodeMachines, instance=True)
+        self.hosts.names.return_value = ["w-0", "w-1"]
+        self.hosts.stands = {"w-0": "down", "w-1": "up"}.get
+        self.control = mock.create_autospec(Control, instance=True)
+        self.control.alive.return_value = {"nodes": [{"name": NODE}]}
+        self.commands = FaultCommands(
+            hosts=self.hosts, faults=self.faults, control=self.control, pool=POOL, chips=32
+        )
 
 
-@pytest.fixture
-def rehearsal() -> Rehearsal:
-    return Rehearsal()
-
-
-@pytest.fixture
-def commands(rehearsal: Rehearsal) -> FaultCommands:
-    parts: Any = vars(rehearsal)
-    return FaultCommands(**parts, pool=POOL, chips=32)
-
-
-def test_each_fault_on_a_host_asks_which_and_tells_its_name_in_one_line(commands: FaultCommands) -> None:
+def test_each_fault_on_a_host_asks_which_and_tells_its_name_in_one_line() -> None:
+    commands = Rehearsal().commands
     for name in sorted(name for name, command in COMMANDS.items() if "host" in command.needs):
         with pytest.raises(RehearsalError, match="--host"):
             commands.carry_out(name, FaultRequest(amount=60.0))
@@ -188,28 +145,26 @@ def test_each_fault_on_a_host_asks_which_and_tells_its_name_in_one_line(commands
         commands.carry_out("zap", FaultRequest())
 
 
-def test_a_fault_does_what_it_says_to_the_host_the_share_or_the_cloud(
-    commands: FaultCommands, rehearsal: Rehearsal
-) -> None:
-    for name in ("cut", "heal", "clock", "fill-disk", "wedge", "unwedge", "hold-device", "change-host-key"):
+def test_a_fault_does_what_it_says_to_the_host_the_share_or_the_cloud() -> None:
+    rehearsal, call = Rehearsal(), mock.call
+    commands = rehearsal.commands
+    for name in ("cut", "clock", "fill-disk", "wedge", "unwedge", "change-host-key"):
         commands.carry_out(name, FaultRequest(host="w-1", amount=60.0))
     for name in ("fill-disk", "empty-disk"):
         commands.carry_out(name, FaultRequest(host="share"))
-    of_host = [(name, "w-1") for name in ("fill_disk", "wedge")]
-    assert rehearsal.faults.done == [
-        ("cut", "w-1"), ("heal", "w-1"), ("set_clock", "w-1", 60.0), *of_host, ("unwedge", "w-1", 7),
-        ("hold_device", "w-1"), ("change_host_key", "w-1"),
-        ("fill_share", "w-1"), ("empty_share", "w-1"),  # through the one that is up
+    assert rehearsal.faults.method_calls == [
+        call.cut("w-1"), call.set_clock("w-1", 60.0), call.fill_disk("w-1"), call.wedge("w-1"),
+        call.unwedge("w-1", 7), call.change_host_key("w-1"),
+        call.fill_share("w-1"), call.empty_share("w-1"),  # through the one that is up
     ]  # fmt: skip
     assert "starts it again in 30 s" in commands.carry_out("kill", FaultRequest(host="0"))
     assert "stays so" in commands.carry_out("kill", FaultRequest(host="1", for_good=True))
-    assert rehearsal.hosts.moved == [("w-0", "down"), ("w-1", "down")]
+    assert rehearsal.hosts.move.call_args_list == [call("w-0", "down"), call("w-1", "down")]
     commands.close()
     for name in ("preempt", "vanish", "stockout", "restock"):
         assert commands.carry_out(name, FaultRequest())
-    assert rehearsal.control.done == [
-        ("preempt", NODE), ("vanish", NODE),
-        ("set_capacity", POOL, 0), ("set_capacity", POOL, 32),
+    assert [each for each in rehearsal.control.method_calls if each != call.alive()] == [
+        call.preempt(NODE), call.vanish(NODE), call.set_capacity(POOL, 0), call.set_capacity(POOL, 32),
     ]  # fmt: skip
 
 

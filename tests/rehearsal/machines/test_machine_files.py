@@ -147,11 +147,9 @@ OFFICIAL = host_image.official_base((host_image.ROOT / host_image.FILES["Dockerf
     ("base", "here", "there", "problem"),
     [
         (None, ["tpu-stack-rehearsal-host:"], None, None),
-        (None, [OFFICIAL], None, None),
         (None, [], [OFFICIAL], None),
         (None, [], [], rf"{OFFICIAL}, is not on this machine, and Docker cannot fetch it: no such host\n"),
         (None, [], None, r"fetch it: Read timed out\.\n"),
-        ("mine:1", ["mine:1"], None, None),
         ("mine:1", [OFFICIAL], [OFFICIAL], r"mine:1, is not .* \(TPU_STACK_BASE_IMAGE names it\)"),
     ],
 )
