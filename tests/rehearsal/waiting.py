@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def until(holds: Callable[[], bool], limit_s: float = 10.0) -> None:
+def until(holds: Callable[[], bool], limit_s: float = 20.0) -> None:
     """Returns when it holds. An AssertionError where it never does."""
     deadline = time.monotonic() + limit_s
     while not holds():

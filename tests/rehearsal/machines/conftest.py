@@ -7,7 +7,6 @@ import dataclasses
 import os
 import secrets
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -91,14 +90,6 @@ class Lab:
         return done.stdout.strip()
 
 
-def until(holds: Callable[[], bool], limit_s: float = 20.0) -> None:
-    """Returns as soon as it holds; fails after the limit."""
-    end = time.monotonic() + limit_s
-    while not holds():
-        assert time.monotonic() < end, "it does not come true"
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="session")
 def environ() -> Mapping[str, str]:
     """With a base image for hosts that this machine can get."""
@@ -141,12 +132,6 @@ def docker_lab(
     ) as client:  # images of this machine lose the names of a registry that is gone
         names = [name for each in client.api.images() for name in each["RepoTags"] or []]
     assert not [name for name in names if name.startswith(f"{registry.host}/")]
-
-
-@pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits until something holds."""
-    return until
 
 
 @pytest.fixture

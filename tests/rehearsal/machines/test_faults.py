@@ -7,18 +7,18 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
 
 import pytest
 
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.host_image import PYTHON
+from tests.rehearsal.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test may have to build the image
 
 Lab = Any  # conftest.py's; a conftest is nothing to import from
-Eventually = Callable[[Callable[[], bool]], None]
 
 
 def reachable(address: str) -> bool:
@@ -92,7 +92,7 @@ def test_a_clock_that_is_off_is_so_for_new_connections_and_for_nothing_that_meas
     assert int(lab.ssh("w-0", "date +%s")) == pytest.approx(time.time(), abs=5)
 
 
-def test_the_newest_job_process_stands_still_until_it_may_go_on(lab: Lab, eventually: Eventually) -> None:
+def test_the_newest_job_process_stands_still_until_it_may_go_on(lab: Lab) -> None:
     start = "nohup sh -c 'sleep 300; :' {} >/dev/null 2>&1 & echo $!"
     with pytest.raises(MachinesError, match="w-0 runs no job to wedge"):
         lab.faults.wedge("w-0")
@@ -102,9 +102,9 @@ def test_the_newest_job_process_stands_still_until_it_may_go_on(lab: Lab, eventu
     state = f"cut -d ' ' -f 3 /proc/{pids[1]}/stat"
     try:
         assert lab.faults.wedge("w-0") == int(pids[1])
-        eventually(lambda: lab.ssh("w-0", state) == "T")
+        until(lambda: lab.ssh("w-0", state) == "T")
         lab.faults.unwedge("w-0", int(pids[1]))
-        eventually(lambda: lab.ssh("w-0", state) == "S")
+        until(lambda: lab.ssh("w-0", state) == "S")
         with pytest.raises(MachinesError, match=r"there is no machine 'w-9'; there are: w-0, w-1"):
             lab.faults.cut("w-9")
     finally:

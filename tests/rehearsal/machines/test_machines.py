@@ -19,11 +19,11 @@ from rehearsal.machines.docker_engine import MachinesError, connect
 from rehearsal.machines.guardian import left, remove_everything
 from rehearsal.machines.host_image import PYTHON
 from rehearsal.machines.machines import Machines
+from tests.rehearsal.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first test may have to build the image
 
 Lab = Any  # conftest.py's; a conftest is nothing to import from
-Eventually = Callable[[Callable[[], bool]], None]
 ROOT = Path(__file__).resolve().parents[3]
 SHARE = "/mnt/share"
 
@@ -36,9 +36,7 @@ def things_of(rehearsal: str) -> list[tuple[str, str]]:
         client.close()
 
 
-def test_its_user_has_what_jobs_need_on_a_network_that_leads_nowhere_else(
-    lab: Lab, eventually: Eventually
-) -> None:
+def test_its_user_has_what_jobs_need_on_a_network_that_leads_nowhere_else(lab: Lab) -> None:
     said = lab.ssh(
         "w-0",
         "id -un; pwd; hostname; sudo -n id -u; printenv NO_GCE_CHECK;"
@@ -50,7 +48,7 @@ def test_its_user_has_what_jobs_need_on_a_network_that_leads_nowhere_else(
     assert client.networks.get(lab.machines.network.name).attrs["Internal"] is True
     client.close()
     orphan = lab.ssh("w-0", "(setsid sleep 0.2 >/dev/null 2>&1 & echo $!)")
-    eventually(lambda: lab.ssh("w-0", f"ls -d /proc/{orphan} 2>/dev/null; true") == "")  # reaped
+    until(lambda: lab.ssh("w-0", f"ls -d /proc/{orphan} 2>/dev/null; true") == "")  # reaped
 
 
 def test_only_the_pinned_key_and_only_the_persons_key_let_anybody_in(lab: Lab) -> None:
@@ -155,7 +153,7 @@ def test_a_machine_that_cannot_be_booted_leaves_nothing_and_says_why(lab: Lab) -
 
 
 def test_what_a_killed_maker_has_made_is_removed(
-    environ: Mapping[str, str], new_name: Callable[[], str], eventually: Eventually
+    environ: Mapping[str, str], new_name: Callable[[], str]
 ) -> None:
     name = new_name()
     program = textwrap.dedent(
@@ -179,8 +177,8 @@ def test_what_a_killed_maker_has_made_is_removed(
         os.killpg(maker.pid, signal.SIGKILL)
         maker.wait(timeout=10)
         start = time.monotonic()
-        eventually(lambda: things_of(name) == [])
-        eventually(lambda: not Path(f"/proc/{guardian}").exists())
+        until(lambda: things_of(name) == [])
+        until(lambda: not Path(f"/proc/{guardian}").exists())
         print(json.dumps({"removed_after_s": round(time.monotonic() - start, 1)}))
     finally:
         if maker.poll() is None:
