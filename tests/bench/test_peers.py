@@ -1,14 +1,18 @@
-"""A program that steps in turn: what it is asked, what it answers, and what is said when it does not."""
+"""Programs that step in turn: what one is asked and answers, what is said when it does not, and the tables of them."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench.peers import PEERS, PROGRAMS, Program, running
+from bench import mlm, mlm_loss
+from bench.peers import FLAX, LOCKS, PEERS, PROGRAMS, PYTORCH_BFLOAT16, Program, running
 
 PLAY = """
 import sys
@@ -38,7 +42,7 @@ def test_turns_are_measured_and_compiling_evaluating_and_waking_are_not(
         assert len(program.wall_s) == len(program.cpu_s) == 2
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux alone says it")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux says it")
 def test_what_compiling_took_for_a_while_is_not_in_the_peak_of_stepping() -> None:
     hungry = PLAY.replace("10.0 - step", "len(bytearray((step == 0) * 300 << 20))")
     command = [sys.executable, "-c", hungry.format(programs=str(PROGRAMS))], dict(os.environ)
@@ -66,17 +70,70 @@ def test_a_program_that_does_not_answer_is_ended_and_named(program: str, limit_s
         assert started.process.poll() is not None
 
 
-def test_the_others_are_ended_when_one_fails(played: tuple[list[str], dict[str, str]]) -> None:
+def test_all_are_ended_when_one_fails_and_every_peer_has_a_lock_and_a_program(
+    played: tuple[list[str], dict[str, str]],
+) -> None:
     left: list[Program] = []
     with pytest.raises(RuntimeError, match="as it must"), running({"a": played, "b": played}) as programs:
         left = programs
         raise RuntimeError("as it must")
     assert [program.process.poll() is None for program in left] == [False, False]
+    for lock, script, *_ in PEERS.values():
+        assert (LOCKS / f"{lock}.txt").exists() and (PROGRAMS / script).exists()
 
 
-def test_every_peer_has_a_lock_and_a_program() -> None:
-    locks = PROGRAMS.parent / "locks"
-    assert all(
-        (locks / f"{lock}.txt").exists() and (PROGRAMS / script).exists()
-        for lock, script, *_ in PEERS.values()
-    )
+@pytest.fixture
+def programs() -> list[Program]:
+    """One at 0.1 s and one at 0.3 s a step, each with a turn in which the machine was busy."""
+    found = []
+    for name, scale in (("flax_mlm, float32", 1.0), (FLAX, 3.0)):
+        process = subprocess.Popen([sys.executable, "-c", ""], text=True)
+        process.wait()
+        program = Program(name=name, process=process, first_loss=9.0)
+        program.wall_s = [0.1 * scale, 5.0, 0.1 * scale]
+        program.cpu_s = [0.25 * scale, 0.2 * scale, 0.9]
+        program.last = {
+            "loss": 2.5,
+            "imported_bytes": 1 << 30,
+            "compiling_peak_bytes": 4 << 30,
+            "stepping_peak_bytes": 3 << 30,
+        }
+        program.machine_flops_per_s = 1e9
+        found.append(program)
+    return found
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_a_busy_turn_moves_no_figure_and_the_ratios_are_to_the_peers(programs: list[Program]) -> None:
+    case = {"tokens": 1000, "flops": 5e7}
+    table = mlm.table(programs, case).splitlines()
+    assert cells(table[2])[:7] == ["flax_mlm, float32", "10,000", "3.00", "–", "0.200", "3.00", "50%"]
+    assert cells(table[3])[:6] == [f"(a) {FLAX}", "3,333", "1.00", "–", "0.600", "1.00"]
+    ours, best = programs
+    other = dataclasses.replace(ours, name=FLAX, wall_s=[0.9])
+    best.name, best.last = PYTORCH_BFLOAT16, {**best.last, "dtype": "bfloat16"}
+    best.machine_flops_per_s = 2e9  # of a product of its own kind
+    table = mlm.table([ours, other, best], case).splitlines()
+    assert [cells(line)[3] for line in table[2:]] == ["3.00", "0.33", "1.00"]
+    assert [cells(line)[6] for line in table[2:]] == ["50%", "6%", "8%"]
+    assert cells(table[4])[0] == f"(b) {PYTORCH_BFLOAT16}"
+    assert mlm.machine_rates([ours, best]) == {"float32": 1e9, "bfloat16": 2e9}
+    assert len({len(cells(line)) for line in table}) == 1
+
+
+def test_the_step_adds_its_peak_less_the_frameworks_and_what_the_system_does_not_say_is_a_dash(
+    programs: list[Program],
+) -> None:
+    assert mlm.memory(programs[0].last) == "1.00 | 4.00 | 3.00 | 2.00"
+    unsaid = dict.fromkeys(("imported_bytes", "compiling_peak_bytes", "stepping_peak_bytes"))
+    assert mlm.memory(unsaid) == "– | – | – | –"
+
+
+def test_losses_are_compared_seed_by_seed() -> None:
+    """Seeds differ by more than the programs do: the spread of the differences is what says whether they differ."""
+    table = mlm_loss.table({"ours": [5.1, 6.1, 7.1], FLAX: [5.0, 6.0, 7.0]}, FLAX).splitlines()
+    assert cells(table[2]) == ["ours", "6.1000", "1.0000", "+0.1000", "0.0000"]
+    assert math.isnan(mlm_loss.spread([4.0]))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from contracts.run_directory import RunDirectory
-from jobs.runtime.bucket_files import BucketFiles, retry
-from jobs.runtime.deliver import File, deliver, read_request
+from jobs.runtime import deliver
+from jobs.runtime.bucket_files import retry
+from jobs.runtime.deliver import File, read_request
 
 
 @pytest.fixture
@@ -28,18 +30,6 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return made
 
 
-def delivered(url: str, request: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "jobs.runtime.deliver", url],
-        input=json.dumps(request),
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd()},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_texts_and_files_of_this_host_arrive_under_their_names(bucket: Path, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("one\ntwo\n")
     (bucket / "result.json").write_text("the job's own")
@@ -50,13 +40,19 @@ def test_texts_and_files_of_this_host_arrive_under_their_names(bucket: Path, tmp
         {"name": "result.json", "text": "the agent's"},
         {"name": "stacks.txt", "text": "its stacks"},
     ]
-    unless_there = ["result.json", "stacks.txt"]
-    done = delivered(f"file://{bucket}", {"files": files, "unless_there": unless_there})
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "jobs.runtime.deliver", f"file://{bucket}"],
+        input=json.dumps({"files": files, "unless_there": ["result.json", "stacks.txt"]}),
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert (bucket / "heartbeat.json").read_text() == "{}"
-    assert (bucket / "logs/0/host-1.log").read_text() == "one\ntwo\n"
-    assert (bucket / "result.json").read_text() == "the job's own"
-    assert (bucket / "stacks.txt").read_text() == "its stacks"
+    found = {str(path.relative_to(bucket)): path.read_text() for path in bucket.rglob("*") if path.is_file()}
+    texts = {"heartbeat.json": "{}", "result.json": "the job's own", "stacks.txt": "its stacks"}
+    assert found == {**texts, "logs/0/host-1.log": "one\ntwo\n"}
 
 
 def test_of_a_long_file_the_last_whole_lines_are_delivered(tmp_path: Path) -> None:
@@ -67,21 +63,16 @@ def test_of_a_long_file_the_last_whole_lines_are_delivered(tmp_path: Path) -> No
     assert File(name="log", path=str(log), limit_bytes=10**6).content() == log.read_text()
 
 
-def test_one_file_that_cannot_be_delivered_keeps_back_no_other(
-    bucket: Path, tmp_path: Path, pauses: list[float]
+@pytest.mark.usefixtures("pauses")
+def test_one_file_that_cannot_be_delivered_keeps_back_no_other_and_is_said_with_exit_code_1(
+    bucket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory = RunDirectory(f"file://{bucket}", BucketFiles())
-    files = [File(name="a", path=str(tmp_path / "missing")), File(name="b", text="arrived")]
-    (problem,) = deliver(directory, files)
-    assert problem.startswith(f"file://{bucket}/a not delivered: FileNotFoundError: ")
+    files = [{"name": "a", "path": str(tmp_path / "missing")}, {"name": "b", "text": "arrived"}]
+    monkeypatch.setattr(deliver, "signal", mock.Mock())
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"files": files})))
+    assert deliver.main([f"file://{bucket}"]) == 1
+    assert f"file://{bucket}/a not delivered: FileNotFoundError: " in capsys.readouterr().err
     assert (bucket / "b").read_text() == "arrived"
-
-
-def test_what_could_not_be_delivered_is_said_with_exit_code_1(tmp_path: Path) -> None:
-    (tmp_path / "bucket").write_text("a file, and no folder")
-    done = delivered(f"file://{tmp_path}/bucket", {"files": [{"name": "a", "text": ""}]})
-    assert done.returncode == 1
-    assert f"file://{tmp_path}/bucket/a not delivered: " in done.stderr
 
 
 def test_a_request_that_is_none_is_refused() -> None:
@@ -107,10 +98,8 @@ def test_what_is_refused_for_a_moment_is_tried_three_times_and_each_time_is_said
         retry(action, what="a file", say=said.append)
 
 
-def test_delivering_loads_nothing_heavy(bucket: Path) -> None:
-    program = (
-        "import sys\nfrom jobs.runtime import deliver\n"
-        "print(sorted({'jax', 'numpy', 'fsspec', 'gcsfs', 'tyro'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+@pytest.mark.parametrize("module", ["jobs.runtime.deliver", "jobs.flax_mlm.corpus"])
+def test_delivering_and_looking_for_a_corpus_load_nothing_heavy(module: str) -> None:
+    program = f"import sys, {module}; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", program], text=True).split()
+    assert not {"jax", "numpy", "tokenizers", "fsspec", "gcsfs", "tyro"} & set(loaded)

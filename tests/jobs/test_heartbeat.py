@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,23 +45,26 @@ def until(condition: Callable[[], bool], limit_s: float = 30) -> None:
         time.sleep(0.005)
 
 
-def test_the_first_heartbeat_is_there_when_start_returns(
-    directory: RunDirectory, heartbeat: Heartbeat
+def test_the_first_heartbeat_is_there_when_start_returns_and_nothing_is_written_after_the_last(
+    directory: RunDirectory, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heartbeat.start()
     beat = read(directory)
-    heartbeat.end("done")
     assert beat.pop("step_time") <= beat.pop("time") <= time.time()
-    assert beat == {
-        "rank": 1,
-        "attempt": 3,
-        "state": "starting",
-        "step": 0,
-        "pid": os.getpid(),
-        "message": None,
-        "says_all": False,
-        "warnings": [],
-    }
+    first = {"rank": 1, "attempt": 3, "state": "starting", "step": 0, "pid": os.getpid()}
+    assert beat == {**first, "message": None, "says_all": False, "warnings": []}
+    heartbeat.state("joined")
+    heartbeat.step(1)  # of a process that has joined the first step says that it is stepping
+    assert (read(directory)["state"], read(directory)["step"]) == ("stepping", 1)
+    heartbeat.state("saving")
+    heartbeat.step(2)
+    assert read(directory)["state"] == "saving"
+    heartbeat.end("failed", "the reason")
+    until(lambda: not any(thread.name == "heartbeat" for thread in threading.enumerate()))
+    assert (read(directory)["state"], read(directory)["message"]) == ("failed", "the reason")
+    directory.remove("heartbeats/host-1.json")
+    heartbeat._write(unless_ended=True)  # the thread's own call, come too late
+    assert directory.list("heartbeats") == []
 
 
 def test_a_change_of_state_is_written_at_once_and_the_same_state_not_again(
@@ -79,48 +82,6 @@ def test_a_change_of_state_is_written_at_once_and_the_same_state_not_again(
     assert states == [("joined", None), ("stepping", None), ("stepping", "tokenising"), ("stepping", None)]
 
 
-def test_a_step_or_a_tick_is_written_by_the_thread_and_its_time_is_when_the_process_moved(
-    directory: RunDirectory, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.01)
-    heartbeat.start()
-    heartbeat.step(7)
-    until(lambda: read(directory)["step"] == 7)
-    moved_s, written_s = read(directory)["step_time"], read(directory)["time"]
-    until(lambda: read(directory)["time"] > written_s)  # it lives …
-    assert read(directory)["step_time"] == moved_s  # … and does not work
-    heartbeat.tick()
-    until(lambda: read(directory)["step_time"] > moved_s)
-    assert read(directory)["step"] == 7
-    heartbeat.end("done")
-
-
-def test_the_first_step_of_a_process_that_has_joined_says_that_it_is_stepping(
-    directory: RunDirectory, heartbeat: Heartbeat
-) -> None:
-    heartbeat.start()
-    heartbeat.state("joined")
-    heartbeat.step(1)
-    assert (read(directory)["state"], read(directory)["step"]) == ("stepping", 1)
-    heartbeat.state("saving")
-    heartbeat.step(2)
-    assert read(directory)["state"] == "saving"
-    heartbeat.end("done")
-
-
-def test_nothing_is_written_after_the_end(
-    directory: RunDirectory, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.001)
-    heartbeat.start()
-    heartbeat.end("failed", "the reason")
-    until(lambda: not any(thread.name == "heartbeat" for thread in threading.enumerate()))
-    assert (read(directory)["state"], read(directory)["message"]) == ("failed", "the reason")
-    directory.remove("heartbeats/host-1.json")
-    heartbeat._write(unless_ended=True)  # the thread's own call, come too late
-    assert directory.list("heartbeats") == []
-
-
 def test_a_full_disk_does_not_end_the_thread(
     directory: RunDirectory,
     heartbeat: Heartbeat,
@@ -130,16 +91,14 @@ def test_a_full_disk_does_not_end_the_thread(
     monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.005)
     heartbeat.start()
     tried: list[str] = []
-    write_json = RunDirectory.write_json
 
-    def full(_: RunDirectory, name: str, value: Mapping[str, Any]) -> None:
+    def full(_: RunDirectory, name: str, _value: Any) -> None:
         tried.append(name)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
         patched.setattr(RunDirectory, "write_json", full)
         until(lambda: len(tried) > 2)
-    assert RunDirectory.write_json is write_json
     heartbeat.step(9)
     until(lambda: read(directory)["step"] == 9)
     heartbeat.end("done")
@@ -174,43 +133,47 @@ def remote(environment: ProcessEnvironment, tmp_path: Path) -> RunDirectory:
     return RunDirectory(f"file://{environment.run_dir}", BucketFiles())
 
 
-def test_the_agent_finds_the_same_in_the_control_directory_wherever_the_run_directory_is(
+def test_a_step_or_a_tick_is_written_by_a_thread_and_the_agent_finds_the_same_in_the_control_directory(
     directory: RunDirectory, supervised: ProcessEnvironment, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.01)
+
+    def local() -> Any:
+        return json.loads((here / "heartbeat.json").read_text())
+
     beats = Heartbeat(directory, supervised)
     beats.start()
-    assert json.loads((here / "heartbeat.json").read_text())["state"] == "starting"
+    assert local()["state"] == "starting"
     beats.state("stepping")
-    assert json.loads((here / "heartbeat.json").read_text())["state"] == "stepping"
+    assert local()["state"] == "stepping"
     beats.step(7)
-    until(lambda: json.loads((here / "heartbeat.json").read_text())["step"] == 7)
+    until(lambda: local()["step"] == read(directory)["step"] == 7)
+    moved_s, written_s = read(directory)["step_time"], read(directory)["time"]
+    until(lambda: read(directory)["time"] > written_s)  # it lives …
+    assert read(directory)["step_time"] == moved_s  # … and does not work
+    beats.tick()
+    until(lambda: read(directory)["step_time"] > moved_s)
+    assert read(directory)["step"] == 7
     beats.end("done")
-    assert json.loads((here / "heartbeat.json").read_text())["state"] == "done"
+    assert local()["state"] == "done"
     assert sorted(path.name for path in here.iterdir()) == ["heartbeat.json"]
 
 
-@pytest.mark.parametrize("how", ["refuses", "hangs"])
-def test_a_run_directory_that_cannot_be_written_does_not_keep_the_local_heartbeat_from_being_fresh(
-    directory: RunDirectory,
-    supervised: ProcessEnvironment,
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+def test_a_run_directory_that_hangs_does_not_keep_the_local_heartbeat_from_being_fresh(
+    directory: RunDirectory, supervised: ProcessEnvironment, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.01)
     beats = Heartbeat(directory, supervised)
     beats.start()
     goes_on, entered = threading.Event(), threading.Event()
 
-    def fail(*_: Any) -> None:
+    def hang(*_: Any) -> None:
         entered.set()
-        if how == "hangs":
-            goes_on.wait(30)
+        goes_on.wait(30)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patched:
-        patched.setattr(RunDirectory, "write_json", fail)
+        patched.setattr(RunDirectory, "write_json", hang)
         assert entered.wait(30)
         beats.step(9)
         until(lambda: json.loads((here / "heartbeat.json").read_text())["step"] == 9)

@@ -74,10 +74,6 @@ def test_a_single_outlier_is_told_and_counted_and_ends_nothing_and_the_same_that
     assert (guard.outliers, guard.series) == (limit + 1, 2)
 
 
-def test_before_the_first_usual_loss_a_loss_that_is_not_finite_is_told_too() -> None:
-    assert str(found(LossGuard(), math.nan, math.nan)) == "the loss is nan, so the step changes no parameter"
-
-
 def test_outliers_of_different_kinds_follow_one_another_as_those_of_one_kind_and_change_nothing_usual() -> (
     None
 ):

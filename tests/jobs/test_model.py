@@ -1,8 +1,11 @@
-"""The model is RoBERTa, and what it is asked is hidden by BERT's rule."""
+"""The model is RoBERTa, what it is asked is hidden by BERT's rule, and each of its operations is what its definition
+says: JAX's own and its twin that is written for CPUs."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,11 +15,14 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.test_util import check_grads
 
+from jobs.flax_mlm import cpu_ops, ops
 from jobs.flax_mlm import model as modelling
 from jobs.flax_mlm.config import Dimensions
 from jobs.flax_mlm.model import Mlm
-from jobs.flax_mlm.step import Masked, MaskRule, forward_flops, mask, slots_for, step_flops
+from jobs.flax_mlm.step import Masked, MaskRule, forward_flops, mask, step_flops
+from jobs.runtime.jax.executables import multiplies_bfloat16
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -41,9 +47,11 @@ def keys(seed: int, batch: int = 3) -> jax.Array:
     return jax.random.split(jax.random.key(seed), batch)
 
 
+BASE = {"vocab_size": 50265, "max_positions": 512, "layers": 12, "width": 768, "heads": 12, "ff_width": 3072}
+
+
 def test_base_has_roberta_bases_parameters_less_the_one_token_type_and_with_its_table_filled_up() -> None:
-    dims = dimensions(vocab_size=50265, max_positions=512, layers=12, width=768, heads=12, ff_width=3072)
-    shapes = nnx.state(nnx.eval_shape(lambda: model_of(dims)), nnx.Param)
+    shapes = nnx.state(nnx.eval_shape(lambda: model_of(dimensions(**BASE))), nnx.Param)
     filling = 39 * (768 + 1)  # rows of the table and of its bias, up to the next multiple of 128
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == ROBERTA_BASE_PARAMETERS - 768 + filling
 
@@ -128,23 +136,19 @@ def test_every_place_of_dropout_has_keys_of_its_own(monkeypatch: pytest.MonkeyPa
     assert len(seen) == len(set(seen)) == 3 * (1 + 2 * 3)
 
 
-def test_logits_at_masked_positions_are_the_full_logits_gathered() -> None:
-    model, tokens_BS = model_of(dimensions()), some_tokens()
-    positions_BM = jnp.array([[9, 0, 3], [1, 2, 3], [8, 8, 7]])
-    full_BSV = model.logits(model.encode(tokens_BS))
-    gathered = np.stack([np.asarray(full_BSV[row])[np.asarray(positions_BM[row])] for row in range(3)])
-    asked_BMV = model(tokens_BS, positions_BM)
-    np.testing.assert_allclose(asked_BMV[..., :40], gathered, atol=1e-6)
-    np.testing.assert_allclose(model.logits(model.encode(tokens_BS, None, positions_BM)), gathered, atol=1e-6)
-
-
 def test_every_position_sees_every_other_of_its_sequence_and_none_of_another() -> None:
     """It is an encoder: a causal mask would leave early positions blind to later ones."""
     model, tokens_BS = model_of(dimensions()), some_tokens()
     changed = tokens_BS.at[0, 9].set((tokens_BS[0, 9] + 1) % 40)
-    moved_BS = np.abs(np.asarray(model.encode(changed) - model.encode(tokens_BS))).max(axis=2)
+    full_BSD = model.encode(tokens_BS)
+    moved_BS = np.abs(np.asarray(model.encode(changed) - full_BSD)).max(axis=2)
     assert (moved_BS[0] > 1e-6).all()
     assert (moved_BS[1:] < 1e-6).all()
+    # Logits that are asked for at some positions are the full logits gathered.
+    positions_BM = jnp.array([[9, 0, 3], [1, 2, 3], [8, 8, 7]])
+    full_BSV = np.asarray(model.logits(full_BSD))
+    gathered = np.stack([full_BSV[row][np.asarray(positions_BM[row])] for row in range(3)])
+    np.testing.assert_allclose(model(tokens_BS, positions_BM)[..., :40], gathered, atol=1e-6)
 
 
 def test_within_a_document_a_position_sees_its_own_document_alone() -> None:
@@ -156,11 +160,6 @@ def test_within_a_document_a_position_sees_its_own_document_alone() -> None:
     positions_BM = jnp.array([[7, 1]])
     full_BSD, asked_BMD = model.encode(tokens_BS), model.encode(tokens_BS, None, positions_BM)
     np.testing.assert_allclose(asked_BMD[0], full_BSD[0, positions_BM[0]], atol=1e-6)
-
-
-BASE = Dimensions(
-    vocab_size=50265, max_positions=512, position_offset=2, layers=12, width=768, heads=12, ff_width=3072
-)
 
 
 def product_flops(jaxpr: Any) -> int:
@@ -199,8 +198,8 @@ def test_the_forward_pass_is_the_sum_of_the_models_own_products(
 
 def test_robertas_base_step_costs_what_it_is_known_to_cost() -> None:
     """8 sequences of 128 tokens: 777 GFLOP with logits everywhere, 553 with those and the last layer at 24 slots."""
-    assert step_flops(BASE, batch_size=8, length=128, slots=128) == pytest.approx(777e9, rel=2e-3)
-    assert step_flops(BASE, batch_size=8, length=128, slots=24) == pytest.approx(553e9, rel=5e-3)
+    costs = [step_flops(dimensions(**BASE), batch_size=8, length=128, slots=slots) for slots in (128, 24)]
+    assert costs == pytest.approx([777e9, 553e9], rel=5e-3)
 
 
 SPECIAL = (0, 1, 2, 3, 49)
@@ -247,13 +246,6 @@ def test_of_every_row_so_many_ordinary_tokens_are_hidden_as_it_has_slots_and_the
         np.testing.assert_array_equal(together, np.concatenate([first, second]))
 
 
-def test_another_row_and_another_key_hide_other_tokens() -> None:
-    tokens_BS = np.tile(np.arange(4, 28, dtype=np.int32), (ROWS, 1))
-    positions_BM = np.asarray(masked(0, tokens_BS).positions_BM)
-    assert len({tuple(positions_M) for positions_M in positions_BM}) == ROWS
-    assert not (positions_BM == masked(1, tokens_BS).positions_BM).all()
-
-
 def test_every_ordinary_place_is_chosen_equally_often_and_80_percent_become_the_mask_10_random_wherever_they_are() -> (
     None
 ):
@@ -262,6 +254,7 @@ def test_every_ordinary_place_is_chosen_equally_often_and_80_percent_become_the_
     tokens_BS[:, 0], tokens_BS[:, -1] = 0, 2
     result = masked(0, tokens_BS)
     places_N = np.asarray(result.positions_BM).ravel()
+    assert not (np.asarray(masked(1, tokens_BS).positions_BM) == result.positions_BM).all()
     hidden_N = np.asarray(result.inputs_BS)[np.arange(4000)[:, None], result.positions_BM].ravel()
     counts = np.bincount(places_N, minlength=LENGTH)
     assert counts[[0, -1]].tolist() == [0, 0]
@@ -279,10 +272,188 @@ def test_every_ordinary_place_is_chosen_equally_often_and_80_percent_become_the_
     assert (np.abs(random - random.mean()) < 5 * np.sqrt(random.mean())).all()
 
 
-@pytest.mark.parametrize(
-    ("share", "length", "slots"), [(0.15, 64, 10), (0.15, 512, 77), (0.01, 8, 1), (0.9, 8, 7)]
-)
-def test_the_number_of_slots_is_the_share_rounded_and_at_least_one(
-    share: float, length: int, slots: int
+B, S, H, K = 2, 256, 2, 64
+X = np.random.default_rng(0).normal(0.5, 2.0, (3, 5, 8))
+
+
+@pytest.fixture(params=["cpu", "tpu"])
+def platform(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The backend is made believe: on a TPU, which is not here, JAX's own operations are taken."""
+    monkeypatch.setattr(jax, "default_backend", lambda: request.param)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(1, 1, 5), (152, 64, 128)], ids=str)
+def test_a_product_and_its_gradients_are_those_of_the_same_matrices_in_float64(
+    shape: tuple[int, int, int], dtype: str, platform: str
 ) -> None:
-    assert slots_for(share, length) == slots
+    rows, inputs, outputs = shape
+    draw = np.random.default_rng(0).standard_normal
+    x, kernel_IO, bias_O, weights = (
+        draw((rows, inputs)),
+        draw((inputs, outputs)),
+        draw(outputs),
+        draw((rows, outputs)),
+    )
+    x, weights = (np.asarray(jnp.asarray(array, dtype), np.float64) for array in (x, weights))
+    wanted = (x @ kernel_IO + bias_O, weights @ kernel_IO.T, x.T @ weights, weights.sum(0))
+
+    def found(multiply: Callable[..., jax.Array]) -> tuple[jax.Array, ...]:
+        arguments = (
+            jnp.asarray(x, dtype),
+            jnp.asarray(kernel_IO, jnp.float32),
+            jnp.asarray(bias_O, jnp.float32),
+        )
+        result, pull = jax.vjp(multiply, *arguments)
+        return result, *pull(jnp.asarray(weights, result.dtype))
+
+    for multiply in (
+        ops.linear,
+        jax.jit(lambda *arguments: ops.linear(*arguments)),
+        jax.jit(lambda x, kernel_IO, bias_O: ops.logits(x, kernel_IO.T, bias_O)),
+    ):
+        for mine, its in zip(found(multiply), wanted, strict=True):
+            spread = np.abs(its).max() * (1e-5 if dtype == "float32" else 0.02)
+            np.testing.assert_allclose(np.asarray(mine, np.float64), its, atol=spread, err_msg=platform)
+    assert found(ops.linear)[2].dtype == jnp.float32
+    assert found(lambda x, kernel_IO, bias_O: ops.logits(x, kernel_IO.T, bias_O))[0].dtype == jnp.float32
+
+
+@pytest.mark.skipif(not multiplies_bfloat16(), reason="on this CPU XLA turns bfloat16 into float32 first")
+def test_on_a_cpu_a_transposed_matrix_of_bfloat16_is_copied_before_it_is_multiplied() -> None:
+    x = jnp.ones((8, 24), jnp.bfloat16)
+    compiled = jax.jit(lambda x, y: cpu_ops.transposed(x) @ y).lower(x, x).compile().as_text() or ""
+    (multiplied,) = (line for line in compiled.splitlines() if " dot(" in line)
+    assert "lhs_contracting_dims={1}, rhs_contracting_dims={0}" in multiplied
+
+
+def test_gelu_is_x_times_the_share_of_a_normal_distribution_below_x(platform: str) -> None:
+    points = np.array([-8.0, -3.0, -1.0, -1e-3, 0.0, 0.5, 2.0, 8.0])
+    known = [x * 0.5 * math.erfc(-x / math.sqrt(2)) for x in points]
+    found = ops.gelu(jnp.asarray(points, jnp.float32))
+    np.testing.assert_allclose(found, known, atol=2e-6, err_msg=platform)
+
+
+def test_a_gradient_written_by_hand_is_what_finite_differences_find() -> None:
+    q, k, v = np.random.default_rng(1).normal(0.0, 1.0, (3, 1, 3, 2, 4))
+    mask = jnp.asarray([[True, True, False]] * 3)[None, None]
+    with jax.enable_x64(True):
+        for of, arguments in (
+            (cpu_ops.gelu, (X,)),
+            (cpu_ops.linear, (X, q[0, 0].repeat(4, 0), q[0, 0, 0])),
+            (lambda q, k, v: cpu_ops.attention(q, k, v, mask), (q, k, v)),
+        ):
+            check_grads(of, tuple(map(jnp.asarray, arguments)), order=1, modes=["rev"], atol=1e-6, rtol=1e-6)
+
+
+def test_a_layer_norm_has_the_mean_and_the_spread_that_it_was_given_and_takes_statistics_in_float32() -> None:
+    scale, bias = (np.random.default_rng(seed).normal(1.0, 0.5, 8) for seed in (1, 2))
+    normal = (X - X.mean(-1, keepdims=True)) / np.sqrt(X.var(-1, keepdims=True) + 1e-5)
+    found = ops.layer_norm(*(jnp.asarray(array, jnp.float32) for array in (X, scale, bias)))
+    np.testing.assert_allclose(found, normal * scale + bias, atol=1e-5)
+    # In bfloat16 the mean of values around 100 is off by a quarter, as much as they vary.
+    rows = jnp.asarray(100 + 0.5 * (np.arange(512) % 2), jnp.bfloat16)[None]
+    normed = ops.layer_norm(rows, jnp.ones(512), jnp.zeros(512))
+    assert normed.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.abs(np.asarray(normed, np.float32)), 1.0, atol=0.01)
+
+
+def test_dropout_keeps_the_mean_and_what_is_dropped_has_no_pattern_within_a_row_nor_between_rows() -> None:
+    """Neighbours, next rows and other keys agree as often as chance says; 4.5 standard errors are allowed."""
+    thinned = np.asarray(ops.dropout(jnp.ones((3, 100, 100)), 0.25, keys(0, 3)))
+    assert set(np.unique(thinned)) == {np.float32(0.0), np.float32(1 / 0.75)}
+    assert thinned.mean() == pytest.approx(1.0, abs=0.01)
+    dropped = np.asarray(ops.dropout(jnp.ones((64, 64, 64)), 0.5, keys(3, 64))) == 0
+    for shift in range(1, 4):
+        for axis in range(3):
+            agree = (dropped == np.roll(dropped, shift, axis)).mean()
+            assert agree == pytest.approx(0.5, abs=4.5 * 0.5 / math.sqrt(dropped.size)), (shift, axis)
+    assert dropped.mean(0).std() == pytest.approx(0.5 / math.sqrt(64), rel=0.05)
+
+
+def inputs() -> tuple[jax.Array, jax.Array, jax.Array]:
+    q_BSHK, k_BSHK, v_BSHK = jax.random.normal(jax.random.key(0), (3, B, S, H, K))
+    return q_BSHK, k_BSHK, v_BSHK
+
+
+def segments() -> jax.Array:
+    """Documents of 100 positions; the second row begins in the middle of one."""
+    return (jnp.arange(S)[None, :] + jnp.array([[0], [50]])) // 100
+
+
+def by_hand(q_BSHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, segments_BS: jax.Array) -> np.ndarray:
+    q, k, v, of = (np.asarray(x, np.float64) for x in (q_BSHK, k_BSHK, v_BSHK, segments_BS))
+    scores_BHST = np.einsum("bshk,bthk->bhst", q, k) / np.sqrt(K)
+    scores_BHST = np.where((of[:, :, None] == of[:, None, :])[:, None], scores_BHST, -np.inf)
+    weights_BHST = np.exp(scores_BHST - scores_BHST.max(-1, keepdims=True))
+    weights_BHST /= weights_BHST.sum(-1, keepdims=True)
+    mixed_BSHK: np.ndarray = np.einsum("bhst,bthk->bshk", weights_BHST, v)
+    return mixed_BSHK
+
+
+@pytest.fixture
+def no_tpu_kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(ops, "SPLASH_LEAST_POSITIONS", S + 1)
+    yield
+
+
+@pytest.mark.usefixtures("no_tpu_kernel", "platform")
+@pytest.mark.parametrize("documents", [False, True])
+def test_attention_is_the_softmax_of_the_products_within_a_segment_of_some_positions_or_all(
+    documents: bool,
+) -> None:
+    of_BS = segments() if documents else None
+    expected = by_hand(*inputs(), segments() if documents else jnp.zeros((B, S)))
+    np.testing.assert_allclose(ops.attend(*inputs(), of_BS, of_BS), expected, atol=1e-5)
+    (q_BSHK, k_BSHK, v_BSHK), asked = inputs(), jnp.array([0, 99, 100, 255])
+    of_BM = of_BS[:, asked] if of_BS is not None else None
+    found = ops.attend(q_BSHK[:, asked], k_BSHK, v_BSHK, of_BM, of_BS)
+    np.testing.assert_allclose(found, expected[:, asked], atol=1e-5)
+
+
+@pytest.mark.usefixtures("no_tpu_kernel", "platform")
+def test_what_nearly_even_attention_learns_is_not_lost_in_bfloat16() -> None:
+    """The gradients of scores are small differences of large numbers there."""
+    q_BSHK, k_BSHK, v_BSHK = (0.1 * x for x in inputs())
+    weights = 1 + 0.1 * jax.random.normal(jax.random.key(1), v_BSHK.shape)
+
+    def of_k(dtype: str) -> np.ndarray:
+        q, k, v = (x.astype(jnp.bfloat16).astype(dtype) for x in (q_BSHK, k_BSHK, 1 + v_BSHK))
+        gradient = jax.grad(lambda k: (ops.attend(q, k, v) * weights.astype(dtype)).sum())(k)
+        return np.asarray(gradient, np.float64)
+
+    exactly = of_k("float32")
+    assert np.linalg.norm(of_k("bfloat16") - exactly) < 0.01 * np.linalg.norm(exactly)
+
+
+def test_the_tpus_kernel_interpreted_gives_what_our_products_give_and_their_gradients() -> None:
+    """The kernel's own program, run by an interpreter: no TPU is here."""
+    weights = jnp.sin(jnp.arange(B * S * H * K)).reshape(B, S, H, K)
+
+    def both(attend: Callable[..., jax.Array]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        found, pull = jax.vjp(attend, *inputs())
+        return found, pull(weights)
+
+    splash, of_splash = both(lambda q, k, v: ops.splash(q, k, v, segments(), interpret=True))
+    plain, of_plain = both(lambda q, k, v: ops.attend(q, k, v, segments(), segments()))
+    np.testing.assert_allclose(splash, plain, atol=2e-5)
+    for ours, theirs in zip(of_splash, of_plain, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("positions", "documents", "takes_cudnn"), [(50, True, True), (51, True, False), (51, False, True)]
+)
+def test_on_a_gpu_an_odd_number_of_positions_with_documents_is_not_cudnns(
+    monkeypatch: pytest.MonkeyPatch, positions: int, documents: bool, takes_cudnn: bool
+) -> None:
+    """It refuses to train on them, and our products take them. The backend is made believe."""
+    seen = []
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *_, **how: seen.append(how["implementation"]))
+    q_BMHK, k_BSHK, v_BSHK = (x.astype(jnp.bfloat16) for x in inputs())
+    of_BS = segments() if documents else None
+    of_BM = segments()[:, :positions] if documents else None
+    ops.attend(q_BMHK[:, :positions], k_BSHK, v_BSHK, of_BM, of_BS)
+    assert seen == (["cudnn"] if takes_cudnn else [])

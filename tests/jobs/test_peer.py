@@ -6,6 +6,7 @@ PyTorch comes into an environment of its own (`bench.peers`), 5 GiB once a machi
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,10 +32,8 @@ BATCH, LENGTH, SLOTS = 4, 24, 5
 Found = dict[str, np.ndarray]
 
 
-@pytest.fixture(scope="module")
-def both(two_devices: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
+def both(folder: Path) -> tuple[Found, Found]:
     """What our model finds with some weights on a masked batch, and what theirs finds."""
-    folder = tmp_path_factory.mktemp("peer")
     random = np.random.default_rng(5)
     graph, drawn = nnx.split(Mlm(DIMS, jnp.dtype("float32"), nnx.Rngs(0)))
     # None of them 0 or 1, as a bias or a scale begins, and so large that nothing is near linear.
@@ -75,22 +74,12 @@ def both(two_devices: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[F
     return ours, dict(np.load(folder / "found.npz"))
 
 
-def test_logits_are_those_of_transformers_at_every_position(both: tuple[Found, Found]) -> None:
-    ours, theirs = both
-    assert np.abs(theirs["logits"]).max() > 1  # or agreement would mean little
-    np.testing.assert_allclose(ours["logits"], theirs["logits"], atol=1e-4)
-
-
-def test_the_loss_at_the_masked_slots_is_that_of_transformers_with_labels(both: tuple[Found, Found]) -> None:
-    ours, theirs = both
-    assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), abs=1e-5)
-
-
-def test_the_gradient_of_every_parameter_is_the_one_that_pytorch_finds(both: tuple[Found, Found]) -> None:
+def test_logits_loss_and_the_gradient_of_every_parameter_are_those_of_transformers(tmp_path: Path) -> None:
     """The single token type has no parameter of its own here: its part lies in the positions'."""
-    ours, theirs = (
-        {name: f for name, f in found.items() if name not in ("logits", "loss")} for found in both
-    )
+    ours, theirs = both(tmp_path)
+    assert np.abs(theirs["logits"]).max() > 1  # or agreement would mean little
+    np.testing.assert_allclose(ours.pop("logits"), theirs.pop("logits"), atol=1e-4)
+    assert float(ours.pop("loss")) == pytest.approx(float(theirs.pop("loss")), abs=1e-5)
     token_type = "roberta.embeddings.token_type_embeddings.weight"
     assert ours.keys() - {token_type} == theirs.keys() - {token_type, "lm_head.decoder.bias"}
     for name in ours.keys() - {token_type}:

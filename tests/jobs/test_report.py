@@ -173,17 +173,14 @@ def test_a_failure_names_the_host_the_error_the_log_and_the_way_on_and_warnings_
     assert "--resume" in words(outcome="preempted")
 
 
-def test_the_true_word_is_marked_in_its_text_and_among_the_guesses() -> None:
-    page = render(RUN, [], {**RESULT, "pseudo_perplexity": 41.26, "fillings": [ONE]}, [])
-    assert "What it has learned" in page
+def test_what_the_run_has_learned_is_shown_and_the_parts_of_its_time_with_their_shares_the_largest_first() -> (
+    None
+):
+    page = render(RUN, [], {**RESULT, "pseudo_perplexity": 41.26, "fillings": [ONE], "time_s": TIME_S}, [])
+    assert "What it has learned" in page and "Where the time went" in page
     assert "<dt>Pseudo-perplexity</dt><dd>41.3</dd>" in page
     assert "Return the <mark>length</mark> of &lt;b&gt;x&lt;/b&gt;" in page
     assert "size 52 % · <b>length</b> 30 % · “,” 10 % · “” 5 % · v2 1 %" in page
-
-
-def test_the_parts_of_the_time_are_listed_with_their_shares_the_largest_first() -> None:
-    page = render(RUN, [], {**RESULT, "time_s": TIME_S}, [])
-    assert "Where the time went" in page
     found = re.findall(r"<tr><td>(.*?)</td><td>(.*? s)</td><td>(.*?)</td>", page)
     assert [part for part, *_ in found] == ["compute", "start", "evaluation", "input wait"]
     assert [share for *_, share in found] == ["97.0%", "2.0%", "1.0%", "0.0%"]
@@ -202,21 +199,7 @@ def test_losses_that_are_not_finite_break_the_curve_and_are_marked() -> None:
     )
 
 
-def test_a_run_at_any_moment_of_its_life_has_a_report() -> None:
-    for count in (0, 1, 30):
-        page = render(RUN, training(count), None, [{"rank": 0, "state": "stepping"}])
-        assert "no result yet" in page and "1 stepping" in page
-
-
-def test_ten_thousand_lines_make_a_page_under_100_kb() -> None:
-    lines = training(10_000)
-    for line in lines:
-        line["eval_loss"] = line["loss"] + math.sin(line["step"] * 2.3)
-        line["loss"] = math.nan if line["step"] % 3 == 0 else line["loss"]
-    assert len(render(RUN, lines, RESULT, []).encode()) < 100_000
-
-
-def test_markup_in_any_field_is_shown_and_not_obeyed() -> None:
+def test_markup_in_any_field_is_shown_and_not_obeyed_and_the_page_loads_nothing_and_forbids_loading() -> None:
     evil = "<script>alert(1)</script><img src=x onerror=alert(2)>\"' onload='x"
     run = json.loads(
         json.dumps(RUN).replace('"flax_mlm', json.dumps(evil)[:-1]).replace("pod", "<b onclick=x>")
@@ -225,24 +208,15 @@ def test_markup_in_any_field_is_shown_and_not_obeyed() -> None:
     result = {**RESULT, "outcome": evil, "error": evil, "failed_host": 1}
     beats = [{"rank": 0, "state": evil, "message": evil, "step": evil}]
     page = Words(render(run, training(20), result, beats, [evil]))
-    assert page.tags.count("script") == 1 and "img" not in page.tags
-    assert not [name for name, _ in page.attributes if name.startswith("on")]
-    assert evil in page.text
-
-
-def test_the_page_loads_nothing_and_forbids_loading() -> None:
-    page = render(RUN, training(50), RESULT, [])
-    seen = Words(page)
-    assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & set(seen.tags)
-    assert not {"src", "href", "srcset", "action", "poster", "xlink:href"} & {
-        name for name, _ in seen.attributes
-    }
-    assert not re.search(r"https?://|url\(|@import|fetch\(|XMLHttp|WebSocket", page)
-    assert any(value and value.startswith("default-src 'none'") for _, value in seen.attributes)
-
-
-def test_text_is_cut_before_it_is_escaped_and_half_a_surrogate_pair_can_be_written() -> None:
-    assert escape("<" * 600) == "&lt;" * 499 + "…"
+    assert evil in page.text and page.tags.count("script") == 1
+    assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & set(page.tags)
+    attributes = {name for name, _ in page.attributes}
+    assert not {"src", "href", "srcset", "action", "poster", "xlink:href"} & attributes
+    assert not [name for name in attributes if name.startswith("on")]
+    assert any(value and value.startswith("default-src 'none'") for _, value in page.attributes)
+    plain = render(RUN, training(50), RESULT, [])
+    assert not re.search(r"https?://|url\(|@import|fetch\(|XMLHttp|WebSocket", plain)
+    assert escape("<" * 600) == "&lt;" * 499 + "…"  # cut before it is escaped
     render({**RUN, "name": "half \ud800 pair"}, [], None, []).encode("utf-8")
 
 
@@ -258,14 +232,11 @@ def test_a_run_directory_is_read_with_a_torn_last_line_and_the_failed_hosts_log(
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
+    with pytest.raises(FileNotFoundError, match=r"run\.json: there is no such file"):
+        read_and_render(tmp_path / "logs")
     text = Words(read_and_render(tmp_path)).text
     assert "Loss 7.250 nats at step 2" in text
     assert "told by host 1" in text and "line 99" in text and "line 59 " not in text
-
-
-def test_a_directory_without_run_json_is_refused_with_its_path(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"run\.json: there is no such file"):
-        read_and_render(tmp_path)
 
 
 RUN_KEYS = [*RUN, "image", "cwd", "settings"]
@@ -292,39 +263,28 @@ loose = st.recursive(
 )
 
 
-def objects(*keys: str) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({}, optional={**dict.fromkeys(keys, loose), "extra": loose})
+def objects(*keys: str, **known: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional={**dict.fromkeys(keys, loose), "extra": loose, **known})
 
 
-run_objects = objects(*RUN_KEYS).flatmap(
-    lambda run: st.fixed_dictionaries(
-        {},
-        optional={
-            "hosts": st.lists(objects("index", "name", "address"), max_size=3),
-            "attempts": st.lists(objects("attempt", "started", "processes", "outcome"), max_size=3),
-            "config": objects("steps"),
-            "metric_definitions": st.fixed_dictionaries(
-                {"headline": st.sampled_from(["loss", "eval_loss", "x"]) | loose},
-                optional={
-                    "progress": st.lists(st.sampled_from(["loss", "mfu"]) | loose, max_size=3) | loose,
-                    "metrics": st.lists(
-                        objects("name", "title", "unit", "better", "baseline", "is_evaluation", "chart"),
-                        max_size=3,
-                    ),
-                },
-            )
-            | st.just(as_json(METRICS)),
-        },
-    ).map(lambda more: {**run, **more})
-)
-steps = st.integers(-5, 10**6) | loose
-values = st.floats() | loose
-lines = st.fixed_dictionaries(
-    {"step": steps, "loss": values},
-    optional=dict.fromkeys(
-        ("eval_loss", "tokens_per_s", "step_s", "input_wait_s", "grad_norm", "time", "mfu"), values
+names = st.sampled_from(["loss", "eval_loss", "mfu", "x"]) | loose
+definitions = objects(
+    headline=names,
+    progress=st.lists(names, max_size=3) | loose,
+    metrics=st.lists(
+        objects("name", "title", "unit", "better", "baseline", "is_evaluation", "chart"), max_size=3
     ),
 )
+run_objects = objects(
+    *RUN_KEYS,
+    hosts=loose | st.lists(objects("index", "name", "address"), max_size=3),
+    attempts=loose | st.lists(objects("attempt", "started", "processes", "outcome"), max_size=3),
+    config=loose | objects("steps"),
+    metric_definitions=loose | definitions | st.just(as_json(METRICS)),
+)
+values = st.floats() | loose
+line_keys = ("loss", "eval_loss", "tokens_per_s", "step_s", "input_wait_s", "grad_norm", "time", "mfu")
+lines = objects(**dict.fromkeys(line_keys, values), step=st.integers(-5, 10**6) | loose)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -349,39 +309,37 @@ def test_no_input_stops_the_page_or_draws_outside_the_plot(
         assert 0.0 <= float(share) <= 100.0
 
 
-def test_a_resume_is_marked_at_the_first_line_written_after_the_attempt_started() -> None:
-    lines = [{"step": step, "time": STARTED_S + 15 * step} for step in range(1, 100)]
-    assert [(mark.step, mark.label) for mark in resumes(RUN, lines)] == [(60.0, "attempt 1")]
-
-
-def test_of_two_lines_with_one_step_the_later_counts() -> None:
-    lines = [{"step": step, "loss": loss} for step, loss in ((2, 3.0), (3, 2.0), (2, 5.0), (1, 9.0))]
-    assert curve(lines, "loss") == [(1.0, 9.0), (2.0, 5.0), (3.0, 2.0)]
-
-
-def test_the_input_wait_is_the_share_of_the_step() -> None:
-    lines = [
-        {"step": step, "input_wait_s": wait, "step_s": whole}
-        for step, wait, whole in ((1, 0.05, 0.2), (2, 1, 0))
+def test_a_curve_has_a_point_a_step_and_a_resume_is_marked_at_the_first_line_written_after_it() -> None:
+    again = [{"step": step, "loss": loss} for step, loss in ((2, 3.0), (3, 2.0), (2, 5.0), (1, 9.0))]
+    assert curve(again, "loss") == [
+        (1.0, 9.0),
+        (2.0, 5.0),
+        (3.0, 2.0),
+    ]  # of two with one step the later counts
+    timed = [{"step": step, "time": STARTED_S + 15 * step} for step in range(1, 100)]
+    assert [(mark.step, mark.label) for mark in resumes(RUN, timed)] == [(60.0, "attempt 1")]
+    waited: list[dict[str, float]] = [
+        {"step": 1, "input_wait_s": 0.05, "step_s": 0.2},
+        {"step": 2, "input_wait_s": 1, "step_s": 0},
     ]
-    [(_, share), (_, gap)] = input_wait(lines)
+    [(_, share), (_, gap)] = input_wait(waited)
     assert share == pytest.approx(25.0) and math.isnan(gap)
 
 
-def test_smoothing_lets_no_single_spike_through() -> None:
-    points = [(float(step), 1e9 if step == 500 else 2.0) for step in range(1000)]
-    assert {value for _, value in smooth(points)} == {2.0}
-
-
-def test_thinning_keeps_a_spike_a_dip_and_a_gap_among_many_points() -> None:
+def test_among_many_points_smoothing_lets_no_spike_through_and_thinning_keeps_it_with_dips_and_gaps() -> None:
+    spiked = [(float(step), 1e9 if step == 500 else 2.0) for step in range(1000)]
+    assert {value for _, value in smooth(spiked)} == {2.0}
     points = [(float(step), 1.0 + (step % 7) / 10) for step in range(10_000)]
     points[5003], points[5007], points[5011] = (5003.0, 99.0), (5007.0, -99.0), (5011.0, math.nan)
     kept = thin(points, 600, lambda step: step / 10_000)
     assert len(kept) <= 1801
     assert (5003.0, 99.0) in kept and (5007.0, -99.0) in kept
     assert [step for step, value in kept if math.isnan(value)] == [5011.0]
-    few = [(0.0, 1.0), (10.0, math.nan), (20.0, 3.0)]
-    assert [step for step, _ in thin(few, 600, lambda step: step / 20)] == [0.0, 10.0, 20.0]
+    metrics = training(10_000)
+    for line in metrics:
+        line["eval_loss"] = line["loss"] + math.sin(line["step"] * 2.3)
+        line["loss"] = math.nan if line["step"] % 3 == 0 else line["loss"]
+    assert len(render(RUN, metrics, RESULT, []).encode()) < 100_000
 
 
 def test_ticks_are_round_numbers_with_labels_that_differ() -> None:
@@ -394,14 +352,11 @@ def test_ticks_are_round_numbers_with_labels_that_differ() -> None:
     assert axis.low <= 4.5 and axis.high >= 5.5 and len(set(axis.labels())) == len(axis.ticks) < 10
 
 
-@pytest.mark.parametrize("value", [True, "1", None, math.nan, math.inf, 10**400, 1e101, [1]])
-def test_what_is_no_measurement_is_no_number(value: object) -> None:
-    assert number(value) is None
-
-
 def test_an_axis_turns_to_a_log_scale_where_a_value_diverges_and_draws_what_lies_beyond_at_its_end() -> None:
     axis = value_axis([5.0, 5.1, 4.9, 2e6], from_zero=False)
     assert axis.log and axis.part(5.0) > 0.05 and axis.part(2e6) > 0.9
     assert number(5e-324) == 0.0  # too small for such a scale
+    nothing: list[object] = [True, "1", None, math.nan, math.inf, 10**400, 1e101, [1]]
+    assert [number(value) for value in nothing] == [None] * len(nothing)
     axis = step_axis(0, 10)
     assert (axis.part(-1), axis.part(5), axis.part(11)) == (0.0, 0.5, 1.0)

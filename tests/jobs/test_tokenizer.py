@@ -40,18 +40,14 @@ def word_level(path: Path, words: list[str]) -> Path:
     return path
 
 
-def test_special_tokens_stand_where_robertas_stand_and_the_mask_is_last(trained: Path) -> None:
-    facts = load_tokenizer(trained)
+def test_special_tokens_stand_and_frame_a_text_as_robertas_do_and_the_mask_is_last(trained: Path) -> None:
+    facts, tokenizer = load_tokenizer(trained), Tokenizer.from_file(str(trained))
     assert (facts.bos_id, facts.pad_id, facts.eos_id, facts.unk_id) == (0, 1, 2, 3)
     assert facts.mask_id == facts.vocab_size - 1 == 319
-    assert sorted(Tokenizer.from_file(str(trained)).get_vocab().values()) == list(range(320))
-
-
-def test_text_is_framed_and_the_mask_takes_the_space_before_it_as_in_roberta(trained: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(trained))
+    assert sorted(tokenizer.get_vocab().values()) == list(range(320))
     assert tokenizer.encode("the cat").tokens == ["<s>", "the", "Ġcat", "</s>"]
     assert tokenizer.encode("the", "the").tokens == ["<s>", "the", "</s>", "</s>", "the", "</s>"]
-    masked = tokenizer.encode("the <mask> cat").ids
+    masked = tokenizer.encode("the <mask> cat").ids  # the mask takes the space before it
     assert masked == [tokenizer.token_to_id(token) for token in ("<s>", "the", "<mask>", "Ġcat", "</s>")]
 
 
@@ -95,32 +91,29 @@ def test_the_same_text_gives_the_same_bytes_whatever_the_hash_seed_and_the_threa
         assert path.read_bytes() == trained.read_bytes()
 
 
-def test_a_vocabulary_smaller_than_all_bytes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="--vocab-size 260: must be at least 261"):
-        train_tokenizer(DOCUMENTS, 260, tmp_path / "tokenizer.json")
-    train_tokenizer(DOCUMENTS, 261, tmp_path / "tokenizer.json")
-    assert load_tokenizer(tmp_path / "tokenizer.json").vocab_size == 261
-
-
-def test_a_text_that_repeats_too_little_gives_a_smaller_vocabulary_with_the_mask_still_last(
+def test_a_vocabulary_smaller_than_all_bytes_is_refused_and_one_too_large_for_the_text_comes_out_smaller(
     tmp_path: Path,
 ) -> None:
-    train_tokenizer(["the cat, the hat"], 5_000, tmp_path / "tokenizer.json")
-    facts = load_tokenizer(tmp_path / "tokenizer.json")
-    assert 261 < facts.vocab_size < 300
-    vocabulary = Tokenizer.from_file(str(facts.path)).get_vocab()
-    assert "the" in vocabulary
-    assert not {"cat", "hat", "Ġcat", "Ġhat"} & set(vocabulary)  # each occurs once
-    assert facts.mask_id == facts.vocab_size - 1
+    path = tmp_path / "tokenizer.json"
+    with pytest.raises(RequestError, match="--vocab-size 260: must be at least 261"):
+        train_tokenizer(DOCUMENTS, 260, path)
+    train_tokenizer(DOCUMENTS, 261, path)
+    assert load_tokenizer(path).vocab_size == 261
+    train_tokenizer(["the cat, the hat"], 5_000, path)
+    facts, vocabulary = load_tokenizer(path), Tokenizer.from_file(str(path)).get_vocab()
+    assert 261 < facts.vocab_size < 300 and facts.mask_id == facts.vocab_size - 1
+    assert "the" in vocabulary and not {"cat", "hat", "Ġcat", "Ġhat"} & set(vocabulary)  # each occurs once
 
 
-BERTS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "cat"]
-
-
-def test_a_given_tokenizer_may_name_its_special_tokens_as_bert_does(tmp_path: Path) -> None:
-    facts = load_tokenizer(word_level(tmp_path / "tokenizer.json", BERTS))
+def test_a_given_tokenizer_may_be_berts_and_is_not_exported_as_robertas(tmp_path: Path) -> None:
+    given = word_level(tmp_path / "tokenizer.json", ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]", "cat"])
+    facts = load_tokenizer(given)
     assert (facts.pad_id, facts.bos_id, facts.eos_id, facts.unk_id, facts.mask_id) == (0, 1, 2, 3, 4)
     assert facts.vocab_size == 6
+    export_tokenizer(given, tmp_path / "new", 128)
+    config = json.loads((tmp_path / "new" / "tokenizer_config.json").read_text())
+    assert (config["tokenizer_class"], config["mask_token"]) == ("PreTrainedTokenizerFast", "[MASK]")
+    assert not (tmp_path / "new" / "vocab.json").exists()
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"model": ', b"\xff\xfe", b"[1, 2]"])
@@ -164,12 +157,3 @@ def test_the_export_says_what_hugging_face_needs_to_know(trained: Path, tmp_path
     assert special["mask_token"]["content"] == "<mask>"
     roles = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>"}
     assert {role: special[f"{role}_token"] for role in roles} == roles
-
-
-def test_a_tokenizer_that_is_not_robertas_is_not_exported_as_one(tmp_path: Path) -> None:
-    given = word_level(tmp_path / "given.json", BERTS)
-    export_tokenizer(given, tmp_path / "new", 128)
-    config = json.loads((tmp_path / "new" / "tokenizer_config.json").read_text())
-    assert config["tokenizer_class"] == "PreTrainedTokenizerFast"
-    assert config["mask_token"] == "[MASK]"
-    assert not (tmp_path / "new" / "vocab.json").exists()

@@ -47,16 +47,6 @@ def lab(shared: Path, tmp_path: Path) -> Iterator[Lab]:
         made.end_all()
 
 
-@pytest.fixture
-def cold_lab(shared: Path, tmp_path: Path) -> Iterator[Lab]:
-    """A lab whose cache is empty."""
-    made = Lab(tmp_path / "cold" / "runs", tmp_path / "cold" / "cache", shared / "corpus.jsonl")
-    try:
-        yield made
-    finally:
-        made.end_all()
-
-
 @pytest.fixture(scope="session")
 def shared_lab(shared: Path) -> Iterator[Lab]:
     made = Lab(shared / "runs", shared / "cache", shared / "corpus.jsonl")

@@ -1,88 +1,65 @@
-"""Mistakes that only the job itself can find, and a job that is started without an agent."""
+"""A job that is started without an agent, hosts that a slice numbers otherwise, data that one host prepares for all,
+and the smallest job."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from tests.runs.lab import CHECKOUT, Lab
+from launch import launch as launching
+from launch import targets
+from launch.runs import Run
+from tests.runs.lab import CHECKOUT, Lab, losses, result
 
-Start = Callable[..., tuple[Path, subprocess.CompletedProcess[str]]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def by_hand(lab: Lab, tmp_path: Path) -> Start:
-    """`python -m jobs.flax_mlm` as one process with the RUN_* variables set: (run directory, how it ended)."""
-
-    def start(*more: str, **variables: str) -> tuple[Path, subprocess.CompletedProcess[str]]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        run_dir = tmp_path / "by-hand"
-        environment = {
-            "RUN_ID": "by-hand",
-            "RUN_DIR": str(run_dir),
-            "RUN_JOB": "flax_mlm",
-            "RUN_FRAMEWORK": "jax",
-            "RUN_ATTEMPT": "0",
-            "RUN_NUM_PROCESSES": "1",
-            "RUN_PROCESS_ID": "0",
-            "RUN_COORDINATOR": f"127.0.0.1:{port}",
-            "RUN_PLATFORM": "cpu",
-            "RUN_CACHE_DIR": str(lab.cache_home / "tpu-stack"),
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "jobs.flax_mlm", *lab.options(), *more],
-            cwd=CHECKOUT,
-            env={**os.environ, **environment, **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        return run_dir, done
-
-    return start
+def environment(run_id: str, run_dir: Path, cache_dir: Path, *, job: str, processes: int) -> dict[str, str]:
+    """What the processes of a run are told."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        **os.environ,
+        "RUN_ID": run_id,
+        "RUN_DIR": str(run_dir),
+        "RUN_JOB": job,
+        "RUN_FRAMEWORK": "jax",
+        "RUN_ATTEMPT": "0",
+        "RUN_NUM_PROCESSES": str(processes),
+        "RUN_COORDINATOR": f"127.0.0.1:{port}",
+        "RUN_PLATFORM": "cpu",
+        "RUN_CACHE_DIR": str(cache_dir),
+    }
 
 
-def test_a_job_started_by_hand_without_an_agent_trains_and_writes_its_result(by_hand: Start) -> None:
-    run_dir, done = by_hand("--steps", "6")
+def test_a_job_started_by_hand_without_an_agent_trains_and_writes_its_result(
+    lab: Lab, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "by-hand"
+    told = environment("by-hand", run_dir, lab.cache_home / "tpu-stack", job="flax_mlm", processes=1)
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs.flax_mlm", *lab.options(), "--steps", "6"],
+        cwd=CHECKOUT,
+        env={**told, "RUN_PROCESS_ID": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads((run_dir / "result.json").read_text())
     assert (result["outcome"], result["steps"]) == ("done", 6)
     assert json.loads((run_dir / "heartbeats" / "host-0.json").read_text())["state"] == "done"
     assert (run_dir / "export" / "model.safetensors").exists()
-
-
-@pytest.mark.skipif(bool(list(Path("/dev").glob("accel*"))), reason="this host has a TPU")
-def test_a_tpu_job_on_a_host_without_one_trains_nothing_and_says_so(by_hand: Start) -> None:
-    run_dir, done = by_hand(RUN_PLATFORM="tpu")
-    assert done.returncode == 2
-    assert "error: RUN_PLATFORM is tpu, but this host has none" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (run_dir / "metrics.jsonl").exists()
-    assert not (run_dir / "checkpoints").exists()
-
-
-@pytest.mark.nightly
-def test_data_that_turns_out_too_small_when_it_is_tokenised_is_a_wrong_request(
-    lab: Lab, tmp_path: Path
-) -> None:
-    lab.data = tmp_path / "repetitive.jsonl"
-    lines = [json.dumps({"text": "a" * 1000 + " " + "b" * number}) for number in range(20)]
-    lab.data.write_text("\n".join(lines))
-    ended = lab.fab_train().ended()
-    assert ended.code == 2, ended.said
-    assert "training sequences of 16 tokens, too few for one batch of 12; lower --batch-size" in ended.said
-    assert "Traceback" not in ended.said
 
 
 @pytest.mark.nightly
@@ -134,6 +111,7 @@ def train(run, config):
     kept.wait()
     step, restored = kept.restore_latest(state)
     assert step == 2 and kept.steps() == [2] and float(restored["x"][5]) == 6
+    assert distributed.everywhere(True) and not distributed.everywhere(me != 1)
     distributed.agree("what is the same", "ab" * 32)
     distributed.agree("the data", ("cd" if me == 2 else "ab") * 32)
 
@@ -145,28 +123,14 @@ def test_where_the_slice_numbers_its_hosts_otherwise_everything_is_named_by_the_
     tmp_path: Path,
 ) -> None:
     """As on a TPU, where `jax.process_index()` is not what `jax.distributed.initialize` was told."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     run_dir = tmp_path / "run"
     run_dir.mkdir()
-    environment = {
-        "RUN_ID": "permuted",
-        "RUN_DIR": str(run_dir),
-        "RUN_JOB": "none",
-        "RUN_FRAMEWORK": "jax",
-        "RUN_ATTEMPT": "0",
-        "RUN_NUM_PROCESSES": "3",
-        "RUN_COORDINATOR": f"127.0.0.1:{port}",
-        "RUN_PLATFORM": "cpu",
-        "RUN_CACHE_DIR": str(tmp_path / "cache"),
-        "RUN_LOCAL_DEVICES": "1",
-    }
+    told = environment("permuted", run_dir, tmp_path / "cache", job="none", processes=3)
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", PERMUTED],
             cwd=CHECKOUT,
-            env={**os.environ, **environment, "RUN_PROCESS_ID": str(index)},
+            env={**told, "RUN_LOCAL_DEVICES": "1", "RUN_PROCESS_ID": str(index)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -180,3 +144,28 @@ def test_where_the_slice_numbers_its_hosts_otherwise_everything_is_named_by_the_
     assert (run_dir / "first").read_text()[0] == "0"
     beats = [json.loads((run_dir / "heartbeats" / f"host-{index}.json").read_text()) for index in range(3)]
     assert [beat["rank"] for beat in beats] == [0, 1, 2]
+
+
+def launch(lab: Lab, resume: Run | None = None, hosts: str = "2") -> Run:
+    # Saving after every step, it is not done before it has heard of a SIGTERM.
+    arguments = () if resume else ("--steps", "40", "--save-every", "1")
+    request = launching.Request(job="jax_hello", arguments=arguments, name=None, resume=resume)
+    with mock.patch.dict(os.environ, lab.environ):
+        return launching.launch(
+            request, targets.on_this_machine(hosts=hosts, platform="cpu"), lab.said.append
+        )
+
+
+def test_a_run_of_two_processes_that_is_preempted_and_resumed_has_the_losses_of_one_process(lab: Lab) -> None:
+    run = launch(lab)
+    lab.reach(run, 1)
+    lab.signal(run, signal.SIGTERM, 1)
+    preempted = lab.finish(run)
+    assert lab.state(run) == "preempted"
+    assert sorted(losses(preempted)) == list(range(1, result(preempted)["steps"] + 1))
+    assert result(preempted)["steps"] < 40
+
+    resumed = lab.finish(launch(lab, lab.read(run)))
+    assert result(resumed)["outcome"] == "done"
+    alone = lab.finish(launch(lab, hosts="1"))
+    assert losses(resumed) == pytest.approx(losses(alone), rel=1e-3)

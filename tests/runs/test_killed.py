@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -89,32 +86,3 @@ def check_that_the_run_names(lab: Lab, run: Run, killed: int) -> None:
     assert (failed["outcome"], failed["failed_host"]) == ("failed", killed)
     assert "SIGKILL" in failed["error"]
     assert lab.log(run, killed).splitlines()[-1] in failed["error"]
-
-
-def truncate_the_largest_file(checkpoint: Path) -> None:
-    files = (path for path in checkpoint.rglob("*") if path.is_file())
-    largest = max(files, key=lambda path: path.stat().st_size)
-    with largest.open("rb+") as file:
-        file.truncate(largest.stat().st_size // 2)
-
-
-def delete_the_manifest(checkpoint: Path) -> None:
-    (checkpoint / "state" / "manifest.ocdbt").unlink()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("damage", [truncate_the_largest_file, delete_the_manifest, shutil.rmtree])
-def test_a_damaged_newest_checkpoint_is_passed_over_for_the_one_before(
-    lab: Lab, lost_run: Run, right_losses: Losses, damage: Callable[[Path], None]
-) -> None:
-    run = lab.copy_of(lost_run)
-    *_, before, newest = saved_steps(run)
-    damage(Path(run.directory.path(f"checkpoints/{newest}")))
-    resumed = lab.resume(run)
-    log = lab.log(resumed)
-    assert f"resumed after step {before}\n" in log
-    if damage is not shutil.rmtree:
-        assert f"checkpoint {newest} cannot be read" in log
-        assert any(name.startswith(f"{newest}-") for name in run.directory.list("checkpoints-torn"))
-    assert lab.state(resumed) == "done"
-    assert losses(resumed) == right_losses

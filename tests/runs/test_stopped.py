@@ -1,4 +1,5 @@
-"""Runs that are told to stop: all processes save after the same step, and the run goes on from there."""
+"""Runs that are told to stop: all processes save after the same step, and the run goes on from there. The launcher may
+go, and there is never more than one group of a run."""
 
 from __future__ import annotations
 
@@ -108,3 +109,41 @@ def test_a_process_that_is_told_to_stop_while_the_group_forms_takes_the_others_a
     assert result(lab.finish(run))["outcome"] == "preempted"
     codes = [(exit["code"], exit["signal_name"]) for exit in lab.exits(run)]
     assert all(code in ((75, None), (None, "SIGTERM")) for code in codes), codes
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_launcher_and_status_and_logs_pick_it_up(
+    lab: Lab, lost_run: Run, right_losses: Losses
+) -> None:
+    command = lab.fab("train", "--resume", lab.copy_of(lost_run).run_id)
+    run = lab.joined(command)
+    with lab.frozen(run):
+        command.kill()
+        status = lab.fab("status").ended()
+        logs = lab.fab("logs", "--follow", "--lines", "1")
+    assert (status.code, run.run_id in status.said) == (0, True), status.said
+    assert "running (pid" in status.said
+
+    followed = logs.ended()
+    assert followed.code == 0, followed.said
+    assert "[0] step 60: eval loss" in followed.said
+    done = lab.finish(run)
+    assert lab.state(done) == "done"
+    assert losses(done) == right_losses
+    assert "done" in lab.fab("status", "--run", run.run_id).ended().said
+
+
+@pytest.mark.nightly
+def test_of_two_who_resume_a_run_at_once_one_is_refused(
+    lab: Lab, lost_run: Run, right_losses: Losses
+) -> None:
+    run = lab.copy_of(lost_run)
+    commands = [lab.fab("train", "--resume", run.run_id, "--detach") for _ in range(2)]
+    refused, accepted = sorted((command.ended() for command in commands), key=lambda ended: -ended.code)
+    assert (accepted.code, refused.code) == (0, 2), (accepted, refused)
+    assert "being launched by another process" in refused.said or "the run is " in refused.said
+    assert "Traceback" not in refused.said
+
+    done = lab.finish(run)
+    assert [attempt["attempt"] for attempt in done.described["attempts"]] == [0, 1]
+    assert losses(done) == right_losses

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from jobs.flax_mlm import METRICS
-from jobs.runtime.jax.executables import multiplies_bfloat16
 from jobs.runtime.metric_definitions import of_run
 from launch.runs import Run
 from tests.runs.lab import STEPS, Lab, Losses, result, saved_steps
@@ -74,11 +73,3 @@ def test_every_step_is_measured_once_with_a_falling_loss_and_the_result_is_that_
     parts = {"start", "compute", "input_wait", "evaluation", "checkpoint", "logging", "finish"}
     assert found["time_s"].keys() == parts
     assert all(found["time_s"][part] > 0 for part in parts - {"input_wait"})
-
-
-@pytest.mark.nightly
-def test_what_to_compute_in_is_decided_by_all_processes_where_it_is_left_open(lab: Lab) -> None:
-    run = lab.finish(lab.launch("--dtype", "auto", "--steps", "2"))
-    assert result(run)["outcome"] == "done"
-    kind = "bfloat16" if multiplies_bfloat16() else "float32"
-    assert [f" of 2 processes, in {kind}; " in lab.log(run, host) for host in (0, 1)] == [True, False]
