@@ -1,4 +1,4 @@
-"""How long a launch takes, and each of its phases, beside the plainest ways to run one command on every host.
+"""Measures a launch and each of its phases, beside the plainest ways to run one command on every host.
 
 Every measurement is made in a process of its own, from after its imports to its last answer. `first` finds hosts that
 have neither the agent nor the code, `again` finds both. The job is a stand-in that only says that it has joined.
@@ -53,7 +53,7 @@ Measured = dict[str, float]
 
 @contextlib.contextmanager
 def real(count: int, folder: Path, latency_s: float) -> Iterator[Inventory]:
-    """So many sshd, behind relays where there is a latency."""
+    """Start `count` sshd, behind relays where there is a latency."""
     key = _new_key(folder / "key")
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     servers, places, keys = [], [], []
@@ -77,7 +77,7 @@ def real(count: int, folder: Path, latency_s: float) -> Iterator[Inventory]:
 
 @contextlib.contextmanager
 def simulated(count: int, folder: Path, latency_s: float) -> Iterator[Inventory]:
-    """So many hosts that one process plays."""
+    """Start one process that plays `count` hosts."""
     _new_key(folder / "key")
     host_key = _new_key(folder / "host_key")
     with contextlib.ExitStack() as stack:

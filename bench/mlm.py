@@ -1,5 +1,5 @@
-"""flax_mlm's training step beside RoBERTa's of `transformers`, in Flax and in PyTorch: one machine, the same weights,
-data, hidden tokens and optimizer. They step in turn, so that whatever else the machine does meets all of them.
+"""Measures flax_mlm's training step beside RoBERTa's of `transformers`, in Flax and in PyTorch: one machine, the same
+weights, data, hidden tokens and optimizer. They step in turn, so that whatever else the machine does meets all of them.
 
 Each is a process that has compiled its step and then takes as many as it is told. Wall: the median over the rounds.
 Before each turn a program takes a step that is not measured, for it has waited (`Program.wake`).

@@ -1,4 +1,4 @@
-"""Whether flax_mlm and RoBERTa's of `transformers`, in Flax and in PyTorch, learn the same from as many steps.
+"""Compares what flax_mlm and RoBERTa of `transformers`, in Flax and in PyTorch, learn from as many steps.
 
 For each seed other weights, data, hidden tokens and dropout, the same in all programs but for the dropout. After the
 last step the same held-out tokens are guessed. No time is measured: run it beside whatever you like.

@@ -1,4 +1,4 @@
-"""How long a preview of the stack takes: the real engine, the stand-in for gcp, 1 slice and 50.
+"""Measures a preview of the stack: the real engine, the stand-in for gcp, 1 slice and 50.
 
 The very first preview of the process also loads pulumi_gcp; `time make preview` measures a whole command.
 

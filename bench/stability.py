@@ -1,4 +1,4 @@
-"""Whether flax_mlm trains stably from every seed for any number of steps, and what it comes to.
+"""Trains flax_mlm from several seeds for several numbers of steps: whether it is stable, and its final losses.
 
 Each cell is one training in one process, by the job's own step, schedule, data and loss guard, without checkpoints;
 as many processes at once as there are processors. A cell is stable where no step was an outlier (`loss_guard`). No time

@@ -1,5 +1,5 @@
-"""How long a large corpus takes to prepare and how much memory: made-up prose, a tokenizer trained on it,
-and all of it tokenised by all cores of this process.
+"""Measures the time and memory that preparing a large corpus takes: made-up prose, a tokenizer trained on it, and all
+of it tokenised by all cores of this process.
 
 Memory: the most that all its processes together held at one moment, of their own (RssAnon: without what is mapped from
 files and can be dropped), looked at five times a second; above --budget-mib the benchmark has failed, and no process

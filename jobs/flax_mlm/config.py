@@ -1,4 +1,4 @@
-"""The options of flax_mlm, and which combinations of them cannot work. Imports nothing heavy."""
+"""The options of flax_mlm, and the rules that they must satisfy. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Config:
     the others and later runs fetch it."""
 
     init_from: str | None = None
-    """A Hugging Face folder of a RobertaForMaskedLM to go on from (another run's export/ is one; gs://… too): weights,
-    tokenizer and sizes come from it."""
+    """A Hugging Face folder of a RobertaForMaskedLM to continue from (another run's export/ is one; gs://… too):
+    weights, tokenizer and sizes come from it."""
     model: Literal["tiny", "small", "base"] = "tiny"
     """The size that the options below start from."""
     vocab_size: int | None = None
@@ -109,7 +109,7 @@ class Config:
     clip_norm: float = 1.0
     """The gradient is scaled down to this norm where it is longer."""
     mask_share: float = 0.4
-    """Share of the tokens that the model has to guess; BERT's 0.15 learns less from each step (Wettig et al. 2022,
+    """Share of the tokens that are hidden and predicted; BERT's 0.15 learns less from each step (Wettig et al. 2022,
     arXiv:2202.08005). Evaluations always hide 0.15."""
     attend_within: Literal["sequence", "document"] = "sequence"
     """What a token attends to: its whole sequence, which may hold the ends of several documents (as RoBERTa), or its
@@ -139,8 +139,8 @@ class Config:
     keep_checkpoints: int = 2
     """The latest checkpoints that are kept; the best one is kept besides."""
     on_trouble: Literal["stop", "warn"] = "stop"
-    """What follows where the loss stays away from its usual value, stays not finite, or has nothing left to learn:
-    stop, or only say so. A single outlier never stops a run; its batch is kept under trouble/."""
+    """What to do when the loss stays far from its usual value, stays not finite, or has nothing left to learn: stop,
+    or only warn. A single outlier never stops a run; its batch is kept under trouble/."""
 
     profile: str | None = None
     """Steps A:B, both included, that are traced into profile/, for TensorBoard and Perfetto: 100:104."""
@@ -210,7 +210,7 @@ def dimensions(config: Config, tokenizer: TokenizerFacts) -> Dimensions:
 
 
 def settings(config: Config, *, vocab_size: int) -> dict[str, object]:
-    """Every option with the value that it has in the end, also where it was left open."""
+    """Every option with its decided value, including those that were left open."""
     dimensions: tuple[Size, ...] = ("layers", "width", "heads", "ff_width")
     return {
         **dataclasses.asdict(config),

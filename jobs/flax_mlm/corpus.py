@@ -1,4 +1,4 @@
-"""What `--data` names: the files to train on, found at once, read as a stream of documents, and some held out.
+"""The corpus that `--data` names: its files, read as a stream of documents of which some are held out.
 
 A text file is cut into blocks, .jsonl is read by line, a module by its docstrings. Everything streams: no
 function holds more than one document.
@@ -174,7 +174,7 @@ class Corpus:
 def split_documents(
     corpus: Corpus, eval_fraction: float, *, warn: Callable[[str], None]
 ) -> Iterator[tuple[Split, str]]:
-    """Each document with its split, which a hash of its own text decides: order and neighbours don't matter.
+    """Yield each document with its split, which a hash of its own text decides: order and neighbours don't matter.
 
     A document that occurs twice is thus never in both splits. Raises RequestError, at the end, when one of them
     stayed empty.
@@ -331,13 +331,13 @@ def is_jsonl(path: str) -> bool:
 
 
 def ending(path: str) -> str:
-    """What decides how a file is read: ".txt", ".jsonl.gz", "" and the like, in lower case."""
+    """The ending by which a file is read, in lower case: ".txt", ".jsonl.gz" or ""."""
     name = path.lower()
     return os.path.splitext(name.removesuffix(".gz"))[1] + (".gz" if name.endswith(".gz") else "")
 
 
 def blocks(path: str) -> Iterator[str]:
-    """A text file cut where a blank line follows at least DOCUMENT_CHARACTERS.
+    """Yield a text file in documents, cut where a blank line follows at least DOCUMENT_CHARACTERS.
 
     A text without blank lines is cut at the first line end after DOCUMENT_LIMIT_CHARACTERS, and a longer line
     in the line, so that no file has to fit in memory.
@@ -357,7 +357,7 @@ def blocks(path: str) -> Iterator[str]:
 
 
 def json_lines(path: str, text_field: str) -> Iterator[str]:
-    """The field `text_field` of each line's JSON object; lines of white space are passed over."""
+    """Yield the field `text_field` of each line's JSON object; lines of white space are skipped."""
     with _open_text(path) as text:
         for number, line in enumerate(text, 1):
             if not line.isspace():
@@ -394,7 +394,7 @@ def _field(line: str, text_field: str, *, place: str) -> str:
 
 @contextlib.contextmanager
 def _open_text(path: str) -> Iterator[io.TextIOWrapper]:
-    """Universal newlines, no byte order mark. A damaged .gz or a file that is not text is a RequestError."""
+    """Open a file as text, without a byte order mark. A damaged .gz or a file that is not text is a RequestError."""
     try:
         with contextlib.ExitStack() as stack:
             binary: Any = stack.enter_context(open_binary(path))
@@ -418,7 +418,7 @@ def check_text(path: str) -> None:
 
 
 def _is_no_text(head: bytes) -> str | None:
-    """What a file with this beginning is instead of UTF-8 text, and what to do with it; None: it is text."""
+    """What a file with this beginning is if it is not UTF-8 text, and what to do with it; None: it is text."""
     for signature, what in _SIGNATURES.items():
         if head.startswith(signature):
             return what
@@ -435,7 +435,7 @@ def _is_no_text(head: bytes) -> str | None:
 
 
 def open_binary(path: str) -> Any:
-    """A local file or a URL, to be read as bytes in a `with`."""
+    """Open a local file or a URL as bytes, for a `with`."""
     if not is_url(path):
         return open(path, "rb")
     file_system, name = open_url(path, option="--data")

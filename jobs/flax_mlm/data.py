@@ -1,4 +1,4 @@
-"""From `--data` to token ids on this host's disk: tokenised once, read at random by every process and run.
+"""Token ids of `--data` on this host's disk: tokenised once, read at random by every process and run.
 
 Light: the launching side calls `problems` before anything is started.
 """
@@ -16,7 +16,7 @@ from contracts.errors import RequestError
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.config import problems as config_problems
 from jobs.flax_mlm.corpus import RULE_VERSION, Corpus, Split, open_corpus, split_documents
-from jobs.flax_mlm.tokenise import FORMAT, META, WARNINGS, is_whole, tokenise
+from jobs.flax_mlm.preprocess import FORMAT, META, WARNINGS, is_whole, tokenise
 from jobs.flax_mlm.tokenizer import (
     TokenizerFacts,
     load_tokenizer,
@@ -67,7 +67,7 @@ def prepare(config: Config, cache_dir: Path, say: Callable[[str], None]) -> Toke
 
 
 def problems(config: Config, cache_dir: Path) -> list[str]:
-    """What is wrong with the data, found out before anything is started, where the data can be seen.
+    """What is wrong with the data, as far as the launching side can read it; called before anything is started.
 
     A large corpus is only looked for, a small one is tokenised (into the cache, where the run finds it).
     """
@@ -238,7 +238,7 @@ def _make(
     whole: Callable[[Path], bool],
     goes_on: bool = False,
 ) -> None:
-    """A folder of the cache, unless it is there: fetched from the remote one or built. What that lacks it is given."""
+    """Fetch a folder of the cache from the remote one, or build it, unless it is there; give that what it lacks."""
     place = f"{directory.parent.name}/{directory.name}"
 
     def fetch_or_build(temporary: Path) -> None:
@@ -268,7 +268,7 @@ def _open(directory: Path, facts: TokenizerFacts) -> Tokens:
 
 
 def _warnings(directory: Path) -> tuple[str, ...]:
-    """None where older code made the files: their own fingerprint does not cover these."""
+    """Warnings of the files; none where older code made them. The fingerprint does not cover these."""
     try:
         return tuple(map(str, json.loads((directory / WARNINGS).read_bytes())))
     except (FileNotFoundError, ValueError, TypeError):

@@ -1,6 +1,7 @@
-"""RobertaForMaskedLM as Hugging Face keeps it: a folder to go on from (--init-from), and the export of a run.
+"""Reads and writes RobertaForMaskedLM in Hugging Face's layout: the model of --init-from, and the export of a run.
 
-There and back again changes no bit. Light: the launching side opens a folder to find mistakes before anything starts.
+Loading and exporting again changes no bit. Light: the launching side opens a folder to find mistakes before anything
+starts.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def open_pretrained(source: str, cache_dir: Path, say: Callable[[str], None]) ->
 
 
 def adopt(config: Config, cache_dir: Path, say: Callable[[str], None]) -> tuple[Config, Pretrained | None]:
-    """The options with everything that --init-from decides, and the model; as they are where there is none.
+    """The options with everything that --init-from decides, and its model; without --init-from the options as they are.
 
     Raises:
         RequestError: as open_pretrained and Pretrained.adopted_by.
@@ -183,7 +184,7 @@ def _told(source: str, folder: Path) -> dict[str, Any]:
     if architectures != [ARCHITECTURE]:
         kinds = ", ".join(map(str, architectures)) or told.get("model_type") or "nothing"
         raise RequestError(
-            f"--init-from {source}: {CONFIG} names {kinds}; only {ARCHITECTURE} can be gone on with"
+            f"--init-from {source}: {CONFIG} names {kinds}; only {ARCHITECTURE} can be continued"
         )
     other = [
         f"{name} is {told.get(name, default)!r} and must be {wanted!r}"
@@ -239,7 +240,7 @@ def tokenizer_of(source: str, folder: Path, cache_dir: Path) -> Path:
 
 
 def _join(source: str, folder: Path, path: Path) -> None:
-    """As transformers' RobertaTokenizerFast makes it of the two files."""
+    """Write the tokenizer.json that transformers' RobertaTokenizerFast makes of the two files."""
     from tokenizers import models
 
     try:
@@ -264,7 +265,7 @@ def _check(source: str, names: list[str]) -> None:
 
 
 def _copied(source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
-    """The files in the cache, named by where they come from and by what their file system says of their content."""
+    """Copy the files into the cache, keyed by their address and by what their file system says of their content."""
     try:
         file_system, root = open_url(source.rstrip("/"), option="--init-from")
         entries = {
@@ -350,7 +351,7 @@ def shapes_of(dims: Dimensions) -> dict[str, tuple[int, ...]]:
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Of a safetensors file every tensor's shape, without reading the tensors.
+    """The shape of every tensor of a safetensors file, without reading the tensors.
 
     Raises:
         RequestError: it is no such file, or not as long as its header says.
@@ -367,7 +368,7 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def tensor_problems(found: Mapping[str, tuple[int, ...]], dims: Dimensions) -> list[str]:
-    """What keeps tensors of these shapes from being a model of these sizes."""
+    """Why tensors of these shapes are not a model of these sizes; empty where they are."""
     wanted = shapes_of(dims)
     missing = [name for name in wanted if name not in found]
     extra = [

@@ -1,5 +1,5 @@
-"""From the token cache to the devices: what is read in step t is a function of (seed, t) only, and a host reads the
-rows of its own devices only."""
+"""Reads batches from the token cache onto the devices. What step t reads is a function of (seed, t) only, and a host
+reads only the rows of its own devices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InputPipeline:
         return self._rows("train", self._indices(step))
 
     def step_on_host(self, step: int) -> np.ndarray:
-        """The same, all of them, for who wants to look at them."""
+        """The same on this host, all rows of it."""
         return self._tokens.rows("train", self._indices(step), self._config.sequence_length)
 
     def held_out(self, indices_B: np.ndarray) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The guard of a run: which steps are outliers, and when so many follow one another that training on is of no use.
+"""Judges each loss: which steps are outliers, and when so many follow one another that the run has to end.
 
 A single outlier never ends a run. Every process sees the same numbers and so comes to the same end after the same step.
 """
@@ -43,7 +43,7 @@ def is_applied(values: Mapping[str, float]) -> bool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outlier:
-    """A step that is not as the others: what was seen, and what helps where it stays so.
+    """A step whose loss or gradient is unusual: what was seen, and the remedy where it stays so.
 
     row: how many outliers follow one another, this one the last. ends: that is too many.
     """
@@ -62,8 +62,7 @@ class Outlier:
 
 @dataclasses.dataclass(kw_only=True)
 class LossGuard:
-    """What the guard knows of the steps so far; it is kept in each checkpoint, so that a resumed run ends where one
-    that nobody disturbed would.
+    """The guard's state; each checkpoint keeps it, so that a resumed run ends where an undisturbed one would.
 
     losses: the last usual ones. outliers, skipped: how many steps so far were outliers, and had an update that was not
     applied. series: how often one outlier or more in a row have begun. row, useless: how many outliers, and how many
@@ -83,11 +82,11 @@ class LossGuard:
         return cls(**notes) if notes else cls()
 
     def notes(self) -> dict[str, Any]:
-        """All of it, of what JSON can hold."""
+        """The state as JSON can hold it."""
         return dataclasses.asdict(self)
 
     def check(self, values: Mapping[str, float]) -> Outlier | None:
-        """What a step with these results (`loss` and `grad_norm`) is; None: as usual."""
+        """Judge a step by its `loss` and `grad_norm`; None: it is as usual."""
         loss, grad_norm = values["loss"], values["grad_norm"]
         self.skipped += not is_applied(values)
         self.useless = 0 if is_applied(values) and grad_norm else self.useless + 1

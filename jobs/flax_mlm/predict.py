@@ -1,5 +1,5 @@
-"""What a model would write in place of hidden tokens, and how surprised it is by what stands there: at the end of a run
-(`final_eval`), and for `fab fill-mask`.
+"""Predictions of hidden tokens, and the pseudo-perplexity of held-out text: at the end of a run (`final_eval`), and for
+`fab fill-mask`.
 
 Pseudo-perplexity (Salazar et al. 2020, arXiv:1910.14659, section 2.2) is exp of the mean surprise, in nats, at each
 token of a text when only that token is hidden. It is taken over whole held-out sequences, spread evenly over the
@@ -83,7 +83,7 @@ def make_sharded_predict(graph: nnx.GraphDef[Mlm], mesh: Mesh, params: Any) -> P
 
 
 def shown(token: str) -> str:
-    """A token for people: without the blanks around it; what cannot be seen is escaped, as a line end is."""
+    """A token as people read it: without the blanks around it; what cannot be seen, such as a line end, is escaped."""
     seen = token.strip(" ")
     return seen if seen.isprintable() else repr(seen)[1:-1]
 

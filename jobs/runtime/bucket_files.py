@@ -1,4 +1,4 @@
-"""The files of a run in a bucket, by way of fsspec, and trying again what a bucket refused for a moment."""
+"""Files in a bucket, through fsspec, and retries of what a bucket refused for a moment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAUSES_S = (1.0, 4.0)
 
 
 class BucketFiles:
-    """Whatever fsspec knows by URL: gs:// above all. A file is one object, and an object is put whole."""
+    """Files of any URL that fsspec knows, above all gs://. A file is one object, and an object is put whole."""
 
     def read(self, paths: Sequence[str]) -> builtins.list[bytes | None]:
         if not paths:
@@ -69,7 +69,7 @@ class BucketFiles:
 
 
 def files_of(url: str) -> DiskFiles | BucketFiles:
-    """The files that `url`, seen from this host, means."""
+    """How this host reads and writes files under `url`."""
     return BucketFiles() if is_url(url) else DiskFiles()
 
 

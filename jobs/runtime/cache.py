@@ -1,5 +1,5 @@
-"""Directories that are built once on a host and then shared by every process and every later run, and folders that one
-host has made and others fetch: in a bucket, or on a disk that hosts share.
+"""Caches: directories that are built once on a host and shared by all its processes and later runs, and folders that
+one host uploads and others fetch, in a bucket or on a disk that hosts share.
 
 A remote folder is named by what it was made from, so whoever puts it, and however often, puts the same. Its MANIFEST is
 written last and says what each file has to be: a folder without one is not there, and a file that differs is torn.

@@ -1,4 +1,4 @@
-"""Files of one host to a run directory that the host's agent cannot write: `python -m jobs.runtime.deliver URL`.
+"""Writes files of this host into a run directory that its agent cannot write: `python -m jobs.runtime.deliver URL`.
 
 The request is JSON on stdin: {"files": [{"name", "text"} or {"name", "path", "limit_bytes"}], "unless_there": [names]}.
 Of a file that is longer than its limit the last part is delivered; a name in `unless_there` is left as it is where it

@@ -1,4 +1,4 @@
-"""What a process says of itself while it lives: `heartbeats/host-<i>.json`, renewed by a thread of its own.
+"""The heartbeat of a process: its state and step in `heartbeats/host-<i>.json`, renewed by a thread of its own.
 
 Under an agent the same goes to `heartbeat.json` in the control directory, on this host's own disk, whatever the run
 directory is and however it fares: there the agent reads it.

@@ -1,4 +1,4 @@
-"""What a job says of its own metrics: their titles, units, which way is better, which one is the headline.
+"""Declarations of a job's metrics: their titles, units, which way is better, which one is the headline.
 
 A job's package declares them as METRICS, the launcher writes them into run.json, and whoever shows a run reads them
 there: a run can be understood from its directory only. Imports nothing heavy.
@@ -89,12 +89,12 @@ UNDECLARED = Metrics(
 
 
 def as_json(metrics: Metrics) -> dict[str, Any]:
-    """What run.json holds."""
+    """The declarations as run.json holds them."""
     return dataclasses.asdict(metrics)
 
 
 def of_run(described: Mapping[str, Any]) -> Metrics:
-    """What run.json says; UNDECLARED where it says nothing, or nothing that can be understood."""
+    """The declarations in run.json; UNDECLARED where there are none, or none that can be understood."""
     said = described.get("metric_definitions")
     try:
         known = {field.name for field in dataclasses.fields(Metric)}
@@ -117,7 +117,7 @@ def _check(metric: Metric) -> None:
 
 
 def finite(value: object) -> float | None:
-    """The value, where it is a finite number."""
+    """The value if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return value

@@ -1,5 +1,5 @@
-"""What a run measures: metrics.jsonl for programs, TensorBoard event files for people, both written by rank 0; how fast
-it steps; and where an attempt's time goes.
+"""The measurements of a run: metrics.jsonl for programs and TensorBoard event files for people, both written by rank 0;
+its rates; and where an attempt's time goes.
 
 Every second of this process belongs to one part, and the parts add up to all of it:
 
@@ -12,7 +12,7 @@ Every second of this process belongs to one part, and the parts add up to all of
     profile      writing a trace
     finish       what comes after the last step: the export, a last look
 
-The host's time is what is told. With steps in flight the host makes a batch while the devices still compute: that is
+Times are the host's. With steps in flight the host makes a batch while the devices still compute: that is
 part of compute, as nobody waited for it. Where host and devices share processors (a CPU), such a batch slows the steps
 down, and no clock can tell that apart.
 
@@ -162,13 +162,13 @@ class TimeSplit:
         self._spent_s: dict[Part, float] = {}
 
     def enter(self, part: Part) -> None:
-        """From now on what is in no other part is this one's."""
+        """Count to `part`, from now on, what is in no other part."""
         self._count()
         self._open[0] = part
 
     @contextlib.contextmanager
     def part(self, part: Part, *, unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """What happens inside is `part`'s; where `unless`, asked at its end, is true it is that of the part around."""
+        """Count what happens inside to `part`, or to the part around it where `unless` is true at its end."""
         self._count()
         self._spent_s.setdefault(part, 0.0)
         around = self._open[-1]
@@ -195,7 +195,7 @@ class TimeSplit:
         return self._since_s - self._began_s
 
     def _count(self, part: Part | None = None) -> None:
-        """What has passed since the last count is `part`'s; None: that of the part which is open."""
+        """Count what has passed since the last count to `part`; None: to the part which is open."""
         now_s = self._clock()
         part = part or self._open[-1]
         self._spent_s[part] = self._spent_s.get(part, 0.0) + now_s - self._since_s
@@ -229,7 +229,7 @@ class Rates:
         self._taken_s, self._taken_wait_s = 0.0, 0.0
 
     def start(self) -> None:
-        """From now on, after the first step, steps and their time are counted."""
+        """Begin to count steps and their time; called after the first step."""
         self._time.enter("compute")
         self._started = True
         self._take_seconds()

@@ -1,4 +1,4 @@
-"""A stop, which is SIGTERM on any host: all processes leave together, and nothing that they had computed is lost.
+"""Stops all processes of a run together when any host gets SIGTERM; nothing that they had computed is lost.
 
 SIGTERM is noticed by a thread, whatever the main thread does (a compiler may hold that for minutes). Then, by way of
 the group's key-value store:
@@ -122,7 +122,7 @@ class Watch:
         signal.signal(signal.SIGTERM, lambda _number, _frame: None)
 
     def listen_again(self) -> None:
-        """Where a library may have put a handler of its own, as libtpu does when it starts."""
+        """Take SIGTERM again after a library has put a handler of its own, as libtpu does when it starts."""
         if self._pipe is not None:
             self.listen()
 
@@ -146,7 +146,7 @@ class Watch:
     # --- told by the main thread's work ---
 
     def on_leaving(self, flush: Callable[[], None]) -> None:
-        """What is to be written before the process leaves, called by whichever thread leaves."""
+        """Register what is to be written before the process leaves; the thread that leaves calls it."""
         self._flushes.append(flush)
 
     def flush(self) -> None:
@@ -201,7 +201,7 @@ class Watch:
             self._is_over = True
 
     def claim(self) -> None:
-        """Before the main thread ends the process for a reason of its own; it waits here if the other thread does."""
+        """Called before the main thread ends the process for its own reason; waits if the other thread ends it."""
         with self._lock:
             self._give_way()
             self._is_over = True

@@ -66,20 +66,19 @@ class Run:
             print(text, flush=True)
 
     def warn(self, text: str) -> None:
-        """What whoever trains should know though the run goes on: a line in the log, shown to whoever follows the run,
-        in its report and in result.json; from rank 0 only."""
+        """Warn the user while the run goes on: a line in the log, shown to whoever follows the run, in its report and
+        in result.json; from rank 0 only."""
         if self.environment.is_first:
             print(f"warning: {text}", flush=True)
             self.heartbeat.warn(text)
 
     def decide(self, settings: Mapping[str, Any]) -> None:
-        """The options with the values that they have in the end, where run.json leaves some open: for the report and
-        for whoever reads the run later; by rank 0."""
+        """Write settings.json, the decided values of options that run.json leaves open; by rank 0."""
         if self.environment.is_first:
             self.directory.write_json(run_directory.SETTINGS, settings)
 
     def prepare(self, text: str) -> None:
-        """What is done before the first step: a line in every host's log, and shown to whoever follows the run."""
+        """Say what is done before the first step: a line in every host's log, shown to whoever follows the run."""
         print(text, flush=True)
         self.heartbeat.say(text)
 
@@ -159,7 +158,7 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
 
 
 def _group(environment: ProcessEnvironment) -> Any:
-    """How processes of the run's framework form a group: `start(environment)` and `leave()`."""
+    """The module that forms a group of the run's framework, with `start(environment)` and `leave()`."""
     return importlib.import_module(f"jobs.runtime.{environment.framework}.distributed")
 
 

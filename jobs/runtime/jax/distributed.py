@@ -1,4 +1,4 @@
-"""Forming one JAX group out of the run's processes, on the platform that was asked for and no other; its devices."""
+"""The JAX group of a run's processes, on the platform that was asked for and no other, and its devices."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def start(environment: ProcessEnvironment) -> None:
 
 
 class Notes:
-    """What the processes of the group have to tell each other, in its key-value store: see preemption.Board."""
+    """The group's key-value store, where its processes leave each other notes: see preemption.Board."""
 
     def __init__(self) -> None:
         # JAX offers its users no other way to it; Orbax takes the same one.
@@ -138,7 +138,7 @@ def agree(name: str, fingerprint: str) -> None:
 
 
 def first_then_others[Result](work: Callable[[], Result], *, what: str, say: Callable[[str], None]) -> Result:
-    """What `work` comes to, carried out by rank 0 before the others: they find what it has put where all can see it.
+    """Carry out `work` on rank 0 before the others, which then find what it has put where all can see it.
 
     Raises:
         RuntimeError: rank 0 was lost, or had not done it after FIRST_LIMIT_S.

@@ -1,4 +1,4 @@
-"""Compiled programs, kept on this host's disk by what they were made from: what a run has compiled a later one loads.
+"""Compiled programs, kept on this host's disk: what a run has compiled a later run loads instead of compiling it.
 
 JAX's own compilation cache does not do here: it is written by process 0 only, so that every other host would compile
 each time, and on CPU its key differs from process to process and says neither what instructions nor how many processors
@@ -107,20 +107,20 @@ class Executables:
 
 @functools.cache
 def multiplies_bfloat16() -> bool:
-    """Whether it has instructions for products of bfloat16; without them they are many times slower."""
+    """Whether this processor has instructions for products of bfloat16; without them they are many times slower."""
     return BFLOAT16 in flags(CPUINFO.read_text() if CPUINFO.exists() else "")
 
 
 @functools.cache
 def processor_kind() -> str:
-    """Its model and its features, by which a program that was compiled for it is known from one for another."""
+    """The model and features of this host's processor, which a compiled program depends on."""
     cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
     models = {line for line in cpuinfo.splitlines() if line.startswith(("model name", "CPU part"))}
     return f"{platform.machine()} {sorted(models)} {sorted(flags(cpuinfo))}"
 
 
 def flags(cpuinfo: str) -> frozenset[str]:
-    """The features that Linux names on an x86 machine; none on another."""
+    """The features that /proc/cpuinfo names on an x86 machine; none on another."""
     for line in cpuinfo.splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "flags":

@@ -1,4 +1,4 @@
-"""A trace of some steps, in the run's directory, that XProf (TensorBoard's Profile tab) and Perfetto open.
+"""Traces some steps into the run's directory, for XProf (TensorBoard's Profile tab) and Perfetto.
 
     profile/plugins/profile/steps-A-B/host-I.xplane.pb   every process's own devices and threads, for XProf
     profile/steps-A-B-host-I.perfetto.json.gz            the same for ui.perfetto.dev
@@ -69,7 +69,7 @@ def read_steps(said: str | None, *, steps: int) -> Steps | None:
 
 
 class Profile:
-    """Traces the wanted steps of one process; every process makes the same calls. None wanted, nothing is done.
+    """Traces the wanted steps of one process, if any; every process makes the same calls.
 
     Args:
         done: the step that the attempt resumes after, or 0.

@@ -1,4 +1,4 @@
-"""Whether the hosts of a slice can compute together in JAX: devices, a matmul on each, an all-reduce over all.
+"""Checks that the hosts of a slice can compute together in JAX: devices, a matmul on each, an all-reduce over all.
 
 `python -m jobs.runtime.jax.verify` on every host, as a run's process is started. Each writes what it found to
 `verify/host-<i>.json` in the run directory; whoever asked judges. Another framework has its own module beside this.
@@ -27,7 +27,7 @@ TIMES = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """What is computed; none: what suits the platform."""
+    """Sizes of what is computed; None: those that suit the platform."""
 
     matmul_size: int | None = None
     """Rows of the square matrices; a power of two, so that the result is exact."""
@@ -43,7 +43,7 @@ def report(process_id: int) -> str:
 
 
 def verify(run: process.Run, config: Config) -> Mapping[str, float | None]:
-    """Look at everything and write it down; what is wrong is no error here."""
+    """Check everything and write what was found; a wrong result raises no error here."""
     import jax
 
     where = run.environment.platform
@@ -70,7 +70,7 @@ def verify(run: process.Run, config: Config) -> Mapping[str, float | None]:
 
 
 def versions() -> dict[str, str]:
-    """Of what has to be the same on all hosts."""
+    """Versions that have to be the same on all hosts."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -81,7 +81,7 @@ def versions() -> dict[str, str]:
 
 
 def _matmuls(size: int, repeats: int, where: Platform) -> list[dict[str, Any]]:
-    """Of each of this host's devices: the rate, and whether the product is right.
+    """The rate of each of this host's devices, and whether its product is right.
 
     Ones times a matrix of 1/size are ones again, exactly, as long as `size` is a power of two.
     """

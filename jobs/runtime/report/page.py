@@ -1,5 +1,4 @@
-"""The frame of a report: one HTML page that loads nothing, for screens light and dark and for paper; and fields of JSON
-objects that may be missing or of the wrong kind, read as they should be, or as nothing."""
+"""The HTML page of a report, which loads nothing; readers of JSON fields that may be missing or of the wrong kind."""
 
 import base64
 import hashlib

@@ -40,7 +40,7 @@ def render(
     heartbeats: Sequence[Json],
     log_tail: Sequence[str] = (),
 ) -> str:
-    """The page, from run.json, the lines of metrics.jsonl, result.json (None before the end), the heartbeats.
+    """Make the page from run.json, the lines of metrics.jsonl, result.json (None before the end) and the heartbeats.
 
     The end of `log_tail`, the failed host's log, is shown; `run` may have `versions` (name → version) and `settings`
     (the options as they were decided).
@@ -293,7 +293,7 @@ def fillings(result: Json) -> str:
 
 
 def quoted(token: str) -> str:
-    """A guess for people: a comma, a dash, a blank or nothing is only to be seen between quotation marks."""
+    """A prediction as people read it: a comma, a dash, a blank or nothing stands between quotation marks."""
     return token if any(character.isalnum() for character in token) else f"“{token}”"
 
 

@@ -1,10 +1,11 @@
-"""A corpus to two files of token ids and their meta.json, in bounded memory, by a pool of processes.
+"""Turns a corpus into two files of token ids and their meta.json, in bounded memory, by a pool of processes.
 
 One process reads the corpus, cuts it into batches, hands them to the pool in order and writes what comes back. They are
 processes and not the library's own threads: making numbers of its answers holds Python's lock for 12 ms a million
 characters, which take a core 216 ms to encode, and reading for 5: from some 13 cores on more of them would wait.
 
-A journal says how far the files have come: a killed call's work is gone on with, and the files are the same.
+A journal says how far the files have come: the next call continues the work of one that was killed, and the files are
+the same.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _READ_BYTES = 1 << 22
 def tokenise(
     corpus: Corpus, facts: TokenizerFacts, eval_fraction: float, directory: Path, say: Callable[[str], None]
 ) -> None:
-    """Write train.bin, eval.bin and meta.json into `directory`, going on with what a killed call has left there.
+    """Write train.bin, eval.bin and meta.json into `directory`, continuing what a killed call has left there.
 
     Raises:
         RequestError: the corpus cannot be read, or gives nothing for one of the two splits.
@@ -314,7 +315,7 @@ _encoder: Encoder
 
 
 def _begin(tokenizer: Path, dtype: Dtype) -> None:
-    """What a process of the pool does first."""
+    """Prepare a process of the pool."""
     global _encoder
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
@@ -325,7 +326,7 @@ def _begin(tokenizer: Path, dtype: Dtype) -> None:
 
 
 def _end_with_parent() -> None:
-    """The pool's own processes would wait for ever for one that was killed."""
+    """End this process with its parent; the pool's own processes would wait for ever for one that was killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import jobs
 from contracts.errors import RequestError
-from jobs.flax_mlm import tokenise
+from jobs.flax_mlm import preprocess
 from jobs.flax_mlm.corpus import Corpus, open_corpus
-from jobs.flax_mlm.tokenise import (
+from jobs.flax_mlm.preprocess import (
     BATCH_CHARACTERS,
     JOURNAL,
     PIECE_CHARACTERS,
@@ -60,7 +60,7 @@ def tokenizer_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(deadline=None)
 def test_pieces_make_up_the_document_and_none_is_too_long(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenise, "PIECE_CHARACTERS", LONG)
+        patch.setattr(preprocess, "PIECE_CHARACTERS", LONG)
         pieces = list(cut("train", text))
     assert "".join(piece.text for piece in pieces) == text
     assert all(0 < len(piece.text) <= LONG for piece in pieces) or text == ""
@@ -78,7 +78,7 @@ def test_a_document_cut_between_words_has_the_tokens_that_it_has_whole(
     tokenizer = open_tokenizer(tokenizer_path)
     text = " ".join(f"{word} word word" for word in words)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenise, "PIECE_CHARACTERS", LONG)
+        patch.setattr(preprocess, "PIECE_CHARACTERS", LONG)
         pieces = [piece.text for piece in cut("train", text)]
     ids = [id_ for piece in pieces for id_ in tokenizer.encode(piece, add_special_tokens=False).ids]
     assert ids == tokenizer.encode(text, add_special_tokens=False).ids
@@ -124,9 +124,9 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> TokenizerFacts:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of a document or three, pieces shorter than a document, and a note after every other batch."""
-    monkeypatch.setattr(tokenise, "BATCH_CHARACTERS", 500)
-    monkeypatch.setattr(tokenise, "PIECE_CHARACTERS", 300)
-    monkeypatch.setattr(tokenise, "NOTE_CHARACTERS", 1000)
+    monkeypatch.setattr(preprocess, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(preprocess, "PIECE_CHARACTERS", 300)
+    monkeypatch.setattr(preprocess, "NOTE_CHARACTERS", 1000)
 
 
 @pytest.mark.usefixtures("small")
@@ -173,9 +173,9 @@ def test_a_killed_process_ends_the_work_with_a_reason_and_none_is_left_then_or_w
 
 def test_the_pool_ends_when_who_started_it_is_killed(facts: TokenizerFacts) -> None:
     program = (
-        "import multiprocessing, sys, time; from pathlib import Path; from jobs.flax_mlm import tokenise\n"
-        "todo = iter(lambda: next(tokenise.batches([('train', 'a b c')])), None)\n"
-        "listening = tokenise.encoded(todo, Path(sys.argv[1]), '<u2', processes=2); next(listening)\n"
+        "import multiprocessing, sys, time; from pathlib import Path; from jobs.flax_mlm import preprocess\n"
+        "todo = iter(lambda: next(preprocess.batches([('train', 'a b c')])), None)\n"
+        "listening = preprocess.encoded(todo, Path(sys.argv[1]), '<u2', processes=2); next(listening)\n"
         "print(*(child.pid for child in multiprocessing.active_children()), flush=True); time.sleep(100)"
     )
     with subprocess.Popen(
@@ -231,7 +231,7 @@ def killed(tmp_path: Path) -> Path:
 def undisturbed(small: None, corpus: Corpus, facts: TokenizerFacts, tmp_path: Path) -> dict[str, bytes]:
     directory = tmp_path / "undisturbed"
     directory.mkdir()
-    tokenise.tokenise(corpus, facts, FRACTION, directory, lambda _: None)
+    preprocess.tokenise(corpus, facts, FRACTION, directory, lambda _: None)
     assert sorted(files(directory)) == ["eval.bin", "meta.json", "train.bin", "warnings.json"]
     return files(directory)
 
@@ -260,15 +260,15 @@ def test_killed_at_any_moment_and_often_the_files_are_the_same(
     seed: int,
     processes: int,
 ) -> None:
-    monkeypatch.setattr(tokenise, "processes_for", lambda *_: processes)
+    monkeypatch.setattr(preprocess, "processes_for", lambda *_: processes)
     random, said = Random(seed), list[str]()
     for _ in range(2 if processes else 4):
         with monkeypatch.context() as patch:
             patch.setattr(Stream, "write", dies_at(random.randrange(20), after=random.random() < 0.5))
             with pytest.raises(Killed):
-                tokenise.tokenise(corpus, facts, FRACTION, killed, said.append)
+                preprocess.tokenise(corpus, facts, FRACTION, killed, said.append)
     assert not is_whole(killed)
-    tokenise.tokenise(corpus, facts, FRACTION, killed, said.append)
+    preprocess.tokenise(corpus, facts, FRACTION, killed, said.append)
     assert files(killed) == undisturbed
 
 
@@ -283,16 +283,16 @@ def test_it_goes_on_where_it_was_and_of_what_is_whole_nothing_is_done_again(
     with monkeypatch.context() as patch:
         patch.setattr(Stream, "write", dies_at(60, after=True))
         with pytest.raises(Killed):
-            tokenise.tokenise(corpus, facts, FRACTION, killed, said.append)
+            preprocess.tokenise(corpus, facts, FRACTION, killed, said.append)
     with Streams(killed) as streams:
         done = streams.documents
     assert done > 40
-    tokenise.tokenise(corpus, facts, FRACTION, killed, said.append)
+    preprocess.tokenise(corpus, facts, FRACTION, killed, said.append)
     assert f"going on after {done} documents" in said[-2]
     assert f": {DOCUMENTS - done} documents in" in said[-1]
     assert files(killed) == undisturbed
     (killed / JOURNAL).write_text("{}")  # as if it had been killed after its last line
-    tokenise.tokenise(corpus, facts, FRACTION, killed, lambda line: pytest.fail(line))
+    preprocess.tokenise(corpus, facts, FRACTION, killed, lambda line: pytest.fail(line))
     assert files(killed) == undisturbed
 
 
@@ -332,7 +332,7 @@ def test_what_is_torn_is_never_gone_on_with(
     with monkeypatch.context() as patch:
         patch.setattr(Stream, "write", dies_at(60, after=True))
         with pytest.raises(Killed):
-            tokenise.tokenise(corpus, facts, FRACTION, killed, lambda _: None)
+            preprocess.tokenise(corpus, facts, FRACTION, killed, lambda _: None)
     tear(killed / name)
-    tokenise.tokenise(corpus, facts, FRACTION, killed, lambda _: None)
+    preprocess.tokenise(corpus, facts, FRACTION, killed, lambda _: None)
     assert files(killed) == undisturbed

@@ -1,9 +1,9 @@
-"""How long it takes from the command to the first step: once with an empty cache, then with what that has left there.
+"""Measures the time from the command to the first step: once with an empty cache, then with what that has left there.
 
 Seconds of the clock, and of the processor that process 0 has used by then; medians of the warm runs. Each row is what
 the process's heartbeat says it is at. On a busy machine the processor's seconds are worth more than the clock's.
 
-python -m bench.start [--runs 3] [--args "--steps 20"]"""
+python -m bench.first_step [--runs 3] [--args "--steps 20"]"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ type Times = dict[str, tuple[float, float]]
 
 
 def beats(runs: Path, command: subprocess.Popen[bytes]) -> Iterator[Mapping[str, Any]]:
-    """What process 0 of the only run in `runs` says of itself, again and again until the command has ended."""
+    """The heartbeats of process 0 of the only run in `runs`, until the command has ended."""
     while command.poll() is None:
         for path in runs.glob("*/heartbeats/host-0.json"):
             yield json.loads(path.read_bytes())
@@ -46,7 +46,7 @@ def processor_s(pid: int) -> float:
 
 
 def start(arguments: str, folder: Path, cache: Path) -> Times:
-    """Run it once; when what was begun."""
+    """Run the command once; returns when each thing was begun."""
     environ = {**os.environ, "TPU_STACK_RUNS": str(folder), "XDG_CACHE_HOME": str(cache)}
     fab = str(Path(sys.executable).with_name("fab"))
     began_s, times = time.time(), {STARTED: (0.0, 0.0)}
@@ -74,7 +74,7 @@ def start(arguments: str, folder: Path, cache: Path) -> Times:
 
 
 def table(of_runs: Sequence[Times]) -> str:
-    """Of each thing that all runs have done the median, in the order of the last."""
+    """The median of each thing that all runs have done, in the order of the last run."""
     lines = ["| what begins | seconds after the command | processor s of process 0 |", "|---|---:|---:|"]
     for what in of_runs[-1]:
         if all(what in times for times in of_runs):
@@ -85,7 +85,7 @@ def table(of_runs: Sequence[Times]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Prints the two tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench.start", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.first_step", description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="with a warm cache")
     parser.add_argument("--args", default="--steps 20", help="options of flax_mlm")
     options = parser.parse_args(arguments)
