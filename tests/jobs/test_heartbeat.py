@@ -82,29 +82,6 @@ def test_a_change_of_state_is_written_at_once_and_the_same_state_not_again(
     assert states == [("joined", None), ("stepping", None), ("stepping", "tokenising"), ("stepping", None)]
 
 
-def test_a_full_disk_does_not_end_the_thread(
-    directory: RunDirectory,
-    heartbeat: Heartbeat,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.005)
-    heartbeat.start()
-    tried: list[str] = []
-
-    def full(_: RunDirectory, name: str, _value: Any) -> None:
-        tried.append(name)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunDirectory, "write_json", full)
-        until(lambda: len(tried) > 2)
-    heartbeat.step(9)
-    until(lambda: read(directory)["step"] == 9)
-    heartbeat.end("done")
-    assert "heartbeat not written: [Errno 28] No space left on device" in capsys.readouterr().out
-
-
 def test_a_run_directory_that_cannot_be_written_is_told_at_the_start(
     environment: ProcessEnvironment, tmp_path: Any
 ) -> None:
@@ -181,13 +158,20 @@ def test_a_run_directory_that_hangs_does_not_keep_the_local_heartbeat_from_being
     beats.end("done")
 
 
-def test_on_a_full_disk_the_local_heartbeat_is_renewed_in_place(
-    directory: RunDirectory, supervised: ProcessEnvironment, here: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_full_disk_does_not_end_the_thread_and_the_local_heartbeat_is_renewed_in_place(
+    directory: RunDirectory,
+    supervised: ProcessEnvironment,
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(heartbeats, "DISK_PERIOD_S", 0.005)
     beats = Heartbeat(directory, supervised)
     beats.start()
+    tried: list[str] = []
 
-    def full(*_: Any) -> None:
+    def full(_: DiskFiles, path: str, _data: bytes) -> None:
+        tried.append(path)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
@@ -196,7 +180,11 @@ def test_on_a_full_disk_the_local_heartbeat_is_renewed_in_place(
             beats.step(step)
             beats._write_here()
             assert json.loads((here / "heartbeat.json").read_text())["step"] == step
+        until(lambda: sum(path.endswith("host-1.json") for path in tried) > 2)
+    beats.step(9)
+    until(lambda: read(directory)["step"] == 9)
     beats.end("done")
+    assert "heartbeat not written: [Errno 28] No space left on device" in capsys.readouterr().out
 
 
 class Refused(Exception):
@@ -209,9 +197,10 @@ def test_a_bucket_that_refuses_for_a_moment_does_not_end_the_run_and_one_that_al
     for name in ("BUCKET_PERIOD_S", "DISK_PERIOD_S"):
         monkeypatch.setattr(heartbeats, name, 0.01)
     monkeypatch.setattr("jobs.runtime.bucket_files.time.sleep", lambda _: None)
-    write, refusals = RunDirectory.write_json, [1000]
+    write, refusals, writers = RunDirectory.write_json, [1000], list[str]()
 
     def refuse(*arguments: Any) -> None:
+        writers.append(threading.current_thread().name)
         refusals[0] -= 1
         if refusals[0] >= 0:
             raise Refused("503")
@@ -225,24 +214,11 @@ def test_a_bucket_that_refuses_for_a_moment_does_not_end_the_run_and_one_that_al
     beats.start()
     assert read(remote)["state"] == "starting"
     refusals[0] = 3
-    beats.state("stepping")
+    del writers[:]
+    beats.state("stepping")  # does not wait for the bucket: the thread writes it
     # A file behind a URL on a disk is not written whole, as an object in a bucket is.
     until(lambda: (remote.read_json("heartbeats/host-1.json") or {}).get("state") == "stepping")
+    assert set(writers) == {"heartbeat"}
     refusals[0] = 1000
     beats.end("failed")  # what is refused is in the log
     assert "503" in capsys.readouterr().out
-
-
-def test_a_change_of_state_does_not_wait_for_a_bucket(
-    remote: RunDirectory, environment: ProcessEnvironment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beats = Heartbeat(remote, environment)
-    beats.start()
-    writers: list[str] = []
-    monkeypatch.setattr(
-        RunDirectory, "write_json", lambda *_: writers.append(threading.current_thread().name)
-    )
-    beats.state("stepping")
-    until(lambda: writers != [], limit_s=5)  # long before the period of ten seconds is over
-    assert writers == ["heartbeat"]
-    beats.end("done")

@@ -1,4 +1,4 @@
-"""Tokenising in bounded memory by many processes, killed at any moment and gone on with: the files are the same."""
+"""Tokenising in bounded memory by many processes, killed at any moment and continued: the files are the same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import jobs
 from contracts.errors import RequestError
 from jobs.flax_mlm import preprocess
-from jobs.flax_mlm.corpus import Corpus, open_corpus
+from jobs.flax_mlm.corpus import open_corpus
 from jobs.flax_mlm.preprocess import (
     BATCH_CHARACTERS,
     JOURNAL,
@@ -200,7 +200,6 @@ def test_a_process_a_core_but_none_for_little_text(size_bytes: int, cores: int, 
     assert processes_for(size_bytes, cores) == count
 
 
-FRACTION = 0.25
 DOCUMENTS = 180
 
 
@@ -208,92 +207,76 @@ class Killed(BaseException):
     """Stands for whatever ends a process: nothing of ours catches it."""
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    folder = tmp_path_factory.mktemp("corpus")
-    for part in range(3):
-        write(folder / f"{part}.jsonl", texts(DOCUMENTS)[part::3])
-    return open_corpus(str(folder))
+class Work:
+    """A corpus tokenised in a folder of its own, by calls that may be killed; `whole`: what undisturbed work leaves."""
 
+    def __init__(self, folder: Path, facts: TokenizerFacts) -> None:
+        (folder / "corpus").mkdir()
+        for part in range(3):
+            write(folder / "corpus" / f"{part}.jsonl", texts(DOCUMENTS)[part::3])
+        self._corpus, self._facts = open_corpus(str(folder / "corpus")), facts
+        self.said: list[str] = []
+        self.folder = folder / "undisturbed"
+        self.folder.mkdir()
+        self.tokenise()
+        self.whole, self.folder = self.files(), folder / "killed"
+        self.folder.mkdir()
 
-def files(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    def tokenise(self) -> None:
+        preprocess.tokenise(self._corpus, self._facts, 0.25, self.folder, self.said.append)
+
+    def files(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.folder.iterdir()}
+
+    def die(self, moment: int, *, after: bool = True) -> None:
+        """Tokenise until the `moment`-th writing, of which half is done, or all."""
+        real, calls = Stream.write, iter(range(moment + 1))
+
+        def write(stream: Stream, content: bytes, documents: int) -> None:
+            if next(calls, 0) < moment:
+                return real(stream, content, documents)
+            stream._file.write(content if after else content[: len(content) // 2 | 1])
+            stream._file.flush()
+            raise Killed
+
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(Stream, "write", write)
+            self.tokenise()
 
 
 @pytest.fixture
-def killed(tmp_path: Path) -> Path:
-    """The folder of a call that will be killed."""
-    (tmp_path / "killed").mkdir()
-    return tmp_path / "killed"
-
-
-@pytest.fixture
-def undisturbed(small: None, corpus: Corpus, facts: TokenizerFacts, tmp_path: Path) -> dict[str, bytes]:
-    directory = tmp_path / "undisturbed"
-    directory.mkdir()
-    preprocess.tokenise(corpus, facts, FRACTION, directory, lambda _: None)
-    assert sorted(files(directory)) == ["eval.bin", "meta.json", "train.bin", "warnings.json"]
-    return files(directory)
-
-
-def dies_at(moment: int, *, after: bool) -> Callable[[Stream, bytes, int], None]:
-    """A `Stream.write` that ends the process in its `moment`-th call, half of it written, or all."""
-    real, calls = Stream.write, iter(range(moment + 1))
-
-    def write(self: Stream, content: bytes, documents: int) -> None:
-        if next(calls, 0) < moment:
-            return real(self, content, documents)
-        self._file.write(content if after else content[: len(content) // 2 | 1])
-        self._file.flush()
-        raise Killed
-
-    return write
+def work(small: None, facts: TokenizerFacts, tmp_path: Path) -> Work:
+    made = Work(tmp_path, facts)
+    assert sorted(made.whole) == ["eval.bin", "meta.json", "train.bin", "warnings.json"]
+    return made
 
 
 @pytest.mark.parametrize(("seed", "processes"), [(0, 0), (1, 0), (2, 0), (12, 2)])
 def test_killed_at_any_moment_and_often_the_files_are_the_same(
-    corpus: Corpus,
-    facts: TokenizerFacts,
-    undisturbed: dict[str, bytes],
-    killed: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    seed: int,
-    processes: int,
+    work: Work, monkeypatch: pytest.MonkeyPatch, seed: int, processes: int
 ) -> None:
     monkeypatch.setattr(preprocess, "processes_for", lambda *_: processes)
-    random, said = Random(seed), list[str]()
+    random = Random(seed)
     for _ in range(2 if processes else 4):
-        with monkeypatch.context() as patch:
-            patch.setattr(Stream, "write", dies_at(random.randrange(20), after=random.random() < 0.5))
-            with pytest.raises(Killed):
-                preprocess.tokenise(corpus, facts, FRACTION, killed, said.append)
-    assert not is_whole(killed)
-    preprocess.tokenise(corpus, facts, FRACTION, killed, said.append)
-    assert files(killed) == undisturbed
+        work.die(random.randrange(20), after=random.random() < 0.5)
+    assert not is_whole(work.folder)
+    work.tokenise()
+    assert work.files() == work.whole
 
 
-def test_it_goes_on_where_it_was_and_of_what_is_whole_nothing_is_done_again(
-    corpus: Corpus,
-    facts: TokenizerFacts,
-    undisturbed: dict[str, bytes],
-    killed: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said = list[str]()
-    with monkeypatch.context() as patch:
-        patch.setattr(Stream, "write", dies_at(60, after=True))
-        with pytest.raises(Killed):
-            preprocess.tokenise(corpus, facts, FRACTION, killed, said.append)
-    with Streams(killed) as streams:
+def test_it_continues_where_it_was_and_of_what_is_whole_nothing_is_done_again(work: Work) -> None:
+    work.die(60)
+    with Streams(work.folder) as streams:
         done = streams.documents
     assert done > 40
-    preprocess.tokenise(corpus, facts, FRACTION, killed, said.append)
-    assert f"going on after {done} documents" in said[-2]
-    assert f": {DOCUMENTS - done} documents in" in said[-1]
-    assert files(killed) == undisturbed
-    (killed / JOURNAL).write_text("{}")  # as if it had been killed after its last line
-    preprocess.tokenise(corpus, facts, FRACTION, killed, lambda line: pytest.fail(line))
-    assert files(killed) == undisturbed
+    work.tokenise()
+    assert f"going on after {done} documents" in work.said[-2]
+    assert f": {DOCUMENTS - done} documents in" in work.said[-1]
+    assert work.files() == work.whole
+    (work.folder / JOURNAL).write_text("{}")  # as if it had been killed after its last line
+    said = list(work.said)
+    work.tokenise()
+    assert (work.said, work.files()) == (said, work.whole)
 
 
 def halve(path: Path) -> None:
@@ -301,11 +284,9 @@ def halve(path: Path) -> None:
 
 
 def flip(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.seek(10)
-        byte = file.read(1)
-        file.seek(10)
-        file.write(bytes([byte[0] ^ 1]))
+    content = bytearray(path.read_bytes())
+    content[10] ^= 1
+    path.write_bytes(content)
 
 
 def age(path: Path) -> None:
@@ -320,19 +301,8 @@ def age(path: Path) -> None:
         (JOURNAL, age),
     ],
 )
-def test_what_is_torn_is_never_gone_on_with(
-    corpus: Corpus,
-    facts: TokenizerFacts,
-    undisturbed: dict[str, bytes],
-    killed: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    tear: Callable[[Path], None],
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(Stream, "write", dies_at(60, after=True))
-        with pytest.raises(Killed):
-            preprocess.tokenise(corpus, facts, FRACTION, killed, lambda _: None)
-    tear(killed / name)
-    preprocess.tokenise(corpus, facts, FRACTION, killed, lambda _: None)
-    assert files(killed) == undisturbed
+def test_what_is_torn_is_made_anew(work: Work, name: str, tear: Callable[[Path], None]) -> None:
+    work.die(60)
+    tear(work.folder / name)
+    work.tokenise()
+    assert work.files() == work.whole

@@ -205,20 +205,9 @@ def mistakes(environ: dict[str, str]) -> str:
 
 def test_every_variable_reaches_its_field_and_what_is_optional_may_be_absent_or_empty() -> None:
     whole = environment.read({**WHOLE, "HOME": "/elsewhere"})
-    assert whole == ProcessEnvironment(
-        run_id="flax_mlm-20261120-214500-abcd",
-        run_dir="/runs/one",
-        job="flax_mlm",
-        framework="jax",
-        attempt=2,
-        num_processes=4,
-        process_id=3,
-        coordinator="127.0.0.1:4000",
-        platform="cpu",
-        cache_dir="/cache",
-        local_devices=2,
-        peak_flops_per_s=394 * 10**12,
-        control_dir="/control",
+    assert dataclasses.astuple(whole) == (
+        *("flax_mlm-20261120-214500-abcd", "/runs/one", "flax_mlm", "jax", 2, 4, 3),
+        *("127.0.0.1:4000", "cpu", "/cache", 2, 394 * 10**12, "/control"),
     )
     for rest in ({}, dict.fromkeys(OPTIONAL, "")):
         read = environment.read({name: WHOLE[name] for name in NEEDED} | rest)
