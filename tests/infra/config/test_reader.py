@@ -94,41 +94,51 @@ def test_a_place_is_the_slice_s_own_or_the_stack_s(
     assert config.bucket.region == config.images.region == catalogue.region_of(storage_zone)
 
 
-@pytest.mark.parametrize(
-    ("written", "wait_s"),
-    [({}, 12 * 3600), ({"valid-until": "6h"}, 6 * 3600), ({"provisioning": "direct"}, 900), ({"wait": "25h1m"}, 90060)],
-)  # fmt: skip
-def test_an_up_waits_as_long_as_the_queue_may_take(written: dict[str, object], wait_s: int) -> None:
-    assert read({**LEAST, "slices": [{**MAIN, **written}]}).slices[0].wait_s == wait_s
+FULL_NAME = "projects/my-project/locations/us-central1-a/reservations/"
+ANY_THERE = "projects/other-project/locations/us-central1-a/reservations/-"
+SHARED = "organizations/456/locations/us-central1-a/reservations/shared"
 
 
 @pytest.mark.parametrize(
-    ("version", "newer"),
+    ("written", "comes_to"),
     [
-        ("v2-alpha-tpuv5-lite", {}),
-        ("tpu-vm-tf-2.17.0-pod-pjrt", {}),
-        ("v2-alpha-tpuv5-litepod-next", {"allow-unlisted": True}),
+        # An up waits as long as the queue may take.
+        ({}, {"wait_s": 12 * 3600}),
+        ({"valid-until": "6h"}, {"wait_s": 6 * 3600}),
+        ({"provisioning": "direct"}, {"wait_s": 900}),
+        ({"wait": "25h1m"}, {"wait_s": 90060}),
+        # A runtime version is taken as written unless it names another chip.
+        ({"runtime-version": "v2-alpha-tpuv5-lite"}, {"runtime_version": "v2-alpha-tpuv5-lite"}),
+        ({"runtime-version": "tpu-vm-tf-2.17.0-pod-pjrt"}, {"runtime_version": "tpu-vm-tf-2.17.0-pod-pjrt"}),
+        # A reservation may be any, or another project's, a folder's or an organisation's.
+        *(
+            ({"capacity": "reserved", "reservation": short}, {"reservation": full})
+            for short, full in (
+                ("mine", f"{FULL_NAME}mine"),
+                ("-", f"{FULL_NAME}-"),
+                ("projects/my-project/reservations/mine", f"{FULL_NAME}mine"),
+                (ANY_THERE, ANY_THERE),
+                ("folders/123/reservations/-", "folders/123/locations/us-central1-a/reservations/-"),
+                (SHARED, SHARED),
+            )
+        ),
+        # What only looks like another type stays text.
+        ({"labels": {"year": "2026", "on": "true"}}, {"labels": {"year": "2026", "on": "true"}}),
     ],
-)
-def test_a_runtime_version_is_taken_as_written_unless_it_names_another_chip(
-    version: str, newer: dict[str, Any]
-) -> None:
-    values = {**LEAST, **newer, "slices": [{**MAIN, "runtime-version": version}]}
-    assert read(values).slices[0].runtime_version == version
+)  # fmt: skip
+def test_what_is_written_of_a_slice_comes_to(written: dict[str, object], comes_to: dict[str, object]) -> None:
+    (found,) = read({**LEAST, "slices": [{**MAIN, **written}]}).slices
+    assert {name: getattr(found, name) for name in comes_to} == comes_to
 
 
 def test_what_is_newer_than_the_lists_is_taken_where_that_is_said() -> None:
-    values = {
-        "allow-unlisted": True,
-        "slices": [{**MAIN, "zone": "mars-north1-a"}],
-        "storage": {
-            "bucket": {"region": "mars-south1"},
-            "nfs": {"zone": "mars-north1-b", "machine-type": "e2-huge"},
-        },
-    }
-    config = read(values)
+    newer = {"zone": "mars-north1-a", "runtime-version": "v2-alpha-tpuv5-litepod-next"}
+    nfs = {"zone": "mars-north1-b", "machine-type": "e2-huge"}
+    storage = {"bucket": {"region": "mars-south1"}, "nfs": nfs}
+    config = read({"allow-unlisted": True, "slices": [{**MAIN, **newer}], "storage": storage})
     assert config.nfs is not None and config.bucket is not None
     assert (config.slices[0].region, config.bucket.region) == ("mars-north1", "mars-south1")
+    assert config.slices[0].runtime_version == "v2-alpha-tpuv5-litepod-next"
     assert (config.nfs.zone, config.nfs.machine_type) == ("mars-north1-b", "e2-huge")
 
 
@@ -147,11 +157,6 @@ def test_the_gateway_is_by_default_what_its_zone_has(
     assert config.nfs is not None and config.bucket is not None
     assert (config.nfs.zone, config.nfs.machine_type) == (nfs_zone, machine_type)
     assert config.bucket.region == zone.rpartition("-")[0]
-
-
-def test_a_slice_may_be_called_like_the_first_part_of_one_that_has_no_parts() -> None:
-    two = [MAIN, {**MAIN, "name": "main-0"}, {**MAIN, "name": "main-2", "count": 2}]
-    assert [each.name for each in read({**LEAST, "slices": two}).slices] == ["main", "main-0", "main-2"]
 
 
 OF_A_SLICE: list[dict[str, Any]] = [
@@ -188,25 +193,6 @@ def test_the_limits_themselves_are_taken(written: dict[str, object]) -> None:
     assert read({**LEAST, **written})
 
 
-@pytest.mark.parametrize(
-    ("written", "full"),
-    [
-        ("mine", "projects/my-project/locations/us-central1-a/reservations/mine"),
-        ("-", "projects/my-project/locations/us-central1-a/reservations/-"),
-        (
-            "projects/other-project/reservations/theirs",
-            "projects/other-project/locations/us-central1-a/reservations/theirs",
-        ),
-        ("projects/other-project/locations/us-central1-a/reservations/-",) * 2,
-        ("folders/123/reservations/-", "folders/123/locations/us-central1-a/reservations/-"),
-        ("organizations/456/locations/us-central1-a/reservations/shared",) * 2,
-    ],
-)
-def test_a_reservation_may_be_any_or_another_project_s_or_a_folder_s(written: str, full: str) -> None:
-    reserved = {**MAIN, "capacity": "reserved", "reservation": written}
-    assert read({**LEAST, "slices": [reserved]}).slices[0].reservation == full
-
-
 def test_a_disk_that_exists_has_a_full_name_is_read_only_unless_asked_otherwise_and_may_be_shared() -> None:
     full = "projects/my-project/zones/us-central1-a/disks/"
     disks = [{"name": "a", "source": "a"}, {"name": "b", "source": f"{full}b", "mode": "read-write"}]
@@ -230,14 +216,11 @@ def test_a_new_disk_is_of_a_type_that_the_generation_takes(accelerator: str, dis
     assert disk == DataDisk(name="scratch", disk_type=disk_type, size_gib=100, source=None, mode="read-write")
 
 
-def test_a_stack_can_do_without_a_bucket_and_nfs_and_filestore_begins_with_the_least_that_google_makes() -> (
-    None
-):
+def test_a_stack_can_do_without_storage_and_filestore_begins_with_the_least_that_google_makes() -> None:
     without = read({**LEAST, "storage": {"bucket": False, "nfs": {"kind": "none"}}})
     assert (without.bucket, without.nfs) == (None, None)
     nfs = read({**LEAST, "storage": {"nfs": {"kind": "filestore"}}}).nfs
-    assert nfs is not None
-    assert (nfs.kind, nfs.size_gib) == ("filestore", reader.LEAST_GIB["filestore"])
+    assert nfs is not None and nfs.size_gib == reader.LEAST_GIB["filestore"]
 
 
 @pytest.mark.parametrize("name", ["v5e", "v5litepod"])
@@ -311,71 +294,51 @@ def test_texts_as_pulumi_hands_them_over_are_read_like_the_yaml_they_are_made_of
     assert read({key: as_pulumi_has_it(value) for key, value in values.items()}) == read(values)
 
 
-def test_a_text_that_only_looks_like_another_type_stays_a_text() -> None:
-    config = read({**LEAST, "slices": [{**MAIN, "labels": {"year": "2026", "on": "true"}}]})
-    assert config.slices[0].labels == {"year": "2026", "on": "true"}
-
-
-@pytest.fixture
-def of_pulumi(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def test_a_running_stack_is_read_from_what_pulumi_has_unknown_keys_secrets_and_the_providers_zone_included(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pulumi, "get_stack", lambda: "dev")
     monkeypatch.delenv("PULUMI_CONFIG", raising=False)
-    yield
-    pulumi.runtime.set_all_config({}, [])
-
-
-def test_a_running_stack_is_read_from_what_pulumi_has(of_pulumi: None) -> None:
     written = {f"tpu-stack:{key}": as_pulumi_has_it(value) for key, value in FULL.items()}
-    pulumi.runtime.set_all_config({**written, "gcp:project": "my-project", "other:key": "1"}, [])
-    assert pulumi_program.configuration() == read(FULL)
-
-
-def test_a_running_stack_finds_keys_that_nobody_asked_for_secrets_and_the_providers_zone(
-    of_pulumi: None,
-) -> None:
-    slices = json.dumps([{"name": "main", "accelerator": "v6e-8"}])
-    pulumi.runtime.set_all_config(
-        {
-            "tpu-stack:slices": slices,
-            "tpu-stack:zoen": "x",
-            "tpu-stack:protect": "true",
-            "gcp:zone": "us-west1-b",
-        },
-        ["tpu-stack:protect"],
-    )
-    with pytest.raises(ConfigError) as error:
-        pulumi_program.configuration()
+    others = {
+        "tpu-stack:slices": json.dumps([{"name": "main", "accelerator": "v6e-8"}]),
+        "tpu-stack:zoen": "x",
+    }
+    try:
+        pulumi.runtime.set_all_config({**written, "gcp:project": "my-project", "other:key": "1"}, [])
+        assert pulumi_program.configuration() == read(FULL)
+        wrong = {**others, "tpu-stack:protect": "true", "gcp:zone": "us-west1-b"}
+        pulumi.runtime.set_all_config(wrong, ["tpu-stack:protect"])
+        with pytest.raises(ConfigError) as error:
+            pulumi_program.configuration()
+    finally:
+        pulumi.runtime.set_all_config({}, [])
     assert [each.partition(": ")[::2] for each in error.value.problems] == [
         ("tpu-stack:protect", "is kept as a secret, nothing here is one; set it anew without --secret"),
         ("gcp:project", "missing; name your project: `pulumi config set gcp:project PROJECT-ID`"),
         (
             "tpu-stack:slices[0].zone",
-            (
-                "missing; write it here, or tpu-stack:zone for all slices "
-                "(gcp:zone is the provider's own and not read for this)"
-            ),
+            ("missing; write it here, or tpu-stack:zone for all slices "
+            "(gcp:zone is the provider's own and not read for this)"),
         ),
         ("tpu-stack:zoen", "unknown key; did you mean zone?"),
-    ]
+    ]  # fmt: skip
 
 
 # --- anything at all is read or answered ------------------------------------------------------------------------
 
 
-KEYS = [
-    "slices", "zone", "region", "storage", "network", "access", "images", "grant", "protect", "name", "accelerator",
-    "generation", "topology", "capacity", "reservation", "provisioning", "count", "runtime-version", "valid-until",
-    "guaranteed-for", "wait", "labels", "boot-disk", "kms-key", "size-gib", "data-disks", "type", "source", "mode",
-    "bucket", "soft-delete-days", "temporary-days", "nfs", "kind", "machine-type", "mount", "existing", "subnetwork",
-    "external-addresses", "members", "administrators", "repository", "keep", "references", "chips", "until",
-    "allow-unlisted", "allow-billable", "allow-cross-region", "budget-usd-per-hour",
-]  # fmt: skip
-keys = st.sampled_from(KEYS) | st.text(max_size=6) | st.integers() | st.none() | st.booleans()
-a_word = st.sampled_from(
-    ["main", "v6e-8", "v5litepod-16", "us-central1-a", "us-central1", "spot", "reserved", "direct", "6h", "v5e", "4x4"]
-)  # fmt: skip
+keys = (
+    st.sampled_from(["name", "zone", "type", "source", "count", "labels"])
+    | st.text(max_size=6)
+    | st.integers()
+    | st.none()
+    | st.booleans()
+)
 scalars = (
-    a_word
+    st.sampled_from(
+        ["main", "v6e-8", "us-central1-a", "us-central1", "spot", "reserved", "direct", "6h", "4x4"]
+    )
     | st.text(max_size=8)
     | st.integers()
     | st.just(10**400)
@@ -391,33 +354,6 @@ garbage = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=5),
     max_leaves=20,
 )
-near_slices = st.lists(
-    st.dictionaries(keys, garbage, max_size=8).map(lambda found: {**MAIN, **found}), max_size=3
-)
-
-
-@given(
-    st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=6), garbage | garbage.map(str), max_size=6),
-    near_slices | garbage,
-    st.none() | st.just("my-project") | st.text(),
-    st.just("dev") | st.text(),
-)
-@example({"storage": "[" * 100_000}, "{", "my-project", "dev")
-@example({"budget-usd-per-hour": "1" * 5000, "\ud800\n": 1}, [{"\x00": {}}], "my-project", "dev")
-@example({"zone": "us-central1-a", "protect": 10**4000}, [{**MAIN, 10**4000: 1}], None, "dev")
-def test_anything_at_all_is_a_configuration_or_a_list_of_mistakes_on_one_line_each(
-    values: dict[str, object], slices: object, project: str | None, stack: str
-) -> None:
-    try:
-        config = reader.read(
-            {"zone": "us-central1-a", **values, "slices": slices}, project=project, stack=stack
-        )
-    except ConfigError as error:
-        assert error.problems
-        assert [each for each in error.problems if not each.isprintable() or len(each) > 1000] == []
-    else:
-        assert isinstance(config, Config)
-        assert config.regions
 
 
 def places(value: object, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -428,8 +364,20 @@ def places(value: object, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
         yield from places(each, (*place, key))
 
 
-@given(st.sampled_from(sorted(places(FULL), key=repr)), garbage)
-def test_one_value_that_is_replaced_by_anything_gives_no_mistake_without_a_place(
+def mistakes(values: Any, project: str | None = "my-project", stack: str = "dev") -> tuple[str, ...]:
+    """Every one on a line that can be shown."""
+    try:
+        config = reader.read(values, project=project, stack=stack)
+    except ConfigError as error:
+        assert error.problems
+        assert [each for each in error.problems if not each.isprintable() or len(each) > 1000] == []
+        return error.problems
+    assert config.regions
+    return ()
+
+
+@given(st.sampled_from(sorted(places(FULL), key=repr)), garbage | garbage.map(str))
+def test_a_value_that_is_replaced_by_anything_at_all_is_read_or_is_a_mistake_with_a_place(
     place: tuple[Any, ...], value: object
 ) -> None:
     values: Any = copy.deepcopy(FULL)
@@ -437,12 +385,17 @@ def test_one_value_that_is_replaced_by_anything_gives_no_mistake_without_a_place
     for key in place[:-1]:
         holder = holder[key]
     holder[place[-1]] = value
-    try:
-        reader.read(values, project="my-project", stack="dev")
-    except ConfigError as error:
-        assert [
-            each for each in error.problems if not each.startswith("tpu-stack:") or not each.isprintable()
-        ] == []
+    assert all(each.startswith("tpu-stack:") for each in mistakes(values))
+
+
+@given(st.dictionaries(keys.map(str), garbage, max_size=4), st.none() | st.text(), st.text())
+@example({"storage": "[" * 100_000, "slices": "{"}, "my-project", "dev")
+@example({"budget-usd-per-hour": "1" * 5000, "\ud800\n": 1, "slices": [{"\x00": {}}]}, "my-project", "dev")
+@example({"protect": 10**4000, "slices": [{**MAIN, 10**4000: 1}]}, None, "dev")
+def test_any_keys_any_project_and_any_stack_are_a_configuration_or_a_list_of_mistakes(
+    values: dict[str, object], project: str | None, stack: str
+) -> None:
+    mistakes({**LEAST, **values}, project, stack)
 
 
 def test_keys_and_values_are_shown_short_and_printable() -> None:
