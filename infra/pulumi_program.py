@@ -78,7 +78,7 @@ def review(config: Config) -> None:
     reviewed = policy.review(config, today=datetime.datetime.now(datetime.UTC).date())
     asked = offered.ask(config, _setting) if pulumi.runtime.is_dry_run() else offered.Offered()
     for finding in (*reviewed.findings, *offered.findings(config, asked)):
-        LOGS[finding.severity](f"{finding.path}: {finding.message}")
+        LOGS[finding.severity](str(finding))
     pulumi.log.info(reviewed.table)
     if reviewed.errors:
         raise pulumi.RunError(f"nothing was made: {len(reviewed.errors)} of the findings above are errors")

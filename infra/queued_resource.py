@@ -87,7 +87,7 @@ class QueuedResourceProvider(Provider):
 
     def create(self, props: Props) -> CreateResult:
         with plugin.plain_errors():
-            return CreateResult(_id_of(props), self.require_session().lifecycle().create(props))
+            return CreateResult(request.Spec.of(props).name, self.require_session().lifecycle().create(props))
 
     def read(self, id_: str, props: Props) -> ReadResult:
         with plugin.plain_errors():
@@ -129,12 +129,6 @@ def _props_of(args: QueuedResourceArgs) -> Props:
     ] or None
     given["tags"] = list(args.tags) if isinstance(args.tags, tuple) else args.tags
     return {name: value for name, value in given.items() if value is not None} | dict.fromkeys(OUTPUTS)
-
-
-def _id_of(props: Props) -> str:
-    return (
-        f"projects/{props['project']}/locations/{props['zone']}/queuedResources/{props['queued_resource_id']}"
-    )
 
 
 def changes_between(before: Props, now: Props) -> DiffResult:

@@ -8,15 +8,14 @@ are not in it.
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 from contracts.inventory import Capacity
 
 READ_IN = "November 2026"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Price:
+class Price(NamedTuple):
     """USD per chip and hour; spot is None where Google lists none."""
 
     on_demand_usd_per_chip_hour: float
@@ -29,56 +28,52 @@ class Price:
         return self.spot_usd_per_chip_hour if capacity == "spot" else None
 
 
-def _price(on_demand: float, spot: float | None) -> Price:
-    return Price(on_demand_usd_per_chip_hour=on_demand, spot_usd_per_chip_hour=spot)
-
-
 ONE_HOST: dict[str, dict[str, Price]] = {
     "v2": {
-        "us-central1": _price(1.125, 0.3375),
-        "europe-west4": _price(1.2375, 0.31556),
-        "asia-east1": _price(1.305, 0.3915),
+        "us-central1": Price(1.125, 0.3375),
+        "europe-west4": Price(1.2375, 0.31556),
+        "asia-east1": Price(1.305, 0.3915),
     },
     "v3": {
-        "us-central1": _price(2.00, 0.51),
-        "europe-west4": _price(2.20, 0.561),
+        "us-central1": Price(2.00, 0.51),
+        "europe-west4": Price(2.20, 0.561),
     },
 }
 """Generation → region → price, of generations that have another price on one host (v2-8, v3-8) than in a slice."""
 
 PRICES: dict[str, dict[str, Price]] = {
     "v2": {
-        "us-central1": _price(1.50, 0.3825),
-        "europe-west4": _price(1.50, 0.3825),
+        "us-central1": Price(1.50, 0.3825),
+        "europe-west4": Price(1.50, 0.3825),
     },
     "v3": {
-        "europe-west4": _price(2.00, 0.66),
+        "europe-west4": Price(2.00, 0.66),
     },
     "v4": {
-        "us-central2": _price(3.22, 0.9215),
+        "us-central2": Price(3.22, 0.9215),
     },
     "v5e": {
-        "us-central1": _price(1.20, 0.24493),
-        "us-south1": _price(1.416, 0.5664),
-        "us-west1": _price(1.20, 0.24493),
-        "us-west4": _price(1.20, 0.48),
-        "europe-west4": _price(1.56, 0.44498),
+        "us-central1": Price(1.20, 0.24493),
+        "us-south1": Price(1.416, 0.5664),
+        "us-west1": Price(1.20, 0.24493),
+        "us-west4": Price(1.20, 0.48),
+        "europe-west4": Price(1.56, 0.44498),
     },
     "v5p": {
-        "us-central1": _price(4.20, 0.8357),
-        "us-east5": _price(4.20, 1.68),
-        "europe-west4": _price(4.2525, 1.34849),
+        "us-central1": Price(4.20, 0.8357),
+        "us-east5": Price(4.20, 1.68),
+        "europe-west4": Price(4.2525, 1.34849),
     },
     "v6e": {
-        "us-central1": _price(2.70, 0.54421),
-        "us-east1": _price(2.70, 0.54421),
-        "us-east5": _price(2.70, 1.215),
-        "europe-west4": _price(2.97, 1.03748),
-        "asia-northeast1": _price(3.24, 0.94352),
-        "asia-south1": _price(3.24, 2.27),
-        "asia-southeast1": _price(2.97, 0.36292),
+        "us-central1": Price(2.70, 0.54421),
+        "us-east1": Price(2.70, 0.54421),
+        "us-east5": Price(2.70, 1.215),
+        "europe-west4": Price(2.97, 1.03748),
+        "asia-northeast1": Price(3.24, 0.94352),
+        "asia-south1": Price(3.24, 2.27),
+        "asia-southeast1": Price(2.97, 0.36292),
         # The catalogue's spot price here is a placeholder of 700 USD.
-        "southamerica-west1": _price(2.70, None),
+        "southamerica-west1": Price(2.70, None),
     },
 }
 """Generation → region → price."""

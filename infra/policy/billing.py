@@ -6,6 +6,7 @@ A price that has no source is not here and is shown as not known. TPU chips are 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 HOURS_PER_MONTH = 730
 """What Google divides a monthly price by (https://cloud.google.com/compute/vm-instance-pricing)."""
@@ -50,17 +51,12 @@ FILESTORE_BASIC_HDD = ListPrice(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Regional:
+class Regional(NamedTuple):
     """Prices of a region. `e2_usd_per_hour` is of one vCPU with 4 GiB of memory; the others per GiB and month."""
 
     e2_usd_per_hour: float
     pd_balanced_usd: float
     bucket_usd: float
-
-
-def _regional(e2: float, balanced: float, bucket: float) -> Regional:
-    return Regional(e2_usd_per_hour=e2, pd_balanced_usd=balanced, bucket_usd=bucket)
 
 
 REGIONAL_SOURCE = (
@@ -72,19 +68,19 @@ REGIONAL_READ = "March 2025"
 # 95ba4f4 of August 2026) for e2-medium and pd-balanced in us-central1; Google's own page of September 2026
 # for the bucket in us-central1 (https://cloud.google.com/storage/pricing, 0.000027397 per GiB and hour).
 REGIONAL: dict[str, Regional] = {
-    "us-central1": _regional(0.03350571, 0.10, 0.020),
-    "us-east1": _regional(0.03350571, 0.10, 0.020),
-    "us-east4": _regional(0.03773541, 0.11, 0.023),
-    "us-east5": _regional(0.03350571, 0.10, 0.020),
-    "us-south1": _regional(0.03953674, 0.12, 0.020),
-    "us-west1": _regional(0.03350571, 0.10, 0.020),
-    "us-west4": _regional(0.03773541, 0.11, 0.023),
-    "europe-west4": _regional(0.03688602, 0.11, 0.020),
-    "asia-east1": _regional(0.03879594, 0.10, 0.020),
-    "asia-northeast1": _regional(0.04298286, 0.13, 0.023),
-    "asia-south1": _regional(0.04024218, 0.12, 0.023),
-    "asia-southeast1": _regional(0.04133307, 0.11, 0.020),
-    "southamerica-west1": _regional(0.047913161, 0.143, 0.030),
+    "us-central1": Regional(0.03350571, 0.10, 0.020),
+    "us-east1": Regional(0.03350571, 0.10, 0.020),
+    "us-east4": Regional(0.03773541, 0.11, 0.023),
+    "us-east5": Regional(0.03350571, 0.10, 0.020),
+    "us-south1": Regional(0.03953674, 0.12, 0.020),
+    "us-west1": Regional(0.03350571, 0.10, 0.020),
+    "us-west4": Regional(0.03773541, 0.11, 0.023),
+    "europe-west4": Regional(0.03688602, 0.11, 0.020),
+    "asia-east1": Regional(0.03879594, 0.10, 0.020),
+    "asia-northeast1": Regional(0.04298286, 0.13, 0.023),
+    "asia-south1": Regional(0.04024218, 0.12, 0.023),
+    "asia-southeast1": Regional(0.04133307, 0.11, 0.020),
+    "southamerica-west1": Regional(0.047913161, 0.143, 0.030),
 }
 
 STAND_IN = "us-central1"
@@ -139,10 +135,6 @@ def nat_usd_per_hour(vms: int) -> float:
 
 def regions_differ_by() -> float:
     """How much more than in us-central1 something costs where it costs most: 0.5 is half as much again."""
-    base = dataclasses.astuple(REGIONAL[STAND_IN])
-    ratios = [
-        float(price) / float(of_base)
-        for each in REGIONAL.values()
-        for price, of_base in zip(dataclasses.astuple(each), base, strict=True)
-    ]
+    base = REGIONAL[STAND_IN]
+    ratios = [price / least for each in REGIONAL.values() for price, least in zip(each, base, strict=True)]
     return max(ratios) - 1

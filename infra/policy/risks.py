@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 from contracts.durations import spoken
@@ -131,15 +130,6 @@ def _not_known(config: Config) -> Iterator[Finding]:
 # --- reading from another region or zone than the slice's --------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Store:
-    """Something that slices read from. path: the key that moves it."""
-
-    path: str
-    what: str
-    region: str
-
-
 def usd_per_gib(source: str, destination: str) -> float | None:
     """Between two regions: nothing within one, about so much otherwise; None where no price is known."""
     if source == destination:
@@ -164,8 +154,8 @@ def estimate(source: str, destination: str) -> str:
 
 def egress(config: Config) -> Iterator[Finding]:
     """One for each store and each other region that has slices; a note where only the zone differs."""
-    for store in _stores(config):
-        yield from _across(config, store)
+    for path, what, home in _stores(config):
+        yield from _across(config, path, what, home)
     nfs = config.nfs
     if nfs is not None:
         apart = [each.name for each in config.slices if each.region == nfs.region and each.zone != nfs.zone]
@@ -178,17 +168,17 @@ def egress(config: Config) -> Iterator[Finding]:
             )
 
 
-def _stores(config: Config) -> Iterator[Store]:
+def _stores(config: Config) -> Iterator[tuple[str, str, str]]:
+    """What slices read from: the key that moves it, what it is, its region."""
     if config.bucket is not None:
-        what = f'bucket "{config.bucket.name}"'
-        yield Store(path="tpu-stack:storage.bucket.region", what=what, region=config.bucket.region)
+        yield "tpu-stack:storage.bucket.region", f'bucket "{config.bucket.name}"', config.bucket.region
     if config.nfs is not None:
-        yield Store(path="tpu-stack:storage.nfs.zone", what="the NFS server", region=config.nfs.region)
-    what = f'image repository "{config.images.repository}"'
-    yield Store(path="tpu-stack:images.region", what=what, region=config.images.region)
+        yield "tpu-stack:storage.nfs.zone", "the NFS server", config.nfs.region
+    images = config.images
+    yield "tpu-stack:images.region", f'image repository "{images.repository}"', images.region
 
 
-def _across(config: Config, store: Store) -> Iterator[Finding]:
+def _across(config: Config, path: str, what: str, home: str) -> Iterator[Finding]:
     readers: dict[str, list[str]] = {}
     for each in config.slices:
         readers.setdefault(each.region, []).append(each.name)
@@ -196,11 +186,11 @@ def _across(config: Config, store: Store) -> Iterator[Finding]:
     apart = "give the slices of each region a stack of their own"
     remedy = apart if len(readers) > 1 else "put it into that region"
     for region, names in readers.items():
-        if region != store.region:
+        if region != home:
             yield refused(
-                store.path,
-                f"{store.what} is in {store.region}, {_named(names)} in {region}: reading it from there costs "
-                f"{estimate(store.region, region)}; {remedy}",
+                path,
+                f"{what} is in {home}, {_named(names)} in {region}: reading it from there costs "
+                f"{estimate(home, region)}; {remedy}",
                 unless="tpu-stack:allow-cross-region",
                 allowed=config.allow.cross_region,
             )

@@ -71,12 +71,10 @@ def google() -> Iterator[Google]:
 
 def settings(tpu_api: TpuApi, google: Google | None = None) -> dict[str, str]:
     found = {"gcp:tpuV2CustomEndpoint": tpu_api.url}
-    if google is not None:
-        found |= {
-            "gcp:computeCustomEndpoint": f"{google.url}/compute/v1/",
-            "gcp:resourceManagerCustomEndpoint": f"{google.url}/v1/",
-        }
-    return found
+    if google is None:
+        return found
+    manager = {"gcp:resourceManagerCustomEndpoint": f"{google.url}/v1/"}
+    return found | manager | {"gcp:computeCustomEndpoint": f"{google.url}/compute/v1/"}
 
 
 def ask(config: Config, settings: dict[str, str]) -> Offered:
@@ -114,10 +112,14 @@ def test_what_the_zone_does_not_offer_is_a_warning_each(tpu_api: TpuApi, google:
     assert "no e2-small in us-central1-a" in found[2].message
 
 
-def test_a_cloud_on_this_machine_is_asked_alone_and_google_s_own_apis_are_not(tpu_api: TpuApi) -> None:
+def test_a_cloud_on_this_machine_is_asked_alone_and_only_a_gateway_has_a_machine_type(
+    tpu_api: TpuApi, google: Google
+) -> None:
     asked = ask(a_stack(), settings(tpu_api))
     assert (asked.machine_type, asked.organisation, asked.not_asked) == (None, None, None)
     assert list(offered.findings(a_stack(), asked)) == []
+    for nfs in (None, an_nfs("us-central1-a", kind="filestore")):
+        assert ask(a_stack(nfs=nfs), settings(tpu_api, google)).machine_type is None
 
 
 def test_what_cannot_be_asked_is_said_once_and_the_rest_still_counts(tpu_api: TpuApi, google: Google) -> None:
@@ -167,6 +169,10 @@ def test_a_member_from_outside_the_organisation_needs_a_role_that_no_project_can
     assert "ada@" not in found.message and "elsewhere" not in found.message
 
 
+ROBOT = "serviceAccount:robot@other.iam.gserviceaccount.com"
+EXAMPLE_COM = Organisation(id="42", domain="example.com")
+
+
 @pytest.mark.parametrize(
     ("member", "organisation", "severities"),
     [
@@ -175,12 +181,8 @@ def test_a_member_from_outside_the_organisation_needs_a_role_that_no_project_can
         ("user:ada@gmail.com", Organisation(id=None), []),
         ("user:ada@gmail.com", Organisation(id="42"), ["warning"]),
         ("user:ada@example.com", Organisation(id="42"), []),
-        ("user:ada@example.org", Organisation(id="42", domain="example.com"), ["warning"]),
-        (
-            "serviceAccount:robot@other.iam.gserviceaccount.com",
-            Organisation(id="42", domain="example.com"),
-            [],
-        ),
+        ("user:ada@example.org", EXAMPLE_COM, ["warning"]),
+        (ROBOT, EXAMPLE_COM, []),
     ],
 )
 def test_who_is_outside_is_told_as_far_as_it_is_known(
@@ -189,8 +191,3 @@ def test_who_is_outside_is_told_as_far_as_it_is_known(
     config = configure(access={"members": [member]})
     found = offered.findings(config, Offered(organisation=organisation))
     assert [each.severity for each in found] == severities
-
-
-def test_only_a_gateway_has_a_machine_type_to_ask_for(tpu_api: TpuApi, google: Google) -> None:
-    for nfs in (None, an_nfs("us-central1-a", kind="filestore")):
-        assert ask(a_stack(nfs=nfs), settings(tpu_api, google)).machine_type is None

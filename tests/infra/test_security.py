@@ -30,7 +30,7 @@ def test_iap_reaches_port_22_hosts_reach_each_other_and_the_gateways_nfs_and_not
     has_gateway = bool(any_stack.all("compute/instance:Instance"))
     rules = {each.name: each.inputs for each in any_stack.all("Firewall")}
     assert {rule["direction"] for rule in rules.values()} == {"INGRESS"}
-    assert {
+    opened = {
         name: (
             rule.get("sourceRanges", []),
             rule.get("sourceTags", []),
@@ -38,7 +38,8 @@ def test_iap_reaches_port_22_hosts_reach_each_other_and_the_gateways_nfs_and_not
             rule["allows"],
         )
         for name, rule in rules.items()
-    } == {
+    }
+    assert opened == {
         "iap-ssh": (["35.235.240.0/20"], [], [GATEWAY, HOST] if has_gateway else [HOST], SSH),
         "host-to-host": ([], [HOST], [HOST], EVERY_PORT),
         **({"host-to-nfs": ([], [HOST], [GATEWAY], NFS)} if has_gateway else {}),
@@ -58,12 +59,6 @@ def test_every_machine_carries_its_tag_has_no_external_address_and_lets_people_i
         assert machine.inputs.get("external_addresses", False) is False
         assert machine.inputs.get("networkConfig", {}).get("enableExternalIps", False) is False
     assert {each.inputs["addressType"] for each in any_stack.all("Address")} <= {"INTERNAL"}
-
-
-def test_external_addresses_are_given_to_the_hosts_that_were_asked_for(declare: Declare) -> None:
-    declared = declare(network={"external-addresses": True}, slices=BOTH_KINDS)
-    assert declared.one("QueuedResource").inputs["external_addresses"] is True
-    assert declared.one("V2Vm").inputs["networkConfig"]["enableExternalIps"] is True
 
 
 def test_hosts_without_an_external_address_reach_google_and_the_internet(declare: Declare) -> None:
@@ -144,10 +139,13 @@ def test_a_tunnel_leads_only_to_port_22_and_each_stack_has_its_own(declare: Decl
     assert tunnel.inputs["condition"]["title"] == "SSH to tpu-stack-dev"
 
 
-def test_every_host_runs_as_the_stacks_own_account_and_the_file_server_has_none(declare: Declare) -> None:
-    declared = declare(slices=BOTH_KINDS)
-    assert declared.one("QueuedResource").inputs["service_account_email"] == EMAIL
-    assert declared.one("V2Vm").inputs["serviceAccount"]["email"] == EMAIL
+def test_every_host_runs_as_the_stacks_own_account_the_file_server_has_none_and_addresses_are_asked_for(
+    declare: Declare,
+) -> None:
+    declared = declare(network={"external-addresses": True}, slices=BOTH_KINDS)
+    queued, node = declared.one("QueuedResource").inputs, declared.one("V2Vm").inputs
+    assert queued["service_account_email"] == node["serviceAccount"]["email"] == EMAIL
+    assert queued["external_addresses"] is node["networkConfig"]["enableExternalIps"] is True
     assert "serviceAccount" not in declared.one("compute/instance:Instance").inputs
 
 

@@ -42,14 +42,6 @@ assert projects.Service.__module__ == "pulumi_gcp.projects.service"
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, cwd=ROOT)
 
 
-def test_bucket_images_and_file_server_are_in_the_region_of_the_slices(declare: Declare) -> None:
-    declared = declare()
-    assert declared.one("Bucket").inputs["location"] == "US-CENTRAL1"
-    assert declared.one("Repository").inputs["location"] == "us-central1"
-    assert declared.one("compute/instance:Instance").inputs["zone"] == "us-central1-a"
-    assert {each.inputs["region"] for each in declared.all("Subnetwork")} == {"us-central1"}
-
-
 def test_what_holds_data_is_protected_until_that_is_taken_off(declare: Declare) -> None:
     protected = {(each.kind.rpartition(":")[2], each.name) for each in declare().resources if each.protect}
     assert protected == {("Bucket", "bucket"), ("Disk", "data"), ("Repository", "repository")}
@@ -65,22 +57,15 @@ def test_a_disk_that_was_made_for_a_slice_is_protected_and_labelled_and_one_that
     declare: Declare,
 ) -> None:
     there = "projects/my-project/zones/us-central1-a/disks/corpus"
-    disks = [
-        {"name": "scratch", "size-gib": 100},
-        {"name": "corpus", "source": there, "mode": "read-only"},
-    ]
+    disks = [{"name": "scratch", "size-gib": 100}, {"name": "corpus", "source": there, "mode": "read-only"}]
     one = {"name": "main", "accelerator": "v5litepod-8", "labels": {"team": "nlp"}, "data-disks": disks}
     declared = declare(slices=[one])
-    queued, (made,) = (
-        declared.one("QueuedResource"),
-        [each for each in declared.all("Disk") if each.name.startswith("main-")],
-    )
+    queued = declared.one("QueuedResource")
+    (made,) = [each for each in declared.all("Disk") if each.name.startswith("main-")]
     assert (made.name, made.protect) == ("main-scratch", True)
     scratch = "projects/my-project/zones/us-central1-a/disks/tpu-stack-dev-main-scratch"
-    assert [(disk["source_disk"], disk["mode"]) for disk in queued.inputs["data_disks"]] == [
-        (scratch, "read-write"),
-        (there, "read-only"),
-    ]
+    attached = [(disk["source_disk"], disk["mode"]) for disk in queued.inputs["data_disks"]]
+    assert attached == [(scratch, "read-write"), (there, "read-only")]
     for each in (queued, made):
         assert each.inputs["labels"] == {"tpu-stack": "dev", "tpu-stack-slice": "main", "team": "nlp"}
 
@@ -111,22 +96,14 @@ def test_a_slice_waits_for_the_way_in_and_out_and_for_its_rights_and_all_for_the
     declared = declare()
     needed = declared.needs(declared.one("QueuedResource"))
     for kind in ("Firewall", "RouterNat", "BucketIAMMember", "RepositoryIamMember"):
-        for each in declared.all(kind):
-            assert each.urn in needed, each.urn
-    services = {each.urn for each in declared.all("projects/service:Service")}
-    assert len(services) == 8
+        assert {each.urn for each in declared.all(kind)} <= needed, kind
+    services = declared.all("projects/service:Service")
     for kind in ("compute/network:Network", "Bucket", "Repository", "Account"):
-        assert services <= declared.needs(declared.one(kind))
-
-
-def test_services_stay_on_when_the_stack_goes_and_filestore_needs_its_own(declare: Declare) -> None:
-    def names(declared: Declared) -> set[str]:
-        found = [each.inputs for each in declared.all("projects/service:Service")]
-        assert {each["disableOnDestroy"] for each in found} == {False}
-        return {each["service"] for each in found}
-
-    filestore = declare(storage={"nfs": {"kind": "filestore"}})
-    assert names(filestore) - names(declare()) == {"file.googleapis.com"}
+        assert {each.urn for each in services} <= declared.needs(declared.one(kind))
+    filestore = declare(storage={"nfs": {"kind": "filestore"}}).all("projects/service:Service")
+    names, with_filestore = ({each.inputs["service"] for each in them} for them in (services, filestore))
+    assert len(names) == 8 and with_filestore - names == {"file.googleapis.com"}
+    assert {each.inputs["disableOnDestroy"] for each in filestore} == {False}  # they stay when the stack goes
 
 
 def test_what_is_temporary_is_deleted_and_what_is_deleted_can_be_had_back(declare: Declare) -> None:
@@ -147,31 +124,24 @@ def test_the_newest_images_outlive_the_clean_up(declare: Declare) -> None:
     assert deleted == {("UNTAGGED", "604800s"), ("ANY", "2592000s")}
 
 
-def test_the_file_servers_data_outlives_the_machine(declare: Declare) -> None:
-    declared = declare(storage={"nfs": {"kind": "gateway", "size-gib": 300}})
+def test_the_file_servers_data_outlives_the_machine_and_a_region_that_joins_needs_no_new_export(
+    declare: Declare,
+) -> None:
+    """Exports are made at boot: one that named today's subnets would shut out tomorrow's until somebody reboots."""
+    gateway: dict[str, Any] = {"storage": {"nfs": {"kind": "gateway", "size-gib": 300}}}
+    declared = declare(**gateway)
     disk, machine = declared.one("Disk"), declared.one("compute/instance:Instance")
     assert disk.inputs["size"] == 300
     assert machine.inputs["attachedDisks"][0]["source"].endswith(disk.inputs["name"])
-    assert machine.inputs["networkInterfaces"][0]["networkIp"] == "10.0.0.2"
-    assert "/dev/disk/by-id/google-share" in machine.inputs["metadata"]["startup-script"]
     assert machine.inputs["attachedDisks"][0]["deviceName"] == "share"
+    assert machine.inputs["networkInterfaces"][0]["networkIp"] == "10.0.0.2"
     # A new release of the image does not replace it.
     assert list(machine.options.ignoreChanges) == ["bootDisk.initializeParams.image"]
-
-
-def test_a_region_that_joins_needs_no_new_export(declare: Declare) -> None:
-    """Exports are made at boot: one that named today's subnets would shut out tomorrow's until somebody reboots."""
-
-    def script(**values: Any) -> str:
-        declared = declare(**values)
-        for each in declared.all("Subnetwork"):
-            assert each.inputs["ipCidrRange"].startswith("10.")
-        found: str = declared.one("compute/instance:Instance").inputs["metadata"]["startup-script"]
-        return found
-
-    one = script()
-    assert "SHARE_CLIENTS=10.0.0.0/8\n" in one
-    assert script(slices=TWO_ZONES, allow_cross_region=True) == one
+    script = machine.inputs["metadata"]["startup-script"]
+    assert "/dev/disk/by-id/google-share" in script and "SHARE_CLIENTS=10.0.0.0/8\n" in script
+    two = declare(**gateway, slices=TWO_ZONES, allow_cross_region=True)
+    assert two.one("compute/instance:Instance").inputs["metadata"]["startup-script"] == script
+    assert all(each.inputs["ipCidrRange"].startswith("10.") for each in two.all("Subnetwork"))
 
 
 @pytest.mark.parametrize(
@@ -189,18 +159,22 @@ def test_hosts_mount_the_share_at_boot(declare: Declare, nfs: dict[str, Any], so
     assert "startup-script" not in without.one("QueuedResource").inputs["metadata"]
 
 
-def test_a_direct_node_is_asked_for_as_configured(declare: Declare) -> None:
-    node = declare(
-        slices=[
-            {"name": "d", "accelerator": "v6e-8", "capacity": "spot", "provisioning": "direct", "wait": "25m"}
-        ],
-        zone="us-east1-d",
-    ).one("V2Vm")
-    assert node.inputs["name"] == "tpu-stack-dev-d"
-    assert node.inputs["zone"] == "us-east1-d"
-    assert node.inputs["acceleratorType"] == "v6e-8"
-    assert node.inputs["runtimeVersion"] == "v2-alpha-tpuv6e"
-    assert node.inputs["schedulingConfig"] == {"spot": True}
+def test_slices_are_asked_for_as_configured(declare: Declare) -> None:
+    spot = {"accelerator": "v5litepod-16", "capacity": "spot"}
+    big = spot | {"name": "big", "count": 2, "valid-until": "6h", "wait": "5h"}
+    direct = spot | {"name": "d", "accelerator": "v5litepod-8", "provisioning": "direct", "wait": "25m"}
+    declared = declare(slices=[big, direct])
+    queued, node = declared.one("QueuedResource").inputs, declared.one("V2Vm")
+    asked = {
+        "queued_resource_id": "tpu-stack-dev-big", "owner": "0123abcd", "capacity": "spot", "node_count": 2,
+        "valid_until_s": 6 * 3600, "wait_s": 5 * 3600,
+    }  # fmt: skip
+    assert {name: queued[name] for name in asked} == asked
+    asked = {
+        "name": "tpu-stack-dev-d", "zone": "us-central1-a", "acceleratorType": "v5litepod-8",
+        "runtimeVersion": "v2-alpha-tpuv5-lite", "schedulingConfig": {"spot": True},
+    }  # fmt: skip
+    assert {name: node.inputs[name] for name in asked} == asked
     # The provider adds half a minute of its own where a quota is used up.
     assert node.options.customTimeouts.create == "1470s"
     assert node.options.deleteBeforeReplace
@@ -210,10 +184,8 @@ def test_a_direct_node_is_asked_for_as_configured(declare: Declare) -> None:
 
 
 def test_the_numbered_nodes_of_a_multislice_have_legal_names(declare: Declare) -> None:
-    queued = declare(
-        slices=[{"name": "a-name-of-thirty-characters-ab", "accelerator": "v5litepod-4", "count": 256}],
-        stack="a-stack-with-a-rather-long-name-of-its-own",
-    ).one("QueuedResource")
+    many = {"name": "a-name-of-thirty-characters-ab", "accelerator": "v5litepod-4", "count": 256}
+    queued = declare(slices=[many], stack="a-stack-with-a-rather-long-name-of-its-own").one("QueuedResource")
     assert NAME.fullmatch(queued.inputs["queued_resource_id"] + "-255")
 
 
@@ -230,36 +202,11 @@ def test_another_topology_than_the_names_own_is_asked_for_by_topology(declare: D
     assert (queued["accelerator_generation"], queued["topology"]) == ("V4", "4x4x16")
 
 
-def test_a_queued_slice_is_asked_for_as_configured(declare: Declare) -> None:
-    queued = declare(
-        slices=[
-            {
-                "name": "big",
-                "accelerator": "v5litepod-16",
-                "capacity": "spot",
-                "count": 2,
-                "valid-until": "6h",
-                "wait": "5h",
-            }
-        ]
-    ).one("QueuedResource")
-    assert queued.inputs["queued_resource_id"] == "tpu-stack-dev-big"
-    assert queued.inputs["owner"] == "0123abcd"
-    assert queued.inputs["capacity"] == "spot"
-    assert queued.inputs["node_count"] == 2
-    assert queued.inputs["valid_until_s"] == 6 * 3600
-    assert queued.inputs["wait_s"] == 5 * 3600
-
-
 def test_the_inventory_numbers_the_hosts_of_a_multislice_through(declare: Declare) -> None:
     (made,) = declare(**SHAPES["multislice"]).inventory.slices
+    names = [f"t1v-n-n-{node}-w-{worker}" for node in (0, 1) for worker in (0, 1)]
     assert made.count == 2
-    assert [(host.index, host.name) for host in made.hosts] == [
-        (0, "t1v-n-n-0-w-0"),
-        (1, "t1v-n-n-0-w-1"),
-        (2, "t1v-n-n-1-w-0"),
-        (3, "t1v-n-n-1-w-1"),
-    ]
+    assert [(host.index, host.name) for host in made.hosts] == list(enumerate(names))
 
 
 def test_the_inventory_says_where_everything_is(declare: Declare) -> None:
@@ -276,18 +223,19 @@ def test_the_inventory_says_where_everything_is(declare: Declare) -> None:
     assert made.images == {"jax": reference}
     assert declared.image_repository == "us-central1-docker.pkg.dev/my-project/images"
     assert made.gateway is not None
-    assert (made.gateway.name, made.gateway.zone, made.gateway.address) == (
-        "tpu-stack-dev-gateway",
-        "us-central1-a",
-        "10.0.0.2",
-    )
-    assert [
+    gateway = (made.gateway.name, made.gateway.zone, made.gateway.address)
+    assert gateway == ("tpu-stack-dev-gateway", "us-central1-a", "10.0.0.2")
+    found = [
         (each.name, each.zone, each.capacity, each.origin, each.devices_per_host) for each in made.slices
-    ] == [
+    ]
+    assert found == [
         ("a", "us-central1-a", "spot", "queued-resource tpu-stack-dev-a", 4),
         ("b", "us-central1-a", "on-demand", "node tpu-stack-dev-b", 8),
         ("c", "us-east1-d", "on-demand", "queued-resource tpu-stack-dev-c", 8),
     ]
+    # Bucket, images and file server are in the region of the first slice.
+    assert declared.one("Bucket").inputs["location"] == "US-CENTRAL1"
+    assert declared.one("Repository").inputs["location"] == "us-central1"
     host = made.slices[0].hosts[0]
     assert host.host_keys == ("ssh-ed25519 AAAA",)
     assert host.reach == "iap"

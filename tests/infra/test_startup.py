@@ -31,27 +31,18 @@ def test_any_text_arrives_as_itself(texts: list[str]) -> None:
     assert done.stdout.decode().split("\0")[:-1] == texts
 
 
-def test_a_script_starts_with_its_interpreter_and_then_its_settings() -> None:
-    assert SCRIPTS["gateway"].splitlines()[:7] == [
-        "#!/bin/bash",
-        "SHARE_DEVICE=/dev/disk/by-id/google-share",
-        "SHARE_DISK_WAIT_S=120",
-        "SHARE_EXPORT=/srv/share",
-        "SHARE_CLIENTS='10.0.0.0/20 10.4.0.0/20'",
-        "SHARE_UID=4242",
-        "SHARE_GID=4343",
-    ]
-    assert SCRIPTS["tpu-host"].splitlines()[:5] == [
-        "#!/bin/bash",
-        "SHARE_SOURCE=10.0.0.5:/srv/share",
-        "SHARE_MOUNT=/mnt/share",
-        "SHARE_VERSION=4.1",
+def test_a_script_starts_with_its_interpreter_and_then_its_settings_each_range_once() -> None:
+    gateway = [
+        "#!/bin/bash", "SHARE_DEVICE=/dev/disk/by-id/google-share", "SHARE_DISK_WAIT_S=120", "SHARE_EXPORT=/srv/share",
+        "SHARE_CLIENTS='10.0.0.0/20 10.4.0.0/20'", "SHARE_UID=4242", "SHARE_GID=4343",
+    ]  # fmt: skip
+    host = [
+        "#!/bin/bash", "SHARE_SOURCE=10.0.0.5:/srv/share", "SHARE_MOUNT=/mnt/share", "SHARE_VERSION=4.1",
         "SHARE_ROOT=squashed",
-    ]
-
-
-def test_a_range_that_two_slices_share_is_exported_once() -> None:
-    twice = dataclasses.replace(GATEWAY, clients=("10.0.0.0/20", "10.4.0.0/20", "10.0.0.0/20"))
+    ]  # fmt: skip
+    assert SCRIPTS["gateway"].splitlines()[:7] == gateway
+    assert SCRIPTS["tpu-host"].splitlines()[:5] == host
+    twice = dataclasses.replace(GATEWAY, clients=(*GATEWAY.clients, "10.0.0.0/20"))
     assert startup.gateway_script(twice) == SCRIPTS["gateway"]
 
 

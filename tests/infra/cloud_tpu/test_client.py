@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import logging
 import threading
@@ -74,24 +75,17 @@ def test_an_answer_that_is_not_googles_is_understood_by_its_code(content: bytes)
     assert str(Refusal.parse(502, content).explained("x", "p")) == "x: HTTP 502 without an explanation"
 
 
-def test_retries_double_their_pause_and_name_reason_and_count(cloud: Cloud) -> None:
+def test_retries_double_their_pause_name_reason_and_count_and_end_with_how_often_and_how_long(
+    cloud: Cloud,
+) -> None:
     cloud.control.inject("unavailable", "queuedResources.get", 3)
     assert cloud.queued() is None
     assert cloud.lines == [
         f"reading {QR}: HTTP 503; try {number} in {pause} s" for number, pause in ((2, 1), (3, 2), (4, 3))
     ]
-
-
-def test_retries_end_and_the_error_says_how_often_and_how_long(cloud: Cloud) -> None:
     cloud.control.inject("unavailable", "queuedResources.get", 1000)
     with pytest.raises(CloudTpuError, match=r"currently unavailable\. \(tried \d\d times in 4 min \d+ s\)"):
         cloud.queued()
-
-
-def test_a_lost_answer_to_a_creation_is_not_a_second_creation(cloud: Cloud) -> None:
-    cloud.control.inject("cut-after", "queuedResources.create", 3)
-    cloud.put()
-    assert cloud.history() == ["ACCEPTED"]
 
 
 def test_nobody_there_is_tried_again_and_then_an_error_in_words() -> None:
@@ -110,24 +104,14 @@ def test_nobody_there_is_tried_again_and_then_an_error_in_words() -> None:
 
 
 def test_threads_do_not_share_a_connection(cloud: Cloud) -> None:
-    seen: list[Any] = []
-    errors: list[BaseException] = []
+    def ask(_: int) -> Any:
+        cloud.queued()
+        together.wait(20)  # each in a thread of its own
+        return cloud.client._http()
 
-    def ask() -> None:
-        try:
-            for _ in range(5):
-                cloud.queued()
-            seen.append(cloud.client._http())
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert len({id(each) for each in seen}) == 6
+    together = threading.Barrier(6)
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        assert len({id(each) for each in pool.map(ask, range(6))}) == 6
 
 
 def test_no_token_and_no_script_is_in_a_log_or_an_error(
@@ -185,30 +169,27 @@ def test_a_token_is_never_sent_without_tls_to_another_machine(endpoint: str) -> 
         settings.read({"gcp:tpuV2CustomEndpoint": endpoint}.get)
 
 
-def test_a_token_of_the_configuration_goes_before_one_of_the_environment(
+def test_a_token_of_the_configuration_goes_before_one_of_the_environment_and_may_charge_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GOOGLE_OAUTH_ACCESS_TOKEN", "of-the-environment")
-    found = settings.credentials(settings.read({"gcp:accessToken": "of-the-config"}.get))
-    assert isinstance(found, google.oauth2.credentials.Credentials)
-    assert found.token == "of-the-config"
-    environment = settings.credentials(settings.read(NOTHING))
-    assert isinstance(environment, google.oauth2.credentials.Credentials)
-    assert environment.token == "of-the-environment"
+    config = {"gcp:accessToken": "of-the-config", "gcp:billingProject": "payer"}
+    for get, token, payer in ((config.get, "of-the-config", "payer"), (NOTHING, "of-the-environment", None)):
+        found = settings.credentials(settings.read(get))
+        assert isinstance(found, google.oauth2.credentials.Credentials)
+        assert (found.token, found.quota_project_id) == (token, payer)
 
 
 def test_a_key_may_be_given_by_content_or_by_path(tmp_path: Path) -> None:
     private = rsa.generate_private_key(public_exponent=65537, key_size=2048).private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    key = json.dumps(
-        {
-            "type": "service_account",
-            "client_email": "a@b",
-            "token_uri": "https://oauth2.googleapis.com/token",
-            "private_key": private.decode(),
-        }
-    )
+    account = {
+        "type": "service_account",
+        "client_email": "a@b",
+        "token_uri": "https://oauth2.googleapis.com/token",
+    }
+    key = json.dumps(account | {"private_key": private.decode()})
     path = tmp_path / "key.json"
     path.write_text(key)
     for value in (key, str(path)):
@@ -216,19 +197,10 @@ def test_a_key_may_be_given_by_content_or_by_path(tmp_path: Path) -> None:
         assert isinstance(found, google.oauth2.service_account.Credentials)
 
 
-@pytest.mark.parametrize("value", ['{"private_key": "a-secret"}', '{"a-secret', "/no/such/a-secret"])
-def test_a_key_that_is_none_is_an_error_that_does_not_show_it(value: str) -> None:
-    with pytest.raises(CloudTpuError, match="gcloud auth application-default login") as caught:
+@pytest.mark.parametrize("value", ['{"private_key": "a-secret"}', '{"a-secret', "/no/such/a-secret", None])
+def test_a_key_that_is_none_is_an_error_that_says_how_to_get_one_and_does_not_show_it(
+    value: str | None,
+) -> None:
+    with pytest.raises(CloudTpuError, match="run `gcloud auth application-default login`") as caught:
         settings.credentials(settings.read({"gcp:credentials": value}.get))
     assert "a-secret" not in str(caught.value)
-
-
-def test_no_credentials_at_all_is_an_error_that_says_how_to_get_some() -> None:
-    with pytest.raises(CloudTpuError, match="run `gcloud auth application-default login`"):
-        settings.credentials(settings.read(NOTHING))
-
-
-def test_who_is_charged_for_requests_can_be_said() -> None:
-    found = settings.read({"gcp:accessToken": "t", "gcp:billingProject": "payer"}.get)
-    assert found.quota_project == "payer"
-    assert settings.credentials(found).quota_project_id == "payer"

@@ -135,22 +135,20 @@ def test_an_interrupted_up_is_taken_over_by_the_next(interrupted: Stack, later_s
     assert node is not None and node["labels"]["team"] == "nlp"
 
 
-def test_a_waiting_one_of_ours_that_asks_for_something_else_is_replaced(interrupted: Stack) -> None:
-    interrupted.up(accelerator_type="v5litepod-8")
-    node = interrupted.cloud.node()
-    assert node is not None and node["acceleratorType"] == "v5litepod-8"
-    assert "asked for another accelerator_type; that request is withdrawn" in interrupted.cloud.said
-
-
-@pytest.mark.parametrize(
-    ("name", "made", "then"), [("accelerator_type", {}, "v5litepod-8"), ("node_count", {"node_count": 2}, 1)]
-)
-def test_an_active_one_of_ours_that_asks_for_something_else_is_refused_and_stays(
-    cloud: Cloud, name: str, made: dict[str, Any], then: object
+def test_a_waiting_one_of_ours_that_asks_for_something_else_is_replaced_and_an_active_one_stays(
+    interrupted: Stack,
 ) -> None:
-    cloud.create(**made)
-    with pytest.raises(CloudTpuError, match=rf"another {name}, and it is ACTIVE[\s\S]*tpus queued.* --force"):
-        cloud.create(**{name: then})
+    cloud = interrupted.cloud
+    interrupted.up(accelerator_type="v5litepod-8")
+    node = cloud.node()
+    assert node is not None and node["acceleratorType"] == "v5litepod-8"
+    assert "asked for another accelerator_type; that request is withdrawn" in cloud.said
+    for name, then in (("accelerator_type", "v5litepod-16"), ("node_count", 2)):
+        asked = {"accelerator_type": "v5litepod-8", name: then}
+        with pytest.raises(
+            CloudTpuError, match=rf"another {name}, and it is ACTIVE[\s\S]*tpus queued.* --force"
+        ):
+            cloud.create(**asked)
     assert cloud.state() == "ACTIVE"
 
 
@@ -306,27 +304,25 @@ def test_what_changes_in_place_reaches_every_node_and_an_up_without_changes_send
     assert stack.cloud.alive() == []
 
 
-def test_labels_that_are_not_wanted_any_more_go_and_those_of_others_stay(stack: Stack) -> None:
+def test_labels_that_are_not_asked_for_any_more_go_those_of_others_stay_and_maintenance_is_waited_out(
+    stack: Stack,
+) -> None:
+    def labels() -> dict[str, str]:
+        node = stack.cloud.node()
+        assert node is not None
+        return dict(node["labels"])
+
     stack.up(labels={"team": "nlp"})
-    node = stack.cloud.node()
-    assert node is not None
-    stack.cloud.client.patch_node(NODE, "labels", {"labels": node["labels"] | {"goog-x": "1"}})
+    stack.cloud.client.patch_node(NODE, "labels", {"labels": labels() | {"goog-x": "1"}})
     stack.cloud.control.advance(10)
     stack.up(labels={"area": "b"})
-    after = stack.cloud.node()
-    assert after is not None
-    assert after["labels"] == {"area": "b", "goog-x": "1", "tpu-stack-owner": "a1b2c3"}
-
-
-def test_a_node_under_maintenance_is_changed_when_it_is_back(stack: Stack) -> None:
-    stack.up()
+    assert labels() == {"area": "b", "goog-x": "1", "tpu-stack-owner": OWNER}
     stack.cloud.control.maintain(NODE, 120)
     stack.refresh()
     assert stack.state is not None  # maintenance is no loss
     assert (stack.state["state"], stack.state["nodes"][0]["state"]) == ("ACTIVE", "REPAIRING")
     stack.up(labels={"team": "nlp"})
-    node = stack.cloud.node()
-    assert node is not None and node["labels"]["team"] == "nlp"
+    assert labels()["team"] == "nlp"
 
 
 def test_another_type_replaces_and_the_old_one_is_gone_first(new_cloud: CloudFactory) -> None:
@@ -371,21 +367,19 @@ def test_a_preempted_one_is_made_again_after_a_refresh(stack: Stack, leave_nodes
     assert stack.cloud.history().count("ACTIVE") == 2
 
 
-def test_one_that_vanished_leaves_the_state_and_is_made_again(stack: Stack) -> None:
+def test_one_that_vanished_leaves_the_state_and_a_missing_node_is_a_loss_only_if_it_stays_away(
+    stack: Stack,
+) -> None:
     stack.up()
     stack.cloud.control.vanish(QR)
     stack.refresh()
     assert stack.state is None
-    stack.up()
-    assert stack.cloud.state() == "ACTIVE"
-
-
-def test_a_missing_node_is_a_loss_only_if_it_stays_away(stack: Stack) -> None:
     stack.up(node_count=2)
     stack.cloud.control.vanish(f"{PARENT}/nodes/main-0")
     before = stack.cloud.clock.now()
     stack.refresh()
-    assert stack.state is not None and stack.state["state"] == "MISSING"
+    found = stack.state
+    assert found is not None and found["state"] == "MISSING"
     assert stack.cloud.clock.now() - before >= 60
     stack.up(node_count=2)
     assert is_active(stack, nodes=2)
@@ -406,17 +400,16 @@ def test_a_refresh_that_gets_no_answer_is_an_error_and_no_loss(stack: Stack, kin
 # --- delete -----------------------------------------------------------------------------------------------------
 
 
-def test_one_that_is_gone_already_is_deleted_at_once_and_one_that_someone_is_deleting_is_waited_for(
+def test_one_that_someone_is_deleting_is_waited_for_and_one_that_is_gone_is_deleted_at_once(
     stack: Stack,
 ) -> None:
     stack.up()
     stack.cloud.client.delete_queued_resource(QR)
-    state = stack.state
+    again = Stack(cloud=stack.cloud, state=stack.state)
     stack.destroy()
     assert stack.cloud.alive() == []
     before = stack.cloud.clock.now()
-    stack.state = state
-    stack.destroy()
+    again.destroy()
     assert stack.cloud.clock.now() == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import dataclasses
 import json
 import socket
 import subprocess
@@ -18,25 +19,16 @@ import pytest
 from pulumi.dynamic import Config, ConfigureRequest
 from pulumi.dynamic.dynamic import serialize_provider
 
-from infra import naming, queued_resource
+from infra import naming
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.retry import AbandonedError, CloudTpuError
 from infra.node_workers import NodeWorkersProvider
-from infra.queued_resource import DataDiskArgs, QueuedResourceArgs, QueuedResourceProvider
+from infra.queued_resource import QueuedResourceProvider
 from infra.stack_identity import StackIdentityProvider
 from rehearsal.tpu_api import Clock, TpuApi
-from tests.infra.cloud_tpu.lab import OWNER, PARENT, Cloud
+from tests.infra.cloud_tpu.lab import OWNER, PARENT, Cloud, wanted_props
 
-PROPS: dict[str, Any] = {
-    "project": "grant",
-    "zone": "us-central1-a",
-    "queued_resource_id": "main",
-    "owner": "a1b2c3",
-    "accelerator_type": "v5litepod-16",
-    "runtime_version": "v2-alpha-tpuv5-lite",
-    "capacity": "spot",
-    "wait_s": 60.0,
-}
+PROPS: dict[str, Any] = wanted_props(node_count=None, wait_s=60.0)
 
 
 @pytest.mark.parametrize(
@@ -78,41 +70,21 @@ def test_the_whole_life_of_one_with_no_secret_in_what_pulumi_keeps(
     with TpuApi(clock=Clock(frozen_at=1_800_000_000.0)) as api:
         provider = configured({"gcp:tpuV2CustomEndpoint": f"{api.url}/v2/", "gcp:accessToken": "a-secret"})
         session = provider.require_session()
-        session.backoff = type(session.backoff)(
-            now=lambda: api.control.alive()["moment"], sleep=api.control.advance, say=session.backoff.say
-        )
+        now, sleep = lambda: api.control.alive()["moment"], api.control.advance
+        session.backoff = dataclasses.replace(session.backoff, now=now, sleep=sleep)
         try:
             made = provider.create(dict(PROPS))
-            assert made.id == "projects/grant/locations/us-central1-a/queuedResources/main"
+            assert made.id == f"{PARENT}/queuedResources/main"
             assert made.outs is not None and {**made.outs, **PROPS} == made.outs
-            kept = json.dumps(made.outs)
             read = provider.read(made.id, dict(made.outs))
             assert (read.id, read.outs) == (made.id, made.outs)
-            changed = provider.update(made.id, dict(made.outs), {**PROPS, "labels": {"a": "b"}})
-            provider.delete(made.id, changed.outs or {})
+            provider.delete(made.id, dict(made.outs))
             assert provider.read(made.id, dict(made.outs)).id == ""
-            assert api.control.alive()["queuedResources"] == []
         finally:
             session.client().close()
     captured = capsys.readouterr()
-    assert "a-secret" not in kept + captured.err + captured.out
+    assert "a-secret" not in json.dumps(made.outs) + captured.err + captured.out
     assert "main: asked for v5litepod-16 (spot) in us-central1-a" in captured.err
-
-
-def test_inputs_arrive_by_name_and_what_is_not_given_does_not() -> None:
-    disk = DataDiskArgs(source_disk="projects/grant/zones/us-central1-a/disks/data", mode="read-only")
-    given = queued_resource._props_of(QueuedResourceArgs(**PROPS, data_disks=[disk], tags=("t",)))
-    outputs = {name: given.pop(name) for name in queued_resource.OUTPUTS}
-    assert outputs == {"state": None, "nodes": None, "create_time": None}
-    assert given == {
-        **PROPS,
-        "node_count": 1,
-        "external_addresses": False,
-        "metadata": {},
-        "labels": {},
-        "tags": ["t"],
-        "data_disks": [{"source_disk": disk.source_disk, "mode": "read-only"}],
-    }
 
 
 # --- who a stack is ---------------------------------------------------------------------------------------------
@@ -135,7 +107,7 @@ def test_each_stack_is_another_and_its_id_fits_a_label_and_is_kept(identity: Sta
     assert identity.update(made.id, made.outs, {"project": "q"}).outs == {"project": "q", "owner": made.id}
 
 
-def test_what_interrupted_ups_have_left_goes_with_the_stack_and_nothing_else_does(
+def test_what_interrupted_ups_have_left_goes_with_the_stack_and_no_answer_does_not_keep_it(
     cloud: Cloud, identity: StackIdentityProvider
 ) -> None:
     cloud.put("left", owner=OWNER)
@@ -143,14 +115,10 @@ def test_what_interrupted_ups_have_left_goes_with_the_stack_and_nothing_else_doe
     cloud.put("nobodys")
     cloud.control.advance(60)
     identity.delete(OWNER, {"project": "grant", "owner": OWNER})
+    kinds = ("nodes", "queuedResources")
     assert cloud.alive() == sorted(
-        f"{PARENT}/{kind}/{name}" for kind in ("nodes", "queuedResources") for name in ("others", "nobodys")
+        f"{PARENT}/{kind}/{name}" for kind in kinds for name in ("others", "nobodys")
     )
-
-
-def test_a_project_that_does_not_answer_does_not_keep_a_stack_from_being_destroyed(
-    cloud: Cloud, identity: StackIdentityProvider
-) -> None:
     cloud.control.inject("unavailable", times=1000)
     identity.delete(OWNER, {"project": "grant", "owner": OWNER})
     assert "could not be looked for" in cloud.said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import Any
 
@@ -80,42 +79,60 @@ def test_a_body_with_everything_is_as_the_api_documents_it() -> None:
     }
 
 
-def test_several_nodes_are_asked_for_as_one_multislice_with_our_name_as_prefix() -> None:
-    (node_spec,) = request.queued_resource(spec(node_count=3.0))["tpu"]["nodeSpec"]
-    assert node_spec["multisliceParams"] == {"nodeCount": 3, "nodeIdPrefix": "main"}
-    assert "nodeId" not in node_spec
-    assert spec(node_count=3.0).node_ids == ("main-0", "main-1", "main-2")
-
-
-def test_a_shape_is_asked_for_by_generation_and_topology() -> None:
-    body = request.queued_resource(spec(accelerator_type=None, accelerator_generation="V4", topology="2x2x4"))
-    node = request.node_of(body)
-    assert node["acceleratorConfig"] == {"type": "V4", "topology": "2x2x4"}
-    assert "acceleratorType" not in node
-
-
 @pytest.mark.parametrize(
-    ("capacity", "more", "tier"),
+    ("more", "tier", "has", "lacks"),
     [
-        ("spot", {}, {"spot"}),
-        ("on-demand", {}, set()),
-        ("reserved", {"reservation_name": RESERVATION}, {"reservationName"}),
+        ({}, {"spot"}, {"networkConfig": {"enableExternalIps": False}}, "serviceAccount"),
+        ({"capacity": "on-demand"}, set(), {"runtimeVersion": "v2-alpha-tpuv5-lite"}, "metadata"),
+        ({"capacity": "reserved", "reservation_name": RESERVATION}, {"reservationName"}, {}, "tags"),
+        (
+            {"accelerator_type": None, "accelerator_generation": "V4", "topology": "2x2x4"}, {"spot"},
+            {"acceleratorConfig": {"type": "V4", "topology": "2x2x4"}}, "acceleratorType",
+        ),
     ],
-)
-def test_each_capacity_asks_for_its_tier_and_no_other(capacity: str, more: Any, tier: set[str]) -> None:
-    body = request.queued_resource(spec(capacity=capacity, **more))
+)  # fmt: skip
+def test_only_what_was_asked_for_is_said_of_tier_and_node(
+    more: dict[str, Any], tier: set[str], has: dict[str, Any], lacks: str
+) -> None:
+    body = request.queued_resource(spec(**more))
+    node = request.node_of(body)
     assert set(body) - {"tpu"} == tier
-    assert request.node_of(body)["networkConfig"] == {"enableExternalIps": False}
+    assert node | has == node and lacks not in node
+
+
+@pytest.mark.parametrize("node_count", [1.0, 3.0])
+def test_several_nodes_are_one_multislice_with_our_name_as_prefix_and_are_read_back(
+    node_count: float,
+) -> None:
+    asked = spec(node_count=node_count)
+    body = request.queued_resource(asked) | {"name": asked.name}
+    (node_spec,) = body["tpu"]["nodeSpec"]
+    many = {"multisliceParams": {"nodeCount": 3, "nodeIdPrefix": "main"}}
+    assert {key: node_spec[key] for key in node_spec if key not in ("parent", "node")} == (
+        {"nodeId": "main"} if node_count == 1 else many
+    )
+    assert asked.node_ids == (("main",) if node_count == 1 else ("main-0", "main-1", "main-2"))
+    assert request.node_ids(body) == asked.node_ids
+    for each in (node_spec, node_spec.get("multisliceParams", {})):  # without names: as their queued resource
+        each.pop("nodeId", None), each.pop("nodeIdPrefix", None)
+    assert request.node_ids(body) == asked.node_ids
 
 
 # --- whose it is ---
 
 
-def test_what_has_no_owner_is_not_ours() -> None:
-    assert not request.is_owned({}, OWNER)
-    assert not request.is_owned({"labels": {"tpu-stack-owner": "other"}}, OWNER)
-    assert not request.is_owned({"labels": {"tpu-stack-owner": ""}}, "")
-    assert request.is_owned({"labels": {"tpu-stack-owner": OWNER}}, OWNER)
+@pytest.mark.parametrize(
+    ("labels", "owner", "ours"),
+    [
+        ({}, OWNER, False),
+        ({"tpu-stack-owner": "other"}, OWNER, False),
+        ({"tpu-stack-owner": ""}, "", False),
+        ({"tpu-stack-owner": OWNER}, OWNER, True),
+    ],
+)
+def test_what_has_no_owner_is_not_ours(labels: dict[str, str], owner: str, ours: bool) -> None:
+    assert request.is_owned({"labels": labels}, owner) == ours
+    assert not request.is_owned({}, owner)
 
 
 @pytest.mark.parametrize("project", ["grant", "123456789"])
@@ -174,56 +191,36 @@ def test_every_property_that_is_another_is_a_difference(name: str, value: Any) -
     assert request.differences(other, found, waiting=True) == (name,)
 
 
-def test_timing_is_no_difference_once_it_was_served() -> None:
+def test_a_deadline_counts_only_while_it_waits_and_google_may_show_it_as_a_time() -> None:
     found = request.queued_resource(spec(valid_until_s=3600.0))
     assert request.differences(spec(), found, waiting=False) == ()
-
-
-def test_a_limit_that_google_shows_as_a_time_is_the_same() -> None:
-    found = request.queued_resource(spec()) | {
+    shown = request.queued_resource(spec()) | {
         "createTime": "2026-11-20T10:00:00.5Z",
         "queueingPolicy": {"validUntilTime": "2026-11-20T16:00:00Z"},
     }
-    assert request.differences(spec(valid_until_s=21600.0), found, waiting=True) == ()
-    assert request.differences(spec(valid_until_s=3600.0), found, waiting=True) == ("valid_until_s",)
+    assert request.differences(spec(valid_until_s=21600.0), shown, waiting=True) == ()
+    assert request.differences(spec(valid_until_s=3600.0), shown, waiting=True) == ("valid_until_s",)
 
 
 # --- patch ---
 
 
-def test_a_node_that_is_as_wanted_is_not_patched() -> None:
-    everything = spec(**EVERYTHING)
-    assert request.patch(everything, request.node_of(request.queued_resource(everything)), ()) == ("", {})
-
-
-def test_the_mask_names_what_the_body_has() -> None:
-    node = request.node_of(request.queued_resource(spec()))
-    mask, body = request.patch(spec(**EVERYTHING, external_addresses=True), node, ())
+def test_a_node_that_is_as_asked_for_is_not_patched_and_the_mask_names_what_the_body_has() -> None:
+    everything, plain = (spec(**more) for more in (EVERYTHING, {}))
+    as_asked, other = (request.node_of(request.queued_resource(each)) for each in (everything, plain))
+    assert request.patch(everything, as_asked, ()) == ("", {})
+    mask, body = request.patch(spec(**EVERYTHING, external_addresses=True), other, ())
     assert mask == "labels,metadata,tags,description,networkConfig.enableExternalIps"
     assert discovery.shipped().wrong("Node", body) == []
     assert body["networkConfig"] == {"enableExternalIps": True}
 
 
-def test_keys_that_others_have_written_stay_and_ours_go_when_not_wanted_any_more() -> None:
-    before = {"metadata": {"old": "1", "enable-oslogin": "FALSE"}}
-    node = copy.deepcopy(request.node_of(request.queued_resource(spec())))
-    node["metadata"] = {"old": "1", "enable-oslogin": "FALSE", "ssh-keys": "ada:ssh-ed25519 AAAA"}
-    mask, body = request.patch(spec(metadata={"enable-oslogin": "TRUE"}), node, [before])
-    assert mask == "metadata"
-    assert body == {"metadata": {"enable-oslogin": "TRUE", "ssh-keys": "ada:ssh-ed25519 AAAA"}}
-
-
-@pytest.mark.parametrize("node_count", [1.0, 3.0])
-def test_the_nodes_that_something_asks_for_are_read_from_itself(node_count: float) -> None:
-    asked = spec(node_count=node_count)
-    assert request.node_ids(request.queued_resource(asked) | {"name": asked.name}) == asked.node_ids
-
-
-def test_nodes_without_names_are_called_as_their_queued_resource() -> None:
-    name = "projects/grant/locations/us-central1-a/queuedResources/q"
-    assert request.node_ids({"name": name, "tpu": {"nodeSpec": [{"node": {}}]}}) == ("q",)
-    many = {"name": name, "tpu": {"nodeSpec": [{"multisliceParams": {"nodeCount": 2}}]}}
-    assert request.node_ids(many) == ("q-0", "q-1")
+def test_keys_that_others_have_written_stay_and_ours_go_when_not_asked_for_any_more() -> None:
+    was = {"old": "1", "enable-oslogin": "FALSE"}
+    of_gcloud = {"ssh-keys": "ada:ssh-ed25519 AAAA"}
+    node = request.node_of(request.queued_resource(spec())) | {"metadata": was | of_gcloud}
+    patch = request.patch(spec(metadata={"enable-oslogin": "TRUE"}), node, [{"metadata": was}])
+    assert patch == ("metadata", {"metadata": {"enable-oslogin": "TRUE", **of_gcloud}})
 
 
 # --- what changes and what replaces -----------------------------------------------------------------------------
@@ -295,17 +292,9 @@ def test_what_changes_and_what_replaces_follows_from_state_and_properties(
 # --- what states come to ----------------------------------------------------------------------------------------
 
 
-NODE_STATES = [
-    "READY",
-    "REPAIRING",
-    "RESTARTING",
-    "REIMAGING",
-    "STOPPED",
-    "STARTING",
-    "HIDDEN",
-    "UNKNOWN",
-    "CREATING",
-]
+NODE_STATES = (
+    "READY", "REPAIRING", "RESTARTING", "REIMAGING", "STOPPED", "STARTING", "HIDDEN", "UNKNOWN", "CREATING",
+)  # fmt: skip
 ALL_STATES = discovery.shipped().schemas["QueuedResourceState"]["properties"]["state"]["enum"]
 NEVER_SERVED_AGAIN = {"SUSPENDING", "SUSPENDED", "FAILED", "DELETING"}
 

@@ -19,13 +19,9 @@ def published(*items: tuple[str, str, str]) -> dict[str, Any]:
     return {"queryPath": "", "queryValue": {"items": found}}
 
 
-ENDPOINTS = [
-    {"ipAddress": "10.0.0.2"},
-    {"ipAddress": "10.0.0.3", "accessConfig": {"externalIp": "198.18.0.3"}},
-]
-
-
 def test_workers_come_in_order_with_addresses_name_and_keys() -> None:
+    external = {"ipAddress": "10.0.0.3", "accessConfig": {"externalIp": "198.18.0.3"}}
+    node = {"networkEndpoints": [{"ipAddress": "10.0.0.2"}, external]}
     attributes = [
         published(
             ("instance", "hostname", "t1v-n-0-w-0"),
@@ -35,23 +31,13 @@ def test_workers_come_in_order_with_addresses_name_and_keys() -> None:
         ),
         published(("instance", "hostname", "t1v-n-0-w-1")),
     ]
-    assert workers.described({"networkEndpoints": ENDPOINTS}, attributes) == [
-        {
-            "index": 0,
-            "name": "t1v-n-0-w-0",
-            "internal_address": "10.0.0.2",
-            "external_address": "",
-            "host_keys": ["ssh-ed25519 AAAA", "ssh-rsa BBBB"],
-        },
-        {
-            "index": 1,
-            "name": "t1v-n-0-w-1",
-            "internal_address": "10.0.0.3",
-            "external_address": "198.18.0.3",
-            "host_keys": [],
-        },
+    found = workers.described(node, attributes)
+    assert [tuple(each.values()) for each in found] == [
+        (0, "t1v-n-0-w-0", "10.0.0.2", "", ["ssh-ed25519 AAAA", "ssh-rsa BBBB"]),
+        (1, "t1v-n-0-w-1", "10.0.0.3", "198.18.0.3", []),
     ]
-    unpublished = workers.described({"networkEndpoints": ENDPOINTS}, [])
+    assert list(found[0]) == ["index", "name", "internal_address", "external_address", "host_keys"]
+    unpublished = workers.described(node, [])
     assert [(worker["index"], worker["name"]) for worker in unpublished] == [(0, ""), (1, "")]
     assert not workers.are_complete(unpublished) and not workers.are_complete([])
 
@@ -62,51 +48,40 @@ def unpublish(cloud: Cloud, worker: int) -> dict[tuple[int, str, str], str]:
     return {key: attributes.pop(key) for key in list(attributes) if key[0] == worker}
 
 
-def test_a_worker_that_publishes_late_is_waited_for(cloud: Cloud) -> None:
+def test_a_worker_that_publishes_late_is_waited_for_and_one_that_does_not_is_found_by_a_refresh(
+    cloud: Cloud,
+) -> None:
     outputs = cloud.create()
     late = unpublish(cloud, 2)
     cloud.at_sleep(3, lambda: cloud.api.cloud.node(NODE).attributes.update(late))
-    again = cloud.update(outputs)
-    assert again["nodes"] == outputs["nodes"]
+    assert cloud.update(outputs)["nodes"] == outputs["nodes"]
     assert "has published no name" not in cloud.said
-
-
-def test_a_worker_that_does_not_publish_is_a_warning_and_a_refresh_finds_it_later(cloud: Cloud) -> None:
-    outputs = cloud.create()
-    late = unpublish(cloud, 2)
+    unpublish(cloud, 2)
+    cloud.while_sleeping = lambda: None
     without = cloud.update(outputs)
-    assert [bool(worker["host_keys"]) for worker in without["nodes"][0]["workers"]] == [
-        True,
-        True,
-        False,
-        True,
-    ]
+    has_keys = [bool(worker["host_keys"]) for worker in without["nodes"][0]["workers"]]
+    assert has_keys == [True, True, False, True]
     assert "warning: main: worker 2 has published no name or host key yet" in cloud.said
     cloud.api.cloud.node(NODE).attributes.update(late)
     read = cloud.read(without)
     assert read is not None and read["nodes"] == outputs["nodes"]
 
 
-def test_guest_attributes_that_cannot_be_read_do_not_fail_a_refresh(cloud: Cloud) -> None:
-    outputs = cloud.create()
-    cloud.control.inject("unavailable", "nodes.getGuestAttributes", 1000)
-    read = cloud.read(outputs)
-    assert read is not None and read["state"] == "ACTIVE"
-
-
-def test_guest_attributes_that_are_refused_are_not_waited_for(
+def test_guest_attributes_that_cannot_be_read_fail_no_refresh_and_when_refused_are_not_waited_for(
     cloud: Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five minutes of silence would teach nobody anything; the refusal does."""
     outputs = cloud.create()
+    cloud.control.inject("unavailable", "nodes.getGuestAttributes", 1000)
+    read = cloud.read(outputs)
+    assert read is not None and read["state"] == "ACTIVE"
 
     def refused(name: str) -> list[Any]:
         raise CloudTpuError(f"{name}: may not be read", "PERMISSION_DENIED")
 
     monkeypatch.setattr(cloud.client, "guest_attributes", refused)
     since = cloud.clock.now()
-    again = cloud.update(outputs)
-    assert again["state"] == "ACTIVE"
+    assert cloud.update(outputs)["state"] == "ACTIVE"
     assert "may not be read" in cloud.said
     assert cloud.clock.now() - since < 60
 
@@ -115,12 +90,8 @@ def test_guest_attributes_that_are_refused_are_not_waited_for(
 
 
 NODE_PROPS: dict[str, Any] = {
-    "project": "grant",
-    "zone": ZONE,
-    "node_id": "main",
-    "incarnation": "1",
-    "wait_s": 60.0,
-}
+    "project": "grant", "zone": ZONE, "node_id": "main", "incarnation": "1", "wait_s": 60.0
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -34,21 +34,6 @@ def read(text: str) -> Config:
 
 # --- which keys there are -----------------------------------------------------------------------------------
 
-SECTIONS = {
-    "": "The stack",
-    "slices[0]": "Slices",
-    "slices[0].boot-disk": "Slices",
-    "slices[0].data-disks[0]": "Slices",
-    "storage": "Storage",
-    "storage.bucket": "Storage",
-    "storage.nfs": "Storage",
-    "network": "Network",
-    "access": "Access",
-    "images": "Images",
-    "grant[0]": "Grant",
-}
-"""Every mapping of the configuration, and the chapter that has its keys."""
-
 NO_KEY = "qqqqqqqq"
 ONLY_REFUSED = {"boot-disk.size-gib"}
 """What is asked for only to explain why it cannot be had."""
@@ -80,33 +65,40 @@ def keys_of(section: str) -> list[str]:
     return said.removeprefix(at).split(", ")
 
 
+FREE = {("slices[0]", "labels"), ("images", "references")}
+"""Mappings whose keys are the user's own."""
+
+
+def sections(section: str = "") -> Iterator[str]:
+    """The path of every mapping of the configuration, found by what the reader says of a value that is none."""
+    yield section
+    for key in keys_of(section):
+        path = f"{section}.{key}" if section else key
+        if (section, key) in FREE:
+            continue
+        if any(f"{OURS}{path}: 1 is not a mapping" in each for each in answers(section, key, 1)):
+            yield from sections(path)
+        elif any(f"{OURS}{path}[0]: 1 is not a mapping" in each for each in answers(section, key, [1])):
+            yield from sections(f"{path}[0]")
+
+
+def chapter(section: str) -> str:
+    """The one of the documentation that has a mapping's keys."""
+    return section.partition(".")[0].removesuffix("[0]").capitalize() or "The stack"
+
+
 def in_its_chapter(section: str, key: str) -> str:
     """How a chapter calls a key: without the part that its title says."""
-    inside = re.sub(r"^(slices\[0\]|storage|network|access|images|grant\[0\])\.?", "", section)
-    inside = inside.removeprefix("data-disks[0]")
+    inside = section.partition(".")[2].removeprefix("data-disks[0]")
     return f"{inside}.{key}" if inside else key
 
 
 ALL_KEYS = [
     (section, key)
-    for section in SECTIONS
+    for section in sections()
     for key in keys_of(section)
     if in_its_chapter(section, key) not in ONLY_REFUSED
 ]
-
-
-FREE = {("slices[0]", "labels"), ("images", "references")}
-"""Mappings whose keys are the user's own."""
-
-
-def test_no_mapping_is_forgotten_here() -> None:
-    for section, key in ALL_KEYS:
-        path = f"{section}.{key}" if section else key
-        if any(f"{OURS}{path}: 1 is not a mapping" in each for each in answers(section, key, 1)):
-            assert path in SECTIONS or (section, key) in FREE
-        if any(f"{OURS}{path}: 1 is not a list" in each for each in answers(section, key, 1)):
-            of_mappings = any(f"{path}[0]: 1 is not a mapping" in each for each in answers(section, key, [1]))
-            assert (f"{path}[0]" in SECTIONS) == of_mappings
 
 
 # --- the example --------------------------------------------------------------------------------------------
@@ -133,30 +125,25 @@ class Block:
         return "(e.g.)" not in self.above
 
 
-def blocks() -> Iterator[Block]:
-    lines = EXAMPLE.splitlines()
-    first = 0
-    while first < len(lines):
-        if not lines[first].lstrip().startswith("#:"):
-            first += 1
-            continue
-        last = first
-        while last < len(lines) and lines[last].lstrip().startswith("#:"):
-            last += 1
-        above = first
-        while lines[above - 1].lstrip().startswith("# "):
-            above -= 1
-        # Flags stand below each other, each a block; everything else in a block is deeper than its first line.
-        for start in range(first, last):
-            if not lines[start].split("#: ")[1].startswith(" "):
-                end = next(
-                    (n for n in range(start + 1, last) if not lines[n].split("#: ")[1].startswith(" ")), last
-                )
-                yield Block(first=start, lines=tuple(lines[start:end]), above="\n".join(lines[above:first]))
-        first = last
+def blocks() -> list[Block]:
+    """Flags stand below each other, each a block; everything else in a block is deeper than its first line."""
+    found: list[Block] = []
+    above: list[str] = []
+    before = ""
+    for number, line in enumerate(EXAMPLE.splitlines()):
+        kind = line.lstrip()[:2]
+        if kind == "# ":
+            above = [*above, line] if before == kind else [line]
+        elif kind == "#:" and line.split("#: ")[1].startswith(" "):
+            found[-1] = dataclasses.replace(found[-1], lines=(*found[-1].lines, line))
+        elif kind == "#:":
+            explained = "\n".join(above) if before in ("# ", "#:") else ""
+            found.append(Block(first=number, lines=(line,), above=explained))
+        before = kind
+    return found
 
 
-BLOCKS = list(blocks())
+BLOCKS = blocks()
 
 TOGETHER = {
     "region": (r"^  tpu-stack:zone: .*$", ""),
@@ -194,17 +181,13 @@ def used(block: Block, *, examples: bool = True) -> str:
     return text
 
 
-def test_the_example_is_a_configuration_as_it_is() -> None:
+def test_the_example_is_a_configuration_whose_slice_its_grant_covers() -> None:
     config = read(EXAMPLE)
     (main,) = config.slices
     (line, _) = config.grant
-    assert (main.accelerator.generation.name, main.zone, main.capacity) == (
-        line.generation,
-        line.zone,
-        line.capacity,
-    )
-    assert main.chips <= line.chips
-    assert main.zone in main.accelerator.zones
+    asked = (main.accelerator.generation.name, main.zone, main.capacity)
+    assert asked == (line.generation, line.zone, line.capacity)
+    assert main.chips <= line.chips and main.zone in main.accelerator.zones
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.key}:{block.first}")
@@ -220,8 +203,8 @@ def test_what_is_commented_out_is_read_when_used_and_changes_nothing_where_it_is
 
 def test_every_key_is_explained_in_the_example_and_in_a_table_of_its_chapter_and_no_other_is_in_one() -> None:
     assert {f"{section}.{key}" if section else key for section, key in ALL_KEYS} <= shown()
-    for title in set(SECTIONS.values()):
-        read_there = {in_its_chapter(section, key) for section, key in ALL_KEYS if SECTIONS[section] == title}
+    for title in {chapter(section) for section, _ in ALL_KEYS}:
+        read_there = {in_its_chapter(section, key) for section, key in ALL_KEYS if chapter(section) == title}
         assert set(documented(title)) - {"gcp:project"} == read_there
 
 
@@ -256,13 +239,6 @@ def test_a_line_to_be_uncommented_keeps_its_place_when_pulumi_writes_the_file_an
 # --- Pulumi.yaml --------------------------------------------------------------------------------------------
 
 
-def test_pulumi_runs_the_program_of_this_folder_in_this_environment() -> None:
-    assert PROJECT["name"] == reader.NAMESPACE
-    assert PROJECT["description"]
-    assert PROJECT["main"] == "infra/"
-    assert PROJECT["runtime"] == {"name": "python", "options": {"virtualenv": ".venv", "toolchain": "pip"}}
-
-
 def test_every_key_is_declared_that_can_be() -> None:
     # A key that is declared without a default is required, so what is optional and has none cannot be declared.
     assert set(keys_of("")) - set(PROJECT["config"]) == {"zone", "region", "budget-usd-per-hour"}
@@ -282,14 +258,10 @@ def test_a_default_that_pulumi_fills_in_is_the_readers_own() -> None:
 # --- the documentation --------------------------------------------------------------------------------------
 
 
-def chapter(title: str) -> str:
+def documented(title: str) -> list[str]:
     found = re.search(rf"^## {title}$(.*?)(?=^## |\Z)", DOCS, flags=re.MULTILINE | re.DOTALL)
     assert found is not None, title
-    return found[1]
-
-
-def documented(title: str) -> list[str]:
-    return re.findall(r"^\| `([^`]+)` \|", chapter(title), flags=re.MULTILINE)
+    return re.findall(r"^\| `([^`]+)` \|", found[1], flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("text", re.findall(r"^```yaml$(.*?)^```$", DOCS, flags=re.MULTILINE | re.DOTALL))

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from infra import catalogue, pulumi_program
 from infra.config import Config, ConfigError, DataDisk, GrantLine, reader
-from infra.config.section import Section
 
 MAIN = {"name": "main", "accelerator": "v5litepod-8"}
 LEAST: dict[str, object] = {"zone": "us-central1-a", "slices": [MAIN]}
@@ -253,37 +252,6 @@ def test_the_default_bucket_has_a_name_that_google_takes_or_is_refused(project: 
     assert not re.search(r"^goog|google", bucket.name)
 
 
-# --- every field --------------------------------------------------------------------------------------------
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, object]]:
-    """Every field with what it holds; of an accelerator the type and topology only."""
-    if isinstance(value, catalogue.Accelerator):
-        yield path, (value.type_name, value.topology)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name), f"{path}.{field.name}")
-    elif isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0]):
-        for each in value:
-            yield from leaves(each, path)
-    else:
-        yield path, value
-
-
-def test_every_field_of_a_configuration_can_be_set() -> None:
-    line = {"type": "v6e", "zone": "us-east1-d", "chips": 8, "capacity": "on-demand"}
-    disk = {"name": "d", "size-gib": 10}
-    plain = {**LEAST, "slices": [{**MAIN, "data-disks": [disk]}], "grant": [line]}
-    other_nfs = {**FULL, "storage": {"nfs": {"kind": "filestore"}}}
-    before: dict[str, list[object]] = {}
-    for path, value in leaves(read(plain)):
-        before.setdefault(path, []).append(value)
-    changed = set()
-    for config in (read(FULL, project="other-project", stack="prod"), read(other_nfs)):
-        changed |= {path for path, value in leaves(config) if value not in before[path]}
-    assert set(before) - changed == set()
-
-
 # --- how values arrive --------------------------------------------------------------------------------------
 
 
@@ -396,26 +364,3 @@ def test_any_keys_any_project_and_any_stack_are_a_configuration_or_a_list_of_mis
     values: dict[str, object], project: str | None, stack: str
 ) -> None:
     mistakes({**LEAST, **values}, project, stack)
-
-
-def test_keys_and_values_are_shown_short_and_printable() -> None:
-    problems: list[str] = []
-    section = Section(
-        {"": 1, "a\nb": 2, True: 3, "k" * 80: 4, "k" * 81: 5, "s": "v" * 80, "t": "v" * 81, "big": 2**201},
-        prefix="at.",
-        problems=problems,
-    )
-    with section:
-        for key in ("s", "t", "big"):
-            section.refuse(key, "is wrong")
-    known = "unknown key; the keys here are s, t, big"
-    assert problems == [
-        f'at.s: "{"v" * 80}" is wrong',
-        f'at.t: "{"v" * 80}…" is wrong',
-        "at.big: a huge number is wrong",
-        f'at."": {known}',
-        f'at."a\\nb": {known}',
-        f"at.true: {known}",
-        f"at.{'k' * 80}: {known}",
-        f'at."{"k" * 80}…": {known}',
-    ]

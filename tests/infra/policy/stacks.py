@@ -7,9 +7,20 @@ import datetime
 from collections.abc import Iterable
 from typing import Any
 
+from hypothesis import strategies as st
+
 from contracts.inventory import Capacity
 from infra import catalogue
-from infra.config import Allowances, Config, DataDisk, GrantLine, NfsConfig, SliceConfig, reader
+from infra.config import (
+    Allowances,
+    Config,
+    DataDisk,
+    GrantLine,
+    NetworkConfig,
+    NfsConfig,
+    SliceConfig,
+    reader,
+)
 from infra.policy.findings import Finding
 
 TODAY = datetime.date(2026, 11, 21)
@@ -71,3 +82,44 @@ def only(findings: Iterable[Finding]) -> Finding:
     found = list(findings)
     assert len(found) == 1, [str(each) for each in found]
     return found[0]
+
+
+zones = st.sampled_from((ZONE, "us-west4-a", "europe-west4-b", "us-central2-b"))
+slices = st.builds(
+    a_slice,
+    st.sampled_from(("a", "b", "c", "d")),
+    st.sampled_from(("v2-8", "v2-32", "v5litepod-16", "v5litepod-64", "v6e-8", "v4-8")),
+    zone=zones,
+    capacity=st.sampled_from(("spot", "on-demand", "reserved")),
+    provisioning=st.sampled_from(("queued", "direct")),
+    count=st.integers(1, 3),
+    data_disks=st.sampled_from(((), (a_disk(),), (a_disk(disk_type="hyperdisk-ml"),))),
+)
+granted = st.sampled_from(("v2", "v4", "v5e"))
+grants = st.builds(
+    lambda chips, generation, zone, spot, days: a_grant(
+        chips,
+        generation,
+        zone,
+        capacity="spot" if spot else "on-demand",
+        until=None if days is None else TODAY + datetime.timedelta(days=days),
+    ),
+    st.integers(1, 300),
+    st.just("v5e") | granted,
+    st.just(ZONE) | zones,
+    st.booleans(),
+    st.sampled_from((None, -1, 0, 60)),
+)
+stacks = st.builds(
+    lambda made, **changes: a_stack(*made, **changes),
+    st.lists(slices, min_size=1, max_size=4, unique_by=lambda each: each.name),
+    region=st.sampled_from(("us-central1", "europe-west4")),
+    grant=st.lists(grants, max_size=5).map(tuple),
+    nfs=st.none() | st.builds(an_nfs, zones, machine_type=st.sampled_from(("e2-small", "n2-standard-2"))),
+    network=st.builds(
+        NetworkConfig, existing=st.none(), subnetwork=st.none(), external_addresses=st.booleans()
+    ),
+    budget_usd_per_hour=st.none() | st.floats(0.01, 100),
+    protect=st.booleans(),
+)
+"""Any stack: covered, not covered, risky and dear ones."""

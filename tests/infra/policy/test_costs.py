@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from pathlib import Path
@@ -16,7 +15,7 @@ from infra.catalogue import zones
 from infra.config import Config, NetworkConfig
 from infra.policy import billing, costs
 from infra.policy.billing import ListPrice
-from infra.policy.costs import Cost, CostLine, Rate
+from infra.policy.costs import Cost, CostLine
 from tests.infra.policy.stacks import ZONE, a_disk, a_slice, a_stack, an_nfs
 
 # --- list prices ------------------------------------------------------------------------------------------------
@@ -47,12 +46,9 @@ def test_every_region_with_tpus_has_its_prices_in_the_docs_too_and_none_is_cheap
     base = billing.regional("us-central2")
     assert base is billing.REGIONAL["us-central1"]
     for region, prices in billing.REGIONAL.items():
-        figures = dataclasses.astuple(prices)
-        row = f"| {region} | {' | '.join(f'{figure:.4g}' for figure in figures)} |"
+        row = f"| {region} | {' | '.join(f'{figure:.4g}' for figure in prices)} |"
         assert row in DOCS, row
-        assert all(price >= least for price, least in zip(figures, dataclasses.astuple(base), strict=True)), (
-            region
-        )
+        assert all(price >= least for price, least in zip(prices, base, strict=True)), region
         assert prices.bucket_usd < prices.pd_balanced_usd < 0.2 and prices.e2_usd_per_hour < 0.06, region
     assert billing.REGIONAL_READ in DOCS and billing.REGIONAL_SOURCE.split(",")[0] in DOCS
     assert billing.regions_differ_by() == pytest.approx(0.5) and "up to 50 %" in DOCS
@@ -80,7 +76,7 @@ def test_cloud_nat_costs_by_vm_up_to_32_and_no_more_beyond() -> None:
     assert by_vms == pytest.approx([0.0014, 32 * 0.0014, 0.044, 0.044])
 
 
-# --- sums and table ---------------------------------------------------------------------------------------------
+# --- sums ------------- ---------------------------------------------------------------------------------------------
 
 
 PRINTABLE = st.characters(min_codepoint=32, max_codepoint=126)
@@ -105,28 +101,6 @@ def test_a_total_is_the_sum_of_its_lines_in_any_order_and_only_what_is_billed_ca
     both = cost.usd_per_hour + cost.covered_usd_per_hour
     assert both == pytest.approx(math.fsum(each.usd_per_hour or 0 for each in made))
     assert list(cost.not_known) == [each.what for each in billed if each.usd_per_hour is None]
-
-
-def test_the_table_has_aligned_columns_totals_rates_and_assumptions() -> None:
-    lines = (
-        CostLine(what="slice main", quantity="16 chips", usd_per_hour=1234.5, covered_by_grant=True),
-        CostLine(what="gateway", quantity="1 e2-small", usd_per_hour=0.01675),
-        CostLine(what="disk", quantity="8 GiB hyperdisk", usd_per_hour=None),
-    )
-    rates = (Rate(what="bucket", usd=0.02, per="GiB and month"),)
-    cost = Cost(lines=lines, rates=rates, assumptions=("List prices.",))
-    assert costs.table(cost).splitlines() == [
-        "Cost at list prices:",
-        "what                  quantity          USD/hour    USD/day",
-        "slice main            16 chips         1,234.500  29,628.00  grant",
-        "gateway               1 e2-small           0.017       0.40",
-        "disk                  8 GiB hyperdisk  not known  not known",
-        "billed                                     0.017       0.40",
-        "covered by the grant                   1,234.500  29,628.00",
-        "and at prices that are not known: disk",
-        "and bucket by use: 0.020 USD per GiB and month",
-        "List prices.",
-    ]
 
 
 # --- what is billed ---------------------------------------------------------------------------------------------

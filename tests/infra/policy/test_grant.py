@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
-from contracts.inventory import Capacity
 from infra.config import Config, GrantLine, SliceConfig
 from infra.policy import grant
 from infra.policy.findings import Finding
-from tests.infra.policy.stacks import LATER, TODAY, ZONE, a_grant, a_slice, a_stack, only
+from tests.infra.policy.stacks import LATER, TODAY, a_grant, a_slice, a_stack, only, stacks
 
 EUROPE = "europe-west4-b"
 YESTERDAY = TODAY - datetime.timedelta(days=1)
@@ -61,30 +59,6 @@ def test_a_grant_covers_chips_of_its_generation_zone_capacity_and_time(
     assert coverage.covered_chips == (sum(uses),)
 
 
-capacities: st.SearchStrategy[Capacity] = st.sampled_from(("spot", "on-demand"))
-lines = st.builds(
-    a_grant,
-    st.integers(1, 300),
-    st.sampled_from(("v5e", "v6e")),
-    st.sampled_from((ZONE, EUROPE)),
-    capacity=capacities,
-    until=st.sampled_from((None, YESTERDAY, TODAY, LATER)),
-)
-slices = st.builds(
-    a_slice,
-    st.sampled_from("abcdef"),
-    st.sampled_from(("v5litepod-16", "v5litepod-256", "v6e-8")),
-    zone=st.sampled_from((ZONE, EUROPE)),
-    capacity=capacities,
-    count=st.integers(1, 3),
-)
-stacks = st.builds(
-    lambda made, granted: a_stack(*made, grant=tuple(granted)),
-    st.lists(slices, min_size=1, max_size=5, unique_by=lambda each: each.name),
-    st.lists(lines, max_size=5),
-)
-
-
 @given(config=stacks)
 def test_a_grant_covers_as_much_as_it_can_and_no_more_and_what_it_does_not_is_found(config: Config) -> None:
     coverage = grant.cover(config, TODAY)
@@ -115,21 +89,14 @@ def test_without_a_grant_nothing_is_said() -> None:
     assert found(a_stack(a_slice(provisioning="direct"))) == ()
 
 
-def test_too_few_chips_say_how_many_are_billed_and_for_how_much() -> None:
-    config = a_stack(a_slice(accelerator="v5litepod-32", count=3), grant=(a_grant(64),))
-    finding = only(found(config))
-    assert (finding.severity, str(finding)) == (
-        "error",
-        (
-            "tpu-stack:slices[0]: the grant has 64 v5e spot chips in us-central1-a; 32 of the 96 chips of "
-            '"main" are billed at list price, 7.84 USD an hour; if that is meant, set tpu-stack:allow-billable: true'
-        ),
-    )
-
-
 @pytest.mark.parametrize(
     ("asked", "lines", "key", "said"),
     [
+        (
+            (a_slice(accelerator="v5litepod-32", count=3),), (a_grant(64),), "",
+            ('the grant has 64 v5e spot chips in us-central1-a; 32 of the 96 chips of "main" are billed at list price, '
+             "7.84 USD an hour; if that is meant, set tpu-stack:allow-billable: true"),
+        ),
         (
             (a_slice("b", "v5litepod-64"), a_slice("a", "v5litepod-32")), (a_grant(64),), "",
             "the grant has 64 v5e spot chips in us-central1-a, of which other slices use 32; 32 of the 64",
