@@ -116,7 +116,6 @@ class Daemon:
             Machines(name=state.name_of(self.folder), say=self.say, kind=self._kind)
         )
         self.storage, self.registry = self.machines.storage, self.machines.registry
-        self.storage.make_bucket(rehearsal_stack.BUCKET)
         public = new_identity(self.folder / "ssh")
         self._environment = {
             **self.storage.environment,
@@ -165,7 +164,7 @@ class Daemon:
             raise RehearsalError(f"`pulumi up` failed:\n{report.text}")
         self.wait_for_hosts()
         url = json.loads(self.stack.inventory)["storage"]["bucket_url"] or ""
-        if (bucket := url.removeprefix("gs://")) and bucket not in self.storage.bucket_names():
+        if bucket := url.removeprefix("gs://"):
             self.storage.make_bucket(bucket)
 
     def wait_for_hosts(self) -> None:

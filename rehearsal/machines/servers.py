@@ -25,6 +25,7 @@ from pathlib import Path
 import docker
 import docker.errors
 import docker.types
+from docker.models.containers import Container
 
 from rehearsal.machines.docker_engine import MachinesError, archive, asking, labels, wait_for
 from rehearsal.machines.host_image import BUILD_LIMIT_S, ROOT, SPARE_SHARE, cache_folder, one_at_a_time
@@ -156,43 +157,9 @@ class Storage:
 
     def make_bucket(self, name: str) -> None:
         """Nothing happens where it is there. Raises MachinesError."""
-        status, said = self._ask("POST", {"name": name})
-        if status not in (200, 409):
+        status, said = _ask(self.address, PORT, "POST", BUCKETS, {"name": name})
+        if status not in (200, CONFLICT):
             raise MachinesError(f"bucket {name}: the bucket server answers {status}: {said[:300]}")
-
-    def bucket_names(self) -> list[str]:
-        """Raises MachinesError."""
-        status, said = self._ask("GET")
-        if status != 200:
-            raise MachinesError(f"the bucket server answers {status}: {said[:300]}")
-        return sorted(each["name"] for each in json.loads(said).get("items") or [])
-
-    def _ask(self, method: str, body: dict[str, str] | None = None) -> tuple[int, str]:
-        return _ask(self.address, PORT, method, BUCKETS, body)
-
-
-def _ask(
-    address: str, port: int, method: str, path: str, body: dict[str, str] | None = None
-) -> tuple[int, str]:
-    """Status and text of a server's answer. No proxy is asked, whatever the environment says: it is on this machine."""
-    connection = http.client.HTTPConnection(address, port, timeout=ANSWER_LIMIT_S)
-    try:
-        data = None if body is None else json.dumps(body)
-        connection.request(method, path, body=data, headers={"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode(errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        raise MachinesError(f"the server at {address}:{port} does not answer: {error}") from None
-    finally:
-        connection.close()
-
-
-def _answers(address: str, port: int, path: str) -> bool:
-    """Whether a server is up."""
-    try:
-        return _ask(address, port, "GET", path)[0] == 200
-    except MachinesError:
-        return False
 
 
 def volume_name(rehearsal: str) -> str:
@@ -220,14 +187,7 @@ def start_storage(
                 network.name: client.api.create_endpoint_config(ipv4_address=storage.address, aliases=["storage"])
             },
         )  # fmt: skip
-        container.put_archive("/", archive({BUCKET_PROGRAM: (program.read_bytes(), 0o755)}))
-        container.start()
-        wait_for(
-            lambda: _answers(storage.address, PORT, BUCKETS),
-            START_LIMIT_S,
-            container,
-            f"the bucket server at {storage.url}",
-        )
+        _start(container, {BUCKET_PROGRAM: (program.read_bytes(), 0o755)}, storage.address, PORT, BUCKETS)
     return storage
 
 
@@ -274,20 +234,11 @@ def start_registry(
             ports={f"{REGISTRY_PORT}/tcp": ("127.0.0.1", None)}, environment={"OTEL_TRACES_EXPORTER": "none"},
         )  # fmt: skip
         client.networks.get(network.name).connect(container, ipv4_address=address, aliases=["registry"])
-        settings = REGISTRY_SETTINGS.encode()
-        container.put_archive(
-            "/",
-            archive(
-                {REGISTRY_PROGRAM: (program.read_bytes(), 0o755), REGISTRY_CONFIGURATION: (settings, 0o644)}
-            ),
-        )
-        container.start()
-        wait_for(
-            lambda: _answers(address, REGISTRY_PORT, "/v2/"),
-            START_LIMIT_S,
-            container,
-            f"the registry at {address}:{REGISTRY_PORT}",
-        )
+        files = {
+            REGISTRY_PROGRAM: (program.read_bytes(), 0o755),
+            REGISTRY_CONFIGURATION: (REGISTRY_SETTINGS.encode(), 0o644),
+        }
+        _start(container, files, address, REGISTRY_PORT, "/v2/")
         container.reload()
         return Registry(address=address, port=published_port(container.attrs))
 
@@ -327,6 +278,41 @@ def published_port(attributes: dict[str, object]) -> int:
         "Docker has published no port of the image registry on 127.0.0.1; it does so unless /etc/docker/daemon.json"
         " forbids it, as a Docker without iptables and userland-proxy does"
     )
+
+
+# --- both -----------------------------------------------------------------------------------------------------------
+
+
+def _start(
+    container: Container, files: Mapping[str, tuple[bytes, int]], address: str, port: int, path: str
+) -> None:
+    """Starts a server with these files, and returns when it answers at that path. Raises MachinesError."""
+
+    def answers() -> bool:
+        try:
+            return _ask(address, port, "GET", path)[0] == 200
+        except MachinesError:
+            return False
+
+    container.put_archive("/", archive(files))
+    container.start()
+    wait_for(answers, START_LIMIT_S, container, f"the server at {address}:{port}")
+
+
+def _ask(
+    address: str, port: int, method: str, path: str, body: dict[str, str] | None = None
+) -> tuple[int, str]:
+    """Status and text of a server's answer. No proxy is asked, whatever the environment says: it is on this machine."""
+    connection = http.client.HTTPConnection(address, port, timeout=ANSWER_LIMIT_S)
+    try:
+        data = None if body is None else json.dumps(body)
+        connection.request(method, path, body=data, headers={"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise MachinesError(f"the server at {address}:{port} does not answer: {error}") from None
+    finally:
+        connection.close()
 
 
 # --- programs -------------------------------------------------------------------------------------------------------
