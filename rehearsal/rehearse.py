@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -173,10 +172,10 @@ def tell(story: Story, hosts: int, scratch: Path) -> None:
             f"fab get --stack rehearsal --hosts 0 {RUNS}/{run_id}/metrics.jsonl {scratch / name}.jsonl"
         )
         found[name] = read_losses(scratch / f"{name}.jsonl")
-    compared = compare_losses(found[UNDISTURBED], found[DISTURBED], steps=STEPS)
-    for line in compared.lines:
+    equal, lines = compare_losses(found[UNDISTURBED], found[DISTURBED], steps=STEPS)
+    for line in lines:
         story.say(f"  {line}")
-    if not compared.equal:
+    if not equal:
         raise StoryError("the losses of the disturbed run are not those of the undisturbed one")
 
 
@@ -189,14 +188,6 @@ def run_id_in(listing: str, name: str) -> str:
     raise StoryError(f"`fab runs` lists no run called {name}:\n{listing}")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """lines: for a person, the last one in words."""
-
-    equal: bool
-    lines: tuple[str, ...]
-
-
 def read_losses(metrics: Path) -> dict[int, float]:
     """Step → loss. A step that was computed twice, before and after an accident, counts as it was last."""
     found = {}
@@ -207,8 +198,10 @@ def read_losses(metrics: Path) -> dict[int, float]:
     return found
 
 
-def compare_losses(wanted: Mapping[int, float], found: Mapping[int, float], *, steps: int) -> Comparison:
-    """Whether both are the same curve, all the way to the last step."""
+def compare_losses(
+    wanted: Mapping[int, float], found: Mapping[int, float], *, steps: int
+) -> tuple[bool, list[str]]:
+    """Whether both are the same curve, all the way to the last step, and lines that say so, the last one in words."""
     common = sorted(wanted.keys() & found.keys())
     apart = {step: abs(wanted[step] - found[step]) / max(abs(wanted[step]), 1e-12) for step in common}
     whole = wanted.keys() == found.keys() and bool(common) and common[-1] == steps
@@ -226,7 +219,7 @@ def compare_losses(wanted: Mapping[int, float], found: Mapping[int, float], *, s
         words = (
             f"{len(common)} losses, apart by at most {worst:.1e} of their value ({TOLERANCE:.0e} is allowed)"
         )
-    return Comparison(equal=whole and worst <= TOLERANCE, lines=(*table, words))
+    return whole and worst <= TOLERANCE, [*table, words]
 
 
 def take_down(story: Story, folder: Path, name: str) -> None:

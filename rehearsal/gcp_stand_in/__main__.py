@@ -55,9 +55,9 @@ def told[Request, Response](
 class Service(provider_pb2_grpc.ResourceProviderServicer):
     """One engine's provider. `engine`: where it listens for messages to the user; empty: nobody does."""
 
-    def __init__(self, engine: str, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, engine: str) -> None:
         self._engine = engine
-        self._world = World(path=Path(environ[WORLD_VARIABLE]))
+        self._world = World(path=Path(os.environ[WORLD_VARIABLE]))
         self._provider = Provider(settings={}, world=self._world)
 
     def GetPluginInfo(self, _request: Empty, _context: Context) -> plugin_pb2.PluginInfo:
@@ -82,7 +82,7 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
     def Check(self, request: proto.CheckRequest, _context: Context) -> proto.CheckResponse:
         olds, news = from_struct(request.olds), from_struct(request.news)
         inputs, mistakes = self._provider.check(request.urn, olds, news, request.randomSeed)
-        failures = [proto.CheckFailure(property=each.path, reason=each.reason) for each in mistakes]
+        failures = [proto.CheckFailure(property=path, reason=reason) for path, reason in mistakes]
         return proto.CheckResponse(inputs=to_struct(inputs), failures=failures)
 
     @told

@@ -1,6 +1,6 @@
 """What each resource of pulumi_gcp may be declared with, read from the SDK's own source.
 
-The source is read and not imported: importing `pulumi_gcp.compute` alone takes seconds, and the engine waits for it."""
+The source is read and not imported: importing only `pulumi_gcp.compute` takes seconds, and the engine waits for it."""
 
 from __future__ import annotations
 
@@ -40,12 +40,8 @@ Arguments = Mapping[str, Argument]
 """By the names that the engine knows them under."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Mistake:
-    """A property that the SDK would not take; `path` such as allows[0].ports."""
-
-    path: str
-    reason: str
+Mistake = tuple[str, str]
+"""Of a property that the SDK would not take: its path, such as allows[0].ports, and the reason."""
 
 
 def of_type(type_token: str) -> Arguments:
@@ -66,12 +62,12 @@ def _of_object(folder: str, known: Arguments, values: Mapping[str, object], at: 
     for name, value in values.items():
         if name not in known:
             choices = ", ".join(sorted(known))
-            yield Mistake(path=at + name, reason=f"pulumi_gcp knows no such property; it knows {choices}")
+            yield at + name, f"pulumi_gcp knows no such property; it knows {choices}"
         else:
             yield from _of_value(folder, known[name].shape, value, at + name)
     for name, argument in known.items():
         if argument.required and values.get(name) is None:
-            yield Mistake(path=at + name, reason="required, and not given")
+            yield at + name, "required, and not given"
 
 
 def _of_value(folder: str, shape: Shape, value: object, at: str) -> Iterator[Mistake]:
@@ -79,7 +75,7 @@ def _of_value(folder: str, shape: Shape, value: object, at: str) -> Iterator[Mis
         return
     if shape.kind in ("map", "object"):
         if not isinstance(value, Mapping):
-            yield Mistake(path=at, reason=f"{_words(value)} where {shape.kind} is wanted")
+            yield at, f"{_words(value)} where {shape.kind} is wanted"
         elif shape.item is not None:
             for name, each in value.items():
                 yield from _of_value(folder, shape.item, each, f"{at}.{name}")
@@ -87,12 +83,12 @@ def _of_value(folder: str, shape: Shape, value: object, at: str) -> Iterator[Mis
             yield from _of_object(folder, _arguments(folder, "_inputs.py", shape.class_name), value, f"{at}.")
     elif shape.kind == "list":
         if not isinstance(value, list):
-            yield Mistake(path=at, reason=f"{_words(value)} where a list is wanted")
+            yield at, f"{_words(value)} where a list is wanted"
         elif shape.item is not None:
             for index, each in enumerate(value):
                 yield from _of_value(folder, shape.item, each, f"{at}[{index}]")
     elif not _is_scalar(shape.kind, value):
-        yield Mistake(path=at, reason=f"{_words(value)} where {shape.kind} is wanted")
+        yield at, f"{_words(value)} where {shape.kind} is wanted"
 
 
 def _is_scalar(kind: str, value: object) -> bool:

@@ -22,7 +22,6 @@ DISK = "gcp:compute/disk:Disk"
 ADDRESS = "gcp:compute/address:Address"
 NETWORK = "gcp:compute/network:Network"
 SUBNETWORK = "gcp:compute/subnetwork:Subnetwork"
-HANG_POLL_S = 0.05
 SHUTDOWN_S = 0.5
 """A machine has its disks and addresses until it is gone: whoever deletes those at the same time is seen."""
 
@@ -56,7 +55,7 @@ class Provider:
         if kind.names_itself and filled.get("name") is None:
             filled["name"] = olds.get("name") or f"{name_of(urn)}-{seed.hex()[:7]}"
         missing = [
-            Mistake(path=name, reason=f"required; set it, or gcp:{name} for all resources")
+            (name, f"required; set it, or gcp:{name} for all resources")
             for name in FROM_CONFIG
             if name in known and f"{{{name}}}" in kind.id and filled.get(name) is None
         ]
@@ -87,8 +86,6 @@ class Provider:
             inputs = kind.as_kept(inputs)
             made = kind.outputs(own_id, inputs, self.world.number(), self._address_range(inputs))
             self.world.add(Thing(type=type_token, id=own_id, inputs=inputs, outputs=made))
-        while self.world.hangs(type_token):
-            time.sleep(HANG_POLL_S)
         return own_id, self._outputs(type_token, own_id, inputs) or {}
 
     def read(self, urn: str, own_id: str, inputs: Json) -> tuple[Json, Json] | None:

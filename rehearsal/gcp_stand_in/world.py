@@ -1,10 +1,9 @@
 """What the stand-in has made, in a JSON file that outlives it: what is in no state but in the file is a zombie.
 
     {"things": {"gcp:compute/network:Network projects/p/global/networks/n": {"type", "id", "inputs", "outputs"}},
-     "faults": {"compute:Network": "hang-after"}, "count": 1,
-     "pulled": ["projects/p/zones/z/disks/d from projects/p/zones/z/instances/i"]}
+     "count": 1, "pulled": ["projects/p/zones/z/disks/d from projects/p/zones/z/instances/i"]}
 
-A test reads it, changes it, and asks for faults. Several processes may do so at once.
+A test reads it and changes it. Several processes may do so at once.
 """
 
 from __future__ import annotations
@@ -12,18 +11,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import filelock
 
 from contracts import atomic
 
 Json = dict[str, Any]
-
-# Made, and no answer until the fault is taken out of the file.
-Fault = Literal["hang-after"]
 
 LOCK_LIMIT_S = 30.0
 
@@ -56,7 +52,7 @@ def same(reference: object, own_id: str) -> bool:
 
 
 def short(type_token: str) -> str:
-    """compute:Network of gcp:compute/network:Network: how faults name a type."""
+    """compute:Network of gcp:compute/network:Network."""
     module, _, class_name = type_token.removeprefix("gcp:").partition(":")
     return f"{module.partition('/')[0]}:{class_name}"
 
@@ -116,15 +112,6 @@ class World:
         """Every disk that was taken from a machine that ran, and from which."""
         return [str(each) for each in self._read()["pulled"]]
 
-    def hangs(self, type_token: str) -> bool:
-        """Whether a creation of this type gets no answer now, though the resource is made."""
-        return short(type_token) in self._read()["faults"]
-
-    def inject(self, faults: Mapping[str, Fault]) -> None:
-        """These faults and no others from now on, by compute:Network."""
-        with self._change() as world:
-            world["faults"] = dict(faults)
-
     @contextlib.contextmanager
     def _change(self) -> Iterator[Json]:
         with filelock.FileLock(f"{self.path}.lock", timeout=LOCK_LIMIT_S):
@@ -137,4 +124,4 @@ class World:
             found: Json = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             found = {}
-        return {"things": {}, "faults": {}, "count": 0, "pulled": []} | found
+        return {"things": {}, "count": 0, "pulled": []} | found

@@ -1,16 +1,14 @@
 """How much TPU there is, and of what kind: chips in pools, limits on them, and the types that each zone offers."""
 
 import dataclasses
-import re
 from collections import Counter
-from collections.abc import Iterable
-from typing import Any, Literal, get_args
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from infra import catalogue
 from rehearsal.tpu_api.api_error import ApiError, invalid
 
 Json = dict[str, Any]
-Tier = Literal["on-demand", "spot", "reserved"]
 
 # The API's names of generations (enum of AcceleratorConfig.type) and the catalogue's.
 KINDS = {"V2": "v2", "V3": "v3", "V4": "v4", "V5LITE_POD": "v5e", "V5P": "v5p", "V6E": "v6e"}
@@ -19,11 +17,11 @@ OFFERED_GENERATIONS = [which for which in catalogue.GENERATIONS if which.offered
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Chips that can stand for one another: us-central1-a:v5litepod:spot."""
+    """Chips that can stand for one another: us-central1-a:v5litepod:spot. tier: on-demand, spot or reserved."""
 
     zone: str
     prefix: str
-    tier: Tier
+    tier: str
 
     def __str__(self) -> str:
         return f"{self.zone}:{self.prefix}:{self.tier}"
@@ -31,37 +29,15 @@ class Pool:
     @classmethod
     def parse(cls, text: str) -> "Pool":
         """From ZONE:PREFIX:TIER. Raises ValueError."""
-        match = re.fullmatch(r"([a-z0-9-]+):(\w+):([\w-]+)", text)
-        if match is None:
-            raise ValueError(f"pool={text!r}: write ZONE:PREFIX:TIER, such as us-central1-a:v5litepod:spot")
-        for tier in get_args(Tier):
-            if tier == match[3]:
-                return cls(zone=match[1], prefix=match[2], tier=tier)
-        raise ValueError(f"pool={text!r}: the tier is one of {', '.join(get_args(Tier))}")
+        zone, prefix, tier = text.split(":")
+        return cls(zone=zone, prefix=prefix, tier=tier)
 
 
-class Limits:
-    """A number of chips for each pool: its own where it is named, else that for all others; None is no end."""
-
-    def __init__(self, named: dict[Pool, int], others: int | None) -> None:
-        self._named = dict(named)
-        self._others = others
-
-    def set(self, pool: Pool, chips: int) -> None:
-        """Change one pool's number."""
-        self._named[pool] = chips
-
-    def of(self, pool: Pool) -> int | None:
-        """Chips of a pool; None: no end."""
-        return self._named.get(pool, self._others)
-
-    def first_over(self, wanted: Counter[Pool], held: Counter[Pool]) -> Pool | None:
-        """The first pool that what is wanted would overdraw beside what is held; None: it fits."""
-        for pool, chips in wanted.items():
-            limit = self.of(pool)
-            if limit is not None and chips + held[pool] > limit:
-                return pool
-        return None
+def first_over(limits: Mapping[Pool, int], wanted: Counter[Pool], held: Counter[Pool]) -> Pool | None:
+    """The first pool that what is wanted would overdraw beside what is held; None: it fits. A pool that has no limit is
+    without end."""
+    over = (pool for pool, chips in wanted.items() if pool in limits and chips + held[pool] > limits[pool])
+    return next(over, None)
 
 
 class Offers:

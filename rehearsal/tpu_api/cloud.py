@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from rehearsal.tpu_api.api_error import ApiError, missing, unready
-from rehearsal.tpu_api.capacity import Limits, Pool
+from rehearsal.tpu_api.capacity import Pool, first_over
 from rehearsal.tpu_api.resources import (
     EMPTY,
     NODE_EDGES,
@@ -75,7 +75,13 @@ class Cloud:
     """The state of the simulated cloud, and everything that changes it. `moment`: the present, in unix seconds."""
 
     def __init__(
-        self, *, clock: Clock, delays: Delays, capacity: Limits, quota: Limits, hardware: Hardware
+        self,
+        *,
+        clock: Clock,
+        delays: Delays,
+        capacity: dict[Pool, int],
+        quota: dict[Pool, int],
+        hardware: Hardware,
     ) -> None:
         self.lock = threading.RLock()
         self.clock = clock
@@ -142,7 +148,7 @@ class Cloud:
 
     def _fit(self, nodes: list[Node]) -> bool:
         """Whether there are chips for them."""
-        return self.capacity.first_over(chips_of(nodes), self.held()) is None
+        return first_over(self.capacity, chips_of(nodes), self.held()) is None
 
     def _is_there(self, thing: Node | QueuedResource, *states: str) -> bool:
         """Whether it is still there, in one of these states if any are given."""

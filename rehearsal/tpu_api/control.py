@@ -62,13 +62,13 @@ class Control:
     def set_capacity(self, pool: str, chips: int) -> None:
         """Chips of ZONE:PREFIX:TIER from now on. Fewer than are held take nothing from anybody: `preempt` does."""
         with self._now():
-            self._cloud.capacity.set(Pool.parse(pool), chips)
+            self._cloud.capacity[Pool.parse(pool)] = chips
             self._cloud.capacity_may_have_changed()
 
     def set_quota(self, pool: str, chips: int) -> None:
         """Chips of ZONE:PREFIX:TIER that a project may ask for from now on."""
         with self._now():
-            self._cloud.quota.set(Pool.parse(pool), chips)
+            self._cloud.quota[Pool.parse(pool)] = chips
 
     # --- what happens to nodes and queued resources ---------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from infra.catalogue import generations
 from rehearsal.tpu_api.api_error import ApiError, invalid, missing, taken
-from rehearsal.tpu_api.capacity import Offers, Pool, Tier, config_of
+from rehearsal.tpu_api.capacity import Offers, Pool, config_of, first_over
 from rehearsal.tpu_api.cloud import Cloud, chips_of
 from rehearsal.tpu_api.discovery import Call
 from rehearsal.tpu_api.resources import Node, QueuedResource
@@ -109,7 +109,7 @@ class Methods:
         changes = patched(call.query["updateMask"], node.spec, call.body)
         return self._cloud.patch_node(node, changes).render()
 
-    def _new_node(self, parent: str, node_id: str, spec: Json, *, tier: Tier, at: str) -> Node:
+    def _new_node(self, parent: str, node_id: str, spec: Json, *, tier: str, at: str) -> Node:
         """A node that is not in the cloud yet. Raises ApiError for a taken id or hardware that is not offered."""
         cloud, offers = self._cloud, self._offers
         name = f"{parent}/nodes/{_checked_id(node_id, f'{at} id')}"
@@ -157,7 +157,7 @@ class Methods:
             raise taken(name)
         if "spot" in spec and "guaranteed" in spec:
             raise invalid("QueuedResource", "spot and guaranteed are one union: give one of them")
-        tier: Tier = "spot" if "spot" in spec else "reserved" if "reservationName" in spec else "on-demand"
+        tier: str = "spot" if "spot" in spec else "reserved" if "reservationName" in spec else "on-demand"
         plans: list[Node] = []
         for index, asked in enumerate(spec.get("tpu", {}).get("nodeSpec", [])):
             at = f"QueuedResource.tpu.nodeSpec[{index}]"
@@ -193,7 +193,7 @@ class Methods:
     def _require_quota(self, parent: str, wanted: Counter[Pool]) -> None:
         """Raises ApiError RESOURCE_EXHAUSTED, in the API's words, where a project asks for more than its quota."""
         quota = self._cloud.quota
-        over = quota.first_over(wanted, self._cloud.asked_for(parent.split("/")[1]))
+        over = first_over(quota, wanted, self._cloud.asked_for(parent.split("/")[1]))
         if over is None:
             return
         is_pod = over.prefix.endswith("litepod")
@@ -202,7 +202,7 @@ class Methods:
         raise ApiError(
             "RESOURCE_EXHAUSTED",
             f"Quota limit 'TPU{generation}{tier}PerProjectPerZoneForTPUAPI' has been exceeded."
-            f" Limit: {quota.of(over)} in zone {over.zone}.",
+            f" Limit: {quota[over]} in zone {over.zone}.",
         )
 
     def _operation(self, call: Call) -> Json:
@@ -211,7 +211,7 @@ class Methods:
         return self._cloud.operations[call.resource].render()
 
 
-def tier_of_node(spec: Json) -> Tier:
+def tier_of_node(spec: Json) -> str:
     """What a node's own scheduling asks for. Raises ApiError for spot and reserved at once."""
     scheduling = spec.get("schedulingConfig", {})
     spot = scheduling.get("spot") or scheduling.get("preemptible")

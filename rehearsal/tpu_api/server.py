@@ -13,7 +13,7 @@ from typing import Any
 
 from rehearsal.tpu_api import discovery
 from rehearsal.tpu_api.api_error import ApiError
-from rehearsal.tpu_api.capacity import Limits, Offers, Pool
+from rehearsal.tpu_api.capacity import Offers, Pool
 from rehearsal.tpu_api.cloud import Clock, Cloud, Delays
 from rehearsal.tpu_api.control import Control
 from rehearsal.tpu_api.methods import PREFIX, Methods
@@ -28,7 +28,7 @@ HEADER = ("X-Rehearsal", "a simulator of the Cloud TPU API, not Google")
 class TpuApi:
     """The simulator, from `with` to the end of its block. `url` is the API's endpoint, `control` the other side.
 
-    capacity, quota: chips by pool, "ZONE:PREFIX:TIER"; all other pools have `other_chips`, None for no end.
+    capacity, quota: chips by pool, "ZONE:PREFIX:TIER"; all other pools are without end.
     hardware: what stands behind the workers; None: nothing.
     """
 
@@ -37,7 +37,6 @@ class TpuApi:
         *,
         capacity: dict[str, int] | None = None,
         quota: dict[str, int] | None = None,
-        other_chips: int | None = None,
         delays: Delays | None = None,
         clock: Clock | None = None,
         hardware: Hardware | None = None,
@@ -47,8 +46,8 @@ class TpuApi:
         self.cloud = Cloud(
             clock=clock or Clock(),
             delays=delays or Delays(),
-            capacity=Limits(has, other_chips),
-            quota=Limits(may, None),
+            capacity=has,
+            quota=may,
             hardware=hardware or NoHardware(),
         )
         self.control = Control(self.cloud)

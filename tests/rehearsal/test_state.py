@@ -1,4 +1,4 @@
-"""What a rehearsal tells is for its user alone, whole, and only believed while its daemon lives."""
+"""What a rehearsal tells is for its user only, whole, and only believed while its daemon lives."""
 
 from __future__ import annotations
 

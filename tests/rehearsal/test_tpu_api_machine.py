@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rehearsal.tpu_api import ApiError, Clock, Delays, NoHardware
-from rehearsal.tpu_api.capacity import Limits, Offers, Pool
+from rehearsal.tpu_api.capacity import Offers, Pool
 from rehearsal.tpu_api.cloud import Cloud
 from rehearsal.tpu_api.control import Control
 from rehearsal.tpu_api.discovery import shipped
@@ -28,8 +28,8 @@ class Machine(RuleBasedStateMachine):
         self.cloud = Cloud(
             clock=Clock(frozen_at=0.0),
             delays=Delays(),
-            capacity=Limits({SPOT: chips}, 0),
-            quota=Limits({}, None),
+            capacity={SPOT: chips},
+            quota={},
             hardware=NoHardware(),
         )
         self.control = Control(self.cloud)
@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(chips=st.integers(0, 32))
     def add_capacity(self, chips: int) -> None:
-        self.control.set_capacity(str(SPOT), (self.cloud.capacity.of(SPOT) or 0) + chips)
+        self.control.set_capacity(str(SPOT), self.cloud.capacity[SPOT] + chips)
 
     @rule(seconds=st.sampled_from([0.5, 1, 2, 5, 60]))
     def wait(self, seconds: float) -> None:
@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def no_more_chips_are_held_than_there_are(self) -> None:
-        assert self.cloud.held()[SPOT] <= (self.cloud.capacity.of(SPOT) or 0)
+        assert self.cloud.held()[SPOT] <= self.cloud.capacity[SPOT]
 
     @invariant()
     def every_node_of_a_queued_resource_has_it(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -47,10 +48,10 @@ class Person:
             check=False, stdin=subprocess.DEVNULL, cwd=ROOT,
         )  # fmt: skip
 
-    def succeed(self, *words: str, limit_s: float = LIMIT_S) -> str:
-        """What a command prints; it must end well."""
-        done = self.type(*words, limit_s=limit_s)
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    def succeed(self, line: str, limit_s: float = LIMIT_S) -> str:
+        """What a command line prints; it must end well."""
+        done = self.type(*shlex.split(line), limit_s=limit_s)
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def hosts(self) -> dict[str, str]:
@@ -69,20 +70,11 @@ class Person:
             f"sa_rehearsal@{name}", command,
         )  # fmt: skip
 
-    def act(self, *words: str) -> str:
-        done = self.typed_python(*words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def typed_python(self, *words: str) -> subprocess.CompletedProcess[str]:
-        program = (
-            "import os, sys; from rehearsal.daemon.cli import Typed, carry_out;"
-            "carry_out(Typed(action=sys.argv[1], hosts=1, host=''.join(sys.argv[2:])), os.environ, print)"
-        )
-        return subprocess.run(
-            [sys.executable, "-c", program, *words], cwd=ROOT, env=self.environ, capture_output=True, text=True,
-            timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+    def act(self, action: str, host: str = "") -> str:
+        """What `fab rehearsal` says."""
+        lines: list[str] = []
+        cli.carry_out(cli.Typed(action=action, hosts=1, host=host), self.environ, lines.append)
+        return "\n".join(lines)
 
     def left(self) -> list[str]:
         """Of Docker's things, what carries this rehearsal's label."""

@@ -87,13 +87,12 @@ def test_hosts_are_reached_by_their_pinned_keys_preempted_and_made_again_once_th
 def test_an_image_that_the_configuration_names_is_in_the_inventory_and_its_registry_is_here_and_on_the_hosts(
     shared: Person,
 ) -> None:
-    outputs = json.loads(shared.succeed("pulumi", "stack", "output", "--json", "--stack", "rehearsal"))
+    outputs = json.loads(shared.succeed("pulumi stack output --json --stack rehearsal"))
     repository = outputs["image_repository"]
     assert repository.startswith("127.0.0.1:")
     reference = f"{repository}/jax@sha256:{'0' * 64}"
-    key = "tpu-stack:images.references.jax"
-    for words in (("config", "set", "--path", key, reference), ("up", "--yes")):
-        shared.succeed("pulumi", *words, "--stack", "rehearsal")
+    for words in (f"config set --path tpu-stack:images.references.jax {reference}", "up --yes"):
+        shared.succeed(f"pulumi {words} --stack rehearsal")
     assert json.loads(state.open_rehearsal(shared.environ).inventory_json)["images"] == {"jax": reference}
     host = next(iter(shared.hosts()))
     for pulled in (
@@ -101,7 +100,7 @@ def test_an_image_that_the_configuration_names_is_in_the_inventory_and_its_regis
         shared.type("docker", "pull", reference),
     ):
         assert "manifest" in pulled.stderr and "unknown" in pulled.stderr
-    assert shared.typed_python("status").stdout.count(repository.partition("/")[0]) == 1
+    assert shared.act("status").count(repository.partition("/")[0]) == 1
 
 
 def test_a_daemon_that_is_killed_leaves_no_machine_and_down_removes_the_rest(person: Person) -> None:
@@ -146,20 +145,11 @@ def test_ctrl_c_while_it_comes_up_leaves_nothing_and_a_size_that_there_is_not_is
 
 def with_an_image(shared: Person) -> str:
     """Builds and pushes the image, until the inventory names it; its reference."""
-    shared.succeed("fab", "build", "--framework", "jax", "--platform", "cpu", limit_s=BUILD_LIMIT_S)
-    pushed = shared.succeed(
-        "fab",
-        "push",
-        "--stack",
-        "rehearsal",
-        "--framework",
-        "jax",
-        "--platform",
-        "cpu",
-        limit_s=LAUNCH_LIMIT_S,
-    )
-    shared.succeed("pulumi", "up", "--yes", "--stack", "rehearsal")
-    shared.succeed("fab", "deploy", "--stack", "rehearsal")
+    image = "--framework jax --platform cpu"
+    shared.succeed(f"fab build {image}", BUILD_LIMIT_S)
+    pushed = shared.succeed(f"fab push --stack rehearsal {image}", LAUNCH_LIMIT_S)
+    shared.succeed("pulumi up --yes --stack rehearsal")
+    shared.succeed("fab deploy --stack rehearsal")
     (reference,) = json.loads(state.open_rehearsal(shared.environ).inventory_json)["images"].values()
     assert reference in pushed
     return str(reference)
@@ -183,23 +173,23 @@ def has_joined(shared: Person) -> bool:
 @pytest.mark.timeout(2400)  # where the image has to be built, 10 minutes go there
 def test_a_run_in_containers_is_stopped_resumed_and_outlives_a_killed_host(shared: Person) -> None:
     reference = with_an_image(shared)
-    train = ("fab", "train", "--stack", "rehearsal", "--detach")
-    said = shared.succeed(*train, "--job", "flax_mlm", "--args", OPTIONS, limit_s=LAUNCH_LIMIT_S)
+    train = "fab train --stack rehearsal --detach"
+    said = shared.succeed(f"{train} --job flax_mlm --args '{OPTIONS}'", LAUNCH_LIMIT_S)
     assert reference in said, "the image was not pulled by its digest"
     until(lambda: step_of(shared) >= 30, LAUNCH_LIMIT_S)
 
-    shared.succeed("fab", "stop", "--stack", "rehearsal")
+    shared.succeed("fab stop --stack rehearsal")
     assert " stopped " in status(shared)
     saved = step_of(shared)
     assert 30 <= saved < STEPS
     for name in shared.hosts():
         assert shared.ssh(name, "docker ps --all --quiet").stdout == ""
 
-    shared.succeed(*train, "--resume", "latest", limit_s=LAUNCH_LIMIT_S)
+    shared.succeed(f"{train} --resume latest", LAUNCH_LIMIT_S)
     until(lambda: has_joined(shared) and step_of(shared) >= saved + 30, LAUNCH_LIMIT_S)
     shared.act("kill", "1")
     until(lambda: " failed " in status(shared), LAUNCH_LIMIT_S)
-    said = shared.succeed("fab", "recover", "latest", "--stack", "rehearsal", limit_s=LAUNCH_LIMIT_S)
+    said = shared.succeed("fab recover latest --stack rehearsal", LAUNCH_LIMIT_S)
     assert "is done" in said
     run = json.loads(shared.ssh(next(iter(shared.hosts())), "cat /mnt/share/runs/*/run.json").stdout)
     assert (run["runtime"], run["image"], len(run["attempts"])) == ("docker", reference, 3)

@@ -300,7 +300,7 @@ def test_a_host_whose_door_and_tools_change_does_not_disturb_what_runs_there(
 CHECKOUT = Path(__file__).resolve().parents[3]
 LAUNCH_LIMIT_S = 120.0
 HALF_STARTED_LIMIT_S = 60.0
-# `fab` as it is, but for its death: at a phase, or when the processes on these hosts alone have been started.
+# `fab` as it is, but for its death: at a phase, or when only the processes on these hosts have been started.
 DYING_FAB = """
 import os, signal, sys
 from launch import launch as rollout
