@@ -58,21 +58,17 @@ def train(config: Config) -> Cell:
     from jobs.flax_mlm.input_pipeline import InputPipeline
     from jobs.flax_mlm.loss_guard import LossGuard
 
-    length, batch_size = config.sequence_length, config.batch_size
     tokens = data.prepare(config, user_cache_dir(), lambda _: None)
     mesh = sharding.make_mesh(1)
     inputs = InputPipeline(tokens, config, mesh)
-    optimizer = steps.make_optimizer(config)
-    graph, state = steps.create(config, tokens.tokenizer, optimizer, mesh)
-    train_rule = steps.mask_rule(tokens.tokenizer, config.mask_share, length)
-    eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, length)
-    train_step = steps.make_train_step(graph, optimizer, train_rule, config, mesh, state)
-    rows_B = inputs.place(np.arange(batch_size, dtype=np.int32))
+    made = steps.make_steps(config, tokens.tokenizer, mesh)
+    state = made.state
+    rows_B = inputs.place(np.arange(config.batch_size, dtype=np.int32))
     guard, outliers, norms = LossGuard(), [], []
     in_flight: list[dict[str, jax.Array]] = []
     for step in range(1, config.steps + IN_FLIGHT + 1):
         if step <= config.steps:
-            state, results = train_step(state, inputs.step(step), rows_B)
+            state, results = made.train(state, inputs.step(step), rows_B)
             in_flight.append(results)
         if step > IN_FLIGHT and in_flight:
             values = {name: float(value) for name, value in in_flight.pop(0).items()}
@@ -83,12 +79,12 @@ def train(config: Config) -> Cell:
                 if found.ends:
                     break
     result = steps.evaluate(
-        steps.make_eval_step(graph, eval_rule, mesh, state),
+        made.evaluate,
         state["params"],
         inputs.held_out,
         inputs.place,
         sequences=inputs.sequences("eval"),
-        batch_size=batch_size,
+        batch_size=config.batch_size,
         tick=lambda: None,
     )
     return Cell(

@@ -28,6 +28,7 @@ from random import Random
 from typing import Any
 
 from contracts.atomic import atomic_path
+from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.corpus import docstrings, stdlib_modules
 from jobs.flax_mlm.data import prepare_tokens
 
@@ -108,15 +109,8 @@ def write_prose(folder: Path, size_bytes: int) -> None:
 
 def prepare(corpus: str, cache: str, vocab_size: int) -> None:
     """What the measured process does."""
-    prepared = prepare_tokens(
-        corpus,
-        text_field="text",
-        vocab_size=vocab_size,
-        tokenizer=None,
-        eval_fraction=0.1,
-        cache_dir=Path(cache),
-        say=lambda line: print(line, flush=True),
-    )
+    config = Config(data=corpus, vocab_size=vocab_size)
+    prepared = prepare_tokens(config, Path(cache), say=lambda line: print(line, flush=True))
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(f"{CPU}{sum(each.ru_utime + each.ru_stime for each in used)}")
     print(f"{DONE}{json.dumps([prepared.fingerprint, prepared.train.size + prepared.eval.size])}", flush=True)

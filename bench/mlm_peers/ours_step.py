@@ -42,31 +42,27 @@ def step(folder: Path, config: Config, facts: dict[str, Any]) -> None:
     tokenizer = data.prepare(config, user_cache_dir(), lambda _: None).tokenizer
     mesh = sharding.make_mesh(1, jax.devices()[:1])
     everywhere, by_row = sharding.whole(mesh), sharding.by_row(mesh)
-    optimizer = steps.make_optimizer(config)
-    graph, state = steps.create(config, tokenizer, optimizer, mesh)
+    made = steps.make_steps(config, tokenizer, mesh)
+    state = made.state
     same = flax.serialization.from_bytes(state["params"], (folder / "params.msgpack").read_bytes())
     state["params"] = jax.device_put(same, everywhere)
-    rule = steps.mask_rule(tokenizer, config.mask_share, config.sequence_length)
-    train_step = steps.make_train_step(graph, optimizer, rule, config, mesh, state)
     batches = np.load(folder / "batches.npz")["tokens"]
     place = functools.partial(jax.device_put, device=by_row)
     rows_B = place(np.arange(config.batch_size, dtype=np.int32))
 
     def take(number: int) -> jax.Array:
         nonlocal state
-        state, results = train_step(state, place(batches[number % len(batches)]), rows_B)
+        state, results = made.train(state, place(batches[number % len(batches)]), rows_B)
         return results["loss"]
 
     evaluated = None
     if (folder / "held_out.npz").exists():
         held_out = np.load(folder / "held_out.npz")
-        eval_rule = steps.mask_rule(tokenizer, steps.EVAL_MASK_SHARE, config.sequence_length)
-        eval_step = steps.make_eval_step(graph, eval_rule, mesh, state)
         tokens_NS = held_out["tokens"].reshape(-1, config.sequence_length)
 
         def evaluated() -> tuple[float, float]:
             found = steps.evaluate(
-                eval_step,
+                made.evaluate,
                 state["params"],
                 lambda rows_B: place(tokens_NS[rows_B]),
                 place,

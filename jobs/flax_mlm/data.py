@@ -42,16 +42,7 @@ def prepare(config: Config, cache_dir: Path, say: Callable[[str], None]) -> Toke
     Raises:
         RequestError: there is no such data, or too little for one batch or one held-out sequence.
     """
-    prepared = prepare_tokens(
-        config.data,
-        text_field=config.text_field,
-        vocab_size=config.size("vocab_size"),
-        tokenizer=config.tokenizer,
-        eval_fraction=config.eval_fraction,
-        cache_dir=cache_dir,
-        say=say,
-        remote_cache=config.remote_cache,
-    )
+    prepared = prepare_tokens(config, cache_dir, say)
     sequences = prepared.sequences("train", config.sequence_length)
     if sequences < config.batch_size:
         raise RequestError(
@@ -129,37 +120,25 @@ class Tokens:
         return self.train if split == "train" else self.eval
 
 
-def prepare_tokens(
-    source: str,
-    *,
-    text_field: str,
-    vocab_size: int,
-    tokenizer: str | None,
-    eval_fraction: float,
-    cache_dir: Path,
-    say: Callable[[str], None],
-    remote_cache: str | None = None,
-) -> Tokens:
+def prepare_tokens(config: Config, cache_dir: Path, say: Callable[[str], None]) -> Tokens:
     """Open the corpus, get the tokenizer (the given one, or trained on the training documents), tokenise.
 
-    Each result is kept under `cache_dir`, and in the `remote_cache` (a URL or a path that hosts share) where there is
-    one, and found again by the content that it was made from. Raises RequestError for a mistake in what was asked for,
-    RuntimeError where a process that tokenises was killed, and OSError where the disk is full.
+    Each result is kept under `cache_dir`, and in `--remote-cache` where there is one, and found again by the content
+    that it was made from. Raises RequestError for a mistake in what was asked for, RuntimeError where a process that
+    tokenises was killed, and OSError where the disk is full.
     """
-    if not 0 < eval_fraction < 1:
-        raise RequestError(f"--eval-fraction {eval_fraction}: must lie between 0 and 1, as 0.05 does")
-    corpus = open_corpus(source, text_field=text_field)
+    corpus = open_corpus(config.data, text_field=config.text_field)
     root = cache_dir / "flax_mlm"
-    shared = None if remote_cache is None else RemoteCache(remote_cache)
-    if tokenizer is None:
-        facts = _trained_tokenizer(corpus, vocab_size, eval_fraction, root, shared, say)
+    shared = None if config.remote_cache is None else RemoteCache(config.remote_cache)
+    if config.tokenizer is None:
+        facts = _trained_tokenizer(corpus, config, root, shared, say)
     else:
-        facts = load_tokenizer(Path(tokenizer))
+        facts = load_tokenizer(Path(config.tokenizer))
 
-    directory = root / "tokens" / _key(corpus.fingerprint, facts.sha256, eval_fraction)
+    directory = root / "tokens" / _key(corpus.fingerprint, facts.sha256, config.eval_fraction)
 
     def build(temporary: Path) -> None:
-        tokenise(corpus, facts, eval_fraction, temporary, say)
+        tokenise(corpus, facts, config.eval_fraction, temporary, say)
 
     _make(directory, build, shared, say, whole=is_whole, goes_on=True)
     tokens = _open(directory, facts)
@@ -192,24 +171,19 @@ def _key(*parts: object) -> str:
 
 
 def _trained_tokenizer(
-    corpus: Corpus,
-    vocab_size: int,
-    eval_fraction: float,
-    root: Path,
-    shared: RemoteCache | None,
-    say: Callable[[str], None],
+    corpus: Corpus, config: Config, root: Path, shared: RemoteCache | None, say: Callable[[str], None]
 ) -> TokenizerFacts:
-    share = sample_share(corpus.text_bytes)
+    share, vocab_size = sample_share(corpus.text_bytes), config.size("vocab_size")
 
     def build(temporary: Path) -> None:
         of = "" if share == 1 else f"{share:.1%} of "
         say(f"training a tokenizer of {vocab_size:,} tokens on {of}{corpus.source}")
         # What is not UTF-8 is said when the same documents are tokenised.
-        documents = split_documents(corpus, eval_fraction, warn=lambda _: None)
+        documents = split_documents(corpus, config.eval_fraction, warn=lambda _: None)
         texts = (text for split, text in documents if split == "train")
         train_tokenizer(sample(texts, share), vocab_size, temporary / "tokenizer.json")
 
-    key = _key(corpus.fingerprint, vocab_size, eval_fraction, *([] if share == 1 else [share]))
+    key = _key(corpus.fingerprint, vocab_size, config.eval_fraction, *([] if share == 1 else [share]))
     directory = root / "tokenizer" / key
     _make(directory, build, shared, say, whole=_is_tokenizer)
     facts = load_tokenizer(directory / "tokenizer.json")

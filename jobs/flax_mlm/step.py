@@ -271,6 +271,39 @@ def make_eval_step(
     return jax.jit(sharding.on_each_device(sums, mesh, (params_specs, rows, rows, rows), sharding.WHOLE))
 
 
+class Steps(NamedTuple):
+    """What a training is made of: the model's structure, the state before the first step, and its two compiled steps.
+
+    slots: the tokens that a training step hides in each sequence.
+    """
+
+    graph: nnx.GraphDef[Mlm]
+    state: State
+    train: Callable[[State, jax.Array, jax.Array], tuple[State, dict[str, jax.Array]]]
+    evaluate: Callable[[Any, jax.Array, jax.Array, jax.Array], jax.Array]
+    slots: int
+
+
+def make_steps(
+    config: Config,
+    tokenizer: TokenizerFacts,
+    mesh: Mesh,
+    compiled: Callable[[Any], Callable[..., Any]] = lambda function: function,
+) -> Steps:
+    """The steps of `config`, and the state drawn from its seed; compiled: see `create`."""
+    optimizer = make_optimizer(config)
+    graph, state = create(config, tokenizer, optimizer, mesh, compiled)
+    train_rule = mask_rule(tokenizer, config.mask_share, config.sequence_length)
+    eval_rule = mask_rule(tokenizer, EVAL_MASK_SHARE, config.sequence_length)
+    return Steps(
+        graph,
+        state,
+        compiled(make_train_step(graph, optimizer, train_rule, config, mesh, state)),
+        compiled(make_eval_step(graph, eval_rule, mesh, state, parts=config.accumulate)),
+        train_rule.slots,
+    )
+
+
 def _applied_if(is_finite: jax.Array, after: State, before: State) -> State:
     """The state after a step, or as it was before. Counters go on in either case: the learning rate is the step's."""
     chosen: State = jax.tree.map(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.experimental import multihost_utils
 
 from contracts.errors import JobFailed, RequestError
@@ -19,8 +18,7 @@ from jobs.flax_mlm.data import Tokens, unigram_entropy
 from jobs.flax_mlm.hugging_face import Pretrained
 from jobs.flax_mlm.input_pipeline import InputPipeline
 from jobs.flax_mlm.loss_guard import MOST_KEPT, MOST_WRITTEN, LossGuard, Outlier, batch_file, save_batch
-from jobs.flax_mlm.model import Mlm
-from jobs.flax_mlm.step import Evaluation, State
+from jobs.flax_mlm.step import Evaluation
 from jobs.runtime import preemption
 from jobs.runtime.jax import distributed
 from jobs.runtime.jax.checkpoints import Checkpoints
@@ -80,19 +78,10 @@ class Training:
         self.baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
         self.mesh = sharding.make_mesh(config.fsdp)
         self.inputs = InputPipeline(tokens, config, self.mesh)
-        optimizer = steps.make_optimizer(config)
         self.compiled = Executables(run.environment.cache_dir, self.mesh.devices.flat).of
-        self.graph: nnx.GraphDef[Mlm]
-        self.state: State
-        self.graph, self.state = steps.create(config, tokens.tokenizer, optimizer, self.mesh, self.compiled)
-        train_rule = steps.mask_rule(tokens.tokenizer, config.mask_share, config.sequence_length)
-        eval_rule = steps.mask_rule(tokens.tokenizer, steps.EVAL_MASK_SHARE, config.sequence_length)
-        self.train_step = self.compiled(
-            steps.make_train_step(self.graph, optimizer, train_rule, config, self.mesh, self.state)
-        )
-        self.eval_step = self.compiled(
-            steps.make_eval_step(self.graph, eval_rule, self.mesh, self.state, parts=config.accumulate)
-        )
+        # Not kept whole: where a checkpoint is restored the first state's memory has to become free.
+        made = steps.make_steps(config, tokens.tokenizer, self.mesh, self.compiled)
+        self.graph, self.state, self.train_step, self.eval_step, slots = made
         self.rates = Rates(
             run.time,
             name="tokens_per_s",
@@ -101,7 +90,7 @@ class Training:
                 dimensions(config, tokens.tokenizer),
                 batch_size=config.batch_size,
                 length=config.sequence_length,
-                slots=train_rule.slots,
+                slots=slots,
             ),
             peak_flops_per_s=run.environment.peak_flops_per_s,
         )

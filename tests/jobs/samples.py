@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 
+from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.data import Tokens, prepare_tokens
 from jobs.flax_mlm.tokenizer import TokenizerFacts, open_tokenizer
 
@@ -37,15 +38,9 @@ def tokenised(
     tokenizer: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Tokens:
-    return prepare_tokens(
-        str(source),
-        text_field="text",
-        vocab_size=300,
-        tokenizer=None if tokenizer is None else str(tokenizer),
-        eval_fraction=eval_fraction,
-        cache_dir=cache_dir,
-        say=say,
-    )
+    given = None if tokenizer is None else str(tokenizer)
+    config = Config(data=str(source), vocab_size=300, tokenizer=given, eval_fraction=eval_fraction)
+    return prepare_tokens(config, cache_dir, say)
 
 
 def decoded(tokens: Tokens, ids: np.ndarray) -> list[str]:

@@ -19,6 +19,7 @@ import pytest
 
 import jobs
 from contracts.errors import RequestError, Unreachable
+from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.data import Tokens, prepare_tokens
 from jobs.runtime import cache
 from jobs.runtime.cache import MANIFEST, RemoteCache, build_once, user_cache_dir
@@ -281,16 +282,9 @@ def test_the_second_host_fetches_what_the_first_has_made_and_a_torn_copy_is_made
     def host(name: str) -> tuple[Tokens, set[str]]:
         """The corpus prepared on a host with a cache of its own, and the first words of what was said."""
         said = list[str]()
-        tokens = prepare_tokens(
-            str(tmp_path / "a.jsonl"),
-            text_field="text",
-            vocab_size=300,
-            tokenizer=None,
-            eval_fraction=0.25,
-            cache_dir=tmp_path / name,
-            remote_cache=url,
-            say=said.append,
-        )
+        source = str(tmp_path / "a.jsonl")
+        config = Config(data=source, vocab_size=300, eval_fraction=0.25, remote_cache=url)
+        tokens = prepare_tokens(config, tmp_path / name, said.append)
         return tokens, {line.split()[0] for line in said}
 
     first, did = host("one")

@@ -79,7 +79,7 @@ def test_positions_begin_as_near_to_each_other_as_they_lie_in_the_text() -> None
 
 
 def test_the_filling_of_the_token_table_is_never_guessed_and_never_learned() -> None:
-    graph, params = nnx.split(model_of(dimensions()), nnx.Param)
+    graph, params = nnx.split(model_of(dimensions(layers=1)), nnx.Param)
     tokens_BS, positions_BM = some_tokens(), jnp.array([[1, 4], [0, 5], [2, 3]])
 
     def surprise(params: Any) -> tuple[jax.Array, jax.Array]:
@@ -113,11 +113,11 @@ def test_parameters_and_what_runs_through_the_layers_are_float32_and_products_of
 
 
 def test_what_a_row_drops_depends_on_its_own_key_only_and_without_keys_nothing_is_dropped() -> None:
-    model, tokens_BS = model_of(dimensions(dropout=0.5)), some_tokens()
+    model, tokens_BS = model_of(dimensions(dropout=0.5, layers=1)), some_tokens()
     whole = model.encode(tokens_BS, keys(1))
     np.testing.assert_array_equal(whole, model.encode(tokens_BS, keys(1)))
     np.testing.assert_allclose(whole[2:], model.encode(tokens_BS[2:], keys(1)[2:]), atol=1e-6)
-    plain = model_of(dimensions()).encode(tokens_BS)
+    plain = model_of(dimensions(layers=1)).encode(tokens_BS)
     np.testing.assert_array_equal(model.encode(tokens_BS), plain)
     for other in (model.encode(tokens_BS, keys(2)), plain):
         assert not np.allclose(whole, other)
@@ -428,15 +428,16 @@ def test_what_nearly_even_attention_learns_is_not_lost_in_bfloat16() -> None:
 
 
 def test_the_tpus_kernel_interpreted_gives_what_our_products_give_and_their_gradients() -> None:
-    """The kernel's own program, run by an interpreter: no TPU is here."""
-    weights = jnp.sin(jnp.arange(B * S * H * K)).reshape(B, S, H, K)
+    """The kernel's own program, run by an interpreter: no TPU is here. One row and one head, as it is slow."""
+    given, of_BS = tuple(x[1:, :, :1] for x in inputs()), segments()[1:]
+    weights = jnp.sin(jnp.arange(S * K)).reshape(1, S, 1, K)
 
     def both(attend: Callable[..., jax.Array]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        found, pull = jax.vjp(attend, *inputs())
+        found, pull = jax.vjp(attend, *given)
         return found, pull(weights)
 
-    splash, of_splash = both(lambda q, k, v: ops.splash(q, k, v, segments(), interpret=True))
-    plain, of_plain = both(lambda q, k, v: ops.attend(q, k, v, segments(), segments()))
+    splash, of_splash = both(lambda q, k, v: ops.splash(q, k, v, of_BS, interpret=True))
+    plain, of_plain = both(lambda q, k, v: ops.attend(q, k, v, of_BS, of_BS))
     np.testing.assert_allclose(splash, plain, atol=2e-5)
     for ours, theirs in zip(of_splash, of_plain, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)

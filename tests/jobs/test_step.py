@@ -46,12 +46,10 @@ class Training:
 
     def __init__(self, config: Config, facts: TokenizerFacts, devices: int) -> None:
         self.mesh = sharding.make_mesh(config.fsdp, jax.devices()[:devices])
-        optimizer = steps.make_optimizer(config)
-        graph, state = steps.create(config, facts, optimizer, self.mesh)
-        rule = steps.mask_rule(facts, config.mask_share, config.sequence_length)
-        self.train_step = steps.make_train_step(graph, optimizer, rule, config, self.mesh, state)
-        self.shardings = sharding.shardings(state, self.mesh)
-        self.before = jax.tree.map(np.asarray, state)
+        made = steps.make_steps(config, facts, self.mesh)
+        self.train_step = made.train
+        self.shardings = sharding.shardings(made.state, self.mesh)
+        self.before = jax.tree.map(np.asarray, made.state)
         self.reported = []
         self.after = self.before
         for batch in BATCHES:
@@ -123,12 +121,9 @@ def test_what_is_computed_again_is_not_kept(facts: TokenizerFacts) -> None:
             CONFIG, layers=2, width=32, heads=2, ff_width=256, batch_size=64, **changed
         )
         mesh = sharding.make_mesh(1, jax.devices()[:1])
-        optimizer = steps.make_optimizer(config)
-        graph, state = steps.create(config, facts, optimizer, mesh)
-        rule = steps.mask_rule(facts, config.mask_share, config.sequence_length)
-        step = steps.make_train_step(graph, optimizer, rule, config, mesh, state)
+        made = steps.make_steps(config, facts, mesh)
         rows_B = np.arange(64, dtype=np.int32)
-        lowered = step.lower(state, np.zeros((64, 12), np.int32), rows_B)  # type: ignore[attr-defined]
+        lowered = made.train.lower(made.state, np.zeros((64, 12), np.int32), rows_B)  # type: ignore[attr-defined]
         return int(lowered.compile().memory_analysis().temp_size_in_bytes)
 
     plain = needed_bytes()
