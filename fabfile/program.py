@@ -233,7 +233,7 @@ class Line:
             else:
                 raise self._unexpected(command, word)
         if command and waiting:
-            raise self._needs_value(command, waiting)
+            raise RequestError(f"{waiting} needs a value: {command.flags[waiting].help}")
         if command and missing:
             needed = " and ".join(f"{name.upper()} ({command.args[name].help})" for name in missing)
             raise RequestError(f"`fab {command.name}` needs {needed}: {usage(command)}")
@@ -308,20 +308,14 @@ class Line:
             said = f"`fab {command.name}` has no option {name}; did you mean {near}?"
         return RequestError(said)
 
-    def _needs_value(self, command: ParserContext, option: str) -> RequestError:
-        return RequestError(f"{option} needs a value: {command.flags[option].help}")
-
-    def _unquoted(self, command: ParserContext) -> RequestError:
-        return RequestError(
-            "--args takes the job's options as one word, in quotes; without quotes they come after --:\n  "
-            + self._moved(command)
-        )
-
     def _unexpected(self, command: ParserContext, word: str) -> RequestError:
         name, line = command.name, f'"{word}" is not a command, nor an argument of `fab {command.name}`'
         given = self._values("--args")
         if name == "train" and given and given[-1].startswith("-") and " " not in given[-1]:
-            return self._unquoted(command)
+            return RequestError(
+                "--args takes the job's options as one word, in quotes; without quotes they come after --:\n  "
+                + self._moved(command)
+            )
         if name == "train" and word in self.job_options():
             return RequestError(f"{line}; did you mean --job {word}?")
         if name == "run":

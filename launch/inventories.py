@@ -16,8 +16,6 @@ from contracts.errors import RequestError
 from contracts.inventory import Host, Inventory, InventoryError, Slice, from_json
 from launch.jobs import CHECKOUT
 
-OUTPUT = "inventory"
-
 
 def read(stack: str) -> Inventory:
     """Read the inventory of `stack`: a file if it looks like a path, else the output of that Pulumi stack.
@@ -25,7 +23,10 @@ def read(stack: str) -> Inventory:
     Raises:
         RequestError: there is none, or this version cannot read it.
     """
-    return read_file(Path(stack)) if is_file(stack) else parse(of_pulumi(stack), f"the stack {stack}")
+    if is_file(stack):
+        return read_file(Path(stack))
+    found = output("inventory", stack, otherwise="or give a file with an inventory")
+    return parse(found, f"the stack {stack}")
 
 
 def is_file(stack: str) -> bool:
@@ -45,15 +46,6 @@ def parse(text: str, where: str) -> Inventory:
         return from_json(text)
     except InventoryError as error:
         raise RequestError(f"{where}: {error}") from None
-
-
-def of_pulumi(stack: str) -> str:
-    """Return the text of a stack's `inventory`, asked of Pulumi.
-
-    Raises:
-        RequestError: Pulumi is not installed, knows no such stack, or the stack was never brought up.
-    """
-    return output(OUTPUT, stack, otherwise="or give a file with an inventory")
 
 
 LIMIT_S = 120.0

@@ -77,7 +77,7 @@ def _entries(target: Target, indices: Sequence[int]) -> list[Entry]:
     aliases = {access: host_alias(stack, target.slice, index) for index, access in wanted.items()}
     hops = {access.through for access in wanted.values() if access.through is not None} - set(aliases)
     for number, hop in enumerate(sorted(hops, key=lambda hop: hop.name)):
-        aliases[hop] = gateway_alias(stack) + (f"-{number}" if number else "")
+        aliases[hop] = _word(f"tpu-{stack}-gateway") + (f"-{number}" if number else "")
     users = asyncio.run(_users(list(aliases)))
     return [
         Entry(
@@ -177,10 +177,6 @@ class Keys:
 def host_alias(stack: str, one_slice: Slice, index: int) -> str:
     """Return a host's alias, such as "tpu-dev-main-0": only characters with no meaning for ssh or a shell."""
     return _word(f"tpu-{stack}-{one_slice.name}-{index}")
-
-
-def gateway_alias(stack: str) -> str:
-    return _word(f"tpu-{stack}-gateway")
 
 
 def _word(text: str) -> str:

@@ -52,10 +52,6 @@ class Lock:
     folder: str
 
 
-def is_ours(python: str) -> bool:
-    return python == f"{OURS}/bin/python"
-
-
 def found(python: str, modules: Sequence[str], remedy: str) -> Step:
     """Return the step that looks at an interpreter which is not ours, and changes nothing."""
     return Step(name="python", check=_probe(python, modules), remedy=remedy)
@@ -124,7 +120,7 @@ def needed(target: Target, checkout: Path) -> Lock | None:
     Raises:
         RequestError: the checkout has no lock for the platform.
     """
-    if target.is_local or not is_ours(target.python):
+    if target.is_local or target.python != f"{OURS}/bin/python":
         return None
     name = LOCK_OF_PLATFORM[target.platform]
     files = {}

@@ -120,3 +120,19 @@ def write_run(runs_dir: Path) -> Callable[..., Run]:
         return run
 
     return write
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Puts a program of a test's own first on PATH: its name, and its text for sh or with a first line of its own."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+    def write(name: str, text: str) -> Path:
+        path = folder / name
+        path.write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+        return path
+
+    return write

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from launch.targets import Target
 MakeAgent = Callable[..., Agent]
 Beat = Callable[..., dict[str, Any]]
 WriteRun = Callable[..., Run]
+Program = Callable[[str, str], Path]
 STARTED_S = 1605908700.0
 
 
@@ -285,16 +285,12 @@ def test_only_what_may_go_better_is_tried_again(
 
 
 @pytest.fixture
-def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
+def pulumi(tmp_path: Path, program: Program) -> Callable[[int], Path]:
     """A `pulumi` that keeps what it was asked and ends with the exit code given."""
 
     def make(code: int) -> Path:
-        folder, asked = tmp_path / "bin", tmp_path / "asked"
-        folder.mkdir()
-        (folder / "pulumi").write_text(f'#!/bin/sh\necho "$*" >>"{asked}"\nexit {code}\n')
-        (folder / "pulumi").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-        return asked
+        program("pulumi", f'echo "$*" >>"{tmp_path}/asked"\nexit {code}')
+        return tmp_path / "asked"
 
     return make
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,11 +12,7 @@ from contracts.errors import RequestError
 from contracts.inventory import to_json
 from launch import inventories, targets
 
-
-def pulumi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    (tmp_path / "pulumi").write_text(f"#!/bin/sh\n{script}\n")
-    (tmp_path / "pulumi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+Program = Callable[[str, str], Path]
 
 
 def refused() -> str:
@@ -25,10 +21,10 @@ def refused() -> str:
     return str(error.value)
 
 
-def test_a_stacks_output_is_its_inventory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stacks_output_is_its_inventory(tmp_path: Path, program: Program) -> None:
     inventory = targets.local(2, "cpu", [0, 1]).inventory
     (tmp_path / "output").write_text(json.dumps({"image_repository": "x", "inventory": to_json(inventory)}))
-    pulumi(tmp_path, monkeypatch, f'[ "$*" = "stack output --json --stack dev" ] && cat {tmp_path}/output')
+    program("pulumi", f'[ "$*" = "stack output --json --stack dev" ] && cat {tmp_path}/output')
     assert inventories.read("dev") == inventory
 
 
@@ -46,18 +42,16 @@ def test_a_stacks_output_is_its_inventory(tmp_path: Path, monkeypatch: pytest.Mo
         ('echo \'{"inventory": "{}"}\'', "the stack dev: inventory: version None cannot be read"),
     ],
 )
-def test_a_stack_without_an_inventory_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
-) -> None:
-    pulumi(tmp_path, monkeypatch, script)
+def test_a_stack_without_an_inventory_says_what_to_do(program: Program, script: str, said: str) -> None:
+    program("pulumi", script)
     assert said in refused()
 
 
 def test_a_pulumi_that_does_not_answer_or_is_not_there_is_said_to_be_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inventories, "LIMIT_S", 0.2)
-    pulumi(tmp_path, monkeypatch, "exec sleep 60")
+    program("pulumi", "exec sleep 60")
     assert "`pulumi stack output` gave no answer within 0 s" in refused()
     monkeypatch.setenv("PATH", "/nowhere")
     assert "--stack dev: `pulumi` is not on PATH" in refused()

@@ -40,11 +40,6 @@ def test_a_price_is_the_lowest_of_the_zones_or_that_of_the_zone_asked_for() -> N
     ("zone", "generation", "said"),
     [
         (None, "v9", '--generation: "v9" is not a TPU generation; choose one of v2, v3, v4, v5e, v5p, v6e'),
-        (
-            None,
-            "tpu7x",
-            "--generation: tpu7x is not offered by the Cloud TPU API, only by Compute Engine and GKE",
-        ),
         ("mars-1-a", None, '--zone: no TPU is listed in "mars-1-a"; choose one of asia-east1-c, '),
         ("us-central2-b", "v5p", "--zone: no v5p is listed in us-central2-b; it is in us-central1-a, "),
     ],

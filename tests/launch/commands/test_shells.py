@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,16 +67,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def gcloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def gcloud(tmp_path: Path, program: Callable[[str, str], Path]) -> Path:
     """A `gcloud` that knows the user, first on PATH; it notes how often it was asked."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
     keys = {"1": {"key": asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode().strip()}}
     profile = json.dumps({"posixAccounts": [{"username": "sa_me", "primary": True}], "sshPublicKeys": keys})
-    (folder / "gcloud").write_text(f"#!/bin/sh\necho asked >> {folder}/asked\necho '{profile}'\n")
-    (folder / "gcloud").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    return folder / "gcloud"
+    return program("gcloud", f"echo asked >> {tmp_path}/bin/asked\necho '{profile}'")
 
 
 def settings(path: str | Path, alias: str) -> dict[str, str]:

@@ -74,49 +74,36 @@ def test_somebody_elses_interpreter_is_only_looked_at(
     assert answer["remedy"] == ("`make install`" if state == "failed" else "")
 
 
-def test_our_environment_is_made_from_the_lock_with_hashes_and_again_only_for_another_lock(
+def test_our_environment_is_made_from_the_lock_with_hashes_whole_or_not_and_never_under_a_run(
     carry_out: CarryOut, make_uv: Callable[..., Path], lock: Lock, base: Path
 ) -> None:
-    log = make_uv()
+    log, newer = make_uv(), dataclasses.replace(lock, sha256="cd" * 32)
     (answer,) = carry_out(made(["json"], lock))
     assert answer["state"] == "changed"
     assert "--require-hashes" in log.read_text() and f"{lock.folder}/jobs.txt" in log.read_text()
     assert carry_out(made(["json"], lock))[0]["state"] == "ok"
     assert len(log.read_text().splitlines()) == 1
-    assert sorted(path.name for path in base.iterdir()) == ["uv", "venv"]
-    answers = carry_out(made(["json"], dataclasses.replace(lock, sha256="cd" * 32)), under_way=True)
-    assert answers[0]["message"].endswith("but made from another lock than this checkout's")
-    assert answers[-1]["state"] == "changed"
-    assert len(log.read_text().splitlines()) == 2
-
-
-def test_an_install_that_fails_leaves_the_environment_that_was_there(
-    carry_out: CarryOut, make_uv: Callable[..., Path], lock: Lock, base: Path
-) -> None:
-    make_uv()
-    carry_out(made(["json"], lock))
-    make_uv("echo no route to the index; exit 1")
-    (answer,) = carry_out(made(["json"], dataclasses.replace(lock, sha256="cd" * 32)))
-    assert (answer["state"], answer["message"]) == ("failed", "no route to the index")
-    assert "Cloud NAT" in answer["remedy"]
-    assert (base / "venv/tpu-stack-lock").read_text().strip() == lock.sha256
-    assert sorted(path.name for path in base.iterdir()) == ["uv", "venv"]
-
-
-def test_an_environment_that_a_run_is_using_is_not_taken_from_under_it(
-    carry_out: CarryOut, make_uv: Callable[..., Path], lock: Lock, base: Path
-) -> None:
-    make_uv()
-    carry_out(made(["json"], lock))
+    # A run is using it.
     python = str(base / "venv/bin/python")
     with subprocess.Popen([python, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as user:
         assert user.stdin is not None and user.stdout is not None
         user.stdout.readline()
-        (answer,) = carry_out(made(["json"], dataclasses.replace(lock, sha256="cd" * 32)))
+        (answer,) = carry_out(made(["json"], newer))
         user.stdin.write(b"\n")
         user.stdin.close()
     assert answer["state"] == "failed" and f"pid {user.pid} is using" in answer["message"]
+    # The index cannot be reached.
+    make_uv("echo no route to the index; exit 1")
+    (answer,) = carry_out(made(["json"], newer))
+    assert (answer["state"], answer["message"]) == ("failed", "no route to the index")
+    assert "Cloud NAT" in answer["remedy"]
     assert (base / "venv/tpu-stack-lock").read_text().strip() == lock.sha256
+    make_uv()
+    answers = carry_out(made(["json"], newer), under_way=True)
+    assert answers[0]["message"].endswith("but made from another lock than this checkout's")
+    assert answers[-1]["state"] == "changed"
+    assert (base / "venv/tpu-stack-lock").read_text().strip() == newer.sha256
+    assert sorted(path.name for path in base.iterdir()) == ["uv", "venv"]
 
 
 MakeAgent = Callable[..., Agent]

@@ -160,17 +160,14 @@ def recipes(
 
 
 @pytest.fixture
-def pulumi(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Path:
+def pulumi(
+    tmp_path: Path, registry: Registry, program: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A `pulumi` whose stack has that registry for its images; the path of what it was asked."""
-    program = tmp_path / "bin" / "pulumi"
-    program.parent.mkdir()
-    program.write_text(PULUMI)
-    program.chmod(0o755)
-    log = tmp_path / "pulumi.log"
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PULUMI_LOG", str(log))
+    program("pulumi", PULUMI)
+    monkeypatch.setenv("PULUMI_LOG", str(tmp_path / "pulumi.log"))
     monkeypatch.setenv("PULUMI_OUTPUTS", json.dumps({"image_repository": f"{registry.host}/p/r"}))
-    return log
+    return tmp_path / "pulumi.log"
 
 
 def run(framework: str = "", stack: str = "dev") -> int:

@@ -89,15 +89,10 @@ def test_the_real_agent_is_brought_once_and_answers(serve: Callable[..., Server]
         assert second.round_trips == 1
 
 
-def test_one_process_answers_all_questions_that_come_one_after_the_other(host: SshTransport) -> None:
-    pids = [pid_of(ask(host, "echo")) for _ in range(3)]
-    assert len(set(pids)) == 1
-
-
-def test_a_question_does_not_wait_for_another_until_there_are_four_sessions(
+def test_one_process_answers_one_question_after_the_other_and_four_answer_those_that_come_at_once(
     host: SshTransport, server: Server
 ) -> None:
-    pid_of(ask(host, "echo"))
+    assert len({pid_of(ask(host, "echo")) for _ in range(3)}) == 1
     pending = [host.ask("sleep", '{"s": 1}', timeout_s=60) for _ in range(6)]
     pids = [pid_of(each.result(60)) for each in pending]
     assert len(set(pids)) == 4

@@ -63,42 +63,32 @@ def test_a_folder_is_the_same_there_and_back(
     assert os.listdir(there.parent) == ["b"]
 
 
-def test_a_file_replaces_a_file_and_keeps_its_mode_and_a_path_may_start_at_home(
+def test_only_a_file_takes_the_place_of_a_file_and_what_cannot_be_copied_is_said(
     host: SshTransport, server: Server, tree: Path, tmp_path: Path
 ) -> None:
-    target = server.folder / "target"
+    target, there = server.folder / "target", server.folder / "there"
     target.write_text("old")
+    there.mkdir()
     host.put(tree / "below" / "run.sh", str(target))
     assert (target.stat().st_size, target.stat().st_mode & 0o777) == (10_000_000, 0o750)
-    # sftp-server starts in the account's real home directory; only reading it is harmless in a test.
-    with pytest.raises(HostError, match="No such file"):
-        host.get("~/no-such-file-of-this-test", tmp_path / "x")
-
-
-def test_a_folder_is_not_mixed_with_what_is_there(
-    host: SshTransport, server: Server, tree: Path, tmp_path: Path
-) -> None:
-    (server.folder / "there").mkdir()
-    (server.folder / "file").write_text("mine")
-    with pytest.raises(HostError, match="there is a folder that is there already → name another"):
-        host.put(tree, str(server.folder / "there"))
-    with pytest.raises(HostError, match="file is a file, and a folder would take its place"):
-        host.put(tree, str(server.folder / "file"))
-    with pytest.raises(FileExistsError):
-        host.get(str(server.home), tree)
-    assert (server.folder / "file").read_text() == "mine"
-
-
-def test_what_is_not_there_or_may_not_be_read_is_said(
-    host: SshTransport, server: Server, tmp_path: Path
-) -> None:
-    with pytest.raises(HostError, match="host-0: /no/such: No such file"):
-        host.get("/no/such", tmp_path / "x")
-    with pytest.raises(FileNotFoundError):
-        host.put(tmp_path / "missing", str(server.folder / "x"))
     os.mkfifo(server.home / "pipe")
-    with pytest.raises(HostError, match="pipe is neither a file nor a folder nor a link"):
-        host.get(str(server.home), tmp_path / "x")
+    refused: list[tuple[Callable[[], None], str]] = [
+        (lambda: host.put(tree, str(there)), "there is a folder that is there already → name another"),
+        (lambda: host.put(tree, str(target)), "target is a file, and a folder would take its place"),
+        (lambda: host.get(str(server.home), tree), "File exists"),
+        (lambda: host.get("/no/such", tmp_path / "x"), "host-0: /no/such: No such file"),
+        # sftp-server starts in the account's real home directory; only reading it is harmless in a test.
+        (lambda: host.get("~/no-such-file-of-this-test", tmp_path / "x"), "No such file"),
+        (lambda: host.put(tmp_path / "missing", str(server.folder / "x")), "No such file"),
+        (
+            lambda: host.get(str(server.home), tmp_path / "x"),
+            "pipe is neither a file nor a folder nor a link",
+        ),
+    ]
+    for copy, said in refused:
+        with pytest.raises((HostError, FileNotFoundError, FileExistsError), match=said):
+            copy()
+    assert target.stat().st_size == 10_000_000 and list(there.iterdir()) == []
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".") or name == "x"]
 
 

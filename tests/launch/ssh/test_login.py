@@ -138,26 +138,13 @@ def test_the_primary_account_of_os_login_gives_the_user() -> None:
 OF_ANOTHER_MACHINE = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode().strip()
 
 
-@pytest.fixture
-def gcloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A stand-in for gcloud that is the shell script given."""
-    (tmp_path / "bin").mkdir()
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
-
-    def write(script: str) -> None:
-        (tmp_path / "bin" / "gcloud").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "bin" / "gcloud").chmod(0o755)
-
-    return write
-
-
 def test_gcloud_is_asked_once_for_all_hosts(
-    gcloud: Callable[[str], None], serve: Callable[..., Server], ssh: Ssh, tmp_path: Path
+    program: Callable[[str, str], Path], serve: Callable[..., Server], ssh: Ssh, tmp_path: Path
 ) -> None:
     profile = json.dumps(
         {"posixAccounts": [{"username": "no_such_user"}], "sshPublicKeys": {"1": {"key": OF_ANOTHER_MACHINE}}}
     )
-    gcloud(f"echo \"$@\" >>{tmp_path}/asked; echo '{profile}'")
+    program("gcloud", f"echo \"$@\" >>{tmp_path}/asked; echo '{profile}'")
     hosts = [dataclasses.replace(serve().access, user=None, os_login=True) for _ in range(2)]
     for future in [SshTransport(access, ssh).connect() for access in hosts]:
         with pytest.raises(HostError, match="does not let no_such_user in"):
@@ -166,16 +153,18 @@ def test_gcloud_is_asked_once_for_all_hosts(
 
 
 def test_what_keeps_gcloud_from_answering_is_said(
-    gcloud: Callable[[str], None], user_home: Path, monkeypatch: pytest.MonkeyPatch
+    program: Callable[[str, str], Path], user_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gcloud("echo 'ERROR: (gcloud) You do not currently have an active account selected.' >&2; exit 1")
+    program(
+        "gcloud", "echo 'ERROR: (gcloud) You do not currently have an active account selected.' >&2; exit 1"
+    )
     with pytest.raises(HostError, match="not currently have an active account.*gcloud auth login"):
         asyncio.run(os_login_user())
     does_not_take = "*) echo 'ERROR: Login profile size exceeds 32 KiB.' >&2; exit 1"
-    gcloud(f"case $* in *describe*) echo '{{}}';; {does_not_take};; esac")
+    program("gcloud", f"case $* in *describe*) echo '{{}}';; {does_not_take};; esac")
     with pytest.raises(HostError, match="gcloud does not take a key for OS Login: ERROR: Login profile size"):
         asyncio.run(os_login_user("p", loaded(user_home)))
-    gcloud("exec sleep 600")
+    program("gcloud", "exec sleep 600")
     monkeypatch.setattr(login, "PROFILE_LIMIT_S", 0.5)
     with pytest.raises(HostError, match="gave no answer within 0.5 s"):
         asyncio.run(os_login_user())
@@ -193,7 +182,7 @@ esac
 
 
 def test_an_account_that_os_login_knows_no_key_of_gets_this_machines_first_one_once_and_is_told(
-    gcloud: Callable[[str], None],
+    program: Callable[[str, str], Path],
     serve: Callable[..., Server],
     ssh: Ssh,
     user_home: Path,
@@ -204,7 +193,7 @@ def test_an_account_that_os_login_knows_no_key_of_gets_this_machines_first_one_o
     (tmp_path / "profile").write_text(json.dumps({"name": "1", "sshPublicKeys": {"old": expired}}))
     public = " ".join((user_home / ".ssh" / "id_ed25519.pub").read_text().split()[:2])
     after = {"posixAccounts": [{"username": getpass.getuser()}], "sshPublicKeys": {"1": {"key": public}}}
-    gcloud(NEW_ACCOUNT.format(folder=tmp_path, after=json.dumps(after)))
+    program("gcloud", NEW_ACCOUNT.format(folder=tmp_path, after=json.dumps(after)))
     hosts = [dataclasses.replace(serve().access, user=None, os_login=True, project="p-1") for _ in range(2)]
     for future in [SshTransport(access, ssh).connect() for access in hosts]:
         future.result(30)

@@ -89,13 +89,15 @@ def test_a_command_whose_time_is_over_or_that_is_cancelled_leaves_nothing_on_the
 ) -> None:
     shown, cancelled, closed = Shown(), Shown(), Shown()
     future = host.stream(["sh", "-c", STARTS_A_CHILD], cancelled, timeout_s=None)
-    assert host.stream(["sh", "-c", STARTS_A_CHILD], shown, timeout_s=1.5).result(60) is None
-    silent = ["sh", "-c", "echo $$; exec sleep 600 >&- 2>&-"]
-    assert host.stream(silent, closed, timeout_s=1.5).result(60) is None
+    silent, pids = ["sh", "-c", "echo $$; exec sleep 600 >&- 2>&-"], tmp_path / "pids"
+    streams = [
+        host.stream(["sh", "-c", STARTS_A_CHILD], shown, timeout_s=1.5),
+        host.stream(silent, closed, timeout_s=1.5),
+    ]
+    assert run(host, "sh", "-c", f"exec >{pids}; {STARTS_A_CHILD}", timeout_s=1.5).exit_code is None
+    assert [stream.result(60) for stream in streams] == [None, None]
     assert len(cancelled.pids()) == 2 and not future.done()
     assert future.cancel()
-    pids = tmp_path / "pids"
-    assert run(host, "sh", "-c", f"exec >{pids}; {STARTS_A_CHILD}", timeout_s=1.5).exit_code is None
     assert all_end([*shown.pids(), *cancelled.pids(), *closed.pids(), *map(int, pids.read_text().split())])
     # What it has put into a session of its own stays.
     pid = int(run(host, "sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & sleep 0.2; echo $!").stdout)

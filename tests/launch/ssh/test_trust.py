@@ -137,15 +137,11 @@ sys.argv[1:] = places[name]
 
 
 def test_hosts_that_have_published_nothing_are_trusted_one_after_the_other_through_the_tunnel(
-    serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., Server], tmp_path: Path, program: Callable[[str, str], Path]
 ) -> None:
     """Where guest attributes are off there is no instance name either, which IAP needs; a person says the first one."""
     first, second = serve(), serve()
-    gcloud = tmp_path / "bin" / "gcloud"
-    gcloud.parent.mkdir()
-    gcloud.write_text(GCLOUD.replace("PLACES", repr({"t1v-n-x-w-0": [first.address, str(first.port)]})))
-    gcloud.chmod(0o755)
-    monkeypatch.setenv("PATH", str(gcloud.parent), prepend=":")
+    program("gcloud", GCLOUD.replace("PLACES", repr({"t1v-n-x-w-0": [first.address, str(first.port)]})))
     hosts = [
         host(index, f"{each.address}:{each.port}", reach="iap") for index, each in enumerate((first, second))
     ]
