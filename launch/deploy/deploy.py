@@ -164,17 +164,10 @@ def _refusal(host: str, future: Future[Completed]) -> HostError | None:
     try:
         done = future.result()
     except (OSError, HostError) as error:
-        return _of(host, error)
+        return HostError.of(host, error)
     if done.exit_code is None:
         return HostError(host=host, reason=f"no answer within {ONE_TRY_S:.0f} s")
     return None
-
-
-def _of(host: str, error: OSError | HostError) -> HostError:
-    """Return the error under the name that the target has for the host."""
-    if isinstance(error, HostError):
-        return dataclasses.replace(error, host=host)
-    return HostError(host=host, reason=str(error))
 
 
 def may_pass(error: HostError) -> bool:
@@ -219,7 +212,7 @@ class Deployment:
             try:
                 self._error = self._missing(self._future.result())
             except (OSError, HostError) as error:
-                self._error = _of(self._host, error)
+                self._error = HostError.of(self._host, error)
         return Outcome(host=self._host, answers=tuple(self._ended), error=self._error)
 
     def end(self) -> None:

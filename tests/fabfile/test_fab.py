@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,9 +14,13 @@ from typing import Any
 
 import pytest
 
+from contracts.errors import RequestError
+from fabfile.options import reported, whole
 from fabfile.program import Line, after_dashes, commands, main
+from launch.hosts import HostError, HostsError
 from launch.images.recipe import frameworks
 from launch.jobs import CHECKOUT
+from tests.launch.processes import all_end
 
 Fab = Callable[..., Any]
 
@@ -235,3 +240,85 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     done = called(CHECKOUT, sys.executable, "-m", "fabric", "status", "--", "ls")
     said = "error: -- ls: only `fab train` and `fab run` take words after --\n"
     assert (done.returncode, done.stderr) == (2, said), "Fabric's own `fab` hands over to it"
+
+
+# --- on this machine as two hosts ----------------------------------------------------------------------------------
+
+
+def test_words_arrive_on_every_host_as_they_were_typed_and_one_word_is_a_line_of_shell(fab: Fab) -> None:
+    typed = ["a b", "$HOME", "'", "*", "", "--", "-H"]
+    shown = "".join(f"<{word}>" for word in typed)
+    assert fab("run", "--group", "--", "printf", "<%s>", *typed) == (0, f"[0-1] {shown}\n", "")
+    for line in (["--", "cd / && pwd; exit 3"], ["--command", "cd / && pwd; exit 3"]):
+        done = fab("run", *line)
+        assert sorted(done.out.splitlines()) == ["[0] /", "[1] /"]
+        assert (done.err, done.code) == ("exit codes: [0-1] 3\n", 1)
+
+
+def test_ctrl_c_ends_the_command_on_every_host(tmp_path: Path) -> None:
+    line = f"echo $$ >> {tmp_path}/pids; echo begun; exec sleep 600"
+    fab = [sys.executable, "-c", "from fabfile.program import main; main()"]
+    environment = {key: value for key, value in os.environ.items() if key != "TPU_STACK"}
+    with subprocess.Popen(
+        [*fab, "run", "--", line], cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert [running.stdout.readline()[4:] for _ in range(2)] == ["begun\n"] * 2
+        pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    assert len(pids) == 2
+    assert all_end(pids)
+
+
+# --- how a task ends -----------------------------------------------------------------------------------------------
+
+
+WRONG = HostError(host="w-0", reason="gone", remedy="start it")
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        (0, 0, ""),
+        (1, 1, ""),
+        (RequestError("no such thing"), 2, "error: no such thing\n"),
+        (WRONG, 2, "error: w-0: gone → start it\n"),
+        (HostsError("preflight failed:", [WRONG]), 2, "error: preflight failed:\n  w-0: gone → start it\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_every_known_ending_has_its_exit_code_and_its_message(
+    ending: int | BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @reported
+    def task(c: object) -> int:
+        if isinstance(ending, BaseException):
+            raise ending
+        return ending
+
+    if code == 0:
+        task(None)
+    else:
+        with pytest.raises(SystemExit) as stop:
+            task(None)
+        assert stop.value.code == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_bug_is_not_hidden_behind_a_message() -> None:
+    @reported
+    def task(c: object) -> int:
+        """Do it."""
+        raise ZeroDivisionError
+
+    assert (task.__name__, task.__doc__) == ("task", "Do it."), "as `fab` lists it"
+    with pytest.raises(ZeroDivisionError):
+        task(None)
+
+
+@pytest.mark.parametrize("text", ["-1", "2", "two", "3.5", "³", " 3", "3_0", "9" * 5000])
+def test_a_whole_number_of_at_least_the_least_is_read_and_nothing_else(text: str) -> None:
+    assert (whole("--lines", "", least=3), whole("--lines", "3", least=3)) == (None, 3)
+    with pytest.raises(RequestError, match=f"--lines {text}: must be a whole number of at least 3"):
+        whole("--lines", text, least=3)
