@@ -10,7 +10,7 @@ from pulumi_gcp import compute, filestore
 
 from contracts import inventory
 from infra import naming, startup
-from infra.config import Config, NfsConfig
+from infra.config import GATEWAY_BOOT_GIB, GATEWAY_DISK_TYPE, Config, NfsConfig
 from infra.iam import LOG_IN_METADATA
 from infra.network import client_ranges
 
@@ -20,8 +20,6 @@ OWNER_ID = 1000
 
 DEVICE_NAME = "share"
 IMAGE = "debian-cloud/debian-12"
-BOOT_DISK_GIB = 20
-DATA_DISK_TYPE = "pd-balanced"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ class Gateway(pulumi.ComponentResource):
             name=naming.resource_name(args.config.stack, "share"),
             project=args.config.project,
             zone=args.nfs.zone,
-            type=DATA_DISK_TYPE,
+            type=GATEWAY_DISK_TYPE,
             size=args.nfs.size_gib,
             labels=labels,
             opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
@@ -88,7 +86,7 @@ class Gateway(pulumi.ComponentResource):
             description=f"NFS server of {args.config.stack}",
             boot_disk=compute.InstanceBootDiskArgs(
                 initialize_params=compute.InstanceBootDiskInitializeParamsArgs(
-                    image=IMAGE, size=BOOT_DISK_GIB, type=DATA_DISK_TYPE, labels=labels
+                    image=IMAGE, size=GATEWAY_BOOT_GIB, type=GATEWAY_DISK_TYPE, labels=labels
                 )
             ),
             attached_disks=[compute.InstanceAttachedDiskArgs(source=data.self_link, device_name=DEVICE_NAME)],

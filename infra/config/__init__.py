@@ -81,6 +81,11 @@ class BucketConfig:
     temporary_days: int
 
 
+GATEWAY_BOOT_GIB = 20
+GATEWAY_DISK_TYPE = "pd-balanced"
+"""Of both disks of the gateway."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NfsConfig:
     """A file system that all hosts mount at `mount`: served by a small VM (gateway), or by Filestore."""

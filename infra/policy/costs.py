@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from infra import catalogue
 from infra.catalogue import prices
-from infra.config import Config, NfsConfig, SliceConfig
+from infra.config import GATEWAY_BOOT_GIB, GATEWAY_DISK_TYPE, Config, NfsConfig, SliceConfig
 from infra.policy import billing
 
 HOURS_PER_DAY = 24
@@ -96,21 +96,19 @@ def _total(lines: Iterable[CostLine]) -> float:
     return math.fsum(line.usd_per_hour for line in lines if line.usd_per_hour is not None)
 
 
-GATEWAY_BOOT_GIB = 20
-GATEWAY_DISK_TYPE = "pd-balanced"
-"""Of both disks of the gateway in `infra.file_server`, which is not imported for its sake: it needs Pulumi."""
-
-
 def cost_of(config: Config, covered_chips: Sequence[int]) -> Cost:
     """covered_chips: how many chips of each slice a grant covers, in the order of `config.slices`."""
     slices = [
         line
         for each, covered in zip(config.slices, covered_chips, strict=True)
-        for line in (*_slice_lines(each, covered), *_disk_lines(each))
+        for line in _slice_lines(each, covered)
     ]
-    nat = _nat_lines(config)
-    lines = (*slices, *(_nfs_lines(config.nfs) if config.nfs else ()), *_address_lines(config), *nat)
-    return Cost(lines=lines, rates=_rates(config, nat=bool(nat)), assumptions=_assumptions(config))
+    nat = tuple(_nat_lines(config))
+    return Cost(
+        lines=(*slices, *_nfs_lines(config.nfs), *_address_lines(config), *nat),
+        rates=_rates(config, nat=bool(nat)),
+        assumptions=_assumptions(config),
+    )
 
 
 def chips_usd_per_hour(each: SliceConfig, chips: int) -> float | None:
@@ -133,75 +131,60 @@ def least_usd_per_hour(config: Config, covered_chips: Sequence[int]) -> float:
     return cost_of(config, covered_chips).usd_per_hour + unpriced
 
 
-def _slice_lines(each: SliceConfig, covered: int) -> Iterable[CostLine]:
+def _slice_lines(each: SliceConfig, covered: int) -> Iterator[CostLine]:
+    """Its chips, and the disks that are made with it; one that exists is billed already."""
     number = f"{each.count} x " if each.count > 1 else ""
-    what = f"slice {each.name}: {number}{each.accelerator.type_name}, {each.zone}"
     for chips, by_grant in ((covered, True), (each.chips - covered, False)):
         if chips:
             yield CostLine(
-                what=what,
+                what=f"slice {each.name}: {number}{each.accelerator.type_name}, {each.zone}",
                 quantity=f"{_counted(chips, 'chip')}, {each.capacity}",
                 usd_per_hour=chips_usd_per_hour(each, chips),
                 covered_by_grant=by_grant,
             )
-
-
-def _disk_lines(each: SliceConfig) -> Iterable[CostLine]:
-    """The disks that are made with the slice; one that exists is billed already."""
     for disk in each.data_disks:
         if disk.size_gib is not None:
-            yield CostLine(
-                what=f"slice {each.name}: disk {disk.name}",
-                quantity=f"{disk.size_gib} GiB {disk.disk_type}",
-                usd_per_hour=billing.disk_usd_per_hour(disk.disk_type, disk.size_gib, each.region),
-            )
+            what = f"slice {each.name}: disk {disk.name}"
+            yield _disk_line(what, disk.disk_type, disk.size_gib, each.region)
 
 
-def _nfs_lines(nfs: NfsConfig) -> tuple[CostLine, ...]:
-    if nfs.kind == "filestore":
+def _disk_line(what: str, disk_type: str, size_gib: int, region: str) -> CostLine:
+    price = billing.disk_usd_per_hour(disk_type, size_gib, region)
+    return CostLine(what=what, quantity=f"{size_gib} GiB {disk_type}", usd_per_hour=price)
+
+
+def _nfs_lines(nfs: NfsConfig | None) -> Iterator[CostLine]:
+    if nfs is not None and nfs.kind == "filestore":
         price = billing.FILESTORE_BASIC_HDD.usd * nfs.size_gib
-        return (CostLine(what="Filestore", quantity=f"{nfs.size_gib} GiB Basic HDD", usd_per_hour=price),)
-    disks = (("boot disk", GATEWAY_BOOT_GIB), ("data disk", nfs.size_gib))
-    machine = billing.machine_usd_per_hour(nfs.machine_type, nfs.region)
-    return (
-        CostLine(what="gateway: VM", quantity=f"1 {nfs.machine_type}", usd_per_hour=machine),
-        *(
-            CostLine(
-                what=f"gateway: {which}",
-                quantity=f"{size_gib} GiB {GATEWAY_DISK_TYPE}",
-                usd_per_hour=billing.disk_usd_per_hour(GATEWAY_DISK_TYPE, size_gib, nfs.region),
-            )
-            for which, size_gib in disks
-        ),
-    )
+        yield CostLine(what="Filestore", quantity=f"{nfs.size_gib} GiB Basic HDD", usd_per_hour=price)
+    elif nfs is not None:
+        machine = billing.machine_usd_per_hour(nfs.machine_type, nfs.region)
+        yield CostLine(what="gateway: VM", quantity=f"1 {nfs.machine_type}", usd_per_hour=machine)
+        yield _disk_line("gateway: boot disk", GATEWAY_DISK_TYPE, GATEWAY_BOOT_GIB, nfs.region)
+        yield _disk_line("gateway: data disk", GATEWAY_DISK_TYPE, nfs.size_gib, nfs.region)
 
 
-def _address_lines(config: Config) -> tuple[CostLine, ...]:
-    if not config.network.external_addresses:
-        return ()
-    hosts = sum(each.hosts for each in config.slices)
-    price = billing.EXTERNAL_ADDRESS.usd * hosts
-    return (CostLine(what="external addresses", quantity=_counted(hosts, "host"), usd_per_hour=price),)
+def _address_lines(config: Config) -> Iterator[CostLine]:
+    if config.network.external_addresses:
+        hosts = sum(each.hosts for each in config.slices)
+        price = billing.EXTERNAL_ADDRESS.usd * hosts
+        yield CostLine(what="external addresses", quantity=_counted(hosts, "host"), usd_per_hour=price)
 
 
-def _nat_lines(config: Config) -> tuple[CostLine, ...]:
+def _nat_lines(config: Config) -> Iterator[CostLine]:
     """One gateway a region, used by the VMs without an address of their own. An existing network has its own NAT."""
-    if config.network.existing is not None:
-        return ()
     vms = dict.fromkeys(config.regions, 0)
     for each in config.slices:
         vms[each.region] += 0 if config.network.external_addresses else each.hosts
     if config.nfs is not None and config.nfs.kind == "gateway":
         vms[config.nfs.region] += 1
-    return tuple(
-        CostLine(
-            what=f"Cloud NAT, {region}",
-            quantity=f"{_counted(number, 'VM')}, 1 address",
-            usd_per_hour=billing.nat_usd_per_hour(number),
-        )
-        for region, number in vms.items()
-        if number
-    )
+    for region, number in vms.items():
+        if number and config.network.existing is None:
+            yield CostLine(
+                what=f"Cloud NAT, {region}",
+                quantity=f"{_counted(number, 'VM')}, 1 address",
+                usd_per_hour=billing.nat_usd_per_hour(number),
+            )
 
 
 def _rates(config: Config, *, nat: bool) -> tuple[Rate, ...]:

@@ -175,14 +175,6 @@ def test_what_a_grant_covers_of_a_slice_is_a_line_of_its_own_and_needs_no_price(
     assert cost(a_stack(a_slice(capacity="reserved")), 16).not_known == ()
 
 
-def test_the_disks_and_the_tier_that_are_priced_are_those_that_are_made() -> None:
-    from infra import file_server
-
-    assert file_server.BOOT_DISK_GIB == costs.GATEWAY_BOOT_GIB
-    assert file_server.DATA_DISK_TYPE == costs.GATEWAY_DISK_TYPE
-    assert file_server.TIER == "BASIC_HDD"
-
-
 def test_what_is_billed_by_use_has_its_rate() -> None:
     rates = cost(a_stack(region="us-west4")).rates
     assert [(each.what, each.usd) for each in rates] == [
