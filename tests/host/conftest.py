@@ -173,6 +173,11 @@ class Agent:
         until(lambda: not self.status(process_id, **fields)["supervised"])
         return self.status(process_id, **fields)
 
+    def stop(self, grace_s: float = 20) -> dict[str, Any]:
+        """How its only process was stopped."""
+        (stopped,) = self("stop", run_id=self.run_id, grace_s=grace_s)["stopped"]
+        return dict(stopped)
+
     def state_dir(self, process_id: int = 0, attempt: int = 0) -> Path:
         return self.root / "runs" / self.run_id / f"{attempt}-{process_id}"
 

@@ -97,18 +97,7 @@ class Hosts:
         self.run_dir.mkdir()
         for agent in self.agents:
             agent.run_dir = self.run_dir
-        self.proxies: list[Proxy] = []
-
-    def start_all_with_a_proxy(self, rank: int, script: str) -> Proxy:
-        """Start all hosts, of which `rank` reaches the liveness server through the proxy, and wait until all do."""
-        self.proxies.append(proxy := Proxy(self.port))
-        for each in [rank, *(other for other in range(SIZE) if other != rank)]:
-            self.start(each, script, **({"liveness_port": proxy.port} if each == rank else {}))
-        for each in range(SIZE):
-            self.up(each)
-        until(lambda: proxy.connections > 0)
-        self.connect()
-        return proxy
+        self.proxy = Proxy(self.port)
 
     def start(self, rank: int, script: str, **fields: Any) -> dict[str, Any]:
         liveness = {
@@ -121,20 +110,15 @@ class Hosts:
         }
         return self.agents[rank].start(STEPPING + script, rank, **{**liveness, **fields})
 
-    def up(self, rank: int) -> None:
-        log = Path(self.agents[rank].record(rank)["log_path"])
-        until(lambda: log.exists() and b"up" in log.read_bytes())
-
-    def start_all(self, *scripts: str, **fields: Any) -> None:
-        """The first script on the first host and so on; the last one on all hosts that are left."""
-        for rank in range(len(self.agents)):
-            self.start(rank, scripts[min(rank, len(scripts) - 1)], **fields)
-        for rank in range(len(self.agents)):
-            self.up(rank)
-
-    def connect(self) -> None:
-        """Wait until all hosts have reached the liveness server."""
-        until(lambda: established(self.port) >= len(self.agents))
+    def start_all(self, script: str, proxied: int | None = None, **fields: Any) -> None:
+        """Wait until all hosts have reached the liveness server, one of them through the proxy if asked for."""
+        for rank in range(SIZE):
+            port = self.proxy.port if rank == proxied else self.port
+            self.start(rank, script, liveness_port=port, **fields)
+        for rank, agent in enumerate(self.agents):
+            log = Path(agent.record(rank)["log_path"])
+            until(lambda log=log: log.exists() and b"up" in log.read_bytes())  # type: ignore[misc]
+        until(lambda: established(self.port) >= SIZE)
 
     def kill(self, rank: int, signum: int = signal.SIGKILL) -> None:
         os.kill(int(self.agents[rank].record(rank)["pid"]), signum)
@@ -150,8 +134,7 @@ class Hosts:
         return found
 
     def end_all(self) -> None:
-        for proxy in self.proxies:
-            proxy.end()
+        self.proxy.end()
         for agent in self.agents:
             agent.end_all()
 
@@ -196,7 +179,6 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
 
 def test_a_killed_process_stops_all_hosts_and_is_blamed_with_its_last_lines(hosts: Hosts) -> None:
     hosts.start_all(LIVE)
-    hosts.connect()
     killed = time.monotonic()
     hosts.kill(3)
     entries = hosts.ended()
@@ -235,7 +217,6 @@ def test_without_host_0_the_others_end_and_the_result_names_it(hosts: Hosts) -> 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_host_whose_supervisor_is_killed_is_missed_and_leaves_nothing(hosts: Hosts, rank: int) -> None:
     hosts.start_all(LIVE)
-    hosts.connect()
     killed = time.monotonic()
     os.kill(hosts.agents[rank].record(rank)["supervisor_pid"], signal.SIGKILL)
     entries = hosts.ended()
@@ -248,9 +229,9 @@ def test_a_host_whose_supervisor_is_killed_is_missed_and_leaves_nothing(hosts: H
 
 @pytest.mark.parametrize("how", ["closed", "silent"])
 def test_a_host_that_cannot_be_reached_any_more_is_lost_and_stops_by_itself(hosts: Hosts, how: str) -> None:
-    proxy = hosts.start_all_with_a_proxy(2, LIVE)
+    hosts.start_all(LIVE, proxied=2)
     cut = time.monotonic()
-    proxy.mode = how
+    hosts.proxy.mode = how
     entries = hosts.ended()
     assert time.monotonic() - cut < 2 * SILENCE_S + 15
     said = {"closed": "its connection ended", "silent": f"it has not been heard of for {SILENCE_S:g} s"}[how]
@@ -262,7 +243,6 @@ def test_a_host_that_cannot_be_reached_any_more_is_lost_and_stops_by_itself(host
 
 def test_a_stop_that_was_asked_for_fails_nothing(hosts: Hosts) -> None:
     hosts.start_all(LIVE)
-    hosts.connect()
     for rank in (1, 0, 3, 2):
         hosts.agents[rank]("stop", run_id="run-1", grace_s=0)
     hosts.ended()
@@ -300,10 +280,10 @@ NONSENSE = b"""{"ended": {}}
 
 
 def test_strangers_nonsense_a_cut_connection_and_a_second_start_harm_nothing(hosts: Hosts) -> None:
-    proxy = hosts.start_all_with_a_proxy(1, UNTIL_ENOUGH)
-    before = proxy.connections
-    proxy.mode = "cut"
-    until(lambda: proxy.connections > before)
+    hosts.start_all(UNTIL_ENOUGH, proxied=1)
+    before = hosts.proxy.connections
+    hosts.proxy.mode = "cut"
+    until(lambda: hosts.proxy.connections > before)
 
     with contextlib.ExitStack() as open_sockets:
         strangers = []

@@ -153,7 +153,7 @@ live()
     assert agent.status()["state"] == "running"
     assert "in live" in agent("stacks", **ONE, timeout_s=10)["text"]
     assert agent("logs", **ONE, offset=0, limit_bytes=100)["text"] == "ready\n"
-    (stopped,) = agent("stop", run_id="run-1", grace_s=10)["stopped"]
+    stopped = agent.stop(10)
     assert (stopped["how"], stopped["code"]) == ("exited by itself", 75)
     assert agent.ended()["reason"] == "exit code 75"
     assert not (agent.run_dir / "result.json").exists()

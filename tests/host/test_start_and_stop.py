@@ -176,21 +176,16 @@ def test_a_wait_that_nobody_listens_to_any_more_ends(agent: Any) -> None:
         waiting.wait(10)
 
 
-def stop(agent: Any, grace_s: float) -> dict[str, Any]:
-    (stopped,) = agent("stop", run_id="run-1", grace_s=grace_s)["stopped"]
-    return dict(stopped)
-
-
 def test_stops_at_once_send_one_sigterm_and_leave_a_job_and_its_children_the_time_to_save(agent: Any) -> None:
     agent.start_and_hear(SAVES)
     with ThreadPoolExecutor(3) as pool:
-        stopped = list(pool.map(lambda _: stop(agent, 20), range(3)))
+        stopped = list(pool.map(lambda _: agent.stop(20), range(3)))
     assert {(one["how"], one["code"], one["signal"]) for one in stopped} >= {("exited by itself", 75, None)}
     assert {one["code"] for one in stopped} == {75}
     up, saving, saved, child = agent.log().splitlines()
     assert (up, saving, saved) == ("up", "saving True", "saved, and its child ended with None")
     until(lambda: not is_running(int(child)))
-    assert stop(agent, 5)["how"] == "not running"
+    assert agent.stop(5)["how"] == "not running"
     assert agent("stop", run_id="run-9", grace_s=5)["stopped"] == []
 
 
@@ -202,7 +197,7 @@ def test_a_job_that_does_not_stop_is_killed_and_that_is_no_failure(agent: Any, i
         stat = Path(f"/proc/{started['pid']}/stat")
         until(lambda: proc.parse_stat(stat.read_text())[0] == "T")
     before = time.monotonic()
-    stopped = stop(agent, 0.5)
+    stopped = agent.stop(0.5)
     assert 0.5 < time.monotonic() - before < 5
     assert (stopped["how"], stopped["signal"]) == ("killed", 9)
     assert not is_running(started["pid"])
@@ -231,7 +226,7 @@ def test_a_full_disk_keeps_no_job_from_being_stopped(agent: Any, small_disk: Pat
     room = os.statvfs(small_disk)
     (small_disk / "rest").write_bytes(bytes(room.f_bfree * room.f_frsize))
     assert agent.status()["state"] == "running"
-    stopped = stop(agent, 20)
+    stopped = agent.stop(20)
     assert (stopped["how"], stopped["code"]) == ("exited by itself", 75)
     assert agent.log().count("saving") == 1
 
@@ -239,4 +234,4 @@ def test_a_full_disk_keeps_no_job_from_being_stopped(agent: Any, small_disk: Pat
 def test_a_stop_that_cannot_be_written_down_is_sent_all_the_same(agent: Any) -> None:
     agent.start_and_hear(SAVES)
     (agent.state_dir() / "stop-requested").mkdir()  # stands for a disk on which nothing can be made any more
-    assert stop(agent, 20)["code"] == 75
+    assert agent.stop(20)["code"] == 75

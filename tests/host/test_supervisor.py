@@ -141,8 +141,7 @@ def test_a_process_without_supervisor_and_guard_is_stopped_whole(agent: Any, is_
         os.kill(started["pid"], signal.SIGKILL)
         until(lambda: agent.status()["state"] == "lost")
     assert is_running(grandchild)
-    (stopped,) = agent("stop", run_id="run-1", grace_s=5)["stopped"]
-    assert stopped["how"] == ("killed" if is_killed else "terminated")
+    assert agent.stop(5)["how"] == ("killed" if is_killed else "terminated")
     assert not is_running(started["pid"]) and not is_running(grandchild)
     assert agent.status()["state"] == ("lost" if is_killed else "exited")
 

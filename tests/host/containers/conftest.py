@@ -79,10 +79,6 @@ class BoxedAgent(Agent):
         request = super().start_request(script, process_id, container=container, **fields)
         return {**request, "argv": ["python", *request["argv"][1:]]} if "argv" not in fields else request
 
-    def stop(self, grace_s: float = 20) -> dict[str, Any]:
-        (stopped,) = self("stop", run_id=self.run_id, grace_s=grace_s)["stopped"]
-        return dict(stopped)
-
     def name(self, process_id: int = 0) -> str:
         return f"tpu-stack-{self.run_id}-0-{process_id}"
 

@@ -291,7 +291,7 @@ DELIVER = """
 import json, os, socket, sys
 asked = json.load(sys.stdin)
 log = [open(each["path"]).read() for each in asked["files"] if "path" in each]
-said = {"url": sys.argv[1], "files": [each["name"] for each in asked["files"]], "log": log, "uid": os.getuid(),
+said = {"url": sys.argv[1], "files": [each["name"] for each in asked["files"]], "log": log,
         "token": os.environ["RUN_TOKEN"], "controlled": "RUN_CONTROL_DIR" in os.environ}
 with socket.create_connection(("127.0.0.1", int(os.environ["RUN_PORT"]))) as to:
     to.sendall(json.dumps(said).encode())
@@ -302,22 +302,14 @@ def test_the_end_of_a_run_in_a_bucket_is_delivered_from_a_container(boxed: Any, 
     runtime = tmp_path / "code/jobs/runtime"
     runtime.mkdir(parents=True)
     (runtime / "deliver.py").write_text(DELIVER)
-    log = tmp_path / "logs" / "host-0.log"
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(60)
-        request = boxed.start_request(
-            'say("up"); sys.exit(3)',
-            run_dir=None,
-            log_path=str(log),
-            num_processes=1,
-            boxed={"mounts": [str(tmp_path)], "read_only_mounts": [str(tmp_path / "code")]},
-        )
-        request["env"].update(
-            RUN_DIR="gs://bucket/run",
-            RUN_TOKEN="token",
-            RUN_PORT=str(server.getsockname()[1]),
-            PYTHONPATH=str(tmp_path / "code"),
-        )
+        places = {"mounts": [str(tmp_path)], "read_only_mounts": [str(tmp_path / "code")]}
+        own = {"run_dir": None, "log_path": str(tmp_path / "logs" / "host-0.log"), "boxed": places}
+        request = boxed.start_request('say("up"); sys.exit(3)', **own)
+        port = str(server.getsockname()[1])
+        request["env"].update(RUN_TOKEN="token", RUN_PORT=port, PYTHONPATH=str(tmp_path / "code"))
+        request["env"]["RUN_DIR"] = "gs://bucket/run"
         # The job itself writes to a directory: the bucket is the supervisor's alone here.
         boxed("start", **request)
         connection, _ = server.accept()
