@@ -112,7 +112,7 @@ class Hosts:
 
     def start_all(self, script: str, proxied: int | None = None, **fields: Any) -> None:
         """Wait until all hosts have reached the liveness server, one of them through the proxy if asked for."""
-        for rank in range(SIZE):
+        for rank in sorted(range(SIZE), key=lambda rank: rank != proxied):
             port = self.proxy.port if rank == proxied else self.port
             self.start(rank, script, liveness_port=port, **fields)
         for rank, agent in enumerate(self.agents):
