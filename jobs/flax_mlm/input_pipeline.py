@@ -26,7 +26,7 @@ class InputPipeline:
         return self._tokens.sequences(split, self._config.sequence_length)
 
     def place(self, values_B: np.ndarray) -> jax.Array:
-        """Values that every host has, (B, …); each device is given its own rows of them."""
+        """Place values that every host has, (B, …): each device is given its own rows of them."""
         return jax.make_array_from_callback(values_B.shape, self._by_row, lambda rows: values_B[rows])
 
     def step(self, step: int) -> jax.Array:

@@ -78,7 +78,7 @@ class LossGuard:
 
     @classmethod
     def from_notes(cls, notes: Mapping[str, Any] | None) -> LossGuard:
-        """As it was when `notes` were taken; anew where there are none, as in checkpoints of older code."""
+        """The guard as it was when `notes` were taken; a new one without them, as in checkpoints of older code."""
         return cls(**notes) if notes else cls()
 
     def notes(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class LossGuard:
         return len(self.losses) > WINDOW and max(self.losses) < MEMORISED_NATS
 
     def _wrong(self, loss: float, grad_norm: float, has_leapt: bool) -> tuple[str, str] | None:
-        """What is wrong with the step, and what helps where it stays so."""
+        """What is wrong with the step, and the remedy where it stays so."""
         usual = self._usual()
         before = "" if usual is None else f" (usually {usual:.4g})"
         if math.isnan(loss) and grad_norm == 0:
@@ -154,7 +154,7 @@ class LossGuard:
 
 
 def batch_file(step: int) -> str:
-    """Where the batch of an outlier is kept, in the run directory."""
+    """The file in the run directory that keeps the batch of an outlier."""
     return f"trouble/step-{step}.json"
 
 

@@ -79,7 +79,7 @@ class Linear(nnx.Module):
 
 
 def _fold(keys_B: jax.Array | None, place: int) -> jax.Array | None:
-    """Keys for another place of the network."""
+    """Keys for place number `place` of the network."""
     return None if keys_B is None else jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys_B, place)
 
 
@@ -150,7 +150,7 @@ class Layer(nnx.Module):
         segments_BS: jax.Array | None,
         positions_BM: jax.Array | None,
     ) -> jax.Array:
-        """What the heads gather for M positions from all S, side by side."""
+        """Attention of M positions to all S, the heads side by side."""
         d, narrow_BSD, segments_BM = x_BSD.shape[-1], x_BSD.astype(self.dtype), segments_BS
         if positions_BM is None:
             q_BMD, k_BSD, v_BSD = jnp.split(self.qkv(narrow_BSD), 3, axis=-1)
@@ -163,7 +163,7 @@ class Layer(nnx.Module):
 
 
 def _at(x_BS: jax.Array, positions_BM: jax.Array) -> jax.Array:
-    """(B, M, …): of (B, S, …) what lies at these positions."""
+    """Gather (B, M, …) from (B, S, …) at these positions."""
     return jnp.take_along_axis(
         x_BS, positions_BM.reshape(*positions_BM.shape, *(1,) * (x_BS.ndim - 2)), axis=1
     )
@@ -212,7 +212,7 @@ class Mlm(nnx.Module):
         return logits_BMV[..., : self.vocab_size]
 
     def padded_logits(self, x_BMD: jax.Array) -> jax.Array:
-        """As `logits`, and behind them what is never chosen, up to `Dimensions.vocab_rows`: no copy is made."""
+        """As `logits`, padded to `Dimensions.vocab_rows` with logits that are never chosen: no copy is made."""
         x_BMD = self.head_norm(gelu(self.head_dense(x_BMD.astype(self.dtype))))
         logits_BMV = logits(x_BMD, self.embeddings.tokens.embedding[...], self.head_bias[...])
         rows = logits_BMV.shape[-1]

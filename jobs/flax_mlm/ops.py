@@ -58,7 +58,7 @@ def gelu(x: jax.Array) -> jax.Array:
 
 
 def layer_norm(x: jax.Array, scale_D: jax.Array, bias_D: jax.Array) -> jax.Array:
-    """Over the last axis (Ba et al. 2016, arXiv:1607.06450)."""
+    """Layer norm over the last axis (Ba et al. 2016, arXiv:1607.06450)."""
     centred = widened(x) - widened(x).mean(-1, keepdims=True)
     normal = centred * jax.lax.rsqrt((centred * centred).mean(-1, keepdims=True) + LAYER_NORM_EPSILON)
     return (normal * scale_D + bias_D).astype(x.dtype)
@@ -179,7 +179,7 @@ def _takes_splash(q_BMHK: jax.Array, k_BSHK: jax.Array) -> bool:
 
 
 def _takes_cudnn(q_BMHK: jax.Array, k_BSHK: jax.Array, mask_B1MS: jax.Array | None) -> bool:
-    """With a mask cuDNN refuses to train on an odd number of positions (jax 0.12)."""
+    """Whether cuDNN takes these shapes: with a mask it refuses to train on an odd number of positions (jax 0.12)."""
     is_even = q_BMHK.shape[1] % 2 == 0 and k_BSHK.shape[1] % 2 == 0
     return (
         (mask_B1MS is None or is_even)

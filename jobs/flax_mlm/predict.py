@@ -97,7 +97,7 @@ class Place(NamedTuple):
 
 
 def sample(*, sequences: int, length: int, trained_rows: int) -> np.ndarray:
-    """The held-out sequences that are looked at, (N,) indices, spread evenly."""
+    """Choose held-out sequences for the final evaluation: (N,) indices, spread evenly."""
     rows = min(MOST_ROWS, int(trained_rows * SHARE))
     count = max(1, min(sequences, rows // length))
     return np.linspace(0, sequences - 1, count).round().astype(np.int64)
@@ -113,7 +113,7 @@ def final_eval(
     batch_size: int,
     tick: Callable[[], None],
 ) -> dict[str, Any]:
-    """`pseudo_perplexity` and `fillings` for result.json. Every process makes the same call.
+    """Compute `pseudo_perplexity` and `fillings` for result.json. Every process makes the same call.
 
     Args:
         predict: see `make_sharded_predict`, compiled so that what it returns is whole on every device.
@@ -179,7 +179,7 @@ def filling(
     decode: Callable[[Sequence[int]], str],
     special_ids: Sequence[int],
 ) -> dict[str, Any]:
-    """What result.json holds of one: the text before and after within its document, the true word, and the guesses.
+    """An entry of `fillings`: the text before and after within its document, the true word, and the guesses.
 
     guesses: (token, probability) pairs, best first.
     """
@@ -214,7 +214,7 @@ def encode(text: str, tokenizer: TokenizerFacts) -> list[int]:
 
 
 def fill(model: Pretrained, text: str) -> list[list[dict[str, Any]]]:
-    """Of each mask of the text, all of them hidden at once, the best tokens.
+    """The best tokens for each mask of the text, all of them hidden at once.
 
     Raises:
         RequestError: there is no mask in the text, or it is longer than the model's longest sequence.

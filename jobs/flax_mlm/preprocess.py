@@ -169,7 +169,7 @@ class Batch:
 
     @property
     def ends_whole(self) -> bool:
-        """Whether its last document is whole: only then can the work be taken up again behind it."""
+        """Whether its last document is whole: only then can the work be continued after it."""
         return self.pieces[-1].ends
 
     def documents(self, split: Split) -> int:
@@ -178,7 +178,7 @@ class Batch:
 
 
 def batches(documents: Iterable[tuple[Split, str]], *, skip: int = 0) -> Iterator[Batch]:
-    """All documents but the first `skip`. Which batch a document is in has no bearing on its tokens."""
+    """Yield all documents but the first `skip` in batches; the batch a document is in has no bearing on its tokens."""
     pieces: list[Piece] = []
     characters = 0
     for number, (split, text) in enumerate(documents):
@@ -195,7 +195,7 @@ def batches(documents: Iterable[tuple[Split, str]], *, skip: int = 0) -> Iterato
 
 
 def cut(split: Split, text: str) -> Iterator[Piece]:
-    """`text` in pieces of at most PIECE_CHARACTERS, cut before a single space between two words.
+    """Yield `text` in pieces of at most PIECE_CHARACTERS, cut before a single space between two words.
 
     There the tokens of the pieces are those of the whole: a byte-level BPE as RoBERTa's never joins what stands
     before such a space to what stands behind it. A text without one in half a piece is cut where the piece is full.
@@ -235,7 +235,7 @@ class Encoder:
         self._typecode = _TYPECODES[dtype]
 
     def encode(self, batch: Batch) -> Encoded:
-        """`<s> document </s>` for each document; of a piece only what it has of these.
+        """Encode each document as `<s> document </s>`, and of a piece only its part of that.
 
         Raises:
             OverflowError: an id does not fit.
@@ -254,7 +254,7 @@ class Encoder:
 
 
 def processes_for(text_bytes: int, cores: int) -> int:
-    """How many processes encode a corpus of `text_bytes`; 0: this one does it by itself."""
+    """The number of processes that encode a corpus of `text_bytes`; 0: this process encodes it."""
     count = min(cores, MOST_PROCESSES, text_bytes // BYTES_PER_PROCESS)
     return count if count > 1 else 0
 
@@ -262,7 +262,7 @@ def processes_for(text_bytes: int, cores: int) -> int:
 def encoded(
     batches: Iterable[Batch], tokenizer: Path, dtype: Dtype, *, processes: int
 ) -> Iterator[tuple[Batch, Encoded]]:
-    """Each batch with its tokens, in order. An error of `batches` is raised when those before it have come.
+    """Yield each batch with its tokens, in order. An error of `batches` is raised after the batches before it.
 
     Raises:
         RuntimeError: one of the processes was killed.
@@ -338,14 +338,14 @@ def _encode(batch: Batch) -> Encoded:
 
 
 class Torn(Exception):
-    """What is there is not what the journal says."""
+    """The files are not what the journal says."""
 
 
 class Stream:
     """One split's file. `documents` and `size_bytes` are what has been written."""
 
     def __init__(self, path: Path, noted: Mapping[str, Any] | None) -> None:
-        """Begin the file, or go on behind what was `noted` of it.
+        """Begin the file, or continue it after what was `noted` of it.
 
         Raises:
             Torn: it does not begin with that.
@@ -431,7 +431,7 @@ class Streams:
         self._streams["eval"].write(encoded.eval, eval_documents)
 
     def note(self) -> None:
-        """From here a later writer goes on. To be called where all documents are whole."""
+        """Note in the journal that a later writer can continue here. To be called where all documents are whole."""
         journal: dict[str, Any] = {"version": _JOURNAL_VERSION}
         for split, stream in self._streams.items():
             stream.flush()
@@ -439,7 +439,7 @@ class Streams:
         atomic.write_json(self._directory / JOURNAL, journal)
 
     def facts(self, width: int) -> dict[str, dict[str, Any]]:
-        """Of each split what meta.json has, ids being `width` bytes wide."""
+        """What meta.json says of each split, whose ids are `width` bytes wide."""
         return {
             split: {
                 "documents": stream.documents,

@@ -59,12 +59,12 @@ def grid(fsdp: int, devices: Sequence[Any]) -> np.ndarray:
 
 
 def by_row(mesh: Mesh) -> NamedSharding:
-    """Of (B, …) arrays: each device has its own rows."""
+    """The sharding of (B, …) arrays of which each device has its own rows."""
     return NamedSharding(mesh, ROWS)
 
 
 def whole(mesh: Mesh) -> NamedSharding:
-    """Of arrays that every device has whole."""
+    """The sharding of arrays that every device has whole."""
     return NamedSharding(mesh, WHOLE)
 
 
@@ -82,7 +82,7 @@ def shardings(tree: Any, mesh: Mesh) -> Any:
 
 
 def to_host(tree: Any, mesh: Mesh) -> Any:
-    """Every leaf whole, in this host's memory: one after the other, so that no device holds more than one of them."""
+    """Copy every leaf whole into this host's memory, one after the other: no device holds more than one of them."""
     collected = jax.jit(lambda leaf: leaf, out_shardings=whole(mesh))
     return jax.tree.map(lambda leaf: np.asarray(collected(leaf)), tree)
 

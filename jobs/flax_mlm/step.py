@@ -61,7 +61,7 @@ class Masked(NamedTuple):
 
 
 def slots_for(share: float, length: int) -> int:
-    """Masked slots of a sequence of `length` tokens: `share` of them, rounded, at least one."""
+    """The number of masked slots of a sequence of `length` tokens: `share` of them, rounded, at least one."""
     return max(1, round(share * length))
 
 
@@ -171,7 +171,7 @@ def with_params(state: State, params: Any) -> State:
 def mask_of_step(
     rule: MaskRule, seed: int, step: jax.Array, tokens_BS: jax.Array, rows_B: jax.Array
 ) -> Masked:
-    """What the step that follows `step` steps hides of its tokens; rows_B: their places in the global batch."""
+    """Mask the tokens of the step that follows `step` steps; rows_B: their places in the global batch."""
     return mask(rule, _fold(seed, MASK_STREAM, step), tokens_BS, rows_B)
 
 

@@ -58,7 +58,7 @@ def train(run: Run, config: Config) -> Final:
 
 
 def prepare_data(run: Run, config: Config) -> Tokens:
-    """The tokenised corpus, the same on every host."""
+    """Tokenise the corpus, or find it in the cache; it is the same on every host."""
     prepare = functools.partial(data.prepare, config, Path(run.environment.cache_dir), run.prepare)
     what = f"--data {config.data}"
     if config.remote_cache is None:
@@ -97,7 +97,7 @@ class Training:
         self.in_flight: deque[tuple[int, dict[str, jax.Array]]] = deque()
 
     def restore(self, begun_from: Pretrained | None) -> None:
-        """Go on with the newest checkpoint, else with the model to begin from, else with the state that was drawn."""
+        """Continue from the newest checkpoint, else from the model of --init-from, else from the drawn state."""
         run, config = self.run, self.config
         run.say(
             f"{sum(leaf.size for leaf in jax.tree.leaves(self.state['params'])):,} parameters on "
@@ -123,7 +123,7 @@ class Training:
             self.evaluate(0, self.inputs.sequences("eval"))
 
     def loop(self) -> None:
-        """Step after step, with evaluations and checkpoints where they are due."""
+        """Take the steps, with evaluations and checkpoints where they are due."""
         config, run = self.config, self.run
         rows_B = self.inputs.place(np.arange(config.batch_size, dtype=np.int32))
         is_held_back = False
@@ -160,7 +160,7 @@ class Training:
         self.settle()
 
     def finish(self) -> Final:
-        """The last checkpoint, evaluation and export; returns the final metrics."""
+        """Write the last checkpoint, evaluate and export; returns the final metrics."""
         config, run = self.config, self.run
         run.time.enter("finish")
         self.save(config.steps)
@@ -273,7 +273,7 @@ class Training:
             self.run.heartbeat.tick()
 
     def leave(self, step: int) -> None:
-        """End here, as a host was told to stop; the checkpoint after `step` has begun."""
+        """End this process, as a host was told to stop; the checkpoint after `step` has begun."""
         with self.run.time.part("checkpoint"):
             self.checkpoints.wait()
         if self.metrics is not None:

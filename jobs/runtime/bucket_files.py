@@ -101,7 +101,7 @@ def _bucket(url: str) -> Any:
 
 
 def pauses_s(directory: RunDirectory) -> Sequence[float]:
-    """Between tries to write there: a bucket may refuse for a moment; a disk that is full stays full."""
+    """Pauses between tries to write there: a bucket may refuse for a moment; a disk that is full stays full."""
     return PAUSES_S if directory.is_remote else ()
 
 
@@ -112,7 +112,7 @@ def retry[Result](
     pauses_s: Sequence[float] = PAUSES_S,
     say: Callable[[str], None] = print,
 ) -> Result:
-    """What `action` returns, at the first try that goes through; each failed one is said.
+    """Call `action` until it succeeds, and say each failure.
 
     Raises:
         Exception: that of the last try.

@@ -109,7 +109,7 @@ def _wait(lock: FileLock, limit_s: float, say: Callable[[str], None]) -> None:
 
 
 def _build(directory: Path, build: Callable[[Path], None], goes_on: bool) -> None:
-    """Runs under the lock, so one fixed temporary name is enough, and what lies there is no living builder's."""
+    """Build under the lock: one fixed temporary name is enough, and what lies there is no living builder's."""
     temporary = directory.with_name(directory.name + ".building")
     if temporary.exists() and not goes_on:
         shutil.rmtree(temporary)
@@ -144,7 +144,7 @@ def _flush(path: str | Path) -> None:
 
 
 class RemoteCache:
-    """The folders under `url`: whatever fsspec knows, a path too."""
+    """The folders under `url`, which is a path or any URL that fsspec knows."""
 
     def __init__(self, url: str) -> None:
         self._url = os.path.expanduser(url).rstrip("/")

@@ -31,7 +31,8 @@ class File:
     limit_bytes: int | None = None
 
     def content(self) -> str:
-        """
+        """The text, or the last part of the file.
+
         Raises:
             OSError: the file at the path cannot be read.
         """

@@ -72,13 +72,13 @@ class Heartbeat:
         return self._step
 
     def step(self, step: int) -> None:
-        """The step that has been computed; costs nothing, the thread writes it. The first one ends "joined"."""
+        """Report a computed step; costs nothing, the thread writes it. The first one ends the state "joined"."""
         self._step, self._step_time = step, time.time()
         if self._state == "joined":
             self.state("stepping")
 
     def tick(self) -> None:
-        """Progress that is no step: a batch of an evaluation, a file that was written. Costs nothing either."""
+        """Report progress that is no step: a batch of an evaluation, a file that was written. Costs nothing either."""
         self._step_time = time.time()
 
     def state(self, state: State, message: str | None = None) -> None:
@@ -97,18 +97,18 @@ class Heartbeat:
             self._write()
 
     def say(self, message: str | None) -> None:
-        """What is being done within the present state, for whoever watches; None: nothing that needs saying."""
+        """Report what is being done within the present state; None: nothing that needs saying."""
         self.state(self._state, message)
 
     def warn(self, text: str) -> None:
-        """Something that whoever watches has to know, though the process goes on; MOST_WARNINGS of them at most."""
+        """Report a warning while the process goes on; MOST_WARNINGS of them at most."""
         if len(self.warnings) < MOST_WARNINGS:
             self.warnings = [*self.warnings, text]
         elif len(self.warnings) == MOST_WARNINGS:
             self.warnings = [*self.warnings, "there were more warnings: the log has them all"]
 
     def end(self, state: State, message: str | None = None, *, says_all: bool = False) -> None:
-        """The last heartbeat: nothing is written after it. says_all: the message needs no lines of the log beside it.
+        """Write the last heartbeat. says_all: the message needs no lines of the log beside it.
 
         Raises:
             OSError: the run directory, on a disk, cannot be written. What a bucket refuses is said in the log.
@@ -184,7 +184,7 @@ class Heartbeat:
 
 
 def _overwrite(path: str, data: bytes) -> None:
-    """In place: on a full disk there is no room beside, and a process that falls silent counts as hung."""
+    """Write in place: on a full disk there is no room beside, and a process that falls silent counts as hung."""
     with open(path, "r+b") as file:
         file.write(data)
         file.truncate()

@@ -79,7 +79,7 @@ class Checkpoints:
             self._best.losses[step] = loss
 
     def wait(self) -> None:
-        """Until everything that was begun is on the disk.
+        """Wait until everything that was begun is on the disk.
 
         Raises:
             OSError, ValueError: it could not be written.
@@ -153,7 +153,7 @@ class Checkpoints:
 
 
 class _Best:
-    """A preservation policy: the checkpoint with the lowest evaluation loss is kept, known when it is long written."""
+    """A preservation policy: keeps the checkpoint with the lowest evaluation loss, known long after it was written."""
 
     def __init__(self) -> None:
         self.losses: dict[int, float] = {}
