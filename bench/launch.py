@@ -345,7 +345,7 @@ def launch(inventory: Inventory, folder: Path) -> Measured:
         phase.ends("connect")
         facts = rollout.preflight(wanted, target.agents)
         phase.ends("preflight")
-        rollout.stage(wanted, code, target.agents, facts)
+        rollout.stage(code, target.agents, facts)
         phase.ends("stage")
         wanted = plan.settled(wanted, facts, token="bench")
         rollout.start(wanted, target.agents)

@@ -13,8 +13,8 @@
                              else the launcher; see `result`
 
 A heartbeat has rank, attempt, state (`jobs.runtime.heartbeat.State`), step, time (when it was written), step_time
-(when the step moved), pid, message, says_all (the message needs no lines of the log), warnings; exit_code where the
-agent has written it.
+(when the step moved), pid, message, says_all (the message needs no lines of the log), warnings, hangs_at_floor (the
+hang limit holds from the start); exit_code where the agent has written it.
 
 The agent imports this file at each start, so it imports nothing heavy.
 """

@@ -29,6 +29,11 @@ RUNS = "where runs are kept (default: where `fab train` keeps them)"
         "python": "the interpreter on the hosts",
         "runtime": RUNTIME,
         "container_access": ACCESS,
+        "workdir": "the folder of a command of your own, which comes after --",
+        "framework": "whose environment or image your command runs in: jax, pytorch, … (default: jax)",
+        "processes_per_host": "how many processes of your command a host starts, or per-chip (default: 1)",
+        "progress": "your command hangs when this file no longer grows: log, or a file (default: never)",
+        "dry_run": "print what would be sent and started, and what it costs; start nothing",
         "runs": "where runs are kept: a path that every host sees, or a URL such as gs://…",
         "name": "a name of your own for the run",
         "max_restarts": "how often the run is started again after it was lost, failed or hung",
@@ -50,6 +55,11 @@ def train(
     python: str = "",
     runtime: str = "",
     container_access: str = "",
+    workdir: str = "",
+    framework: str = "",
+    processes_per_host: str = "",
+    progress: str = "",
+    dry_run: bool = False,
     runs: str = "",
     name: str = "",
     max_restarts: str = "0",
@@ -57,15 +67,33 @@ def train(
     heartbeat_limit: str = "300",
     detach: bool = False,
 ) -> int:
-    """Train a job on all hosts, and follow the run.
+    """Train a job, or run a command of your own, on all hosts, and follow the run.
 
     The job's own options come after --, as in: fab train --job flax_mlm -- --steps 2000
-    `fab jobs` lists them.
+    `fab jobs` lists them. Your own command: fab train --workdir ~/my-project -- python train.py
     """
     from launch import follow as training
 
     words = training.words(args, options.after_dashes(c))
-    if {"-h", "--help"} & {*words}:
+    command = None
+    if not job and not resume and (workdir or (words and not words[0].startswith("-"))):
+        from launch import own_command
+
+        command = own_command.asked_for(
+            words,
+            workdir=workdir,
+            framework=framework,
+            processes_per_host=processes_per_host,
+            progress=progress,
+            python=python,
+        )
+        words, python = [], ""
+    elif workdir or framework or processes_per_host or progress:
+        raise RequestError(
+            "--workdir, --framework, --processes-per-host and --progress are for a command of your own, without --job "
+            "and --resume; a job has its framework, and a run goes on as it began"
+        )
+    elif {"-h", "--help"} & {*words}:
         from launch.commands import console
 
         return console.list_jobs(job or None)
@@ -85,6 +113,8 @@ def train(
         restarts=whole("--max-restarts", max_restarts, least=0) or 0,
         runtime=runtime or None,
         container_access=container_access or None,
+        command=command,
+        dry_run=dry_run,
     )
 
 

@@ -25,6 +25,7 @@ from launch.display import Display, Progress, printable, say, terminal
 from launch.hosts import STOP_NOW_S, Agent, HostError, stop_processes
 from launch.jobs import CHECKOUT
 from launch.launch import Request
+from launch.own_command import Command
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from launch.run_record import finalize
 from launch.runs import Run
@@ -50,16 +51,25 @@ def train(
     restarts: int,
     runtime: str | None = None,
     container_access: str | None = None,
+    command: Command | None = None,
+    dry_run: bool = False,
 ) -> int:
-    """Start or resume a run and, unless `detach`, follow it to its end. restarts: how often it may be started again."""
+    """Start or resume a run and, unless `detach`, follow it to its end. restarts: how often it may be started again.
+
+    command: an own command, in place of a job. dry_run: only print what would be done.
+    """
     console = terminal()
     target = open_target(None)
     old = resumed(target, resume, job) if resume else None
     target = open_target(old) if old and target.is_local else target
-    if old is None and job is None:
-        raise RequestError(f"--job: say what to train; choose one of {', '.join(job_index.names())}")
+    if old is None and job is None and command is None:
+        raise RequestError(
+            f"--job: say what to train; choose one of {', '.join(job_index.names())}, or name the folder of a command "
+            "of your own, as in: fab train --workdir ~/my-project -- python train.py"
+        )
     request = Request(
         job=job or (old.described["job"] if old else ""),
+        command=command,
         arguments=tuple(arguments),
         name=name,
         resume=old,
@@ -68,6 +78,12 @@ def train(
         runtime=runtime,
         container_access=container_access,
     )
+    if dry_run:
+        from launch import dry_run as showing  # a launch does without
+
+        for line in showing.lines(launching.work_out(request, target), target):
+            console.print(line, soft_wrap=True)
+        return DONE
     return _carry_out(console, request, target, open_target, restarts, detach=detach)
 
 

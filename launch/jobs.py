@@ -164,10 +164,14 @@ LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cach
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A tar.gz and the SHA-256 of its bytes. The same files give the same bytes, whenever and wherever made."""
+    """A tar.gz and the SHA-256 of its bytes. The same files give the same bytes, whenever and wherever made.
+
+    names: of its files.
+    """
 
     sha256: str
     archive: bytes
+    names: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,18 +202,29 @@ def bundle(checkout: Path) -> Bundle:
             f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts as code; the largest file is "
             f"{largest.relative_to(checkout)}: keep data elsewhere"
         )
-    packed = tar({path.relative_to(checkout).as_posix(): path.read_bytes() for path in files})
-    archive = gzip.compress(packed, compresslevel=6, mtime=0)
-    return Bundle(sha256=hashlib.sha256(archive).hexdigest(), archive=archive)
+    return archive(checkout, files)
 
 
-def tar(files: Mapping[str, bytes]) -> bytes:
-    """Return a tar of the files by their names; the same files in the same order give the same bytes."""
+def archive(folder: Path, files: Sequence[Path], programs: Set[Path] = frozenset()) -> Bundle:
+    """Bundle these files of a folder, in this order; `programs` among them may be executed."""
+    contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+    packed = tar(contents, {path.relative_to(folder).as_posix() for path in programs})
+    compressed = gzip.compress(packed, compresslevel=6, mtime=0)
+    return Bundle(
+        sha256=hashlib.sha256(compressed).hexdigest(), archive=compressed, names=frozenset(contents)
+    )
+
+
+def tar(files: Mapping[str, bytes], programs: Set[str] = frozenset()) -> bytes:
+    """Return a tar of the files by their names; the same files in the same order give the same bytes.
+
+    programs: those that may be executed.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o644
+            member.size, member.mode = len(content), 0o755 if name in programs else 0o644
             archive.addfile(member, io.BytesIO(content))
     return packed.getvalue()
 

@@ -26,10 +26,11 @@ from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.run_directory import RunDirectory
 from jobs.runtime.cache import user_cache_dir
-from launch import jobs, runs
+from launch import environments, jobs, own_command, runs
 from launch import plan as plans
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, all_or_error, ask_all, stop_processes
-from launch.jobs import Bundle
+from launch.jobs import Bundle, Job
+from launch.own_command import Command
 from launch.plan import Plan
 from launch.run_record import finalize, run_record
 from launch.runs import Run
@@ -41,12 +42,13 @@ POLL_S = 0.25
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """A run that somebody wants: a new one of `job`, or `resume`, a run that has been.
+    """A run that somebody wants: a new one of `job` or of an own `command`, or `resume`, a run that has been.
 
     runtime, container_access: as `launch.plan.choose_container` takes them.
     """
 
     job: str
+    command: Command | None = None
     arguments: tuple[str, ...]
     name: str | None
     resume: Run | None
@@ -72,43 +74,26 @@ def launch(request: Request, target: Target, say: Say) -> Run:
         HostsError: hosts failed the preflight (nothing was started) or a start (all was stopped again).
         LaunchFailed: the processes did not form a group; all was stopped again.
     """
-    job = jobs.find(request.job)
-    base = (
-        job.config_of(request.resume.run_id, request.resume.described["config"]) if request.resume else None
-    )
-    config = job.parse(request.arguments, base=base)
-    runs.check_name(target.runs, request.name, request.resume.run_id if request.resume else None)
-    _check(request, job, config, target)
-    cwd = _cwd(request, target)
-    box = _container(request, job, config, target, cwd)
-    code = jobs.bundle(jobs.CHECKOUT)
-    now = datetime.datetime.now(datetime.UTC)
-    run_id = request.resume.run_id if request.resume else runs.new_run_id(job.name, now, random.Random())
-    directory = request.resume.directory if request.resume else target.runs.directory(run_id)
+    planned = work_out(request, target)
+    plan, directory, run_id = planned.plan, planned.directory, planned.plan.run_id
+    if (
+        target.is_local
+        and plan.command is not None
+        and plan.container is None
+        and planned.config.python is None
+    ):
+        environments.ensure(plan.framework, say)
     with _only_resume_of(run_id) if request.resume else contextlib.nullcontext():
-        attempt = _next_attempt(request.resume, target)
+        plan = dataclasses.replace(plan, attempt=_next_attempt(request.resume, target))
         before = directory.read_json(run_directory.RUN) if request.resume else None
-        plan = Plan(
-            target=target,
-            run_id=run_id,
-            attempt=attempt,
-            job=job.name,
-            framework=job.framework,
-            arguments=tuple(job.words(config)),
-            run_dir=directory.url,
-            cwd=cwd,
-            bundle_sha256=code.sha256,
-            hang_floor_s=request.hang_floor_s,
-            heartbeat_limit_s=request.heartbeat_limit_s,
-            container=box,
-        )
         began_s = time.monotonic()
         try:
-            plan = prepare(plan, code, target, say)
+            plan = prepare(plan, planned.bundles, target, say)
         except BaseException:
             _remove_if_empty(plan, target)
             raise
-        described = run_record(plan, config, name=request.name, now=now, before=before)
+        now = datetime.datetime.now(datetime.UTC)
+        described = run_record(plan, planned.config, name=request.name, now=now, before=before)
         directory.remove(run_directory.RESULT)
         directory.write_json(run_directory.RUN, described)
         _start_and_join(plan, target, directory, say)
@@ -116,16 +101,72 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     return _read(directory)
 
 
-def prepare(plan: Plan, code: Bundle, target: Target, say: Say) -> Plan:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A request worked out, before any host was asked. bundles: what the hosts need, our code first."""
+
+    plan: Plan
+    config: Any
+    bundles: tuple[Bundle, ...]
+    directory: RunDirectory
+
+
+def work_out(request: Request, target: Target) -> Planned:
+    """Check a request and return its plan; nothing is asked of the hosts.
+
+    Raises:
+        RequestError: it cannot be carried out.
+    """
+    resume = request.resume
+    job = (own_command.of_run(resume.described) if resume else request.command) or jobs.find(request.job)
+    base = job.config_of(resume.run_id, resume.described["config"]) if resume else None
+    config = job.parse(request.arguments, base=base)
+    runs.check_name(target.runs, request.name, resume.run_id if resume else None)
+    _check(request, job, config, target)
+    cwd = _cwd(request, target)
+    box = _container(request, job, config, target, cwd)
+    bundles = [jobs.bundle(jobs.CHECKOUT)]
+    if isinstance(job, Command):
+        bundles.append(job.folder())
+        if problems := own_command.problems(config, bundles[1], target, in_container=box is not None):
+            raise RequestError("\n".join(problems))
+    now = datetime.datetime.now(datetime.UTC)
+    run_id = resume.run_id if resume else runs.new_run_id(job.name, now, random.Random())
+    directory = resume.directory if resume else target.runs.directory(run_id)
+    plan = Plan(
+        target=target,
+        run_id=run_id,
+        attempt=resume.attempt + 1 if resume else 0,
+        job=job.name,
+        framework=job.framework,
+        arguments=tuple(job.words(config)),
+        run_dir=directory.url,
+        cwd=cwd,
+        bundle_sha256=bundles[0].sha256,
+        hang_floor_s=request.hang_floor_s,
+        heartbeat_limit_s=request.heartbeat_limit_s,
+        container=box,
+        command=job.planned(target, bundles[1], in_container=box is not None)
+        if isinstance(job, Command)
+        else None,
+    )
+    return Planned(plan=plan, config=config, bundles=tuple(bundles), directory=directory)
+
+
+def prepare(plan: Plan, bundles: Sequence[Bundle], target: Target, say: Say) -> Plan:
     """Preflight every host, send the code and pull the image; return the plan with what the preflight found.
 
     Raises:
         HostsError: a host is not ready; nothing has been started.
     """
     facts = preflight(plan, target.agents)
-    sent = stage(plan, code, target.agents, facts)
+    code, *folders = bundles
+    sent = stage(code, target.agents, facts)
+    sent += sum(stage_if_missing(folder, target.agents) for folder in folders)
     pull(plan, target.agents, facts, say)
-    say(f"preflight passed on {_named(target)}, code {code.sha256[:12]} {'sent' if sent else 'is there'}")
+    name = " and ".join(["code " + code.sha256[:12], *("folder " + folder.sha256[:12] for folder in folders)])
+    is_there = "are there" if folders else "is there"
+    say(f"preflight passed on {_named(target)}, {name} {'sent' if sent else is_there}")
     return plans.settled(plan, facts, token=secrets.token_hex(16))
 
 
@@ -181,19 +222,19 @@ def _remove_if_empty(plan: Plan, target: Target) -> None:
 
 
 def _container(
-    request: Request, job: jobs.Job, config: Any, target: Target, cwd: str
+    request: Request, job: Job | Command, config: Any, target: Target, cwd: str
 ) -> plans.Container | None:
     """Choose what the processes run in; on this machine with the files that the job's options name."""
     before = request.resume.described if request.resume else None
     box = plans.choose_container(
         target, job.framework, request.runtime, plans.built_here, before, request.container_access
     )
-    if box is None or not target.is_local:
+    if box is None or not target.is_local or isinstance(job, Command):
         return box
     return plans.container_with_files(box, dataclasses.asdict(config), cwd)
 
 
-def _check(request: Request, job: jobs.Job, config: Any, target: Target) -> None:
+def _check(request: Request, job: Job | Command, config: Any, target: Target) -> None:
     if part := target.part_of_tpu:
         raise RequestError(part)
     problems = job.problems(config, devices=target.devices)
@@ -236,7 +277,7 @@ def _bucket_problems(config: Any, target: Target) -> list[str]:
         return [found for found in pool.map(problem, *zip(*wanted, strict=True)) if found]
 
 
-def _data_problems(request: Request, job: jobs.Job, config: Any, target: Target) -> list[str]:
+def _data_problems(request: Request, job: Job | Command, config: Any, target: Target) -> list[str]:
     """Check the data from the directory in which the run is carried out, which is a resumed run's own."""
     try:
         with contextlib.chdir(_cwd(request, target)):
@@ -365,17 +406,32 @@ def preflight(plan: Plan, agents: Sequence[Agent]) -> list[dict[str, Any]]:
     return [answer["facts"] for answer in answers if not isinstance(answer, HostError)]
 
 
-def stage(plan: Plan, bundle: Bundle, agents: Sequence[Agent], facts: Sequence[dict[str, Any]]) -> int:
+def stage(bundle: Bundle, agents: Sequence[Agent], facts: Sequence[dict[str, Any]]) -> int:
     """Send the code to the hosts that do not have it yet; return how many these are.
 
     Raises:
         HostsError: it could not be unpacked somewhere; nothing has been started.
     """
     missing = [agent for agent, known in zip(agents, facts, strict=True) if not known["bundle_present"]]
+    return _send(bundle, missing)
+
+
+def stage_if_missing(bundle: Bundle, agents: Sequence[Agent]) -> int:
+    """Send a folder to the hosts that do not have it; return how many these are.
+
+    Raises:
+        HostsError: as of `stage`.
+    """
+    answers = ask_all(agents, "stage", [{"sha256": bundle.sha256}] * len(agents))
+    there = all_or_error("the folder could not be sent:", answers)
+    return _send(bundle, [agent for agent, it in zip(agents, there, strict=True) if not it["present"]])
+
+
+def _send(bundle: Bundle, missing: Sequence[Agent]) -> int:
     # Hosts that share one directory (the local target's) need it once.
     missing = list({(agent.root, agent.link): agent for agent in missing}.values())
     archive = base64.b64encode(bundle.archive).decode()
-    request = {"sha256": plan.bundle_sha256, "archive_base64": archive}
+    request = {"sha256": bundle.sha256, "archive_base64": archive}
     all_or_error("the code could not be sent:", ask_all(missing, "stage", [request] * len(missing)))
     return len(missing)
 

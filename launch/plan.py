@@ -33,12 +33,28 @@ HEARTBEAT_LIMIT_S = 300.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnCommand:
+    """What a plan has to say of a user's own command, whose words are the plan's arguments.
+
+    folder_sha256: the bundle that it runs in. per_host, topology: as in `Ranks`. ports: of each host one for each rank,
+    chosen by the preflight. python, progress: as `contracts.ranks.Spec` has them.
+    """
+
+    folder_sha256: str
+    per_host: int
+    topology: str | None
+    python: str
+    progress: str | None
+    ports: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """One attempt of a run on the hosts of a target, one process on each.
 
     Paths are those on the hosts; "~/" is the home directory there, known of each host after the preflight (`homes`).
     coordinator_port, liveness_port: chosen by the preflight (`settled`). container: what the processes run in; None:
-    bare, by the target's interpreter.
+    bare, by the target's interpreter. command: where no job runs, but an own command.
     """
 
     target: Target
@@ -53,6 +69,7 @@ class Plan:
     hang_floor_s: float = HANG_FLOOR_S
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
     container: Container | None = None
+    command: OwnCommand | None = None
     coordinator_port: int = 0
     liveness_port: int = 0
     liveness_token: str = ""
@@ -94,7 +111,8 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
     request: dict[str, Any] = {
         "python": target.python,
         "python_remedy": _python_remedy(target, plan.framework),
-        "modules": list(MODULES_OF_FRAMEWORK[plan.framework]),
+        "modules": list(MODULES_OF_FRAMEWORK[plan.framework]) if plan.command is None else [],
+        "free_ports": _ports_of_host(plan),
         "platform": target.platform,
         "run_dir": _local_path(plan.run_dir),
         "cache_dir": target.cache_dir,
@@ -116,9 +134,25 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
 
 def settled(plan: Plan, facts: Sequence[Mapping[str, Any]], *, token: str) -> Plan:
     """Return the plan with what the preflight found: free ports of the first host, and each host's home directory."""
-    coordinator_port, liveness_port = facts[0]["free_ports"]
+    coordinator_port, liveness_port, *others = facts[0]["free_ports"]
+    command = plan.command
+    if command is not None:
+        # The hosts of this machine have one address, so the first one's answer serves all.
+        each = (
+            [fact["free_ports"][2:] for fact in facts]
+            if not plan.target.is_local
+            else [others] * plan.processes
+        )
+        first = [
+            0 if not plan.target.is_local else index * command.per_host for index in range(plan.processes)
+        ]
+        ports = tuple(
+            tuple(free[start : start + command.per_host]) for free, start in zip(each, first, strict=True)
+        )
+        command = dataclasses.replace(command, ports=ports)
     return dataclasses.replace(
         plan,
+        command=command,
         coordinator_port=coordinator_port,
         liveness_port=liveness_port,
         liveness_token=token,
@@ -138,8 +172,7 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
             "-P",
             "-u",
             "-m",
-            f"jobs.{plan.job}",
-            *plan.arguments,
+            *_module(plan, process_id),
         ],
         "env": environment(plan, process_id),
         "cwd": _cwd(plan),
@@ -152,30 +185,75 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
         "liveness_token": plan.liveness_token,
         "hang_floor_s": plan.hang_floor_s,
         "heartbeat_limit_s": plan.heartbeat_limit_s,
-        **_container(plan),
+        **_container(plan, process_id),
     }
+
+
+def _ports_of_host(plan: Plan) -> int:
+    """How many free ports a host is asked for: of the coordinator, of the liveness server, of each rank."""
+    if plan.command is None:
+        return 2
+    return 2 + plan.command.per_host * (1 if not plan.target.is_local else plan.processes)
+
+
+def _module(plan: Plan, process_id: int) -> list[str]:
+    """The module that Python runs, and its arguments."""
+    if plan.command is None:
+        return [f"jobs.{plan.job}", *plan.arguments]
+    from contracts.ranks import Ranks, Spec  # jobs do without
+
+    ranks = Ranks(
+        hosts=tuple(host for _, host, _ in plan.target.addresses),
+        ports=plan.command.ports,
+        per_host=plan.command.per_host,
+        topology=plan.command.topology,
+    )
+    spec = Spec(
+        words=plan.arguments,
+        folder=plan.at_home(process_id, _bundle(plan, plan.command.folder_sha256)),
+        work=plan.at_home(process_id, _work(plan, process_id)),
+        ranks=ranks,
+        python=plan.at_home(process_id, plan.command.python) if plan.container is None else None,
+        progress=plan.command.progress,
+    )
+    return ["jobs.runtime.rank_supervisor", spec.encoded()]
+
+
+def _bundle(plan: Plan, sha256: str) -> str:
+    return f"{plan.target.agent_root}/bundles/{sha256}"
+
+
+def _work(plan: Plan, process_id: int) -> str:
+    """The folder that a host's ranks run in, the same in every attempt."""
+    return f"{plan.target.agent_root}/runs/{plan.run_id}/work-{process_id}"
 
 
 def _cwd(plan: Plan) -> str:
     """Return the working directory; a container has no home directory and starts where it may write."""
+    if plan.command is not None:
+        return plan.code_dir
     if plan.container is None or plan.cwd != HOME:
         return plan.cwd
     return _local_path(plan.run_dir) or plan.target.cache_dir
 
 
-def _container(plan: Plan) -> dict[str, Any]:
+def _container(plan: Plan, process_id: int) -> dict[str, Any]:
     """Return what the agent is told of the container that the process runs in; nothing if it runs bare."""
     if plan.container is None:
         return {}
+    code = [plan.code_dir]
     mounts, run_dir = [*plan.container.mounts, plan.target.cache_dir], _local_path(plan.run_dir)
     if run_dir is not None and not any(f"{run_dir}/".startswith(f"{path}/") for path in mounts):
         mounts.append(run_dir)
+    if plan.command is not None:
+        mounts.append(_work(plan, process_id))
+        code.append(_bundle(plan, plan.command.folder_sha256))
     return {
         "container": {
             "image": plan.container.image,
             "platform": plan.target.platform,
             "mounts": mounts,
-            "read_only_mounts": [plan.code_dir, *plan.container.read_only_mounts],
+            "read_only_mounts": [*code, *plan.container.read_only_mounts],
             "shm_bytes": SHM_BYTES,
             "access": plan.container.access,
         }
@@ -218,7 +296,7 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
         **told.variables(),
         "PYTHONPATH": plan.at_home(process_id, plan.code_dir),
         "PYTHONDONTWRITEBYTECODE": "1",
-        **(ON_CPU if target.platform == "cpu" else {}),
+        **(ON_CPU if target.platform == "cpu" and plan.command is None else {}),
     }
 
 

@@ -9,6 +9,7 @@ import importlib.metadata
 import platform
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from contracts import run_directory
@@ -16,8 +17,8 @@ from contracts.durations import clock
 from contracts.errors import DONE, FAILED, INTERRUPTED, WRONG_REQUEST
 from contracts.run_directory import State
 from jobs.runtime import metric_definitions
-from jobs.runtime.metric_definitions import NO_METRICS, finite
-from launch import jobs, runs
+from jobs.runtime.metric_definitions import NO_METRICS, UNDECLARED, finite
+from launch import jobs, own_command, runs
 from launch.display import printable
 from launch.plan import Plan
 from launch.runs import Run
@@ -32,7 +33,8 @@ def run_record(
     before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return the content of run.json for a new attempt. before: its content so far, for a run that is resumed."""
-    target, commit = plan.target, jobs.commit_of(jobs.CHECKOUT)
+    own = config if isinstance(config, own_command.Config) else None
+    target, commit = plan.target, jobs.commit_of(jobs.CHECKOUT if own is None else Path(own.workdir))
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     image = plan.container.image if plan.container is not None else None
     attempt = {
@@ -55,9 +57,12 @@ def run_record(
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),
         "config": dataclasses.asdict(config),
-        "metric_definitions": metric_definitions.as_json(jobs.find(plan.job).metrics),
+        "metric_definitions": metric_definitions.as_json(
+            UNDECLARED if own is not None else jobs.find(plan.job).metrics
+        ),
         "code": {
             "bundle": plan.bundle_sha256,
+            **({"folder": plan.command.folder_sha256} if plan.command is not None else {}),
             "git_commit": commit.hash if commit else None,
             "git_dirty": commit.is_dirty if commit else None,
         },
@@ -122,7 +127,12 @@ def summary(run: Run, state: State) -> list[str]:
         return _done(run)
     resume = f"resume with `fab train --resume {run.run_id}`"
     saved = run.directory.checkpoint_steps()
-    resume += f" (from step {saved[-1]})" if saved else " (no checkpoint yet: from the start)"
+    if saved:
+        resume += f" (from step {saved[-1]})"
+    elif run.described["job"] == own_command.NAME:
+        resume += " (the command starts again, and finds its RUN_DIR as it was)"
+    else:
+        resume += " (no checkpoint yet: from the start)"
     if state in ("stopped", "preempted"):
         return [f"{run.run_id} was {state}; {resume}"]
     result = run.current_result() or {}
@@ -154,7 +164,8 @@ def _done(run: Run) -> list[str]:
         for metric in run.metrics.told(measured)
         if not metric.is_detail
     ]
-    rows.append(("wall time", f"{clock(result.get('wall_s') or 0)} for {result.get('steps')} steps"))
+    steps = f" for {result['steps']} steps" if result.get("steps") is not None else ""
+    rows.append(("wall time", clock(result.get("wall_s") or 0) + steps))
     rows += _time_split(result.get("time_s"))
     saved = run.directory.checkpoint_steps()
     if saved:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .protocol import Json
 
 
-def host_facts() -> Json:
+def host_facts(ports: int = 2) -> Json:
     kernel = os.uname()
     return {
         "kernel": kernel.release,
@@ -26,7 +26,7 @@ def host_facts() -> Json:
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "docker": shutil.which("docker") is not None,
-        "free_ports": free_ports(2),
+        "free_ports": free_ports(ports),
     }
 
 

@@ -317,6 +317,8 @@ class Watchdog:
     @property
     def limit_s(self) -> float:
         """How long the process may stand still in what it is doing now."""
+        if self.beat.get("hangs_at_floor"):
+            return self._floor_s
         known = self.beat.get("state") == "stepping" and _phase(self.beat) in self._progressed
         median_s = self.median_s
         if not known or median_s is None:

@@ -64,7 +64,7 @@ def preflight(request: Json) -> Json:
     checks += check_peers(request["peers"]) if request["peers"] else []
     bundle = request["bundle"]
     known = {
-        **host_facts(),
+        **host_facts(request["free_ports"] or 2),
         "time": now,
         "clock_offset_s": now - request["time"],
         "bundle_present": bool(bundle) and os.path.isdir(bundle_dir(request["root"], bundle)),

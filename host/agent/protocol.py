@@ -235,7 +235,8 @@ def remedy_for(error: OSError) -> str:
 
 ONE = "run_id:name attempt:count process_id:count"
 PLACES = "run_dir:path? cache_dir:path mount:path? min_free_bytes:bytes bundle:sha256?"
-HOST = "python:text modules:texts python_remedy:text? platform:platform port:port? peers:peers? alone:flag?"
+HOST = "python:text modules:texts python_remedy:text? platform:platform peers:peers? alone:flag?"
+PORTS = "port:port? free_ports:positive?"
 CLOCK = "time:time max_clock_offset_s:seconds"
 WHERE = "device_globs:texts? lockfiles:texts?"
 PROGRAM = "argv:argv env:env cwd:path log_path:path run_dir:path? num_processes:positive cpus:cpus?"
@@ -243,7 +244,7 @@ LIVENESS = "liveness_host:text liveness_port:port liveness_token:text assemble_s
 LIMITS = "hang_floor_s:seconds? heartbeat_limit_s:seconds?"
 # Each verb with its module and function, and its fields; one with a question mark may be absent or null.
 VERBS: dict[str, tuple[str, str]] = {
-    "preflight": ("preflight.preflight", f"{HOST} {PLACES} {CLOCK} {WHERE} container:image_here?"),
+    "preflight": ("preflight.preflight", f"{HOST} {PORTS} {PLACES} {CLOCK} {WHERE} container:image_here?"),
     "stage": ("files.stage", "sha256:sha256 archive_base64:text?"),
     "start": (
         "start.start",

@@ -44,6 +44,8 @@ class Heartbeat:
         self._step_time = time.time()
         self._message: str | None = None
         self._says_all = False
+        self.hangs_at_floor = False
+        """Whether --hang-limit holds from the start, whatever the usual time of a step is."""
         self.warnings: list[str] = []
         """What was warned of so far, the last time in words that there were more."""
         self._changed, self._ended = threading.Event(), threading.Event()
@@ -180,6 +182,7 @@ class Heartbeat:
             "message": self._message,
             "says_all": self._says_all,
             "warnings": self.warnings,
+            **({"hangs_at_floor": True} if self.hangs_at_floor else {}),
         }
 
 

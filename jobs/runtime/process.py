@@ -97,7 +97,7 @@ def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(WRONG_REQUEST)
-    stacks = _answer_sigusr1(environment.control_dir)
+    stacks = answer_sigusr1(environment.control_dir)
     directory = RunDirectory(environment.run_dir, files_of(environment.run_dir))
     run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
     preemption.watch.start(
@@ -125,7 +125,7 @@ def _parse[Config](config_type: type[Config]) -> Config:
     return tyro.cli(config_type)
 
 
-def _answer_sigusr1(control_dir: str | None) -> TextIO | None:
+def answer_sigusr1(control_dir: str | None) -> TextIO | None:
     """On SIGUSR1 write the stacks of all threads, even of a process that hangs in native code."""
     if control_dir is None:
         faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -145,10 +145,11 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
             run.heartbeat.state("joined")
             final = train(run, config)
             preemption.watch.end()
-            _finish(run, "done", final)
+            finish(run, "done", final)
         except preemption.Preempted as notice:
             preemption.watch.flush()
-            _finish_early(run, notice.step)
+            finish_early(run, notice.step)
+            preemption.watch.part()
             return RESUME_ME
         group.leave()
         return DONE
@@ -165,14 +166,15 @@ def _group(environment: ProcessEnvironment) -> Any:
 def _leave(run: Run, step: int) -> NoReturn:
     """End a process that has been told to stop, from a thread of its own: the main thread may be busy for long."""
     try:
-        _finish_early(run, step)
+        finish_early(run, step)
+        preemption.watch.part()
         _exit(RESUME_ME)
     except Exception as error:  # the disk may be full
         _exit(_fail(run, error))
 
 
-def _finish_early(run: Run, step: int) -> None:
-    """Say that the run was stopped, or preempted, and where it goes on; then leave the group.
+def finish_early(run: Run, step: int) -> None:
+    """Say that the run was stopped, or preempted, and where it goes on.
 
     step: the one that it is saved after; 0 where this attempt has not restored a checkpoint yet, if there is any.
     """
@@ -180,19 +182,18 @@ def _finish_early(run: Run, step: int) -> None:
     step = step or max(run.directory.checkpoint_steps(), default=0)
     where = f"saved after step {step}" if step else "nothing was computed yet"
     run.say(f"{outcome}: {where}; resume with `fab train --resume {run.environment.run_id}`")
-    _finish(run, outcome, {"steps": step})
-    preemption.watch.part()
+    finish(run, outcome, {"steps": step})
 
 
 def _fail(run: Run, error: Exception) -> int:
     """Say what went wrong; the exit code."""
     if isinstance(error, RequestError):
         print(f"error: {error}", file=sys.stderr, flush=True)
-        _end_as_failed(run, str(error), says_all=True)
+        end_as_failed(run, str(error), says_all=True)
         return WRONG_REQUEST
     if isinstance(error, JobFailed):
         print(f"error: {error}", file=sys.stderr, flush=True)
-        _end_as_failed(run, str(error), says_all=True)
+        end_as_failed(run, str(error), says_all=True)
         with contextlib.suppress(RuntimeError):  # XLA's own, where another process was lost just now
             _group(run.environment).leave()
         return FAILED
@@ -200,11 +201,11 @@ def _fail(run: Run, error: Exception) -> int:
     run.heartbeat.make_room()
     traceback.print_exception(error)
     print(f"error: {message}", file=sys.stderr, flush=True)
-    _end_as_failed(run, message)
+    end_as_failed(run, message)
     return code
 
 
-def _finish(run: Run, outcome: str, final: Final) -> None:
+def finish(run: Run, outcome: str, final: Final) -> None:
     """Rank 0 writes the result and the report; then every rank's last heartbeat says the outcome."""
     if run.environment.is_first:
         parts = run.time.seconds()
@@ -240,7 +241,7 @@ def _put(directory: RunDirectory, name: str, text: str) -> None:
     retry(write, what=name, pauses_s=pauses_s(directory))
 
 
-def _end_as_failed(run: Run, message: str, *, says_all: bool = False) -> None:
+def end_as_failed(run: Run, message: str, *, says_all: bool = False) -> None:
     try:
         run.heartbeat.end("failed", message, says_all=says_all)
     except OSError as error:

@@ -102,7 +102,7 @@ def _carry_out(plan: Plan, target: Target) -> list[str]:
     code = jobs.bundle(CHECKOUT)
     plan = dataclasses.replace(plan, bundle_sha256=code.sha256)
     facts = launch.preflight(plan, target.agents)
-    launch.stage(plan, code, target.agents, facts)
+    launch.stage(code, target.agents, facts)
     launch.pull(plan, target.agents, facts, say(terminal()))
     plan = plans.settled(plan, facts, token=secrets.token_hex(16))
     launch.start(plan, target.agents)

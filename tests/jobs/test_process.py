@@ -81,7 +81,7 @@ def test_the_result_says_the_outcome_and_holds_nothing_but_json(first: Run, outc
     first.decide({"learning_rate": 0.003})
     for rank in (0, 1):
         directory.write_json(f"heartbeats/host-{rank}.json", {"rank": rank, "state": "saving", "step": 6})
-    process._finish(first, outcome, {"steps": 7, "eval_loss": math.nan, "eval_accuracy": 0.5})
+    process.finish(first, outcome, {"steps": 7, "eval_loss": math.nan, "eval_accuracy": 0.5})
     text = directory.read_text("result.json")
     assert text is not None
     result = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
@@ -100,9 +100,9 @@ def test_only_rank_0_writes_the_result_and_a_job_without_parts_of_its_time_is_no
     second = dataclasses.replace(
         first, environment=environment, heartbeat=Heartbeat(first.directory, environment)
     )
-    process._finish(second, "done", {"steps": 7})
+    process.finish(second, "done", {"steps": 7})
     assert first.directory.list(".") == ["heartbeats"]
-    process._finish(first, "done", {"steps": 7})
+    process.finish(first, "done", {"steps": 7})
     result = first.directory.read_json("result.json") or {}
     assert "time_s" not in result
     assert result["wall_s"] >= 0

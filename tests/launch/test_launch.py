@@ -266,9 +266,9 @@ def test_code_is_sent_only_where_it_is_missing_and_once_where_hosts_share_a_dire
 ) -> None:
     hosts = Hosts(make_agent, {"stage": lambda number: {}})
     facts = [{"bundle_present": number == 1} for number in range(3)]
-    assert launch.stage(PLAN, BUNDLE, hosts.agents, facts) == 2
+    assert launch.stage(BUNDLE, hosts.agents, facts) == 2
     assert sorted(hosts.asked) == [("stage", 0), ("stage", 2)]
-    assert launch.stage(PLAN, BUNDLE, hosts.agents, [{"bundle_present": True}] * 3) == 0
+    assert launch.stage(BUNDLE, hosts.agents, [{"bundle_present": True}] * 3) == 0
     received: list[dict[str, Any]] = []
 
     def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +277,7 @@ def test_code_is_sent_only_where_it_is_missing_and_once_where_hosts_share_a_dire
 
     shared = make_agent(give)
     agents = [dataclasses.replace(shared, host=f"h/{number}") for number in range(3)]
-    assert launch.stage(PLAN, BUNDLE, agents, [{"bundle_present": False}] * 3) == 1
+    assert launch.stage(BUNDLE, agents, [{"bundle_present": False}] * 3) == 1
     (request,) = received
     assert base64.b64decode(request["archive_base64"]) == b"archive"
     assert request["sha256"] == PLAN.bundle_sha256

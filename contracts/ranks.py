@@ -1,0 +1,141 @@
+"""What a host is told of an own command: its words and ranks; and what each framework's own launcher would set.
+
+A rank is one process of the command. The launcher numbers them, `jobs.runtime.rank_supervisor` starts them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from contracts.process import ProcessEnvironment
+
+OF_LOG = "log"
+"""As `Spec.progress`: whatever the command prints is progress."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """How the processes of an own command are numbered: `per_host` on each host, counted through the hosts.
+
+    hosts: internal addresses, in worker order. ports: of each host a free port for each of its ranks. topology: of a
+    TPU slice, its chips along each axis ("2x4"); None elsewhere.
+    """
+
+    hosts: tuple[str, ...]
+    ports: tuple[tuple[int, ...], ...]
+    per_host: int = 1
+    topology: str | None = None
+
+    @property
+    def size(self) -> int:
+        """How many there are on all hosts."""
+        return len(self.hosts) * self.per_host
+
+    def addresses(self) -> list[str]:
+        """host:port of every rank, in order."""
+        return [
+            f"{host}:{port}" for host, ports in zip(self.hosts, self.ports, strict=True) for port in ports
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What one host runs.
+
+    words: the command. folder: the user's folder as it was sent, whose name is its hash. work: the copy of it that the
+    command runs in, which stays from one attempt to the next. python: the interpreter that "python" means; None: the
+    one on PATH. progress: OF_LOG, or a file whose growth is progress; None: standing still is never held against it.
+    """
+
+    words: tuple[str, ...]
+    folder: str
+    work: str
+    ranks: Ranks
+    python: str | None = None
+    progress: str | None = None
+
+    def encoded(self) -> str:
+        """As one command-line argument, for `decoded`."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def decoded(text: str) -> Spec:
+    fields = json.loads(text)
+    said = fields["ranks"]
+    ranks = Ranks(**{**said, "hosts": tuple(said["hosts"]), "ports": tuple(map(tuple, said["ports"]))})
+    return Spec(**{**fields, "words": tuple(fields["words"]), "ranks": ranks})
+
+
+TORCH_TPU_FIRST_PORT = 8070
+"""torch_tpu's own choice (`torch_tpu/_internal/distributed/distributed.py`, 0.2.0)."""
+LIBTPU_FIRST_PORT = 8476
+"""PyTorch/XLA's own choice (`torch_xla/_internal/tpu.py`, 2.9.0)."""
+
+
+def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> dict[str, str]:
+    """The environment variables of one rank: RUN_* with the rank's own number, and what its framework's launcher sets.
+
+    host: the process environment of the rank's host, whose process_id is the host's index.
+
+    Sources: torchrun's documentation (RANK …), `tf.distribute.cluster_resolver.TFConfigClusterResolver` (TF_CONFIG),
+    `torch_xla/_internal/tpu.py` (TPU_*), `torch_tpu/_internal/distributed/distributed.py` (TORCH_TPU_*). JAX has no
+    variables of its own for the number of processes: `jax.distributed.initialize()` reads those of Open MPI
+    (`jax/_src/clusters/ompi_cluster.py`), on a TPU those of the machine.
+    """
+    rank = host.process_id * ranks.per_host + local_rank
+    address, _, port = host.coordinator.rpartition(":")
+    is_tpu, has_one_chip = host.platform == "tpu", ranks.per_host > 1
+    found = {
+        **dataclasses.replace(host, num_processes=ranks.size, process_id=rank).variables(),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "RANK": rank,
+        "WORLD_SIZE": ranks.size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": ranks.per_host,
+        "GROUP_RANK": host.process_id,
+        "NODE_RANK": host.process_id,
+    }
+    if host.platform == "cpu":
+        found["CUDA_VISIBLE_DEVICES"] = ""
+    if host.framework == "jax":
+        found["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu,cpu"}[host.platform]
+        found["JAX_COORDINATOR_ADDRESS"] = host.coordinator
+        if not is_tpu:
+            found.update(
+                OMPI_MCA_orte_hnp_uri=f"0.0;tcp://{host.coordinator}",
+                OMPI_COMM_WORLD_SIZE=ranks.size,
+                OMPI_COMM_WORLD_RANK=rank,
+                OMPI_COMM_WORLD_LOCAL_RANK=local_rank,
+            )
+    elif host.framework == "tensorflow" and not is_tpu:
+        found["TPU_SKIP_MDS_QUERY"] = 1  # tensorflow-tpu waits minutes for a TPU machine's metadata otherwise
+        if ranks.size > 1:
+            task = {"type": "worker", "index": rank}
+            found["TF_CONFIG"] = json.dumps({"cluster": {"worker": ranks.addresses()}, "task": task})
+    elif host.framework == "pytorch_xla":
+        found["PJRT_DEVICE"] = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}[host.platform]
+    elif host.framework == "pytorch" and is_tpu and has_one_chip:
+        found["TORCH_TPU_SLICEBUILDER_ADDRESSES"] = _each_rank(ranks, TORCH_TPU_FIRST_PORT)
+        found["TORCH_TPU_TOPOLOGY"] = _bounds(ranks.topology)
+    if is_tpu and has_one_chip and host.framework != "pytorch":
+        found.update(
+            TPU_VISIBLE_CHIPS=local_rank,
+            TPU_CHIPS_PER_PROCESS_BOUNDS="1,1,1",
+            TPU_PROCESS_BOUNDS=_bounds(ranks.topology),
+            TPU_PROCESS_ADDRESSES=_each_rank(ranks, LIBTPU_FIRST_PORT),
+            TPU_PROCESS_PORT=LIBTPU_FIRST_PORT + local_rank,
+            CLOUD_TPU_TASK_ID=rank,
+        )
+    return {name: str(value) for name, value in found.items()}
+
+
+def _each_rank(ranks: Ranks, first_port: int) -> str:
+    return ",".join(f"{host}:{first_port + index}" for host in ranks.hosts for index in range(ranks.per_host))
+
+
+def _bounds(topology: str | None) -> str:
+    """ "2,4,1" for the topology "2x4": TPU runtimes count along three axes."""
+    axes = (topology or "1").split("x")
+    return ",".join([*axes, "1", "1"][:3])

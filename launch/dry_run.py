@@ -1,0 +1,79 @@
+"""What `fab train --dry-run` prints: what each host is told, the image, what would be sent, what an hour costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator
+
+from contracts.process import read as read_environment
+from contracts.ranks import decoded, rank_variables
+from launch import plan as plans
+from launch.launch import Planned
+from launch.targets import Target
+
+PORT = 1
+"""Stands for the ports, which the preflight chooses; printed as PORT."""
+
+
+def lines(planned: Planned, target: Target) -> Iterator[str]:
+    """Return the lines; the same plan gives the same lines."""
+    plan = _as_if_settled(planned.plan)
+    yield f"run {plan.run_id}, attempt {plan.attempt}, in {plan.run_dir}"
+    yield f"target {target.name}: slice {target.slice.name} ({target.slice.accelerator_type}), {plan.processes} host(s)"
+    yield cost(target)
+    image = (
+        "none: the processes run bare, with " + target.python
+        if plan.container is None
+        else plan.container.image
+    )
+    yield f"image {image}"
+    for title, bundle in zip(("our code", "your folder"), planned.bundles, strict=False):
+        yield f"{title}: {len(bundle.names)} files, {len(bundle.archive) / 1024:,.0f} KiB packed, {bundle.sha256[:12]}"
+    for index, (name, address, _) in enumerate(target.addresses):
+        told = plans.start(plan, index)
+        yield f"host {name} ({address})"
+        if plan.command is None:
+            yield f"  runs  {shlex.join(told['argv'])}"
+            yield from _variables(told["env"])
+            continue
+        spec = decoded(told["argv"][-1])
+        yield f"  runs  {shlex.join(spec.words)}"
+        yield f"  in    {spec.work}"
+        for local_rank in range(spec.ranks.per_host):
+            yield from _variables(rank_variables(read_environment(told["env"]), spec.ranks, local_rank))
+
+
+def _variables(found: dict[str, str]) -> Iterator[str]:
+    yield "  with"
+    for name, value in found.items():
+        shown = "PORT" if name == "MASTER_PORT" else re.sub(rf":{PORT}\b", ":PORT", value)
+        yield f"    {name}={shown}"
+
+
+def _as_if_settled(plan: plans.Plan) -> plans.Plan:
+    ports = [PORT] * (2 + (plan.command.per_host * plan.processes if plan.command else 0))
+    facts = [{"free_ports": ports, "home": "~"}] * plan.processes
+    return plans.settled(dataclasses.replace(plan), facts, token="")
+
+
+def cost(target: Target) -> str:
+    """Return what an hour of the slice costs, in words."""
+    if target.is_local:
+        return "cost: nothing, this machine is yours"
+    if target.platform != "tpu":
+        return "cost: not known"
+    from infra import catalogue
+
+    one = target.slice
+    try:
+        price = catalogue.price_usd_per_hour(
+            catalogue.accelerator(one.accelerator_type), one.zone, one.capacity
+        )
+    except catalogue.CatalogueError as error:
+        return f"cost: not known ({error})"
+    if price is None:
+        return f"cost: not known for {one.accelerator_type} ({one.capacity}) in {one.zone}"
+    usd = f"{price * one.count:,.2f} USD an hour"
+    return f"cost: {usd} by the list ({one.capacity}, {one.zone}), less what a grant covers"

@@ -1,0 +1,126 @@
+"""Environments of frameworks on this machine: made once from a framework's lock, and shared by all checkouts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from contracts.durations import spoken
+from contracts.errors import RequestError
+from jobs.runtime.cache import user_cache_dir
+from launch.jobs import CHECKOUT
+
+Say = Callable[[str], None]
+MAKE_LIMIT_S = 3600.0
+WHOLE = ".whole"
+OWN = "jax"
+"""The framework that this checkout's own environment has."""
+STUBS = CHECKOUT / "images" / "cuda_free" / "stubs.py"
+STUBS_NEED = ("gcc", "objdump", "nm")
+TORCH_INDEX = "TORCH_CPU_INDEX"
+"""Names an index that has PyTorch's own wheels for CPUs, as in the build of an image."""
+
+
+def python_of(framework: str) -> Path:
+    """Return the interpreter of a framework's environment, which `ensure` makes.
+
+    Raises:
+        RequestError: there is no lock of that framework for CPUs.
+    """
+    return Path(sys.executable) if framework == OWN else _home(framework) / "bin" / "python"
+
+
+def ensure(framework: str, say: Say) -> None:
+    """Make the environment of a framework where it is missing.
+
+    Raises:
+        RequestError: it could not be made; the message has what the installer said.
+    """
+    if framework == OWN:
+        return
+    home, lock = _home(framework), _lock(framework)
+    torch = home / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages" / "torch"
+    index = os.environ.get(TORCH_INDEX)
+    needs_stubs = (CHECKOUT / "images" / framework / "build").exists() and not index
+    if needs_stubs and not (home / WHOLE).exists():
+        missing = [name for name in STUBS_NEED if shutil.which(name) is None]
+        if missing:
+            raise RequestError(
+                f"--framework {framework}: the environment needs {', '.join(missing)} to be made; install gcc and "
+                f"binutils, or name an index with PyTorch's wheels for CPUs in {TORCH_INDEX}, or use --runtime docker"
+            )
+    then = [[str(home / "bin" / "python"), str(STUBS), str(torch)]] if needs_stubs else []
+    if index:
+        version = re.search(r"^torch==(\S+)", lock.read_text(), re.MULTILINE)
+        wheel = [] if version is None else [f"torch=={version[1]}+cpu"]
+        then = [[*_pip(home), "--reinstall", "--no-deps", "--default-index", index, *wheel]]
+    if not (home / WHOLE).exists():
+        say(f"making the environment of {framework} in {home}, once for this machine …")
+        began_s = time.monotonic()
+        made(home, lock, then)
+        bytes_there = sum(path.lstat().st_size for path in home.rglob("*"))
+        say(
+            f"the environment of {framework} is made: {bytes_there / 1e9:.1f} GB, {spoken(time.monotonic() - began_s)}"
+        )
+
+
+def made(home: Path, lock: Path, then: Sequence[Sequence[str]] = ()) -> None:
+    """Make an environment of this interpreter's version from a hashed lock, where it is not there whole.
+
+    then: commands that complete it. The lock has to be complete: what its packages ask for besides is not installed.
+
+    Raises:
+        RequestError: a step failed.
+    """
+    home.parent.mkdir(parents=True, exist_ok=True)
+    uv = _uv()
+    steps = [
+        [uv, "venv", "--quiet", "--python", sys.executable, str(home)],
+        [*_pip(home), "--no-deps", "--require-hashes", "--requirement", str(lock)],
+        *then,
+    ]
+    try:
+        with FileLock(f"{home}.lock", timeout=MAKE_LIMIT_S):
+            if (home / WHOLE).exists():
+                return
+            shutil.rmtree(home, ignore_errors=True)
+            for step in steps:
+                done = subprocess.run(step, capture_output=True, text=True, timeout=MAKE_LIMIT_S, check=False)
+                if done.returncode != 0:
+                    said = (done.stderr or done.stdout).strip()[-2000:]
+                    raise RequestError(f"{home}: the environment could not be made:\n{said}")
+            (home / WHOLE).touch()
+    except Timeout:
+        raise RequestError(f"{home}: another process has been making it for {spoken(MAKE_LIMIT_S)}") from None
+
+
+def _pip(home: Path) -> list[str]:
+    return [_uv(), "pip", "install", "--quiet", "--python", str(home / "bin" / "python")]
+
+
+def _uv() -> str:
+    return str(Path(sys.executable).with_name("uv"))
+
+
+def _lock(framework: str) -> Path:
+    folder = CHECKOUT / "images" / framework
+    locks = (folder / "requirements-cpu.txt", folder / "requirements.txt")
+    found = next((lock for lock in locks if lock.exists()), None)
+    if found is None:
+        raise RequestError(f"--framework {framework}: {folder} has no lock")
+    return found
+
+
+def _home(framework: str) -> Path:
+    lock = _lock(framework).read_bytes()
+    text = hashlib.sha256(lock + sys.version.encode() + STUBS.read_bytes()).hexdigest()[:12]
+    return user_cache_dir(os.environ) / "environments" / f"{framework}-{text}"

@@ -1,0 +1,299 @@
+"""A command of the user's own as a run: its folder, its words, and what can be said of them before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from contracts.errors import RequestError
+from jobs.runtime.metric_definitions import UNDECLARED, Metrics
+from launch import environments
+from launch.jobs import CHECKOUT, LEFT_OUT, Bundle, archive
+from launch.plan import OwnCommand
+from launch.targets import Target
+
+NAME = "command"
+"""What run.json has as the job of such a run."""
+LARGEST_BYTES = 64 * 2**20
+"""Of a folder: it is sent to every host whenever it has changed."""
+LARGEST_FILES = 3
+PER_CHIP = "per-chip"
+LOG = "log"
+GIT_LIMIT_S = 60
+PYTHONS = ("python", "python3")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """An own command as run.json keeps it.
+
+    words: the command. workdir: its folder on the launching machine. processes_per_host: a number, or PER_CHIP.
+    progress: LOG, or a file of the folder or elsewhere on the hosts whose growth is progress; None: hangs are not
+    looked for. python: the interpreter on the hosts that "python" means; None: the framework's.
+    """
+
+    words: tuple[str, ...]
+    workdir: str
+    framework: str
+    processes_per_host: str = "1"
+    progress: str | None = None
+    python: str | None = None
+
+
+def frameworks() -> list[str]:
+    """Return the frameworks that images are built for."""
+    return sorted(path.parent.name for path in (CHECKOUT / "images").glob("*/Dockerfile"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """In the place of a `launch.jobs.Job` where a run is an own command."""
+
+    config: Config
+    name: str = NAME
+    metrics: Metrics = UNDECLARED
+
+    @property
+    def framework(self) -> str:
+        return self.config.framework
+
+    def folder(self) -> Bundle:
+        """Return the command's folder as it is sent.
+
+        Raises:
+            RequestError: there is no such folder, or it is too large.
+        """
+        return bundle_folder(Path(self.config.workdir))
+
+    def planned(self, target: Target, folder: Bundle, *, in_container: bool) -> OwnCommand:
+        """Return what the plan says of it.
+
+        Raises:
+            RequestError: processes_per_host is no number, the TPU chips of a host cannot be shared out so, or the hosts
+                have nothing of the framework.
+        """
+        return OwnCommand(
+            folder_sha256=folder.sha256,
+            per_host=processes_per_host(self.config.processes_per_host, target),
+            topology=target.slice.topology if target.platform == "tpu" else None,
+            python=self.config.python or self._own_python(target, in_container),
+            progress=self.config.progress,
+        )
+
+    def _own_python(self, target: Target, in_container: bool) -> str:
+        """The framework's interpreter on the hosts."""
+        if target.is_local and not in_container:
+            return str(environments.python_of(self.framework))
+        if not in_container and self.framework != environments.OWN:
+            raise RequestError(
+                f"--framework {self.framework}: the stack {target.name} has no image of it; `fab build --framework "
+                f"{self.framework}`, `fab push --stack {target.name} --framework {self.framework}`, then `pulumi up`; "
+                "or name an interpreter of the hosts with --python"
+            )
+        return target.python
+
+    def config_of(self, _run_id: str, _stored: Mapping[str, Any]) -> Config:
+        """Return what run.json holds, which this was read from."""
+        return self.config
+
+    def parse(self, words: Sequence[str], *, base: Config | None) -> Config:
+        """Return the command; a resumed one goes on with the words that it began with.
+
+        Raises:
+            RequestError: a resumed run is given other words.
+        """
+        if base is not None and words and tuple(words) != base.words:
+            raise RequestError(
+                f"-- {shlex.join(words)}: the run goes on as it began, with {shlex.join(base.words)}; leave the words "
+                "out, or start a new run"
+            )
+        return self.config
+
+    def words(self, config: Config) -> tuple[str, ...]:
+        return config.words
+
+    def problems(self, _config: Config, *, devices: int) -> list[str]:  # noqa: ARG002 - a job's has them
+        """Nothing that its options alone could say."""
+        return []
+
+    def data_problems(self, _config: Config, _cache_dir: Path) -> list[str]:
+        """Nothing is known of its data."""
+        return []
+
+    def changes_on_resume(self, _before: Mapping[str, Any], _config: Config) -> list[str]:
+        """None: `parse` has refused them."""
+        return []
+
+
+def of_run(described: Mapping[str, Any]) -> Command | None:
+    """Return the command of a run; None where it is the run of a job."""
+    if described["job"] != NAME:
+        return None
+    config = described["config"]
+    return Command(config=Config(**{**config, "words": tuple(config["words"])}))
+
+
+def asked_for(
+    words: Sequence[str], *, workdir: str, framework: str, processes_per_host: str, progress: str, python: str
+) -> Command:
+    """Return the command that the options of `fab train` mean; an empty option was not given.
+
+    Raises:
+        RequestError: a word or a folder is missing, or there is no such framework.
+    """
+    known = frameworks()
+    if framework and framework not in known:
+        raise RequestError(f'--framework: "{framework}" is not a framework; choose one of {", ".join(known)}')
+    if not words:
+        raise RequestError(
+            f"--workdir {workdir}: say what to run there, as in: fab train --workdir {workdir} -- python …"
+        )
+    if not workdir:
+        raise RequestError(
+            f"-- {shlex.join(words)}: say in which folder it runs with --workdir, or name a --job"
+        )
+    folder = Path(workdir).expanduser().absolute()
+    if not folder.is_dir():
+        raise RequestError(f"--workdir {workdir}: there is no such folder")
+    return Command(
+        config=Config(
+            words=tuple(words),
+            workdir=str(folder),
+            framework=framework or "jax",
+            processes_per_host=processes_per_host or "1",
+            progress=progress or None,
+            python=python or None,
+        )
+    )
+
+
+def processes_per_host(text: str, target: Target) -> int:
+    chips = target.slice.devices_per_host if target.platform != "cpu" else None
+    if text == PER_CHIP:
+        if chips is None:
+            raise RequestError(
+                f"--processes-per-host {PER_CHIP}: a {target.platform} host has no chips; give a number"
+            )
+        return chips
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:4]) <= 256 and len(text) < 4):
+        raise RequestError(
+            f"--processes-per-host {text}: must be a whole number from 1 to 256, or {PER_CHIP}"
+        )
+    count = int(text)
+    if target.platform == "tpu" and count not in (1, chips):
+        raise RequestError(
+            f"--processes-per-host {count}: a host of {target.slice.name} has {chips} chips; a rank has all "
+            f"of them (1) or one ({PER_CHIP})"
+        )
+    return count
+
+
+def bundle_folder(folder: Path) -> Bundle:
+    """Bundle a user's folder: all its files but those that git ignores there.
+
+    Raises:
+        RequestError: it cannot be read, it holds more than LARGEST_BYTES, or its .gitignore cannot be honoured.
+    """
+    if not folder.is_dir():
+        raise RequestError(f"{folder}: the command's folder is no longer there")
+    files = sorted(path for path in _listed(folder) if path.is_file())
+    sizes = {path: path.stat().st_size for path in files}
+    if sum(sizes.values()) > LARGEST_BYTES:
+        largest = sorted(files, key=lambda path: -sizes[path])[:LARGEST_FILES]
+        named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] / 2**20:,.0f} MiB)" for path in largest)
+        raise RequestError(
+            f"--workdir {folder}: holds {sum(sizes.values()) / 2**20:,.0f} MiB, more than the "
+            f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts; the largest files are {named}. Name them in "
+            ".gitignore, and read data from a bucket or the share"
+        )
+    return archive(folder, files, {path for path in files if path.stat().st_mode & 0o100})
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The files of a folder that git does not ignore; in a folder that is no git checkout too."""
+    inside = _git(folder, "rev-parse", "--is-inside-work-tree")
+    if inside is None:
+        if next(folder.rglob(".gitignore"), None) is not None:
+            raise RequestError(
+                f"--workdir {folder}: has a .gitignore, and there is no git to read it; install git"
+            )
+        return _walked(folder)
+    if inside.strip() != "true":
+        if next(folder.rglob(".gitignore"), None) is None:
+            return _walked(folder)
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as empty:
+            _git(Path(empty), "init", "--quiet", ".")
+            found = _git(folder, f"--git-dir={empty}/.git", f"--work-tree={folder}", *_ALL, "--others")
+    else:
+        found = _git(folder, *_ALL, "--cached", "--others")
+    if found is None:
+        raise RequestError(
+            f"--workdir {folder}: git cannot list its files; `git -C {folder} ls-files` says why"
+        )
+    names = {name for name in found.split("\0") if name}
+    return [folder / name for name in names if not LEFT_OUT.intersection(Path(name).parts)]
+
+
+_ALL = ("ls-files", "-z", "--exclude-standard")
+
+
+def _walked(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in folder.rglob("*")
+        if not {*LEFT_OUT, ".git", ".venv"}.intersection(path.relative_to(folder).parts)
+    ]
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git says; None where there is no git. An answer of its own that it cannot is an empty one."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=GIT_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else ""
+
+
+def problems(config: Config, folder: Bundle, target: Target, *, in_container: bool) -> list[str]:
+    """Return what is wrong with the command, as far as this machine can know."""
+    program = config.words[0]
+    found = []
+    if program in PYTHONS:
+        script = next((word for word in config.words[1:] if not word.startswith("-")), None)
+        if script is not None and script.endswith(".py") and not script.startswith("/"):
+            found += _missing(script, config, folder)
+    elif "/" in program and not program.startswith("/"):
+        found += _missing(program, config, folder)
+        if not found and not os.access(Path(config.workdir) / program, os.X_OK):
+            found.append(
+                f"-- {program}: may not be executed; `chmod +x` it, or name its interpreter before it"
+            )
+    elif target.is_local and not in_container:
+        path = None if config.python is None else str(Path(config.python).parent)
+        if shutil.which(program) is None and (path is None or shutil.which(program, path=path) is None):
+            found.append(f"-- {program}: there is no such program on this machine")
+    return found
+
+
+def _missing(name: str, config: Config, folder: Bundle) -> list[str]:
+    if str(Path(name)) in folder.names:
+        return []
+    if (Path(config.workdir) / name).exists():
+        return [
+            f"-- {name}: is in {config.workdir}, but git ignores it there, so it is not sent; change .gitignore"
+        ]
+    return [f"-- {name}: there is no such file in {config.workdir}"]
