@@ -52,6 +52,8 @@ HEARTBEATS = "heartbeats"
 LOGS = "logs"
 STACKS = "stacks"
 
+OWN_COMMAND = "command"
+"""What run.json has as the job of a command of the user's own."""
 RUN_VERSION = 1
 """Of run.json."""
 OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "stopped", "preempted", "hung")

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -25,11 +25,13 @@ from launch.display import Display, Progress, printable, say, terminal
 from launch.hosts import STOP_NOW_S, Agent, HostError, stop_processes
 from launch.jobs import CHECKOUT
 from launch.launch import Request
-from launch.own_command import Command
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from launch.run_record import finalize
 from launch.runs import Run
 from launch.targets import Target
+
+if TYPE_CHECKING:
+    from launch.own_command import Command
 
 STOP_GRACE_S = 120.0
 
@@ -427,6 +429,9 @@ class _Watch:
             self._display.waiting(printable(messages[0]) if messages else "starting")
             return
         step = max([*(beat["step"] for beat in beats), self._last.get("step", 0)])
+        if step == 0 and run.described["job"] == run_directory.OWN_COMMAND:
+            self._display.waiting("running; it has written no step to metrics.jsonl yet")
+            return
         total, step_s = run.total_steps, self._last.get("step_s") or self._pace.step_s(step, time.monotonic())
         known = ((run.metrics.get(name), finite(self._last.get(name))) for name in run.metrics.progress)
         self._display.progress(

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -26,15 +26,17 @@ from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.run_directory import RunDirectory
 from jobs.runtime.cache import user_cache_dir
-from launch import environments, jobs, own_command, runs
+from launch import jobs, runs
 from launch import plan as plans
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, all_or_error, ask_all, stop_processes
 from launch.jobs import Bundle, Job
-from launch.own_command import Command
 from launch.plan import Plan
 from launch.run_record import finalize, run_record
 from launch.runs import Run
 from launch.targets import Target
+
+if TYPE_CHECKING:
+    from launch.own_command import Command
 
 Say = Callable[[str], None]
 POLL_S = 0.25
@@ -76,12 +78,9 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     """
     planned = work_out(request, target)
     plan, directory, run_id = planned.plan, planned.directory, planned.plan.run_id
-    if (
-        target.is_local
-        and plan.command is not None
-        and plan.container is None
-        and planned.config.python is None
-    ):
+    if target.is_local and plan.command is not None and plan.container is None and not planned.config.python:
+        from launch import environments
+
         environments.ensure(plan.framework, say)
     with _only_resume_of(run_id) if request.resume else contextlib.nullcontext():
         plan = dataclasses.replace(plan, attempt=_next_attempt(request.resume, target))
@@ -118,7 +117,8 @@ def work_out(request: Request, target: Target) -> Planned:
         RequestError: it cannot be carried out.
     """
     resume = request.resume
-    job = (own_command.of_run(resume.described) if resume else request.command) or jobs.find(request.job)
+    command = _own_command(request)
+    job = command or jobs.find(request.job)
     base = job.config_of(resume.run_id, resume.described["config"]) if resume else None
     config = job.parse(request.arguments, base=base)
     runs.check_name(target.runs, request.name, resume.run_id if resume else None)
@@ -126,10 +126,8 @@ def work_out(request: Request, target: Target) -> Planned:
     cwd = _cwd(request, target)
     box = _container(request, job, config, target, cwd)
     bundles = [jobs.bundle(jobs.CHECKOUT)]
-    if isinstance(job, Command):
-        bundles.append(job.folder())
-        if problems := own_command.problems(config, bundles[1], target, in_container=box is not None):
-            raise RequestError("\n".join(problems))
+    if command is not None:
+        bundles.append(command.folder())
     now = datetime.datetime.now(datetime.UTC)
     run_id = resume.run_id if resume else runs.new_run_id(job.name, now, random.Random())
     directory = resume.directory if resume else target.runs.directory(run_id)
@@ -146,11 +144,17 @@ def work_out(request: Request, target: Target) -> Planned:
         hang_floor_s=request.hang_floor_s,
         heartbeat_limit_s=request.heartbeat_limit_s,
         container=box,
-        command=job.planned(target, bundles[1], in_container=box is not None)
-        if isinstance(job, Command)
-        else None,
+        command=command.planned(target, bundles[1], in_container=box is not None) if command else None,
     )
     return Planned(plan=plan, config=config, bundles=tuple(bundles), directory=directory)
+
+
+def _own_command(request: Request) -> Command | None:
+    if request.resume is None or request.resume.described["job"] != run_directory.OWN_COMMAND:
+        return request.command
+    from launch import own_command  # jobs do without
+
+    return own_command.of_run(request.resume.described)
 
 
 def prepare(plan: Plan, bundles: Sequence[Bundle], target: Target, say: Say) -> Plan:
@@ -229,7 +233,7 @@ def _container(
     box = plans.choose_container(
         target, job.framework, request.runtime, plans.built_here, before, request.container_access
     )
-    if box is None or not target.is_local or isinstance(job, Command):
+    if box is None or not target.is_local or job.name == run_directory.OWN_COMMAND:
         return box
     return plans.container_with_files(box, dataclasses.asdict(config), cwd)
 

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import RequestError
+from contracts.run_directory import OWN_COMMAND
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 from launch import environments
-from launch.jobs import CHECKOUT, LEFT_OUT, Bundle, archive
+from launch.jobs import LEFT_OUT, Bundle, archive
 from launch.plan import OwnCommand
 from launch.targets import Target
 
-NAME = "command"
-"""What run.json has as the job of such a run."""
 LARGEST_BYTES = 64 * 2**20
 """Of a folder: it is sent to every host whenever it has changed."""
 LARGEST_FILES = 3
@@ -46,17 +45,12 @@ class Config:
     python: str | None = None
 
 
-def frameworks() -> list[str]:
-    """Return the frameworks that images are built for."""
-    return sorted(path.parent.name for path in (CHECKOUT / "images").glob("*/Dockerfile"))
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
     """In the place of a `launch.jobs.Job` where a run is an own command."""
 
     config: Config
-    name: str = NAME
+    name: str = OWN_COMMAND
     metrics: Metrics = UNDECLARED
 
     @property
@@ -75,9 +69,11 @@ class Command:
         """Return what the plan says of it.
 
         Raises:
-            RequestError: processes_per_host is no number, the TPU chips of a host cannot be shared out so, or the hosts
+            RequestError: the folder lacks what the words name, the ranks cannot share the chips of a host, or the hosts
                 have nothing of the framework.
         """
+        if found := problems(self.config, folder, target, in_container=in_container):
+            raise RequestError("\n".join(found))
         return OwnCommand(
             folder_sha256=folder.sha256,
             per_host=processes_per_host(self.config.processes_per_host, target),
@@ -131,10 +127,8 @@ class Command:
         return []
 
 
-def of_run(described: Mapping[str, Any]) -> Command | None:
-    """Return the command of a run; None where it is the run of a job."""
-    if described["job"] != NAME:
-        return None
+def of_run(described: Mapping[str, Any]) -> Command:
+    """Return the command of a run."""
     config = described["config"]
     return Command(config=Config(**{**config, "words": tuple(config["words"])}))
 
@@ -147,6 +141,8 @@ def asked_for(
     Raises:
         RequestError: a word or a folder is missing, or there is no such framework.
     """
+    from launch.images.recipe import frameworks  # few launches need it
+
     known = frameworks()
     if framework and framework not in known:
         raise RequestError(f'--framework: "{framework}" is not a framework; choose one of {", ".join(known)}')

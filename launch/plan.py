@@ -112,7 +112,7 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
         "python": target.python,
         "python_remedy": _python_remedy(target, plan.framework),
         "modules": list(MODULES_OF_FRAMEWORK[plan.framework]) if plan.command is None else [],
-        "free_ports": _ports_of_host(plan),
+        **({} if plan.command is None else {"free_ports": _ports_of_host(plan, plan.command)}),
         "platform": target.platform,
         "run_dir": _local_path(plan.run_dir),
         "cache_dir": target.cache_dir,
@@ -138,18 +138,11 @@ def settled(plan: Plan, facts: Sequence[Mapping[str, Any]], *, token: str) -> Pl
     command = plan.command
     if command is not None:
         # The hosts of this machine have one address, so the first one's answer serves all.
-        each = (
-            [fact["free_ports"][2:] for fact in facts]
-            if not plan.target.is_local
-            else [others] * plan.processes
-        )
-        first = [
-            0 if not plan.target.is_local else index * command.per_host for index in range(plan.processes)
+        count, local = command.per_host, plan.target.is_local
+        free = [
+            others[index * count :] if local else fact["free_ports"][2:] for index, fact in enumerate(facts)
         ]
-        ports = tuple(
-            tuple(free[start : start + command.per_host]) for free, start in zip(each, first, strict=True)
-        )
-        command = dataclasses.replace(command, ports=ports)
+        command = dataclasses.replace(command, ports=tuple(tuple(ports[:count]) for ports in free))
     return dataclasses.replace(
         plan,
         command=command,
@@ -189,11 +182,9 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
     }
 
 
-def _ports_of_host(plan: Plan) -> int:
+def _ports_of_host(plan: Plan, command: OwnCommand) -> int:
     """How many free ports a host is asked for: of the coordinator, of the liveness server, of each rank."""
-    if plan.command is None:
-        return 2
-    return 2 + plan.command.per_host * (1 if not plan.target.is_local else plan.processes)
+    return 2 + command.per_host * (plan.processes if plan.target.is_local else 1)
 
 
 def _module(plan: Plan, process_id: int) -> list[str]:

@@ -18,7 +18,7 @@ from contracts.errors import DONE, FAILED, INTERRUPTED, WRONG_REQUEST
 from contracts.run_directory import State
 from jobs.runtime import metric_definitions
 from jobs.runtime.metric_definitions import NO_METRICS, UNDECLARED, finite
-from launch import jobs, own_command, runs
+from launch import jobs, runs
 from launch.display import printable
 from launch.plan import Plan
 from launch.runs import Run
@@ -33,8 +33,8 @@ def run_record(
     before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return the content of run.json for a new attempt. before: its content so far, for a run that is resumed."""
-    own = config if isinstance(config, own_command.Config) else None
-    target, commit = plan.target, jobs.commit_of(jobs.CHECKOUT if own is None else Path(own.workdir))
+    target, own = plan.target, plan.command
+    commit = jobs.commit_of(jobs.CHECKOUT if own is None else Path(config.workdir))
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     image = plan.container.image if plan.container is not None else None
     attempt = {
@@ -62,7 +62,7 @@ def run_record(
         ),
         "code": {
             "bundle": plan.bundle_sha256,
-            **({"folder": plan.command.folder_sha256} if plan.command is not None else {}),
+            **({"folder": own.folder_sha256} if own is not None else {}),
             "git_commit": commit.hash if commit else None,
             "git_dirty": commit.is_dirty if commit else None,
         },
@@ -129,7 +129,7 @@ def summary(run: Run, state: State) -> list[str]:
     saved = run.directory.checkpoint_steps()
     if saved:
         resume += f" (from step {saved[-1]})"
-    elif run.described["job"] == own_command.NAME:
+    elif run.described["job"] == run_directory.OWN_COMMAND:
         resume += " (the command starts again, and finds its RUN_DIR as it was)"
     else:
         resume += " (no checkpoint yet: from the start)"

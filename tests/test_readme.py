@@ -25,6 +25,7 @@ ENTER = "source .venv/bin/activate"
 
 AFTER_A_RUN = (
     *("make", "make install", "fab --list", "fab help train", "fab jobs", "fab accelerators", "fab images"),
+    "fab train --workdir examples/jax -- python train.py",
     *("fab status", "fab runs", "fab logs --follow", 'fab fill-mask "The <mask> of the list."', "fab doctor"),
 )
 """Run after `make train`, for what it has left behind."""
@@ -53,6 +54,9 @@ NOT_RUN = {
     "fab rehearsal up --docker": "tests/rehearsal/machines/test_host_docker.py",
     "fab train --job flax_mlm": "`make train` runs it",
     "fab train --job flax_mlm -- --data my_texts/ --model small --steps 10000": "takes an hour on two cores",
+    "fab train --workdir FOLDER -- COMMAND": FORM + "the line above it",
+    "fab train --framework pytorch --workdir examples/pytorch -- python train.py": "makes an environment of 1.5 GB; "
+    "tests/jobs/test_rank_supervisor.py",
     "fab train --resume latest": "wants a run that was stopped; tests/runs/test_stopped.py",
     "fab stop": "wants a run that is active; tests/runs/test_stopped.py",
     "fab train": FORM + "`make train`",

@@ -68,7 +68,21 @@ NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
     ("typed", "said"),
     [
         ("train --job nope", '--job: "nope" is not a job; choose one of flax_mlm, jax_hello'),
-        ("train", "--job: say what to train; choose one of flax_mlm, jax_hello"),
+        (
+            "train",
+            (
+                "--job: say what to train; choose one of flax_mlm, jax_hello, or name the folder of a command of your "
+                "own, as in: fab train --workdir ~/my-project -- python train.py"
+            ),
+        ),
+        ("train --workdir /no/such -- ls", "--workdir /no/such: there is no such folder"),
+        (
+            "train --job jax_hello --progress log",
+            (
+                "--workdir, --framework, --processes-per-host and --progress are for a command of your own, without "
+                "--job and --resume; a job has its framework, and a run goes on as it began"
+            ),
+        ),
         (
             "train --job flax_mlm --hosts two",
             "--hosts two: must be a whole number from 1 to 64 on this machine",

@@ -1,0 +1,184 @@
+"""One host's part of an own command, with real ranks: what they find, and how each of its ends is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.process import ProcessEnvironment
+from contracts.ranks import OF_LOG, Ranks, Spec
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 30.0
+RANK = "import os, sys, time, signal, json; rank = int(os.environ['RANK']); "
+SLEEP = "print('up', rank, flush=True); time.sleep(60)"
+METRICS = "open(os.environ['RUN_DIR'] + '/metrics.jsonl', 'a').write(json.dumps({'step': 7, 'loss': 0.5}) + '\\n'); "
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """A supervisor that runs, and what it leaves."""
+
+    process: subprocess.Popen[str]
+    run: Path
+    work: Path
+
+    def ended(self) -> tuple[int, str]:
+        said, _ = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, said
+
+    def beat(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run / "heartbeats/host-0.json").read_text())
+        return found
+
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.run / "result.json").read_text())
+        return found
+
+    def wait_for(self, holds: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not holds():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+Start = Callable[..., Host]
+
+
+@pytest.fixture
+def start(tmp_path: Path, environment: ProcessEnvironment) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+
+    def make(*words: str, per_host: int = 2, hosts: int = 1, **more: Any) -> Host:
+        folder, run, control = tmp_path / "abc", tmp_path / "run", tmp_path / "control"
+        for path in (folder, run, control):
+            path.mkdir(exist_ok=True)
+        (folder / "data.txt").write_text("sent")
+        ranks = Ranks(
+            hosts=("127.0.0.1",) * hosts, ports=(tuple(range(1, per_host + 1)),) * hosts, per_host=per_host
+        )
+        spec = Spec(words=words, folder=str(folder), work=str(tmp_path / "work"), ranks=ranks, **more)
+        told = dataclasses.replace(environment, num_processes=hosts, process_id=0, control_dir=str(control))
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "jobs.runtime.rank_supervisor", spec.encoded()],
+            env={**os.environ, **told.variables(), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return Host(process, run, tmp_path / "work")
+
+    yield make
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_ranks_run_in_a_copy_of_the_folder_and_their_last_metrics_are_the_result(start: Start) -> None:
+    words = (
+        RANK
+        + "print(open('data.txt').read(), rank, 'PYTHONPATH' in os.environ, os.environ['RUN_PROCESS_ID'])"
+    )
+    host = start("python", "-c", words + "; rank or " + METRICS.replace("; ", ""), python=sys.executable)
+    code, said = host.ended()
+    assert (code, sorted(said.splitlines())) == (0, ["[0] sent 0 False 0", "[1] sent 1 False 1"])
+    assert {name: host.result()[name] for name in ("outcome", "steps", "loss")} == {
+        "outcome": "done",
+        "steps": 7,
+        "loss": 0.5,
+    }
+    assert (host.beat()["state"], host.beat()["step"]) == ("done", 7)
+
+
+def test_what_an_attempt_leaves_in_its_folder_is_there_for_the_next_one(start: Start) -> None:
+    first = start("sh", "-c", "echo $RANK >> seen; echo changed > data.txt", per_host=1)
+    assert first.ended() == (0, "")
+    second = start("sh", "-c", "cat seen data.txt", per_host=1)
+    assert second.ended() == (0, "0\nchanged\n")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "how"),
+    [
+        ("sys.exit(3)", 3, "rank 1 ended with exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 1, "rank 1 was killed by SIGSEGV"),
+    ],
+)
+def test_a_rank_that_fails_takes_its_siblings_along_and_is_named(
+    start: Start, end: str, code: int, how: str
+) -> None:
+    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN) if rank == 2 else None; "
+    host = start(
+        sys.executable, "-c", f"{RANK}{stubborn}\nif rank == 1: time.sleep(1); {end}\n{SLEEP}", per_host=3
+    )
+    began_s = time.monotonic()
+    assert host.ended()[0] == code
+    assert time.monotonic() - began_s < LIMIT_S / 2
+    assert (host.beat()["state"], host.beat()["message"]) == ("failed", how)
+    assert not (host.run / "result.json").exists(), "the agents say which host was the first to fail"
+
+
+@pytest.mark.parametrize("outcome", ["stopped", "preempted"])
+def test_sigterm_reaches_all_ranks_and_the_run_can_be_resumed_however_they_end(
+    start: Start, outcome: str, tmp_path: Path
+) -> None:
+    save = "signal.signal(signal.SIGTERM, lambda *_: (open(f'saved-{rank}', 'w'), sys.exit(0))) if rank else None; "
+    host = start(sys.executable, "-c", RANK + METRICS + save + SLEEP)
+    host.wait_for(lambda: (host.run / "heartbeats/host-0.json").exists() and host.beat()["step"] == 7)
+    if outcome == "stopped":
+        (tmp_path / "control" / "stop-requested").touch()
+    host.process.send_signal(signal.SIGTERM)
+    assert host.ended()[0] == 75
+    assert (host.result()["outcome"], host.beat()["state"]) == (outcome, outcome)
+    assert (host.work / "saved-1").exists()
+
+
+def test_a_rank_that_ends_with_75_asks_to_be_resumed(start: Start) -> None:
+    host = start(sys.executable, "-c", f"{RANK}\nif rank == 0: sys.exit(75)\n{SLEEP}")
+    assert host.ended()[0] == 75
+    assert host.result()["outcome"] == "preempted"
+
+
+def test_the_first_host_says_done_when_the_others_have(start: Start) -> None:
+    host = start("true", hosts=2, per_host=1)
+    host.wait_for(
+        lambda: (host.run / "heartbeats/host-0.json").exists() and host.beat()["state"] == "stepping"
+    )
+    time.sleep(1)
+    assert host.process.poll() is None
+    assert not (host.run / "result.json").exists()
+    (host.run / "heartbeats/host-1.json").write_text(json.dumps({"state": "done", "attempt": 3}))
+    assert host.ended()[0] == 0
+    assert host.result()["outcome"] == "done"
+
+
+@pytest.mark.parametrize(("progress", "moves"), [(None, True), (OF_LOG, False), ("data.txt", False)])
+def test_standing_still_shows_only_where_progress_is_named(
+    start: Start, progress: str | None, moves: bool
+) -> None:
+    host = start("sleep", "60", progress=progress)
+    host.wait_for(
+        lambda: (host.run / "heartbeats/host-0.json").exists() and host.beat()["state"] == "stepping"
+    )
+    host.wait_for(lambda: host.beat()["time"] - host.beat()["step_time"] < 3)
+    time.sleep(4)
+    beat = host.beat()
+    assert (beat["time"] - beat["step_time"] < 3) == moves
+    assert beat.get("hangs_at_floor", False) == (not moves)
+
+
+def test_a_program_that_is_not_there_is_named(start: Start) -> None:
+    host = start("no-such-program")
+    assert host.ended()[0] == 1
+    assert host.beat()["message"] == "no-such-program: No such file or directory"

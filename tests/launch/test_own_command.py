@@ -1,0 +1,214 @@
+"""A command of the user's own before it runs: what is refused, what of its folder is sent, what the hosts are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.errors import RequestError
+from contracts.ranks import decoded
+from host.agent.files import unpack
+from launch import dry_run, environments, own_command, plan
+from launch.hosts import Agent, GoneLink
+from launch.launch import Planned
+from launch.own_command import Command, asked_for, bundle_folder
+from launch.plan import Container, Plan
+from launch.targets import Target, on_this_machine
+from tests.launch.slices import make_target
+
+OPTIONS = {"workdir": "", "framework": "", "processes_per_host": "", "progress": "", "python": ""}
+STACK = make_target([Agent(host="w", link=GoneLink("", ""), root="/")] * 2)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A script, a program, and what git is told to ignore."""
+    made = tmp_path / "project"
+    (made / "sub").mkdir(parents=True)
+    for name in ("train.py", "sub/part.py", "secret.py", "run.sh", "plain.sh"):
+        (made / name).write_text(f"# {name}\n")
+    (made / "run.sh").chmod(0o755)
+    (made / ".gitignore").write_text("secret.py\ndata/\n")
+    (made / "data").mkdir()
+    (made / "data" / "large.bin").write_bytes(bytes(100))
+    return made
+
+
+def command(folder: Path, *words: str, **options: str) -> Command:
+    return asked_for(words, **{**OPTIONS, "workdir": str(folder), **options})
+
+
+@pytest.mark.parametrize("is_checkout", [False, True])
+def test_the_folder_is_sent_without_what_git_ignores_and_programs_stay_programs(
+    folder: Path, tmp_path: Path, is_checkout: bool
+) -> None:
+    if is_checkout:
+        subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "train.pyc").touch()
+    sent = bundle_folder(folder)
+    assert sent.names == {".gitignore", "train.py", "sub/part.py", "run.sh", "plain.sh"}
+    unpack(sent.archive, str(tmp_path / "there"))
+    assert [os.access(tmp_path / "there" / name, os.X_OK) for name in ("run.sh", "plain.sh")] == [True, False]
+    os.utime(folder / "train.py", (0, 0))
+    assert bundle_folder(folder).sha256 == sent.sha256
+    (folder / "train.py").write_text("other")
+    assert bundle_folder(folder).sha256 != sent.sha256
+
+
+def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_command, "LARGEST_BYTES", 2**20)
+    for name, size in (("small", 1), ("large", 2**21), ("middle", 2**20)):
+        (folder / name).write_bytes(bytes(size))
+    with pytest.raises(
+        RequestError, match=r"3 MiB, more than the 1 MiB .* are large \(2 MiB\), middle \(1 MiB\)"
+    ):
+        bundle_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "said"),
+    [
+        ("python train.py", {"workdir": "/no/such"}, "--workdir /no/such: there is no such folder"),
+        (
+            "python train.py",
+            {"workdir": ""},
+            "-- python train.py: say in which folder it runs with --workdir",
+        ),
+        ("", {}, "say what to run there"),
+        (
+            "python train.py",
+            {"framework": "torch"},
+            '--framework: "torch" is not a framework; choose one of jax',
+        ),
+        (
+            "python train.py",
+            {"processes_per_host": "0"},
+            "--processes-per-host 0: must be a whole number from 1",
+        ),
+        ("python train.py", {"processes_per_host": "per-chip"}, "a cpu host has no chips; give a number"),
+        ("python other.py", {}, "-- other.py: there is no such file in"),
+        ("python -u secret.py", {}, "-- secret.py: is in .*, but git ignores it there, so it is not sent"),
+        ("./nope.sh", {}, "-- ./nope.sh: there is no such file in"),
+        ("./plain.sh", {}, "-- ./plain.sh: may not be executed"),
+        ("pyhton train.py", {}, "-- pyhton: there is no such program on this machine"),
+    ],
+)
+def test_a_command_that_cannot_run_is_refused(
+    folder: Path, words: str, options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(RequestError, match=said):
+        wanted = command(folder, *words.split(), **options)
+        wanted.planned(on_this_machine(hosts="2", platform="cpu"), wanted.folder(), in_container=False)
+
+
+def test_ranks_share_the_chips_of_a_host_one_each_or_not_at_all(folder: Path) -> None:
+    def per_host(text: str) -> int:
+        wanted = command(folder, "python", "train.py", processes_per_host=text)
+        return wanted.planned(STACK, wanted.folder(), in_container=True).per_host
+
+    assert [per_host(text) for text in ("", "1", "4", "per-chip")] == [1, 1, 4, 4]
+    with pytest.raises(RequestError, match="a host of s has 4 chips; a rank has all of them"):
+        per_host("3")
+
+
+def test_a_framework_that_the_hosts_do_not_have_is_refused_with_the_way_to_it(folder: Path) -> None:
+    wanted = command(folder, "python", "train.py", framework="pytorch")
+    with pytest.raises(
+        RequestError, match="the stack .* has no image of it; `fab build --framework pytorch`"
+    ):
+        wanted.planned(STACK, wanted.folder(), in_container=False)
+
+
+def test_a_resumed_command_goes_on_with_its_own_words(folder: Path) -> None:
+    first = command(folder, "python", "train.py")
+    config = dataclasses.asdict(first.config)
+    again = own_command.of_run({"job": "command", "config": {**config, "words": list(config["words"])}})
+    assert again.parse((), base=again.config) == first.config
+    with pytest.raises(
+        RequestError, match=r"-- python other.py: the run goes on as it began, with python train.py"
+    ):
+        again.parse(("python", "other.py"), base=again.config)
+
+
+def planned(wanted: Command, target: Target, container: Container | None = None) -> Plan:
+    return Plan(
+        target=target,
+        run_id="command-20261120-214500-abcd",
+        job=wanted.name,
+        framework=wanted.framework,
+        arguments=wanted.config.words,
+        run_dir="/share/runs/one",
+        cwd="/",
+        bundle_sha256="ab" * 32,
+        container=container,
+        command=wanted.planned(target, wanted.folder(), in_container=container is not None),
+    )
+
+
+def test_each_host_is_told_the_same_ranks_and_its_own_folder(folder: Path) -> None:
+    wanted = command(folder, "python", "train.py", processes_per_host="per-chip", framework="pytorch")
+    made = planned(wanted, STACK, Container(image="sha256:" + "0" * 64))
+    assert plan.preflight(made, 1, now_s=1.0)["free_ports"] == 2 + 4
+    ports = [list(range(first, first + 6)) for first in (100, 200)]
+    facts = [{"free_ports": free, "home": f"/home/{free[0]}"} for free in ports]
+    made = plan.settled(made, facts, token="t")
+    told: list[dict[str, Any]] = [plan.start(made, index) for index in (0, 1)]
+    specs = [decoded(each["argv"][-1]) for each in told]
+    assert specs[0].ranks == specs[1].ranks
+    assert specs[1].ranks.ports == ((102, 103, 104, 105), (202, 203, 204, 205))
+    assert specs[1].work.endswith("/runs/command-20261120-214500-abcd/work-1")
+    assert specs[1].python is None, "an image has its own"
+    box = told[1]["container"]
+    assert {specs[1].folder, specs[1].work} <= {
+        made.at_home(1, path) for path in [*box["mounts"], *box["read_only_mounts"]]
+    }
+    assert "GLIBC_TUNABLES" not in told[1]["env"]
+
+
+def test_hosts_of_this_machine_have_ports_that_differ(folder: Path) -> None:
+    here = on_this_machine(hosts="2", platform="cpu")
+    made = planned(command(folder, "python", "train.py", processes_per_host="2"), here)
+    count = plan.preflight(made, 0, now_s=1.0)["free_ports"]
+    facts = [{"free_ports": list(range(100, 100 + count)), "home": "/root"}] * 2
+    settled = plan.settled(made, facts, token="t").command
+    assert settled is not None
+    assert settled.ports == ((102, 103), (104, 105))
+
+
+def test_a_dry_run_shows_what_each_rank_finds_what_is_sent_and_what_it_costs(folder: Path) -> None:
+    wanted = command(folder, "python", "train.py", processes_per_host="per-chip", framework="pytorch")
+    made = planned(wanted, STACK, Container(image="sha256:" + "0" * 64))
+    sent = wanted.folder()
+    shown = list(
+        dry_run.lines(Planned(plan=made, config=wanted.config, bundles=(sent, sent), directory=None), STACK)  # type: ignore[arg-type]
+    )
+    assert shown.count("  runs  python train.py") == 2
+    assert "    RANK=7" in shown
+    assert "    MASTER_PORT=PORT" in shown
+    assert f"image sha256:{'0' * 64}" in shown
+    assert any(line.startswith("your folder: 5 files, ") for line in shown)
+    assert any(re.fullmatch(r"cost: [\d.]+ USD an hour by the list \(spot, .*", line) for line in shown)
+
+
+def test_an_environment_is_made_once_and_a_step_that_fails_leaves_none(tmp_path: Path) -> None:
+    lock, home = tmp_path / "lock.txt", tmp_path / "environments" / "none"
+    lock.write_text("")
+    with pytest.raises(RequestError, match=r"the environment could not be made:\nno compiler"):
+        environments.made(home, lock, [["sh", "-c", "echo no compiler; exit 1"]])
+    assert not (home / environments.WHOLE).exists()
+    environments.made(home, lock, [["sh", "-c", f"echo once >> {tmp_path}/made"]])
+    environments.made(home, lock, [["sh", "-c", f"echo once >> {tmp_path}/made"]])
+    assert (tmp_path / "made").read_text() == "once\n"
+    version = [str(home / "bin" / "python"), "-c", "import sys; print(sys.version_info[:2])"]
+    said = subprocess.run(version, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == str(tuple(sys.version_info[:2]))
