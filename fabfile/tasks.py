@@ -67,7 +67,7 @@ def train(
     heartbeat_limit: str = "300",
     detach: bool = False,
 ) -> int:
-    """Train a job or run your own command on all hosts, and follow it.
+    """Train a job or your own script, and follow the run.
 
     The job's own options come after --, as in: fab train --job flax_mlm -- --steps 2000
     `fab jobs` lists them. Your own command: fab train --workdir ~/my-project -- python train.py

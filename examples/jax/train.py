@@ -1,17 +1,19 @@
-"""Fits a line, each process on points of its own. Of tpu-stack it knows RUN_DIR only.
+"""Fits a line, each process on points of its own. Of tpu-stack it knows RUN_DIR, and the exit code 75.
 
 fab train --workdir examples/jax -- python train.py
 """
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.multihost_utils import process_allgather
+from jax.experimental.multihost_utils import process_allgather, reached_preemption_sync_point
 
+STEPS = 200
 jax.distributed.initialize()
 run, rank = Path(os.environ["RUN_DIR"]), jax.process_index()
 state = run / "state.json"
@@ -24,16 +26,20 @@ def loss(weight, x):
 
 
 value_and_grad = jax.jit(jax.value_and_grad(loss))
-while step < 200:
+while step < STEPS:
     step += 1
     x = jax.random.normal(jax.random.fold_in(jax.random.key(step), rank), (64,))
     error, gradient = (jnp.mean(process_allgather(each)) for each in value_and_grad(weight, x))
     weight -= 0.01 * gradient
+    # JAX itself takes the SIGTERM of a stop or a preemption, and all processes agree on the step to leave at.
+    leaving = reached_preemption_sync_point(step)
     if rank == 0 and step % 20 == 0:
-        line = {"step": step, "loss": float(error), "time": time.time()}
         with (run / "metrics.jsonl").open("a") as metrics:
-            metrics.write(json.dumps(line) + "\n")
+            metrics.write(json.dumps({"step": step, "loss": float(error), "time": time.time()}) + "\n")
+    if rank == 0 and (step % 20 == 0 or leaving):
         beside = run / "state.json.new"
         beside.write_text(json.dumps({"step": step, "weight": float(weight)}))
         beside.replace(state)
+    if leaving:
+        sys.exit(75)
 print(f"process {rank} of {jax.process_count()}: weight {float(weight):.3f}")
