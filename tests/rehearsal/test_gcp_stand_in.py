@@ -123,12 +123,7 @@ def test_what_the_sdk_would_not_take_is_named_with_its_path(
         assert len(found) == 1 and found[0].startswith(wrong)
 
 
-def test_a_type_that_is_not_in_the_table_is_refused_and_the_error_says_where_to_add_it(gcp: Provider) -> None:
-    with pytest.raises(WorldError, match=r"gcp:pubsub/topic:Topic.*compute:Network.*table\.py"):
-        check(gcp, "gcp:pubsub/topic:Topic", {})
-
-
-def test_project_and_zone_come_from_the_providers_configuration_and_a_name_is_made_once(
+def test_project_and_zone_come_from_the_configuration_a_name_is_made_once_and_an_unknown_type_is_refused(
     gcp: Provider, world: World
 ) -> None:
     inputs, found = check(gcp, DISK, {"name": "d"})
@@ -138,6 +133,8 @@ def test_project_and_zone_come_from_the_providers_configuration_and_a_name_is_ma
     assert found == ["zone: required; set it, or gcp:zone for all resources"]
     inputs, _ = check(gcp, NETWORK, {})
     assert inputs["name"] == "thing-0102030"
+    with pytest.raises(WorldError, match=r"gcp:pubsub/topic:Topic.*compute:Network.*table\.py"):
+        check(gcp, "gcp:pubsub/topic:Topic", {})  # the error says where to add it
     assert check(gcp, NETWORK, {}, olds={"name": "thing-fffffff"})[0]["name"] == "thing-fffffff"
 
 

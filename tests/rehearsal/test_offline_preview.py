@@ -84,15 +84,10 @@ def test_a_file_that_is_not_there_is_refused_and_one_that_is_no_text_is_the_engi
         for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN)
     assert offline_preview.main([str(tmp_path / "Pulumi.dev.yaml")], {"PATH": "/nonexistent"}) == 2
     assert capsys.readouterr().err.startswith("preview: ")  # before anything is started
+    names = ("Pulumi.dev.yaml", "Pulumi.a-b.yml", "stack.yaml")  # the stack is called as Pulumi would call it
+    assert [stack_of(tmp_path / name) for name in names] == ["dev", "a-b", "preview"]
     (tmp_path / "Pulumi.dev.yaml").write_bytes(b"\xff\xfe\x00")
     assert for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN) == b"\xff\xfe\x00"
-
-
-@pytest.mark.parametrize(
-    ("name", "stack"), [("Pulumi.dev.yaml", "dev"), ("Pulumi.a-b.yml", "a-b"), ("stack.yaml", "preview")]
-)
-def test_the_stack_is_called_as_pulumi_would_call_it(name: str, stack: str) -> None:
-    assert stack_of(Path("somewhere") / name) == stack
 
 
 def step(name: str, parent: str = "", op: str = "create", type_token: str = "a:b/c:C") -> Step:

@@ -11,7 +11,7 @@ import pytest
 
 from rehearsal.machines.docker_engine import MachinesError, connect
 from rehearsal.machines.guardian import left
-from rehearsal.machines.host_image import FILES, ROOT
+from rehearsal.machines.host_image import FILES, ROOT, official_base
 from tools import stand_in_base
 
 pytestmark = [
@@ -31,9 +31,7 @@ RUN = (
 @pytest.fixture(scope="module")
 def base(environ: Mapping[str, str]) -> str:
     """An image with Python that is on this machine, since the hosts' is made of it."""
-    said = (ROOT / FILES["Dockerfile"]).read_text()
-    (official,) = [line.split("=", 1)[1] for line in said.splitlines() if line.startswith("ARG BASE_IMAGE=")]
-    return environ.get(stand_in_base.VARIABLE) or official
+    return environ.get(stand_in_base.VARIABLE) or official_base((ROOT / FILES["Dockerfile"]).read_text())
 
 
 @pytest.fixture(scope="module")
