@@ -63,34 +63,36 @@ def test_a_zone_and_a_type_are_enough_and_nothing_is_open_or_allowed_that_was_no
 
 
 A, B = {"name": "a", "accelerator": "v5litepod-8"}, {"name": "b", "accelerator": "v6e-8"}
+V4 = {"name": "v4", "accelerator": "v4-8"}
 
 
 @pytest.mark.parametrize(
-    ("values", "zones", "storage_zone"),
+    ("values", "zones", "nfs_zone", "machine_type"),
     [
         # A slice's own place goes before that of the stack; what is not a slice is where the first one is.
         (
             {"zone": "us-west4-a", "slices": [A | {"zone": "europe-west4-b"}, B | {"zone": "us-central1-b"}]},
-            ["europe-west4-b", "us-central1-b"],
-            "europe-west4-b",
+            ["europe-west4-b", "us-central1-b"], "europe-west4-b", "e2-small",
         ),
         (
             {"zone": "us-central1-a", "slices": [A, {**A, "name": "two", "region": "us-south1"}]},
-            ["us-central1-a", "us-south1-a"],
-            "us-central1-a",
+            ["us-central1-a", "us-south1-a"], "us-central1-a", "e2-small",
         ),
         # A region stands for its only zone that lists the type.
-        ({"region": "us-central1", "slices": [A, B]}, ["us-central1-a", "us-central1-b"], "us-central1-a"),
+        ({"region": "us-central1", "slices": [A, B]}, ["us-central1-a", "us-central1-b"], "us-central1-a", "e2-small"),
+        # The gateway is what its zone has, an AI zone's in the zone beside it.
+        ({"slices": [V4 | {"zone": "us-central2-b"}]}, ["us-central2-b"], "us-central2-b", "n1-standard-1"),
+        ({"slices": [B | {"zone": "us-south1-ai1b"}]}, ["us-south1-ai1b"], "us-south1-b", "e2-small"),
     ],
-)
+)  # fmt: skip
 def test_a_place_is_the_slice_s_own_or_the_stack_s(
-    values: dict[str, object], zones: list[str], storage_zone: str
+    values: dict[str, object], zones: list[str], nfs_zone: str, machine_type: str
 ) -> None:
     config = read(values)
     assert config.bucket and config.nfs
     assert [each.zone for each in config.slices] == zones
-    assert config.nfs.zone == storage_zone
-    assert config.bucket.region == config.images.region == catalogue.region_of(storage_zone)
+    assert (config.nfs.zone, config.nfs.machine_type) == (nfs_zone, machine_type)
+    assert config.bucket.region == config.images.region == catalogue.region_of(nfs_zone)
 
 
 FULL_NAME = "projects/my-project/locations/us-central1-a/reservations/"
@@ -141,31 +143,23 @@ def test_what_is_newer_than_the_lists_is_taken_where_that_is_said() -> None:
     assert (config.nfs.zone, config.nfs.machine_type) == ("mars-north1-b", "e2-huge")
 
 
-@pytest.mark.parametrize(
-    ("zone", "accelerator", "nfs_zone", "machine_type"),
-    [
-        ("us-central1-a", "v5litepod-8", "us-central1-a", "e2-small"),
-        ("us-central2-b", "v4-8", "us-central2-b", "n1-standard-1"),
-        ("us-south1-ai1b", "v6e-8", "us-south1-b", "e2-small"),
-    ],
-)
-def test_the_gateway_is_by_default_what_its_zone_has(
-    zone: str, accelerator: str, nfs_zone: str, machine_type: str
-) -> None:
-    config = read({"slices": [{**MAIN, "zone": zone, "accelerator": accelerator}]})
-    assert config.nfs is not None and config.bucket is not None
-    assert (config.nfs.zone, config.nfs.machine_type) == (nfs_zone, machine_type)
-    assert config.bucket.region == zone.rpartition("-")[0]
+def test_a_slice_may_be_called_like_the_first_part_of_one_that_has_no_parts() -> None:
+    two = [MAIN, {**MAIN, "name": "main-0"}, {**MAIN, "name": "main-2", "count": 2}]
+    assert [each.name for each in read({**LEAST, "slices": two}).slices] == ["main", "main-0", "main-2"]
 
 
+LENGTHS = ("1m", "60s", "30d")
 OF_A_SLICE: list[dict[str, Any]] = [
     *({"count": count} for count in (1, 256)),
-    *({key: length} for key in ("wait", "valid-until", "guaranteed-for") for length in ("1m", "60s", "30d")),
+    *({key: length} for key in ("wait", "valid-until", "guaranteed-for") for length in LENGTHS),
     {"valid-until": "6h", "wait": "6h"},
     *({"data-disks": [{"name": "d", "size-gib": size}]} for size in (10, 65536)),
     {"accelerator": "v6e-8", "zone": "us-central1-b", "data-disks": [{"name": "d", "size-gib": 4}]},
     {"name": "a" * 30},
 ]
+POOLS = "iam.googleapis.com/locations/global/workforcePools/p/subject/ada"
+WORKLOADS = "iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/*"
+PRINCIPALS = ["domain:example.com", "serviceAccount:a@p.iam.gserviceaccount.com", f"principal://{POOLS}"]
 OF_A_STACK: list[dict[str, Any]] = [
     *({"storage": {"bucket": {"soft-delete-days": days}}} for days in (0, 7, 90)),
     *({"storage": {"bucket": {"temporary-days": days}}} for days in (1, 365)),
@@ -175,15 +169,7 @@ OF_A_STACK: list[dict[str, Any]] = [
     *({"storage": {"nfs": {"mount": mount}}} for mount in ("/data", "/srv/shared", "/mnt/a.b_c-D/e")),
     *({"images": {"keep": keep}} for keep in (1, 1000)),
     *({"budget-usd-per-hour": usd} for usd in (0.01, 1, 1_000_000)),
-    {"access": {"members": ["domain:example.com", "serviceAccount:a@p.iam.gserviceaccount.com"]}},
-    {
-        "access": {
-            "members": [
-                "principal://iam.googleapis.com/locations/global/workforcePools/p/subject/ada",
-                "principalSet://iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/*",
-            ]
-        }
-    },
+    {"access": {"members": [*PRINCIPALS, f"principalSet://{WORKLOADS}"]}},
 ]
 
 
