@@ -5,7 +5,7 @@ It may import launch (inside the tasks, so that `fab --list` answers at once); n
 
 import sys
 
-from fabfile.program import main, namespace
+from fabfile.command_line import main, namespace
 
 __all__ = ["main", "namespace"]
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from fabfile.program import fab as run_fab
+from fabfile.command_line import fab as run_fab
 
 
 class Done(NamedTuple):

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
+from fabfile.command_line import Line, after_dashes, commands, main
 from fabfile.options import reported, whole
-from fabfile.program import Line, after_dashes, commands, main
 from launch.hosts import HostError, HostsError
 from launch.images.recipe import frameworks
 from launch.jobs import CHECKOUT
@@ -27,7 +27,7 @@ Fab = Callable[..., Any]
 HEAVY = ("jax", "flax", "optax", "orbax", "numpy", "tyro", "tokenizers", "tensorboard", "torch")
 LOADED = f"""
 import atexit, sys
-from fabfile.program import main
+from fabfile.command_line import main
 atexit.register(lambda: print("loaded:", *(name for name in {HEAVY!r} if name in sys.modules)))
 main()
 """
@@ -271,7 +271,7 @@ def test_words_arrive_on_every_host_as_they_were_typed_and_one_word_is_a_line_of
 
 def test_ctrl_c_ends_the_command_on_every_host(tmp_path: Path) -> None:
     line = f"echo $$ >> {tmp_path}/pids; echo begun; exec sleep 600"
-    fab = [sys.executable, "-c", "from fabfile.program import main; main()"]
+    fab = [sys.executable, "-c", "from fabfile.command_line import main; main()"]
     environment = {key: value for key, value in os.environ.items() if key != "TPU_STACK"}
     with subprocess.Popen(
         [*fab, "run", "--", line], cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, text=True

@@ -316,7 +316,7 @@ if only:
     rollout.start = start
 else:
     setattr(rollout, phase, die)
-from fabfile.program import main
+from fabfile.command_line import main
 main()
 """
 
