@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 RUN_HELP = 'a run of `fab runs`: its id, the beginning or end of it, its --name, or "latest"'
 
+OF_OWN_COMMANDS = (
+    "--workdir, --framework, --processes-per-host and --progress are for a command of your own, without --job and "
+    "--resume; a job has its framework, and a run goes on as it began"
+)
 RUNS = "where runs are kept (default: where `fab train` keeps them)"
 
 
@@ -75,24 +79,15 @@ def train(
     from launch import follow as training
 
     words = training.words(args, options.after_dashes(c))
+    given = {"framework": framework, "processes_per_host": processes_per_host, "progress": progress}
     command = None
     if not job and not resume and (workdir or (words and not words[0].startswith("-"))):
         from launch import own_command
 
-        command = own_command.asked_for(
-            words,
-            workdir=workdir,
-            framework=framework,
-            processes_per_host=processes_per_host,
-            progress=progress,
-            python=python,
-        )
+        command = own_command.asked_for(words, workdir=workdir, python=python, **given)
         words, python = [], ""
-    elif workdir or framework or processes_per_host or progress:
-        raise RequestError(
-            "--workdir, --framework, --processes-per-host and --progress are for a command of your own, without --job "
-            "and --resume; a job has its framework, and a run goes on as it began"
-        )
+    elif workdir or any(given.values()):
+        raise RequestError(OF_OWN_COMMANDS)
     elif {"-h", "--help"} & {*words}:
         from launch.commands import console
 
