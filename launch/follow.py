@@ -238,6 +238,10 @@ def decide(state: State, run: Run) -> Decision:
     if result.get("request"):
         return Decision(resume=False, reason=f"it would fail again: {result.get('error')}")
     saved = run.directory.checkpoint_steps()
+    if not saved and run.described["job"] == run_directory.OWN_COMMAND:
+        return Decision(
+            resume=True, reason=f"it was {state}; the command starts again, and finds its RUN_DIR as it was"
+        )
     where = (
         f"from the checkpoint of step {saved[-1]}" if saved else "from the start, as there is no checkpoint"
     )

@@ -300,6 +300,16 @@ def test_a_process_hangs_when_it_has_stood_still_for_the_limit_which_a_few_slow_
     assert watchdog.progress()["stood_s"] == pytest.approx(FLOOR_S + 1)
 
 
+def test_a_heartbeat_may_ask_for_the_floor_from_the_start() -> None:
+    watchdog = Watchdog(10)
+    for second in range(12):
+        assert not watchdog.is_hung
+        watchdog.look(
+            {**beat(0, START_S, "starting", time=START_S + second), "hangs_at_floor": True}, START_S + second
+        )
+    assert watchdog.is_hung
+
+
 @pytest.mark.parametrize("state", ["starting", "saving", "failed"])
 def test_whatever_is_not_stepping_has_half_an_hour_and_a_change_of_state_is_progress(state: str) -> None:
     watchdog, now = trained(1.0)
