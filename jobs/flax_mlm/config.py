@@ -7,7 +7,6 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from contracts.errors import RequestError
-from jobs.runtime.jax.profile import read_steps
 
 if TYPE_CHECKING:
     from jobs.flax_mlm.tokenizer import TokenizerFacts
@@ -239,10 +238,13 @@ def problems(config: Config, *, devices: int) -> list[str]:
         found.append(f"--clip-norm {config.clip_norm}: must be above 0")
     if not 0 <= config.weight_decay < math.inf:
         found.append(f"--weight-decay {config.weight_decay}: must not be negative and must be finite")
-    try:
-        read_steps(config.profile, steps=config.steps)
-    except RequestError as error:
-        found.append(str(error))
+    if config.profile is not None:
+        from jobs.runtime.jax.profile import read_steps  # few runs are profiled
+
+        try:
+            read_steps(config.profile, steps=config.steps)
+        except RequestError as error:
+            found.append(str(error))
     if found:
         return found
     # Of a model to go on from the sizes are known when its folder has been read.

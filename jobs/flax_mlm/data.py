@@ -62,10 +62,11 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
 
     A large corpus is only looked for, a small one is tokenised (into the cache, where the run finds it).
     """
-    from jobs.flax_mlm import hugging_face
-
     try:
-        config, _ = hugging_face.adopt(config, cache_dir, say=lambda _: None)
+        if config.init_from is not None:
+            from jobs.flax_mlm import hugging_face  # a run from scratch does without
+
+            config, _ = hugging_face.adopt(config, cache_dir, say=lambda _: None)
         found = open_corpus(config.data, text_field=config.text_field)
         found.check_text()
         if config.tokenizer is not None:
