@@ -85,6 +85,11 @@ class Command:
     def _own_python(self, target: Target, in_container: bool) -> str:
         """The framework's interpreter on the hosts."""
         if target.is_local and not in_container:
+            if target.platform != "cpu" and self.framework != environments.OWN:
+                raise RequestError(
+                    f"--framework {self.framework}: on this machine its environment is for CPUs only; name an "
+                    f"interpreter that computes on the {target.platform.upper()} with --python"
+                )
             return str(environments.python_of(self.framework))
         if not in_container and self.framework != environments.OWN:
             raise RequestError(

@@ -234,7 +234,11 @@ def _others_are_done(run: process.Run, told: threading.Event) -> bool:
     """
     others = [run_directory.heartbeat(index) for index in range(1, run.environment.num_processes)]
     while not told.is_set():
-        beats = run.directory.read_jsons(others) if others else []
+        beats: Sequence[dict[str, Any] | None] = [None]
+        try:
+            beats = run.directory.read_jsons(others) if others else []
+        except Exception as error:  # a bucket's library raises kinds of its own
+            print(f"tpu-stack: whether the other hosts are done is asked again: {error}", flush=True)
         run.heartbeat.tick()
         if all(
             beat is not None and beat["state"] == "done" and beat["attempt"] == run.environment.attempt

@@ -127,6 +127,10 @@ def test_a_framework_that_the_hosts_do_not_have_is_refused_with_the_way_to_it(fo
         RequestError, match="the stack .* has no image of it; `fab build --framework pytorch`"
     ):
         wanted.planned(STACK, wanted.folder(), in_container=False)
+    with pytest.raises(
+        RequestError, match=r"its environment is for CPUs only; name an interpreter .* the GPU"
+    ):
+        wanted.planned(on_this_machine(hosts="1", platform="gpu"), wanted.folder(), in_container=False)
 
 
 def test_a_resumed_command_goes_on_with_its_own_words(folder: Path) -> None:
