@@ -59,6 +59,15 @@ class Run:
         return int(self.described["attempts"][-1]["processes"])
 
     @property
+    def what(self) -> str:
+        """The name of its job; of an own command its script, or its program where it has none."""
+        if self.described["job"] != run_directory.OWN_COMMAND:
+            return str(self.described["job"])
+        words = [str(word) for word in self.described["args"]]
+        script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])
+        return script.rpartition("/")[2]
+
+    @property
     def metrics(self) -> Metrics:
         """What its job says of the metrics."""
         return of_run(self.described)

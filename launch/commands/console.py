@@ -125,7 +125,7 @@ def list_runs(target: Target, *, limit: int | None) -> int:
         table.add_row(
             run.run_id,
             run.described.get("name") or "",
-            run.described["job"],
+            run.what,
             runs.state_by(run, known),
             f"{step}/{run.total_steps or '?'}",
             printable(runs.figure(run, latest)),
