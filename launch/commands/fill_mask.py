@@ -41,7 +41,7 @@ def fill_mask(target: Target, wanted: str, text: str) -> int:
     """
     if MASK not in text:
         raise RequestError(f'"{text}" has no {MASK}; write {MASK} where a word is to be guessed')
-    run = runs.find(target.runs, wanted)
+    run = _latest(target) if wanted == runs.LATEST else runs.find(target.runs, wanted)
     job = str(run.described["job"])
     if not _fills(job):
         able = ", ".join(name for name in jobs.names() if _fills(name))
@@ -53,6 +53,12 @@ def fill_mask(target: Target, wanted: str, text: str) -> int:
         )
     print_fillings(text, ask(job, _readable(target, run), text))
     return 0
+
+
+def _latest(target: Target) -> Run:
+    """Return the latest run whose models fill masks; the latest of all where there is none."""
+    found = next((run for run in runs.list_runs(target.runs) if _fills(run.described["job"])), None)
+    return found or runs.find(target.runs, runs.LATEST)
 
 
 def _fills(job: str) -> bool:

@@ -92,6 +92,14 @@ def test_what_cannot_be_asked_is_refused_with_the_reason(
     assert asked == []
 
 
+def test_the_latest_run_is_the_latest_that_fills_masks(write_run: WriteRun, asked: list[str]) -> None:
+    run = exported(write_run())
+    later = write_run("command-20261121-214500-eeee")
+    later.directory.write_json("run.json", {**later.described, "job": "command"})
+    assert filling.fill_mask(here(), "latest", "<mask>") == 0
+    assert asked == [run.directory.path("export")]
+
+
 def test_a_module_that_refuses_is_quoted_and_one_that_breaks_is_told_with_its_last_line(
     runs_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
