@@ -210,9 +210,12 @@ def cut_off(agent: Agent) -> None:
     """Kill the supervisor of process 0 and its guard, as when the host's power fails, but not the process."""
     supervisor = agent.record()["supervisor_pid"]
     words = f"_supervise\0{agent.state_dir()}".encode()
-    both = [int(path.name) for path in Path("/proc").glob("[0-9]*") if words in cmdline(int(path.name))]
-    assert supervisor in both and len(both) == 2
-    for pid in sorted(both, key=lambda pid: pid == supervisor):
+
+    def both() -> list[int]:
+        return [int(path.name) for path in Path("/proc").glob("[0-9]*") if words in cmdline(int(path.name))]
+
+    until(lambda: len(both()) == 2)  # the guard comes a moment after the process
+    for pid in sorted(both(), key=lambda pid: pid == supervisor):
         os.kill(pid, signal.SIGKILL)
     until(lambda: not agent.status()["supervised"])
 
