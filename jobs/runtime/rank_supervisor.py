@@ -56,9 +56,9 @@ def main(text: str) -> int:
         environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment)
     )
     run.heartbeat.hangs_at_floor = spec.progress is not None
-    run.heartbeat.start()
     with stacks or contextlib.nullcontext():
         try:
+            run.heartbeat.start()
             lay_out(spec)
             return _carry_out(run, spec, told)
         except OSError as error:
@@ -238,15 +238,19 @@ def _others_are_done(run: process.Run, told: threading.Event) -> bool:
         try:
             beats = run.directory.read_jsons(others) if others else []
         except Exception as error:  # a bucket's library raises kinds of its own
-            print(f"tpu-stack: whether the other hosts are done is asked again: {error}", flush=True)
+            _asked_again("whether the other hosts are done", error)
         run.heartbeat.tick()
         if all(
-            beat is not None and beat["state"] == "done" and beat["attempt"] == run.environment.attempt
+            beat is not None and (beat.get("state"), beat.get("attempt")) == ("done", run.environment.attempt)
             for beat in beats
         ):
             return True
         told.wait(METRICS_PERIOD_S[run.directory.is_remote])
     return False
+
+
+def _asked_again(what: str, error: Exception) -> None:
+    print(f"tpu-stack: {what} is not known now, and is asked again: {error}", flush=True)
 
 
 class Progress:
@@ -275,12 +279,15 @@ class Progress:
         self._size = size
         if not self._run.environment.is_first:
             return
-        with contextlib.suppress(Exception):  # a bucket that does not answer now is asked again
+        try:
             lines, self._offset = self._run.directory.read_new_metrics(self._offset)
-            for line in lines:
-                self._latest |= line
-            if lines:
-                self._run.heartbeat.step(self.step)
+        except Exception as error:  # a bucket's library raises kinds of its own
+            _asked_again("what the metrics say", error)
+            return
+        for line in lines:
+            self._latest |= line
+        if lines:
+            self._run.heartbeat.step(self.step)
 
     def _measure(self) -> object:
         if self._spec.progress == OF_LOG:
