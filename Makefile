@@ -34,7 +34,7 @@ test-all: install ## run the slow tests too: real runs, containers, the README's
 	@$(BIN)/pytest $(WORKERS) -m "not nightly" --durations 40 --durations-min 1
 
 .PHONY: test-nightly
-test-nightly: install ## run every test: all images and all faults too, which takes hours
+test-nightly: install ## run every test: all images and all faults too (about 50 minutes)
 	@$(BIN)/pytest $(WORKERS) --durations 20 --durations-min 1
 
 .PHONY: bench
