@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +24,6 @@ import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
-from filelock import FileLock
 from flax import nnx
 from safetensors.numpy import save_file
 
@@ -37,6 +35,7 @@ from jobs.flax_mlm.hugging_face import hugging_face_config, hugging_face_tensors
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.step import Masked, mask, step_flops
 from jobs.runtime.cache import user_cache_dir
+from launch.environments import made
 from launch.plan import ON_CPU
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,9 +50,6 @@ PEERS = {
 """By name: whose environment (bench/locks), which program, and what it is told. The last is PyTorch at its best."""
 
 LOCKS = Path(__file__).resolve().with_name("locks")
-MAKE_LIMIT_S = 1800
-WHOLE = "whole"
-"""The file that says of an environment that everything was installed."""
 
 CASES: dict[str, dict[str, Any]] = {
     "small": {"model": "small", "sequence_length": 128, "batch_size": 32},
@@ -196,22 +192,13 @@ def python_of(peer: str) -> Path:
     """The interpreter that has what `bench/locks/<peer>.txt` pins; its environment is made where it is missing.
 
     Raises:
-        subprocess.CalledProcessError: it could not be installed; uv has said why.
+        RequestError: it could not be installed; the message has what uv said.
     """
     lock = LOCKS / f"{peer}.txt"
     name = hashlib.sha256(lock.read_bytes() + sys.version.encode()).hexdigest()[:12]
     home = user_cache_dir() / "peers" / f"{peer}-{name}"
-    python = home / "bin" / "python"
-    home.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{home}.lock", timeout=MAKE_LIMIT_S):
-        if not (home / WHOLE).exists():
-            shutil.rmtree(home, ignore_errors=True)
-            uv = str(Path(sys.executable).with_name("uv"))
-            sync = [uv, "pip", "sync", "--quiet", "--require-hashes", "--python", str(python), str(lock)]
-            for command in ([uv, "venv", "--quiet", "--python", sys.executable, str(home)], sync):
-                subprocess.run(command, check=True, timeout=MAKE_LIMIT_S)
-            (home / WHOLE).touch()
-    return python
+    made(home, lock)
+    return home / "bin" / "python"
 
 
 def environment_of_peer(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,8 @@ from launch.jobs import CHECKOUT
 
 Say = Callable[[str], None]
 MAKE_LIMIT_S = 3600.0
-WHOLE = ".whole"
+WHOLE = "whole"
+"""The file that says of an environment that everything was installed."""
 OWN = "jax"
 """The framework that this checkout's own environment has."""
 STUBS = CHECKOUT / "images" / "cuda_free" / "stubs.py"
