@@ -238,7 +238,7 @@ def decide(state: State, run: Run) -> Decision:
     if result.get("request"):
         return Decision(resume=False, reason=f"it would fail again: {result.get('error')}")
     saved = run.directory.checkpoint_steps()
-    if not saved and run.described["job"] == run_directory.OWN_COMMAND:
+    if not saved and run.is_own_command:
         return Decision(
             resume=True, reason=f"it was {state}; the command starts again, and finds its RUN_DIR as it was"
         )
@@ -433,7 +433,7 @@ class _Watch:
             self._display.waiting(printable(messages[0]) if messages else "starting")
             return
         step = max([*(beat["step"] for beat in beats), self._last.get("step", 0)])
-        if step == 0 and run.described["job"] == run_directory.OWN_COMMAND:
+        if step == 0 and run.is_own_command:
             self._display.waiting("running; it has written no step to metrics.jsonl yet")
             return
         total, step_s = run.total_steps, self._last.get("step_s") or self._pace.step_s(step, time.monotonic())

@@ -229,23 +229,23 @@ def tar(files: Mapping[str, bytes], programs: Set[str] = frozenset()) -> bytes:
     return packed.getvalue()
 
 
+def git(folder: Path, *arguments: str, limit_s: float = 10) -> subprocess.CompletedProcess[str] | None:
+    """Return what git did in a folder; None if it is not installed, or took longer than the limit."""
+    try:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
 def commit_of(checkout: Path) -> Commit | None:
     """Return the checkout's commit; None if it is no git checkout, has no commit yet, or git is not installed."""
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(checkout), *arguments],
-                capture_output=True,
-                text=True,
-                timeout=10,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout if done.returncode == 0 else None
-
-    commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain")
-    if commit is None or changes is None:
+    commit, changes = git(checkout, "rev-parse", "HEAD"), git(checkout, "status", "--porcelain")
+    if commit is None or changes is None or commit.returncode or changes.returncode:
         return None
-    return Commit(hash=commit.strip(), is_dirty=bool(changes.strip()))
+    return Commit(hash=commit.stdout.strip(), is_dirty=bool(changes.stdout.strip()))

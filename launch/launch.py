@@ -150,7 +150,7 @@ def work_out(request: Request, target: Target) -> Planned:
 
 
 def _own_command(request: Request) -> Command | None:
-    if request.resume is None or request.resume.described["job"] != run_directory.OWN_COMMAND:
+    if request.resume is None or not request.resume.is_own_command:
         return request.command
     from launch import own_command  # jobs do without
 

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import shlex
 import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from contracts.errors import RequestError
 from contracts.run_directory import OWN_COMMAND
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 from launch import environments
-from launch.jobs import LEFT_OUT, Bundle, archive
+from launch.jobs import LEFT_OUT, Bundle, archive, git
 from launch.plan import OwnCommand
 from launch.targets import Target
 
@@ -218,28 +217,29 @@ def bundle_folder(folder: Path) -> Bundle:
 
 def _listed(folder: Path) -> list[Path]:
     """The files of a folder that git does not ignore; in a folder that is no git checkout too."""
-    inside = _git(folder, "rev-parse", "--is-inside-work-tree")
+    inside = git(folder, "rev-parse", "--is-inside-work-tree")
     if inside is None:
         if next(folder.rglob(".gitignore"), None) is not None:
             raise RequestError(
                 f"--workdir {folder}: has a .gitignore, and there is no git to read it; install git"
             )
         return _walked(folder)
-    if inside.strip() != "true":
+    if inside.stdout.strip() != "true":
         if next(folder.rglob(".gitignore"), None) is None:
             return _walked(folder)
         import tempfile
 
         with tempfile.TemporaryDirectory() as empty:
-            _git(Path(empty), "init", "--quiet", ".")
-            found = _git(folder, f"--git-dir={empty}/.git", f"--work-tree={folder}", *_ALL, "--others")
+            git(Path(empty), "init", "--quiet", ".")
+            own = (f"--git-dir={empty}/.git", f"--work-tree={folder}")
+            found = git(folder, *own, *_ALL, "--others", limit_s=GIT_LIMIT_S)
     else:
-        found = _git(folder, *_ALL, "--cached", "--others")
-    if found is None:
+        found = git(folder, *_ALL, "--cached", "--others", limit_s=GIT_LIMIT_S)
+    if found is None or found.returncode:
         raise RequestError(
             f"--workdir {folder}: git cannot list its files; `git -C {folder} ls-files` says why"
         )
-    names = {name for name in found.split("\0") if name}
+    names = {name for name in found.stdout.split("\0") if name}
     return [folder / name for name in names if not LEFT_OUT.intersection(Path(name).parts)]
 
 
@@ -252,21 +252,6 @@ def _walked(folder: Path) -> list[Path]:
         for path in folder.rglob("*")
         if not {*LEFT_OUT, ".git", ".venv"}.intersection(path.relative_to(folder).parts)
     ]
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says; None where there is no git. An answer of its own that it cannot is an empty one."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=GIT_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else ""
 
 
 def problems(config: Config, folder: Bundle, target: Target, *, in_container: bool) -> list[str]:

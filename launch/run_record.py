@@ -129,7 +129,7 @@ def summary(run: Run, state: State) -> list[str]:
     saved = run.directory.checkpoint_steps()
     if saved:
         resume += f" (from step {saved[-1]})"
-    elif run.described["job"] == run_directory.OWN_COMMAND:
+    elif run.is_own_command:
         resume += " (the command starts again, and finds its RUN_DIR as it was)"
     else:
         resume += " (no checkpoint yet: from the start)"

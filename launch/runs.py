@@ -59,9 +59,14 @@ class Run:
         return int(self.described["attempts"][-1]["processes"])
 
     @property
+    def is_own_command(self) -> bool:
+        """Whether it is a run of a user's own command, and of no job."""
+        return bool(self.described["job"] == run_directory.OWN_COMMAND)
+
+    @property
     def what(self) -> str:
         """The name of its job; of an own command its script, or its program where it has none."""
-        if self.described["job"] != run_directory.OWN_COMMAND:
+        if not self.is_own_command:
             return str(self.described["job"])
         words = [str(word) for word in self.described["args"]]
         script = next((word for word in words if word.endswith((".py", ".sh"))), words[0])

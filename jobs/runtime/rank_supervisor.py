@@ -199,32 +199,28 @@ def wait(ranks: Sequence[Rank], told: threading.Event, look: Any) -> Rank | None
     One that fails takes its siblings along. A SIGTERM that this process got (`told`) is passed on to all.
     """
     first: Rank | None = None
-    was_passed_on, deadline = False, float("inf")
+    were_told, deadline = False, float("inf")
     while True:
         alive = [rank for rank in ranks if rank.code() is None]
         if first is None:
             first = next((rank for rank in ranks if rank.code()), None)
-            if first is not None:
-                deadline = time.monotonic() + (
-                    SAVING_GRACE_S if first.code() == RESUME_ME else SIBLINGS_GRACE_S
-                )
-                was_passed_on = _send(alive, signal.SIGTERM) if not told.is_set() else was_passed_on
-                if told.is_set():
-                    deadline = float("inf")  # all were told to stop: whoever told them has a limit of its own
+            if first is not None and not told.is_set():  # whoever told all to stop has a limit of its own
+                grace_s = SAVING_GRACE_S if first.code() == RESUME_ME else SIBLINGS_GRACE_S
+                deadline = time.monotonic() + grace_s
         if not alive:
             return first
-        if told.is_set() and not was_passed_on:
-            was_passed_on = _send(alive, signal.SIGTERM)
+        if not were_told and (first is not None or told.is_set()):
+            were_told = True
+            _send(alive, signal.SIGTERM)
         if time.monotonic() > deadline:
             _send(alive, signal.SIGKILL)
         look()
         time.sleep(LOOK_PERIOD_S)
 
 
-def _send(ranks: Sequence[Rank], signum: int) -> bool:
+def _send(ranks: Sequence[Rank], signum: int) -> None:
     for rank in ranks:
         rank.send(signum)
-    return True
 
 
 def _others_are_done(run: process.Run, told: threading.Event) -> bool:

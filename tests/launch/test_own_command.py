@@ -63,6 +63,13 @@ def test_the_folder_is_sent_without_what_git_ignores_and_programs_stay_programs(
     assert bundle_folder(folder).sha256 != sent.sha256
 
 
+def test_a_folder_whose_files_git_cannot_list_is_refused(folder: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    (folder / ".git" / "index").write_bytes(b"torn")
+    with pytest.raises(RequestError, match="git cannot list its files; `git -C .* ls-files` says why"):
+        bundle_folder(folder)
+
+
 def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
