@@ -20,6 +20,8 @@ class ProcessEnvironment:
     """The RUN_* variables of one process.
 
     run_dir: an absolute path or a URL such as gs://bucket/runs/ID.
+    num_processes, process_id: of ranks, counted through the hosts. A host has `ranks_per_host` of them, and this one is
+    its `local_rank`.
     coordinator: host:port of process 0, where the group forms.
     local_devices: devices this process has, where the platform lets one choose (cpu); None elsewhere.
     peak_flops_per_s: what all the run's devices together can do in bfloat16; None where nobody has said.
@@ -39,6 +41,8 @@ class ProcessEnvironment:
     local_devices: int | None
     peak_flops_per_s: int | None
     control_dir: str | None
+    local_rank: int = 0
+    ranks_per_host: int = 1
 
     def variables(self) -> dict[str, str]:
         """The environment variables that `read` reads back; those that are None are left out."""
@@ -57,12 +61,23 @@ class ProcessEnvironment:
             "RUN_PEAK_FLOPS_PER_S": self.peak_flops_per_s,
             "RUN_CONTROL_DIR": self.control_dir,
         }
+        if self.ranks_per_host > 1:
+            values |= {"RUN_LOCAL_RANK": self.local_rank, "RUN_RANKS_PER_HOST": self.ranks_per_host}
         return {name: str(value) for name, value in values.items() if value is not None}
 
     @property
     def is_first(self) -> bool:
         """Whether this is rank 0, the one that writes what the run writes once."""
         return self.process_id == 0
+
+    @property
+    def host(self) -> int:
+        """The index of this rank's host."""
+        return self.process_id // self.ranks_per_host
+
+    @property
+    def hosts(self) -> int:
+        return self.num_processes // self.ranks_per_host
 
 
 def read(environ: Mapping[str, str]) -> ProcessEnvironment:
@@ -105,10 +120,18 @@ def read(environ: Mapping[str, str]) -> ProcessEnvironment:
         local_devices=optional("RUN_LOCAL_DEVICES"),
         peak_flops_per_s=optional("RUN_PEAK_FLOPS_PER_S"),
         control_dir=environ.get("RUN_CONTROL_DIR") or None,
+        local_rank=whole("RUN_LOCAL_RANK", 0) if environ.get("RUN_LOCAL_RANK") else 0,
+        ranks_per_host=optional("RUN_RANKS_PER_HOST") or 1,
     )
     if result.process_id >= result.num_processes:
         mistakes.append(
             f"RUN_PROCESS_ID: {result.process_id} must be below RUN_NUM_PROCESSES ({result.num_processes})"
+        )
+    per_host = result.ranks_per_host
+    if result.num_processes % per_host or result.local_rank != result.process_id % per_host:
+        mistakes.append(
+            f"RUN_RANKS_PER_HOST: with {per_host} ranks a host, RUN_NUM_PROCESSES ({result.num_processes}) must be a "
+            f"multiple of it, and RUN_LOCAL_RANK ({result.local_rank}) RUN_PROCESS_ID ({result.process_id}) modulo it"
         )
     host, _, port = result.coordinator.rpartition(":")
     if result.coordinator and not (host and PORT.fullmatch(port) and int(port) <= LAST_PORT):

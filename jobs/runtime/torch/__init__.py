@@ -1,0 +1,1 @@
+"""What jobs on PyTorch share: the group, its devices, checkpoints, profiles."""

@@ -1,0 +1,160 @@
+"""What differs between the platforms of PyTorch: a process's device, its backend, compiling, parallel models, seeds.
+
+A CPU, a GPU, a TPU by torch_tpu (device "tpu"), and an XLA device by PyTorch/XLA. A process has one device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from contracts.errors import RequestError
+from contracts.process import ProcessEnvironment
+
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "tpu": "cpu:gloo,tpu:tpu_dist", "xla": "gloo"}
+"""By the device's type: what exchanges tensors on the host, and on the device. XLA's exchanges are part of its
+programs."""
+INDUCTOR_CACHE = "torch-inductor"
+COMPILERS = ("g++", "clang++")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """One process's device. hardware: what it is, in words."""
+
+    device: torch.device
+    hardware: str
+
+    @property
+    def type(self) -> str:
+        return str(self.device.type)
+
+    @property
+    def backend(self) -> str:
+        return BACKENDS[self.type]
+
+    def place(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
+        """The values on the device; the host goes on while they are copied."""
+        return torch.from_numpy(values).to(self.device, non_blocking=True)
+
+    def seed(self, seed: int) -> None:
+        """Fix what random numbers come next, on the device too."""
+        torch.manual_seed(seed)
+        if self.type == "xla":
+            import torch_xla
+
+            torch_xla.manual_seed(seed)
+
+    def autocast(self, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
+        """Compute in `dtype` where torch holds that to be safe; parameters stay as they are."""
+        if dtype == torch.float32:
+            return contextlib.nullcontext()
+        narrow: contextlib.AbstractContextManager[Any] = torch.autocast(self.type, dtype=dtype)
+        return narrow
+
+    def parallel(self, model: torch.nn.Module, *, fsdp: bool, layers: Iterable[torch.nn.Module]) -> Any:
+        """The model on this device as one of the group's replicas; `fsdp`: each process has a share of each layer.
+
+        The gradients are means over the processes, here or, on XLA, by `reduce`.
+        """
+        model.to(self.device)
+        if dist.get_world_size() == 1 or self.type == "xla":
+            return model
+        if fsdp:
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh(self.type, (dist.get_world_size(),))
+            for layer in (*layers, model):
+                fully_shard(layer, mesh=mesh)
+            return model
+        ids = [self.device] if self.type == "cuda" else None
+        return torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+
+    def compiled(self, model: Any) -> Any:
+        """The model compiled for each shape that it is given; XLA compiles all that it computes anyway."""
+        if self.type == "xla":
+            return model
+        return torch.compile(model, dynamic=False, backend="tpu" if self.type == "tpu" else "inductor")
+
+    def why_not_compiled(self) -> str | None:
+        """Why torch.compile cannot work here; None where it can."""
+        if self.type == "cpu" and not any(map(shutil.which, COMPILERS)):
+            return f"there is no C++ compiler ({' or '.join(COMPILERS)})"
+        return None
+
+    def adamw(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """AdamW in the form that the device is fastest in. Its learning rate is changed by `set_rate`."""
+        if self.type in ("cpu", "cuda"):
+            return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98), eps=1e-6, fused=True)
+        rate = torch.tensor(
+            0.0, device=self.device
+        )  # a number would be part of the program, new in each step
+        return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-6, capturable=True)
+
+    def set_rate(self, optimizer: torch.optim.Optimizer, rate: float) -> None:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def reduce(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradients means over the processes, where `parallel` has not seen to it."""
+        if self.type != "xla" or dist.get_world_size() == 1:
+            return
+        import torch_xla.core.xla_model as xm
+
+        xm.reduce_gradients(optimizer)
+
+    def step_done(self) -> None:
+        """Have the device compute what was said; only XLA waits to be told."""
+        if self.type == "xla":
+            import torch_xla
+
+            torch_xla.sync()
+
+
+def find(environment: ProcessEnvironment) -> Device:
+    """The device of RUN_PLATFORM and RUN_FRAMEWORK, for this process's rank on its host.
+
+    Raises:
+        RequestError: torch finds none.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(environment.cache_dir) / INDUCTOR_CACHE))
+    platform, local_rank = environment.platform, environment.local_rank
+    try:
+        if environment.framework == "pytorch_xla":
+            import torch_xla
+            import torch_xla.runtime as xr
+
+            device, found = torch_xla.device(), xr.device_type().lower().replace("cuda", "gpu")
+        elif platform == "cpu":
+            device, found = torch.device("cpu"), "cpu"
+        else:
+            kind = torch.accelerator.current_accelerator(check_available=True)
+            found = {None: "no accelerator", "cuda": "gpu"}.get(kind and kind.type, kind and kind.type)
+            # A TPU's rank sees its own chip only.
+            device = torch.device("cuda", local_rank) if found == "gpu" else kind or torch.device("cpu")
+            if found == "gpu":
+                torch.cuda.set_device(device)
+    except (RuntimeError, ImportError) as error:
+        raise RequestError(
+            f"RUN_PLATFORM is {platform}, but torch could not start it: {str(error).splitlines()[0]}"
+        ) from None
+    if found != platform:
+        raise RequestError(
+            f"RUN_PLATFORM is {platform}, but torch found {found}; nothing is trained on another platform than the one "
+            "asked for"
+        )
+    named = torch.cuda.get_device_name(device) if found == "gpu" else found
+    return Device(device=device, hardware=named)
