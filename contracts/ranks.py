@@ -87,7 +87,13 @@ def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> d
     address, _, port = host.coordinator.rpartition(":")
     is_tpu, has_one_chip = host.platform == "tpu", ranks.per_host > 1
     found = {
-        **dataclasses.replace(host, num_processes=ranks.size, process_id=rank).variables(),
+        **dataclasses.replace(
+            host,
+            num_processes=ranks.size,
+            process_id=rank,
+            local_rank=local_rank,
+            ranks_per_host=ranks.per_host,
+        ).variables(),
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
         "RANK": rank,

@@ -1,5 +1,7 @@
 """The heartbeat of a process: its state and step in `heartbeats/host-<i>.json`, renewed by a thread of its own.
 
+Of several ranks on a host, the first writes it. The others keep their last words beside the agent's copy, where the
+rank supervisor finds them (`last_words`).
 Under an agent the same goes to `heartbeat.json` in the control directory, on this host's own disk, whatever the run
 directory is and however it fares: there the agent reads it.
 """
@@ -27,6 +29,13 @@ BUCKET_PERIOD_S = 10.0
 RESERVE_BYTES = 64 * 1024
 """Room that is kept for the last words of a process whose disk is full: its log, its heartbeat and the result."""
 LOCAL = "heartbeat.json"
+
+
+def last_words(local_rank: int) -> str:
+    """The file in the control directory with the last heartbeat of one rank of a host."""
+    return f"heartbeat-{local_rank}.json" if local_rank else LOCAL
+
+
 MOST_WARNINGS = 20
 """Of a process: they are written with each of its heartbeats."""
 
@@ -39,6 +48,7 @@ class Heartbeat:
 
     def __init__(self, directory: RunDirectory, environment: ProcessEnvironment) -> None:
         self._directory, self._environment = directory, environment
+        self._speaks_for_host = environment.local_rank == 0
         self._state: State = "starting"
         self._step = 0
         self._step_time = time.time()
@@ -57,6 +67,8 @@ class Heartbeat:
         Raises:
             OSError: the run directory cannot be written; a bucket's library has kinds of its own too.
         """
+        if not self._speaks_for_host:
+            return
         self._write_here()
         if self._directory.is_remote:
             retry(self._write, what="heartbeat not written")
@@ -92,6 +104,8 @@ class Heartbeat:
         if (state, message) == (self._state, self._message):
             return
         self._state, self._message = state, message
+        if not self._speaks_for_host:
+            return
         self._write_here()
         if self._directory.is_remote:
             self._changed.set()
@@ -117,9 +131,13 @@ class Heartbeat:
         """
         self._ended.set()
         self._changed.set()
+        if message is not None and self._environment.ranks_per_host > 1:
+            message = f"rank {self._environment.process_id}: {message}"
         self._state, self._message, self._says_all = state, message, says_all
         self.make_room()
         self._write_here()
+        if not self._speaks_for_host:
+            return
         if not self._directory.is_remote:
             self._write()
             return
@@ -130,12 +148,12 @@ class Heartbeat:
 
     def make_room(self) -> None:
         """Give back the room that was kept, so that what went wrong can be said on a disk that is full."""
-        if not self._directory.is_remote:
+        if not self._directory.is_remote and self._speaks_for_host:
             self._directory.remove(self._reserve)
 
     @property
     def _reserve(self) -> str:
-        return reserve(self._environment.process_id)
+        return reserve(self._environment.host)
 
     def _renew(self) -> None:
         period_s = BUCKET_PERIOD_S if self._directory.is_remote else DISK_PERIOD_S
@@ -153,14 +171,14 @@ class Heartbeat:
     def _write(self, *, unless_ended: bool = False) -> None:
         with self._writing:
             if not (unless_ended and self._ended.is_set()):
-                self._directory.write_json(heartbeat(self._environment.process_id), self._beat())
+                self._directory.write_json(heartbeat(self._environment.host), self._beat())
 
     def _write_here(self, *, unless_ended: bool = False) -> None:
         """The copy for the agent; the run goes on without it."""
         control_dir = self._environment.control_dir
         if control_dir is None:
             return
-        path = os.path.join(control_dir, LOCAL)
+        path = os.path.join(control_dir, last_words(self._environment.local_rank))
         with self._writing_here:
             if unless_ended and self._ended.is_set():
                 return
@@ -172,7 +190,7 @@ class Heartbeat:
 
     def _beat(self) -> dict[str, Any]:
         return {
-            "rank": self._environment.process_id,
+            "rank": self._environment.host,
             "attempt": self._environment.attempt,
             "state": self._state,
             "step": self._step,

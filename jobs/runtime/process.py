@@ -32,17 +32,8 @@ from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.metrics import TimeSplit
 
 STACKS = "stacks.txt"
-PEER_LOST_SIGNS = (
-    "Gloo",
-    "gloo",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "coordination service",
-    "CoordinationService",
-    "heartbeat timeout",
-    "Barrier timed out",
-)
-"""What XLA's errors say when another process of the group is gone (jaxlib 0.12: texts are all there is)."""
+RUNTIMES = {"pytorch": "torch", "pytorch_xla": "torch"}
+"""The folder beside this file that serves a framework, where it does not have the framework's name."""
 
 type Final = Mapping[str, Any]
 """What a job has measured in the end, of what JSON can hold: it becomes part of result.json."""
@@ -160,7 +151,11 @@ def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], 
 
 def _group(environment: ProcessEnvironment) -> Any:
     """The module that forms a group of the run's framework, with `start(environment)` and `leave()`."""
-    return importlib.import_module(f"jobs.runtime.{environment.framework}.distributed")
+    return importlib.import_module(_group_module(environment))
+
+
+def _group_module(environment: ProcessEnvironment) -> str:
+    return f"jobs.runtime.{RUNTIMES.get(environment.framework, environment.framework)}.distributed"
 
 
 def _leave(run: Run, step: int) -> NoReturn:
@@ -226,7 +221,7 @@ def finish(run: Run, outcome: str, final: Final) -> None:
 
         described = run.directory.read_json(run_directory.RUN) or {"run_id": run.environment.run_id}
         settings = run.directory.read_json(run_directory.SETTINGS) or {}
-        names = (run_directory.heartbeat(index) for index in range(run.environment.num_processes))
+        names = (run_directory.heartbeat(index) for index in range(run.environment.hosts))
         # All are at the same end, and say so themselves in a moment.
         ended = {"state": outcome, "message": None, **({"step": final["steps"]} if "steps" in final else {})}
         beats = [{**beat, **ended} for beat in map(run.directory.read_json, names) if beat is not None]
@@ -256,8 +251,11 @@ def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str
             f"the disk is full: {_free_space(environment)}. Checkpoints that were complete are still there: "
             f"free some space, then `fab train --resume {environment.run_id}`"
         )
-    # JAX's own kind of RuntimeError mostly, but XLA's UNKNOWN can come as a plain ValueError.
-    if isinstance(error, RuntimeError | ValueError) and any(sign in text for sign in PEER_LOST_SIGNS):
+    group = sys.modules.get(_group_module(environment))  # without it, there was no group to lose anybody of
+    # Frameworks' errors are kinds of RuntimeError mostly, but XLA's UNKNOWN can come as a plain ValueError.
+    kinds: tuple[type[Exception], ...] = getattr(group, "PEER_LOST_KINDS", (RuntimeError, ValueError))
+    signs: tuple[str, ...] = getattr(group, "PEER_LOST_SIGNS", ())
+    if isinstance(error, kinds) and any(sign in text for sign in signs):
         return PEER_LOST, f"another host of the run was lost: {text.splitlines()[0][:300]}"
     return FAILED, f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}"
 

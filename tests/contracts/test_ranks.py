@@ -7,6 +7,7 @@ import json
 import pytest
 
 from contracts import process
+from contracts.errors import RequestError
 from contracts.ranks import Ranks, Spec, decoded, rank_variables
 
 HOST = process.ProcessEnvironment(
@@ -98,8 +99,24 @@ def test_a_rank_finds_what_its_framework_s_own_launcher_would_have_set(
         "WORLD_SIZE": str(ranks.size),
         "LOCAL_WORLD_SIZE": str(ranks.per_host),
     }
-    numbers = {"RUN_PROCESS_ID": rank["RANK"], "RUN_NUM_PROCESSES": rank["WORLD_SIZE"]}
-    assert rank_variables(host, ranks, 1) == {**host.variables(), **numbers, **TORCH, **rank, **own}
+    numbers = {
+        "RUN_PROCESS_ID": rank["RANK"],
+        "RUN_NUM_PROCESSES": rank["WORLD_SIZE"],
+        "RUN_LOCAL_RANK": "1",
+        "RUN_RANKS_PER_HOST": str(ranks.per_host),
+    }
+    found = rank_variables(host, ranks, 1)
+    assert found == {**host.variables(), **numbers, **TORCH, **rank, **own}
+    told = process.read(found)
+    assert (told.process_id, told.local_rank, told.host, told.hosts) == (ranks.per_host + 1, 1, 1, 2)
+
+
+def test_ranks_that_do_not_fill_hosts_are_refused() -> None:
+    wrong = {"RUN_RANKS_PER_HOST": "2", "RUN_LOCAL_RANK": "0"}
+    with pytest.raises(RequestError, match=r"RUN_LOCAL_RANK \(0\) RUN_PROCESS_ID \(1\) modulo it"):
+        process.read({**HOST.variables(), **wrong})
+    with pytest.raises(RequestError, match=r"RUN_NUM_PROCESSES \(2\) must be a multiple"):
+        process.read({**HOST.variables(), **wrong, "RUN_RANKS_PER_HOST": "3", "RUN_LOCAL_RANK": "1"})
 
 
 def test_one_rank_a_host_has_all_of_its_chips() -> None:

@@ -45,6 +45,27 @@ def until(condition: Callable[[], bool], limit_s: float = 30) -> None:
         time.sleep(0.005)
 
 
+def test_of_several_ranks_on_a_host_the_first_speaks_and_the_last_words_of_another_are_kept_for_the_agent(
+    directory: RunDirectory, environment: ProcessEnvironment, tmp_path: Path
+) -> None:
+    here = dataclasses.replace(environment, num_processes=4, ranks_per_host=2, control_dir=str(tmp_path))
+    first = Heartbeat(directory, dataclasses.replace(here, process_id=2))
+    second = Heartbeat(directory, dataclasses.replace(here, process_id=3, local_rank=1))
+    for each in (first, second):
+        each.start()
+        each.state("joined")
+    second.step(9)
+    second.end("failed", "it broke", says_all=True)
+    first.end("failed", "another host was lost")
+    assert directory.list("heartbeats") == ["host-1.json"]
+    assert (read(directory)["rank"], read(directory)["step"]) == (1, 0)
+    said = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("heartbeat*.json")}
+    assert {name: beat["message"] for name, beat in said.items()} == {
+        "heartbeat.json": "rank 2: another host was lost",
+        "heartbeat-1.json": "rank 3: it broke",
+    }
+
+
 def test_the_first_heartbeat_is_there_when_start_returns_and_nothing_is_written_after_the_last(
     directory: RunDirectory, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from contracts.run_directory import RunDirectory
 from jobs.runtime import process
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.heartbeat import Heartbeat
+from jobs.runtime.jax import distributed  # noqa: F401 - what JAX says of a lost peer
 from jobs.runtime.process import Run, explain
 
 
@@ -207,7 +208,7 @@ def test_every_variable_reaches_its_field_and_what_is_optional_may_be_absent_or_
     whole = environment.read({**WHOLE, "HOME": "/elsewhere"})
     assert dataclasses.astuple(whole) == (
         *("flax_mlm-20261120-214500-abcd", "/runs/one", "flax_mlm", "jax", 2, 4, 3),
-        *("127.0.0.1:4000", "cpu", "/cache", 2, 394 * 10**12, "/control"),
+        *("127.0.0.1:4000", "cpu", "/cache", 2, 394 * 10**12, "/control", 0, 1),
     )
     for rest in ({}, dict.fromkeys(OPTIONAL, "")):
         read = environment.read({name: WHOLE[name] for name in NEEDED} | rest)

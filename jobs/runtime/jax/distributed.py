@@ -30,6 +30,17 @@ SUPERVISED_PEER_SILENCE_LIMIT_S = 3600
 """The same under an agent, whose supervisors miss a lost host within seconds. A process that hangs is theirs to judge
 too: JAX would end the others before their stacks are saved, and with them what they know of the hang."""
 
+PEER_LOST_SIGNS = (
+    "Gloo",
+    "gloo",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "coordination service",
+    "CoordinationService",
+    "heartbeat timeout",
+    "Barrier timed out",
+)
+"""What XLA's errors say when another process of the group is gone (jaxlib 0.12: texts are all there is)."""
 JAX_PLATFORMS: dict[Platform, str] = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 COMPILATION_CACHE = "jax-compilation"
 ROWS = "rows"
