@@ -11,8 +11,9 @@ from typing import Any
 
 NAME = "pytorch"
 MODULES = (
-    "torch", "torch.distributed", "transformers", "accelerate", "numpy", "tokenizers", "safetensors.torch", "msgpack",
-    "fsspec", "gcsfs", "etils.epath", "filelock", "tyro", "tensorboard.summary.writer.event_file_writer",
+    "torch", "torch.distributed", "transformers", "accelerate", "torchmetrics", "numpy", "tokenizers",
+    "safetensors.torch", "msgpack", "fsspec", "gcsfs", "etils.epath", "filelock", "tyro",
+    "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip
 # torch loads torch_tpu by itself, where it is installed. On a TPU nothing more is said: what torch falls back to by
 # itself is what the check wants to see.

@@ -11,8 +11,9 @@ from typing import Any
 NAME = "pytorch_xla"
 MODULES = (
     "torch", "torch_xla", "torch_xla.core.xla_model", "torch_xla.runtime", "torch_xla.distributed.spmd",
-    "torch_xla.amp.syncfree", "transformers", "accelerate", "numpy", "tokenizers", "safetensors.torch", "msgpack",
-    "fsspec", "gcsfs", "etils.epath", "filelock", "tyro", "tensorboard.summary.writer.event_file_writer",
+    "torch_xla.amp.syncfree", "transformers", "accelerate", "torchmetrics", "numpy", "tokenizers",
+    "safetensors.torch", "msgpack", "fsspec", "gcsfs", "etils.epath", "filelock", "tyro",
+    "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip
 # On a TPU nothing is said: what PyTorch/XLA falls back to by itself is what the check wants to see.
 ENVIRONMENT: Mapping[str, Mapping[str, str]] = {"cpu": {"PJRT_DEVICE": "CPU"}, "tpu": {}}
