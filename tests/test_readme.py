@@ -56,7 +56,7 @@ NOT_RUN = {
     "fab train --job flax_mlm -- --data my_texts/ --model small --steps 10000": "takes an hour on two cores",
     "fab train --workdir FOLDER -- COMMAND": FORM + "the line above it",
     "fab train --framework pytorch --workdir examples/pytorch -- python train.py": "makes an environment of 1.5 GB; "
-    "tests/jobs/test_rank_supervisor.py",
+    "tests/runs/test_own_command.py",
     "fab train --resume latest": "wants a run that was stopped; tests/runs/test_stopped.py",
     "fab stop": "wants a run that is active; tests/runs/test_stopped.py",
     "fab train": FORM + "`make train`",

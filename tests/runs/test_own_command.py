@@ -1,16 +1,18 @@
-"""A script of the user's own, launched on two hosts: preempted on one, resumed, and done."""
+"""Commands of the user's own, launched on two hosts: one that is preempted and resumed, and programs that know nothing
+of this repository."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from launch import environments, targets
 from launch import launch as launching
-from launch import targets
 from launch.own_command import asked_for
 from launch.runs import Run
 from tests.runs.lab import Lab, losses, result
@@ -20,26 +22,84 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "jax"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def launch(lab: Lab, resume: Run | None = None) -> Run:
-    options = {"framework": "", "processes_per_host": "2", "progress": "log", "python": ""}
-    command = None if resume else asked_for(["python", "train.py"], workdir=str(EXAMPLE), **options)
+def launch(lab: Lab, words: Sequence[str] = (), resume: Run | None = None, **named: str) -> Run:
+    options = {
+        "framework": "",
+        "processes_per_host": "",
+        "progress": "log",
+        "python": "",
+        "workdir": str(EXAMPLE),
+    }
+    command = None if resume else asked_for(words, **{**options, **named})
     request = launching.Request(job="command", command=command, arguments=(), name=None, resume=resume)
     with mock.patch.dict(os.environ, lab.environ):
         return launching.launch(request, targets.on_this_machine(hosts="2", platform="cpu"), lab.said.append)
 
 
 def test_a_script_that_looks_into_its_run_directory_resumes_after_a_preemption(lab: Lab) -> None:
-    run = launch(lab)
+    run = launch(lab, ["python", "train.py"], processes_per_host="2")
     lab.reach(run, 20)
     lab.signal(run, signal.SIGTERM, 1)
     preempted = lab.finish(run)
     assert lab.state(run) == "preempted"
     assert 20 <= result(preempted)["steps"] < 200
 
-    resumed = lab.finish(launch(lab, lab.read(run)))
+    resumed = lab.finish(launch(lab, resume=lab.read(run)))
     assert result(resumed)["outcome"] == "done"
     assert sorted(losses(resumed)) == list(range(20, 201, 20))
     assert result(resumed)["loss"] == losses(resumed)[200] < 0.01
     assert resumed.described["args"] == ["python", "train.py"]
     log = resumed.directory.read_text("logs/1/host-1.log") or ""
     assert "process 3 of 4: weight 2.9" in log
+
+
+JAX = """
+import jax
+from jax.experimental.multihost_utils import process_allgather
+jax.distributed.initialize()
+print("sum", process_allgather(jax.numpy.asarray(float(jax.process_index() + 1))).sum(), "of", jax.process_count())
+"""
+
+TORCH = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group()
+model = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+model(torch.full((4, 1), float(dist.get_rank() + 1))).sum().backward()
+print("sum", 0.5 * next(model.parameters()).grad.item(), "of", dist.get_world_size())  # 4 * 1.5 is the mean over ranks
+dist.destroy_process_group()
+"""
+
+TENSORFLOW = """
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    rank = strategy.cluster_resolver.task_id
+    each = strategy.run(lambda: tf.constant(float(rank + 1)))
+    print("sum", strategy.reduce("SUM", each, axis=None).numpy(), "of", strategy.num_replicas_in_sync)
+"""
+
+
+@pytest.mark.parametrize(
+    ("framework", "words", "says"),
+    [
+        ("jax", ["-c", JAX], "sum 3.0 of 2"),
+        ("pytorch", ["-c", TORCH], "sum 3.0 of 2"),
+        ("pytorch", ["-m", "accelerate.test_utils.scripts.test_script"], "**Breakpoint trigger test**"),
+        ("tensorflow", ["-c", TENSORFLOW], "sum 3.0 of 2"),
+    ],
+    ids=["jax", "torch", "accelerate", "tensorflow"],
+)
+def test_a_program_that_knows_nothing_of_this_repository_finds_its_peers(
+    lab: Lab, framework: str, words: list[str], says: str
+) -> None:
+    python = environments.python_of(framework)
+    if framework != environments.OWN and not (python.parent.parent / environments.WHOLE).exists():
+        pytest.skip(
+            f"this machine has no environment of {framework}; `fab train --framework {framework} …` makes it"
+        )
+    run = lab.finish(launch(lab, ["python", *words], framework=framework, python=str(python)))
+    logs = [lab.log(run, host) for host in (0, 1)]
+    assert result(run)["outcome"] == "done", logs
+    assert all(says in log for log in logs), logs
