@@ -78,10 +78,11 @@ def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> d
 
     host: the process environment of the rank's host, whose process_id is the host's index.
 
-    Sources: torchrun's documentation (RANK …), `tf.distribute.cluster_resolver.TFConfigClusterResolver` (TF_CONFIG),
-    `torch_xla/_internal/tpu.py` (TPU_*), `torch_tpu/_internal/distributed/distributed.py` (TORCH_TPU_*). JAX has no
-    variables of its own for the number of processes: `jax.distributed.initialize()` reads those of Open MPI
-    (`jax/_src/clusters/ompi_cluster.py`), on a TPU those of the machine.
+    Sources: torchrun's documentation (RANK …), `accelerate/utils/launch.py` (ACCELERATE_USE_CPU),
+    `tf.distribute.cluster_resolver.TFConfigClusterResolver` (TF_CONFIG), `torch_xla/_internal/tpu.py` (TPU_*),
+    `torch_tpu/_internal/distributed/distributed.py` (TORCH_TPU_*). JAX has no variables of its own for the number of
+    processes: `jax.distributed.initialize()` reads those of Open MPI (`jax/_src/clusters/ompi_cluster.py`), on a TPU
+    those of the machine.
     """
     rank = host.process_id * ranks.per_host + local_rank
     address, _, port = host.coordinator.rpartition(":")
@@ -105,6 +106,7 @@ def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> d
     }
     if host.platform == "cpu":
         found["CUDA_VISIBLE_DEVICES"] = ""
+        found["ACCELERATE_USE_CPU"] = "true"  # without it accelerate on a CPU looks for no peers
     if host.framework == "jax":
         found["JAX_PLATFORMS"] = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu,cpu"}[host.platform]
         found["JAX_COORDINATOR_ADDRESS"] = host.coordinator

@@ -38,6 +38,7 @@ TORCH = {
     "GROUP_RANK": "1",
     "NODE_RANK": "1",
 }
+CPU = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
 JAX = {"JAX_PLATFORMS": "cpu", "JAX_COORDINATOR_ADDRESS": "10.0.0.1:4000"}
 OPEN_MPI = {
     "OMPI_MCA_orte_hnp_uri": "0.0;tcp://10.0.0.1:4000",
@@ -61,11 +62,11 @@ SLICE_BUILDER = ",".join(f"{host}:{port}" for host in HOSTS for port in range(80
 @pytest.mark.parametrize(
     ("framework", "platform", "ranks", "own"),
     [
-        ("jax", "cpu", TWO_EACH, {**JAX, **OPEN_MPI, "CUDA_VISIBLE_DEVICES": ""}),
+        ("jax", "cpu", TWO_EACH, {**JAX, **OPEN_MPI, **CPU}),
         ("jax", "gpu", TWO_EACH, {**JAX, **OPEN_MPI, "JAX_PLATFORMS": "cuda"}),
         # On a TPU JAX finds the others by the machine's own metadata.
         ("jax", "tpu", CHIPS, {**JAX, "JAX_PLATFORMS": "tpu,cpu", **LIBTPU}),
-        ("pytorch", "cpu", TWO_EACH, {"CUDA_VISIBLE_DEVICES": ""}),
+        ("pytorch", "cpu", TWO_EACH, {**CPU}),
         ("pytorch", "gpu", TWO_EACH, {}),
         (
             "pytorch",
@@ -74,7 +75,7 @@ SLICE_BUILDER = ",".join(f"{host}:{port}" for host in HOSTS for port in range(80
             {"TORCH_TPU_SLICEBUILDER_ADDRESSES": SLICE_BUILDER, "TORCH_TPU_TOPOLOGY": "2,4,1"},
         ),
         ("pytorch_xla", "tpu", CHIPS, {"PJRT_DEVICE": "TPU", **LIBTPU}),
-        ("pytorch_xla", "cpu", TWO_EACH, {"PJRT_DEVICE": "CPU", "CUDA_VISIBLE_DEVICES": ""}),
+        ("pytorch_xla", "cpu", TWO_EACH, {"PJRT_DEVICE": "CPU", **CPU}),
         (
             "tensorflow",
             "cpu",
@@ -82,7 +83,7 @@ SLICE_BUILDER = ",".join(f"{host}:{port}" for host in HOSTS for port in range(80
             {
                 "TF_CONFIG": json.dumps(TF_CONFIG),
                 "TPU_SKIP_MDS_QUERY": "1",
-                "CUDA_VISIBLE_DEVICES": "",
+                **CPU,
             },
         ),
     ],

@@ -81,13 +81,17 @@ with strategy.scope():
 """
 
 
+# One of its checks is that a file which one process writes is there for the other: RUN_DIR is, the folder is not.
+ACCELERATE = 'cd "$RUN_DIR" && exec python -m accelerate.test_utils.scripts.test_script'
+
+
 @pytest.mark.parametrize(
     ("framework", "words", "says"),
     [
-        ("jax", ["-c", JAX], "sum 3.0 of 2"),
-        ("pytorch", ["-c", TORCH], "sum 3.0 of 2"),
-        ("pytorch", ["-m", "accelerate.test_utils.scripts.test_script"], "**Breakpoint trigger test**"),
-        ("tensorflow", ["-c", TENSORFLOW], "sum 3.0 of 2"),
+        ("jax", ["python", "-c", JAX], "sum 3.0 of 2"),
+        ("pytorch", ["python", "-c", TORCH], "sum 3.0 of 2"),
+        ("pytorch", ["sh", "-c", ACCELERATE], "Num processes: 2"),
+        ("tensorflow", ["python", "-c", TENSORFLOW], "sum 3.0 of 2"),
     ],
     ids=["jax", "torch", "accelerate", "tensorflow"],
 )
@@ -99,7 +103,7 @@ def test_a_program_that_knows_nothing_of_this_repository_finds_its_peers(
         pytest.skip(
             f"this machine has no environment of {framework}; `fab train --framework {framework} …` makes it"
         )
-    run = lab.finish(launch(lab, ["python", *words], framework=framework, python=str(python)))
+    run = lab.finish(launch(lab, words, framework=framework, python=str(python)))
     logs = [lab.log(run, host) for host in (0, 1)]
     assert result(run)["outcome"] == "done", logs
     assert all(says in log for log in logs), logs
