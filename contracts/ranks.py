@@ -1,6 +1,6 @@
-"""What a host is told of an own command: its words and ranks; and what each framework's own launcher would set.
+"""What a host is told of its ranks, of an own command or of a job; and what each framework's own launcher would set.
 
-A rank is one process of the command. The launcher numbers them, `jobs.runtime.rank_supervisor` starts them.
+A rank is one process. The launcher numbers them, `jobs.runtime.rank_supervisor` starts them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OF_LOG = "log"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """How the processes of an own command are numbered: `per_host` on each host, counted through the hosts.
+    """How the processes of a run are numbered: `per_host` on each host, counted through the hosts.
 
     hosts: internal addresses, in worker order. ports: of each host a free port for each of its ranks. topology: of a
     TPU slice, its chips along each axis ("2x4"); None elsewhere.
@@ -43,15 +43,16 @@ class Ranks:
 class Spec:
     """What one host runs.
 
-    words: the command. folder: the user's folder as it was sent, whose name is its hash. work: the copy of it that the
-    command runs in, which stays from one attempt to the next. python: the interpreter that "python" means; None: the
-    one on PATH. progress: OF_LOG, or a file whose growth is progress; None: standing still is never held against it.
+    words: the command. folder: the user's folder as it was sent, whose name is its hash; None: the ranks are a job's,
+    which write their own heartbeat and result. work: the copy of it that the command runs in, which stays from one
+    attempt to the next. python: the interpreter that "python" means; None: the one on PATH. progress: OF_LOG, or a file
+    whose growth is progress; None: standing still is never held against it.
     """
 
     words: tuple[str, ...]
-    folder: str
-    work: str
     ranks: Ranks
+    folder: str | None = None
+    work: str | None = None
     python: str | None = None
     progress: str | None = None
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 RUN_HELP = 'a run of `fab runs`: its id, the beginning or end of it, its --name, or "latest"'
 
 OF_OWN_COMMANDS = (
-    "--workdir, --framework, --processes-per-host and --progress are for a command of your own, without --job and "
-    "--resume; a job has its framework, and a run goes on as it began"
+    "--workdir and --progress are for a command of your own, without --job and --resume, and a resumed run keeps its "
+    "--framework and --processes-per-host; leave them out"
 )
 RUNS = "where runs are kept (default: where `fab train` keeps them)"
 
@@ -34,8 +34,8 @@ RUNS = "where runs are kept (default: where `fab train` keeps them)"
         "runtime": RUNTIME,
         "container_access": ACCESS,
         "workdir": "the folder of a command of your own, which comes after --",
-        "framework": "whose environment or image your command runs in: jax, pytorch, … (default: jax)",
-        "processes_per_host": "how many processes of your command a host starts, or per-chip (default: 1)",
+        "framework": "whose environment or image it runs in (default: the job's first; of a command jax)",
+        "processes_per_host": "how many processes a host starts, or per-chip (default: 1; PyTorch jobs: per-chip)",
         "progress": "your command hangs when this file no longer grows: log, or a file (default: never)",
         "dry_run": "print what would be sent and started, and what it costs; start nothing",
         "runs": "where runs are kept: a path that every host sees, or a URL such as gs://…",
@@ -86,7 +86,7 @@ def train(
 
         command = own_command.asked_for(words, workdir=workdir, python=python, **given)
         words, python = [], ""
-    elif workdir or any(given.values()):
+    elif workdir or progress or (resume and any(given.values())):
         raise RequestError(OF_OWN_COMMANDS)
     elif {"-h", "--help"} & {*words}:
         from launch.commands import console
@@ -109,6 +109,8 @@ def train(
         runtime=runtime or None,
         container_access=container_access or None,
         command=command,
+        framework=framework or None,
+        processes_per_host=processes_per_host or None,
         dry_run=dry_run,
     )
 

@@ -24,23 +24,26 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
     yield f"target {target.name}: slice {target.slice.name} ({target.slice.accelerator_type}), {plan.processes} host(s)"
     yield cost(target)
     image = (
-        "none: the processes run bare, with " + target.python
+        f"none: the processes run bare, with {plan.command.python if plan.command else plan.target.python}"
         if plan.container is None
         else plan.container.image
     )
     yield f"image {image}"
+    if plan.command is None:
+        yield f"job {plan.job} on {plan.framework}, {plan.ranks_per_host} process(es) a host"
     for title, bundle in zip(("our code", "your folder"), planned.bundles, strict=False):
         yield f"{title}: {len(bundle.names)} files, {len(bundle.archive) / 1024:,.0f} KiB packed, {bundle.sha256[:12]}"
     for index, (name, address, _) in enumerate(target.addresses):
         told = plans.start(plan, index)
         yield f"host {name} ({address})"
-        if plan.command is None:
+        if plan.command is None and plan.ranks_per_host == 1:
             yield f"  runs  {shlex.join(told['argv'])}"
             yield from _variables(told["env"])
             continue
         spec = decoded(told["argv"][-1])
         yield f"  runs  {shlex.join(spec.words)}"
-        yield f"  in    {spec.work}"
+        if spec.work is not None:
+            yield f"  in    {spec.work}"
         for local_rank in range(spec.ranks.per_host):
             yield from _variables(rank_variables(read_environment(told["env"]), spec.ranks, local_rank))
 
@@ -53,7 +56,7 @@ def _variables(found: dict[str, str]) -> Iterator[str]:
 
 
 def _as_if_settled(plan: plans.Plan) -> plans.Plan:
-    ports = [PORT] * (2 + (plan.command.per_host * plan.processes if plan.command else 0))
+    ports = [PORT] * (2 + plan.ranks_per_host * plan.processes)
     facts = [{"free_ports": ports, "home": "~"}] * plan.processes
     return plans.settled(dataclasses.replace(plan), facts, token="")
 

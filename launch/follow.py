@@ -54,11 +54,14 @@ def train(
     runtime: str | None = None,
     container_access: str | None = None,
     command: Command | None = None,
+    framework: str | None = None,
+    processes_per_host: str | None = None,
     dry_run: bool = False,
 ) -> int:
     """Start or resume a run and, unless `detach`, follow it to its end. restarts: how often it may be started again.
 
-    command: an own command, in place of a job. dry_run: only print what would be done.
+    command: an own command, in place of a job. framework, processes_per_host: of a job, as in Request. dry_run: only
+    print what would be done.
     """
     console = terminal()
     target = open_target(None)
@@ -72,6 +75,8 @@ def train(
     request = Request(
         job=job or (old.described["job"] if old else ""),
         command=command,
+        framework=framework,
+        processes_per_host=processes_per_host,
         arguments=tuple(arguments),
         name=name,
         resume=old,

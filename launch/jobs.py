@@ -28,12 +28,13 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """One job: its name, its docstring's first line, the framework (image) that it runs on, and what it says of
-    its metrics."""
+    """One job: its name, its docstring's first line, the framework (image) that it runs on here, all that it can run
+    on, and what it says of its metrics."""
 
     name: str
     summary: str
     framework: str
+    frameworks: tuple[str, ...]
     metrics: Metrics = UNDECLARED
 
     def config_module(self) -> ModuleType:
@@ -137,11 +138,11 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in (CHECKOUT / "jobs").glob("*/__main__.py"))
 
 
-def find(name: str) -> Job:
-    """Return the job called `name`.
+def find(name: str, framework: str | None = None) -> Job:
+    """Return the job called `name`, on that framework; None: on the first of its own.
 
     Raises:
-        RequestError: there is none; the message lists those there are.
+        RequestError: there is none, or it does not run on the framework; the message lists those there are.
     """
     known = names()
     if name not in known:
@@ -149,10 +150,17 @@ def find(name: str) -> Job:
         hint = f'; did you mean "{near[0]}"?' if near else ""
         raise RequestError(f'--job: "{name}" is not a job; choose one of {", ".join(known)}{hint}')
     package = importlib.import_module(f"jobs.{name}")
+    first = getattr(package, "FRAMEWORK", None) or package.STACK  # what it was called in older jobs
+    frameworks: tuple[str, ...] = getattr(package, "FRAMEWORKS", (first,))
+    if framework not in (None, *frameworks):
+        raise RequestError(
+            f"--framework {framework}: the job {name} does not run on it; choose one of {', '.join(frameworks)}"
+        )
     return Job(
         name=name,
         summary=(package.__doc__ or "").strip().splitlines()[0],
-        framework=getattr(package, "FRAMEWORK", None) or package.STACK,  # what it was called in older jobs
+        framework=framework or first,
+        frameworks=frameworks,
         metrics=getattr(package, "METRICS", UNDECLARED),
     )
 

@@ -26,7 +26,7 @@ from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.run_directory import RunDirectory
 from jobs.runtime.cache import user_cache_dir
-from launch import jobs, runs
+from launch import environments, jobs, runs
 from launch import plan as plans
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, all_or_error, ask_all, stop_processes
 from launch.jobs import Bundle, Job
@@ -46,10 +46,14 @@ POLL_S = 0.25
 class Request:
     """A run that somebody wants: a new one of `job` or of an own `command`, or `resume`, a run that has been.
 
-    runtime, container_access: as `launch.plan.choose_container` takes them.
+    framework: of a job that runs on several; None: its first one. processes_per_host: as
+    `launch.plan.ranks_of_job` takes it. A resumed run keeps both. runtime, container_access: as
+    `launch.plan.choose_container` takes them.
     """
 
     job: str
+    framework: str | None = None
+    processes_per_host: str | None = None
     command: Command | None = None
     arguments: tuple[str, ...]
     name: str | None
@@ -78,9 +82,8 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     """
     planned = work_out(request, target)
     plan, directory, run_id = planned.plan, planned.directory, planned.plan.run_id
-    if target.is_local and plan.command is not None and plan.container is None and not planned.config.python:
-        from launch import environments
-
+    target = plan.target
+    if planned.needs_environment:
         environments.ensure(plan.framework, say)
     with _only_resume_of(run_id) if request.resume else contextlib.nullcontext():
         plan = dataclasses.replace(plan, attempt=_next_attempt(request.resume, target))
@@ -92,7 +95,14 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             _remove_if_empty(plan, target)
             raise
         now = datetime.datetime.now(datetime.UTC)
-        described = run_record(plan, planned.config, name=request.name, now=now, before=before)
+        described = run_record(
+            plan,
+            planned.config,
+            name=request.name,
+            processes_per_host=planned.processes_per_host,
+            now=now,
+            before=before,
+        )
         directory.remove(run_directory.RESULT)
         directory.write_json(run_directory.RUN, described)
         _start_and_join(plan, target, directory, say)
@@ -102,12 +112,18 @@ def launch(request: Request, target: Target, say: Say) -> Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A request worked out, before any host was asked. bundles: what the hosts need, our code first."""
+    """A request worked out, before any host was asked.
+
+    bundles: what the hosts need, our code first. needs_environment: whether the framework's environment on this machine
+    has to be there. processes_per_host: as it was asked for when the run began.
+    """
 
     plan: Plan
     config: Any
     bundles: tuple[Bundle, ...]
     directory: RunDirectory
+    needs_environment: bool = False
+    processes_per_host: str | None = None
 
 
 def work_out(request: Request, target: Target) -> Planned:
@@ -118,13 +134,23 @@ def work_out(request: Request, target: Target) -> Planned:
     """
     resume = request.resume
     command = _own_command(request)
-    job = command or jobs.find(request.job)
+    framework, asked = request.framework, request.processes_per_host
+    if resume is not None:
+        framework, asked = resume.described.get("stack"), resume.described.get("processes_per_host")
+    job = command or jobs.find(request.job, framework)
     base = job.config_of(resume.run_id, resume.described["config"]) if resume else None
     config = job.parse(request.arguments, base=base)
     runs.check_name(target.runs, request.name, resume.run_id if resume else None)
-    _check(request, job, config, target)
+    if command is None:
+        per_host = plans.ranks_of_job(job.framework, target, asked)
+    else:
+        per_host = plans.processes_per_host(command.config.processes_per_host, target)
+    _check(request, job, config, target, per_host)
     cwd = _cwd(request, target)
     box = _container(request, job, config, target, cwd)
+    python = command.config.python if command else target.python if target.python_is_given else None
+    needs_environment = python is None and box is None and target.is_local
+    python = python or environments.interpreter(target, job.framework, in_container=box is not None)
     bundles = [jobs.bundle(jobs.CHECKOUT)]
     if command is not None:
         bundles.append(command.folder())
@@ -132,7 +158,7 @@ def work_out(request: Request, target: Target) -> Planned:
     run_id = resume.run_id if resume else runs.new_run_id(job.name, now, random.Random())
     directory = resume.directory if resume else target.runs.directory(run_id)
     plan = Plan(
-        target=target,
+        target=target if command else dataclasses.replace(target, python=python),
         run_id=run_id,
         attempt=resume.attempt + 1 if resume else 0,
         job=job.name,
@@ -144,9 +170,19 @@ def work_out(request: Request, target: Target) -> Planned:
         hang_floor_s=request.hang_floor_s,
         heartbeat_limit_s=request.heartbeat_limit_s,
         container=box,
-        command=command.planned(target, bundles[1], in_container=box is not None) if command else None,
+        ranks_per_host=per_host,
+        command=command.planned(target, bundles[1], python, in_container=box is not None)
+        if command
+        else None,
     )
-    return Planned(plan=plan, config=config, bundles=tuple(bundles), directory=directory)
+    return Planned(
+        plan=plan,
+        config=config,
+        bundles=tuple(bundles),
+        directory=directory,
+        needs_environment=needs_environment,
+        processes_per_host=asked,
+    )
 
 
 def _own_command(request: Request) -> Command | None:
@@ -238,10 +274,12 @@ def _container(
     return plans.container_with_files(box, dataclasses.asdict(config), cwd)
 
 
-def _check(request: Request, job: Job | Command, config: Any, target: Target) -> None:
+def _check(request: Request, job: Job | Command, config: Any, target: Target, per_host: int) -> None:
     if part := target.part_of_tpu:
         raise RequestError(part)
-    problems = job.problems(config, devices=target.devices)
+    has_rank_a_device = job.framework in plans.RANK_A_CHIP
+    devices = per_host * len(target.hosts) if has_rank_a_device else target.devices
+    problems = job.problems(config, devices=devices)
     if not problems:
         problems = _bucket_problems(config, target)
     if not problems and target.is_local:

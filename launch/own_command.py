@@ -13,7 +13,6 @@ from typing import Any
 from contracts.errors import RequestError
 from contracts.run_directory import OWN_COMMAND
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
-from launch import environments
 from launch.jobs import LEFT_OUT, Bundle, archive, git
 from launch.plan import OwnCommand
 from launch.targets import Target
@@ -21,7 +20,6 @@ from launch.targets import Target
 LARGEST_BYTES = 64 * 2**20
 """Of a folder: it is sent to every host whenever it has changed."""
 LARGEST_FILES = 3
-PER_CHIP = "per-chip"
 LOG = "log"
 GIT_LIMIT_S = 60
 PYTHONS = ("python", "python3")
@@ -31,7 +29,7 @@ PYTHONS = ("python", "python3")
 class Config:
     """An own command as run.json keeps it.
 
-    words: the command. workdir: its folder on the launching machine. processes_per_host: a number, or PER_CHIP.
+    words: the command. workdir: its folder on the launching machine. processes_per_host: a number, or "per-chip".
     progress: LOG, or a file of the folder or elsewhere on the hosts whose growth is progress; None: hangs are not
     looked for. python: the interpreter on the hosts that "python" means; None: the framework's.
     """
@@ -64,39 +62,19 @@ class Command:
         """
         return bundle_folder(Path(self.config.workdir))
 
-    def planned(self, target: Target, folder: Bundle, *, in_container: bool) -> OwnCommand:
-        """Return what the plan says of it.
+    def planned(self, target: Target, folder: Bundle, python: str, *, in_container: bool) -> OwnCommand:
+        """Return what the plan says of it. python: the framework's interpreter on the hosts.
 
         Raises:
-            RequestError: the folder lacks what the words name, the ranks cannot share the chips of a host, or the hosts
-                have nothing of the framework.
+            RequestError: the folder lacks what the words name.
         """
         if found := problems(self.config, folder, target, in_container=in_container):
             raise RequestError("\n".join(found))
         return OwnCommand(
             folder_sha256=folder.sha256,
-            per_host=processes_per_host(self.config.processes_per_host, target),
-            topology=target.slice.topology if target.platform == "tpu" else None,
-            python=self.config.python or self._own_python(target, in_container),
+            python=python,
             progress=self.config.progress,
         )
-
-    def _own_python(self, target: Target, in_container: bool) -> str:
-        """The framework's interpreter on the hosts."""
-        if target.is_local and not in_container:
-            if target.platform != "cpu" and self.framework != environments.OWN:
-                raise RequestError(
-                    f"--framework {self.framework}: on this machine its environment is for CPUs only; name an "
-                    f"interpreter that computes on the {target.platform.upper()} with --python"
-                )
-            return str(environments.python_of(self.framework))
-        if not in_container and self.framework != environments.OWN:
-            raise RequestError(
-                f"--framework {self.framework}: the stack {target.name} has no image of it; `fab build --framework "
-                f"{self.framework}`, `fab push --stack {target.name} --framework {self.framework}`, then `pulumi up`; "
-                "or name an interpreter of the hosts with --python"
-            )
-        return target.python
 
     def config_of(self, _run_id: str, _stored: Mapping[str, Any]) -> Config:
         """Return what run.json holds, which this was read from."""
@@ -171,27 +149,6 @@ def asked_for(
             python=python or None,
         )
     )
-
-
-def processes_per_host(text: str, target: Target) -> int:
-    chips = target.slice.devices_per_host if target.platform != "cpu" else None
-    if text == PER_CHIP:
-        if chips is None:
-            raise RequestError(
-                f"--processes-per-host {PER_CHIP}: a {target.platform} host has no chips; give a number"
-            )
-        return chips
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:4]) <= 256 and len(text) < 4):
-        raise RequestError(
-            f"--processes-per-host {text}: must be a whole number from 1 to 256, or {PER_CHIP}"
-        )
-    count = int(text)
-    if target.platform == "tpu" and count not in (1, chips):
-        raise RequestError(
-            f"--processes-per-host {count}: a host of {target.slice.name} has {chips} chips; a rank has all "
-            f"of them (1) or one ({PER_CHIP})"
-        )
-    return count
 
 
 def bundle_folder(folder: Path) -> Bundle:

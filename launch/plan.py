@@ -12,6 +12,7 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.process import Platform, ProcessEnvironment
+from contracts.ranks import Ranks, Spec, rank_variables
 from launch.targets import Target
 
 MIN_FREE_BYTES = 512 * 2**20
@@ -20,8 +21,12 @@ MAX_CLOCK_OFFSET_S = 5.0
 LOCK_FILE = "/tmp/libtpu_lockfile"
 HOME = "~"
 
+_OF_ALL = ("tokenizers", "safetensors", "tyro", "tensorboard")
 MODULES_OF_FRAMEWORK = {
-    "jax": ("jax", "flax", "optax", "orbax.checkpoint", "tokenizers", "safetensors", "tyro", "tensorboard"),
+    "jax": ("jax", "flax", "optax", "orbax.checkpoint", *_OF_ALL),
+    "pytorch": ("torch", "transformers", *_OF_ALL),
+    "pytorch_xla": ("torch", "torch_xla", "transformers", *_OF_ALL),
+    "tensorflow": ("tensorflow", "tf_keras", *_OF_ALL),
 }
 """What the job's interpreter must be able to import, by framework; looked for, not loaded."""
 
@@ -36,25 +41,22 @@ HEARTBEAT_LIMIT_S = 300.0
 class OwnCommand:
     """What a plan has to say of a user's own command, whose words are the plan's arguments.
 
-    folder_sha256: the bundle that it runs in. per_host, topology: as in `Ranks`. ports: of each host one for each rank,
-    chosen by the preflight. python, progress: as `contracts.ranks.Spec` has them.
+    folder_sha256: the bundle that it runs in. python, progress: as `contracts.ranks.Spec` has them.
     """
 
     folder_sha256: str
-    per_host: int
-    topology: str | None
     python: str
     progress: str | None
-    ports: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One attempt of a run on the hosts of a target, one process on each.
+    """One attempt of a run on the hosts of a target, one process on each, which may start several ranks.
 
     Paths are those on the hosts; "~/" is the home directory there, known of each host after the preflight (`homes`).
-    coordinator_port, liveness_port: chosen by the preflight (`settled`). container: what the processes run in; None:
-    bare, by the target's interpreter. command: where no job runs, but an own command.
+    coordinator_port, liveness_port, rank_ports (of each host one for each rank): chosen by the preflight (`settled`).
+    container: what the processes run in; None: bare, by the target's interpreter. command: where no job runs, but an
+    own command.
     """
 
     target: Target
@@ -70,6 +72,8 @@ class Plan:
     heartbeat_limit_s: float = HEARTBEAT_LIMIT_S
     container: Container | None = None
     command: OwnCommand | None = None
+    ranks_per_host: int = 1
+    rank_ports: tuple[tuple[int, ...], ...] = ()
     coordinator_port: int = 0
     liveness_port: int = 0
     liveness_token: str = ""
@@ -78,6 +82,20 @@ class Plan:
     @property
     def processes(self) -> int:
         return len(self.target.hosts)
+
+    @property
+    def finds_peers_by_rank(self) -> bool:
+        """Whether the ranks find each other by what their framework's own launcher would set."""
+        return self.command is not None or self.framework != "jax"
+
+    @property
+    def ranks(self) -> Ranks:
+        return Ranks(
+            hosts=tuple(host for _, host, _ in self.target.addresses),
+            ports=self.rank_ports,
+            per_host=self.ranks_per_host,
+            topology=self.target.slice.topology if self.target.platform == "tpu" else None,
+        )
 
     @property
     def coordinator(self) -> str:
@@ -98,10 +116,68 @@ class Plan:
 
 
 def _python_remedy(target: Target, framework: str) -> str:
+    if framework != "jax":
+        return "install it there, or leave --python out"
     if target.is_local:
         return "`make install`"
     runtime = " --runtime bare" if framework in target.inventory.images else ""
     return f"`fab deploy --stack {target.name}{runtime}` installs it"
+
+
+PER_CHIP = "per-chip"
+RANK_A_CHIP = ("pytorch", "pytorch_xla")
+"""Frameworks of which a job has one process for each TPU chip or GPU; of others, one drives all of its host."""
+
+
+def processes_per_host(text: str, target: Target) -> int:
+    """Return how many processes --processes-per-host means.
+
+    Raises:
+        RequestError: it is no number, or so many cannot share the chips of a host.
+    """
+    chips = target.slice.devices_per_host if target.platform != "cpu" else None
+    if text == PER_CHIP:
+        if chips is None:
+            raise RequestError(
+                f"--processes-per-host {PER_CHIP}: a {target.platform} host has no chips; give a number"
+            )
+        return chips
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:4]) <= 256 and len(text) < 4):
+        raise RequestError(
+            f"--processes-per-host {text}: must be a whole number from 1 to 256, or {PER_CHIP}"
+        )
+    count = int(text)
+    if target.platform == "tpu" and count not in (1, chips):
+        raise RequestError(
+            f"--processes-per-host {count}: a host of {target.slice.name} has {chips} chips; a rank has all "
+            f"of them (1) or one ({PER_CHIP})"
+        )
+    return count
+
+
+def ranks_of_job(framework: str, target: Target, asked: str | None) -> int:
+    """Return how many processes of a job a host starts. asked: as --processes-per-host says it; None: the framework's
+    own number.
+
+    Raises:
+        RequestError: a job of this framework cannot have so many there.
+    """
+    if framework not in RANK_A_CHIP:
+        if asked not in (None, "1"):
+            raise RequestError(
+                f"--processes-per-host {asked}: one process of a {framework} job drives all devices of its host; "
+                "leave it out"
+            )
+        return 1
+    if target.platform == "cpu":
+        return processes_per_host(asked or "1", target)
+    count, chips = processes_per_host(asked or PER_CHIP, target), target.slice.devices_per_host
+    if count > chips or (count < chips and target.platform == "tpu"):
+        raise RequestError(
+            f"--processes-per-host {asked}: a process of a {framework} job has one chip, and a host of "
+            f"{target.slice.name} has {chips}; leave it out"
+        )
+    return count
 
 
 def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
@@ -112,7 +188,7 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
         "python": target.python,
         "python_remedy": _python_remedy(target, plan.framework),
         "modules": list(MODULES_OF_FRAMEWORK[plan.framework]) if plan.command is None else [],
-        **({} if plan.command is None else {"free_ports": _ports_of_host(plan, plan.command)}),
+        **({"free_ports": _ports_of_host(plan)} if plan.finds_peers_by_rank else {}),
         "platform": target.platform,
         "run_dir": _local_path(plan.run_dir),
         "cache_dir": target.cache_dir,
@@ -135,22 +211,21 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
 def settled(plan: Plan, facts: Sequence[Mapping[str, Any]], *, token: str) -> Plan:
     """Return the plan with what the preflight found: free ports of the first host, and each host's home directory."""
     coordinator_port, liveness_port, *others = facts[0]["free_ports"]
-    command = plan.command
-    if command is not None:
-        # The hosts of this machine have one address, so the first one's answer serves all.
-        count, local = command.per_host, plan.target.is_local
-        free = [
-            others[index * count :] if local else fact["free_ports"][2:] for index, fact in enumerate(facts)
-        ]
-        command = dataclasses.replace(command, ports=tuple(tuple(ports[:count]) for ports in free))
+    # The hosts of this machine have one address, so the first one's answer serves all.
+    count, local = plan.ranks_per_host, plan.target.is_local
+    free = [others[index * count :] if local else fact["free_ports"][2:] for index, fact in enumerate(facts)]
     return dataclasses.replace(
         plan,
-        command=command,
+        rank_ports=tuple(tuple(ports[:count]) for ports in free) if plan.finds_peers_by_rank else (),
         coordinator_port=coordinator_port,
         liveness_port=liveness_port,
         liveness_token=token,
         homes=tuple(fact["home"] for fact in facts),
     )
+
+
+PYTHON_OPTIONS = ("-P", "-u", "-m")
+"""-P: the code is the bundle's, not whatever lies in the working directory."""
 
 
 def start(plan: Plan, process_id: int) -> dict[str, Any]:
@@ -159,12 +234,9 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
     here = _local_path(plan.run_dir)
     return {
         **plan.process(process_id),
-        # -P: the code is the bundle's, not whatever lies in the working directory.
         "argv": [
             plan.at_home(process_id, plan.target.python) if plan.container is None else "python",
-            "-P",
-            "-u",
-            "-m",
+            *PYTHON_OPTIONS,
             *_module(plan, process_id),
         ],
         "env": environment(plan, process_id),
@@ -182,31 +254,30 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
     }
 
 
-def _ports_of_host(plan: Plan, command: OwnCommand) -> int:
+def _ports_of_host(plan: Plan) -> int:
     """How many free ports a host is asked for: of the coordinator, of the liveness server, of each rank."""
-    return 2 + command.per_host * (plan.processes if plan.target.is_local else 1)
+    return 2 + plan.ranks_per_host * (plan.processes if plan.target.is_local else 1)
 
 
 def _module(plan: Plan, process_id: int) -> list[str]:
     """The module that Python runs, and its arguments."""
-    if plan.command is None:
-        return [f"jobs.{plan.job}", *plan.arguments]
-    from contracts.ranks import Ranks, Spec  # jobs do without
-
-    ranks = Ranks(
-        hosts=tuple(host for _, host, _ in plan.target.addresses),
-        ports=plan.command.ports,
-        per_host=plan.command.per_host,
-        topology=plan.command.topology,
-    )
+    job = [f"jobs.{plan.job}", *plan.arguments]
+    if plan.command is None and plan.ranks_per_host == 1:
+        return job
+    python = plan.target.python if plan.command is None else plan.command.python
     spec = Spec(
-        words=plan.arguments,
-        folder=plan.at_home(process_id, _bundle(plan, plan.command.folder_sha256)),
-        work=plan.at_home(process_id, _work(plan, process_id)),
-        ranks=ranks,
-        python=plan.at_home(process_id, plan.command.python) if plan.container is None else None,
-        progress=plan.command.progress,
+        words=("python", *PYTHON_OPTIONS, *job),
+        ranks=plan.ranks,
+        python=plan.at_home(process_id, python) if plan.container is None else None,
     )
+    if plan.command is not None:
+        spec = dataclasses.replace(
+            spec,
+            words=plan.arguments,
+            folder=plan.at_home(process_id, _bundle(plan, plan.command.folder_sha256)),
+            work=plan.at_home(process_id, _work(plan, process_id)),
+            progress=plan.command.progress,
+        )
     return ["jobs.runtime.rank_supervisor", spec.encoded()]
 
 
@@ -283,8 +354,9 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
         peak_flops_per_s=round(peak * target.devices) if peak else None,
         control_dir=None,  # the agent says it
     )
+    has_one_rank = plan.finds_peers_by_rank and plan.command is None and plan.ranks_per_host == 1
     return {
-        **told.variables(),
+        **(rank_variables(told, plan.ranks, 0) if has_one_rank else told.variables()),
         "PYTHONPATH": plan.at_home(process_id, plan.code_dir),
         "PYTHONDONTWRITEBYTECODE": "1",
         **(ON_CPU if target.platform == "cpu" and plan.command is None else {}),

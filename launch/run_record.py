@@ -29,6 +29,7 @@ def run_record(
     config: Any,
     *,
     name: str | None,
+    processes_per_host: str | None = None,
     now: datetime.datetime,
     before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
@@ -54,6 +55,7 @@ def run_record(
         "stack": plan.framework,
         "target": target.name,
         "platform": target.platform,
+        **({} if processes_per_host is None else {"processes_per_host": processes_per_host}),
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),
         "config": dataclasses.asdict(config),
@@ -70,7 +72,9 @@ def run_record(
         "container_access": plan.container.access if plan.container is not None else None,
         "hang_limit_s": plan.hang_floor_s,
         "heartbeat_limit_s": plan.heartbeat_limit_s,
-        "versions": versions() if target.is_local and plan.container is None else {},
+        "versions": versions()
+        if target.is_local and plan.container is None and plan.framework == "jax"
+        else {},
         "slice": dataclasses.asdict(target.slice),
         "hosts": [
             {"index": host.index, "name": host.name, "address": host.internal_address}

@@ -44,6 +44,7 @@ class Target:
     runs_url: the folder of its runs, a path that every host sees or a URL; files: how the launching side gets there.
     find_agents: the agents of the hosts that a run.json names, in worker order.
     agent_root, cache_dir, python: paths on the hosts, "~/" being the home directory there.
+    python_is_given: whether `python` is what somebody asked for with --python.
     cpus: for each host the processor numbers that its process may use; None: all of them.
     cpu_devices: how many devices a process has where the platform is "cpu".
     stand_in_devices: files that stand in for a TPU's device nodes in a rehearsal.
@@ -65,6 +66,7 @@ class Target:
     cache_dir: str
     cpus: tuple[tuple[int, ...] | None, ...]
     coordinator_host: str
+    python_is_given: bool = False
     cpu_devices: int = 1
     stand_in_devices: tuple[str, ...] | None = None
 
@@ -317,6 +319,7 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
         agents=agents_here([host.name for host in hosts], cache_dir),
         find_agents=agents_of,
         python=python or sys.executable,
+        python_is_given=python is not None,
         **_place(os.environ.get(RUNS) or str(CHECKOUT / "runs"), f"${RUNS}"),
         agent_root=str(cache_dir / "agent"),
         cache_dir=str(cache_dir),
@@ -399,6 +402,7 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
         agents=agents,
         find_agents=functools.partial(known_or_gone, agents, one_slice.name),
         python=wanted.python or (given.python if given else PYTHON),
+        python_is_given=wanted.python is not None,
         runs_url=runs_url,
         files=Buckets() if is_url(runs_url) else HostFiles(agents),
         agent_root=AGENT_ROOT,

@@ -1,9 +1,11 @@
-"""One host's part of an own command: its ranks as child processes, their heartbeat, and how they ended.
+"""One host's ranks as child processes, of an own command or of a job, and how they ended.
 
 `python -m jobs.runtime.rank_supervisor SPEC`, where SPEC is a `contracts.ranks.Spec`. To the agent it is the process of
-a job like any other; the command needs to know nothing of it. Exit codes: 0 all ranks ended with 0; 75 they were told
-to stop, or one of them ended with 75; otherwise the exit code of the first rank that failed, and 1 for one that a
-signal ended.
+a job like any other. Exit codes: 0 all ranks ended with 0; 75 they were told to stop, or one of them ended with 75;
+otherwise the exit code of the first rank that failed, and 1 for one that a signal ended.
+
+A command needs to know nothing of it: the heartbeat and the result are written here. The ranks of a job write their own
+and agree by themselves on where they stop; here they are started, told to stop, and killed when one of them is lost.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import faulthandler
+import json
+import math
 import os
 import shutil
 import signal
@@ -18,22 +22,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from contracts import atomic, run_directory
 from contracts import process as process_environment
-from contracts import run_directory
-from contracts.errors import DONE, FAILED, RESUME_ME
+from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME
 from contracts.process import ProcessEnvironment
 from contracts.ranks import OF_LOG, Spec, decoded, rank_variables
 from contracts.run_directory import RunDirectory
 from jobs.runtime import process
 from jobs.runtime.bucket_files import files_of
-from jobs.runtime.heartbeat import Heartbeat
+from jobs.runtime.heartbeat import Heartbeat, last_words
 
 LOOK_PERIOD_S = 0.1
+LAST_WORDS_S = 1.0
+"""For a job's ranks that lost a sibling, to say so, before they are killed."""
 SIBLINGS_GRACE_S = 5.0
-"""For ranks that lost a sibling, before they are killed."""
+"""The same for the ranks of a command, which are told to stop."""
 SAVING_GRACE_S = 60.0
 """The same where the first ended with 75: the others save too."""
 METRICS_PERIOD_S = {False: 1.0, True: 10.0}
@@ -50,6 +56,8 @@ def main(text: str) -> int:
     signal.signal(signal.SIGTERM, lambda _number, _frame: told.set())
     environment = process_environment.read(os.environ)
     spec = decoded(text)
+    if spec.folder is None:
+        return _of_job(spec, environment, told)
     stacks = process.answer_sigusr1(environment.control_dir)
     directory = RunDirectory(environment.run_dir, files_of(environment.run_dir))
     run = process.Run(
@@ -68,8 +76,45 @@ def main(text: str) -> int:
             return FAILED
 
 
+def _of_job(spec: Spec, environment: ProcessEnvironment, told: threading.Event) -> int:
+    """Start a job's ranks and wait for their end."""
+    # Ignored by a rank until it answers by itself (`process.answer_sigusr1`): it would die of the signal before that.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    ranks = start(spec, environment)
+    signal.signal(signal.SIGUSR1, lambda _number, _frame: _send(ranks, signal.SIGUSR1))
+    first = wait(ranks, told, lambda: None, is_job=True)
+    for rank in ranks:
+        rank.drain()
+    if first is None:
+        return DONE
+    code = first.code() or 0
+    if (
+        code == -signal.SIGTERM and told.is_set()
+    ):  # no rank had begun, which the agent is told as a job would tell it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
+    if code != RESUME_ME and environment.control_dir is not None:
+        _speak_for(first, ranks.index(first), environment.control_dir)
+    return code if code > 0 else FAILED
+
+
+def _speak_for(rank: Rank, local_rank: int, control_dir: str) -> None:
+    """Give the agent the last words of the rank that failed, in the place of those of the host's first."""
+    beats: list[dict[str, Any]] = []
+    for name in (last_words(0), last_words(local_rank)):
+        with contextlib.suppress(OSError, ValueError), open(os.path.join(control_dir, name), "rb") as file:
+            beats.append(json.load(file))
+    if not beats or beats[-1].get("state") != "failed" or (local_rank and len(beats) == 1):
+        beats.append(
+            {**(beats[0] if beats else {}), "state": "failed", "message": rank.how(), "says_all": False}
+        )
+    with contextlib.suppress(OSError):  # the log has them too
+        atomic.write_json(os.path.join(control_dir, last_words(0)), beats[-1])
+
+
 def lay_out(spec: Spec) -> None:
     """Copy the folder to where the command runs. What an earlier attempt left there stays."""
+    assert spec.folder is not None and spec.work is not None
     stamp = os.path.join(spec.work, FOLDER_STAMP)
     name = os.path.basename(spec.folder)
     with contextlib.suppress(FileNotFoundError), open(stamp, encoding="ascii") as file:
@@ -84,7 +129,8 @@ def variables(
     spec: Spec, environment: ProcessEnvironment, local_rank: int, inherited: Mapping[str, str], cpus: int
 ) -> dict[str, str]:
     """The whole environment of one rank. cpus: those that the ranks of this host share."""
-    found = {name: value for name, value in inherited.items() if name not in OURS}
+    of_command = spec.folder is not None
+    found = {name: value for name, value in inherited.items() if not (of_command and name in OURS)}
     found["PYTHONUNBUFFERED"] = "1"
     if spec.python is not None:
         found["PATH"] = os.pathsep.join([os.path.dirname(spec.python), found.get("PATH", os.defpath)])
@@ -97,7 +143,7 @@ class Rank:
     """One child process. Its output goes to this process's own, which is the host's log."""
 
     def __init__(
-        self, number: int, argv: Sequence[str], environment: Mapping[str, str], work: str, tag: bytes
+        self, number: int, argv: Sequence[str], environment: Mapping[str, str], work: str | None, tag: bytes
     ) -> None:
         self.number, self._tag = number, tag
         self.printed = 0
@@ -174,7 +220,7 @@ def _carry_out(run: process.Run, spec: Spec, told: threading.Event) -> int:
     run.heartbeat.state("joined")
     progress = Progress(run, spec, ranks)
     run.heartbeat.state("stepping")
-    first = wait(ranks, told, progress.look)
+    first = wait(ranks, told, progress.look, is_job=False)
     for rank in ranks:
         rank.drain()
     progress.look(at_end=True)
@@ -193,29 +239,50 @@ def _carry_out(run: process.Run, spec: Spec, told: threading.Event) -> int:
     return DONE
 
 
-def wait(ranks: Sequence[Rank], told: threading.Event, look: Any) -> Rank | None:
+def wait(
+    ranks: Sequence[Rank], told: threading.Event, look: Callable[[], None], *, is_job: bool
+) -> Rank | None:
     """Wait until all ranks have ended; return the first that ended with anything but 0.
 
-    One that fails takes its siblings along. A SIGTERM that this process got (`told`) is passed on to all.
+    One that fails takes its siblings along. A SIGTERM that this process got (`told`) is passed on to all. Of a job, a
+    rank that failed by itself counts before one that lost it, that before one that has saved, and that before one that
+    was told to stop before it had begun.
     """
     first: Rank | None = None
-    were_told, deadline = False, float("inf")
+    were_told, deadline = False, math.inf
     while True:
         alive = [rank for rank in ranks if rank.code() is None]
-        if first is None:
-            first = next((rank for rank in ranks if rank.code()), None)
-            if first is not None and not told.is_set():  # whoever told all to stop has a limit of its own
-                grace_s = SAVING_GRACE_S if first.code() == RESUME_ME else SIBLINGS_GRACE_S
-                deadline = time.monotonic() + grace_s
+        now_s = time.monotonic()
+        if first is None or (is_job and now_s < deadline):
+            failed = [rank for rank in (first, *ranks) if rank is not None and rank.code()]
+            worst = min(failed, key=_order if is_job else lambda _: 0, default=None)
+            if worst is not None and worst is not first:
+                first, deadline = worst, now_s + _grace_s(worst, is_told=told.is_set(), is_job=is_job)
         if not alive:
             return first
-        if not were_told and (first is not None or told.is_set()):
+        # SIGTERM would have a job's ranks agree on where to stop, which they cannot without the one that failed.
+        is_saving = first is not None and first.code() == RESUME_ME
+        if not were_told and (told.is_set() or is_saving or (first is not None and not is_job)):
             were_told = True
             _send(alive, signal.SIGTERM)
-        if time.monotonic() > deadline:
+        if now_s > deadline:
             _send(alive, signal.SIGKILL)
         look()
         time.sleep(LOOK_PERIOD_S)
+
+
+def _order(rank: Rank) -> int:
+    return {PEER_LOST: 1, RESUME_ME: 2, -signal.SIGTERM: 3}.get(rank.code() or 0, 0)
+
+
+def _grace_s(first: Rank, *, is_told: bool, is_job: bool) -> float:
+    """How long the siblings of the first that ended may still take."""
+    is_saving = first.code() == RESUME_ME
+    if is_job:
+        return math.inf if is_saving else LAST_WORDS_S
+    if is_told:  # whoever told all to stop has a limit of its own
+        return math.inf
+    return SAVING_GRACE_S if is_saving else SIBLINGS_GRACE_S
 
 
 def _send(ranks: Sequence[Rank], signum: int) -> None:
@@ -291,7 +358,7 @@ class Progress:
         if self._spec.progress is None:
             return None
         with contextlib.suppress(OSError):
-            found = os.stat(os.path.join(self._spec.work, self._spec.progress))
+            found = os.stat(os.path.join(self._spec.work or "", self._spec.progress))
             return found.st_size, found.st_mtime_ns
         return None
 

@@ -186,7 +186,7 @@ def list_jobs(wanted: str | None) -> int:
     console = terminal()
     for name in [wanted] if wanted else job_index.names():
         job = job_index.find(name)
-        say(console)(f"{job.name}  (framework {job.framework})\n  {job.summary}\n")
+        say(console)(f"{job.name}  (framework {' or '.join(job.frameworks)})\n  {job.summary}\n")
         say(console)(job.help())
     return 0
 

@@ -79,9 +79,13 @@ NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
         (
             "train --job jax_hello --progress log",
             (
-                "--workdir, --framework, --processes-per-host and --progress are for a command of your own, without "
-                "--job and --resume; a job has its framework, and a run goes on as it began"
+                "--workdir and --progress are for a command of your own, without --job and --resume, and a resumed run "
+                "keeps its --framework and --processes-per-host; leave them out"
             ),
+        ),
+        (
+            "train --job jax_hello --framework pytorch",
+            "--framework pytorch: the job jax_hello does not run on it; choose one of jax",
         ),
         (
             "train --job flax_mlm --hosts two",

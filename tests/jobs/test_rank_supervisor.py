@@ -59,15 +59,16 @@ Start = Callable[..., Host]
 def start(tmp_path: Path, environment: ProcessEnvironment) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
-    def make(*words: str, per_host: int = 2, hosts: int = 1, **more: Any) -> Host:
+    def make(*words: str, per_host: int = 2, hosts: int = 1, is_job: bool = False, **more: Any) -> Host:
         folder, run, control = tmp_path / "abc", tmp_path / "run", tmp_path / "control"
+        places = {} if is_job else {"folder": str(folder), "work": str(tmp_path / "work")}
         for path in (folder, run, control):
             path.mkdir(exist_ok=True)
         (folder / "data.txt").write_text("sent")
         ranks = Ranks(
             hosts=("127.0.0.1",) * hosts, ports=(tuple(range(1, per_host + 1)),) * hosts, per_host=per_host
         )
-        spec = Spec(words=words, folder=str(folder), work=str(tmp_path / "work"), ranks=ranks, **more)
+        spec = Spec(words=words, ranks=ranks, **places, **more)
         told = dataclasses.replace(environment, num_processes=hosts, process_id=0, control_dir=str(control))
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "jobs.runtime.rank_supervisor", spec.encoded()],
@@ -182,3 +183,56 @@ def test_a_program_that_is_not_there_is_named(start: Start) -> None:
     host = start("no-such-program")
     assert host.ended()[0] == 1
     assert host.beat()["message"] == "no-such-program: No such file or directory"
+
+
+OF_JOB = (
+    "import os, sys, time, signal; from contracts import process as told; "
+    "from contracts.run_directory import RunDirectory; "
+    "from jobs.runtime import process; from jobs.runtime.heartbeat import Heartbeat; "
+    "e = told.read(os.environ); d = RunDirectory(e.run_dir); run = process.Run(environment=e, directory=d, "
+    "heartbeat=Heartbeat(d, e)); run.heartbeat.start(); process.answer_sigusr1(e.control_dir); "
+)
+AT_SIGTERM = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); print('up', e.process_id, flush=True); "
+SLEEPS = AT_SIGTERM + "time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code", "said"),
+    [
+        # The first loses the second, and says so sooner than the second has ended.
+        (
+            "time.sleep(.5); process.end_as_failed(run, 'lost'); sys.exit(76)",
+            "process.end_as_failed(run, 'no such column', says_all=True); time.sleep(1); sys.exit(2)",
+            2,
+            ("rank 1: no such column", True),
+        ),
+        (SLEEPS, "os.kill(os.getpid(), signal.SIGSEGV)", 1, ("rank 1 was killed by SIGSEGV", False)),
+        ("process.end_as_failed(run, 'lost'); sys.exit(76)", SLEEPS, 76, ("rank 0: lost", False)),
+        (SLEEPS, AT_SIGTERM + "sys.exit(75)", 75, None),
+    ],
+)
+def test_a_rank_of_a_job_that_fails_takes_its_siblings_along_and_has_the_host_s_last_words(
+    start: Start, first: str, second: str, code: int, said: tuple[str, bool] | None
+) -> None:
+    program = OF_JOB + f"exec({first!r} if e.is_first else {second!r})"
+    host = start("python", "-P", "-c", program, is_job=True, python=sys.executable)
+    assert host.ended()[0] == code
+    last_words = host.run.parent / "control/heartbeat.json"  # none where the first rank had not begun
+    beat = json.loads(last_words.read_text()) if last_words.exists() else {}
+    found = (beat["message"], beat["says_all"]) if beat.get("state") == "failed" else None
+    assert found == said
+    assert not (host.run / "result.json").exists(), "a job's ranks write it"
+
+
+def test_the_ranks_of_a_job_are_told_to_stop_and_asked_for_their_stacks(start: Start) -> None:
+    program = OF_JOB + SLEEPS
+    host = start("python", "-P", "-c", program, is_job=True, python=sys.executable)
+    stacks = host.run.parent / "control/stacks.txt"
+    host.wait_for(lambda: stacks.exists() and (host.run / "heartbeats/host-0.json").exists())
+    assert host.process.stdout is not None
+    assert {host.process.stdout.readline() for _ in range(2)} == {"[0] up 0\n", "[1] up 1\n"}
+    host.process.send_signal(signal.SIGUSR1)
+    host.wait_for(lambda: stacks.read_text().count("most recent call first") >= 2)
+    host.process.send_signal(signal.SIGTERM)
+    assert host.ended()[0] == 75
+    assert sorted(path.name for path in (host.run / "heartbeats").glob("*.json")) == ["host-0.json"]

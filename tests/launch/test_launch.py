@@ -196,7 +196,7 @@ def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(
     request = launching.Request(job="flax_mlm", arguments=tuple(run.described["args"]), name=None, resume=run)
     job = jobs.find("flax_mlm")
     target = targets.on_this_machine(hosts="2", platform="cpu")
-    launching._check(request, job, job.parse(request.arguments), target)
+    launching._check(request, job, job.parse(request.arguments), target, 1)
     assert Path.cwd() == tmp_path / "elsewhere"
 
 

@@ -115,29 +115,26 @@ def test_a_command_that_cannot_run_is_refused(
 ) -> None:
     with pytest.raises(RequestError, match=said):
         wanted = command(folder, *words.split(), **options)
-        wanted.planned(on_this_machine(hosts="2", platform="cpu"), wanted.folder(), in_container=False)
+        here = on_this_machine(hosts="2", platform="cpu")
+        plan.processes_per_host(wanted.config.processes_per_host, here)
+        wanted.planned(here, wanted.folder(), "python", in_container=False)
 
 
-def test_ranks_share_the_chips_of_a_host_one_each_or_not_at_all(folder: Path) -> None:
-    def per_host(text: str) -> int:
-        wanted = command(folder, "python", "train.py", processes_per_host=text)
-        return wanted.planned(STACK, wanted.folder(), in_container=True).per_host
-
-    assert [per_host(text) for text in ("", "1", "4", "per-chip")] == [1, 1, 4, 4]
+def test_ranks_share_the_chips_of_a_host_one_each_or_not_at_all() -> None:
+    assert [plan.processes_per_host(text, STACK) for text in ("1", "4", "per-chip")] == [1, 4, 4]
     with pytest.raises(RequestError, match="a host of s has 4 chips; a rank has all of them"):
-        per_host("3")
+        plan.processes_per_host("3", STACK)
 
 
-def test_a_framework_that_the_hosts_do_not_have_is_refused_with_the_way_to_it(folder: Path) -> None:
-    wanted = command(folder, "python", "train.py", framework="pytorch")
+def test_a_framework_that_the_hosts_do_not_have_is_refused_with_the_way_to_it() -> None:
     with pytest.raises(
         RequestError, match="the stack .* has no image of it; `fab build --framework pytorch`"
     ):
-        wanted.planned(STACK, wanted.folder(), in_container=False)
+        environments.interpreter(STACK, "pytorch", in_container=False)
     with pytest.raises(
         RequestError, match=r"its environment is for CPUs only; name an interpreter .* the GPU"
     ):
-        wanted.planned(on_this_machine(hosts="1", platform="gpu"), wanted.folder(), in_container=False)
+        environments.interpreter(on_this_machine(hosts="1", platform="gpu"), "pytorch", in_container=False)
 
 
 def test_a_resumed_command_goes_on_with_its_own_words(folder: Path) -> None:
@@ -162,7 +159,10 @@ def planned(wanted: Command, target: Target, container: Container | None = None)
         cwd="/",
         bundle_sha256="ab" * 32,
         container=container,
-        command=wanted.planned(target, wanted.folder(), in_container=container is not None),
+        ranks_per_host=plan.processes_per_host(wanted.config.processes_per_host, target),
+        command=wanted.planned(
+            target, wanted.folder(), "/env/bin/python", in_container=container is not None
+        ),
     )
 
 
@@ -177,7 +177,7 @@ def test_each_host_is_told_the_same_ranks_and_its_own_folder(folder: Path) -> No
     specs = [decoded(each["argv"][-1]) for each in told]
     assert specs[0].ranks == specs[1].ranks
     assert specs[1].ranks.ports == ((102, 103, 104, 105), (202, 203, 204, 205))
-    assert specs[1].work.endswith("/runs/command-20261120-214500-abcd/work-1")
+    assert (specs[1].work or "").endswith("/runs/command-20261120-214500-abcd/work-1")
     assert specs[1].python is None, "an image has its own"
     box = told[1]["container"]
     assert {specs[1].folder, specs[1].work} <= {
@@ -191,9 +191,7 @@ def test_hosts_of_this_machine_have_ports_that_differ(folder: Path) -> None:
     made = planned(command(folder, "python", "train.py", processes_per_host="2"), here)
     count = plan.preflight(made, 0, now_s=1.0)["free_ports"]
     facts = [{"free_ports": list(range(100, 100 + count)), "home": "/root"}] * 2
-    settled = plan.settled(made, facts, token="t").command
-    assert settled is not None
-    assert settled.ports == ((102, 103), (104, 105))
+    assert plan.settled(made, facts, token="t").rank_ports == ((102, 103), (104, 105))
 
 
 def test_a_dry_run_shows_what_each_rank_finds_what_is_sent_and_what_it_costs(folder: Path) -> None:

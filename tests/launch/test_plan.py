@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
+from contracts.ranks import decoded
 from launch import plan, targets
 from launch.hosts import Agent, GoneLink
 from launch.plan import Container, Plan
@@ -313,3 +314,66 @@ def test_a_container_here_sees_the_working_directory_and_the_files_that_options_
         RequestError, match="~/text.txt means another folder in a container; write its path out"
     ):
         plan.container_with_files(box, {"data": "~/text.txt"}, "/")
+
+
+TORCH = dataclasses.replace(PLAN, job="torch_glue", framework="pytorch", arguments=("--steps", "5"))
+FACTS = [{"free_ports": [4000, 4001, *range(5000, 5008)], "home": "/home/me"}] * 2
+
+
+def test_a_job_of_another_framework_with_one_process_a_host_finds_what_its_framework_s_launcher_would_set() -> (
+    None
+):
+    assert plan.preflight(TORCH, 1, now_s=0.0)["free_ports"] == 4
+    assert plan.preflight(TORCH, 1, now_s=0.0)["modules"][0] == "torch"
+    told = plan.start(plan.settled(TORCH, FACTS, token="t"), 1)
+    assert told["argv"] == ["/venv/bin/python", "-P", "-u", "-m", "jobs.torch_glue", "--steps", "5"]
+    of_torch = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_PORT": "4000",
+        "RUN_PROCESS_ID": "1",
+    }
+    assert told["env"].items() >= of_torch.items()
+    assert "PYTHONPATH" in told["env"] and "RUN_RANKS_PER_HOST" not in told["env"]
+
+
+def test_a_job_with_a_rank_a_chip_has_a_supervisor_that_is_told_of_a_job_and_not_of_a_folder() -> None:
+    target = dataclasses.replace(TARGET, platform="tpu", name="dev")
+    chips = dataclasses.replace(TORCH, target=target, ranks_per_host=4, container=Container(image="i"))
+    chips = plan.settled(chips, FACTS, token="t")
+    told = plan.start(chips, 1)
+    assert told["argv"][:-1] == ["python", "-P", "-u", "-m", "jobs.runtime.rank_supervisor"]
+    spec = decoded(told["argv"][-1])
+    assert spec.words == ("python", "-P", "-u", "-m", "jobs.torch_glue", "--steps", "5")
+    assert (spec.folder, spec.work, spec.python) == (None, None, None)
+    assert (spec.ranks.size, spec.ranks.topology) == (8, "4x4")
+    assert (told["env"]["RUN_NUM_PROCESSES"], told["env"]["RUN_PROCESS_ID"]) == ("2", "1")
+    assert (told["num_processes"], "RANK" in told["env"]) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("framework", "platform", "asked", "found"),
+    [
+        ("pytorch", "tpu", None, 4),
+        ("pytorch_xla", "tpu", "4", 4),
+        ("pytorch_xla", "tpu", "1", "has one chip, and a host of s has 4; leave it out"),
+        ("pytorch", "gpu", None, 4),
+        ("pytorch", "gpu", "2", 2),
+        ("pytorch", "gpu", "8", "has one chip, and a host of s has 4"),
+        ("pytorch", "cpu", None, 1),
+        ("pytorch", "cpu", "3", 3),
+        ("jax", "tpu", None, 1),
+        ("jax", "cpu", "2", "one process of a jax job drives all devices of its host"),
+        ("tensorflow", "cpu", "2", "one process of a tensorflow job drives all devices of its host"),
+    ],
+)
+def test_a_job_has_as_many_processes_on_a_host_as_its_framework_wants(
+    framework: str, platform: str, asked: str | None, found: int | str
+) -> None:
+    target = dataclasses.replace(TARGET, platform=platform)
+    if isinstance(found, int):
+        assert plan.ranks_of_job(framework, target, asked) == found
+    else:
+        with pytest.raises(RequestError, match=f"--processes-per-host {asked}: .*{found}"):
+            plan.ranks_of_job(framework, target, asked)
