@@ -29,8 +29,9 @@ from typing import Any
 
 from contracts.atomic import atomic_path
 from jobs.flax_mlm.config import Config
-from jobs.flax_mlm.corpus import docstrings, stdlib_modules
+from jobs.flax_mlm.corpus import docstrings
 from jobs.flax_mlm.data import prepare_tokens
+from jobs.runtime.text_files import stdlib_modules
 
 ROOT = Path(__file__).resolve().parents[1]
 LOOK_S = 0.2

@@ -1,0 +1,3 @@
+"""Fine-tuning of RoBERTa or BERT in PyTorch: classes or numbers for one text or a pair, on all hosts' devices."""
+
+FRAMEWORK = "pytorch"
