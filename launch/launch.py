@@ -140,6 +140,8 @@ def work_out(request: Request, target: Target) -> Planned:
     job = command or jobs.find(request.job, framework)
     base = job.config_of(resume.run_id, resume.described["config"]) if resume else None
     config = job.parse(request.arguments, base=base)
+    if isinstance(job, Job):
+        config = _with_exports(job, config, target)
     runs.check_name(target.runs, request.name, resume.run_id if resume else None)
     if command is None:
         per_host = plans.ranks_of_job(job.framework, target, asked)
@@ -183,6 +185,16 @@ def work_out(request: Request, target: Target) -> Planned:
         needs_environment=needs_environment,
         processes_per_host=asked,
     )
+
+
+def _with_exports(job: Job, config: Any, target: Target) -> Any:
+    """The options with the export's path where one that takes a model names a run."""
+    found = {
+        name: runs.export_of(target.runs, value)
+        for name in getattr(job.config_module(), "FROM_RUNS", ())
+        if (value := getattr(config, name)) is not None
+    }
+    return dataclasses.replace(config, **{name: path for name, path in found.items() if path is not None})
 
 
 def _own_command(request: Request) -> Command | None:

@@ -23,6 +23,7 @@ from launch.hosts import Agent, HostError, ask_all
 RUN_ID = re.compile(r"^[a-z][a-z0-9_]*-\d{8}-\d{6}-[a-z]{4}$")
 NAME = re.compile(r"^\w(?:[\w. -]{0,98}\w)?\Z")
 LATEST = "latest"
+LATEST_OF = "latest:"
 
 UNANSWERED_LIMIT_S = 10.0
 """For the agents to say what they know of a run's processes."""
@@ -183,6 +184,29 @@ def find(folder: RunsFolder, wanted: str) -> Run:
             f'"{wanted}" fits {len(fitting)} runs: {", ".join(run.run_id for run in fitting[:5])}'
         )
     return fitting[0]
+
+
+def export_of(folder: RunsFolder, wanted: str) -> str | None:
+    """Return the export of the run that "latest:JOB" or the id of a run means; None where `wanted` is neither.
+
+    Raises:
+        RequestError: there is no such run, or it has no export yet.
+    """
+    if wanted.startswith(LATEST_OF):
+        job = wanted.removeprefix(LATEST_OF)
+        of_job = (run for run in list_runs(folder) if run.described["job"] == job)
+        run = next((run for run in of_job if (run.result or {}).get("outcome") == "done"), None)
+        if run is None:
+            raise RequestError(
+                f"{wanted}: no run of {job} in {folder.url} is done; start one with `fab train --job {job}`"
+            )
+    elif RUN_ID.match(wanted):
+        run = find(folder, wanted)
+    else:
+        return None
+    if not run.directory.list(run_directory.EXPORT):
+        raise RequestError(f"{wanted}: {run.run_id} has no export; it is written when the last step is taken")
+    return run.directory.path(run_directory.EXPORT)
 
 
 def check_name(folder: RunsFolder, name: str | None, own: str | None = None) -> None:

@@ -39,6 +39,9 @@ GROUPS = {
 }
 """Headings of the help, each before this option."""
 
+FROM_RUNS = ("init_from",)
+"""Options that may name a run instead of the folder of a model: latest:JOB, or the run's id."""
+
 FREE_ON_RESUME = frozenset(
     {
         "log_every",
@@ -73,8 +76,8 @@ class Config:
     the others and later runs fetch it."""
 
     init_from: str | None = None
-    """A Hugging Face folder of a RobertaForMaskedLM to continue from (another run's export/ is one; gs://… too):
-    weights, tokenizer and sizes come from it."""
+    """A Hugging Face folder of a RobertaForMaskedLM to continue from (gs://… too; latest:flax_mlm: the export of the
+    latest run; a run's id: that run's): weights, tokenizer and sizes come from it."""
     model: Literal["tiny", "small", "base"] = "tiny"
     """The size that the options below start from."""
     vocab_size: int | None = None
@@ -239,7 +242,7 @@ def problems(config: Config, *, devices: int) -> list[str]:
     if not 0 <= config.weight_decay < math.inf:
         found.append(f"--weight-decay {config.weight_decay}: must not be negative and must be finite")
     if config.profile is not None:
-        from jobs.runtime.jax.profile import read_steps  # few runs are profiled
+        from jobs.runtime.profile import read_steps  # few runs are profiled
 
         try:
             read_steps(config.profile, steps=config.steps)

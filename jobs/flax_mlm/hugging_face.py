@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -17,26 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from contracts.errors import RequestError
-from contracts.files import is_url
 from contracts.run_directory import EXPORT, RunDirectory
 from jobs.flax_mlm.config import SIZES, Config, Dimensions, Size, dimensions
 from jobs.flax_mlm.tokenizer import TokenizerFacts, export_tokenizer, load_tokenizer, write_tokenizer
-from jobs.runtime.bucket_files import files_of, open_url
+from jobs.runtime.bucket_files import files_of
 from jobs.runtime.cache import build_once
+from jobs.runtime.model_folder import CONFIG, PARTS, TOKENIZER, WEIGHTS, open_folder
 
 if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
 
-CONFIG = "config.json"
-TOKENIZER = "tokenizer.json"
-PARTS = ("vocab.json", "merges.txt")
-"""A byte-level BPE as RoBERTa's older releases have it, where there is no tokenizer.json."""
-WEIGHTS = "model.safetensors"
 README = Path(__file__).with_name("export_readme.md")
 """Of an export: how to use it in PyTorch and in JAX."""
-WANTED = (CONFIG, WEIGHTS, TOKENIZER, *PARTS)
 WORDS = "roberta.embeddings.word_embeddings.weight"
 POSITIONS = "roberta.embeddings.position_embeddings.weight"
 TYPES = "roberta.embeddings.token_type_embeddings.weight"
@@ -205,25 +198,6 @@ def _whole(source: str, told: dict[str, Any], name: str) -> int:
     return value
 
 
-def open_folder(source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
-    """The folder that `source` names, with a model's files in it.
-
-    Raises:
-        RequestError: there is no such folder, or no model and tokenizer in it.
-    """
-    if is_url(source):
-        return _copied(source, cache_dir, say)
-    folder = Path(os.path.expanduser(source)).absolute()
-    try:
-        _check(source, os.listdir(folder))
-    except OSError as error:
-        raise RequestError(
-            f"--init-from {source}: {error.strerror}; name a folder with {CONFIG}, {WEIGHTS} and {TOKENIZER} that is "
-            "on every host, or a URL"
-        ) from None
-    return folder
-
-
 def tokenizer_of(source: str, folder: Path, cache_dir: Path) -> Path:
     """The folder's tokenizer.json; where it has vocab.json and merges.txt only, one that is made from them.
 
@@ -248,54 +222,6 @@ def _join(source: str, folder: Path, path: Path) -> None:
     except Exception as error:  # the library raises nothing narrower
         raise RequestError(f"--init-from {source}: {' and '.join(PARTS)} are no BPE ({error})") from None
     write_tokenizer(model, path)
-
-
-def _check(source: str, names: list[str]) -> None:
-    missing = [name for name in (CONFIG, WEIGHTS) if name not in names]
-    if TOKENIZER not in names and not set(PARTS) <= set(names):
-        missing.append(f"{TOKENIZER} (or {' and '.join(PARTS)})")
-    if not missing:
-        return
-    remedy = "name a folder that has them"
-    if missing == [WEIGHTS] and any(name.endswith((".index.json", ".bin")) for name in names):
-        remedy = (
-            "load it in transformers and save it whole: model.save_pretrained(FOLDER, max_shard_size='100GB')"
-        )
-    raise RequestError(f"--init-from {source}: has no {', no '.join(missing)}; {remedy}")
-
-
-def _copied(source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
-    """Copy the files into the cache, keyed by their address and by what their file system says of their content."""
-    try:
-        file_system, root = open_url(source.rstrip("/"), option="--init-from")
-        entries = {
-            str(entry["name"]).rpartition("/")[2]: entry for entry in file_system.ls(root, detail=True)
-        }
-        _check(source, list(entries))
-        wanted = {name: entries[name] for name in WANTED if name in entries}
-        versions = {name: file_system.ukey(entry["name"]) for name, entry in wanted.items()}
-        key = hashlib.sha256(
-            json.dumps([source, versions], sort_keys=True, default=str).encode()
-        ).hexdigest()[:32]
-        folder = cache_dir / "flax_mlm" / "init-from" / key
-
-        def fetch(temporary: Path) -> None:
-            size = sum(int(entry["size"] or 0) for entry in wanted.values())
-            say(f"copying {source} ({size / 2**20:,.0f} MiB)")
-            for name, entry in wanted.items():
-                file_system.get_file(entry["name"], str(temporary / name))
-
-        build_once(folder, fetch, say=say)
-        return folder
-    except RequestError:
-        raise
-    except FileNotFoundError:
-        raise RequestError(f"--init-from {source}: there is no such folder; check the address") from None
-    except Exception as error:  # each driver has exceptions of its own
-        raise RequestError(
-            f"--init-from {source}: can't be read ({type(error).__name__}: {error}); check the address, the network "
-            "and your permission there"
-        ) from error
 
 
 class Module(NamedTuple):

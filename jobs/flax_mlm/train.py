@@ -23,9 +23,10 @@ from jobs.runtime import preemption
 from jobs.runtime.jax import distributed
 from jobs.runtime.jax.checkpoints import Checkpoints
 from jobs.runtime.jax.executables import Executables
-from jobs.runtime.jax.profile import Profile, read_steps
+from jobs.runtime.jax.profile import Tracer
 from jobs.runtime.metrics import Metrics, Rates
 from jobs.runtime.process import Final, Run
+from jobs.runtime.profile import Profile, read_steps
 
 IN_FLIGHT = 2
 """Steps whose results the host does not wait for, so that the devices always have the next one at hand."""
@@ -118,7 +119,7 @@ class Training:
         self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
         self.guard = LossGuard.from_notes(self.checkpoints.notes)
         wanted = read_steps(config.profile, steps=config.steps)
-        self.profile = Profile(run, wanted, done=self.done, settle=self.settle)
+        self.profile = Profile(run, wanted, Tracer(), done=self.done, settle=self.settle)
         if begun_from is not None and not self.done:
             self.evaluate(0, self.inputs.sequences("eval"))
 

@@ -29,8 +29,9 @@ from jobs.runtime.jax import executables
 from jobs.runtime.jax.checkpoints import TORN, Checkpoints
 from jobs.runtime.jax.distributed import Devices
 from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables
-from jobs.runtime.jax.profile import Profile, Steps, read_steps
+from jobs.runtime.jax.profile import Tracer
 from jobs.runtime.process import Run
+from jobs.runtime.profile import Profile, Steps, read_steps
 
 pytestmark = [
     pytest.mark.usefixtures("two_devices"),
@@ -191,7 +192,7 @@ def take_steps(run: Run, wanted: Steps | None, *, first: int = 1, last: int = 8,
     product = jax.jit(lambda x_DD: jnp.tanh(x_DD @ x_DD))
     latest = product(jnp.ones((700, 700)))
     jax.block_until_ready(latest)
-    profile = Profile(run, wanted, done=done, settle=lambda: jax.block_until_ready(latest))
+    profile = Profile(run, wanted, Tracer(), done=done, settle=lambda: jax.block_until_ready(latest))
     for step in range(first, last + 1):
         with profile.step(step):
             latest = product(latest)

@@ -248,3 +248,20 @@ def test_a_host_that_cannot_be_asked_is_believed_to_run_as_long_as_its_heartbeat
 ) -> None:
     run = write_run(beats=[word and beat(word, time=LONG_AFTER_S - age_s) for word in beats])
     assert runs.state(run, [], unanswered=1, now_s=LONG_AFTER_S) == state
+
+
+def test_an_option_may_name_the_latest_run_of_a_job_that_is_done_or_a_run_by_its_id(
+    runs_dir: Path, write_run: WriteRun
+) -> None:
+    done = write_run("flax_mlm-20261120-214500-aaaa", result={"outcome": "done"})
+    write_run("flax_mlm-20261121-214500-bbbb", result={"outcome": "failed"})
+    here = folder(runs_dir)
+    Path(done.directory.path("export")).mkdir()
+    Path(done.directory.path("export/config.json")).touch()
+    assert runs.export_of(here, "latest:flax_mlm") == done.directory.path("export")
+    assert runs.export_of(here, done.run_id) == done.directory.path("export")
+    assert runs.export_of(here, "gs://bucket/model") is None
+    with pytest.raises(RequestError, match="no export"):
+        runs.export_of(here, "flax_mlm-20261121-214500-bbbb")
+    with pytest.raises(RequestError, match="no run of jax_hello"):
+        runs.export_of(here, "latest:jax_hello")

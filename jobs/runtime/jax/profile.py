@@ -1,4 +1,4 @@
-"""Traces some steps into the run's directory, for XProf (TensorBoard's Profile tab) and Perfetto.
+"""Traces for XProf (TensorBoard's Profile tab) and Perfetto, by JAX's profiler.
 
     profile/plugins/profile/steps-A-B/host-I.xplane.pb   every process's own devices and threads, for XProf
     profile/steps-A-B-host-I.perfetto.json.gz            the same for ui.perfetto.dev
@@ -9,147 +9,33 @@ XProf takes the files of one folder for the hosts of one session, so all process
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import re
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from contracts.errors import RequestError
-from jobs.runtime.bucket_files import files_of, pauses_s, retry
+import jax
 
-if TYPE_CHECKING:
-    from jobs.runtime.process import Run
-
-PROFILE = "profile"
-STEP = "train"
-"""What a step is called in a trace, where its number stands beside it."""
-MOST_STEPS = 100
-"""A trace is kept in memory until it is written, and what opens it shows a million events; some ten steps tell all."""
+from jobs.runtime.profile import PROFILE, STEP, Steps
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Steps:
-    """Steps `first` to `last`, both included, from 1."""
+class Tracer:
+    """See `jobs.runtime.profile.Tracer`."""
 
-    first: int
-    last: int
+    def start(self, folder: str) -> None:
+        options = jax.profiler.ProfileOptions()
+        # Every call of a Python function would be an event: megabytes, and a loop that is slower than without.
+        options.python_tracer_level = 0
+        jax.profiler.start_trace(folder, create_perfetto_trace=True, profiler_options=options)
 
-    def __str__(self) -> str:
-        return f"{self.first}-{self.last}"
+    def step(self, step: int) -> contextlib.AbstractContextManager[Any]:
+        return jax.profiler.StepTraceAnnotation(STEP, step_num=step)
 
+    def stop(self) -> None:
+        jax.profiler.stop_trace()
 
-def read_steps(said: str | None, *, steps: int) -> Steps | None:
-    """The steps that `--profile A:B` names, of a run that has so many; None where it is not given.
-
-    Raises:
-        RequestError: it is not A:B, or the run has no such steps.
-    """
-    if said is None:
-        return None
-    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", said)
-    if match is None:
-        raise RequestError(
-            f"--profile {said}: is not A:B; give the first and the last step to trace, as 100:104"
-        )
-    first, last = map(int, match.groups())
-    if not 1 <= first <= last <= steps:
-        raise RequestError(
-            f"--profile {said}: must be steps of this run from the first to the last: 1 <= A <= B <= {steps} (--steps)"
-        )
-    if last - first >= MOST_STEPS:
-        raise RequestError(
-            f"--profile {said}: are {last - first + 1} steps, and a trace holds at most {MOST_STEPS}; "
-            f"give {first}:{first + MOST_STEPS - 1} or fewer"
-        )
-    return Steps(first=first, last=last)
-
-
-class Profile:
-    """Traces the wanted steps of one process, if any; every process makes the same calls.
-
-    Args:
-        done: the step that the attempt resumes after, or 0.
-        settle: wait for the steps that were begun: none may run when the trace begins, and all must be in it.
-    """
-
-    def __init__(self, run: Run, wanted: Steps | None, *, done: int, settle: Callable[[], None]) -> None:
-        self._run, self._settle = run, settle
-        self._wanted = wanted
-        self._folder: str | None = None
-        self._traced: Steps | None = None
-        if wanted is not None and done >= wanted.first:
-            if done >= wanted.last:
-                self._wanted = None
-                run.say(f"--profile: step {wanted.last} was taken before this attempt; nothing is traced")
-            else:
-                self._wanted = Steps(first=done + 1, last=wanted.last)
-                run.say(f"--profile: steps up to {done} were taken before this attempt; the rest is traced")
-
-    @contextlib.contextmanager
-    def step(self, step: int) -> Iterator[None]:
-        """What happens inside is the host's part of `step`, which the trace names."""
-        if self._wanted is None or not self._wanted.first <= step <= self._wanted.last:
-            yield
-            return
-        import jax
-
-        if self._traced is None:
-            self._start()
-        with jax.profiler.StepTraceAnnotation(STEP, step_num=step):
-            yield
-        self._traced = Steps(first=self._wanted.first, last=step)
-        if step == self._wanted.last:
-            self._settle()
-            self.close()
-
-    def close(self) -> None:
-        """End the trace, where one is being taken, and write it: of fewer steps than wanted where the run ends early.
-
-        Raises:
-            OSError: it cannot be written; a bucket's library has kinds of its own too.
-        """
-        folder, traced, directory = self._folder, self._traced, self._run.directory
-        if folder is None or traced is None:
-            return
-        self._folder = None
-        import jax
-
-        with self._run.time.part("profile"):
-            # A long trace takes longer than any step: said, it is no process that hangs.
-            self._run.heartbeat.say("writing the trace")
-            try:
-                jax.profiler.stop_trace()
-                self._run.heartbeat.tick()
-                for file, name in _names(Path(folder), traced, self._run.environment.process_id):
-                    to = directory.path(name)
-                    put = functools.partial(files_of(to).put_file, str(file), to)
-                    retry(put, what=name, pauses_s=pauses_s(directory))
-                    self._run.heartbeat.tick()
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-            self._run.heartbeat.say(None)
-        self._run.say(f"steps {traced} are traced in {directory.path(PROFILE)}")
-
-    def _start(self) -> None:
-        import jax
-
-        self._settle()
-        with self._run.time.part("profile"):
-            self._folder = tempfile.mkdtemp(prefix="profile-")
-            options = jax.profiler.ProfileOptions()
-            # Every call of a Python function would be an event: megabytes, and a loop that is slower than without.
-            options.python_tracer_level = 0
-            jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
-
-
-def _names(folder: Path, traced: Steps, process_id: int) -> Iterator[tuple[Path, str]]:
-    """The files that JAX has written, with their names in the run directory."""
-    (session,) = (folder / "plugins" / "profile").iterdir()
-    (for_xprof,) = session.glob("*.xplane.pb")
-    yield for_xprof, f"{PROFILE}/plugins/profile/steps-{traced}/host-{process_id}.xplane.pb"
-    for_perfetto = session / "perfetto_trace.json.gz"
-    yield for_perfetto, f"{PROFILE}/steps-{traced}-host-{process_id}.perfetto.json.gz"
+    def files(self, folder: Path, traced: Steps, process_id: int) -> Iterator[tuple[Path, str]]:
+        (session,) = (folder / "plugins" / "profile").iterdir()
+        (for_xprof,) = session.glob("*.xplane.pb")
+        yield for_xprof, f"{PROFILE}/plugins/profile/steps-{traced}/host-{process_id}.xplane.pb"
+        for_perfetto = session / "perfetto_trace.json.gz"
+        yield for_perfetto, f"{PROFILE}/steps-{traced}-host-{process_id}.perfetto.json.gz"

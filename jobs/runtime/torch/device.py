@@ -25,6 +25,8 @@ BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "tpu": "cpu:gloo,tpu:tp
 programs."""
 INDUCTOR_CACHE = "torch-inductor"
 COMPILERS = ("g++", "clang++")
+MOST_PROGRAMS = 64
+"""That torch.compile keeps of one model; its own limit of 8 is for models that never stop changing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,30 +63,38 @@ class Device:
         narrow: contextlib.AbstractContextManager[Any] = torch.autocast(self.type, dtype=dtype)
         return narrow
 
-    def parallel(self, model: torch.nn.Module, *, fsdp: bool, layers: Iterable[torch.nn.Module]) -> Any:
-        """The model on this device as one of the group's replicas; `fsdp`: each process has a share of each layer.
+    def multiplies_bfloat16(self) -> bool:
+        """Whether products of bfloat16 are faster here than those of float32."""
+        return self.type != "cpu" or bool(torch.cpu._is_avx512_bf16_supported())
 
-        The gradients are means over the processes, here or, on XLA, by `reduce`.
+    def parallel(
+        self, model: torch.nn.Module, layers: Iterable[torch.nn.Module], *, fsdp: bool, compiled: bool
+    ) -> Any:
+        """The model on this device as one of the group's replicas; what to call in its place.
+
+        Gradients become means over the processes, here or, on XLA, by `reduce`. fsdp: each process has a share of each
+        of `layers`, the largest parts of the model. compiled: for each shape that the model is given; XLA compiles all
+        that it computes anyway.
         """
         model.to(self.device)
-        if dist.get_world_size() == 1 or self.type == "xla":
+        if self.type == "xla":
             return model
+        if compiled:
+            torch._dynamo.config.recompile_limit = MOST_PROGRAMS
+            for part in layers if fsdp else [model]:
+                part.compile(dynamic=False, backend="tpu" if self.type == "tpu" else "inductor")
         if fsdp:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
             mesh = init_device_mesh(self.type, (dist.get_world_size(),))
-            for layer in (*layers, model):
-                fully_shard(layer, mesh=mesh)
+            for part in (*layers, model):
+                fully_shard(part, mesh=mesh)
+            return model
+        if dist.get_world_size() == 1:
             return model
         ids = [self.device] if self.type == "cuda" else None
         return torch.nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
-
-    def compiled(self, model: Any) -> Any:
-        """The model compiled for each shape that it is given; XLA compiles all that it computes anyway."""
-        if self.type == "xla":
-            return model
-        return torch.compile(model, dynamic=False, backend="tpu" if self.type == "tpu" else "inductor")
 
     def why_not_compiled(self) -> str | None:
         """Why torch.compile cannot work here; None where it can."""
@@ -115,6 +125,15 @@ class Device:
         import torch_xla.core.xla_model as xm
 
         xm.reduce_gradients(optimizer)
+
+    def wait(self) -> None:
+        """Wait until the device has computed all that was asked for."""
+        if self.type == "xla":
+            import torch_xla
+
+            torch_xla.sync(wait=True)
+        elif self.type != "cpu":
+            torch.accelerator.synchronize()
 
     def step_done(self) -> None:
         """Have the device compute what was said; only XLA waits to be told."""

@@ -1,0 +1,97 @@
+"""A model in Hugging Face's layout, as --init-from names it: a folder of this host, or a URL that is copied once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from contracts.errors import RequestError
+from contracts.files import is_url
+from jobs.runtime.bucket_files import open_url
+from jobs.runtime.cache import build_once
+
+CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
+PARTS = ("vocab.json", "merges.txt")
+"""A byte-level BPE as RoBERTa's older releases have it, where there is no tokenizer.json."""
+WEIGHTS = "model.safetensors"
+WORDPIECES = "vocab.txt"
+"""BERT's vocabulary, of which transformers makes a tokenizer."""
+WANTED = (CONFIG, WEIGHTS, TOKENIZER, *PARTS, WORDPIECES, "tokenizer_config.json", "special_tokens_map.json")
+
+type Tokenizers = tuple[tuple[str, ...], ...]
+"""Files of which one group has to be there."""
+BYTE_LEVEL: Tokenizers = ((TOKENIZER,), PARTS)
+
+
+def open_folder(
+    source: str, cache_dir: Path, say: Callable[[str], None], tokenizers: Tokenizers = BYTE_LEVEL
+) -> Path:
+    """The folder that `source` names, with a model's files in it.
+
+    Raises:
+        RequestError: there is no such folder, or no model and tokenizer in it.
+    """
+    if is_url(source):
+        return _copied(source, cache_dir, say, tokenizers)
+    folder = Path(os.path.expanduser(source)).absolute()
+    try:
+        _check(source, os.listdir(folder), tokenizers)
+    except OSError as error:
+        raise RequestError(
+            f"--init-from {source}: {error.strerror}; name a folder with {CONFIG}, {WEIGHTS} and {TOKENIZER} that is "
+            "on every host, or a URL"
+        ) from None
+    return folder
+
+
+def _check(source: str, names: list[str], tokenizers: Tokenizers) -> None:
+    missing = [name for name in (CONFIG, WEIGHTS) if name not in names]
+    if not any(set(group) <= set(names) for group in tokenizers):
+        first, *others = (" and ".join(group) for group in tokenizers)
+        missing.append(f"{first} (or {' or '.join(others)})")
+    if not missing:
+        return
+    remedy = "name a folder that has them"
+    if missing == [WEIGHTS] and any(name.endswith((".index.json", ".bin")) for name in names):
+        remedy = (
+            "load it in transformers and save it whole: model.save_pretrained(FOLDER, max_shard_size='100GB')"
+        )
+    raise RequestError(f"--init-from {source}: has no {', no '.join(missing)}; {remedy}")
+
+
+def _copied(source: str, cache_dir: Path, say: Callable[[str], None], tokenizers: Tokenizers) -> Path:
+    """Copy the files into the cache, keyed by their address and by what their file system says of their content."""
+    try:
+        file_system, root = open_url(source.rstrip("/"), option="--init-from")
+        entries = {
+            str(entry["name"]).rpartition("/")[2]: entry for entry in file_system.ls(root, detail=True)
+        }
+        _check(source, list(entries), tokenizers)
+        wanted = {name: entries[name] for name in WANTED if name in entries}
+        versions = {name: file_system.ukey(entry["name"]) for name, entry in wanted.items()}
+        key = hashlib.sha256(
+            json.dumps([source, versions], sort_keys=True, default=str).encode()
+        ).hexdigest()[:32]
+        folder = cache_dir / "models" / key
+
+        def fetch(temporary: Path) -> None:
+            size = sum(int(entry["size"] or 0) for entry in wanted.values())
+            say(f"copying {source} ({size / 2**20:,.0f} MiB)")
+            for name, entry in wanted.items():
+                file_system.get_file(entry["name"], str(temporary / name))
+
+        build_once(folder, fetch, say=say)
+        return folder
+    except RequestError:
+        raise
+    except FileNotFoundError:
+        raise RequestError(f"--init-from {source}: there is no such folder; check the address") from None
+    except Exception as error:  # each driver has exceptions of its own
+        raise RequestError(
+            f"--init-from {source}: can't be read ({type(error).__name__}: {error}); check the address, the network "
+            "and your permission there"
+        ) from error

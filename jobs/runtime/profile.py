@@ -1,0 +1,152 @@
+"""Traces some steps into the run's directory, by the framework's own profiler.
+
+What lies under profile/ each framework's module says (`jobs.runtime.<framework>.profile`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from contracts.errors import RequestError
+from jobs.runtime.bucket_files import files_of, pauses_s, retry
+
+if TYPE_CHECKING:
+    from jobs.runtime.process import Run
+
+PROFILE = "profile"
+STEP = "train"
+"""What a step is called in a trace, where its number stands beside it."""
+MOST_STEPS = 100
+"""A trace is kept in memory until it is written, and what opens it shows a million events; some ten steps tell all."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Steps `first` to `last`, both included, from 1."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+def read_steps(said: str | None, *, steps: int) -> Steps | None:
+    """The steps that `--profile A:B` names, of a run that has so many; None where it is not given.
+
+    Raises:
+        RequestError: it is not A:B, or the run has no such steps.
+    """
+    if said is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", said)
+    if match is None:
+        raise RequestError(
+            f"--profile {said}: is not A:B; give the first and the last step to trace, as 100:104"
+        )
+    first, last = map(int, match.groups())
+    if not 1 <= first <= last <= steps:
+        raise RequestError(
+            f"--profile {said}: must be steps of this run from the first to the last: 1 <= A <= B <= {steps} (--steps)"
+        )
+    if last - first >= MOST_STEPS:
+        raise RequestError(
+            f"--profile {said}: are {last - first + 1} steps, and a trace holds at most {MOST_STEPS}; "
+            f"give {first}:{first + MOST_STEPS - 1} or fewer"
+        )
+    return Steps(first=first, last=last)
+
+
+class Tracer(Protocol):
+    """A framework's profiler."""
+
+    def start(self, folder: str) -> None: ...
+
+    def step(self, step: int) -> contextlib.AbstractContextManager[Any]:
+        """What happens inside is the step that the trace names so."""
+        ...
+
+    def stop(self) -> None: ...
+
+    def files(self, folder: Path, traced: Steps, process_id: int) -> Iterator[tuple[Path, str]]:
+        """The files that it has written, with their names in the run directory."""
+        ...
+
+
+class Profile:
+    """Traces the wanted steps of one process, if any; every process makes the same calls.
+
+    Args:
+        done: the step that the attempt resumes after, or 0.
+        settle: wait for the steps that were begun: none may run when the trace begins, and all must be in it.
+    """
+
+    def __init__(
+        self, run: Run, wanted: Steps | None, tracer: Tracer, *, done: int, settle: Callable[[], None]
+    ) -> None:
+        self._run, self._tracer, self._settle = run, tracer, settle
+        self._wanted = wanted
+        self._folder: str | None = None
+        self._traced: Steps | None = None
+        if wanted is not None and done >= wanted.first:
+            if done >= wanted.last:
+                self._wanted = None
+                run.say(f"--profile: step {wanted.last} was taken before this attempt; nothing is traced")
+            else:
+                self._wanted = Steps(first=done + 1, last=wanted.last)
+                run.say(f"--profile: steps up to {done} were taken before this attempt; the rest is traced")
+
+    @contextlib.contextmanager
+    def step(self, step: int) -> Iterator[None]:
+        """What happens inside is the host's part of `step`, which the trace names."""
+        if self._wanted is None or not self._wanted.first <= step <= self._wanted.last:
+            yield
+            return
+        if self._traced is None:
+            self._start()
+        with self._tracer.step(step):
+            yield
+        self._traced = Steps(first=self._wanted.first, last=step)
+        if step == self._wanted.last:
+            self._settle()
+            self.close()
+
+    def close(self) -> None:
+        """End the trace, where one is being taken, and write it: of fewer steps than wanted where the run ends early.
+
+        Raises:
+            OSError: it cannot be written; a bucket's library has kinds of its own too.
+        """
+        folder, traced, directory = self._folder, self._traced, self._run.directory
+        if folder is None or traced is None:
+            return
+        self._folder = None
+        with self._run.time.part("profile"):
+            # A long trace takes longer than any step: said, it is no process that hangs.
+            self._run.heartbeat.say("writing the trace")
+            try:
+                self._tracer.stop()
+                self._run.heartbeat.tick()
+                for file, name in self._tracer.files(Path(folder), traced, self._run.environment.process_id):
+                    to = directory.path(name)
+                    put = functools.partial(files_of(to).put_file, str(file), to)
+                    retry(put, what=name, pauses_s=pauses_s(directory))
+                    self._run.heartbeat.tick()
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+            self._run.heartbeat.say(None)
+        self._run.say(f"steps {traced} are traced in {directory.path(PROFILE)}")
+
+    def _start(self) -> None:
+        self._settle()
+        with self._run.time.part("profile"):
+            self._folder = tempfile.mkdtemp(prefix="profile-")
+            self._tracer.start(self._folder)
