@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.multihost_utils import process_allgather, reached_preemption_sync_point
 
-STEPS = 200
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 200
 jax.distributed.initialize()
 run, rank = Path(os.environ["RUN_DIR"]), jax.process_index()
 state = run / "state.json"

@@ -169,6 +169,44 @@ def has_joined(shared: Person) -> bool:
     return status(shared).count(" stepping ") == 2
 
 
+OWN_STEPS = 3000  # some twenty seconds
+
+
+def test_a_command_of_ones_own_outlives_a_killed_host_and_a_preempted_slice(
+    shared: Person, tmp_path: Path
+) -> None:
+    first = shared.hosts()
+    shared.succeed("fab deploy --stack rehearsal")
+    words = f"--stack rehearsal --workdir examples/jax --detach -- python train.py {OWN_STEPS}"
+    shared.succeed(f"fab train {words}", LAUNCH_LIMIT_S)
+    until(lambda: step_of(shared) >= 20, LAUNCH_LIMIT_S)
+    shared.act("kill", "1")
+    shared.act("restart", "1")
+    until(lambda: " failed " in status(shared), LAUNCH_LIMIT_S)
+    said = shared.succeed("fab recover latest --stack rehearsal --detach", LAUNCH_LIMIT_S)
+    assert "the command starts again, and finds its RUN_DIR as it was" in said
+    shared.act("preempt")
+    assert "is done" in shared.succeed("fab recover latest --stack rehearsal", LAUNCH_LIMIT_S)
+
+    second = shared.hosts()
+    assert len(second) == 2 and not second.keys() & first.keys()
+    (run,) = (
+        run
+        for run in shared.succeed("fab runs --stack rehearsal --all").split()
+        if run.startswith("command-")
+    )
+    shared.succeed(f"fab get --stack rehearsal --hosts 0 /mnt/share/runs/{run} {tmp_path}")
+    (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
+    assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 3
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    # A line that the script wrote just before it was killed, and had not saved, comes twice.
+    assert len(metrics) <= OWN_STEPS // 20 + 2
+    assert sorted({line["step"] for line in metrics}) == list(range(20, OWN_STEPS + 1, 20))
+    result = json.loads((folder / "result.json").read_text())
+    assert [result[name] for name in ("outcome", "steps", "attempt")] == ["done", OWN_STEPS, 2]
+    assert result["loss"] == metrics[-1]["loss"] < 1e-6
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)  # where the image has to be built, 10 minutes go there
 def test_a_run_in_containers_is_stopped_resumed_and_outlives_a_killed_host(shared: Person) -> None:
@@ -191,5 +229,5 @@ def test_a_run_in_containers_is_stopped_resumed_and_outlives_a_killed_host(share
     until(lambda: " failed " in status(shared), LAUNCH_LIMIT_S)
     said = shared.succeed("fab recover latest --stack rehearsal", LAUNCH_LIMIT_S)
     assert "is done" in said
-    run = json.loads(shared.ssh(next(iter(shared.hosts())), "cat /mnt/share/runs/*/run.json").stdout)
+    run = json.loads(shared.ssh(next(iter(shared.hosts())), "cat /mnt/share/runs/flax_mlm-*/run.json").stdout)
     assert (run["runtime"], run["image"], len(run["attempts"])) == ("docker", reference, 3)
