@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +16,14 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.ranks import decoded
+from contracts.run_directory import FOLDER, RunDirectory
 from host.agent.files import unpack
 from launch import dry_run, environments, own_command, plan
 from launch.hosts import Agent, GoneLink
 from launch.launch import Planned
 from launch.own_command import Command, asked_for, bundle_folder
 from launch.plan import Container, Plan
+from launch.runs import Run
 from launch.targets import Target, on_this_machine
 from tests.launch.slices import make_target
 
@@ -146,6 +150,33 @@ def test_a_resumed_command_goes_on_with_its_own_words(folder: Path) -> None:
         RequestError, match=r"-- python other.py: the run goes on as it began, with python train.py"
     ):
         again.parse(("python", "other.py"), base=again.config)
+
+
+def test_a_resumed_run_is_sent_the_folder_as_it_is_now_or_as_it_was_last_sent(
+    folder: Path, tmp_path: Path
+) -> None:
+    wanted = command(folder, "./run.sh")
+    sent = wanted.folder()
+    run = Run(
+        directory=RunDirectory(str(tmp_path / "run")),
+        described={"run_id": "one", "code": {"folder": sent.sha256}},
+        result=None,
+        heartbeats=(),
+    )
+    run.directory.write_text(FOLDER, base64.b64encode(sent.archive).decode())
+    assert wanted.folder_again(run) == (sent, None)
+    (folder / "train.py").write_text("mended")
+    changed, said = wanted.folder_again(run)
+    assert changed == wanted.folder() != sent
+    assert said == f"{folder} has changed: its files replace those of the copies on the hosts"
+    shutil.rmtree(folder)
+    kept, said = wanted.folder_again(run)
+    assert kept == sent
+    assert said == f"{folder} is not there: the command goes on with the folder as it was last sent"
+    assert own_command.problems(wanted.config, kept, STACK, in_container=False) == []
+    run.directory.write_text(FOLDER, "torn")
+    with pytest.raises(RequestError, match="does not have it; make the folder again, or start a new run"):
+        wanted.folder_again(run)
 
 
 def planned(wanted: Command, target: Target, container: Container | None = None) -> Plan:
