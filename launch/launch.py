@@ -152,7 +152,7 @@ def work_out(request: Request, target: Target) -> Planned:
     if command is None:
         per_host = plans.ranks_of_job(job.framework, target, asked)
     else:
-        per_host = plans.processes_per_host(command.config.processes_per_host, target)
+        per_host = plans.processes_per_host(command.config.processes_per_host, target, job.framework)
     _check(request, job, config, target, per_host)
     cwd = _cwd(request, target)
     box = _container(request, job, config, target, cwd)

@@ -120,14 +120,24 @@ def test_a_command_that_cannot_run_is_refused(
     with pytest.raises(RequestError, match=said):
         wanted = command(folder, *words.split(), **options)
         here = on_this_machine(hosts="2", platform="cpu")
-        plan.processes_per_host(wanted.config.processes_per_host, here)
+        plan.processes_per_host(wanted.config.processes_per_host, here, wanted.framework)
         wanted.planned(here, wanted.folder(), "python", in_container=False)
 
 
-def test_ranks_share_the_chips_of_a_host_one_each_or_not_at_all() -> None:
-    assert [plan.processes_per_host(text, STACK) for text in ("1", "4", "per-chip")] == [1, 4, 4]
-    with pytest.raises(RequestError, match="a host of s has 4 chips; a rank has all of them"):
-        plan.processes_per_host("3", STACK)
+def test_ranks_share_the_chips_of_a_host_evenly_or_are_refused() -> None:
+    assert [plan.processes_per_host(text, STACK, "jax") for text in ("1", "2", "4", "per-chip")] == [
+        1,
+        2,
+        4,
+        4,
+    ]
+    assert [plan.processes_per_host(text, STACK, "pytorch") for text in ("1", "per-chip")] == [1, 4]
+    with pytest.raises(
+        RequestError, match="a host of s has 4 chips, which 1, 2, 4 processes of jax can share"
+    ):
+        plan.processes_per_host("3", STACK, "jax")
+    with pytest.raises(RequestError, match="which 1, 4 processes of pytorch can share"):
+        plan.processes_per_host("2", STACK, "pytorch")
 
 
 def test_a_framework_that_the_hosts_do_not_have_is_refused_with_the_way_to_it() -> None:
@@ -190,7 +200,7 @@ def planned(wanted: Command, target: Target, container: Container | None = None)
         cwd="/",
         bundle_sha256="ab" * 32,
         container=container,
-        ranks_per_host=plan.processes_per_host(wanted.config.processes_per_host, target),
+        ranks_per_host=plan.processes_per_host(wanted.config.processes_per_host, target, wanted.framework),
         command=wanted.planned(
             target, wanted.folder(), "/env/bin/python", in_container=container is not None
         ),
