@@ -67,12 +67,12 @@ NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("train --job nope", '--job: "nope" is not a job; choose one of flax_mlm, jax_hello'),
+        ("train --job nope", '--job: "nope" is not a job; choose one of flax_mlm, jax_hello, torch_glue'),
         (
             "train",
             (
-                "--job: say what to train; choose one of flax_mlm, jax_hello, or name the folder of a command of your "
-                "own, as in: fab train --workdir ~/my-project -- python train.py"
+                "--job: say what to train; choose one of flax_mlm, jax_hello, torch_glue, or name the folder of a "
+                "command of your own, as in: fab train --workdir ~/my-project -- python train.py"
             ),
         ),
         ("train --workdir /no/such -- ls", "--workdir /no/such: there is no such folder"),
@@ -147,7 +147,8 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ("--job x train", "--job: the command comes first, its options after it: fab train --job …"),
         (
             "train --steps 200",
-            STEPS.format("--steps", "flax_mlm and jax_hello") + "fab train --job flax_mlm -- --steps 200",
+            STEPS.format("--steps", "flax_mlm and jax_hello and torch_glue")
+            + "fab train --job flax_mlm -- --steps 200",
         ),
         (
             "train --job jax_hello --setps 200 --hosts 3",
@@ -155,7 +156,7 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ),
         (
             "train --resume latest -steps=200 -- --log-every 5",
-            STEPS.format("-steps", "flax_mlm and jax_hello")
+            STEPS.format("-steps", "flax_mlm and jax_hello and torch_glue")
             + "fab train --resume latest -- --steps=200 --log-every 5",
         ),
         ("train --args --steps 9 --job x", QUOTES + "fab train --job x -- --steps 9"),

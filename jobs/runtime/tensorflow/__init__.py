@@ -1,1 +1,0 @@
-"""What jobs on TensorFlow share: the group and its strategy."""

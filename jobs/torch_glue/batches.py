@@ -1,0 +1,164 @@
+"""Rows as batches of a few fixed lengths. What step t reads is a function of (seed, t) only."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jobs.torch_glue.data import Rows
+
+type Array = np.ndarray[Any, Any]
+
+MULTIPLE = 8
+"""Lengths are multiples of this, as wide as a vector of any device is."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """ids_BS, mask_BS (1: a token, 0: padding), types_BS (which text of a pair, where the model asks): int64.
+    labels_B: int64 classes or float32 numbers. rows_B: the rows' indices; -1: a row that only fills the batch."""
+
+    ids_BS: Array
+    mask_BS: Array
+    types_BS: Array
+    labels_B: Array
+    rows_B: Array
+
+    def share(self, rank: int, size: int) -> Batch:
+        """The rows of one process of `size`, which take equal shares."""
+        each = len(self.rows_B) // size
+        mine = slice(rank * each, (rank + 1) * each)
+        return Batch(**{name: values[mine] for name, values in vars(self).items()})
+
+
+class Encoded:
+    """Tokenised rows. lengths_N: of each row, `max_length` at most."""
+
+    def __init__(self, rows: Rows, tokenizer: Any, *, max_length: int, is_regression: bool) -> None:
+        pairs = {"text_pair": list(rows.texts_b)} if rows.texts_b else {}
+        told = tokenizer(
+            list(rows.texts_a),
+            truncation=True,
+            max_length=max_length,
+            return_token_type_ids=True,
+            return_attention_mask=False,
+            **pairs,
+        )
+        self._ids: Sequence[Sequence[int]] = told["input_ids"]
+        self._types: Sequence[Sequence[int]] = told["token_type_ids"]
+        self._pad_id = int(tokenizer.pad_token_id)
+        self.lengths_N = np.array([len(ids) for ids in self._ids])
+        self.labels_N = np.array(rows.labels, dtype=np.float32 if is_regression else np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def batch(self, rows_B: Array, length: int) -> Batch:
+        """These rows padded to one length; -1 only fills the batch, with the first row again."""
+        filled_B = np.where(rows_B < 0, rows_B[0], rows_B)
+        ids_BS = np.full((len(rows_B), length), self._pad_id, dtype=np.int64)
+        mask_BS, types_BS = np.zeros_like(ids_BS), np.zeros_like(ids_BS)
+        for place, row in enumerate(filled_B):
+            ids = self._ids[row]
+            ids_BS[place, : len(ids)] = ids
+            mask_BS[place, : len(ids)] = 1
+            types_BS[place, : len(ids)] = self._types[row]
+        return Batch(
+            ids_BS=ids_BS,
+            mask_BS=mask_BS,
+            types_BS=types_BS,
+            labels_B=self.labels_N[filled_B],
+            rows_B=rows_B,
+        )
+
+
+def choose_lengths(lengths_N: Array, most: int) -> list[int]:
+    """At most `most` lengths to pad to, multiples of MULTIPLE, the last as long as the longest row: those that pad the
+    fewest tokens, found over all ways to divide the lengths that occur."""
+    needed = -(-lengths_N // MULTIPLE) * MULTIPLE
+    values, counts = np.unique(needed, return_counts=True)
+    total = np.concatenate([[0], np.cumsum(counts)])
+    best = np.where(np.arange(len(values) + 1) == 0, 0.0, np.inf)
+    cuts = []
+    for _ in range(min(most, len(values))):
+        # [end, begin]: the tokens of rows `begin` to `end` padded to the length of the last of them.
+        cost = best[None, :] + values[:, None] * (total[1:, None] - total[None, :])
+        cost[np.arange(len(values) + 1)[None, :] > np.arange(len(values))[:, None]] = np.inf
+        cuts.append(cost.argmin(axis=1))
+        best = np.concatenate([[np.inf], cost.min(axis=1)])
+    chosen, end = [], len(values)
+    for cut in reversed(cuts):
+        if end == 0:
+            break
+        chosen.append(int(values[end - 1]))
+        end = int(cut[end - 1])
+    return sorted(chosen)
+
+
+class Batches:
+    """The training rows step by step, and the held-out rows once through."""
+
+    def __init__(
+        self, train: Encoded, held_out: Encoded, *, batch_size: int, lengths: int, seed: int
+    ) -> None:
+        self._train, self._held_out, self._batch_size, self._seed = train, held_out, batch_size, seed
+        self.lengths = choose_lengths(np.concatenate([train.lengths_N, held_out.lengths_N]), lengths)
+        self.steps_per_epoch = len(train) // batch_size
+
+    @property
+    def padding(self) -> float:
+        """Share of an epoch's tokens that are padding."""
+        padded = sum(length * len(rows_B) for length, rows_B in self._epoch(0))
+        real = sum(int(self._train.lengths_N[rows_B].sum()) for _, rows_B in self._epoch(0))
+        return 1 - real / padded
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Padded tokens, on the average."""
+        return sum(length * len(rows_B) for length, rows_B in self._epoch(0)) / self.steps_per_epoch
+
+    def step(self, step: int) -> Batch:
+        """The batch of a step, from 1."""
+        epoch, place = divmod(step - 1, self.steps_per_epoch)
+        length, rows_B = self._epoch(epoch)[place]
+        return self._train.batch(rows_B, length)
+
+    def held_out(self) -> Iterator[Batch]:
+        """All held-out rows; the last batch of each length is filled up."""
+        left = np.argsort(self._held_out.lengths_N, kind="stable")
+        for length in self.lengths:
+            mine = left[self._held_out.lengths_N[left] <= length]
+            left = left[len(mine) :]
+            for begin in range(0, len(mine), self._batch_size):
+                rows_B = np.full(self._batch_size, -1)
+                here = mine[begin : begin + self._batch_size]
+                rows_B[: len(here)] = here
+                yield self._held_out.batch(rows_B, length)
+
+    def one_of_each(self) -> list[Batch]:
+        """A batch of each length, of rows that fit, for what is compiled ahead."""
+        shortest = np.full(self._batch_size, int(self._train.lengths_N.argmin()))
+        return [self._train.batch(shortest, length) for length in self.lengths]
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019 - there is one of these in a process
+    def _epoch(self, epoch: int) -> list[tuple[int, Array]]:
+        """The batches of an epoch: a permutation drawn from (seed, epoch), its rows gathered by length.
+
+        What does not fill a batch of its length goes into one of the next; the last few rows are left out, others in
+        each epoch.
+        """
+        random = np.random.Generator(np.random.Philox(key=[self._seed, epoch]))
+        order = random.permutation(len(self._train))
+        bounds = np.searchsorted(self.lengths, self._train.lengths_N[order])
+        found: list[tuple[int, Array]] = []
+        left = np.array([], dtype=order.dtype)
+        for index, length in enumerate(self.lengths):
+            here = np.concatenate([left, order[bounds == index]])
+            whole = len(here) // self._batch_size * self._batch_size
+            found += [(length, rows_B) for rows_B in here[:whole].reshape(-1, self._batch_size)]
+            left = here[whole:]
+        return [found[index] for index in random.permutation(len(found))]

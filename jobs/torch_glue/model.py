@@ -1,0 +1,144 @@
+"""The model: a RoBERTa or BERT of transformers with a head for the labels, from a folder or drawn; and its export."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from contracts.errors import RequestError
+from contracts.run_directory import EXPORT, RunDirectory
+from jobs.runtime.bucket_files import files_of
+from jobs.runtime.model_folder import BYTE_LEVEL, CONFIG, TOKENIZER, WEIGHTS, WORDPIECES, open_folder
+from jobs.torch_glue.config import SIZES, VOCAB_SIZE, Config
+from jobs.torch_glue.data import Dataset
+
+ARCHITECTURES = ("roberta", "bert")
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+"""RoBERTa's, with its ids from 0 on."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """What training begins with. settings: transformers' configuration. weights: a folder; None: they are drawn.
+    fingerprint: sha256 over all of it."""
+
+    tokenizer: Any
+    settings: Any
+    weights: Path | None
+    fingerprint: str
+
+
+def prepare(config: Config, dataset: Dataset, cache_dir: Path, say: Callable[[str], None]) -> Beginning:
+    """Open the folder of --init-from, or train a tokenizer.
+
+    Raises:
+        RequestError: there is no such folder, or its model is another kind of model than this job trains.
+    """
+    from transformers import AutoConfig, AutoTokenizer
+
+    digest, weights = hashlib.sha256(), None
+    if config.init_from is None:
+        settings, tokenizer = _drawn(config, dataset)
+        digest.update(tokenizer.backend_tokenizer.to_str().encode())
+    else:
+        folder = open_folder(config.init_from, cache_dir, say, (*BYTE_LEVEL, (WORDPIECES,)))
+        _check(config.init_from, folder)
+        settings, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        weights = None if config.scratch else folder
+        for name in (CONFIG, TOKENIZER, WORDPIECES, *(() if config.scratch else (WEIGHTS,))):
+            if (folder / name).exists():
+                with (folder / name).open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+    positions = settings.max_position_embeddings - (
+        settings.pad_token_id + 1 if settings.model_type == "roberta" else 0
+    )
+    if config.max_length > positions:
+        raise RequestError(
+            f"--max-length {config.max_length}: the model has {positions} positions; choose at most {positions}"
+        )
+    if config.dropout is not None:
+        settings.hidden_dropout_prob = settings.attention_probs_dropout_prob = config.dropout
+        settings.classifier_dropout = config.dropout
+    names = dataset.labels or ("score",)
+    settings.num_labels = len(names)
+    settings.id2label = dict(enumerate(names))
+    settings.label2id = {name: index for index, name in enumerate(names)}
+    settings.problem_type = "regression" if dataset.task == "regression" else "single_label_classification"
+    settings.tie_word_embeddings = False
+    return Beginning(tokenizer=tokenizer, settings=settings, weights=weights, fingerprint=digest.hexdigest())
+
+
+def _check(source: str, folder: Path) -> None:
+    try:
+        told = json.loads((folder / CONFIG).read_bytes())
+        kind = told.get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise RequestError(f"--init-from {source}: its {CONFIG} is no JSON object ({error})") from None
+    if kind not in ARCHITECTURES:
+        named = ", ".join(map(str, told.get("architectures") or [])) or "nothing"
+        raise RequestError(
+            f"--init-from {source}: {CONFIG} names {named}, of the type {kind}; choose a model of the type "
+            f"{' or '.join(ARCHITECTURES)}"
+        )
+
+
+def _drawn(config: Config, dataset: Dataset) -> tuple[Any, Any]:
+    """The configuration of a model of one of SIZES, and a byte-level BPE trained on the training rows."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import RobertaConfig, RobertaTokenizerFast
+
+    trained = ByteLevelBPETokenizer(add_prefix_space=False)
+    texts = (*dataset.train.texts_a, *dataset.train.texts_b)
+    trained.train_from_iterator(texts, VOCAB_SIZE, special_tokens=list(SPECIAL), show_progress=False)
+    with tempfile.TemporaryDirectory() as folder:
+        trained.save_model(folder)
+        tokenizer = RobertaTokenizerFast.from_pretrained(folder)
+    size = SIZES[config.model]
+    settings = RobertaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=size["width"],
+        num_hidden_layers=size["layers"],
+        num_attention_heads=size["heads"],
+        intermediate_size=size["ff_width"],
+        max_position_embeddings=max(512, config.max_length) + 2,
+        type_vocab_size=1,
+    )
+    return settings, tokenizer
+
+
+def build(beginning: Beginning, seed: int) -> torch.nn.Module:
+    """The model in float32; what no folder has, its head among it, is drawn from the seed."""
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # it would list the head that is new, as it has to be
+    logging.disable_progress_bar()
+    torch.manual_seed(seed)
+    if beginning.weights is None:
+        model = AutoModelForSequenceClassification.from_config(
+            beginning.settings, attn_implementation="sdpa", dtype=torch.float32
+        )
+    else:
+        model = AutoModelForSequenceClassification.from_pretrained(
+            beginning.weights, config=beginning.settings, attn_implementation="sdpa", dtype=torch.float32
+        )
+    found: torch.nn.Module = model
+    return found
+
+
+def export(directory: RunDirectory, model: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> None:
+    """Write export/, which `AutoModelForSequenceClassification.from_pretrained` loads, label names included."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder, state_dict=weights)
+        tokenizer.save_pretrained(folder)
+        to = directory.path(EXPORT)
+        os.makedirs(os.path.dirname(to), exist_ok=True) if not directory.is_remote else None
+        files_of(to).put_folder(folder, to)

@@ -1,0 +1,367 @@
+"""The training loop, read from top to bottom: the rows, the model, then step after step."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from contracts.errors import RequestError
+from jobs.runtime import preemption
+from jobs.runtime.metrics import Metrics, Rates
+from jobs.runtime.process import Final, Run
+from jobs.runtime.profile import Profile, read_steps
+from jobs.runtime.torch import distributed
+from jobs.runtime.torch.checkpoints import Checkpoints
+from jobs.runtime.torch.profile import Tracer
+from jobs.torch_glue import data, model, scores
+from jobs.torch_glue.batches import Batch, Batches, Encoded
+from jobs.torch_glue.config import Config, learning_rate, problems
+
+COMPILED_FROM_STEPS = 1_000
+"""On a CPU compiling takes as long as some hundred steps."""
+PREDICTIONS = "predictions.jsonl"
+
+
+def train(run: Run, config: Config) -> Final:
+    """Train to the end; returns the final metrics of result.json.
+
+    Raises:
+        RequestError: the options cannot work here, or the rows or the model are missing or not what they should be.
+        Preempted: a host got SIGTERM; the state is saved.
+    """
+    wrong = problems(config, devices=distributed.size())
+    if wrong:
+        raise RequestError("; ".join(wrong))
+    run.prepare(f"reading {config.data}")
+    dataset = data.read(config)
+    distributed.agree(f"--data {config.data}", dataset.fingerprint, run.prepare)
+    for text in dataset.warnings:
+        run.warn(text)
+    beginning = model.prepare(config, dataset, Path(run.environment.cache_dir), run.prepare)
+    distributed.agree(f"--init-from {config.init_from}", beginning.fingerprint, run.prepare)
+    training = Training(run, config, dataset, beginning)
+    training.restore(beginning)
+    training.loop()
+    return training.finish()
+
+
+def dropout_seed(seed: int, step: int, rank: int) -> int:
+    """What a process's random numbers of a step begin with: the same however long the process has lived."""
+    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> 1)
+
+
+class Training:
+    """One process's part of a training: what it is made of, and the state that its steps change."""
+
+    def __init__(self, run: Run, config: Config, dataset: data.Dataset, beginning: model.Beginning) -> None:
+        self.run, self.config, self.dataset = run, config, dataset
+        self.tokenizer, self.device = beginning.tokenizer, distributed.device()
+        self.is_regression = dataset.task == "regression"
+        train_rows, eval_rows = (
+            Encoded(rows, self.tokenizer, max_length=config.max_length, is_regression=self.is_regression)
+            for rows in (dataset.train, dataset.eval)
+        )
+        if len(train_rows) < config.batch_size:
+            raise RequestError(
+                f"--batch-size {config.batch_size}: {config.data} has only {len(train_rows)} rows to learn from"
+            )
+        self.batches = Batches(
+            train_rows, eval_rows, batch_size=config.batch_size, lengths=config.lengths, seed=config.seed
+        )
+        self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
+        self.eval_every = config.eval_every or self.batches.steps_per_epoch
+        self.peak_rate = learning_rate(config, beginning.settings.hidden_size)
+        is_fast = config.dtype == "auto" and distributed.everywhere(self.device.multiplies_bfloat16())
+        self.dtype = torch.bfloat16 if is_fast or config.dtype == "bfloat16" else torch.float32
+
+        self.model = model.build(beginning, config.seed)
+        has_decay = {name for name, each in self.model.named_parameters() if each.dim() > 1}
+        is_compiled = self.decide_compile()
+        self.model.train()
+        layers = self.model.base_model.encoder.layer
+        self.replica = self.device.parallel(self.model, layers, fsdp=config.fsdp, compiled=is_compiled)
+        self.optimizer = self.device.adamw(
+            [
+                {
+                    "params": [each for name, each in self.model.named_parameters() if name in has_decay],
+                    "weight_decay": config.weight_decay,
+                },
+                {
+                    "params": [each for name, each in self.model.named_parameters() if name not in has_decay],
+                    "weight_decay": 0.0,
+                },
+            ]
+        )
+        parameters = sum(each.numel() for each in self.model.parameters())
+        self.rates = Rates(
+            run.time,
+            name="rows_per_s",
+            per_step=config.batch_size,
+            flops_per_step=round(6 * parameters * self.batches.tokens_per_step),
+            peak_flops_per_s=run.environment.peak_flops_per_s,
+        )
+        dtype = str(self.dtype).removeprefix("torch.")
+        run.decide(
+            {
+                **vars(config),
+                "steps": self.steps,
+                "eval_every": self.eval_every,
+                "learning_rate": self.peak_rate,
+                "dtype": dtype,
+                "compile": "yes" if is_compiled else "no",
+                "padded_to": self.batches.lengths,
+                "labels": list(dataset.labels),
+            }
+        )
+        run.say(
+            f"{parameters:,} parameters on {distributed.size()} × {self.device.hardware}, in {dtype}"
+            f"{', compiled' if is_compiled else ''}; {len(train_rows):,} rows to learn from, {len(eval_rows):,} held "
+            f"out; padded to {', '.join(map(str, self.batches.lengths))} tokens, {self.batches.padding:.1%} of them "
+            "padding"
+        )
+
+    def decide_compile(self) -> bool:
+        """Whether to compile, as --compile says or as it pays here."""
+        reason = self.device.why_not_compiled()
+        if self.config.compile == "yes" and reason is not None:
+            raise RequestError(f"--compile yes: {reason} on this host; install one, or leave --compile out")
+        pays = self.device.type != "cpu" or self.steps >= COMPILED_FROM_STEPS
+        return reason is None and (self.config.compile == "yes" or (self.config.compile == "auto" and pays))
+
+    def restore(self, beginning: model.Beginning) -> None:
+        """Continue from the newest checkpoint, else from the beginning; compile what the steps need."""
+        run, config = self.run, self.config
+        self.checkpoints = Checkpoints(
+            run.directory, self.model, self.optimizer, keep_last=config.keep_checkpoints
+        )
+        self.done, self.best_score, self.best_step, self.worse = 0, -math.inf, 0, 0
+        restored = self.checkpoints.restore_latest()
+        if restored is not None:
+            self.done, notes = restored
+            if notes["began_from"] != beginning.fingerprint:
+                raise RequestError(
+                    f"--init-from {config.init_from}: holds another model or tokenizer than when the run began; bring "
+                    "the old one back there, or start a new run"
+                )
+            self.best_score, self.best_step, self.worse = (
+                notes["best_score"],
+                notes["best_step"],
+                notes["worse"],
+            )
+            self.checkpoints.best = self.best_step or None
+            run.say(f"resumed after step {self.done}")
+        self.notes: dict[str, Any] = {"began_from": beginning.fingerprint}
+        self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
+        wanted = read_steps(config.profile, steps=self.steps)
+        self.profile = Profile(run, wanted, Tracer(), done=self.done, settle=self.device.wait)
+        self.warm_up()
+        if self.done and self.done % self.eval_every == 0:
+            self.evaluate(self.done)  # a checkpoint is from before its evaluation
+
+    def warm_up(self) -> None:
+        """Compile what the steps need, before a step is late for it. Takes no step."""
+        if self.device.type == "xla":  # which compiles whole steps, each at its first
+            return
+        shapes = self.batches.one_of_each()
+        for number, batch in enumerate(shapes, 1):
+            self.run.heartbeat.say(f"compiling program {number} of {len(shapes)}")
+            self.loss(batch.share(distributed.rank(), distributed.size())).backward()
+            self.optimizer.zero_grad()
+
+    def loop(self) -> None:
+        """Take the steps, with evaluations and checkpoints where they are due."""
+        config, run = self.config, self.run
+        run.heartbeat.say(None)
+        for step in range(self.done + 1, self.steps + 1):
+            if self.is_over():
+                run.say(f"step {step - 1}: {self.worse} evaluations without a better score; training ends")
+                self.steps = step - 1
+                break
+            with self.profile.step(step):
+                with self.rates.input(lambda: False):
+                    batch = self.batches.step(step).share(distributed.rank(), distributed.size())
+                loss, norm = self.take_step(step, batch)
+            run.heartbeat.step(step)
+            self.rates.step_done()
+            if step == self.done + 1:
+                self.device.wait()
+                run.heartbeat.state("stepping")
+                self.rates.start()
+            if step % config.log_every == 0 or step == self.steps:
+                self.log(step, loss, norm)
+            if step == self.steps:
+                break
+            leaving = preemption.notified(step)
+            evaluating = step % self.eval_every == 0 and not leaving
+            if leaving or evaluating or step % config.checkpoint_every == 0:
+                self.save(step)
+                if leaving:
+                    self.leave(step)
+                run.heartbeat.state("stepping")
+            if evaluating:
+                self.evaluate(step)
+                run.heartbeat.say(None)
+
+    def is_over(self) -> bool:
+        """Whether --patience has run out."""
+        return self.config.patience is not None and self.worse >= self.config.patience
+
+    def take_step(self, step: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step on this process's rows; the loss of these and the norm of the gradient, on the device."""
+        config, device = self.config, self.device
+        device.seed(dropout_seed(config.seed, step, distributed.rank()))
+        loss = self.loss(batch)
+        loss.backward()
+        device.reduce(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm)
+        device.set_rate(self.optimizer, self.rate(step))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        device.step_done()
+        return loss.detach(), norm
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step: up from 0 in the warm-up, then down to 0, each in a line."""
+        warmup = self.config.warmup_share * self.steps
+        return self.peak_rate * min(
+            step / max(warmup, 1), (self.steps - step + 1) / max(self.steps - warmup, 1)
+        )
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """(rows, classes), or (rows, 1) numbers, in float32."""
+        place = self.device.place
+        types = {"token_type_ids": place(batch.types_BS)} if self.model.config.type_vocab_size > 1 else {}
+        with self.device.autocast(self.dtype):
+            found = self.replica(input_ids=place(batch.ids_BS), attention_mask=place(batch.mask_BS), **types)
+        logits: torch.Tensor = found.logits.float()
+        return logits
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """The mean over the rows of this process."""
+        logits, labels_B = self.logits(batch), self.device.place(batch.labels_B)
+        if self.is_regression:
+            return functional.mse_loss(logits[:, 0], labels_B)
+        return functional.cross_entropy(logits, labels_B)
+
+    def log(self, step: int, loss: torch.Tensor, norm: torch.Tensor) -> None:
+        whole = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        mean = float(distributed.exchange_on_host(loss.cpu()).mean())
+        if self.metrics is not None:
+            with self.run.time.part("logging"):
+                values = {"loss": mean, "learning_rate": self.rate(step), "grad_norm": float(whole)}
+                self.metrics.write(step, {**values, **self.rates.take()})
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Evaluate on the held-out rows, and write it down as of `step`."""
+        run = self.run
+        with run.time.part("evaluation"):
+            run.heartbeat.say("evaluating")
+            found = self.score()
+            if found["eval_score"] > self.best_score:
+                self.best_score, self.best_step, self.worse = found["eval_score"], step, 0
+                self.checkpoints.best = step
+            else:
+                self.worse += 1
+            if self.metrics is not None:
+                self.metrics.write(step, found)
+            run.say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
+            return found
+
+    def score(self) -> dict[str, float]:
+        """The loss and the scores of the held-out rows; the same in all processes."""
+        self.logits_NC, labels_N = self.predict()
+        logits_NC, labels = torch.from_numpy(self.logits_NC), torch.from_numpy(labels_N)
+        if self.is_regression:
+            loss, said = functional.mse_loss(logits_NC[:, 0], labels), self.logits_NC[:, 0]
+        else:
+            loss, said = functional.cross_entropy(logits_NC, labels), self.logits_NC.argmax(axis=1)
+        found = scores.scores(said, labels_N, classes=len(self.dataset.labels))
+        return {"eval_score": found[scores.headline(self.dataset)], "eval_loss": float(loss), **found}
+
+    def predict(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """(rows, classes) logits of all held-out rows in their order, and their labels; the same in all processes."""
+        rows, logits, labels = [], [], []
+        self.model.eval()
+        with torch.no_grad():
+            for batch in self.batches.held_out():
+                mine = batch.share(distributed.rank(), distributed.size())
+                logits.append(self.logits(mine).cpu())
+                rows.append(torch.from_numpy(mine.rows_B))
+                labels.append(torch.from_numpy(mine.labels_B))
+                self.run.heartbeat.tick()
+        self.model.train()
+        exchanged = [
+            distributed.exchange_on_host(torch.cat(each)).flatten(0, 1) for each in (rows, logits, labels)
+        ]
+        rows_N = exchanged[0].numpy()
+        order = np.argsort(rows_N, kind="stable")[(rows_N < 0).sum() :]
+        return exchanged[1].numpy()[order], exchanged[2].numpy()[order]
+
+    def save(self, step: int) -> None:
+        """Begin a checkpoint of the state after `step`."""
+        with self.run.time.part("checkpoint"):
+            self.run.heartbeat.state("saving")
+            best = {"best_score": self.best_score, "best_step": self.best_step, "worse": self.worse}
+            self.checkpoints.save(step, {**self.notes, **best})
+            self.run.heartbeat.tick()
+
+    def leave(self, step: int) -> None:
+        """End this process, as a host was told to stop; the checkpoint after `step` has begun."""
+        with self.run.time.part("checkpoint"):
+            self.checkpoints.wait()
+        if self.metrics is not None:
+            self.metrics.close()
+        self.profile.close()
+        raise preemption.Preempted(step)
+
+    def finish(self) -> Final:
+        """Write the last checkpoint, evaluate, export; returns the final metrics."""
+        config, run = self.config, self.run
+        run.time.enter("finish")
+        self.save(self.steps)
+        final = self.evaluate(self.steps)
+        exported = self.steps
+        if config.best and self.best_step != self.steps:
+            exported = self.best_step
+            self.checkpoints.restore_model(exported)
+            final = self.score()
+        self.checkpoints.close()
+        run.heartbeat.say("export")
+        weights = self.checkpoints.weights()
+        if self.metrics is not None:
+            model.export(run.directory, self.model, weights, self.tokenizer)
+            self.write_predictions()
+            self.metrics.close()
+        return {
+            "steps": self.steps,
+            "rows_per_s": self.rates.overall(),
+            **final,
+            "baseline": self.dataset.baseline,
+            "best_step": self.best_step,
+            "exported_step": exported,
+            "padding": round(self.batches.padding, 4),
+        }
+
+    def write_predictions(self) -> None:
+        """Write predictions.jsonl: of each held-out row its texts, its label and what the model says."""
+        rows, lines = self.dataset.eval, []
+        probabilities_NC = torch.softmax(torch.from_numpy(self.logits_NC), dim=1).tolist()
+        for index, label in enumerate(rows.labels):
+            texts = [rows.texts_a[index], *([rows.texts_b[index]] if rows.texts_b else [])]
+            line: dict[str, Any] = {"texts": texts}
+            if self.is_regression:
+                line |= {"label": label, "prediction": float(self.logits_NC[index, 0])}
+            else:
+                names = self.dataset.labels
+                chosen = int(self.logits_NC[index].argmax())
+                line |= {"label": names[int(label)], "prediction": names[chosen]}
+                line["probabilities"] = dict(zip(names, probabilities_NC[index], strict=True))
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+        self.run.directory.write_text(PREDICTIONS, "".join(lines))

@@ -1,0 +1,198 @@
+"""torch_glue in torch: a resumed run goes on with the losses of one that was never stopped, two processes compute what
+one does, and what it leaves behind loads elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from contracts.errors import RequestError
+from jobs.runtime.process import Run
+from jobs.torch_glue import model
+from jobs.torch_glue.config import Config
+from jobs.torch_glue.data import read
+from jobs.torch_glue.train import train
+
+pytestmark = pytest.mark.usefixtures("group")
+MakeRun = Callable[..., Run]
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 sentences of 4 to 21 words; which of two words they have says their class."""
+    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    drawn = random.Random(0)
+    lines = []
+    neutral = "the a film plot actor scene was of and".split()  # noqa: SIM905
+    for _ in range(200):
+        label = drawn.choice(["bad", "good"])
+        words = [drawn.choice(neutral) for _ in range(drawn.randint(3, 20))]
+        words.insert(drawn.randrange(len(words)), {"bad": "awful", "good": "lovely"}[label])
+        lines.append(json.dumps({"sentence": " ".join(words), "label": label}))
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.fixture
+def config(rows: Path) -> Config:
+    return Config(
+        data=str(rows),
+        steps=STEPS,
+        batch_size=8,
+        max_length=32,
+        learning_rate=2e-3,
+        log_every=1,
+        eval_every=7,
+        checkpoint_every=1,
+        keep_checkpoints=STEPS,
+        dropout=0.1,
+        dtype="float32",
+        best=True,
+    )
+
+
+def lines_of(run: Run) -> list[dict[str, Any]]:
+    """What does not depend on the clock."""
+    names = ("step", "loss", "grad_norm", "learning_rate", "eval_score", "eval_loss")
+    return [{name: line[name] for name in names if name in line} for line in run.directory.read_metrics()]
+
+
+def test_a_run_goes_on_exactly_from_any_step(make_run: MakeRun, config: Config, tmp_path: Path) -> None:
+    whole = make_run("whole")
+    final = train(whole, config)
+    assert final["accuracy"] > 0.7  # it learns
+    undisturbed = lines_of(whole)
+    for step in sorted(random.Random(1).sample(range(1, STEPS), 20)):
+        run = make_run(f"from-{step}")
+        for folder in Path(whole.directory.url, "checkpoints").iterdir():
+            if int(folder.name) <= step:
+                shutil.copytree(folder, Path(run.directory.url, "checkpoints", folder.name))
+        kept = [line for line in whole.directory.read_metrics() if line["step"] < step or "loss" in line]
+        text = "".join(json.dumps(line) + "\n" for line in kept if line["step"] <= step)
+        run.directory.write_text("metrics.jsonl", text)
+        again = train(run, config)
+        assert lines_of(run) == undisturbed, f"resumed after step {step}"
+        for name in ("eval_score", "eval_loss", "best_step", "exported_step"):
+            assert again[name] == final[name]
+        shutil.rmtree(run.directory.url)
+
+
+def test_an_export_says_in_transformers_what_the_run_has_predicted(make_run: MakeRun, config: Config) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    run = make_run()
+    train(run, dataclasses.replace(config, steps=20))
+    folder = run.directory.path("export")
+    loaded, tokenizer = (
+        kind.from_pretrained(folder) for kind in (AutoModelForSequenceClassification, AutoTokenizer)
+    )
+    assert loaded.config.id2label == {0: "bad", 1: "good"}
+    lines = [json.loads(line) for line in (run.directory.read_text("predictions.jsonl") or "").splitlines()]
+    for line in lines[:5]:
+        with torch.no_grad():
+            logits = loaded.eval()(**tokenizer(*line["texts"], return_tensors="pt")).logits[0]
+        assert loaded.config.id2label[int(logits.argmax())] == line["prediction"]
+        np.testing.assert_allclose(
+            torch.softmax(logits, 0).numpy(), list(line["probabilities"].values()), atol=1e-5
+        )
+
+
+def test_a_torn_checkpoint_is_put_aside_and_the_one_before_it_is_used(
+    make_run: MakeRun, config: Config
+) -> None:
+    run = make_run()
+    train(run, dataclasses.replace(config, steps=3, best=False))
+    state = Path(run.directory.path("checkpoints/3/state.safetensors"))
+    state.write_bytes(state.read_bytes()[:-100])
+    train(run, dataclasses.replace(config, steps=4, best=False))
+    assert [name.split("-")[0] for name in run.directory.list("checkpoints-torn")] == ["3"]
+    assert run.directory.checkpoint_steps() == [1, 2, 3, 4]
+    for step in run.directory.checkpoint_steps():
+        Path(run.directory.path(f"checkpoints/{step}/state.safetensors")).write_bytes(b"torn")
+    with pytest.raises(RequestError, match="none of the run's 4 checkpoints can be read"):
+        train(run, dataclasses.replace(config, steps=5))
+    assert run.directory.checkpoint_steps() == [1, 2, 3, 4]
+
+
+def test_a_model_of_another_kind_and_one_with_too_few_positions_are_refused(
+    make_run: MakeRun, config: Config, tmp_path: Path
+) -> None:
+    run = make_run()
+    train(run, dataclasses.replace(config, steps=1))
+    folder = Path(run.directory.path("export"))
+    begun = dataclasses.replace(config, init_from=str(folder), max_length=600)
+    with pytest.raises(RequestError, match="has 512 positions"):
+        model.prepare(begun, read(begun), tmp_path, print)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(
+        json.dumps({**told, "model_type": "gpt2", "architectures": ["GPT2Model"]})
+    )
+    with pytest.raises(RequestError, match="names GPT2Model, of the type gpt2; choose .* roberta or bert"):
+        model.prepare(begun, read(begun), tmp_path, print)
+
+
+ONE_STEP = """
+import dataclasses, json, os, sys
+import torch
+from contracts import process as contract
+from contracts.run_directory import RunDirectory
+from jobs.runtime.heartbeat import Heartbeat
+from jobs.runtime.process import Run
+from jobs.runtime.torch import distributed
+from jobs.torch_glue.config import Config
+from jobs.torch_glue.model import prepare
+from jobs.torch_glue.data import read
+from jobs.torch_glue.train import Training
+environment = contract.read(os.environ)
+distributed.start(environment)
+config = Config(**json.loads(sys.argv[1]))
+directory = RunDirectory(environment.run_dir)
+run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
+dataset = read(config)
+beginning = prepare(config, dataset, directory.path("cache"), print)
+training = Training(run, config, dataset, beginning)
+training.restore(beginning)
+batch = training.batches.step(1).share(distributed.rank(), distributed.size())
+loss = training.loss(batch)
+loss.backward()
+mean = float(distributed.exchange_on_host(loss.detach()).mean())
+whole = lambda grad: grad.full_tensor() if hasattr(grad, "full_tensor") else grad
+gradients = {name: whole(each.grad).tolist() for name, each in training.model.named_parameters()}
+if environment.is_first:
+    with open(sys.argv[2], "w") as file:
+        json.dump([mean, gradients], file)
+distributed.leave()
+"""
+
+
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_two_processes_compute_the_loss_and_gradients_of_one(
+    config: Config, tmp_path: Path, fsdp: bool, variables: Callable[..., list[dict[str, str]]]
+) -> None:
+    config = dataclasses.replace(config, dropout=0.0, fsdp=fsdp)
+    found = []
+    for size in (1, 2):
+        each = dataclasses.replace(config, fsdp=fsdp and size > 1)
+        told = variables(tmp_path / str(size), size)
+        answer = tmp_path / f"{size}.json"
+        words = [sys.executable, "-c", ONE_STEP, json.dumps(dataclasses.asdict(each)), str(answer)]
+        processes = [subprocess.Popen(words, env=environment) for environment in told]
+        assert [process.wait(120) for process in processes] == [0] * size
+        found.append(json.loads(answer.read_text()))
+    (one, gradients), (two, shared) = found
+    assert two == pytest.approx(one, abs=1e-5)
+    assert gradients.keys() == shared.keys()
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(shared[name], gradient, atol=1e-5, err_msg=name)

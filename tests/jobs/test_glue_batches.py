@@ -1,0 +1,95 @@
+"""Batches of torch_glue: every row once in an epoch, little padding, the same rows for a step however it is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.torch_glue.batches import MULTIPLE, Batches, Encoded, choose_lengths
+from jobs.torch_glue.data import Rows
+
+PAD_ID = 7
+
+
+class Words:
+    """A tokenizer whose text "12" has twelve tokens, the number each."""
+
+    pad_token_id = PAD_ID
+
+    def __call__(self, texts: Sequence[str], *, max_length: int, **_: Any) -> dict[str, list[list[int]]]:
+        ids = [[int(text)] * min(int(text), max_length) for text in texts]
+        return {"input_ids": ids, "token_type_ids": [[0] * len(each) for each in ids]}
+
+
+def encoded(lengths: Sequence[int]) -> Encoded:
+    rows = Rows(texts_a=tuple(map(str, lengths)), texts_b=(), labels=tuple(length % 2 for length in lengths))
+    return Encoded(rows, Words(), max_length=64, is_regression=False)
+
+
+LENGTHS = st.lists(st.integers(1, 100), min_size=4, max_size=60)
+
+
+@given(LENGTHS, st.integers(1, 5))
+def test_no_other_choice_of_lengths_pads_fewer_tokens(lengths: list[int], most: int) -> None:
+    lengths_N = np.array(lengths)
+    chosen = choose_lengths(lengths_N, most)
+    assert len(chosen) <= most and max(chosen) >= max(lengths)
+    assert all(length % MULTIPLE == 0 for length in chosen)
+
+    def padded(choice: Sequence[int]) -> int:
+        return int(np.array(choice)[np.searchsorted(choice, lengths_N)].sum())
+
+    possible = sorted({-(-length // MULTIPLE) * MULTIPLE for length in lengths})
+    if most >= 2:
+        pairs = [[one, possible[-1]] for one in possible[:-1]] or [possible]
+        assert padded(chosen) <= min(map(padded, pairs))
+    if most >= len(possible):
+        assert chosen == possible
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(0, 3))
+def test_an_epoch_has_every_row_once_but_for_what_does_not_fill_a_batch(
+    lengths: list[int], batch_size: int, epoch: int
+) -> None:
+    batches = Batches(encoded(lengths), encoded([5]), batch_size=batch_size, lengths=3, seed=1)
+    steps = range(epoch * batches.steps_per_epoch + 1, (epoch + 1) * batches.steps_per_epoch + 1)
+    seen = [row for step in steps for row in batches.step(step).rows_B.tolist()]
+    assert len(seen) == len(set(seen)) == len(lengths) // batch_size * batch_size
+    for step in steps:
+        batch = batches.step(step)
+        assert batch.ids_BS.shape[1] in batches.lengths
+        assert batch.mask_BS.sum(axis=1).tolist() == [min(lengths[row], 64) for row in batch.rows_B]
+        assert (batch.ids_BS[batch.mask_BS == 0] == PAD_ID).all()
+
+
+def test_a_step_reads_the_same_rows_in_a_process_that_has_just_started() -> None:
+    def made() -> Batches:
+        return Batches(encoded(range(1, 60)), encoded([5]), batch_size=8, lengths=4, seed=3)
+
+    walked = made()
+    rows = [walked.step(step).rows_B.tolist() for step in range(1, 31)]
+    assert [made().step(step).rows_B.tolist() for step in (1, 8, 30)] == [rows[0], rows[7], rows[29]]
+    assert rows[:7] != rows[7:14]  # another order in the next epoch
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_the_shares_of_all_processes_are_the_batch(size: int) -> None:
+    batch = Batches(encoded(range(1, 60)), encoded([5]), batch_size=8, lengths=4, seed=3).step(1)
+    shares = [batch.share(rank, size) for rank in range(size)]
+    assert np.concatenate([share.ids_BS for share in shares]).tolist() == batch.ids_BS.tolist()
+    assert np.concatenate([share.labels_B for share in shares]).tolist() == batch.labels_B.tolist()
+
+
+@given(LENGTHS, st.integers(1, 7))
+def test_every_held_out_row_is_evaluated_once(lengths: list[int], batch_size: int) -> None:
+    batches = Batches(encoded([3] * 8), encoded(lengths), batch_size=batch_size, lengths=3, seed=1)
+    held_out = list(batches.held_out())
+    rows = np.concatenate([batch.rows_B for batch in held_out])
+    assert sorted(rows[rows >= 0].tolist()) == list(range(len(lengths)))
+    assert {len(batch.rows_B) for batch in held_out} == {batch_size}
+    assert len({batch.ids_BS.shape for batch in held_out}) <= 3
