@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from collections.abc import Iterable
 
 from contracts.process import ProcessEnvironment
 
@@ -72,6 +74,17 @@ TORCH_TPU_FIRST_PORT = 8070
 """torch_tpu's own choice (`torch_tpu/_internal/distributed/distributed.py`, 0.2.0)."""
 LIBTPU_FIRST_PORT = 8476
 """PyTorch/XLA's own choice (`torch_xla/_internal/tpu.py`, 2.9.0)."""
+_BLOCKS = {1: (1, 1, 1), 2: (1, 2, 1), 4: (2, 2, 1)}
+"""Chips of a rank → how they lie, as JAX's own tests start several processes on a TPU host
+(`jax/_src/test_multiprocess.py`)."""
+
+
+def ranks_that_share(chips: int, framework: str) -> tuple[int, ...]:
+    """Return how many ranks can share so many chips of a TPU host, as far as those sources say."""
+    if framework == "pytorch":  # torch_tpu: each rank has one
+        return (1, chips) if chips > 1 else (1,)
+    of_each = {4: (4, 2, 1), 8: (8, 4, 1)}.get(chips, (chips, 1))
+    return tuple(dict.fromkeys(chips // each for each in of_each))
 
 
 def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> dict[str, str]:
@@ -87,7 +100,7 @@ def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> d
     """
     rank = host.process_id * ranks.per_host + local_rank
     address, _, port = host.coordinator.rpartition(":")
-    is_tpu, has_one_chip = host.platform == "tpu", ranks.per_host > 1
+    is_tpu, shares_host = host.platform == "tpu", ranks.per_host > 1
     found = {
         **dataclasses.replace(
             host,
@@ -125,14 +138,17 @@ def rank_variables(host: ProcessEnvironment, ranks: Ranks, local_rank: int) -> d
             found["TF_CONFIG"] = json.dumps({"cluster": {"worker": ranks.addresses()}, "task": task})
     elif host.framework == "pytorch_xla":
         found["PJRT_DEVICE"] = {"cpu": "CPU", "gpu": "CUDA", "tpu": "TPU"}[host.platform]
-    elif host.framework == "pytorch" and is_tpu and has_one_chip:
+    elif host.framework == "pytorch" and is_tpu and shares_host:
         found["TORCH_TPU_SLICEBUILDER_ADDRESSES"] = _each_rank(ranks, TORCH_TPU_FIRST_PORT)
-        found["TORCH_TPU_TOPOLOGY"] = _bounds(ranks.topology)
-    if is_tpu and has_one_chip and host.framework != "pytorch":
+        found["TORCH_TPU_TOPOLOGY"] = _listed(_axes(ranks.topology))
+    if is_tpu and shares_host and host.framework != "pytorch":
+        axes = _axes(ranks.topology)
+        each = max(1, math.prod(axes) // ranks.size)
+        block = _BLOCKS[each]
         found.update(
-            TPU_VISIBLE_CHIPS=local_rank,
-            TPU_CHIPS_PER_PROCESS_BOUNDS="1,1,1",
-            TPU_PROCESS_BOUNDS=_bounds(ranks.topology),
+            TPU_VISIBLE_CHIPS=_listed(range(local_rank * each, (local_rank + 1) * each)),
+            TPU_CHIPS_PER_PROCESS_BOUNDS=_listed(block),
+            TPU_PROCESS_BOUNDS=_listed(chips // own for chips, own in zip(axes, block, strict=True)),
             TPU_PROCESS_ADDRESSES=_each_rank(ranks, LIBTPU_FIRST_PORT),
             TPU_PROCESS_PORT=LIBTPU_FIRST_PORT + local_rank,
             CLOUD_TPU_TASK_ID=rank,
@@ -144,7 +160,11 @@ def _each_rank(ranks: Ranks, first_port: int) -> str:
     return ",".join(f"{host}:{first_port + index}" for host in ranks.hosts for index in range(ranks.per_host))
 
 
-def _bounds(topology: str | None) -> str:
-    """ "2,4,1" for the topology "2x4": TPU runtimes count along three axes."""
-    axes = (topology or "1").split("x")
-    return ",".join([*axes, "1", "1"][:3])
+def _axes(topology: str | None) -> tuple[int, ...]:
+    """(2, 4, 1) for the topology "2x4": TPU runtimes count along three axes."""
+    axes = map(int, (topology or "1").split("x"))
+    return (*axes, 1, 1)[:3]
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))

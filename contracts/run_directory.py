@@ -1,6 +1,7 @@
 """Contract 3, the run directory: what lies in it, who writes which file, and what state its run is in.
 
     run.json                 the launcher, before anything starts: RUN_VERSION, job, options, code, hosts, attempts
+    folder.tar.gz.base64     the launcher, where a command of the user's own runs: its folder as it was last sent
     settings.json            process 0: every option with the value that it had in the end
     metrics.jsonl            process 0: one object a log step
     heartbeats/host-<i>.json each process, renewed while it lives; its host's agent once it has ended badly
@@ -41,6 +42,8 @@ else:
     Outcome = State = str
 
 RUN = "run.json"
+FOLDER = "folder.tar.gz.base64"
+"""Text, because what is written through the hosts of a stack is text."""
 SETTINGS = "settings.json"
 METRICS = "metrics.jsonl"
 RESULT = "result.json"

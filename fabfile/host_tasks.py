@@ -37,7 +37,7 @@ def deploy(
 
 @task(
     help={
-        "framework": "the framework whose devices and collectives are tested: jax",
+        "framework": "the framework whose devices and collectives are tested: jax, pytorch, …",
         **WHERE,
         "platform": "cpu, gpu or tpu",
         "python": "the interpreter on the hosts",

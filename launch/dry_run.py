@@ -31,6 +31,8 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
     yield f"image {image}"
     if plan.command is None:
         yield f"job {plan.job} on {plan.framework}, {plan.ranks_per_host} process(es) a host"
+    if planned.note is not None:
+        yield planned.note
     for title, bundle in zip(("our code", "your folder"), planned.bundles, strict=False):
         yield f"{title}: {len(bundle.names)} files, {len(bundle.archive) / 1024:,.0f} KiB packed, {bundle.sha256[:12]}"
     for index, (name, address, _) in enumerate(target.addresses):

@@ -83,6 +83,8 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     planned = work_out(request, target)
     plan, directory, run_id = planned.plan, planned.directory, planned.plan.run_id
     target = plan.target
+    if planned.note is not None:
+        say(planned.note)
     if planned.needs_environment:
         environments.ensure(plan.framework, say)
     with _only_resume_of(run_id) if request.resume else contextlib.nullcontext():
@@ -104,6 +106,9 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             before=before,
         )
         directory.remove(run_directory.RESULT)
+        for folder in planned.bundles[1:]:
+            if before is None or before["code"]["folder"] != folder.sha256:
+                directory.write_text(run_directory.FOLDER, base64.b64encode(folder.archive).decode())
         directory.write_json(run_directory.RUN, described)
         _start_and_join(plan, target, directory, say)
         say(f"all joined after {time.monotonic() - began_s:.1f} s")
@@ -114,14 +119,15 @@ def launch(request: Request, target: Target, say: Say) -> Run:
 class Planned:
     """A request worked out, before any host was asked.
 
-    bundles: what the hosts need, our code first. needs_environment: whether the framework's environment on this machine
-    has to be there. processes_per_host: as it was asked for when the run began.
+    bundles: what the hosts need, our code first. note: what to say of them. needs_environment: whether the framework's
+    environment on this machine has to be there. processes_per_host: as it was asked for when the run began.
     """
 
     plan: Plan
     config: Any
     bundles: tuple[Bundle, ...]
     directory: RunDirectory
+    note: str | None = None
     needs_environment: bool = False
     processes_per_host: str | None = None
 
@@ -146,16 +152,17 @@ def work_out(request: Request, target: Target) -> Planned:
     if command is None:
         per_host = plans.ranks_of_job(job.framework, target, asked)
     else:
-        per_host = plans.processes_per_host(command.config.processes_per_host, target)
+        per_host = plans.processes_per_host(command.config.processes_per_host, target, job.framework)
     _check(request, job, config, target, per_host)
     cwd = _cwd(request, target)
     box = _container(request, job, config, target, cwd)
     python = command.config.python if command else target.python if target.python_is_given else None
     needs_environment = python is None and box is None and target.is_local
     python = python or environments.interpreter(target, job.framework, in_container=box is not None)
-    bundles = [jobs.bundle(jobs.CHECKOUT)]
+    bundles, note = [jobs.bundle(jobs.CHECKOUT)], None
     if command is not None:
-        bundles.append(command.folder())
+        folder, note = command.folder_again(resume) if resume else (command.folder(), None)
+        bundles.append(folder)
     now = datetime.datetime.now(datetime.UTC)
     run_id = resume.run_id if resume else runs.new_run_id(job.name, now, random.Random())
     directory = resume.directory if resume else target.runs.directory(run_id)
@@ -182,6 +189,7 @@ def work_out(request: Request, target: Target) -> Planned:
         config=config,
         bundles=tuple(bundles),
         directory=directory,
+        note=note,
         needs_environment=needs_environment,
         processes_per_host=asked,
     )
@@ -294,7 +302,7 @@ def _check(request: Request, job: Job | Command, config: Any, target: Target, pe
     problems = job.problems(config, devices=devices)
     if not problems:
         problems = _bucket_problems(config, target)
-    if not problems and target.is_local:
+    if not problems and target.is_local and isinstance(job, Job):
         problems = _data_problems(request, job, config, target)
     if request.resume is not None:
         changes = job.changes_on_resume(request.resume.described["config"], config)
@@ -331,7 +339,7 @@ def _bucket_problems(config: Any, target: Target) -> list[str]:
         return [found for found in pool.map(problem, *zip(*wanted, strict=True)) if found]
 
 
-def _data_problems(request: Request, job: Job | Command, config: Any, target: Target) -> list[str]:
+def _data_problems(request: Request, job: Job, config: Any, target: Target) -> list[str]:
     """Check the data from the directory in which the run is carried out, which is a resumed run's own."""
     try:
         with contextlib.chdir(_cwd(request, target)):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
+import io
 import os
 import shlex
 import shutil
+import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from contracts.errors import RequestError
-from contracts.run_directory import OWN_COMMAND
+from contracts.run_directory import FOLDER, OWN_COMMAND
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 from launch.jobs import LEFT_OUT, Bundle, archive, git
 from launch.plan import OwnCommand
+from launch.runs import Run
 from launch.targets import Target
 
 LARGEST_BYTES = 64 * 2**20
@@ -62,6 +67,31 @@ class Command:
         """
         return bundle_folder(Path(self.config.workdir))
 
+    def folder_again(self, run: Run) -> tuple[Bundle, str | None]:
+        """Return the folder that a resumed run is sent, and what to say of it.
+
+        As it is now, so that what failed can be mended. Where this machine does not have it: as it was last sent.
+
+        Raises:
+            RequestError: as of `folder`; or the run directory does not have it either.
+        """
+        before, workdir = run.described["code"]["folder"], self.config.workdir
+        if Path(workdir).is_dir():
+            now = self.folder()
+            changed = f"{workdir} has changed: its files replace those of the copies on the hosts"
+            return now, None if now.sha256 == before else changed
+        kept = run.directory.read_text(FOLDER)
+        data = base64.b64decode(kept or "")
+        if hashlib.sha256(data).hexdigest() != before:
+            raise RequestError(
+                f"--resume {run.run_id}: {workdir} is not there, and {run.directory.path(FOLDER)} does not have it; "
+                "make the folder again, or start a new run"
+            )
+        with tarfile.open(fileobj=io.BytesIO(data)) as packed:
+            names = frozenset(packed.getnames())
+        said = f"{workdir} is not there: the command goes on with the folder as it was last sent"
+        return Bundle(sha256=before, archive=data, names=names), said
+
     def planned(self, target: Target, folder: Bundle, python: str, *, in_container: bool) -> OwnCommand:
         """Return what the plan says of it. python: the framework's interpreter on the hosts.
 
@@ -98,10 +128,6 @@ class Command:
 
     def problems(self, _config: Config, *, devices: int) -> list[str]:  # noqa: ARG002 - a job's has them
         """Nothing that its options alone could say."""
-        return []
-
-    def data_problems(self, _config: Config, _cache_dir: Path) -> list[str]:
-        """Nothing is known of its data."""
         return []
 
     def changes_on_resume(self, _before: Mapping[str, Any], _config: Config) -> list[str]:
@@ -160,16 +186,22 @@ def bundle_folder(folder: Path) -> Bundle:
     if not folder.is_dir():
         raise RequestError(f"{folder}: the command's folder is no longer there")
     files = sorted(path for path in _listed(folder) if path.is_file())
-    sizes = {path: path.stat().st_size for path in files}
-    if sum(sizes.values()) > LARGEST_BYTES:
-        largest = sorted(files, key=lambda path: -sizes[path])[:LARGEST_FILES]
-        named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] / 2**20:,.0f} MiB)" for path in largest)
+    try:
+        found = {path: path.stat() for path in files}
+        sizes = {path: stat.st_size for path, stat in found.items()}
+        if sum(sizes.values()) <= LARGEST_BYTES:
+            return archive(folder, files, {path for path, stat in found.items() if stat.st_mode & 0o100})
+    except OSError as error:
         raise RequestError(
-            f"--workdir {folder}: holds {sum(sizes.values()) / 2**20:,.0f} MiB, more than the "
-            f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts; the largest files are {named}. Name them in "
-            ".gitignore, and read data from a bucket or the share"
-        )
-    return archive(folder, files, {path for path in files if path.stat().st_mode & 0o100})
+            f"--workdir {folder}: {error.filename} cannot be read ({error.strerror}); name it in .gitignore, or mend it"
+        ) from None
+    largest = sorted(files, key=lambda path: -sizes[path])[:LARGEST_FILES]
+    named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] / 2**20:,.0f} MiB)" for path in largest)
+    raise RequestError(
+        f"--workdir {folder}: holds {sum(sizes.values()) / 2**20:,.0f} MiB, more than the "
+        f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts; the largest files are {named}. Name them in "
+        ".gitignore, and read data from a bucket or the share"
+    )
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -221,7 +253,8 @@ def problems(config: Config, folder: Bundle, target: Target, *, in_container: bo
             found += _missing(script, config, folder)
     elif "/" in program and not program.startswith("/"):
         found += _missing(program, config, folder)
-        if not found and not os.access(Path(config.workdir) / program, os.X_OK):
+        there = Path(config.workdir) / program
+        if not found and there.exists() and not os.access(there, os.X_OK):
             found.append(
                 f"-- {program}: may not be executed; `chmod +x` it, or name its interpreter before it"
             )

@@ -12,7 +12,7 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.process import Platform, ProcessEnvironment
-from contracts.ranks import Ranks, Spec, rank_variables
+from contracts.ranks import Ranks, Spec, rank_variables, ranks_that_share
 from launch.targets import Target
 
 MIN_FREE_BYTES = 512 * 2**20
@@ -129,7 +129,7 @@ RANK_A_CHIP = ("pytorch", "pytorch_xla")
 """Frameworks of which a job has one process for each TPU chip or GPU; of others, one drives all of its host."""
 
 
-def processes_per_host(text: str, target: Target) -> int:
+def processes_per_host(text: str, target: Target, framework: str) -> int:
     """Return how many processes --processes-per-host means.
 
     Raises:
@@ -147,10 +147,11 @@ def processes_per_host(text: str, target: Target) -> int:
             f"--processes-per-host {text}: must be a whole number from 1 to 256, or {PER_CHIP}"
         )
     count = int(text)
-    if target.platform == "tpu" and count not in (1, chips):
+    fitting = ranks_that_share(chips, framework) if target.platform == "tpu" and chips else (count,)
+    if count not in fitting:
         raise RequestError(
-            f"--processes-per-host {count}: a host of {target.slice.name} has {chips} chips; a rank has all "
-            f"of them (1) or one ({PER_CHIP})"
+            f"--processes-per-host {count}: a host of {target.slice.name} has {chips} chips, which "
+            f"{', '.join(map(str, fitting))} processes of {framework} can share"
         )
     return count
 
@@ -170,8 +171,8 @@ def ranks_of_job(framework: str, target: Target, asked: str | None) -> int:
             )
         return 1
     if target.platform == "cpu":
-        return processes_per_host(asked or "1", target)
-    count, chips = processes_per_host(asked or PER_CHIP, target), target.slice.devices_per_host
+        return processes_per_host(asked or "1", target, framework)
+    count, chips = processes_per_host(asked or PER_CHIP, target, framework), target.slice.devices_per_host
     if count > chips or (count < chips and target.platform == "tpu"):
         raise RequestError(
             f"--processes-per-host {asked}: a process of a {framework} job has one chip, and a host of "

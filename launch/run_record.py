@@ -36,6 +36,9 @@ def run_record(
     """Return the content of run.json for a new attempt. before: its content so far, for a run that is resumed."""
     target, own = plan.target, plan.command
     commit = jobs.commit_of(jobs.CHECKOUT if own is None else Path(config.workdir))
+    git = {"git_commit": commit.hash if commit else None, "git_dirty": commit.is_dirty if commit else None}
+    if before is not None and own is not None and before["code"]["folder"] == own.folder_sha256:
+        git = {name: before["code"][name] for name in git}  # this machine may not have the folder
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     image = plan.container.image if plan.container is not None else None
     attempt = {
@@ -65,8 +68,7 @@ def run_record(
         "code": {
             "bundle": plan.bundle_sha256,
             **({"folder": own.folder_sha256} if own is not None else {}),
-            "git_commit": commit.hash if commit else None,
-            "git_dirty": commit.is_dirty if commit else None,
+            **git,
         },
         "image": image,
         "container_access": plan.container.access if plan.container is not None else None,

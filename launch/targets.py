@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import glob
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contracts.device_nodes import DEVICE_GLOBS
 from contracts.errors import RequestError
 from contracts.files import DiskFiles, Files, is_url
 from contracts.inventory import Host, Inventory, Slice, Storage
@@ -302,7 +304,7 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
         capacity="on-demand",
         origin=LOCAL,
         count=1,
-        devices_per_host=1,
+        devices_per_host=gpus(os.environ, glob.glob(DEVICE_GLOBS["gpu"][0])) if platform == "gpu" else 1,
         hosts=hosts,
     )
     storage = Storage(bucket_url=None, bucket_region=None, nfs_source=None, nfs_mount=None)
@@ -326,6 +328,13 @@ def local(count: int, platform: str, processors: Sequence[int], python: str | No
         cpus=shares(processors, count) if platform == "cpu" else (None,) * count,
         coordinator_host="127.0.0.1",
     )
+
+
+def gpus(environ: Mapping[str, str], nodes: Sequence[str]) -> int:
+    """Return how many GPUs this machine lets its processes see; 1 where that is none, which the preflight finds."""
+    chosen = environ.get("CUDA_VISIBLE_DEVICES")
+    seen = len(nodes) if chosen is None else len([each for each in chosen.split(",") if each.strip()])
+    return max(1, min(seen, len(nodes)))
 
 
 def agents_of(described: Mapping[str, Any]) -> tuple[Agent, ...]:

@@ -256,7 +256,8 @@ def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str
     kinds: tuple[type[Exception], ...] = getattr(group, "PEER_LOST_KINDS", (RuntimeError, ValueError))
     signs: tuple[str, ...] = getattr(group, "PEER_LOST_SIGNS", ())
     if isinstance(error, kinds) and any(sign in text for sign in signs):
-        return PEER_LOST, f"another host of the run was lost: {text.splitlines()[0][:300]}"
+        told = next(line for line in text.splitlines() if any(sign in line for sign in signs))
+        return PEER_LOST, f"another host of the run was lost: {told[:300]}"
     return FAILED, f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}"
 
 

@@ -16,7 +16,6 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -124,7 +123,9 @@ class _Table:
 def problems(config: Config, _cache_dir: Path) -> list[str]:
     """What is wrong with the data; called before anything is started."""
     try:
-        read(config)
+        _is_whole(config)
+        if config.data != DOCSTRINGS:  # nothing is wrong with these, and they take seconds
+            read(config)
     except RequestError as error:
         return str(error).splitlines()
     return []
@@ -139,38 +140,39 @@ def read(config: Config) -> Dataset:
     Raises:
         RequestError: there are no such data, or the message lists what is wrong in them, by line.
     """
-    place = _local(config.data)
-    is_folder = os.path.isdir(place) or (is_url(place) and not ending(place))
-    own = {
-        "--eval-data": config.eval_data,
-        "--text-field": config.text_field,
-        "--pair-field": config.pair_field,
-        "--label-field": config.label_field,
-        "--task": None if config.task == "auto" else config.task,
-    }
-    if (config.data == DOCSTRINGS or is_folder) and any(own.values()):
-        given = ", ".join(option for option, value in own.items() if value)
-        raise RequestError(f"--data {config.data}: has these of its own; leave out {given}")
+    is_whole = _is_whole(config)
     if config.data == DOCSTRINGS:
-        rows = [
-            (module, _Row(line, text, source, docstrings.LABELS[label]))
-            for module, of_module in docstrings.modules()
-            for line, (text, source, label) in enumerate(of_module)
-        ]
-        table = _Table(place=f"--data {DOCSTRINGS}", fields=docstrings.FIELDS, rows=[row for _, row in rows])
-        splits = _split(config, table, [module for module, _ in rows])
-        return _dataset(config, splits, "classification", names=docstrings.LABELS)
-    if is_folder:
-        return _glue(config, place)
-    table = _read("--data", place, lambda columns: _fields(config, columns))
+        keys, rows = [], []
+        for module, of_module in docstrings.modules():
+            keys += [module] * len(of_module)
+            rows += [_Row(0, text, source, docstrings.LABELS[label]) for text, source, label in of_module]
+        table = _Table(place=f"--data {DOCSTRINGS}", fields=docstrings.FIELDS, rows=rows)
+        return _dataset(config, _split(config, table, keys), "classification", names=docstrings.LABELS)
+    if is_whole:
+        return _glue(config, _place(config.data))
+    table = _read("--data", _place(config.data), lambda columns: _fields(config, columns))
     if config.eval_data is None:
         return _dataset(config, _split(config, table, [row.text for row in table.rows]), config.task)
-    held_out = _read("--eval-data", _local(config.eval_data), lambda _: table.fields)
+    held_out = _read("--eval-data", _place(config.eval_data), lambda _: table.fields)
     return _dataset(config, (table, held_out), config.task)
 
 
-def _local(name: str) -> str:
+def _place(name: str) -> str:
     return os.path.expanduser(name.removeprefix("file://"))
+
+
+def _is_whole(config: Config) -> bool:
+    """Whether `--data` names columns, held-out rows and task too. Raises RequestError where options name others."""
+    place = _place(config.data)
+    if config.data != DOCSTRINGS and not os.path.isdir(place) and (not is_url(place) or ending(place)):
+        return False
+    options = {"eval_data": None, "text_field": None, "pair_field": None, "label_field": None, "task": "auto"}
+    given = [f"--{name.replace('_', '-')}" for name, none in options.items() if getattr(config, name) != none]
+    if given:
+        raise RequestError(
+            f"--data {config.data}: has columns, held-out rows and a task of its own; leave out {', '.join(given)}"
+        )
+    return True
 
 
 def _glue(config: Config, folder: str) -> Dataset:
@@ -181,18 +183,17 @@ def _glue(config: Config, folder: str) -> Dataset:
             if {*wanted} - {None} <= {*columns}:
                 return wanted
         raise RequestError(
-            f"is of no GLUE task: its columns are {_listed(columns)}; of data of your own name the file itself"
+            f"no columns of a GLUE task: {_listed(columns)}; of other data name the file itself"
         )
 
     train = _read("--data", f"{folder}/train.tsv", fields, are_left_out=True)
-    task = next(name for name, wanted in GLUE.items() if wanted == train.fields)
-    of_eval = "dev_matched.tsv" if task == "mnli" else "dev.tsv"
+    name = next(name for name, wanted in GLUE.items() if wanted == train.fields)
+    of_eval = "dev_matched.tsv" if name == "mnli" else "dev.tsv"
     held_out = _read("--data", f"{folder}/{of_eval}", lambda _: train.fields, are_left_out=True)
-    if task == "rte" and {row.label for row in train.rows} <= {"0", "1"}:
-        task = "wnli"
-    return _dataset(
-        config, (train, held_out), "regression" if task == "stsb" else "classification", metric_set=task
-    )
+    if name == "rte" and {row.label for row in train.rows} <= {"0", "1"}:
+        name = "wnli"
+    task: Task = "regression" if name == "stsb" else "classification"
+    return _dataset(config, (train, held_out), task, metric_set=name)
 
 
 def _split(config: Config, table: _Table, keys: Sequence[str]) -> tuple[_Table, _Table]:
@@ -282,7 +283,7 @@ def _read(
         raise RequestError(_some([f"{option} {each}" for each in said]) + "; mend or remove what is wrong")
     if fields is None or not rows:
         raise RequestError(f"{place}: holds no rows; name a file with texts and labels")
-    left_out = f"{len(wrong)} rows are left out: {'; '.join(said[:3])}{'; …' if len(said) > 3 else ''}"
+    left_out = f"rows left out: {len(wrong)}, as {'; '.join(said[:3])}"
     return _Table(place=place, fields=fields, rows=rows, warnings=(left_out,) if wrong else ())
 
 
@@ -310,25 +311,17 @@ def _row(line: int, record: Mapping[str, Any], fields: Fields) -> _Row:
 
 @contextlib.contextmanager
 def _named(place: str, path: str) -> Iterator[None]:
-    """What a file system says of a file, as a RequestError."""
+    """What a file system says of a file, as a RequestError; drivers of URLs have exceptions of their own."""
     try:
         if not is_url(path) and not stat.S_ISREG(os.stat(path).st_mode):
             raise RequestError(f"{place}: not a regular file, and every process reads it; save it in one")
         yield
-    except RequestError:
-        raise
-    except OSError as error:
-        raise RequestError(
-            f"{place}: {error.strerror or error}; name a file that can be read, or a "
-            "folder with GLUE's train.tsv and dev.tsv"
-        ) from None
     except Exception as error:
-        if not is_url(path):
+        if isinstance(error, RequestError) or not (is_url(path) or isinstance(error, OSError)):
             raise
-        # Each driver has exceptions of its own: credentials, network, a refused bucket.
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise RequestError(
-            f"{place}: cannot be read ({type(error).__name__}: {error}); check the address, the network and your "
-            "permission there"
+            f"{place}: {reason}; name a file that can be read, or a folder with GLUE's train.tsv and dev.tsv"
         ) from error
 
 
@@ -377,11 +370,9 @@ def _jsonl(path: str) -> Iterator[_Record]:
                 continue
             try:
                 record = json.loads(content)
+                yield line, record if isinstance(record, dict) else "JSON, but no object with columns"
             except (ValueError, RecursionError) as error:
-                record, said = None, f"not JSON ({getattr(error, 'msg', error)})"
-            else:
-                said = f"a JSON {type(record).__name__}, not an object with columns"
-            yield line, record if isinstance(record, dict) else said
+                yield line, f"not JSON ({getattr(error, 'msg', error)})"
 
 
 def _parquet(path: str) -> Iterator[_Record]:
@@ -390,8 +381,7 @@ def _parquet(path: str) -> Iterator[_Record]:
         import pyarrow.parquet
     except ImportError:
         raise RequestError(
-            f"{path}: Parquet is read by pyarrow, which is not installed here; install it in the job's environment, or "
-            "save the rows as .jsonl"
+            f"{path}: needs pyarrow, which is not installed; install it where the job runs, or save the rows as .jsonl"
         ) from None
     with open_binary(path) as file:
         try:
@@ -416,66 +406,36 @@ def _dataset(
     names: tuple[str, ...] = (),
     metric_set: str | None = None,
 ) -> Dataset:
-    """The rows with their labels as numbers. Raises RequestError with every label that is wrong."""
-    train, held_out = splits
+    """The rows with their labels as numbers, of which RequestError says what is wrong; `names`: of known classes."""
     numbers = [[_number(row.label) for row in table.rows] for table in splits]
     if task == "auto":
         fractions = {number for number in numbers[0] if number is not None and number % 1}
         are_many = len(fractions) > FEW_FRACTIONS and 2 * numbers[0].count(None) < len(numbers[0])
         task = "regression" if are_many else "classification"
     if task == "regression":
-        values = numbers
-        rule, remedy = (
-            "is no number",
-            "mend or remove it, or have labels taken as names: --task classification",
+        names, values = (
+            (),
+            _checked(splits, numbers, "no number", "--task classification takes labels as names"),
         )
     else:
-        are_whole = all(number is not None and not number % 1 for found in numbers for number in found)
-        classes = [
-            [str(round(number or 0)) for number in found] if are_whole else [row.label for row in table.rows]
-            for table, found in zip(splits, numbers, strict=True)
-        ]
-        names = names or tuple(sorted({*classes[0]}, key=int if are_whole else None))
-        if len(names) > MANY_CLASSES and 2 * len(names) > len(train.rows):
-            raise RequestError(
-                f"{train.place}: {len(names)} different labels in {len(train.rows)} rows, as {_listed(names[:3])}; "
-                f"name the labels' column with --label-field (it is {train.fields[2]!r}), or take them as numbers "
-                "with --task regression"
-            )
-        index = {name: float(position) for position, name in enumerate(names)}
-        values = [[index.get(name) for name in found] for found in classes]
-        rule, remedy = (
-            "is in no row to train on",
-            f"those have {_listed(names)}; mend it, or bring rows of it",
-        )
-    wrong = [
-        f"{table.place}:{row.line}: the label {row.label!r:.60} {rule}"
-        for table, found in zip(splits, values, strict=True)
-        for row, value in zip(table.rows, found, strict=True)
-        if value is None
-    ]
-    if wrong:
-        raise RequestError(f"{_some(wrong)}; {remedy}")
+        names, values = _classes(splits, numbers, names)
     if len({*values[0]}) < 2:
         raise RequestError(
-            f"{train.place}: every row to train on has the label {train.rows[0].label!r:.60}, so there is nothing to "
-            f"learn; name the labels' column with --label-field (it is {train.fields[2]!r}), or bring rows of another"
+            f"{splits[0].place}: every row to train on has the label {splits[0].rows[0].label!r:.60}; bring rows of "
+            f"another, or name the labels' column with --label-field (it is {splits[0].fields[2]!r})"
         )
-    as_numbers = [[value or 0.0 for value in found] for found in values]
-    rows = [
-        Rows(
-            texts_a=tuple(row.text for row in table.rows),
-            texts_b=tuple(row.second for row in table.rows) if table.fields[1] else (),
-            labels=tuple(found),
-        )
-        for table, found in zip(splits, as_numbers, strict=True)
-    ]
     digest = hashlib.sha256(json.dumps([task, names]).encode())
-    for table, found in zip(splits, as_numbers, strict=True):
-        for row, value in zip(table.rows, found, strict=True):
-            digest.update(json.dumps([row.text, row.second, value]).encode())
+    rows = []
+    for table, labels in zip(splits, values, strict=True):
+        texts_a, texts_b = tuple(row.text for row in table.rows), tuple(row.second for row in table.rows)
+        rows.append(Rows(texts_a=texts_a, texts_b=texts_b if table.fields[1] else (), labels=labels))
+        for row in zip(texts_a, texts_b, labels, strict=True):
+            digest.update(json.dumps(row).encode())
         digest.update(b"\n")
-    counts = Counter(as_numbers[1])
+    warnings = [*splits[0].warnings, *splits[1].warnings]
+    both = len({row[1:3] for row in splits[0].rows} & {row[1:3] for row in splits[1].rows})
+    if both and config.eval_data is not None:
+        warnings.append(f"--eval-data {config.eval_data}: rows that are trained on too: {both}")
     return Dataset(
         source=config.data,
         task=task,
@@ -484,9 +444,48 @@ def _dataset(
         train=rows[0],
         eval=rows[1],
         fingerprint=digest.hexdigest(),
-        baseline=max(counts.values()) / counts.total() if names else 0.0,
-        warnings=(*train.warnings, *held_out.warnings, *_doubts(config, rows, counts)),
+        baseline=max(Counter(values[1]).values()) / len(values[1]) if names else 0.0,
+        warnings=tuple(warnings),
     )
+
+
+def _classes(
+    splits: tuple[_Table, _Table], numbers: list[list[float | None]], names: tuple[str, ...]
+) -> tuple[tuple[str, ...], list[tuple[float, ...]]]:
+    """The names of the classes, by number where all of them are whole, and of each row the index of its class."""
+    are_whole = all(number is not None and not number % 1 for found in numbers for number in found)
+    classes = [
+        [
+            str(round(number or 0)) if are_whole else row.label
+            for row, number in zip(table.rows, found, strict=True)
+        ]
+        for table, found in zip(splits, numbers, strict=True)
+    ]
+    names = names or tuple(sorted({*classes[0]}, key=int if are_whole else None))
+    if len(names) > MANY_CLASSES and 2 * len(names) > len(classes[0]):
+        raise RequestError(
+            f"{splits[0].place}: {len(names)} different labels in {len(classes[0])} rows, as {_listed(names[:3])}; "
+            f"name the labels' column with --label-field (it is {splits[0].fields[2]!r}); --task regression takes "
+            "labels as numbers"
+        )
+    index = {name: float(position) for position, name in enumerate(names)}
+    indices = [[index.get(name) for name in found] for found in classes]
+    return names, _checked(splits, indices, "in no row to train on", f"those have {_listed(names)}")
+
+
+def _checked(
+    splits: tuple[_Table, _Table], values: list[list[float | None]], wrong: str, rule: str
+) -> list[tuple[float, ...]]:
+    """The values, where none is missing."""
+    said = [
+        f"{table.place}:{row.line}: the label {row.label!r:.60} is {wrong}"
+        for table, found in zip(splits, values, strict=True)
+        for row, value in zip(table.rows, found, strict=True)
+        if value is None
+    ]
+    if said:
+        raise RequestError(f"{_some(said)}; mend or remove the rows: {rule}")
+    return [tuple(value for value in found if value is not None) for found in values]
 
 
 def _number(text: str) -> float | None:
@@ -495,13 +494,3 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     return number if math.isfinite(number) else None
-
-
-def _doubts(config: Config, rows: Sequence[Rows], counts: Counter[float]) -> Iterator[str]:
-    """Warnings of rows that can be evaluated on, but say little."""
-    train, held_out = ([*zip_longest(split.texts_a, split.texts_b)] for split in rows)
-    both = sum(map({*train}.__contains__, held_out))
-    if both and config.eval_data is not None:
-        yield f"--eval-data {config.eval_data}: {both} of {len(held_out)} rows are among the rows to train on too"
-    if len(counts) == 1:
-        yield "all rows to evaluate on have the same label, so scores say little; bring others with --eval-data"

@@ -29,10 +29,17 @@ def modules() -> Iterator[tuple[str, list[tuple[str, str, int]]]]:
     A module with fewer than two functions to tell apart has none. The same on every machine with this Python version.
     """
     root = stdlib_root()
+    seen: set[str] = set()
     for path in sorted(stdlib_modules()):
         module = path.relative_to(root).as_posix()
+        # Modules have copied from each other, and what is held out must not be among what is trained on.
+        new = []
+        for docstring, source in _functions(path):
+            if not {docstring, source} & seen:
+                new.append((docstring, source))
+            seen |= {docstring, source}
         # In an order by hash, so that neighbours in the source are no neighbours here.
-        found = sorted(_functions(path).items(), key=lambda each: _hash(f"{module} {each[0]}"))
+        found = sorted(new, key=lambda each: _hash(f"{module} {each[0]}"))
         following = found[1:] + found[:1]
         if len(found) > 1:
             yield (
@@ -49,17 +56,17 @@ def _hash(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def _functions(path: Path) -> dict[str, str]:
-    """The sources of a module's functions by their docstrings; of two with the same docstring the first."""
+def _functions(path: Path) -> list[tuple[str, str]]:
+    """A module's functions, in source order: the docstring, and the source without it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)
         try:
             text = path.read_text("utf-8")
             tree = ast.parse(text)
         except (SyntaxError, ValueError):
-            return {}  # a template, or code of other Python versions
+            return []  # a template, or code of other Python versions
     lines = text.split("\n")
-    found: dict[str, str] = {}
+    found = []
     for node in _nodes(tree):
         # "\ud800" in a docstring is no text that can be encoded.
         docstring = (ast.get_docstring(node) or "").encode("utf-8", "replace").decode()
@@ -69,7 +76,7 @@ def _functions(path: Path) -> dict[str, str]:
         ):  # else it cannot be cut by lines
             kept = lines[node.lineno - 1 : first.lineno - 1] + lines[first.end_lineno : node.end_lineno]
             source = textwrap.dedent("\n".join(kept))
-            found.setdefault(docstring[:MOST_CHARACTERS], source[:MOST_CHARACTERS])
+            found.append((docstring[:MOST_CHARACTERS], source[:MOST_CHARACTERS]))
     return found
 
 

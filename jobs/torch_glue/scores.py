@@ -35,7 +35,7 @@ def scores(
     if not classes:
         given, true = (torch.as_tensor(numbers, dtype=torch.float64) for numbers in (predictions, labels))
         return {
-            "pearson": _correlation(metrics.pearson_corrcoef, _standard(given), _standard(true)),
+            "pearson": _correlation(metrics.pearson_corrcoef, given, true),
             "spearman": _correlation(metrics.spearman_corrcoef, given, true),
             "mse": float(metrics.mean_squared_error(given, true)),
         }
@@ -49,11 +49,6 @@ def scores(
     if classes == 2:
         found["f1"] = float(metrics.f1_score(given, true, task="binary"))
     return found
-
-
-def _standard(numbers: Any) -> Any:
-    """The same with mean 0 and deviation 1: torchmetrics takes numbers that lie close together for constant."""
-    return (numbers - numbers.mean()) / numbers.std(correction=0)
 
 
 def _correlation(metric: Any, given: Any, true: Any, **how: Any) -> float:

@@ -19,7 +19,7 @@ from rich.table import Table
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, heartbeat
-from launch import jobs, launch, runs
+from launch import environments, jobs, launch, runs
 from launch import plan as plans
 from launch.display import printable, say, terminal
 from launch.hosts import HostError, ask_all, stop_processes
@@ -30,7 +30,12 @@ from launch.targets import Target
 
 FOLDER = ".verify"
 """In the folder of runs, and no run: what is looked for there has other names."""
-MODULES = {"jax": "runtime.jax.verify"}
+MODULES = {
+    "jax": "runtime.jax.verify",
+    "pytorch": "runtime.torch.verify",
+    "pytorch_xla": "runtime.torch.verify",
+    "tensorflow": "runtime.tensorflow.verify",
+}
 """What is started on the hosts, by framework, as a module of `jobs`."""
 LIMIT_S = 600.0
 POLL_S = 0.5
@@ -61,16 +66,38 @@ def verify(target: Target, framework: str, runtime: str | None, container_access
 def gather(
     target: Target, framework: str, runtime: str | None, container_access: str | None = None
 ) -> tuple[Plan, list[str], Sequence[Mapping[str, Any] | None]]:
-    """Run the test; return its plan, what failed, and each process's report in worker order. Raises as `verify`."""
+    """Run the test; return its plan, what failed, and each host's report in worker order. Raises as `verify`."""
     if framework not in MODULES:
         raise RequestError(f"--framework {framework}: choose one of {', '.join(MODULES)}")
     if part := target.part_of_tpu:
         raise RequestError(part)
     box = plans.choose_container(target, framework, runtime, plans.built_here, access=container_access)
-    plan = _plan(target, framework, box)
-    failures = _carry_out(plan, target)
-    names = [f"verify/host-{index}.json" for index in range(plan.processes)]
-    return plan, failures, RunDirectory(plan.run_dir, target.files).read_jsons(names)
+    python = target.python
+    if not target.python_is_given:
+        python = environments.interpreter(target, framework, in_container=box is not None)
+        if box is None and target.is_local:
+            environments.ensure(framework, say(terminal()))
+    plan = _plan(dataclasses.replace(target, python=python), framework, box)
+    failures = _carry_out(plan, plan.target)
+    per_host = plan.ranks_per_host
+    names = [f"verify/rank-{rank}.json" for rank in range(plan.processes * per_host)]
+    found = RunDirectory(plan.run_dir, target.files).read_jsons(names)
+    return plan, failures, [of_host(found[rank : rank + per_host]) for rank in range(0, len(names), per_host)]
+
+
+def of_host(reports: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    """Return the reports of a host's ranks as one; None: one is missing."""
+    known = [each for each in reports if each is not None]
+    if len(known) < len(reports):
+        return None
+    wrong_first = sorted(known, key=lambda each: each["all_reduce"]["is_right"])
+    return {
+        **known[0],
+        "local_devices": sum(each["local_devices"] for each in known),
+        "processes": known[0]["processes"] // len(known),
+        "matmuls": [work for each in known for work in each["matmuls"]],
+        "all_reduce": wrong_first[0]["all_reduce"],
+    }
 
 
 def clear(target: Target, plan: Plan) -> None:
@@ -94,6 +121,7 @@ def _plan(target: Target, framework: str, box: Container | None) -> Plan:
         cwd=plans.HOME,
         bundle_sha256="",
         container=box,
+        ranks_per_host=plans.ranks_of_job(framework, target, None),
     )
 
 

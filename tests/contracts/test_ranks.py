@@ -120,6 +120,27 @@ def test_ranks_that_do_not_fill_hosts_are_refused() -> None:
         process.read({**HOST.variables(), **wrong, "RUN_RANKS_PER_HOST": "3", "RUN_LOCAL_RANK": "1"})
 
 
+@pytest.mark.parametrize(
+    ("topology", "hosts", "per_host", "chips", "block", "processes"),
+    [
+        ("2x2x2", 2, 2, "2,3", "1,2,1", "2,1,2"),
+        ("4x4", 4, 4, "1", "1,1,1", "4,4,1"),
+        ("2x4", 1, 2, "4,5,6,7", "2,2,1", "1,2,1"),
+        ("2x4", 1, 8, "1", "1,1,1", "2,4,1"),
+    ],
+)
+def test_ranks_that_share_the_chips_of_a_host_see_their_own_and_fill_the_slice(
+    topology: str, hosts: int, per_host: int, chips: str, block: str, processes: str
+) -> None:
+    ranks = Ranks(
+        hosts=("h",) * hosts, ports=(tuple(range(per_host)),) * hosts, per_host=per_host, topology=topology
+    )
+    host = process.read({**HOST.variables(), "RUN_PLATFORM": "tpu", "RUN_PROCESS_ID": "0"})
+    found = rank_variables(host, ranks, 1)
+    assert found["TPU_VISIBLE_CHIPS"] == chips
+    assert (found["TPU_CHIPS_PER_PROCESS_BOUNDS"], found["TPU_PROCESS_BOUNDS"]) == (block, processes)
+
+
 def test_one_rank_a_host_has_all_of_its_chips() -> None:
     one = Ranks(hosts=HOSTS, ports=((1,), (2,)), topology="2x4")
     host = process.read({**HOST.variables(), "RUN_PLATFORM": "tpu"})

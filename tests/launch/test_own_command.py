@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +16,14 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.ranks import decoded
+from contracts.run_directory import FOLDER, RunDirectory
 from host.agent.files import unpack
 from launch import dry_run, environments, own_command, plan
 from launch.hosts import Agent, GoneLink
 from launch.launch import Planned
 from launch.own_command import Command, asked_for, bundle_folder
 from launch.plan import Container, Plan
+from launch.runs import Run
 from launch.targets import Target, on_this_machine
 from tests.launch.slices import make_target
 
@@ -116,14 +120,24 @@ def test_a_command_that_cannot_run_is_refused(
     with pytest.raises(RequestError, match=said):
         wanted = command(folder, *words.split(), **options)
         here = on_this_machine(hosts="2", platform="cpu")
-        plan.processes_per_host(wanted.config.processes_per_host, here)
+        plan.processes_per_host(wanted.config.processes_per_host, here, wanted.framework)
         wanted.planned(here, wanted.folder(), "python", in_container=False)
 
 
-def test_ranks_share_the_chips_of_a_host_one_each_or_not_at_all() -> None:
-    assert [plan.processes_per_host(text, STACK) for text in ("1", "4", "per-chip")] == [1, 4, 4]
-    with pytest.raises(RequestError, match="a host of s has 4 chips; a rank has all of them"):
-        plan.processes_per_host("3", STACK)
+def test_ranks_share_the_chips_of_a_host_evenly_or_are_refused() -> None:
+    assert [plan.processes_per_host(text, STACK, "jax") for text in ("1", "2", "4", "per-chip")] == [
+        1,
+        2,
+        4,
+        4,
+    ]
+    assert [plan.processes_per_host(text, STACK, "pytorch") for text in ("1", "per-chip")] == [1, 4]
+    with pytest.raises(
+        RequestError, match="a host of s has 4 chips, which 1, 2, 4 processes of jax can share"
+    ):
+        plan.processes_per_host("3", STACK, "jax")
+    with pytest.raises(RequestError, match="which 1, 4 processes of pytorch can share"):
+        plan.processes_per_host("2", STACK, "pytorch")
 
 
 def test_a_framework_that_the_hosts_do_not_have_is_refused_with_the_way_to_it() -> None:
@@ -148,6 +162,33 @@ def test_a_resumed_command_goes_on_with_its_own_words(folder: Path) -> None:
         again.parse(("python", "other.py"), base=again.config)
 
 
+def test_a_resumed_run_is_sent_the_folder_as_it_is_now_or_as_it_was_last_sent(
+    folder: Path, tmp_path: Path
+) -> None:
+    wanted = command(folder, "./run.sh")
+    sent = wanted.folder()
+    run = Run(
+        directory=RunDirectory(str(tmp_path / "run")),
+        described={"run_id": "one", "code": {"folder": sent.sha256}},
+        result=None,
+        heartbeats=(),
+    )
+    run.directory.write_text(FOLDER, base64.b64encode(sent.archive).decode())
+    assert wanted.folder_again(run) == (sent, None)
+    (folder / "train.py").write_text("mended")
+    changed, said = wanted.folder_again(run)
+    assert changed == wanted.folder() != sent
+    assert said == f"{folder} has changed: its files replace those of the copies on the hosts"
+    shutil.rmtree(folder)
+    kept, said = wanted.folder_again(run)
+    assert kept == sent
+    assert said == f"{folder} is not there: the command goes on with the folder as it was last sent"
+    assert own_command.problems(wanted.config, kept, STACK, in_container=False) == []
+    run.directory.write_text(FOLDER, "torn")
+    with pytest.raises(RequestError, match="does not have it; make the folder again, or start a new run"):
+        wanted.folder_again(run)
+
+
 def planned(wanted: Command, target: Target, container: Container | None = None) -> Plan:
     return Plan(
         target=target,
@@ -159,7 +200,7 @@ def planned(wanted: Command, target: Target, container: Container | None = None)
         cwd="/",
         bundle_sha256="ab" * 32,
         container=container,
-        ranks_per_host=plan.processes_per_host(wanted.config.processes_per_host, target),
+        ranks_per_host=plan.processes_per_host(wanted.config.processes_per_host, target, wanted.framework),
         command=wanted.planned(
             target, wanted.folder(), "/env/bin/python", in_container=container is not None
         ),

@@ -239,3 +239,14 @@ def test_runs_lie_where_they_are_asked_to_by_option_or_environment(
     else:
         with pytest.raises(RequestError, match=rf"^\$TPU_STACK_RUNS {asked}: {there}$"):
             found(None)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "nodes", "found"),
+    [(None, 4, 4), ("0,2", 4, 2), ("", 4, 1), ("0", 0, 1), (None, 0, 1), ("0,1,2", 2, 2)],
+)
+def test_this_machine_has_the_gpus_that_its_processes_may_see(
+    chosen: str | None, nodes: int, found: int
+) -> None:
+    environ = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+    assert targets.gpus(environ, [f"/dev/nvidia{index}" for index in range(nodes)]) == found

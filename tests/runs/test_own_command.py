@@ -4,6 +4,7 @@ of this repository."""
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,15 +37,22 @@ def launch(lab: Lab, words: Sequence[str] = (), resume: Run | None = None, **nam
         return launching.launch(request, targets.on_this_machine(hosts="2", platform="cpu"), lab.said.append)
 
 
-def test_a_script_that_looks_into_its_run_directory_resumes_after_a_preemption(lab: Lab) -> None:
-    run = launch(lab, ["python", "train.py"], processes_per_host="2")
+def test_a_script_that_looks_into_its_run_directory_resumes_after_a_preemption_without_its_folder(
+    lab: Lab,
+) -> None:
+    folder = lab.runs_dir.parent / "my prøject"
+    shutil.copytree(EXAMPLE, folder)
+    run = launch(lab, ["python", "train.py"], processes_per_host="2", workdir=str(folder))
     lab.reach(run, 20)
     lab.signal(run, signal.SIGTERM, 1)
     preempted = lab.finish(run)
     assert lab.state(run) == "preempted"
     assert 20 <= result(preempted)["steps"] < 200
 
+    shutil.rmtree(folder)
+    lab.said.clear()
     resumed = lab.finish(launch(lab, resume=lab.read(run)))
+    assert f"{folder} is not there: the command goes on with the folder as it was last sent" in lab.said
     assert result(resumed)["outcome"] == "done"
     assert sorted(losses(resumed)) == list(range(20, 201, 20))
     assert result(resumed)["loss"] == losses(resumed)[200] < 0.01

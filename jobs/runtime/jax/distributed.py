@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import glob
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from contracts.device_nodes import DEVICE_GLOBS
+from contracts.device_nodes import required
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.process import Platform, ProcessEnvironment
@@ -53,7 +52,7 @@ def start(environment: ProcessEnvironment) -> None:
         RequestError: this host has no such device, or JAX found none: a run never falls back to the CPU.
         RuntimeError: the others did not come within JOIN_LIMIT_S.
     """
-    _require_device(environment.platform)
+    required(environment.platform)
     jax.config.update("jax_platforms", JAX_PLATFORMS[environment.platform])
     if environment.platform == "cpu" and environment.local_devices is not None:
         jax.config.update("jax_num_cpu_devices", environment.local_devices)
@@ -107,15 +106,6 @@ class Notes:
                 return None
             raise
         return found
-
-
-def _require_device(platform: Platform) -> None:
-    patterns = DEVICE_GLOBS[platform]
-    if patterns and not any(glob.glob(pattern) for pattern in patterns):
-        raise RequestError(
-            f"RUN_PLATFORM is {platform}, but this host has none: no file like {' or '.join(patterns)}; "
-            f"run on a host with a {platform.upper()} or ask for `--platform cpu`"
-        )
 
 
 def rank() -> int:

@@ -120,11 +120,35 @@ class Device:
 
     def reduce(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradients means over the processes, where `parallel` has not seen to it."""
-        if self.type != "xla" or dist.get_world_size() == 1:
+        size = dist.get_world_size()
+        if self.type != "xla" or size == 1:
             return
         import torch_xla.core.xla_model as xm
+        import torch_xla.runtime as xr
 
-        xm.reduce_gradients(optimizer)
+        if xr.world_size() == size:
+            xm.reduce_gradients(optimizer)
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = self.add_up(parameter.grad) / size
+
+    def add_up(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of every process's values, on the device."""
+        if self.type != "xla":
+            dist.all_reduce(values)
+            return values
+        import torch_xla.core.xla_model as xm
+        import torch_xla.runtime as xr
+
+        if xr.world_size() == dist.get_world_size():
+            total: torch.Tensor = xm.all_reduce(xm.REDUCE_SUM, values)
+            return total
+        # PyTorch/XLA's CPUs know nothing of each other: `xm.all_reduce` would return what it was given.
+        on_host = values.cpu()
+        dist.all_reduce(on_host)
+        return on_host.to(self.device)
 
     def wait(self) -> None:
         """Wait until the device has computed all that was asked for."""

@@ -6,7 +6,6 @@ Tensors on the host are exchanged by gloo whatever the platform is, tensors on a
 from __future__ import annotations
 
 import datetime
-import glob
 import os
 import socket
 import time
@@ -15,7 +14,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from contracts.device_nodes import DEVICE_GLOBS
+from contracts.device_nodes import required
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.process import Platform, ProcessEnvironment
@@ -57,12 +56,7 @@ def start(environment: ProcessEnvironment) -> None:
         RequestError: this host has no such device, or torch found none: a run never falls back to the CPU.
         RuntimeError: the others did not come within JOIN_LIMIT_S.
     """
-    patterns = DEVICE_GLOBS[environment.platform]
-    if patterns and not any(glob.glob(pattern) for pattern in patterns):
-        raise RequestError(
-            f"RUN_PLATFORM is {environment.platform}, but this host has none: no file like {' or '.join(patterns)}; "
-            f"run on a host with a {environment.platform.upper()} or ask for `--platform cpu`"
-        )
+    required(environment.platform)
     device = find(environment)
     limit = datetime.timedelta(seconds=JOIN_LIMIT_S[environment.platform])
     host, _, port = environment.coordinator.rpartition(":")

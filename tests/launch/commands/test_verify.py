@@ -1,4 +1,4 @@
-"""`fab verify` from start to verdict on this machine: two processes of real JAX, and nothing left afterwards."""
+"""`fab verify` from start to verdict on this machine: two processes that compute, and nothing left afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from launch import targets
+from launch import environments, targets
 from launch.commands import verify
 from launch.hosts import Agent, GoneLink
 from launch.targets import Target
@@ -35,9 +35,24 @@ def test_two_hosts_compute_together_and_only_what_is_wrong_leaves_a_trace_among_
     assert verify.verify(target, "jax", None) == 1
     said = capsys.readouterr().out
     assert "NOT WELL" in said and "has 1 devices where the slice has 4 a host" in said
-    assert list((tmp_path / "runs").rglob("verify/host-1.json"))
-    with pytest.raises(RequestError, match="--framework torch: choose one of jax"):
+    assert list((tmp_path / "runs").rglob("verify/rank-1.json"))
+    with pytest.raises(RequestError, match="--framework torch: choose one of jax, pytorch"):
         verify.verify(target, "torch", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
+def test_two_hosts_compute_together_in_another_framework(
+    framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = environments.python_of(framework)
+    if not (python.parent.parent / environments.WHOLE).exists():
+        pytest.skip(f"the environment of {framework} is not made")
+    monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    here = targets.on_this_machine(hosts="2", platform="cpu", python=str(python))
+    assert verify.verify(here, framework, None) == 0
+    assert "all is well: 2 devices on 2 hosts compute together" in capsys.readouterr().out
 
 
 SLICE = make_target([Agent(host="w", link=GoneLink("", ""), root="/")] * 2)
@@ -96,6 +111,15 @@ def test_hosts_that_are_as_the_slice_promises_are_well_and_a_slow_shared_cpu_is_
     on_cpu = dataclasses.replace(SLICE, platform="cpu", cpu_devices=4)
     slow = {**with_matmul(flops_per_s=50e12), "platform": "cpu"}
     assert verify.judge(on_cpu, [report(platform="cpu"), slow]) == []
+
+
+def test_the_ranks_of_a_host_are_one_line_and_one_that_is_missing_or_adds_up_wrongly_is_the_host_s() -> None:
+    ranks = [report(local_devices=1, processes=8, matmuls=[each]) for each in report()["matmuls"]]
+    assert verify.of_host(ranks) == report()
+    assert verify.judge(SLICE, [verify.of_host(ranks)] * 2) == []
+    assert verify.of_host([*ranks[:3], None]) is None
+    wrong = [*ranks[:3], {**ranks[3], "all_reduce": {"is_right": False}}]
+    assert verify.judge(SLICE, [report(), verify.of_host(wrong)]) == ["w-1: has a wrong sum over all devices"]
 
 
 def test_the_table_has_a_line_for_every_host_also_for_one_that_is_silent() -> None:

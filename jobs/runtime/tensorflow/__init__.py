@@ -1,0 +1,1 @@
+"""What jobs on TensorFlow share: the group and its strategy."""

@@ -1,0 +1,68 @@
+"""`fab verify` in PyTorch, by any of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from contracts.process import Platform
+from jobs.runtime.torch import distributed
+from jobs.runtime.verify import Framework, Work, main
+
+PLATFORMS = {"cuda": "gpu"}
+
+
+def facts() -> dict[str, Any]:
+    device = distributed.device()
+    found = device.type
+    if found == "xla":
+        import torch_xla.runtime
+
+        found = torch_xla.runtime.device_type().lower()
+    return {
+        "platform": PLATFORMS.get(found, found),
+        "device_kind": device.hardware,
+        "local_devices": 1,
+        "devices": distributed.size(),
+        "processes": distributed.size(),
+        "process_index": distributed.rank(),
+    }
+
+
+def _computed(result: torch.Tensor) -> torch.Tensor:
+    """The result, once it is there: a number of it cannot be had before."""
+    distributed.device().step_done()
+    float(result.flatten()[0])
+    return result
+
+
+def matmuls(size: int, repeats: int, where: Platform) -> Iterator[Work]:
+    device, kind = distributed.device(), torch.float32 if where == "cpu" else torch.bfloat16
+    left = torch.ones((size, size), dtype=kind, device=device.device)
+    right = torch.full((size, size), 1 / size, dtype=kind, device=device.device)
+
+    def compute() -> torch.Tensor:
+        product = left
+        for _ in range(repeats):
+            product = product @ right
+        return _computed(product)
+
+    name = f"{device.device} of rank {distributed.rank()}"
+    yield Work(device=name, compute=compute, is_right=lambda product: bool((product == 1).all()))
+
+
+def all_reduce(width: int) -> Work:
+    device, devices = distributed.device(), distributed.size()
+    brought = torch.full((width,), distributed.rank() + 1.0, device=device.device)
+
+    def compute() -> torch.Tensor:
+        return _computed(device.add_up(brought.clone()))
+
+    total = devices * (devices + 1) / 2
+    return Work(device="all", compute=compute, is_right=lambda found: bool((found == total).all()))
+
+
+if __name__ == "__main__":
+    main(Framework(facts=facts, matmuls=matmuls, all_reduce=all_reduce))

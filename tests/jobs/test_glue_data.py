@@ -1,0 +1,363 @@
+"""The rows of torch_glue: from files, from GLUE's own folders, and from Python's standard library."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.torch_glue import docstrings
+from jobs.torch_glue.config import Config
+from jobs.torch_glue.data import Rows, problems, read
+
+# A file with NUL is taken for UTF-16.
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
+    lambda text: not text.isspace()
+)
+LINE = TEXT.filter(lambda text: not {*text} & {*"\t\n\r"})
+TRIPLES = st.lists(st.tuples(LINE, LINE, st.sampled_from(["yes", "no"])), min_size=2, max_size=20)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("rows")
+
+
+def write(path: Path, content: str | bytes) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return str(path)
+
+
+def many(row: str, count: int = 40, head: str = "text,label\n") -> str:
+    """`row` with {0} the number of the row, {1} 0 or 1."""
+    return head + "".join(row.format(number, number % 2) + "\n" for number in range(count))
+
+
+def said(**options: Any) -> list[str]:
+    return problems(Config(**options), Path("unused"))
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def as_csv(rows: list[tuple[str, str, str]]) -> str:
+    class Text:
+        said = ""
+
+        def write(self, text: str) -> None:
+            self.said += text
+
+    csv.writer(text := Text()).writerows([("sentence1", "sentence2", "label"), *rows])
+    return text.said
+
+
+def as_jsonl(rows: list[tuple[str, str, str]]) -> str:
+    return "".join(json.dumps({"label": c, "sentence1": a, "sentence2": b}) + "\n" for a, b, c in rows)
+
+
+def as_tsv(rows: list[tuple[str, str, str]]) -> str:
+    return "".join("\t".join(row) + "\n" for row in [("sentence1", "sentence2", "label"), *rows])
+
+
+@settings(max_examples=50)
+@given(rows=TRIPLES)
+@pytest.mark.parametrize(("ending", "format_"), [(".csv", as_csv), (".jsonl.gz", as_jsonl), (".tsv", as_tsv)])
+def test_what_a_program_writes_is_read_as_it_was_written(
+    folder: Path,
+    rows: list[tuple[str, str, str]],
+    ending: str,
+    format_: Callable[[list[tuple[str, str, str]]], str],
+) -> None:
+    both = [("first", "of yes", "yes"), ("second", "of no", "no")]
+    path = write(folder / f"rows{ending}", format_(rows + both))
+    found = read(Config(data=path, eval_data=path))
+    texts_a, texts_b, labels = zip(*rows, *both, strict=True)
+    assert found.train == Rows(
+        texts_a=texts_a, texts_b=texts_b, labels=tuple(map(float, (c == "yes" for c in labels)))
+    )
+    assert (found.eval, found.labels, found.task) == (found.train, ("no", "yes"), "classification")
+
+
+@settings(max_examples=50)
+@given(text=TEXT)
+def test_a_field_in_quotes_keeps_commas_quotes_and_line_ends_and_mistakes_after_it_have_their_line(
+    folder: Path, text: str
+) -> None:
+    quoted = '"' + text.replace('"', '""') + '"'
+    path = write(folder / "a.csv", f"text,label\n{quoted},1\nb,0\n")
+    assert read(Config(data=path, eval_data=path)).train.texts_a == (text, "b")
+    # csv counts \r, \n and \r\n as ends of lines.
+    line = 3 + len((text + "x").replace("\r\n", "\n").replace("\r", "\n").split("\n")) - 1
+    path = write(folder / "b.csv", f"text,label\n{quoted},1\nb\n")
+    assert said(data=path) == [
+        f"--data {path}:{line}: 1 columns, and the first line has 2; mend or remove what is wrong"
+    ]
+
+
+def test_columns_have_usual_names_or_those_that_are_asked_for(tmp_path: Path) -> None:
+    head = "Premise,id,HYPOTHESIS,Class,stars,title\n"
+    path = write(tmp_path / "a.csv", many("p{0},{0},h{0},{1},{0},t{0}", head=head))
+    found = read(Config(data=path, eval_data=path))
+    assert (found.train.texts_a[1], found.train.texts_b[1], found.train.labels[1]) == ("p1", "h1", 1)
+    found = read(
+        Config(data=path, eval_data=path, text_field="title", label_field="stars", task="regression")
+    )
+    assert (found.train.texts_a[7], found.train.texts_b, found.train.labels[7]) == ("t7", (), 7)
+    found = read(Config(data=path, eval_data=path, text_field="title", pair_field="id"))
+    assert (found.train.texts_a[7], found.train.texts_b[7]) == ("t7", "7")
+    (wrong,) = said(data=path, text_field="headline", label_field="x")
+    assert wrong == (
+        f"--data {path}: no column 'headline' (--text-field) and no column 'x' (--label-field); the columns are "
+        "'Premise', 'id', 'HYPOTHESIS', 'Class', 'stars', 'title': name them with these options"
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "names", "values"),
+    [
+        (["10", "2", "10.0", "2"], "classification", ("2", "10"), [1, 0, 1, 0]),
+        (["b", "a", "10", "2"], "classification", ("10", "2", "a", "b"), [3, 2, 0, 1]),
+        ([0.5, 1.5, 2.5, 3.5, 1], "classification", ("0.5", "1", "1.5", "2.5", "3.5"), [0, 2, 3, 4, 1]),
+        ([0.5, 1.5, 2.5, 3.5, 4.5, 1], "regression", (), [0.5, 1.5, 2.5, 3.5, 4.5, 1]),
+        ([True, False], "classification", ("false", "true"), [1, 0]),
+        ([*range(30)] * 2, "classification", tuple(map(str, range(30))), [*range(30)] * 2),
+    ],
+)
+def test_labels_are_numbers_where_many_are_not_whole_and_else_names_in_their_order(
+    tmp_path: Path, labels: list[Any], task: str, names: tuple[str, ...], values: list[float]
+) -> None:
+    rows = [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    found = read(Config(data=path, eval_data=path))
+    assert (found.task, found.labels, list(found.train.labels)) == (task, names, values)
+    assert found.baseline == (max(map(values.count, values)) / len(values) if names else 0)
+
+
+FEW, IDS = many("t{0},{1}"), many("t{0},id-{0}")
+OF_GLUE = many("t{0}\t{1}", head="sentence\tlabel\n")
+MISTAKES: list[tuple[str, str | bytes, dict[str, Any], str]] = [
+    ("none.csv", "", {}, "none.csv: holds no rows; name a file with texts and labels"),
+    ("head.csv", "text,label\n", {}, "head.csv: holds no rows"),
+    ("a.txt", "text", {}, "a.txt: choose 'docstrings', a folder with GLUE's train.tsv and dev.tsv, or a file that"),
+    ("open.csv", 'text,label\na,0\n"b,1\nc,0\n', {}, "open.csv:3: a quote that opens in this row never closes"),
+    ("long.csv", 'text,label\na,0\n"b,1\n' + "c,0\n" * 40_000, {}, "long.csv:3: a quote that opens in this row"),
+    ("torn.csv", 'text,label\n"b"c,1\n', {}, "torn.csv:2: not CSV: ',' expected after '\"'"),
+    ("latin.csv", "text,label\na,0\né,1\n".encode("latin-1"), {}, "latin.csv:3: 'text' is not UTF-8; convert the"),
+    ("wide.csv", "text,label\na,0\n".encode("utf-16"), {}, "wide.csv: not UTF-8 text; it is UTF-16: convert it"),
+    ("one.csv", many("t{0},yes"), {}, "one.csv: every row to train on has the label 'yes'; bring rows of another"),
+    ("ids.csv", many("t{0},id-{0}", 15), {"eval_fraction": 0.5}, "is in no row to train on; mend or remove the rows"),
+    ("ids.csv", IDS, {"eval_data": "ids.csv"}, "40 different labels in 40 rows, as 'id-0', 'id-1', 'id-10'; name the"),
+    ("same.csv", many("t,{1}"), {}, "same.csv: no row of 40 falls into the held-out share; raise --eval-fraction 0.1"),
+    ("few.csv", FEW, {"eval_data": "ids.csv"}, "--eval-data ids.csv:2: the label 'id-0' is in no row to train on"),
+    ("few.csv", FEW, {"eval_data": "no.csv"}, "--eval-data no.csv: No such file or directory; name a file that can"),
+    ("few.csv", FEW, {"eval_data": "x.jsonl"}, "x.jsonl:1: no column 'text'; the columns are 'words', 'label'"),
+    ("no.csv", many("t{0},0.{0}1") + "t,much\n", {}, "no.csv:42: the label 'much' is no number; mend or remove the"),
+    (".", "", {"data": "docstrings", "text_field": "a", "task": "regression"}, "leave out --text-field, --task"),
+    ("glue/train.tsv", "a\tb\n1\t2\n", {"data": "glue"}, "glue/train.tsv: no columns of a GLUE task: 'a', 'b'; of"),
+    ("glue/train.tsv", OF_GLUE, {"data": "glue"}, "glue/dev.tsv: No such file"),
+    ("a.parquet", b"PAR1", {}, "a.parquet: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "says"), MISTAKES, ids=[each[3][:40] for each in MISTAKES]
+)
+def test_data_that_cannot_be_trained_on_is_refused_before_anything_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: str | bytes,
+    options: dict[str, Any],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "ids.csv", many("t{0},id-{0}"))
+    write(tmp_path / "x.jsonl", '{"words": "a", "label": 1}\n')
+    if name != ".":
+        write(tmp_path / name, content)
+    assert says in "\n".join(said(**{"data": name, **options}))
+
+
+def test_every_row_that_is_wrong_is_named_with_its_line(tmp_path: Path) -> None:
+    lines = [
+        '{"text": "a", "label": true}',
+        '{"text": "b"',
+        "[1]",
+        '{"text": null, "label": 1}',
+        "",
+        '{"label": 1}',
+    ]
+    lines += ['{"text": ["c"], "label": 1}', '{"text": "\\ud800", "label": 1}', '{"text": "d", "label": " "}']
+    path = write(tmp_path / "a.jsonl", "\n".join(lines))
+    assert said(data=path) == [
+        f"--data {path}:2: not JSON (Expecting ',' delimiter)",
+        f"--data {path}:3: JSON, but no object with columns",
+        f"--data {path}:4: 'text' is empty",
+        f"--data {path}:6: no column 'text'; the columns are 'label'",
+        f"--data {path}:7: 'text' is no text and no number: ['c']",
+        f"--data {path}:8: 'text' is not UTF-8; convert the file (`iconv -f ENCODING -t UTF-8`)",
+        f"--data {path}:9: 'label' is empty; mend or remove what is wrong",
+    ]
+    path = write(tmp_path / "b.csv", "text,label\n" + "a,\n" * 25)
+    assert [said(data=path)[index] for index in (9, -1)] == [
+        f"--data {path}:11: 'label' is empty",
+        "and 15 more like these; mend or remove what is wrong",
+    ]
+
+
+def test_a_pipe_and_a_url_that_nothing_answers_are_refused_and_one_that_answers_is_read(
+    tmp_path: Path,
+) -> None:
+    os.mkfifo(tmp_path / "pipe.csv")
+    assert (
+        "pipe.csv: not a regular file, and every process reads it" in said(data=str(tmp_path / "pipe.csv"))[0]
+    )
+    with fsspec.open("memory://glue/rows.csv", "w") as file:
+        file.write(many("text {0},{1}"))
+    assert read(Config(data="memory://glue/rows.csv")).labels == ("0", "1")
+    assert "memory://glue/none.csv: " in said(data="memory://glue/none.csv")[0]
+    assert "memory://glue/train.tsv: " in said(data="memory://glue")[0]
+    assert "no driver for this kind of URL" in said(data="nothing://glue/rows.csv")[0]
+
+
+def test_held_out_rows_stay_the_same_when_rows_are_added_and_share_no_first_text_with_the_others(
+    tmp_path: Path,
+) -> None:
+    head = "question,sentence,label\n"
+    rows = [f"q{number % 200},s{number},{number % 3}" for number in range(600)]
+    before = read(Config(data=write(tmp_path / "a.csv", head + "\n".join(rows[:400]))))
+    found = read(Config(data=write(tmp_path / "b.csv", head + "\n".join(reversed(rows)))))
+    assert not {*found.train.texts_a} & {*found.eval.texts_a}
+    assert {*before.eval.texts_a} == {*found.eval.texts_a}
+    assert 0.05 < len(found.eval.labels) / 600 < 0.15
+    assert not found.warnings
+    evaluated = write(tmp_path / "c.csv", head + "q1,s1,1\nq,s,0\n")
+    found = read(Config(data=str(tmp_path / "b.csv"), eval_data=evaluated))
+    assert found.warnings == (f"--eval-data {evaluated}: rows that are trained on too: 1",)
+
+
+def test_the_fingerprint_is_of_texts_labels_names_and_split(tmp_path: Path) -> None:
+    def of(content: str, name: str = "a.csv", **options: Any) -> str:
+        path = write(tmp_path / name, content)
+        return read(Config(data=path, **options)).fingerprint
+
+    rows = many("text {0},{1}")
+    same = of(rows)
+    assert same == of(rows.replace(",", "\t"), "elsewhere/b.tsv")
+    others = [
+        rows.replace("text 3,1", "text 3,0"),
+        rows.replace("text 3", "text c"),
+        rows.replace(",1", ",2"),
+    ]
+    found = {same, *map(of, others), of(rows, eval_fraction=0.3), of(rows, task="regression")}
+    assert len(found) == 6
+
+
+# --- GLUE ---------------------------------------------------------------------------------------------------
+
+NAMED = {"names": ("label 0", "label 1")}
+OF_STSB = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore"
+PARSES = "sentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
+OF_MNLI = f"index\tpromptID\tpairID\tgenre\t{PARSES}\tsentence1\tsentence2\tlabel1\tgold_label"
+GLUE: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("cola", "", 'gj04\t{1}\t\tSaid "{0}', {"pair": False}),
+    ("sst2", "sentence\tlabel", "text {0} \t{1}", {"pair": False}),
+    ("mrpc", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", '{1}\t1\t2\tfirst {0}\t"second', {}),
+    ("stsb", OF_STSB, "{0}\tg\tf\t2012\t1\tnone\tnone\tfirst {0}\tsecond\t3.{0}", {"task": "regression", "names": ()}),
+    ("qqp", "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "{0}\t1\t2\tfirst {0}?\tsecond?\t{1}", {}),
+    ("mnli", OF_MNLI, "{0}\t1\t1n\tfiction\t(\t(\t(\t(\tfirst {0}\tsecond\tneutral\tlabel {1}", NAMED),
+    ("qnli", "index\tquestion\tsentence\tlabel", "{0}\tfirst {0}\tsecond\tlabel {1}", NAMED),
+    ("rte", "index\tsentence1\tsentence2\tlabel", "{0}\tfirst {0}\tsecond\tlabel {1}", NAMED),
+    ("wnli", "index\tsentence1\tsentence2\tlabel", "{0}\tfirst {0}\tsecond\t{1}", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "head", "row", "has"), GLUE, ids=[each[0] for each in GLUE])
+def test_a_folder_of_glue_is_known_by_the_columns_of_its_files(
+    tmp_path: Path, task: str, head: str, row: str, has: dict[str, Any]
+) -> None:
+    content = many(row, head=f"{head}\n" if head else "")
+    write(tmp_path / "train.tsv", content)
+    write(tmp_path / ("dev_matched.tsv" if task == "mnli" else "dev.tsv"), content)
+    found = read(Config(data=str(tmp_path)))
+    assert (found.metric_set, found.labels) == (task, has.get("names", ("0", "1")))
+    assert found.task == has.get("task", "classification")
+    assert (len(found.train.texts_a), bool(found.train.texts_b)) == (40, has.get("pair", True))
+    assert found.train == found.eval
+    assert ("first 3" if has.get("pair", True) else "3") in found.train.texts_a[3]
+
+
+def test_rows_of_glue_that_cannot_be_read_are_left_out_and_warned_of(tmp_path: Path) -> None:
+    head = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
+    good = many("{0}\t1\t2\tfirst {0}?\tsecond?\t{1}", head=head)
+    write(tmp_path / "train.tsv", good + "40\t1\n41\t1\t2\tfirst?\t\t1\n")
+    write(tmp_path / "dev.tsv", good)
+    found = read(Config(data=str(tmp_path)))
+    assert len(found.train.labels) == 40
+    place = f"{tmp_path}/train.tsv"
+    assert found.warnings == (
+        f"rows left out: 2, as {place}:42: 2 columns, and the first line has 6; {place}:43: 'question2' is empty",
+    )
+
+
+# --- docstrings ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, list[tuple[str, str, int]]]:
+    return dict(docstrings.modules())
+
+
+def test_neither_a_docstring_nor_a_function_alone_says_whether_they_belong_together(
+    modules: dict[str, list[tuple[str, str, int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docstrings, "modules", modules.items)
+    of_docstrings = read(Config())
+    for rows in (of_docstrings.train, of_docstrings.eval):
+        for texts in (rows.texts_a, rows.texts_b):
+            balance: dict[str, float] = dict.fromkeys(texts, 0)
+            for text, label in zip(texts, rows.labels, strict=True):
+                balance[text] += 2 * label - 1
+            assert {*balance.values()} == {0}
+    assert of_docstrings.baseline == 0.5
+    assert of_docstrings.labels == ("other", "belongs")
+    assert len(of_docstrings.train.labels) > 4_000
+    for column in ("texts_a", "texts_b"):
+        assert not {*getattr(of_docstrings.train, column)} & {*getattr(of_docstrings.eval, column)}
+    assert 0.02 < len(of_docstrings.eval.labels) / len(of_docstrings.train.labels) < 0.3
+
+
+def test_a_function_is_paired_with_its_own_docstring_and_has_it_no_longer(
+    modules: dict[str, list[tuple[str, str, int]]],
+) -> None:
+    tree = ast.parse(Path(json.__file__).read_text())
+    own = {
+        node.name: ast.get_docstring(node) or ""
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    }
+    rows = modules["json/__init__.py"]
+    belong = {
+        source.split("(")[0].removeprefix("def "): (text, source) for text, source, label in rows if label
+    }
+    assert belong.keys() == {name for name, text in own.items() if len(text) >= docstrings.LEAST_CHARACTERS}
+    for name, (text, source) in belong.items():
+        assert text == own[name][: docstrings.MOST_CHARACTERS]
+        assert source.startswith(f"def {name}(")
+        assert text[:60] not in source
+    assert "return cls(" in belong["dumps"][1]
+    assert all(
+        own[source.split("(")[0].removeprefix("def ")] != text for text, source, label in rows if not label
+    )
