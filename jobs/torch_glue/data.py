@@ -186,6 +186,7 @@ def _glue(config: Config, folder: str) -> Dataset:
             f"no columns of a GLUE task: {_listed(columns)}; of other data name the file itself"
         )
 
+    folder = folder.rstrip("/")
     train = _read("--data", f"{folder}/train.tsv", fields, are_left_out=True)
     name = next(name for name, wanted in GLUE.items() if wanted == train.fields)
     of_eval = "dev_matched.tsv" if name == "mnli" else "dev.tsv"
@@ -297,7 +298,7 @@ def _row(line: int, record: Mapping[str, Any], fields: Fields) -> _Row:
         if isinstance(value, bool):
             value = str(value).lower()
         elif isinstance(value, int | float):
-            value = "" if math.isnan(value) else str(value)
+            value = "" if value != value else str(value)  # NaN is what programs write for none
         if not isinstance(value, str | None):
             raise ValueError(f"{field!r} is no text and no number: {value!r:.60}")
         if field is not None and (not value or value.isspace()):
@@ -329,13 +330,13 @@ def _csv(path: str) -> Iterator[_Record]:
     """Comma-separated, with the quotes of RFC 4180: a field in quotes may hold commas and line ends."""
     with open_text(path, newline="") as text:
         reader = csv.reader(text, strict=True)
-        columns: list[str] | None = None
+        columns: list[str] = []
         line = 1
         try:
             for values in reader:
-                if columns is not None and values:
+                if columns and values:
                     yield line, _record(columns, values)
-                columns, line = columns or values, reader.line_num + 1
+                columns, line = columns or [name.strip() for name in values], reader.line_num + 1
         except csv.Error as error:  # what follows cannot be told apart any more
             is_open = "unexpected end of data" in str(error) or "field limit" in str(error)
             yield line, "a quote that opens in this row never closes" if is_open else f"not CSV: {error}"
@@ -347,19 +348,20 @@ def _tsv(path: str) -> Iterator[_Record]:
         columns: Sequence[str] = ()
         for line, content in enumerate(text, 1):
             values = content.rstrip("\r\n").split("\t")
-            if not columns:
-                is_cola = len(values) == len(COLA) and values[1] in ("0", "1")
-                columns = COLA if is_cola else values
-                if not is_cola:
-                    continue
-            if values != [""]:
+            if not columns and len(values) == len(COLA) and values[1] in ("0", "1"):
+                columns = COLA
+            if columns and values != [""]:
                 yield line, _record(columns, values)
+            columns = columns or [name.strip() for name in values if values != [""]]
 
 
 def _record(columns: Sequence[str], values: Sequence[str]) -> dict[str, str] | str:
     if len(values) != len(columns):
         return f"{len(values)} columns, and the first line has {len(columns)}"
-    return dict(zip(columns, values, strict=True))
+    record = dict(zip(columns, values, strict=True))
+    if len(record) < len(columns) and max(map(columns.count, filter(None, columns))) > 1:
+        return "the first line names a column twice"
+    return record
 
 
 def _jsonl(path: str) -> Iterator[_Record]:

@@ -124,6 +124,19 @@ def test_columns_have_usual_names_or_those_that_are_asked_for(tmp_path: Path) ->
     )
 
 
+def test_blank_lines_blanks_in_the_first_line_and_columns_without_a_name_do_not_matter(
+    tmp_path: Path,
+) -> None:
+    content = many("text {0}, {1},,", head="\n text , label,,\n\n")
+    for name, comma in (("a.csv", ","), ("b.tsv", "\t")):
+        path = write(tmp_path / name, content.replace(",", comma))
+        found = read(Config(data=path, eval_data=path))
+        assert (found.train.texts_a[39], found.labels) == ("text 39", ("0", "1"))
+    assert said(data=write(tmp_path / "c.csv", content + "x\n"))[0].startswith(
+        f"--data {tmp_path}/c.csv:44: 1 col"
+    )
+
+
 @pytest.mark.parametrize(
     ("labels", "task", "names", "values"),
     [
@@ -131,6 +144,7 @@ def test_columns_have_usual_names_or_those_that_are_asked_for(tmp_path: Path) ->
         (["b", "a", "10", "2"], "classification", ("10", "2", "a", "b"), [3, 2, 0, 1]),
         ([0.5, 1.5, 2.5, 3.5, 1], "classification", ("0.5", "1", "1.5", "2.5", "3.5"), [0, 2, 3, 4, 1]),
         ([0.5, 1.5, 2.5, 3.5, 4.5, 1], "regression", (), [0.5, 1.5, 2.5, 3.5, 4.5, 1]),
+        ([10**400, -1], "classification", ("-1", str(10**400)), [1, 0]),
         ([True, False], "classification", ("false", "true"), [1, 0]),
         ([*range(30)] * 2, "classification", tuple(map(str, range(30))), [*range(30)] * 2),
     ],
@@ -153,6 +167,7 @@ MISTAKES: list[tuple[str, str | bytes, dict[str, Any], str]] = [
     ("a.txt", "text", {}, "a.txt: choose 'docstrings', a folder with GLUE's train.tsv and dev.tsv, or a file that"),
     ("open.csv", 'text,label\na,0\n"b,1\nc,0\n', {}, "open.csv:3: a quote that opens in this row never closes"),
     ("long.csv", 'text,label\na,0\n"b,1\n' + "c,0\n" * 40_000, {}, "long.csv:3: a quote that opens in this row"),
+    ("twice.tsv", "text\ttext\tlabel\na\tb\t0\n", {}, "twice.tsv:2: the first line names a column twice"),
     ("torn.csv", 'text,label\n"b"c,1\n', {}, "torn.csv:2: not CSV: ',' expected after '\"'"),
     ("latin.csv", "text,label\na,0\né,1\n".encode("latin-1"), {}, "latin.csv:3: 'text' is not UTF-8; convert the"),
     ("wide.csv", "text,label\na,0\n".encode("utf-16"), {}, "wide.csv: not UTF-8 text; it is UTF-16: convert it"),
