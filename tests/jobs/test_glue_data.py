@@ -13,7 +13,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.torch_glue import docstrings
@@ -92,6 +92,7 @@ def test_what_a_program_writes_is_read_as_it_was_written(
 
 @settings(max_examples=50)
 @given(text=TEXT)
+@example(text='a, "b"\r\nc\rd\ne')
 def test_a_field_in_quotes_keeps_commas_quotes_and_line_ends_and_mistakes_after_it_have_their_line(
     folder: Path, text: str
 ) -> None:
