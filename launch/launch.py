@@ -83,13 +83,13 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     planned = work_out(request, target)
     plan, directory, run_id = planned.plan, planned.directory, planned.plan.run_id
     target = plan.target
-    if planned.note is not None:
-        say(planned.note)
     if planned.needs_environment:
         environments.ensure(plan.framework, say)
     with _only_resume_of(run_id) if request.resume else contextlib.nullcontext():
         plan = dataclasses.replace(plan, attempt=_next_attempt(request.resume, target))
         before = directory.read_json(run_directory.RUN) if request.resume else None
+        if planned.note is not None:
+            say(planned.note)
         began_s = time.monotonic()
         try:
             plan = prepare(plan, planned.bundles, target, say)

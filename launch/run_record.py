@@ -178,6 +178,8 @@ def _done(run: Run) -> list[str]:
         rows.append(("checkpoint", run.directory.path(f"{run_directory.CHECKPOINTS}/{saved[-1]}")))
     if run.directory.list(run_directory.EXPORT):
         rows.append(("export", run.directory.path(run_directory.EXPORT)))
+    if isinstance(found := result.get("tensorboard"), str):
+        rows.append(("curves", f"tensorboard --logdir {run.directory.path(found)}"))
     warned = result.get("warnings")
     if isinstance(warned, list) and warned:
         rows.append(("warnings", f"{len(warned)}; the report has them"))

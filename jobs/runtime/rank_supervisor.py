@@ -45,6 +45,7 @@ SAVING_GRACE_S = 60.0
 METRICS_PERIOD_S = {False: 1.0, True: 10.0}
 """Between two looks into metrics.jsonl; True: it is in a bucket."""
 LONGEST_PIECE = 64 * 1024
+EVENT_FILES = "events.out.tfevents."
 FOLDER_STAMP = ".tpu-stack-folder"
 OURS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 """Set for this process, and not for the command."""
@@ -120,7 +121,11 @@ def lay_out(spec: Spec) -> None:
     with contextlib.suppress(FileNotFoundError), open(stamp, encoding="ascii") as file:
         if file.read() == name:
             return
-    shutil.copytree(spec.folder, spec.work, dirs_exist_ok=True)
+    try:
+        shutil.copytree(spec.folder, spec.work, dirs_exist_ok=True)
+    except shutil.Error as error:  # of each file that could not be copied: from, to, why
+        _, to, why = error.args[0][0]
+        raise OSError(0, why, to) from None
     with open(stamp, "w", encoding="ascii") as file:
         file.write(name)
 
@@ -235,8 +240,19 @@ def _carry_out(run: process.Run, spec: Spec, told: threading.Event) -> int:
     if run.environment.is_first and not _others_are_done(run, told):
         process.finish_early(run, progress.step)
         return RESUME_ME
-    process.finish(run, "done", progress.final())
+    found = event_files(run.environment.run_dir) if run.environment.is_first else None
+    process.finish(run, "done", progress.final() | ({} if found is None else {"tensorboard": found}))
     return DONE
+
+
+def event_files(run_dir: str) -> str | None:
+    """Return the folder of a run directory in which all TensorBoard event files lie; None where there are none."""
+    folders = []
+    for folder, inner, names in os.walk(run_dir):  # nothing, where it is a URL
+        inner[:] = [name for name in inner if name != run_directory.CHECKPOINTS]
+        if any(name.startswith(EVENT_FILES) for name in names):
+            folders.append(folder)
+    return os.path.relpath(os.path.commonpath(folders), run_dir) if folders else None
 
 
 def wait(
@@ -368,7 +384,9 @@ class Progress:
         return {
             name: value
             for name, value in numbers.items()
-            if name not in ("step", "time") and isinstance(value, int | float) and not isinstance(value, bool)
+            if name not in ("step", "time", "outcome")
+            and isinstance(value, int | float)
+            and not isinstance(value, bool)
         }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from contracts.process import ProcessEnvironment
 from contracts.ranks import OF_LOG, Ranks, Spec
+from jobs.runtime.rank_supervisor import event_files
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
@@ -177,6 +179,26 @@ def test_standing_still_shows_only_where_progress_is_named(
     beat = host.beat()
     assert (beat["time"] - beat["step_time"] < 3) == moves
     assert beat.get("hangs_at_floor", False) == (not moves)
+
+
+def test_event_files_of_tensorboard_are_found_wherever_a_script_writes_them(start: Start) -> None:
+    words = "import os; run = os.environ['RUN_DIR'] + '/out/runs/'; os.makedirs(run + 'a'); os.makedirs(run + 'b/c'); "
+    words += "[open(run + name + '/events.out.tfevents.1.vm', 'w') for name in ('a', 'b/c')]"
+    host = start(sys.executable, "-c", words, per_host=1)
+    assert host.ended() == (0, "")
+    assert host.result()["tensorboard"] == "out/runs"
+    assert event_files("gs://bucket/run") is None
+
+
+def test_a_folder_that_cannot_be_laid_out_is_told_by_the_first_file_that_could_not(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "abc" / "sub").mkdir(parents=True)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "sub").write_text("in the way")
+    host = start("true", per_host=1)
+    assert host.ended()[0] == 1
+    assert re.fullmatch(r"/\S+/work/sub: \[Errno 17\] File exists: \S+", host.beat()["message"])
 
 
 def test_a_program_that_is_not_there_is_named(start: Start) -> None:
