@@ -54,9 +54,9 @@ def test_of_several_ranks_on_a_host_the_first_speaks_and_the_last_words_of_anoth
     for each in (first, second):
         each.start()
         each.state("joined")
+    first.end("failed", "another host was lost")
     second.step(9)
     second.end("failed", "it broke", says_all=True)
-    first.end("failed", "another host was lost")
     assert directory.list("heartbeats") == ["host-1.json"]
     assert (read(directory)["rank"], read(directory)["step"]) == (1, 0)
     said = {path.name: json.loads(path.read_text()) for path in tmp_path.glob("heartbeat*.json")}

@@ -211,8 +211,9 @@ OF_JOB = (
     "import os, sys, time, signal; from contracts import process as told; "
     "from contracts.run_directory import RunDirectory; "
     "from jobs.runtime import process; from jobs.runtime.heartbeat import Heartbeat; "
-    "e = told.read(os.environ); d = RunDirectory(e.run_dir); run = process.Run(environment=e, directory=d, "
-    "heartbeat=Heartbeat(d, e)); run.heartbeat.start(); process.answer_sigusr1(e.control_dir); "
+    "assert os.environ['PYTHONPATH']; e = told.read(os.environ); d = RunDirectory(e.run_dir); "
+    "run = process.Run(environment=e, directory=d, heartbeat=Heartbeat(d, e)); "
+    "run.heartbeat.start(); process.answer_sigusr1(e.control_dir); "
 )
 AT_SIGTERM = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); print('up', e.process_id, flush=True); "
 SLEEPS = AT_SIGTERM + "time.sleep(60)"
