@@ -1,4 +1,4 @@
-"""Runs of `flax_mlm`, so small that it trains in seconds: launched as users do, watched, and disturbed."""
+"""Runs of a job, so small that it trains in seconds: launched as users do, watched, and disturbed."""
 
 from __future__ import annotations
 
@@ -106,6 +106,8 @@ class Command:
 class Lab:
     """A directory of runs, the machine's agents, and everything that a test started there."""
 
+    job = "flax_mlm"
+
     def __init__(self, runs_dir: Path, cache_home: Path, data: Path) -> None:
         self.runs_dir, self.cache_home, self.data = runs_dir, cache_home, data
         self.environ = {"TPU_STACK_RUNS": str(runs_dir), "XDG_CACHE_HOME": str(cache_home)}
@@ -122,7 +124,7 @@ class Lab:
         """A run that has just joined, or `resume` gone on with; `more`: options besides the usual ones."""
         arguments = resume.described["args"] if resume else self.options()
         request = launching.Request(
-            job="flax_mlm",
+            job=self.job,
             arguments=(*arguments, *more),
             name=None,
             resume=self.read(resume) if resume else None,
@@ -168,7 +170,7 @@ class Lab:
         ]
 
     def fab_train(self, *more: str) -> Command:
-        return self.fab("train", "--job", "flax_mlm", "--args", " ".join([*self.options(), *more]))
+        return self.fab("train", "--job", self.job, "--args", " ".join([*self.options(), *more]))
 
     def end_all(self) -> None:
         """Nothing that was started here outlives the test."""
