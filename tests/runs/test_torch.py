@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 from collections.abc import Iterator
@@ -32,8 +33,6 @@ class GlueLab(Lab):
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GlueLab]:
     """Its cache has this machine's environment of PyTorch, which takes minutes to make."""
-    import os
-
     environments.ensure("pytorch", print)
     cache = tmp_path / "cache" / "tpu-stack"
     cache.mkdir(parents=True)
