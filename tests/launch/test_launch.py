@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import datetime
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -14,13 +15,15 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
+from jobs import jax_hello
 from jobs.flax_mlm.config import Config
-from launch import follow, jobs, launch, targets
+from launch import environments, follow, jobs, launch, runs, targets
 from launch import launch as launching
 from launch.hosts import Agent, GoneLink, HostsError
 from launch.jobs import Bundle
 from launch.launch import NotJoined
 from launch.plan import Container, Plan
+from launch.run_record import run_record
 from launch.runs import Run
 from launch.targets import Target
 from tests.launch.slices import make_target
@@ -109,6 +112,31 @@ def test_every_bucket_that_is_out_of_reach_is_named_before_a_run_begins(
     ]
     monkeypatch.setenv("TPU_STACK_RUNS", "gs://mine/runs")
     assert refused(runs_dir).startswith(f"gs://mine/runs: {why}")
+
+
+def test_a_run_keeps_the_framework_and_the_processes_that_it_began_with(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax_hello, "FRAMEWORKS", ("jax", "pytorch"), raising=False)
+
+    def work_out(resume: Run | None = None, python: str | None = None, **asked: str) -> launching.Planned:
+        request = launching.Request(job="jax_hello", arguments=(), name=None, resume=resume, **asked)  # type: ignore[arg-type]
+        return launching.work_out(request, targets.on_this_machine(hosts="2", platform="cpu", python=python))
+
+    first = work_out(framework="pytorch", processes_per_host="2")
+    assert (first.plan.framework, first.plan.ranks_per_host, first.needs_environment) == ("pytorch", 2, True)
+    assert first.plan.target.python == str(environments.python_of("pytorch"))
+    now = datetime.datetime.now(datetime.UTC)
+    asked = first.processes_per_host
+    described = run_record(
+        first.plan, first.config, name=None, processes_per_host=asked, now=now, before=None
+    )
+    first.directory.write_json("run.json", described)
+    again = work_out(resume=runs.find(targets.on_this_machine(hosts="2", platform="cpu").runs, "latest"))
+    assert (again.plan.framework, again.plan.ranks_per_host, again.processes_per_host) == ("pytorch", 2, "2")
+    given = work_out(framework="pytorch", python="/my/python")
+    assert (given.plan.target.python, given.needs_environment) == ("/my/python", False)
+    assert work_out().plan.framework == "jax"
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
