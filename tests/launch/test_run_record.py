@@ -67,6 +67,7 @@ def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: Wr
             "eval_loss": 2.5,
             "eval_accuracy": 0.4321,
             "unigram_entropy": 5.75,
+            "tensorboard": "out/runs",
         }
     )
     for step in (50, 100):
@@ -81,6 +82,7 @@ def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: Wr
         "  wall time    1:15 for 100 steps",
         f"  checkpoint   {place}/checkpoints/100",
         f"  export       {place}/export",
+        f"  curves       tensorboard --logdir {place}/out/runs",
         f"  report       {place}/report.html",
     ]
 
