@@ -111,7 +111,8 @@ def _drawn(config: Config, dataset: Dataset) -> tuple[Any, Any]:
         intermediate_size=size["ff_width"],
         max_position_embeddings=max(512, config.max_length) + 2,
         type_vocab_size=1,
-        initializer_range=0.02 * math.sqrt(SIZES["base"]["width"] / size["width"]),  # 0.02 is for RoBERTa-base
+        initializer_range=0.02
+        * math.sqrt(SIZES["base"]["width"] / size["width"]),  # 0.02 is for RoBERTa-base
     )
     return settings, tokenizer
 

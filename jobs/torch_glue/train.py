@@ -37,6 +37,8 @@ def train(run: Run, config: Config) -> Final:
         Preempted: a host got SIGTERM; the state is saved.
     """
     wrong = problems(config, devices=distributed.size())
+    if config.fsdp and distributed.device().type == "xla":
+        wrong.append("--fsdp: works with --framework pytorch, and not with pytorch_xla")
     if wrong:
         raise RequestError("; ".join(wrong))
     run.prepare(f"reading {config.data}")
@@ -333,6 +335,7 @@ class Training:
             self.checkpoints.restore_model(exported)
             final = self.score()
         self.checkpoints.close()
+        self.compare_with_chance(final)
         run.heartbeat.say("export")
         weights = self.checkpoints.weights()
         if self.metrics is not None:
@@ -348,6 +351,17 @@ class Training:
             "exported_step": exported,
             "padding": round(self.batches.padding, 4),
         }
+
+    def compare_with_chance(self, final: dict[str, float]) -> None:
+        """Warn where the accuracy is within two standard deviations of that of naming the most frequent class."""
+        baseline, rows = self.dataset.baseline, len(self.dataset.eval.labels)
+        likely = baseline + 2 * math.sqrt(baseline * (1 - baseline) / rows)
+        if not self.is_regression and final["accuracy"] <= likely:
+            self.run.warn(
+                f"accuracy {final['accuracy']:.3f} of {rows} rows: no better than always naming the most frequent "
+                f"label ({baseline:.3f}), as far as so many rows can tell; begin with a model that is pre-trained on "
+                "such text (--init-from), or train for longer"
+            )
 
     def write_predictions(self) -> None:
         """Write predictions.jsonl: of each held-out row its texts, its label and what the model says."""
