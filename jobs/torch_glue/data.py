@@ -24,6 +24,7 @@ from contracts.files import is_url
 from jobs.runtime.text_files import ending, open_binary, open_text
 from jobs.torch_glue import docstrings
 from jobs.torch_glue.config import Config
+from jobs.torch_glue.pretrained import open_pretrained
 
 type Task = Literal["classification", "regression"]
 type Fields = tuple[str, str | None, str]
@@ -120,15 +121,21 @@ class _Table:
     warnings: tuple[str, ...] = ()
 
 
-def problems(config: Config, _cache_dir: Path) -> list[str]:
-    """What is wrong with the data; called before anything is started."""
+def problems(config: Config, cache_dir: Path) -> list[str]:
+    """What is wrong with the data, and with the model of --init-from; called before anything is started."""
+    found: list[str] = []
     try:
         _is_whole(config)
         if config.data != DOCSTRINGS:  # nothing is wrong with these, and they take seconds
             read(config)
     except RequestError as error:
-        return str(error).splitlines()
-    return []
+        found += str(error).splitlines()
+    try:
+        if config.init_from is not None:
+            open_pretrained(config, config.init_from, cache_dir, lambda _: None)
+    except RequestError as error:
+        found.append(str(error))
+    return found
 
 
 def read(config: Config) -> Dataset:

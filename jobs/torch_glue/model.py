@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 import os
 import tempfile
@@ -14,14 +13,13 @@ from typing import Any
 
 import torch
 
-from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, RunDirectory
 from jobs.runtime.bucket_files import files_of
-from jobs.runtime.model_folder import BYTE_LEVEL, CONFIG, TOKENIZER, WEIGHTS, WORDPIECES, open_folder
+from jobs.runtime.model_folder import CONFIG, TOKENIZER, WEIGHTS, WORDPIECES
 from jobs.torch_glue.config import SIZES, VOCAB_SIZE, Config
 from jobs.torch_glue.data import Dataset
+from jobs.torch_glue.pretrained import open_pretrained
 
-ARCHITECTURES = ("roberta", "bert")
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 """RoBERTa's, with its ids from 0 on."""
 
@@ -50,21 +48,13 @@ def prepare(config: Config, dataset: Dataset, cache_dir: Path, say: Callable[[st
         settings, tokenizer = _drawn(config, dataset)
         digest.update(tokenizer.backend_tokenizer.to_str().encode())
     else:
-        folder = open_folder(config.init_from, cache_dir, say, (*BYTE_LEVEL, (WORDPIECES,)))
-        _check(config.init_from, folder)
+        folder = open_pretrained(config, config.init_from, cache_dir, say)
         settings, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
         weights = None if config.scratch else folder
         for name in (CONFIG, TOKENIZER, WORDPIECES, *(() if config.scratch else (WEIGHTS,))):
             if (folder / name).exists():
                 with (folder / name).open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
-    positions = settings.max_position_embeddings - (
-        settings.pad_token_id + 1 if settings.model_type == "roberta" else 0
-    )
-    if config.max_length > positions:
-        raise RequestError(
-            f"--max-length {config.max_length}: the model has {positions} positions; choose at most {positions}"
-        )
     if config.dropout is not None:
         settings.hidden_dropout_prob = settings.attention_probs_dropout_prob = config.dropout
         settings.classifier_dropout = config.dropout
@@ -75,20 +65,6 @@ def prepare(config: Config, dataset: Dataset, cache_dir: Path, say: Callable[[st
     settings.problem_type = "regression" if dataset.task == "regression" else "single_label_classification"
     settings.tie_word_embeddings = False
     return Beginning(tokenizer=tokenizer, settings=settings, weights=weights, fingerprint=digest.hexdigest())
-
-
-def _check(source: str, folder: Path) -> None:
-    try:
-        told = json.loads((folder / CONFIG).read_bytes())
-        kind = told.get("model_type")
-    except (ValueError, AttributeError) as error:
-        raise RequestError(f"--init-from {source}: its {CONFIG} is no JSON object ({error})") from None
-    if kind not in ARCHITECTURES:
-        named = ", ".join(map(str, told.get("architectures") or [])) or "nothing"
-        raise RequestError(
-            f"--init-from {source}: {CONFIG} names {named}, of the type {kind}; choose a model of the type "
-            f"{' or '.join(ARCHITECTURES)}"
-        )
 
 
 def _drawn(config: Config, dataset: Dataset) -> tuple[Any, Any]:

@@ -379,3 +379,34 @@ def test_a_function_is_paired_with_its_own_docstring_and_has_it_no_longer(
         for text, source, label in rows
         if not label
     )
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (
+            {"model_type": "roberta", "max_position_embeddings": 66},
+            "--max-length 128: the model has 64 positions",
+        ),
+        (
+            {"model_type": "bert", "max_position_embeddings": 100},
+            "--max-length 128: the model has 100 positions",
+        ),
+        (
+            {"model_type": "gpt2", "architectures": ["GPT2Model"]},
+            "names GPT2Model, of the type gpt2; choose a model",
+        ),
+        ({}, "names nothing, of the type None; choose a model of the type roberta or bert"),
+        ({"model_type": "bert", "max_position_embeddings": 512}, None),
+    ],
+)
+def test_a_model_of_another_kind_or_with_too_few_positions_is_refused_before_anything_starts(
+    told: dict[str, Any], said: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    for name in ("model.safetensors", "vocab.txt"):
+        (tmp_path / name).touch()
+    found = problems(Config(init_from=str(tmp_path)), tmp_path)
+    assert [said in text for text in found if said] == ([True] if said else []), found
+    nowhere = problems(Config(init_from=str(tmp_path / "nowhere")), tmp_path)
+    assert len(nowhere) == 1 and "No such file or directory" in nowhere[0]

@@ -19,9 +19,7 @@ import torch
 
 from contracts.errors import RequestError
 from jobs.runtime.process import Run
-from jobs.torch_glue import model
 from jobs.torch_glue.config import Config
-from jobs.torch_glue.data import read
 from jobs.torch_glue.train import train
 
 pytestmark = pytest.mark.usefixtures("group")
@@ -124,23 +122,6 @@ def test_a_torn_checkpoint_is_put_aside_and_the_one_before_it_is_used(
     with pytest.raises(RequestError, match="none of the run's 4 checkpoints can be read"):
         train(run, dataclasses.replace(config, steps=5))
     assert run.directory.checkpoint_steps() == [1, 2, 3, 4]
-
-
-def test_a_model_of_another_kind_and_one_with_too_few_positions_are_refused(
-    make_run: MakeRun, config: Config, tmp_path: Path
-) -> None:
-    run = make_run()
-    train(run, dataclasses.replace(config, steps=1))
-    folder = Path(run.directory.path("export"))
-    begun = dataclasses.replace(config, init_from=str(folder), max_length=600)
-    with pytest.raises(RequestError, match="has 512 positions"):
-        model.prepare(begun, read(begun), tmp_path, print)
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps({**told, "model_type": "gpt2", "architectures": ["GPT2Model"]})
-    )
-    with pytest.raises(RequestError, match="names GPT2Model, of the type gpt2; choose .* roberta or bert"):
-        model.prepare(begun, read(begun), tmp_path, print)
 
 
 ONE_STEP = """
