@@ -57,6 +57,8 @@ NOT_RUN = {
     "fab train --workdir FOLDER -- COMMAND": FORM + "the line above it",
     "fab train --framework pytorch --workdir examples/pytorch -- python train.py": "makes an environment of 1.5 GB; "
     "tests/runs/test_own_command.py",
+    "fab train --job torch_glue -- --data reviews.csv --init-from latest:flax_mlm": "rows of one's own; "
+    "tests/runs/test_torch.py",
     "fab train --resume latest": "wants a run that was stopped; tests/runs/test_stopped.py",
     "fab stop": "wants a run that is active; tests/runs/test_stopped.py",
     "fab train": FORM + "`make train`",
