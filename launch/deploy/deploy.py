@@ -39,31 +39,47 @@ Say = Callable[[str], None]
 
 
 FRAMEWORK = "jax"
-"""What hosts are prepared for and tried with; containers bring any other."""
+"""What a bare run computes with; containers bring any other."""
 
 
 def deploy(target: Target, *, with_comforts: bool, runtime: str | None = None) -> int:
     """Prepare every host and say what changed; 0 where all are ready.
 
-    runtime: as `launch.plan.choose_container` takes it; runs in containers need Docker, others a Python.
+    runtime: as `launch.plan.choose_container` takes it.
 
     Raises:
         RequestError: this checkout has no lock for the target's platform, or there is no such runtime or no image.
         HostsError: no host could be reached.
     """
     console = terminal()
-    contained = plan.choose_container(target, FRAMEWORK, runtime, plan.built_here) is not None
-    lock = None if contained else python_environment.needed(target, CHECKOUT)
+    contained, bare = ways_of_running(target, runtime)
+    lock = python_environment.needed(target, CHECKOUT) if bare else None
     reached = reach(target, say(console))
-    wanted = steps(target, with_comforts=with_comforts, contained=contained, lock=lock)
+    wanted = steps(target, with_comforts=with_comforts, contained=contained, bare=bare, lock=lock)
     outcomes = _carry_out(target, wanted, lock, reached, say(console))
     console.print(table(outcomes))
     say(console)(verdict(outcomes))
     return 1 if any(outcome.failed for outcome in outcomes) else 0
 
 
-def steps(target: Target, *, with_comforts: bool, contained: bool, lock: Lock | None) -> tuple[Step, ...]:
-    """Return what each host of a target needs, in order. contained: runs are in containers."""
+def ways_of_running(target: Target, runtime: str | None) -> tuple[bool, bool]:
+    """Return whether there are runs in containers, which need Docker, and bare ones, which need a Python.
+
+    Without `runtime`, each image is for runs in containers, and FRAMEWORK runs bare if the stack has no image of it.
+
+    Raises:
+        RequestError: there is no such runtime or no image.
+    """
+    images = target.inventory.images
+    framework = FRAMEWORK if FRAMEWORK in images else min(images, default=FRAMEWORK)
+    contained = plan.choose_container(target, framework, runtime, plan.built_here) is not None
+    return contained, not contained or (runtime is None and framework != FRAMEWORK)
+
+
+def steps(
+    target: Target, *, with_comforts: bool, contained: bool, bare: bool, lock: Lock | None
+) -> tuple[Step, ...]:
+    """Return what each host of a target needs, in order. contained, bare: there are runs in containers, and others."""
     modules = MODULES_OF_FRAMEWORK[FRAMEWORK]
     own = [target.agent_root, target.cache_dir]
     if target.is_local:
@@ -82,7 +98,7 @@ def steps(target: Target, *, with_comforts: bool, contained: bool, lock: Lock | 
         *((huge_pages(),) if target.platform == "tpu" else ()),
         *((docker(),) if contained else ()),
         *docker_login(registries(target.inventory.images.values())),
-        *(() if contained else (_python(target, modules, lock),)),
+        *((_python(target, modules, lock),) if bare else ()),
         *((comforts(),) if with_comforts else ()),
     )
 

@@ -41,7 +41,7 @@ def agents(make_agent: MakeAgent) -> list[Agent]:
 
 
 def names(target: Target, **options: Any) -> list[str]:
-    given = {"with_comforts": False, "contained": False, "lock": LOCK, **options}
+    given = {"with_comforts": False, "contained": False, "bare": True, "lock": LOCK, **options}
     return [step.name for step in deploy.steps(target, **given)]
 
 
@@ -60,19 +60,37 @@ def test_each_target_gets_the_steps_that_it_needs(agents: list[Agent]) -> None:
     assert names(in_bucket) == ["first boot", "certificates", "folders", "huge pages", "python"]
     # Runs in containers take Docker and no Python.
     contained = [*before, "huge pages", "docker", "docker helper", "docker log-in"]
-    assert names(target, contained=True, lock=None) == contained
+    assert names(target, contained=True, bare=False, lock=None) == contained
+
+
+@pytest.mark.parametrize(
+    ("images", "runtime", "ways"),
+    [
+        ((), None, (False, True)),
+        (("jax", "pytorch"), None, (True, False)),
+        (("pytorch",), None, (True, True)),  # jobs of JAX run bare there
+        (("pytorch",), "docker", (True, False)),
+        (("jax", "pytorch"), "bare", (False, True)),
+    ],
+)
+def test_the_image_of_any_framework_needs_docker_and_without_one_of_jax_its_jobs_need_a_python(
+    agents: list[Agent], images: tuple[str, ...], runtime: str | None, ways: tuple[bool, bool]
+) -> None:
+    target = make_target(agents)
+    stack = dataclasses.replace(target.inventory, images={name: f"r/{name}@sha256:0" for name in images})
+    assert deploy.ways_of_running(dataclasses.replace(target, inventory=stack), runtime) == ways
 
 
 def test_on_this_machine_nothing_is_installed_and_nothing_needs_root(agents: list[Agent]) -> None:
     target = make_target(agents, name="local", python="/venv/bin/python", runs_url="/runs")
-    found = deploy.steps(target, with_comforts=True, contained=False, lock=None)
+    found = deploy.steps(target, with_comforts=True, contained=False, bare=True, lock=None)
     assert [step.name for step in found] == ["folders", "python"]
     assert not any(step.root for step in found) and found[1].change == ""
 
 
 def test_folders_wait_for_the_share_and_all_steps_fit_in_one_argument_of_a_shell(agents: list[Agent]) -> None:
     """sshd hands the whole command to a shell as one argument."""
-    every = deploy.steps(make_target(agents), with_comforts=True, contained=False, lock=LOCK)
+    every = deploy.steps(make_target(agents), with_comforts=True, contained=False, bare=True, lock=LOCK)
     argv = [deploy.PYTHON, "-S", "-E", "-c", deploy.RUNNER.read_text(), to_json(every)]
     assert len(shlex.join(argv).encode()) < 100_000
     (folders,) = [step for step in every if step.name == "folders"]
