@@ -15,7 +15,19 @@ Better = Literal["lower", "higher"]
 
 OF_EVERY_JOB = frozenset({"step", "time", "step_s", "input_wait_s", "mfu", "outliers"})
 """Fields of a line of metrics that mean the same in every job, and are shown by whoever knows what they mean."""
-NO_METRICS = frozenset({"steps", "wall_s", "failed_host", "attempt", "time", "outliers", "skipped_updates"})
+NO_METRICS = frozenset(
+    {
+        "steps",
+        "wall_s",
+        "failed_host",
+        "attempt",
+        "time",
+        "outliers",
+        "skipped_updates",
+        "best_step",
+        "exported_step",
+    }
+)
 """Numbers of result.json that are no metrics of the job."""
 
 

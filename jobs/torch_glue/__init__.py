@@ -17,6 +17,7 @@ METRICS = Metrics(
         Metric(name="matthews", title="Matthews correlation", better="higher", chart="eval_score"),
         Metric(name="pearson", title="Pearson correlation", better="higher", chart="eval_score"),
         Metric(name="spearman", title="Spearman correlation", better="higher", chart="eval_score"),
+        Metric(name="mse", title="mean squared error", better="lower"),
         Metric(name="rows_per_s", title="speed", unit="rows/s", better="higher"),
         Metric(name="learning_rate", title="learning rate"),
         Metric(name="grad_norm", title="gradient norm"),
