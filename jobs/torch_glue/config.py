@@ -88,7 +88,7 @@ class Config:
     """What activations are computed in; parameters are float32. auto: bfloat16, and float32 on a CPU without
     avx512_bf16."""
     compile: Literal["auto", "yes", "no"] = "auto"
-    """Compile the model by torch.compile. auto: on a GPU and a TPU, and on a CPU for runs of 1,000 steps and more."""
+    """Compile the model by torch.compile. auto: on a GPU and a TPU, and on a CPU for runs of 5,000 steps and more."""
     fsdp: bool = False
     """Share out the parameters and the optimizer's state over all processes: less memory, more exchange."""
 
@@ -112,7 +112,7 @@ def learning_rate(config: Config, width: int) -> float:
     """The peak: as asked for, else by the model's width; 768: Liu et al. 2019, table 10; smaller: by trial."""
     if config.learning_rate is not None:
         return config.learning_rate
-    return 1e-3 if width <= 128 else 5e-4 if width <= 256 else 1e-4 if width <= 512 else 2e-5
+    return 5e-4 if width <= 256 else 1e-4 if width <= 512 else 2e-5
 
 
 def problems(config: Config, *, devices: int) -> list[str]:

@@ -24,8 +24,8 @@ from jobs.torch_glue import data, model, scores
 from jobs.torch_glue.batches import Batch, Batches, Encoded
 from jobs.torch_glue.config import Config, learning_rate, problems
 
-COMPILED_FROM_STEPS = 1_000
-"""On a CPU compiling takes as long as some hundred steps."""
+COMPILED_FROM_STEPS = 5_000
+"""On a CPU compiling takes as long as some hundred steps, and makes each a little faster."""
 PREDICTIONS = "predictions.jsonl"
 
 
