@@ -14,6 +14,7 @@ LIMIT_S = 600
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S + 60)
 def test_what_computes_in_torch_holds_there(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         environments.ensure("pytorch", print)
