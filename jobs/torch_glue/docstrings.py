@@ -2,17 +2,12 @@
 
 A function of a module is there twice: with its own docstring and with that of another function of the module. So every
 text is as often in a row of one label as of the other: 50 % is what can be had without comparing the two.
-
-`python -m jobs.torch_glue.docstrings FILE.jsonl` writes the functions to train on, each below its own docstring: text
-for flax_mlm to learn from before the labels are learned. None of it is of a module that is held out.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import json
-import sys
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -93,21 +88,3 @@ def _nodes(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node
             yield from _nodes(node)
-
-
-def main(path: str) -> None:
-    from jobs.torch_glue import data
-    from jobs.torch_glue.config import Config
-
-    rows = data.read(Config()).train
-    own = [
-        f"{docstring}\n{source}"
-        for docstring, source, label in zip(rows.texts_a, rows.texts_b, rows.labels, strict=True)
-        if LABELS[int(label)] == "belongs"
-    ]
-    Path(path).write_text("".join(json.dumps({"text": text}) + "\n" for text in own), encoding="utf-8")
-    print(f"{path}: {len(own):,} functions")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

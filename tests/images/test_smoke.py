@@ -260,12 +260,29 @@ def test_a_frameworks_file_has_what_the_smoke_test_asks_of_it_and_loads_no_frame
     assert imported(ast.parse((IMAGES / framework / "smoke.py").read_text()).body) <= sys.stdlib_module_names
 
 
-def test_the_smoke_test_of_jax_imports_every_library_that_a_job_or_its_runtime_imports() -> None:
-    used: set[str] = set()
-    for file in ROOT.glob("jobs/**/*.py"):
-        used |= imported(ast.walk(ast.parse(file.read_text())))
-    tried = {each.partition(".")[0] for each in defined("jax")["MODULES"]}
-    assert used - sys.stdlib_module_names - {"jobs", "contracts"} - tried == set()
+OF_FRAMEWORK = {
+    "jax": ("flax_mlm", "jax_hello", "runtime/jax"),
+    "pytorch": ("torch_glue", "runtime/torch"),
+    "pytorch_xla": ("torch_glue", "runtime/torch"),
+}
+"""Folders of jobs/ that the framework's image runs, besides what lies in runtime/ itself."""
+NOT_IN_IMAGES = {"jobs", "contracts", "pyarrow"}
+ELSEWHERE = {"pytorch": {"torch_xla"}}
+
+
+@pytest.mark.parametrize("framework", OF_FRAMEWORK)
+def test_the_smoke_test_imports_every_library_that_a_job_or_its_runtime_imports(framework: str) -> None:
+    folders = [*OF_FRAMEWORK[framework], "runtime/report"]
+    files = [
+        *ROOT.glob("jobs/runtime/*.py"),
+        *(path for each in folders for path in ROOT.glob(f"jobs/{each}/*.py")),
+    ]
+    used = {name for file in files for name in imported(ast.walk(ast.parse(file.read_text())))}
+    tried = {each.partition(".")[0] for each in defined(framework)["MODULES"]}
+    needed = used - sys.stdlib_module_names - NOT_IN_IMAGES - ELSEWHERE.get(framework, set())
+    assert needed - tried == set()
+    covered = {path.name for path in (ROOT / "jobs").iterdir() if (path / "__main__.py").exists()}
+    assert covered <= {each for folders in OF_FRAMEWORK.values() for each in folders}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

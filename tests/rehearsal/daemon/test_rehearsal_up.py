@@ -177,7 +177,7 @@ def test_a_command_of_ones_own_outlives_a_killed_host_and_a_preempted_slice(
 ) -> None:
     first = shared.hosts()
     shared.succeed("fab deploy --stack rehearsal")
-    words = f"--stack rehearsal --workdir examples/jax --detach -- python train.py {OWN_STEPS}"
+    words = f"--stack rehearsal --runtime bare --workdir examples/jax --detach -- python train.py {OWN_STEPS}"
     shared.succeed(f"fab train {words}", LAUNCH_LIMIT_S)
     until(lambda: step_of(shared) >= 20, LAUNCH_LIMIT_S)
     shared.act("kill", "1")
