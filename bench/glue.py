@@ -10,7 +10,7 @@ the process. The losses of both are compared at the end: the rows come in anothe
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import contextlib
 import json
 import os
 import resource
@@ -104,6 +104,9 @@ def _ours(folder: Path, model: str, steps: int, compiled: Any) -> dict[str, Any]
     from jobs.runtime.torch import distributed
     from jobs.torch_glue.train import train
 
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     environment = ProcessEnvironment(
         run_id="bench",
         run_dir=str(folder),
@@ -112,17 +115,14 @@ def _ours(folder: Path, model: str, steps: int, compiled: Any) -> dict[str, Any]
         attempt=0,
         num_processes=1,
         process_id=0,
-        coordinator="127.0.0.1:0",
+        coordinator=coordinator,
         platform="cpu",
         cache_dir=str(folder / "cache"),
         local_devices=None,
         peak_flops_per_s=None,
         control_dir=None,
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
-    distributed.start(dataclasses.replace(environment, coordinator=coordinator))
+    distributed.start(environment)
     directory = RunDirectory(environment.run_dir)
     run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
     train(run, _config(model, steps, log_every=1, compile=compiled, checkpoint_every=steps))
@@ -179,10 +179,8 @@ def _trainer(folder: Path, model: str, steps: int, more: dict[str, Any]) -> dict
         callbacks=[Clock()],
     )
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    with open(os.devnull, "w") as nothing:
-        stdout, sys.stdout = sys.stdout, nothing  # it prints every step
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):  # it prints every step
         trainer.train()
-        sys.stdout = stdout
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     seconds = ends[-1] - ends[WARM_STEPS - 1]
     return {"rows_per_s": (steps - WARM_STEPS) * config.batch_size / seconds, "loss": _last(losses)}

@@ -204,9 +204,21 @@ def export_of(folder: RunsFolder, wanted: str) -> str | None:
         run = find(folder, wanted)
     else:
         return None
-    if not run.directory.list(run_directory.EXPORT):
-        raise RequestError(f"{wanted}: {run.run_id} has no export; it is written when the last step is taken")
+    require_export(run)
     return run.directory.path(run_directory.EXPORT)
+
+
+def require_export(run: Run) -> None:
+    """Make sure that a run has an export.
+
+    Raises:
+        RequestError: it has none yet.
+    """
+    if not run.directory.list(run_directory.EXPORT):
+        raise RequestError(
+            f"{run.run_id} has no export yet: it is written when the last step has been taken; `fab status` tells how "
+            "far it is"
+        )
 
 
 def check_name(folder: RunsFolder, name: str | None, own: str | None = None) -> None:

@@ -28,7 +28,7 @@ from typing import Any, Literal, get_args
 from contracts.errors import RequestError
 from contracts.files import is_url
 from jobs.runtime.bucket_files import open_url
-from jobs.runtime.text_files import check_text, ending, open_text, stdlib_modules, stdlib_root
+from jobs.runtime.text_files import UNDECODABLE, check_text, ending, open_text, stdlib_modules, stdlib_root
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -39,8 +39,6 @@ RULE_VERSION = 1
 STDLIB = "stdlib"
 
 _FORMAT = 1  # part of the fingerprint: raise it when the same files give other documents
-# Lone surrogates: what "surrogateescape" makes of bytes that are no UTF-8, and JSON's "\ud800" on its own.
-_UNDECODABLE = re.compile("[\ud800-\udfff]+")
 # What object stores and file systems say of a file's content, the surest first.
 _VERSION_KEYS = ("md5Hash", "crc32c", "ETag", "etag", "mtime", "LastModified", "updated", "created")
 
@@ -118,8 +116,8 @@ class Corpus:
         for file in self.files:
             for raw in self._read(file.path):
                 text = raw
-                if not raw.isascii() and (bad := sum(map(len, _UNDECODABLE.findall(raw)))):
-                    text = _UNDECODABLE.sub("\ufffd", raw)
+                if not raw.isascii() and (bad := sum(map(len, UNDECODABLE.findall(raw)))):
+                    text = UNDECODABLE.sub("\ufffd", raw)
                     replaced[file.path] += bad
                     damaged += 1
                 if text and not text.isspace():

@@ -8,6 +8,7 @@ import contextlib
 import gzip
 import io
 import os
+import re
 import sysconfig
 import zlib
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from contracts.errors import RequestError
 from contracts.files import is_url
 from jobs.runtime.bucket_files import open_url
 
+# Lone surrogates: what "surrogateescape" makes of bytes that are no UTF-8, and JSON's "\ud800" on its own.
+UNDECODABLE = re.compile("[\ud800-\udfff]+")
 _HEAD_BYTES = 1 << 16
 _NOT_TEXT_SHARE = 0.3
 """A file with more than this share of bytes that are not UTF-8 at its beginning is no text, or in another encoding:

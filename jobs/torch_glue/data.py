@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from contracts.errors import RequestError
 from contracts.files import is_url
-from jobs.runtime.text_files import ending, open_binary, open_text
+from jobs.runtime.text_files import UNDECODABLE, ending, open_binary, open_text
 from jobs.torch_glue import docstrings
 from jobs.torch_glue.config import Config
 from jobs.torch_glue.pretrained import open_pretrained
@@ -69,8 +68,6 @@ FEW_FRACTIONS = 4
 """More different labels than these that are not whole are numbers, and not names of classes."""
 MANY_CLASSES = 20
 """More classes than these, and more than half as many as rows, are no classes."""
-# What "surrogateescape" makes of bytes that are no UTF-8, and JSON's "\\ud800" on its own.
-_UNDECODABLE = re.compile("[\ud800-\udfff]")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -310,7 +307,7 @@ def _row(line: int, record: Mapping[str, Any], fields: Fields) -> _Row:
             raise ValueError(f"{field!r} is no text and no number: {value!r:.60}")
         if field is not None and (not value or value.isspace()):
             raise ValueError(f"{field!r} is empty")
-        if value and not value.isascii() and _UNDECODABLE.search(value):
+        if value and not value.isascii() and UNDECODABLE.search(value):
             raise ValueError(f"{field!r} is not UTF-8; convert the file (`iconv -f ENCODING -t UTF-8`)")
         texts.append(value or "")
     text, second, label = texts

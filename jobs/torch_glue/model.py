@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -119,5 +118,4 @@ def export(directory: RunDirectory, model: Any, weights: dict[str, torch.Tensor]
         model.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)
         to = directory.path(EXPORT)
-        os.makedirs(os.path.dirname(to), exist_ok=True) if not directory.is_remote else None
         files_of(to).put_folder(folder, to)

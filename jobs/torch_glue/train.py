@@ -84,21 +84,18 @@ class Training:
         self.dtype = torch.bfloat16 if is_fast or config.dtype == "bfloat16" else torch.float32
 
         self.model = model.build(beginning, config.seed)
-        has_decay = {name for name, each in self.model.named_parameters() if each.dim() > 1}
         is_compiled = self.decide_compile()
         self.model.train()
         layers = self.model.base_model.encoder.layer
         self.replica = self.device.parallel(self.model, layers, fsdp=config.fsdp, compiled=is_compiled)
+        matrices, others = (
+            [each for each in self.model.parameters() if (each.dim() > 1) is is_matrix]
+            for is_matrix in (True, False)
+        )
         self.optimizer = self.device.adamw(
             [
-                {
-                    "params": [each for name, each in self.model.named_parameters() if name in has_decay],
-                    "weight_decay": config.weight_decay,
-                },
-                {
-                    "params": [each for name, each in self.model.named_parameters() if name not in has_decay],
-                    "weight_decay": 0.0,
-                },
+                {"params": matrices, "weight_decay": config.weight_decay},
+                {"params": others, "weight_decay": 0.0},
             ]
         )
         parameters = sum(each.numel() for each in self.model.parameters())

@@ -46,11 +46,7 @@ def fill_mask(target: Target, wanted: str, text: str) -> int:
     if not _fills(job):
         able = ", ".join(name for name in jobs.names() if _fills(name))
         raise RequestError(f"{run.run_id} is a run of {job}, whose models fill no masks; name one of {able}")
-    if not run.directory.list(EXPORT):
-        raise RequestError(
-            f"{run.run_id} has no export yet: it is written when the last step has been taken; `fab status` tells how "
-            "far it is"
-        )
+    runs.require_export(run)
     print_fillings(text, ask(job, _readable(target, run), text))
     return 0
 

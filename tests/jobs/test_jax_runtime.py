@@ -26,12 +26,13 @@ from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.jax import executables
-from jobs.runtime.jax.checkpoints import TORN, Checkpoints
+from jobs.runtime.jax.checkpoints import Checkpoints
 from jobs.runtime.jax.distributed import Devices
 from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables
 from jobs.runtime.jax.profile import Tracer
 from jobs.runtime.process import Run
 from jobs.runtime.profile import Profile, Steps, read_steps
+from jobs.runtime.torn_checkpoints import TORN
 
 pytestmark = [
     pytest.mark.usefixtures("two_devices"),

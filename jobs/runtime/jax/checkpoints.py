@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,13 +13,11 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
-from contracts.errors import RequestError
 from contracts.run_directory import CHECKPOINTS, RunDirectory
-from jobs.runtime.bucket_files import files_of
 from jobs.runtime.preemption import Preempted, watch
+from jobs.runtime.torn_checkpoints import none_readable, put_aside
 
 STATE, NOTES = "state", "notes"
-TORN = "checkpoints-torn"
 
 
 class Checkpoints:
@@ -112,11 +109,7 @@ class Checkpoints:
                 return step, restored
             torn[step] = reason or "another host could not read it"
         if torn:
-            said = "; ".join(f"{step}: {reason}" for step, reason in torn.items())
-            raise RequestError(
-                f"none of the run's {len(torn)} checkpoints can be read by this code, and nothing was changed: {said}; "
-                "resume with the code that wrote them (run.json has the commit), or start a new run"
-            )
+            raise none_readable(torn)
         return None
 
     def _restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any] | None, str | None]:
@@ -135,16 +128,8 @@ class Checkpoints:
     def _put_aside(self, torn: Mapping[int, str], used: int) -> None:
         if not torn:
             return
-        for step, reason in torn.items():
-            print(
-                f"checkpoint {step} cannot be read ({reason}); it is put aside in {TORN}/ and {used} is used",
-                flush=True,
-            )
-            if (
-                jax.process_index() == 0
-            ):  # any one of them, the one that removes old checkpoints for Orbax too
-                folder = self._directory.path(f"{CHECKPOINTS}/{step}")
-                files_of(folder).move(folder, self._directory.path(f"{TORN}/{step}-{time.time_ns()}"))
+        # Any one of them moves: the one that removes old checkpoints for Orbax too.
+        put_aside(self._directory, torn, used, moves=jax.process_index() == 0)
         multihost_utils.sync_global_devices("torn checkpoints put aside")
         self._manager.reload()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,9 +24,9 @@ from contracts.run_directory import CHECKPOINTS, COMMITTED, RunDirectory
 from jobs.runtime.bucket_files import files_of, pauses_s, retry
 from jobs.runtime.preemption import Preempted, watch
 from jobs.runtime.torch import distributed
+from jobs.runtime.torn_checkpoints import none_readable, put_aside
 
 STATE = "state.safetensors"
-TORN = "checkpoints-torn"
 
 type Tensors = dict[str, torch.Tensor]
 
@@ -96,17 +95,13 @@ class Checkpoints:
         for step in reversed(self._directory.checkpoint_steps()):
             found, notes, reason = self._read(step)
             if distributed.everywhere(reason is None):
-                self._put_aside(torn, step)
+                put_aside(self._directory, torn, step, moves=distributed.rank() == 0)
                 self._take(found)
                 watch.restored(step)
                 return step, notes
             torn[step] = reason or "another host could not read it"
         if torn:
-            said = "; ".join(f"{step}: {reason}" for step, reason in torn.items())
-            raise RequestError(
-                f"none of the run's {len(torn)} checkpoints can be read by this code, and nothing was changed: {said}; "
-                "resume with the code that wrote them (run.json has the commit), or start a new run"
-            )
+            raise none_readable(torn)
         return None
 
     def restore_model(self, step: int) -> None:
@@ -202,16 +197,6 @@ class Checkpoints:
         except Exception as error:  # safetensors raises many kinds for a torn file; all are reported
             return {}, {}, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
         return found, notes, f"{other[0]} has another shape" if other else None
-
-    def _put_aside(self, torn: Mapping[int, str], used: int) -> None:
-        for step, reason in torn.items():
-            print(
-                f"checkpoint {step} cannot be read ({reason}); it is put aside in {TORN}/ and {used} is used",
-                flush=True,
-            )
-            if distributed.rank() == 0:
-                folder = self._directory.path(f"{CHECKPOINTS}/{step}")
-                files_of(folder).move(folder, self._directory.path(f"{TORN}/{step}-{time.time_ns()}"))
 
 
 def _whole(value: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from contracts.errors import RequestError
-from contracts.process import ProcessEnvironment
+from contracts.process import Platform, ProcessEnvironment
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "tpu": "cpu:gloo,tpu:tpu_dist", "xla": "gloo"}
 """By the device's type: what exchanges tensors on the host, and on the device. XLA's exchanges are part of its
@@ -31,9 +31,10 @@ MOST_PROGRAMS = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """One process's device. hardware: what it is, in words."""
+    """One process's device. platform: cpu, gpu or tpu. hardware: what it is, in words."""
 
     device: torch.device
+    platform: Platform
     hardware: str
 
     @property
@@ -200,4 +201,4 @@ def find(environment: ProcessEnvironment) -> Device:
             "asked for"
         )
     named = torch.cuda.get_device_name(device) if found == "gpu" else found
-    return Device(device=device, hardware=named)
+    return Device(device=device, platform=platform, hardware=named)

@@ -45,8 +45,6 @@ class _Group:
 
     store: dist.Store
     device: Device
-    rank = 0
-    size = 1
 
 
 def start(environment: ProcessEnvironment) -> None:
@@ -84,7 +82,6 @@ def start(environment: ProcessEnvironment) -> None:
     # Another connection: a thread asks while the main thread waits in the first one.
     watch.formed(Notes(store.clone()))
     _Group.store, _Group.device = store, device
-    _Group.rank, _Group.size = environment.process_id, environment.num_processes
     watch.listen_again()
 
 
@@ -108,12 +105,12 @@ def device() -> Device:
 
 
 def rank() -> int:
-    return _Group.rank
+    return int(dist.get_rank())
 
 
 def size() -> int:
     """Processes in the group."""
-    return _Group.size
+    return int(dist.get_world_size())
 
 
 def agree(name: str, fingerprint: str, say: Callable[[str], None]) -> None:
@@ -122,8 +119,8 @@ def agree(name: str, fingerprint: str, say: Callable[[str], None]) -> None:
     Raises:
         RequestError: they differ, so training would silently mix different data or settings.
     """
-    store, keys = _Group.store, [f"agree/{name}/{index}" for index in range(_Group.size)]
-    store.set(keys[_Group.rank], fingerprint)
+    store, keys = _Group.store, [f"agree/{name}/{index}" for index in range(size())]
+    store.set(keys[rank()], fingerprint)
     began_s = said_s = time.monotonic()
     while not store.check(keys):
         if time.monotonic() - began_s > AGREE_LIMIT_S:
@@ -143,7 +140,7 @@ def agree(name: str, fingerprint: str, say: Callable[[str], None]) -> None:
 
 def exchange_on_host(values: torch.Tensor) -> torch.Tensor:
     """Values of this process, (…), on the host, with those of all others: (processes, …), in the order of ranks."""
-    found = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    found = [torch.empty_like(values) for _ in range(size())]
     dist.all_gather(found, values.contiguous())
     return torch.stack(found)
 

@@ -11,18 +11,11 @@ from contracts.process import Platform
 from jobs.runtime.torch import distributed
 from jobs.runtime.verify import Framework, Work, main
 
-PLATFORMS = {"cuda": "gpu"}
-
 
 def facts() -> dict[str, Any]:
     device = distributed.device()
-    found = device.type
-    if found == "xla":
-        import torch_xla.runtime
-
-        found = torch_xla.runtime.device_type().lower()
     return {
-        "platform": PLATFORMS.get(found, found),
+        "platform": device.platform,
         "device_kind": device.hardware,
         "local_devices": 1,
         "devices": distributed.size(),
