@@ -117,8 +117,13 @@ def list_runs(target: Target, *, limit: int | None) -> int:
         say(console)(NO_RUNS)
         return 0
     table = Table(box=None, pad_edge=False, header_style="dim")
+    ids = max(len(run.run_id) for run in everything[:limit])
     for heading in ("run", "name", "job", "state", "step", "measured", "age"):
-        table.add_column(heading, justify="right" if heading in ("step", "age") else "left")
+        table.add_column(
+            heading,
+            justify="right" if heading in ("step", "age") else "left",
+            min_width=ids if heading == "run" else None,  # however narrow the terminal: half an id names no run
+        )
     known = runs.look_at_all(_agents(target, everything[:limit]))
     for run in everything[:limit]:
         step, latest = runs.progress(run)

@@ -59,6 +59,15 @@ def test_runs_are_listed_by_the_names_that_they_were_given_and_a_list_that_is_cu
     assert said.endswith("2 older ones: `fab runs --all`\n")
 
 
+def test_an_id_is_whole_in_the_list_however_narrow_the_terminal(
+    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    write_run(name="a name of some length", result={"outcome": "done", "loss": 2.0, "eval_loss": 2.0})
+    assert console.list_runs(here(), limit=1) == 0
+    assert RUN_ID in capsys.readouterr().out.split()
+
+
 def test_what_is_asked_of_a_run_that_does_not_run_is_answered_in_words(
     write_run: WriteRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
