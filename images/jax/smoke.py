@@ -10,11 +10,14 @@ from typing import Any
 NAME = "jax"
 MODULES = (
     "jax", "jax.experimental.multihost_utils", "flax.nnx", "optax", "orbax.checkpoint", "grain", "haiku", "chex",
-    "numpy", "tokenizers", "safetensors.numpy", "msgpack", "fsspec", "gcsfs", "etils.epath", "filelock", "tyro",
-    "tensorboard.summary.writer.event_file_writer",
+    "keras", "scipy.stats", "sklearn.metrics", "numpy", "tokenizers", "safetensors.numpy", "msgpack", "fsspec",
+    "gcsfs", "etils.epath", "filelock", "tyro", "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip
 # On a TPU nothing is said: what JAX falls back to by itself is what the check wants to see.
-ENVIRONMENT: Mapping[str, Mapping[str, str]] = {"cpu": {"JAX_PLATFORMS": "cpu"}, "tpu": {}}
+ENVIRONMENT: Mapping[str, Mapping[str, str]] = {
+    "cpu": {"JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax"},
+    "tpu": {"KERAS_BACKEND": "jax"},
+}
 BATCH, INPUTS, WIDTH = 32, 16, 64
 
 

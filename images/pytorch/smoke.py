@@ -11,7 +11,7 @@ from typing import Any
 
 NAME = "pytorch"
 MODULES = (
-    "torch", "torch.distributed", "transformers", "accelerate", "torchmetrics", "numpy", "tokenizers",
+    "torch", "torch.distributed", "transformers", "accelerate", "scipy.stats", "sklearn.metrics", "numpy", "tokenizers",
     "safetensors.torch", "msgpack", "fsspec", "gcsfs", "etils.epath", "filelock", "tyro",
     "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 NAME = "pytorch_xla"
 MODULES = (
     "torch", "torch_xla", "torch_xla.core.xla_model", "torch_xla.runtime", "torch_xla.distributed.spmd",
-    "torch_xla.amp.syncfree", "transformers", "accelerate", "torchmetrics", "numpy", "tokenizers",
+    "torch_xla.amp.syncfree", "transformers", "accelerate", "scipy.stats", "sklearn.metrics", "numpy", "tokenizers",
     "safetensors.torch", "msgpack", "fsspec", "gcsfs", "etils.epath", "filelock", "tyro",
     "tensorboard.summary.writer.event_file_writer",
 )  # fmt: skip

@@ -29,30 +29,32 @@ def scores(
     F1 is of class 1, where there are two. A correlation with what is constant, or not finite, is 0: that is what
     scikit-learn has for Matthews', while SciPy and GLUE's scripts have NaN for the others, which JSON has not.
     """
-    import torch
-    import torchmetrics.functional as metrics
+    import numpy as np
+    from scipy import stats
+    from sklearn import metrics
+
+    given, true = np.asarray(predictions), np.asarray(labels)
 
     if not classes:
-        given, true = (torch.as_tensor(numbers, dtype=torch.float64) for numbers in (predictions, labels))
         return {
-            "pearson": _correlation(metrics.pearson_corrcoef, given, true),
-            "spearman": _correlation(metrics.spearman_corrcoef, given, true),
-            "mse": float(metrics.mean_squared_error(given, true)),
+            "pearson": _correlation(stats.pearsonr, given, true),
+            "spearman": _correlation(stats.spearmanr, given, true),
+            "mse": float(np.square(given.astype(np.float64) - true).mean()),
         }
-    given, true = (torch.as_tensor(indices, dtype=torch.int64) for indices in (predictions, labels))
-    how: dict[str, Any] = {"task": "multiclass", "num_classes": classes}
     found = {
-        # The mean over rows; torchmetrics' own default is the mean over classes.
-        "accuracy": float(metrics.accuracy(given, true, average="micro", **how)),
-        "matthews": _correlation(metrics.matthews_corrcoef, given, true, **how),
+        "accuracy": float(metrics.accuracy_score(true, given)),
+        "matthews": _correlation(metrics.matthews_corrcoef, true, given),
     }
     if classes == 2:
-        found["f1"] = float(metrics.f1_score(given, true, task="binary"))
+        found["f1"] = float(metrics.f1_score(true, given, zero_division=0))
     return found
 
 
-def _correlation(metric: Any, given: Any, true: Any, **how: Any) -> float:
-    if any(len(numbers.unique()) < 2 or not numbers.isfinite().all() for numbers in (given, true)):
+def _correlation(metric: Any, given: npt.NDArray[np.generic], true: npt.NDArray[np.generic]) -> float:
+    import numpy as np
+
+    if any(len(np.unique(numbers)) < 2 or not np.isfinite(numbers).all() for numbers in (given, true)):
         return 0.0
-    found = float(metric(given, true, **how))
+    found = metric(given, true)
+    found = float(getattr(found, "statistic", found))
     return found if math.isfinite(found) else 0.0
