@@ -122,7 +122,8 @@ def list_runs(target: Target, *, limit: int | None) -> int:
         table.add_column(
             heading,
             justify="right" if heading in ("step", "age") else "left",
-            min_width=ids if heading == "run" else None,  # however narrow the terminal: half an id names no run
+            # However narrow the terminal is: half an id names no run.
+            min_width=ids if heading == "run" else None,
         )
     known = runs.look_at_all(_agents(target, everything[:limit]))
     for run in everything[:limit]:
