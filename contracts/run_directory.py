@@ -9,6 +9,10 @@
     stacks/<attempt>/host-<i>.txt  the agent, where a run hung: what its processes were doing
     checkpoints/<step>/      all processes together: complete or absent
     tensorboard/, export/, profile/, trouble/      process 0
+    samples.json             process 0 at the end, any of: confusion {labels, counts} (rows: truth, columns:
+                             prediction), pictures [{png, truth, prediction, probability}] (png: base64), questions
+                             [{question, context, truth, answer, probability}], texts [{texts, truth, prediction,
+                             probability}]; the report shows them
     report.html              process 0, or the launcher when the run ended without it
     result.json              written last, once an attempt: process 0, else the agent of the first host that is left,
                              else the launcher; see `result`
@@ -48,6 +52,7 @@ SETTINGS = "settings.json"
 METRICS = "metrics.jsonl"
 RESULT = "result.json"
 REPORT = "report.html"
+SAMPLES = "samples.json"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 EXPORT = "export"

@@ -22,7 +22,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Collection as Names
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from invoke.collection import Collection
 from invoke.completion.complete import complete, print_completion_script
@@ -38,10 +38,10 @@ from fabfile.host_tasks import deploy, doctor, get, jupyter, put, run, ssh, ssh_
 from fabfile.tasks import (
     accelerators,
     build,
-    fill_mask,
     images,
     jobs,
     logs,
+    predict,
     push,
     recover,
     rehearsal,
@@ -57,7 +57,7 @@ LIST_HINT = "`fab help COMMAND` shows a command's options, `fab jobs` the jobs a
 namespace = Collection()
 """In the order in which a user meets them, which `fab --list` keeps."""
 for command in (
-    *(train, status, logs, stop, recover, runs, fill_mask, jobs),
+    *(train, status, logs, stop, recover, runs, predict, jobs),
     *(deploy, verify, doctor, trust, run, put, get, ssh, ssh_config, jupyter),
     *(build, push, images),
     *(rehearsal, accelerators),
@@ -117,7 +117,8 @@ def _carry_out(words: Sequence[str]) -> None:
         complete(names=["fab"], core=given, initial_context=own, collection=namespace, parser=parser)
     after = after_dashes(words)
     line = Line(words=given.unparsed, after=after, commands=commands(), job_options=job_options)
-    help_of = line.check() or options.help.value
+    checked = line.check()
+    help_of = checked.help_of or options.help.value
     if options.version.value:
         print(f"tpu-stack {importlib.metadata.version('tpu-stack')}, {CHECKOUT}")
     elif options["print-completion-script"].value:
@@ -134,8 +135,8 @@ def _carry_out(words: Sequence[str]) -> None:
         print(LIST_HINT)
     else:
         _refuse_another_checkout(Path.cwd())
-        _, *tasks = parser.parse_argv(given.unparsed)
-        Executor(namespace, Config(overrides={"after_dashes": after}), given).execute(*tasks)
+        _, *tasks = parser.parse_argv([*checked.words])
+        Executor(namespace, Config(overrides={"after_dashes": checked.after}), given).execute(*tasks)
 
 
 def _listed() -> list[tuple[str, str | None]]:
@@ -189,11 +190,22 @@ def _refuse_another_checkout(cwd: Path) -> None:
 
 
 HELP = ("-h", "--help")
-AFTER_DASHES = {"train": "OPTIONS OF THE JOB", "run": "COMMAND …"}
+AFTER_DASHES = {"train": "OPTIONS OF THE JOB", "run": "COMMAND …", "predict": "INPUT …"}
 """The commands that take the words after `--`, and what those words are."""
+INPUTS = {"predict": "INPUT (a text, a question, or the path of a picture)"}
+"""Of these the command that takes as many as there are before `--` too, the last of its line therefore."""
 
 JobOptions = Callable[[], Mapping[str, Names[str]]]
 """Gives each job's options as they are typed: {"flax_mlm": ["--steps", …]}."""
+
+
+class Checked(NamedTuple):
+    """help_of: the command whose help is asked for. words: as Invoke's parser takes them. after: what the command is
+    given besides: the words after `--`, and inputs before it."""
+
+    help_of: str | None
+    words: Sequence[str]
+    after: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,8 +217,8 @@ class Line:
     commands: Mapping[str, ParserContext]
     job_options: JobOptions
 
-    def check(self) -> str | None:
-        """Return the command whose help is asked for; None if none is and every word is in order.
+    def check(self) -> Checked:
+        """Return the words as they are to be carried out, where every one is in order.
 
         Raises:
             RequestError: a word is unknown, missing or out of place; the message says what was meant.
@@ -214,22 +226,27 @@ class Line:
         command: ParserContext | None = None
         waiting = ""  # the option whose value comes next
         missing: list[str] = []  # positional arguments
+        words: list[str] = []
+        inputs: list[str] = []
         for word in self.words:
+            words.append(word)
             if waiting:
                 if command is None or word in command.flags:
                     break
                 waiting = ""
-            elif command is None or (word in self.commands and not missing):
+            elif command is None or (word in self.commands and not missing and command.name not in INPUTS):
                 command = self._command(word)
                 missing = [str(argument.name) for argument in command.positional_args]
             elif word in HELP:
-                return str(command.name)
+                return Checked(str(command.name), words, inputs)
             elif word.startswith("-") and word != "-":
                 waiting = self._option(command, word)
                 given = command.flags.get(word.partition("=")[0])
                 missing = [name for name in missing if given is None or given.name != name]
             elif missing:
                 missing.pop(0)
+            elif command.name in INPUTS:
+                inputs.append(words.pop())
             else:
                 raise self._unexpected(command, word)
         if command and waiting:
@@ -237,8 +254,10 @@ class Line:
         if command and missing:
             needed = " and ".join(f"{name.upper()} ({command.args[name].help})" for name in missing)
             raise RequestError(f"`fab {command.name}` needs {needed}: {usage(command)}")
+        if command and command.name in INPUTS and not [*inputs, *self.after]:
+            raise RequestError(f"`fab {command.name}` needs {INPUTS[command.name]}: {usage(command)}")
         self._check_after()
-        return None
+        return Checked(None, words, [*inputs, *self.after])
 
     def _command(self, word: str) -> ParserContext:
         if word in self.commands:
@@ -379,6 +398,8 @@ def usage(command: ParserContext) -> str:
     """Return how a command is typed: "fab recover RUN [--options]"."""
     places = [str(argument.name).upper() for argument in command.positional_args]
     after = AFTER_DASHES.get(str(command.name))
+    if command.name in INPUTS:
+        return " ".join(["fab", str(command.name), *places, str(after), "[--options]"])
     dashes = [] if after is None else ([f"-- {after}"] if command.name == "run" else [f"[-- {after}]"])
     return " ".join(["fab", str(command.name), *places, "[--options]", *dashes])
 

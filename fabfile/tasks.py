@@ -213,22 +213,33 @@ def runs(c: Any, all: bool = False, stack: str = "", slice: str = "", runs: str 
 
 
 @task(
-    positional=["text"],
+    positional=["run"],
     help={
-        "text": 'a text with one or more <mask> in it: "The <mask> of the list."',
-        "run": RUN_HELP,
+        "run": RUN_HELP + "; latest:JOB: the latest of a job that is done",
+        "second": "the second text of a pair, or what the questions are about (@FILE: the text of a file)",
+        "json": "print the answers as one JSON object, for programs",
         **SLICES,
         "runs": RUNS,
     },
 )
 @reported
-def fill_mask(
-    c: Any, text: str, run: str = "latest", stack: str = "", slice: str = "", runs: str = ""
+def predict(
+    c: Any, run: str, second: str = "", json: bool = False, stack: str = "", slice: str = "", runs: str = ""
 ) -> int:
-    """Let a run's model fill the <mask> in a text."""
-    from launch.commands import fill_mask
+    """Let a run's model answer: texts, pairs, questions or pictures.
 
-    return fill_mask.fill_mask(options.target(stack, slice, runs=runs), run, text)
+    An INPUT is a text, a question, or the path of a picture; @FILE: each line of a file is an input. For example:
+    fab predict latest "The <mask> of the list."
+    """
+    from launch.commands import predict
+
+    return predict.predict(
+        options.target(stack, slice, runs=runs),
+        run,
+        options.after_dashes(c),
+        second=second or None,
+        as_json=json,
+    )
 
 
 @task(help={"job": "only this one, with all its options"}, positional=[])

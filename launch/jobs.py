@@ -29,13 +29,21 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
     """One job: its name, its docstring's first line, the framework (image) that it runs on here, all that it can run
-    on, and what it says of its metrics."""
+    on, and what it says of its metrics.
+
+    predicts_from: the files and folders of an export that its predict.py reads; none are named: all.
+    """
 
     name: str
     summary: str
     framework: str
     frameworks: tuple[str, ...]
     metrics: Metrics = UNDECLARED
+    predicts_from: tuple[str, ...] = ()
+
+    @property
+    def can_predict(self) -> bool:
+        return (CHECKOUT / "jobs" / self.name / "predict.py").exists()
 
     def config_module(self) -> ModuleType:
         return importlib.import_module(f"jobs.{self.name}.config")
@@ -162,6 +170,7 @@ def find(name: str, framework: str | None = None) -> Job:
         framework=framework or first,
         frameworks=frameworks,
         metrics=getattr(package, "METRICS", UNDECLARED),
+        predicts_from=getattr(package, "PREDICTS_FROM", ()),
     )
 
 

@@ -18,6 +18,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from contracts.files import beginning
@@ -201,13 +202,19 @@ class Buckets:
     def list(self, path: str) -> builtins.list[str]:
         return self._carry_out(path, lambda: self._files.list(path))
 
-    def _carry_out[Result](self, url: str, action: Callable[[], Result]) -> Result:
+    def get(self, path: str, to: Path, *, limit_s: float) -> None:
+        """Copy a file or a folder to this machine."""
+        self._carry_out(path, lambda: self._files.get(path, str(to)), limit_s)
+
+    def _carry_out[Result](
+        self, url: str, action: Callable[[], Result], limit_s: float = WORK_LIMIT_S
+    ) -> Result:
         bucket = "/".join(url.split("/", 3)[:3])
         if bucket not in self._reached:
             reach(url, bucket)
             self._reached.add(bucket)
         try:
-            return within(WORK_LIMIT_S, bucket, action)
+            return within(limit_s, bucket, action)
         except HostError:
             raise
         except ImportError as error:

@@ -193,19 +193,29 @@ def export_of(folder: RunsFolder, wanted: str) -> str | None:
         RequestError: there is no such run, or it has no export yet.
     """
     if wanted.startswith(LATEST_OF):
-        job = wanted.removeprefix(LATEST_OF)
-        of_job = (run for run in list_runs(folder) if run.described["job"] == job)
-        run = next((run for run in of_job if (run.result or {}).get("outcome") == "done"), None)
-        if run is None:
-            raise RequestError(
-                f"{wanted}: no run of {job} in {folder.url} is done; start one with `fab train --job {job}`"
-            )
+        run = latest_of(folder, wanted)
     elif RUN_ID.match(wanted):
         run = find(folder, wanted)
     else:
         return None
     require_export(run)
     return run.directory.path(run_directory.EXPORT)
+
+
+def latest_of(folder: RunsFolder, wanted: str) -> Run:
+    """Return the newest complete run of the job in "latest:JOB".
+
+    Raises:
+        RequestError: there is none.
+    """
+    job = wanted.removeprefix(LATEST_OF)
+    of_job = (run for run in list_runs(folder) if run.described["job"] == job)
+    found = next((run for run in of_job if (run.result or {}).get("outcome") == "done"), None)
+    if found is None:
+        raise RequestError(
+            f"{wanted}: no run of {job} in {folder.url} is done; start one with `fab train --job {job}`"
+        )
+    return found
 
 
 def require_export(run: Run) -> None:

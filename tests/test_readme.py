@@ -26,7 +26,13 @@ ENTER = "source .venv/bin/activate"
 AFTER_A_RUN = (
     *("make", "make install", "fab --list", "fab help train", "fab jobs", "fab accelerators", "fab images"),
     "fab train --workdir examples/jax -- python train.py",
-    *("fab status", "fab runs", "fab logs --follow", 'fab fill-mask "The <mask> of the list."', "fab doctor"),
+    *(
+        "fab status",
+        "fab runs",
+        "fab logs --follow",
+        'fab predict latest "The <mask> of the list."',
+        "fab doctor",
+    ),
 )
 """Run after `make train`, for what it has left behind."""
 IN_A_REHEARSAL = (

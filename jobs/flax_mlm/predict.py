@@ -1,5 +1,5 @@
 """Predictions of hidden tokens, and the pseudo-perplexity of held-out text: at the end of a run (`final_eval`), and for
-`fab fill-mask`.
+`fab predict`.
 
 Pseudo-perplexity (Salazar et al. 2020, arXiv:1910.14659, section 2.2) is exp of the mean surprise, in nats, at each
 token of a text when only that token is hidden. It is taken over whole held-out sequences, spread evenly over the
@@ -10,15 +10,13 @@ rows that the run has trained on (a forward pass is a third of a training step, 
 sequence at least. A mean over 2,048 tokens whose surprise varies by 2 or 3 nats is good to about 0.06 nats, the
 perplexity to 6 %.
 
-`python -m jobs.flax_mlm.predict EXPORT CACHE_DIR` fills the masks of the text on stdin with an exported model, without
-an accelerator or a group. Its answer is one JSON object on stdout: {"masks": [of each mask the best tokens, as
-{"token", "probability"}]}. Exit code 2 and a line on stderr: the request was wrong.
+As a program (`jobs.runtime.prediction`) it fills the masks of texts with an exported model, without an accelerator or a
+group.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -38,6 +36,7 @@ from jobs.flax_mlm.hugging_face import Pretrained, open_pretrained
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.sharding import ModelOf, model_of
 from jobs.flax_mlm.tokenizer import TokenizerFacts, open_tokenizer
+from jobs.runtime.prediction import Answer, Asked, Guess, main
 
 BEST = 5
 """Tokens that are kept for each hidden one; G in shapes."""
@@ -213,18 +212,16 @@ def encode(text: str, tokenizer: TokenizerFacts) -> list[int]:
     return [*ids, *encoder.encode(last, add_special_tokens=False).ids, tokenizer.eos_id]
 
 
-def fill(model: Pretrained, text: str) -> list[list[dict[str, Any]]]:
+def fill(model: Pretrained, text: str) -> list[list[Guess]]:
     """The best tokens for each mask of the text, all of them hidden at once.
 
     Raises:
-        RequestError: there is no mask in the text, or it is longer than the model's longest sequence.
+        RequestError: the text is longer than the model's longest sequence.
     """
-    if MASK not in text:
-        raise RequestError(f"the text has no {MASK}; write {MASK} where a word is to be guessed")
     ids = encode(text, model.tokenizer)
     if len(ids) > model.dims.max_positions:
         raise RequestError(
-            f"the text has {len(ids)} tokens, and the model takes at most {model.dims.max_positions}; shorten it"
+            f'"{text:.60}" has {len(ids)} tokens, and the model takes at most {model.dims.max_positions}; shorten it'
         )
     dims = dimensions(model.adopted_by(Config()), model.tokenizer)
     graph = nnx.split(nnx.eval_shape(lambda: Mlm(dims, jnp.dtype("float32"), nnx.Rngs(0))))[0]
@@ -235,10 +232,9 @@ def fill(model: Pretrained, text: str) -> list[list[dict[str, Any]]]:
     reader = open_tokenizer(model.tokenizer.path)
     return [
         [
-            {
-                "token": shown(reader.decode([int(token)], skip_special_tokens=False)),
-                "probability": float(share),
-            }
+            Guess(
+                text=shown(reader.decode([int(token)], skip_special_tokens=False)), probability=float(share)
+            )
             for token, share in zip(tokens_G, shares_G, strict=True)
         ]
         for tokens_G, shares_G in zip(
@@ -247,17 +243,27 @@ def fill(model: Pretrained, text: str) -> list[list[dict[str, Any]]]:
     ]
 
 
-def main(arguments: Sequence[str]) -> int:
+def fill_all(export: Path, cache_dir: Path, asked: Asked) -> list[Answer]:
+    """An answer for each mask of each text; of several masks in a text, the heading says which it is.
+
+    Raises:
+        RequestError: a text has no mask, or is too long, or the export is none of this job.
+    """
+    asked.refuse_second("a model that fills masks")
+    for text in asked.inputs:
+        if MASK not in text:
+            raise RequestError(f'"{text:.60}" has no {MASK}; write {MASK} where a word is to be guessed')
     jax.config.update("jax_platforms", "cpu")
-    source, cache_dir = arguments
-    try:
-        model = open_pretrained(source, Path(cache_dir), say=lambda text: print(text, file=sys.stderr))
-        print(json.dumps({"masks": fill(model, sys.stdin.read())}))
-    except RequestError as error:
-        print(f"error: {str(error).removeprefix('--init-from ')}", file=sys.stderr)
-        return 2
-    return 0
+    model = open_pretrained(str(export), cache_dir, say=lambda line: print(line, file=sys.stderr))
+    found = []
+    for text in asked.inputs:
+        pieces = text.split(MASK)
+        for number, best in enumerate(fill(model, text), 1):
+            before, after = MASK.join(pieces[:number]), MASK.join(pieces[number:])
+            heading = f"{before}[{number}]{after}" if len(pieces) > 2 else None
+            found.append(Answer(input=text, heading=heading, best=best))
+    return found
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(fill_all)

@@ -58,6 +58,10 @@ class BucketFiles:
     def move(self, path: str, to: str) -> None:
         _bucket(path).mv(path, to, recursive=True)
 
+    def get(self, path: str, to: str) -> None:
+        """Copy a file, or a folder with all that is in it, to a place of this host where nothing is yet."""
+        _bucket(path).get(path, to, recursive=True)
+
     def put_file(self, file: str, path: str) -> None:
         _bucket(path).put_file(file, path)
 

@@ -34,7 +34,7 @@ main()
 
 
 TASKS = [
-    *("train", "status", "logs", "stop", "recover", "runs", "fill-mask", "jobs"),
+    *("train", "status", "logs", "stop", "recover", "runs", "predict", "jobs"),
     *("deploy", "verify", "doctor", "trust", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
     *("build", "push", "images"),
     *("rehearsal", "accelerators"),
@@ -103,7 +103,10 @@ NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
             "accelerators --generation tpu7x",
             "--generation: tpu7x is not offered by the Cloud TPU API, only by Compute Engine and GKE",
         ),
-        ("fill-mask 'no gap'", '"no gap" has no <mask>; write <mask> where a word is to be guessed'),
+        (
+            "predict latest @/no/such",
+            "@/no/such: No such file or directory; name a text file after @, or double the @ of a text",
+        ),
         ("stop", "--run: no run is active; `fab runs` lists them all"),
         ("run --timeout 0 -- ls", "--timeout 0: must be a whole number of at least 1"),
         ("put /no/such /tmp", "/no/such: there is no such file on this machine"),
@@ -174,7 +177,13 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
             NO_ARGUMENT.format("ls", "run")
             + "a command for the hosts comes after --:\n  fab run --group -- ls -l",
         ),
-        ("status -- ls", "-- ls: only `fab train` and `fab run` take words after --"),
+        ("status -- ls", "-- ls: only `fab train` and `fab run` and `fab predict` take words after --"),
+        (
+            "predict latest",
+            "`fab predict` needs INPUT (a text, a question, or the path of a picture): fab predict RUN I",
+        ),
+        ("predict", "`fab predict` needs RUN (a run of `fab runs`: its id, "),
+        ("predict latest a --secnd b", "`fab predict` has no option --secnd; did you mean --second?"),
         ("recover", "`fab recover` needs RUN (a run of `fab runs`: its id, "),
         ("recover --detatch", "`fab recover` has no option --detatch; did you mean --detach?"),
         ("put --force here", "`fab put` needs TARGET (the path on the hosts"),
@@ -213,7 +222,8 @@ def test_what_is_right_is_not_taken_for_a_slip() -> None:
         "run -- ls -- -l",
         "recover --run latest",
         "put a b --force",
-        "fill-mask - --run x",
+        "predict x -",
+        "predict --run x status -- -x",
         "deploy verify",
     ):
         words = shlex.split(typed)
@@ -224,7 +234,17 @@ def test_what_is_right_is_not_taken_for_a_slip() -> None:
             commands=commands(),
             job_options=lambda: {"x": ["--anything"]},
         )
-        assert line.check() is None, typed
+        assert line.check().help_of is None, typed
+
+
+def test_all_words_behind_the_run_of_predict_are_inputs_even_the_names_of_commands() -> None:
+    words = shlex.split("runs --all predict latest 'a b' --second status status --json -")
+    line = Line(words=words, after=["-5", "--json"], commands=commands(), job_options=dict)
+    assert line.check() == (
+        None,
+        ["runs", "--all", "predict", "latest", "--second", "status", "--json"],
+        ["a b", "status", "-", "-5", "--json"],
+    )
 
 
 def called(cwd: Path, *argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -257,7 +277,7 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     )
     assert (done.returncode, done.stderr.partition(";")[0]) == (2, said)
     done = called(CHECKOUT, sys.executable, "-m", "fabric", "status", "--", "ls")
-    said = "error: -- ls: only `fab train` and `fab run` take words after --\n"
+    said = "error: -- ls: only `fab train` and `fab run` and `fab predict` take words after --\n"
     assert (done.returncode, done.stderr) == (2, said), "Fabric's own `fab` hands over to it"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import json
 import math
 import subprocess
@@ -29,10 +30,10 @@ from jobs.flax_mlm.predict import (
     SHOWN,
     encode,
     fill,
+    fill_all,
     filling,
     final_eval,
     hidden_places,
-    main,
     make_predict,
     make_sharded_predict,
     readable,
@@ -41,6 +42,7 @@ from jobs.flax_mlm.predict import (
 )
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer, train_tokenizer
 from jobs.runtime.jax.distributed import Devices
+from jobs.runtime.prediction import main
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -79,15 +81,15 @@ def test_each_mask_has_its_five_best_tokens_with_the_probabilities_of_the_models
     first, second = fill(model, text)
     for best in (first, second):
         assert len(best) == 5
-        assert best[0]["token"] == "cat"
-        assert best[0]["probability"] > 0.9
-        assert sum(guess["probability"] for guess in best) <= 1.0001
+        assert best[0].text == "cat"
+        assert (best[0].probability or 0) > 0.9
+        assert sum(guess.probability or 0 for guess in best) <= 1.0001
     whole = Mlm(dimensions(model.adopted_by(Config()), model.tokenizer), jnp.dtype("float32"), nnx.Rngs(0))
     nnx.update(whole, model.params())
     ids = encode(text, model.tokenizer)
     logits_V = np.asarray(whole.logits(whole.encode(jnp.array([ids]))))[0, ids.index(model.tokenizer.mask_id)]
     shares = np.exp(logits_V) / np.exp(logits_V).sum()
-    assert first[0]["probability"] == pytest.approx(shares.max(), rel=1e-4)
+    assert first[0].probability == pytest.approx(shares.max(), rel=1e-4)
 
 
 def test_a_mask_takes_the_blank_before_it_along_and_other_special_words_are_mere_text(
@@ -97,24 +99,49 @@ def test_a_mask_takes_the_blank_before_it_along_and_other_special_words_are_mere
     assert encode("the <mask> sat", facts) == encode("the<mask> sat", facts)
     ids = encode("<s> <mask>", facts)
     assert (ids.count(facts.bos_id), ids[-2:]) == (1, [facts.mask_id, facts.eos_id])
-    for text, said in (
-        ("the cat", "the text has no <mask>"),
-        ("<mask>" * 20, "22 tokens, and the model takes at most 16; shorten it"),
-    ):
-        with pytest.raises(RequestError, match=said):
-            fill(model, text)
+    with pytest.raises(RequestError, match="22 tokens, and the model takes at most 16; shorten it"):
+        fill(model, "<mask>" * 20)
 
 
-def test_as_a_program_it_reads_the_text_and_answers_in_json(
-    model: Pretrained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_as_a_program_it_reads_what_is_asked_and_has_an_answer_in_json_for_each_mask(
+    model: Pretrained, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "jobs.flax_mlm.predict", str(model.folder), str(tmp_path / "cache")]
+    asked = json.dumps({"inputs": ["a <mask>", "<mask> [1] <mask>"], "second": None})
     done = subprocess.run(
-        command, input="a <mask>", capture_output=True, text=True, cwd=ROOT, timeout=110, check=True
+        command, input=asked, capture_output=True, text=True, cwd=ROOT, timeout=110, check=True
     )
-    assert json.loads(done.stdout)["masks"][0][0]["token"] == "cat"
-    assert main([str(tmp_path / "nowhere"), str(tmp_path / "cache")]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'nowhere'}: No such file or directory")
+    answers = json.loads(done.stdout)["answers"]
+    assert [answer["best"][0]["text"] for answer in answers] == ["cat"] * 3
+    assert [answer["heading"] for answer in answers] == ["a <mask>", "[1] [1] <mask>", "<mask> [1] [2]"]
+    assert answers[1]["input"] == "<mask> [1] <mask>"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            {"inputs": ["<mask>", "the cat"]},
+            '"the cat" has no <mask>; write <mask> where a word is to be guessed',
+        ),
+        (
+            {"inputs": ["<mask>"], "second": "x"},
+            "--second: a model that fills masks takes no second text; leave it out",
+        ),
+        ({"inputs": ["<mask>"]}, "nowhere: No such file or directory"),
+        ({"inputs": [1]}, 'stdin: "inputs" must be a list of texts'),
+        ([], 'stdin: no JSON object with "inputs" and "second"'),
+    ],
+)
+def test_a_request_that_cannot_be_answered_ends_with_2_and_the_reason_in_the_last_line(
+    asked: object, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(asked)))
+    with pytest.raises(SystemExit) as end:
+        main(fill_all, ["nowhere", "cache"])
+    assert end.value.code == 2
+    told = capsys.readouterr()
+    assert said in told.err.splitlines()[-1] and told.err.startswith("error: ") and not told.out
 
 
 @pytest.fixture

@@ -1,0 +1,175 @@
+"""`fab predict`: what a run's model answers to texts, pairs, questions or pictures, computed on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from contracts.durations import spoken
+from contracts.errors import RequestError
+from contracts.run_directory import EXPORT
+from jobs.runtime.cache import build_once, user_cache_dir
+from jobs.runtime.report.render import quoted
+from launch import environments, jobs, runs
+from launch.display import printable, say, terminal
+from launch.hosts import HostError
+from launch.jobs import CHECKOUT, Job
+from launch.remote_files import Buckets
+from launch.runs import Run
+from launch.targets import Target
+
+LIMIT_S = 1800.0
+"""For the answers, and for the copy of an export from a bucket."""
+FROM_FILE = "@"
+"""Begins the name of a file that has the text; doubled, a text that begins with it."""
+LONGEST_HEADING = 400
+ON_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+"""The devices of this machine may be busy with a run."""
+
+type Answers = list[dict[str, Any]]
+
+
+def predict(target: Target, wanted: str, typed: Sequence[str], *, second: str | None, as_json: bool) -> int:
+    """Print the answers to all inputs.
+
+    Raises:
+        RequestError: there is no such run or file, no export yet, or the job cannot answer this.
+        HostError: the export could not be copied from where it is, or the model could not be used.
+    """
+    asked = {
+        "inputs": [text for each in typed for text in _inputs(each)],
+        "second": None if second is None else _second(second),
+    }
+    run = _run(target, wanted)
+    if run.described["job"] not in jobs.names() or not jobs.find(run.described["job"]).can_predict:
+        able = ", ".join(name for name in jobs.names() if jobs.find(name).can_predict)
+        raise RequestError(f"{run.run_id} is a run of {run.what}, which cannot predict; name a run of {able}")
+    runs.require_export(run)
+    job = jobs.find(run.described["job"])
+    answers = ask(job, _on_this_machine(target, run, job), asked)
+    if as_json:
+        print(json.dumps({"answers": answers}, ensure_ascii=False))
+    else:
+        print_answers(answers)
+    return 0
+
+
+def _inputs(typed: str) -> list[str]:
+    """Return the input that was typed, or the lines of the file that it names."""
+    if not typed.startswith(FROM_FILE):
+        return [typed]
+    if typed.startswith(FROM_FILE * 2):
+        return [typed[1:]]
+    found = [line for line in _read(typed).splitlines() if line.strip()]
+    if not found:
+        raise RequestError(f"{typed}: the file has no line with text; write an input on each line")
+    return found
+
+
+def _second(typed: str) -> str:
+    if not typed.startswith(FROM_FILE):
+        return typed
+    return typed[1:] if typed.startswith(FROM_FILE * 2) else _read(typed)
+
+
+def _read(typed: str) -> str:
+    try:
+        return Path(typed[1:]).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise RequestError(f"{typed}: {why}; name a text file after @, or double the @ of a text") from None
+
+
+def _run(target: Target, wanted: str) -> Run:
+    """Return the run that is meant; "latest" is the latest whose job can predict, "latest:JOB" a job's latest done."""
+    if wanted.startswith(runs.LATEST_OF):
+        return runs.latest_of(target.runs, wanted)
+    if wanted == runs.LATEST:
+        able = {name for name in jobs.names() if jobs.find(name).can_predict}
+        found = next((run for run in runs.list_runs(target.runs) if run.described["job"] in able), None)
+        if found is not None:
+            return found
+    return runs.find(target.runs, wanted)
+
+
+def _note(text: str) -> None:
+    """Say something beside the answers, which a program may read."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _on_this_machine(target: Target, run: Run, job: Job) -> str:
+    """Return the export as a folder of this machine; one of a bucket or a host is copied into the cache."""
+    path, is_remote = run.directory.path(EXPORT), run.directory.is_remote
+    if target.is_local and not is_remote:
+        return path
+    ended = int((run.current_result() or {}).get("time") or 0)
+    copied = user_cache_dir(os.environ) / "exports" / f"{run.run_id}-{run.attempt}-{ended}"
+
+    def fetch(temporary: Path) -> None:
+        _note(f"copying {path}{'' if is_remote else f' from {target.hosts[0].name}'}")
+        for name in job.predicts_from or run.directory.list(EXPORT):
+            if is_remote:
+                Buckets().get(f"{path}/{name}", temporary / name, limit_s=LIMIT_S)
+            else:
+                target.transports[0].get(f"{path}/{name}", temporary / name)
+
+    build_once(copied, fetch)
+    return str(copied)
+
+
+def ask(job: Job, export: str, asked: dict[str, Any]) -> Answers:
+    """Return the answers of a job's predict.py, as `jobs.runtime.prediction` has them.
+
+    export: a folder of this machine.
+
+    Raises:
+        RequestError: the request cannot be carried out; the job's own words.
+        HostError: it ended otherwise.
+    """
+    environments.ensure(job.framework, _note)
+    python = str(environments.python_of(job.framework))
+    cache_dir = str(user_cache_dir(os.environ))
+    try:
+        done = subprocess.run(
+            [python, "-P", "-m", f"jobs.{job.name}.predict", export, cache_dir],
+            input=json.dumps(asked),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+            check=False,
+            env={**os.environ, **ON_CPU, "PYTHONPATH": str(CHECKOUT)},
+        )
+    except subprocess.TimeoutExpired:
+        raise HostError(host="here", reason=f"{export}: no answer within {spoken(LIMIT_S)}") from None
+    said = printable((done.stderr.strip().splitlines() or [""])[-1])
+    if done.returncode == 2:
+        raise RequestError(said.removeprefix("error: "))
+    if done.returncode != 0:
+        raise HostError(host="here", reason=f"{export} cannot be used: {said}", remedy="`make install`")
+    answers: Answers = json.loads(done.stdout.strip().rpartition("\n")[2])["answers"]
+    return answers
+
+
+def print_answers(answers: Answers) -> None:
+    """Print a table for each answer, below its heading."""
+    console = terminal()
+    for answer in answers:
+        heading = printable(answer["heading"])
+        cut = heading if len(heading) <= LONGEST_HEADING else f"{heading[: LONGEST_HEADING - 1]}…"
+        say(console)(cut)
+        table = Table(box=None, pad_edge=False, show_header=False)
+        table.add_column(justify="right")
+        table.add_column()
+        for guess in answer["best"]:
+            share = guess["probability"]
+            shown = "" if share is None else f"{100 * share:.1f} %"
+            table.add_row(shown, quoted(printable(guess["text"])))
+        console.print(table)
