@@ -7,13 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from contracts.device_nodes import required
+from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.process import ProcessEnvironment
+from jobs.runtime.preemption import watch
+
+AGREE_LIMIT_S = 24 * 3600
+"""For the slowest host to prepare a large corpus."""
+SAY_PERIOD_S, LOOK_PERIOD_S = 60.0, 0.2
 
 PEER_LOST_KINDS = (RuntimeError, tf.errors.OpError)
 PEER_LOST_SIGNS = (
@@ -33,6 +44,7 @@ class _Group:
     """What `start` has made, for this process."""
 
     strategy: Any
+    notes: Notes | OwnNotes
     rank = 0
     size = 1
 
@@ -62,9 +74,10 @@ def start(environment: ProcessEnvironment) -> None:
             f"RUN_PLATFORM is {platform}, but TensorFlow found {found}; nothing is trained on another platform than "
             "the one asked for"
         )
-    # The first exchange, without which no process knows that the others have come.
-    replicas = tf.function(lambda: _Group.strategy.run(lambda: tf.ones(())))
-    _Group.strategy.reduce("SUM", replicas(), axis=None)
+    everywhere(True)  # the first exchange, without which no process knows that the others have come
+    _Group.notes = Notes() if _Group.size > 1 else OwnNotes()
+    watch.formed(_Group.notes)
+    watch.listen_again()
 
 
 def _on_tpu(environment: ProcessEnvironment) -> Any:
@@ -107,22 +120,132 @@ def size() -> int:
     return _Group.size
 
 
+def io_device() -> str | None:
+    """Where variables are brought before they are written to a file: a TPU has no files."""
+    return "/job:localhost" if isinstance(_Group.strategy, tf.distribute.TPUStrategy) else None
+
+
+def exchange_on_host(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Numbers of this process, (…), on the host, with those of all others: (processes, …), in the order of ranks."""
+    if _Group.size == 1:
+        return np.asarray(values)[None]
+    return np.asarray(_added_up(tf.one_hot(_Group.rank, _Group.size), tf.constant(values)))
+
+
+def _add_up(mine: Any, values: Any) -> Any:
+    """Values, (…), in the row of this process among (processes, …), whose others are 0: their sum has all of them."""
+
+    def of_replica() -> Any:
+        number = tf.distribute.get_replica_context().replica_id_in_sync_group
+        is_first = number == _Group.rank * len(devices())
+        rows = tf.reshape(tf.cast(mine, bool) & is_first, [-1] + [1] * values.shape.rank)
+        return tf.where(rows, values[None], tf.zeros((), values.dtype))
+
+    return _Group.strategy.reduce("SUM", _Group.strategy.run(of_replica), axis=None)
+
+
+_added_up = tf.function(_add_up)
+
+
+def everywhere(here: bool) -> bool:
+    """Whether it holds for every process; all of them ask together."""
+    return bool(exchange_on_host(np.array(here, np.int32)).all())
+
+
+def agree(name: str, fingerprint: str, say: Callable[[str], None]) -> None:
+    """Make sure that every process holds the same `fingerprint` of `name`; waits for the slowest.
+
+    Raises:
+        RequestError: they differ, so training would silently mix different data or settings.
+    """
+    notes, keys = _Group.notes, [f"agree/{name}/{rank}" for rank in range(_Group.size)]
+    notes.put(keys[_Group.rank], fingerprint)
+    prints: list[str] = []
+    began_s = said_s = time.monotonic()
+    while len(prints) < len(keys):
+        found = notes.get(keys[len(prints)])
+        if found is not None:
+            prints.append(found)
+            continue
+        if time.monotonic() - began_s > AGREE_LIMIT_S:
+            raise RuntimeError(
+                f"coordination service: not every process had {name} after {spoken(AGREE_LIMIT_S)}"
+            )
+        if time.monotonic() - said_s > SAY_PERIOD_S:  # a process that says nothing counts as hung
+            said_s = time.monotonic()
+            say(f"another process is still at {name}, after {spoken(said_s - began_s)}")
+        time.sleep(LOOK_PERIOD_S)
+    different = [rank for rank, found in enumerate(prints) if found != prints[0]]
+    if different:
+        raise RequestError(
+            f"{name} is not the same in every process: {different} differ from 0; give every host the same files and "
+            "the same software"
+        )
+
+
+class Notes:
+    """The store of TensorFlow's coordination service, which process 0 keeps: see preemption.Board.
+
+    A question with a limit of time costs the store 35 KB for ever (2.20), and a process asks every second; so each
+    question is asked once, by a thread that waits for the answer.
+    """
+
+    def __init__(self) -> None:
+        # TensorFlow offers its users no other way to them.
+        from tensorflow.python.eager import context
+
+        self._store: Any = context.context()
+        self._asked: dict[str, Future[str]] = {}
+
+    def put(self, name: str, text: str) -> None:
+        """Leave a note; the first of a name stays."""
+        with contextlib.suppress(tf.errors.AlreadyExistsError):
+            self._store.set_config_key_value(f"tpu-stack/{name}", text)
+
+    def get(self, name: str) -> str | None:
+        if name not in self._asked:
+            self._asked[name] = Future()
+            threading.Thread(target=self._ask, args=(name,), name=f"note {name}", daemon=True).start()
+        asked = self._asked[name]
+        return asked.result() if asked.done() else None
+
+    def wait(self, name: str) -> str:
+        """Wait until the note is there."""
+        return str(self._store.get_config_key_value(f"tpu-stack/{name}"))
+
+    def _ask(self, name: str) -> None:
+        try:
+            self._asked[name].set_result(self.wait(name))
+        except Exception as error:  # the group is gone: whoever looks next is told
+            self._asked[name].set_exception(error)
+
+
+class OwnNotes:
+    """A board of one process, for which there is no coordination service."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, str] = {}
+
+    def put(self, name: str, text: str) -> None:
+        self._notes[name] = text
+
+    def get(self, name: str) -> str | None:
+        return self._notes.get(name)
+
+
 def leave() -> None:
     """Leave the group in order; all processes do so together.
 
     A process that has its sum may still be asked for its part by the others, and the first one keeps the group's notes.
     """
-    if _Group.size == 1:
+    notes = _Group.notes
+    if isinstance(notes, OwnNotes):
         return
-    # TensorFlow offers its users no other way to them.
-    from tensorflow.python.eager import context
-
-    notes: Any = context.context()
-    notes.set_config_key_value(f"tpu-stack/left/{_Group.rank}", "yes")
+    notes.put(f"over/{_Group.rank}", "yes")
     if _Group.rank == 0:
         for rank in range(_Group.size):
-            notes.get_config_key_value(f"tpu-stack/left/{rank}")  # waits for it
-        notes.set_config_key_value("tpu-stack/over", "yes")
+            notes.wait(f"over/{rank}")
+        notes.put("over", "yes")
     else:
         with contextlib.suppress(tf.errors.OpError):  # it may be gone before this is answered
-            notes.get_config_key_value("tpu-stack/over")
+            notes.wait("over")

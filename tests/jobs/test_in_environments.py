@@ -1,4 +1,5 @@
-"""The tests of in_torch/, run by the interpreter of PyTorch's environment, which this one's packages stand behind."""
+"""The tests of in_torch/ and in_tensorflow/, run by the interpreters of those frameworks' environments, which this
+one's packages stand behind."""
 
 from __future__ import annotations
 
@@ -15,16 +16,19 @@ LIMIT_S = 600
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 60)
-def test_what_computes_in_torch_holds_there(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("framework", "folder"), [("pytorch", "in_torch"), ("tensorflow", "in_tensorflow")])
+def test_what_computes_in_another_framework_holds_there(
+    framework: str, folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with capsys.disabled():
-        environments.ensure("pytorch", print)
+        environments.ensure(framework, print)
     program = (
         f"import sys; sys.path.append({str(Path(pytest.__file__).parents[1])!r}); "
         "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     )
-    python = str(environments.python_of("pytorch"))
+    python = str(environments.python_of(framework))
     found = subprocess.run(
-        [python, "-P", "-c", program, "-q", "-p", "no:cacheprovider", "-n", "0", str(HERE / "in_torch")],
+        [python, "-P", "-c", program, "-q", "-p", "no:cacheprovider", "-n", "0", str(HERE / folder)],
         cwd=HERE.parents[1],
         capture_output=True,
         text=True,

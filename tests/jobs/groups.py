@@ -1,0 +1,53 @@
+"""Runs and groups for tests that compute in another framework's environment: see test_in_environments.py."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from contracts.process import ProcessEnvironment
+from contracts.run_directory import RunDirectory
+from jobs.runtime.bucket_files import files_of
+from jobs.runtime.heartbeat import Heartbeat
+from jobs.runtime.process import Run
+
+
+def free_address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def environment_of(job: str, framework: str, run_dir: Path | str, **changed: Any) -> ProcessEnvironment:
+    fields: dict[str, Any] = {
+        "run_id": f"{job}-20261122-200000-abcd",
+        "run_dir": str(run_dir),
+        "job": job,
+        "framework": framework,
+        "attempt": 0,
+        "num_processes": 1,
+        "process_id": 0,
+        "coordinator": "127.0.0.1:1",
+        "platform": "cpu",
+        "cache_dir": f"{run_dir}/cache",
+        "local_devices": None,
+        "peak_flops_per_s": None,
+        "control_dir": None,
+    }
+    return ProcessEnvironment(**{**fields, **changed})
+
+
+def run_in(environment: ProcessEnvironment) -> Run:
+    """A run of one process, in the directory that the environment names."""
+    directory = RunDirectory(environment.run_dir, files_of(environment.run_dir))
+    return Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
+
+
+def variables_of(environments: list[ProcessEnvironment]) -> list[dict[str, str]]:
+    """The whole environments of processes that share these two cores."""
+    return [
+        {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1", **environment.variables()}
+        for environment in environments
+    ]
