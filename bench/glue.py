@@ -135,15 +135,21 @@ def _trainer(folder: Path, model: str, steps: int, more: dict[str, Any]) -> dict
     import torch
     import transformers
 
-    from jobs.torch_glue import data
-    from jobs.torch_glue.batches import Encoded
-    from jobs.torch_glue.config import learning_rate
+    from jobs.glue import data
+    from jobs.glue.batches import Encoded
+    from jobs.glue.options import learning_rate
     from jobs.torch_glue.model import build, prepare
 
     config = _config(model, steps)
     dataset = data.read(config)
     beginning = prepare(config, dataset, folder, print)
-    encoded = Encoded(dataset.train, beginning.tokenizer, max_length=config.max_length, is_regression=False)
+    encoded = Encoded(
+        dataset.train,
+        beginning.tokenizer.backend_tokenizer,
+        pad_id=beginning.tokenizer.pad_token_id,
+        max_length=config.max_length,
+        is_regression=False,
+    )
     rows = [
         {"input_ids": list(ids), "labels": int(label)}
         for ids, label in zip(encoded._ids, encoded.labels_N, strict=True)

@@ -1,178 +1,20 @@
-"""The options of torch_glue, and the rules that they must satisfy. Imports nothing heavy."""
+"""The options of torch_glue: those of jobs/glue, and two of its own."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
-from contracts.errors import RequestError
+from jobs.glue.options import FREE_ON_RESUME, FROM_RUNS, GROUPS, Options, problems
 
-SIZES = {
-    "tiny": {"layers": 2, "width": 128, "heads": 2, "ff_width": 512},
-    "small": {"layers": 4, "width": 256, "heads": 4, "ff_width": 1024},
-    "base": {"layers": 12, "width": 768, "heads": 12, "ff_width": 3072},
-}
-"""`base` is RoBERTa-base (Liu et al. 2019, table 9); flax_mlm has the same names."""
-VOCAB_SIZE = 4096
-"""Of the tokenizer that is trained where no model is given."""
-
-GROUPS = {
-    "data": "The rows",
-    "init_from": "The model",
-    "max_length": "Training",
-    "dtype": "How it is computed",
-    "log_every": "The run",
-}
-"""Headings of the help, each before this option."""
-
-FROM_RUNS = ("init_from",)
-"""Options that may name a run instead of the folder of a model: latest:JOB, or the run's id."""
-
-FREE_ON_RESUME = frozenset({"log_every", "checkpoint_every", "keep_checkpoints", "profile"})
-"""Options that a resumed run may change: they do not touch what is computed."""
+__all__ = ["FREE_ON_RESUME", "FROM_RUNS", "GROUPS", "Config", "problems"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Options):
     """Fine-tune a model to tell classes or numbers from a text or a pair of texts."""
 
-    data: str = "docstrings"
-    """Rows to learn from: "docstrings" (does this docstring belong to this function? From Python's standard library),
-    a file (.csv, .tsv, .jsonl, .parquet) or a folder of a GLUE task; gs://… too."""
-    eval_data: str | None = None
-    """A file of rows to evaluate on; none: a share of the rows is held out."""
-    eval_fraction: float = 0.1
-    """Share of the rows that is held out."""
-    text_field: str | None = None
-    """The column of the text, or of the first of a pair (default: found by its usual names)."""
-    pair_field: str | None = None
-    """The column of the second text of a pair."""
-    label_field: str | None = None
-    """The column of the label (default: found by its usual names)."""
-    task: Literal["auto", "classification", "regression"] = "auto"
-    """What a label is: a class, or a number to come near to. auto: a number where labels are not whole."""
-
-    init_from: str | None = None
-    """A Hugging Face folder of a RoBERTa or BERT to begin with; gs://… too. latest:flax_mlm: the export of the latest
-    run of that job; a run's id: that run's. None: the model is drawn, and a tokenizer trained on the rows."""
-    scratch: bool = False
-    """Take the tokenizer and the sizes of --init-from, and draw the weights."""
-    model: Literal["tiny", "small", "base"] = "tiny"
-    """The size of a model that is drawn without --init-from."""
-    dropout: float | None = None
-    """Share of activations dropped in training (default: the model's)."""
-
-    max_length: int = 128
-    """Tokens of a row at most; what is longer is cut."""
-    lengths: int = 4
-    """Lengths that rows are padded to, chosen so that little is padded; for each a program is compiled."""
-    batch_size: int = 32
-    """Rows of a step, over all hosts together."""
-    epochs: float = 3.0
-    """How often each row is seen."""
-    steps: int | None = None
-    """Training steps, in place of --epochs."""
-    learning_rate: float | None = None
-    """Peak of the learning rate, reached after the warm-up and decayed linearly to 0 (default: by the width)."""
-    warmup_share: float = 0.1
-    """Share of the steps in which the learning rate rises."""
-    weight_decay: float = 0.01
-    """AdamW's weight decay; biases and norms have none."""
-    clip_norm: float = 1.0
-    """The gradient is scaled down to this norm where it is longer."""
-    seed: int = 0
-    """Decides the drawn parameters, the order of the rows and dropout."""
-
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What activations are computed in; parameters are float32. auto: bfloat16, and float32 on a CPU without
-    avx512_bf16."""
     compile: Literal["auto", "yes", "no"] = "auto"
     """Compile the model by torch.compile. auto: on a GPU and a TPU, and on a CPU for runs of 5,000 steps and more."""
     fsdp: bool = False
     """Share out the parameters and the optimizer's state over all processes: less memory, more exchange."""
-
-    log_every: int = 20
-    """Steps between two lines of metrics."""
-    eval_every: int | None = None
-    """Steps between two evaluations (default: an epoch)."""
-    checkpoint_every: int = 200
-    """Steps between two checkpoints; before an evaluation one is written too."""
-    keep_checkpoints: int = 2
-    """The latest checkpoints that are kept; the best one is kept besides."""
-    best: bool = False
-    """Export the model that was best on the held-out rows, in place of the last one."""
-    patience: int | None = None
-    """Evaluations without a better score after which training ends early."""
-    profile: str | None = None
-    """Steps A:B, both included, that are traced into profile/: 100:104."""
-
-
-def learning_rate(config: Config, width: int) -> float:
-    """The peak: as asked for, else by the model's width; 768: Liu et al. 2019, table 10; smaller: by trial."""
-    if config.learning_rate is not None:
-        return config.learning_rate
-    return 5e-4 if width <= 256 else 1e-4 if width <= 512 else 2e-5
-
-
-def problems(config: Config, *, devices: int) -> list[str]:
-    """Everything that is wrong with `config` on so many devices; empty where it can run."""
-    found = [
-        f"--{name.replace('_', '-')} {value}: must be at least {least}"
-        for name, least in _LEAST.items()
-        if (value := getattr(config, name)) is not None and value < least
-    ]
-    found += [
-        f"--{name.replace('_', '-')} {value}: must be between {low} and {high}"
-        for name, (low, high) in _BETWEEN.items()
-        if (value := getattr(config, name)) is not None and not low <= value <= high
-    ]
-    if config.learning_rate is not None and not 0 < config.learning_rate < math.inf:
-        found.append(f"--learning-rate {config.learning_rate}: must be above 0 and finite")
-    if not 0 < config.epochs < math.inf:
-        found.append(f"--epochs {config.epochs}: must be above 0 and finite")
-    if not config.clip_norm > 0:
-        found.append(f"--clip-norm {config.clip_norm}: must be above 0")
-    if not 0 <= config.weight_decay < math.inf:
-        found.append(f"--weight-decay {config.weight_decay}: must not be negative and must be finite")
-    if config.scratch and config.init_from is None:
-        found.append(
-            "--scratch: takes tokenizer and sizes from --init-from; name a folder, or leave --scratch out"
-        )
-    if config.pair_field is not None and config.text_field is None:
-        found.append(f"--pair-field {config.pair_field}: name the first text with --text-field too")
-    if config.profile is not None and config.steps is not None:
-        from jobs.runtime.profile import read_steps  # few runs are profiled
-
-        try:
-            read_steps(config.profile, steps=config.steps)
-        except RequestError as error:
-            found.append(str(error))
-    if not found and config.batch_size % devices:
-        below = config.batch_size // devices * devices
-        fitting = " or ".join(str(size) for size in (below, below + devices) if size)
-        found.append(
-            f"--batch-size {config.batch_size}: is shared out over {devices} devices, so it must be a multiple of "
-            f"{devices}; choose {fitting}"
-        )
-    return found
-
-
-_LEAST = {
-    "max_length": 8,
-    "lengths": 1,
-    "batch_size": 1,
-    "steps": 1,
-    "log_every": 1,
-    "eval_every": 1,
-    "checkpoint_every": 1,
-    "keep_checkpoints": 1,
-    "patience": 1,
-}
-_BETWEEN: dict[str, tuple[float, float]] = {
-    "seed": (0, 2**32 - 1),
-    "eval_fraction": (0.001, 0.5),
-    "dropout": (0.0, 0.9),
-    "warmup_share": (0.0, 1.0),
-    "lengths": (1, 16),
-}

@@ -13,14 +13,12 @@ from typing import Any
 import torch
 
 from contracts.run_directory import EXPORT, RunDirectory
+from jobs.glue.data import Dataset
+from jobs.glue.options import SIZES, Options
+from jobs.glue.pretrained import open_pretrained
+from jobs.glue.tokenizer import train_tokenizer
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.model_folder import CONFIG, TOKENIZER, WEIGHTS, WORDPIECES
-from jobs.torch_glue.config import SIZES, VOCAB_SIZE, Config
-from jobs.torch_glue.data import Dataset
-from jobs.torch_glue.pretrained import open_pretrained
-
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-"""RoBERTa's, with its ids from 0 on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +32,7 @@ class Beginning:
     fingerprint: str
 
 
-def prepare(config: Config, dataset: Dataset, cache_dir: Path, say: Callable[[str], None]) -> Beginning:
+def prepare(config: Options, dataset: Dataset, cache_dir: Path, say: Callable[[str], None]) -> Beginning:
     """Open the folder of --init-from, or train a tokenizer.
 
     Raises:
@@ -66,16 +64,12 @@ def prepare(config: Config, dataset: Dataset, cache_dir: Path, say: Callable[[st
     return Beginning(tokenizer=tokenizer, settings=settings, weights=weights, fingerprint=digest.hexdigest())
 
 
-def _drawn(config: Config, dataset: Dataset) -> tuple[Any, Any]:
+def _drawn(config: Options, dataset: Dataset) -> tuple[Any, Any]:
     """The configuration of a model of one of SIZES, and a byte-level BPE trained on the training rows."""
-    from tokenizers import ByteLevelBPETokenizer
     from transformers import RobertaConfig, RobertaTokenizerFast
 
-    trained = ByteLevelBPETokenizer(add_prefix_space=False)
-    texts = (*dataset.train.texts_a, *dataset.train.texts_b)
-    trained.train_from_iterator(texts, VOCAB_SIZE, special_tokens=list(SPECIAL), show_progress=False)
     with tempfile.TemporaryDirectory() as folder:
-        trained.save_model(folder)
+        train_tokenizer(dataset.train, Path(folder))
         tokenizer = RobertaTokenizerFast.from_pretrained(folder)
     size = SIZES[config.model]
     settings = RobertaConfig(

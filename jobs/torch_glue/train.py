@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from contracts.errors import RequestError
+from jobs.glue import data, predictions
+from jobs.glue.batches import Batch, Batches, Encoded
+from jobs.glue.options import learning_rate, problems, scheduled
 from jobs.runtime import preemption
 from jobs.runtime.metrics import Metrics, Rates
 from jobs.runtime.process import Final, Run
@@ -20,13 +22,11 @@ from jobs.runtime.profile import Profile, read_steps
 from jobs.runtime.torch import distributed
 from jobs.runtime.torch.checkpoints import Checkpoints
 from jobs.runtime.torch.profile import Tracer
-from jobs.torch_glue import data, model, scores
-from jobs.torch_glue.batches import Batch, Batches, Encoded
-from jobs.torch_glue.config import Config, learning_rate, problems
+from jobs.torch_glue import model
+from jobs.torch_glue.config import Config
 
 COMPILED_FROM_STEPS = 5_000
 """On a CPU compiling takes as long as some hundred steps, and makes each a little faster."""
-PREDICTIONS = "predictions.jsonl"
 
 
 def train(run: Run, config: Config) -> Final:
@@ -67,7 +67,13 @@ class Training:
         self.tokenizer, self.device = beginning.tokenizer, distributed.device()
         self.is_regression = dataset.task == "regression"
         train_rows, eval_rows = (
-            Encoded(rows, self.tokenizer, max_length=config.max_length, is_regression=self.is_regression)
+            Encoded(
+                rows,
+                self.tokenizer.backend_tokenizer,
+                pad_id=self.tokenizer.pad_token_id,
+                max_length=config.max_length,
+                is_regression=self.is_regression,
+            )
             for rows in (dataset.train, dataset.eval)
         )
         if len(train_rows) < config.batch_size:
@@ -227,11 +233,7 @@ class Training:
         return loss.detach(), norm
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step: up from 0 in the warm-up, then down to 0, each in a line."""
-        warmup = self.config.warmup_share * self.steps
-        return self.peak_rate * min(
-            step / max(warmup, 1), (self.steps - step + 1) / max(self.steps - warmup, 1)
-        )
+        return scheduled(self.config, self.peak_rate, step, self.steps)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """(rows, classes), or (rows, 1) numbers, in float32."""
@@ -275,33 +277,26 @@ class Training:
 
     def score(self) -> dict[str, float]:
         """The loss and the scores of the held-out rows; the same in all processes."""
-        self.logits_NC, labels_N = self.predict()
-        logits_NC, labels = torch.from_numpy(self.logits_NC), torch.from_numpy(labels_N)
-        if self.is_regression:
-            loss, said = functional.mse_loss(logits_NC[:, 0], labels), self.logits_NC[:, 0]
-        else:
-            loss, said = functional.cross_entropy(logits_NC, labels), self.logits_NC.argmax(axis=1)
-        found = scores.scores(said, labels_N, classes=len(self.dataset.labels))
-        return {"eval_score": found[scores.headline(self.dataset)], "eval_loss": float(loss), **found}
+        self.logits_NC = self.predict()
+        return predictions.evaluation(self.dataset, self.logits_NC)
 
-    def predict(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """(rows, classes) logits of all held-out rows in their order, and their labels; the same in all processes."""
-        rows, logits, labels = [], [], []
+    def predict(self) -> np.ndarray[Any, Any]:
+        """(rows, classes) logits of all held-out rows in their order; the same in all processes."""
+        rows, logits = [], []
         self.model.eval()
         with torch.no_grad():
             for batch in self.batches.held_out():
                 mine = batch.share(distributed.rank(), distributed.size())
                 logits.append(self.logits(mine).cpu())
                 rows.append(torch.from_numpy(mine.rows_B))
-                labels.append(torch.from_numpy(mine.labels_B))
                 self.run.heartbeat.tick()
         self.model.train()
-        exchanged = [
-            distributed.exchange_on_host(torch.cat(each)).flatten(0, 1) for each in (rows, logits, labels)
-        ]
-        rows_N = exchanged[0].numpy()
+        rows_N, logits_NC = (
+            distributed.exchange_on_host(torch.cat(each)).flatten(0, 1).numpy() for each in (rows, logits)
+        )
         order = np.argsort(rows_N, kind="stable")[(rows_N < 0).sum() :]
-        return exchanged[1].numpy()[order], exchanged[2].numpy()[order]
+        found: np.ndarray[Any, Any] = logits_NC[order]
+        return found
 
     def save(self, step: int) -> None:
         """Begin a checkpoint of the state after `step`."""
@@ -332,12 +327,14 @@ class Training:
             self.checkpoints.restore_model(exported)
             final = self.score()
         self.checkpoints.close()
-        self.compare_with_chance(final)
+        warning = predictions.no_better_than_chance(self.dataset, final)
+        if warning is not None:
+            run.warn(warning)
         run.heartbeat.say("export")
         weights = self.checkpoints.weights()
         if self.metrics is not None:
             model.export(run.directory, self.model, weights, self.tokenizer)
-            self.write_predictions()
+            predictions.write_predictions(run.directory, self.dataset, self.logits_NC)
             self.metrics.close()
         return {
             "steps": self.steps,
@@ -348,31 +345,3 @@ class Training:
             "exported_step": exported,
             "padding": round(self.batches.padding, 4),
         }
-
-    def compare_with_chance(self, final: dict[str, float]) -> None:
-        """Warn where the accuracy is within two standard deviations of that of naming the most frequent class."""
-        baseline, rows = self.dataset.baseline, len(self.dataset.eval.labels)
-        likely = baseline + 2 * math.sqrt(baseline * (1 - baseline) / rows)
-        if not self.is_regression and final["accuracy"] <= likely:
-            self.run.warn(
-                f"accuracy {final['accuracy']:.3f} of {rows} rows: no better than always naming the most frequent "
-                f"label ({baseline:.3f}), as far as so many rows can tell; begin with a model that is pre-trained on "
-                "such text (--init-from), or train for longer"
-            )
-
-    def write_predictions(self) -> None:
-        """Write predictions.jsonl: of each held-out row its texts, its label and what the model says."""
-        rows, lines = self.dataset.eval, []
-        probabilities_NC = torch.softmax(torch.from_numpy(self.logits_NC), dim=1).tolist()
-        for index, label in enumerate(rows.labels):
-            texts = [rows.texts_a[index], *([rows.texts_b[index]] if rows.texts_b else [])]
-            line: dict[str, Any] = {"texts": texts}
-            if self.is_regression:
-                line |= {"label": label, "prediction": float(self.logits_NC[index, 0])}
-            else:
-                names = self.dataset.labels
-                chosen = int(self.logits_NC[index].argmax())
-                line |= {"label": names[int(label)], "prediction": names[chosen]}
-                line["probabilities"] = dict(zip(names, probabilities_NC[index], strict=True))
-            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
-        self.run.directory.write_text(PREDICTIONS, "".join(lines))

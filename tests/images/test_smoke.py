@@ -262,8 +262,8 @@ def test_a_frameworks_file_has_what_the_smoke_test_asks_of_it_and_loads_no_frame
 
 OF_FRAMEWORK = {
     "jax": ("flax_mlm", "jax_hello", "runtime/jax"),
-    "pytorch": ("torch_glue", "runtime/torch"),
-    "pytorch_xla": ("torch_glue", "runtime/torch"),
+    "pytorch": ("torch_glue", "glue", "runtime/torch"),
+    "pytorch_xla": ("torch_glue", "glue", "runtime/torch"),
     "tensorflow": ("runtime/tensorflow",),
 }
 """Folders of jobs/ that the framework's image runs, besides what lies in runtime/ itself."""

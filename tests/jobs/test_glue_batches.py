@@ -1,34 +1,32 @@
-"""Batches of torch_glue: every row once in an epoch, little padding, the same rows for a step however it is reached."""
+"""Batches of rows: every row once in an epoch, little padding, the same rows for a step however it is reached."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
 
-from jobs.torch_glue.batches import MULTIPLE, Batches, Encoded, choose_lengths
-from jobs.torch_glue.data import Rows
+from jobs.glue.batches import MULTIPLE, Batches, Encoded, choose_lengths
+from jobs.glue.data import Rows
 
 PAD_ID = 7
 
 
-class Words:
-    """A tokenizer whose text "12" has twelve tokens, the number each."""
-
-    pad_token_id = PAD_ID
-
-    def __call__(self, texts: Sequence[str], *, max_length: int, **_: Any) -> dict[str, list[list[int]]]:
-        ids = [[int(text)] * min(int(text), max_length) for text in texts]
-        return {"input_ids": ids, "token_type_ids": [[0] * len(each) for each in ids]}
+WORDS = Tokenizer(models.WordLevel({"word": 1}, unk_token="word"))
+WORDS.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 
 
 def encoded(lengths: Sequence[int]) -> Encoded:
-    rows = Rows(texts_a=tuple(map(str, lengths)), texts_b=(), labels=tuple(length % 2 for length in lengths))
-    return Encoded(rows, Words(), max_length=64, is_regression=False)
+    rows = Rows(
+        texts_a=tuple("word " * length for length in lengths),
+        texts_b=(),
+        labels=tuple(length % 2 for length in lengths),
+    )
+    return Encoded(rows, WORDS, pad_id=PAD_ID, max_length=64, is_regression=False)
 
 
 LENGTHS = st.lists(st.integers(1, 100), min_size=4, max_size=60)

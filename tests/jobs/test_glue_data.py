@@ -1,4 +1,4 @@
-"""The rows of torch_glue: from files, from GLUE's own folders, and from Python's standard library."""
+"""The labelled rows: from files, from GLUE's own folders, and from Python's standard library."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobs.torch_glue import docstrings
-from jobs.torch_glue.config import Config
-from jobs.torch_glue.data import Rows, problems, read
+from jobs.glue import docstrings
+from jobs.glue.data import Rows, problems, read
+from jobs.glue.options import Options
 
 # A file with NUL is taken for UTF-16.
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1).filter(
@@ -46,7 +46,7 @@ def many(row: str, count: int = 40, head: str = "text,label\n") -> str:
 
 
 def said(**options: Any) -> list[str]:
-    return problems(Config(**options), Path("unused"))
+    return problems(Options(**options), Path("unused"))
 
 
 # --- files --------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_what_a_program_writes_is_read_as_it_was_written(
 ) -> None:
     both = [("first", "of yes", "yes"), ("second", "of no", "no")]
     path = write(folder / f"rows{ending}", format_(rows + both))
-    found = read(Config(data=path, eval_data=path))
+    found = read(Options(data=path, eval_data=path))
     texts_a, texts_b, labels = zip(*rows, *both, strict=True)
     assert found.train == Rows(
         texts_a=texts_a, texts_b=texts_b, labels=tuple(map(float, (c == "yes" for c in labels)))
@@ -98,7 +98,7 @@ def test_a_field_in_quotes_keeps_commas_quotes_and_line_ends_and_mistakes_after_
 ) -> None:
     quoted = '"' + text.replace('"', '""') + '"'
     path = write(folder / "a.csv", f"text,label\n{quoted},1\nb,0\n")
-    assert read(Config(data=path, eval_data=path)).train.texts_a == (text, "b")
+    assert read(Options(data=path, eval_data=path)).train.texts_a == (text, "b")
     # csv counts \r, \n and \r\n as ends of lines.
     line = 3 + len((text + "x").replace("\r\n", "\n").replace("\r", "\n").split("\n")) - 1
     path = write(folder / "b.csv", f"text,label\n{quoted},1\nb\n")
@@ -110,13 +110,13 @@ def test_a_field_in_quotes_keeps_commas_quotes_and_line_ends_and_mistakes_after_
 def test_columns_have_usual_names_or_those_that_are_asked_for(tmp_path: Path) -> None:
     head = "Premise,id,HYPOTHESIS,Class,stars,title\n"
     path = write(tmp_path / "a.csv", many("p{0},{0},h{0},{1},{0},t{0}", head=head))
-    found = read(Config(data=path, eval_data=path))
+    found = read(Options(data=path, eval_data=path))
     assert (found.train.texts_a[1], found.train.texts_b[1], found.train.labels[1]) == ("p1", "h1", 1)
     found = read(
-        Config(data=path, eval_data=path, text_field="title", label_field="stars", task="regression")
+        Options(data=path, eval_data=path, text_field="title", label_field="stars", task="regression")
     )
     assert (found.train.texts_a[7], found.train.texts_b, found.train.labels[7]) == ("t7", (), 7)
-    found = read(Config(data=path, eval_data=path, text_field="title", pair_field="id"))
+    found = read(Options(data=path, eval_data=path, text_field="title", pair_field="id"))
     assert (found.train.texts_a[7], found.train.texts_b[7]) == ("t7", "7")
     (wrong,) = said(data=path, text_field="headline", label_field="x")
     assert wrong == (
@@ -131,7 +131,7 @@ def test_blank_lines_blanks_in_the_first_line_and_columns_without_a_name_do_not_
     content = many("text {0}, {1},,", head="\n text , label,,\n\n")
     for name, comma in (("a.csv", ","), ("b.tsv", "\t")):
         path = write(tmp_path / name, content.replace(",", comma))
-        found = read(Config(data=path, eval_data=path))
+        found = read(Options(data=path, eval_data=path))
         assert (found.train.texts_a[39], found.labels) == ("text 39", ("0", "1"))
     assert said(data=write(tmp_path / "c.csv", content + "x\n"))[0].startswith(
         f"--data {tmp_path}/c.csv:44: 1 col"
@@ -155,7 +155,7 @@ def test_labels_are_numbers_where_many_are_not_whole_and_else_names_in_their_ord
 ) -> None:
     rows = [{"text": f"text {number}", "label": label} for number, label in enumerate(labels)]
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    found = read(Config(data=path, eval_data=path))
+    found = read(Options(data=path, eval_data=path))
     assert (found.task, found.labels, list(found.train.labels)) == (task, names, values)
     assert found.baseline == (max(map(values.count, values)) / len(values) if names else 0)
 
@@ -242,7 +242,7 @@ def test_a_pipe_and_a_url_that_nothing_answers_are_refused_and_one_that_answers_
     )
     with fsspec.open("memory://glue/rows.csv", "w") as file:
         file.write(many("text {0},{1}"))
-    assert read(Config(data="memory://glue/rows.csv")).labels == ("0", "1")
+    assert read(Options(data="memory://glue/rows.csv")).labels == ("0", "1")
     assert "memory://glue/none.csv: " in said(data="memory://glue/none.csv")[0]
     assert "memory://glue/train.tsv: " in said(data="memory://glue")[0]
     assert "no driver for this kind of URL" in said(data="nothing://glue/rows.csv")[0]
@@ -253,21 +253,21 @@ def test_held_out_rows_stay_the_same_when_rows_are_added_and_share_no_first_text
 ) -> None:
     head = "question,sentence,label\n"
     rows = [f"q{number % 200},s{number},{number % 3}" for number in range(600)]
-    before = read(Config(data=write(tmp_path / "a.csv", head + "\n".join(rows[:400]))))
-    found = read(Config(data=write(tmp_path / "b.csv", head + "\n".join(reversed(rows)))))
+    before = read(Options(data=write(tmp_path / "a.csv", head + "\n".join(rows[:400]))))
+    found = read(Options(data=write(tmp_path / "b.csv", head + "\n".join(reversed(rows)))))
     assert not {*found.train.texts_a} & {*found.eval.texts_a}
     assert {*before.eval.texts_a} == {*found.eval.texts_a}
     assert 0.05 < len(found.eval.labels) / 600 < 0.15
     assert not found.warnings
     evaluated = write(tmp_path / "c.csv", head + "q1,s1,1\nq,s,0\n")
-    found = read(Config(data=str(tmp_path / "b.csv"), eval_data=evaluated))
+    found = read(Options(data=str(tmp_path / "b.csv"), eval_data=evaluated))
     assert found.warnings == (f"--eval-data {evaluated}: rows that are trained on too: 1",)
 
 
 def test_the_fingerprint_is_of_texts_labels_names_and_split(tmp_path: Path) -> None:
     def of(content: str, name: str = "a.csv", **options: Any) -> str:
         path = write(tmp_path / name, content)
-        return read(Config(data=path, **options)).fingerprint
+        return read(Options(data=path, **options)).fingerprint
 
     rows = many("text {0},{1}")
     same = of(rows)
@@ -307,7 +307,7 @@ def test_a_folder_of_glue_is_known_by_the_columns_of_its_files(
     content = many(row, head=f"{head}\n" if head else "")
     write(tmp_path / "train.tsv", content)
     write(tmp_path / ("dev_matched.tsv" if task == "mnli" else "dev.tsv"), content)
-    found = read(Config(data=str(tmp_path)))
+    found = read(Options(data=str(tmp_path)))
     assert (found.metric_set, found.labels) == (task, has.get("names", ("0", "1")))
     assert found.task == has.get("task", "classification")
     assert (len(found.train.texts_a), bool(found.train.texts_b)) == (40, has.get("pair", True))
@@ -320,7 +320,7 @@ def test_rows_of_glue_that_cannot_be_read_are_left_out_and_warned_of(tmp_path: P
     good = many("{0}\t1\t2\tfirst {0}?\tsecond?\t{1}", head=head)
     write(tmp_path / "train.tsv", good + "40\t1\n41\t1\t2\tfirst?\t\t1\n")
     write(tmp_path / "dev.tsv", good)
-    found = read(Config(data=str(tmp_path)))
+    found = read(Options(data=str(tmp_path)))
     assert len(found.train.labels) == 40
     place = f"{tmp_path}/train.tsv"
     assert found.warnings == (
@@ -340,7 +340,7 @@ def test_neither_a_docstring_nor_a_function_alone_says_whether_they_belong_toget
     modules: dict[str, list[tuple[str, str, int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(docstrings, "modules", modules.items)
-    of_docstrings = read(Config())
+    of_docstrings = read(Options())
     for rows in (of_docstrings.train, of_docstrings.eval):
         for texts in (rows.texts_a, rows.texts_b):
             balance: dict[str, float] = dict.fromkeys(texts, 0)
@@ -406,7 +406,7 @@ def test_a_model_of_another_kind_or_with_too_few_positions_is_refused_before_any
     (tmp_path / "config.json").write_text(json.dumps(told))
     for name in ("model.safetensors", "vocab.txt"):
         (tmp_path / name).touch()
-    found = problems(Config(init_from=str(tmp_path)), tmp_path)
+    found = problems(Options(init_from=str(tmp_path)), tmp_path)
     assert [said in text for text in found if said] == ([True] if said else []), found
-    nowhere = problems(Config(init_from=str(tmp_path / "nowhere")), tmp_path)
+    nowhere = problems(Options(init_from=str(tmp_path / "nowhere")), tmp_path)
     assert len(nowhere) == 1 and "No such file or directory" in nowhere[0]

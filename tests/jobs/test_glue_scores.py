@@ -1,9 +1,9 @@
-"""The scores of torch_glue: what scikit-learn 1.9 and SciPy 1.18 say of rows, and what is said where they say NaN."""
+"""The scores of labelled rows: what scikit-learn 1.9 and SciPy 1.18 say, and what is said where they say NaN."""
 
 import numpy as np
 import pytest
 
-from jobs.torch_glue.scores import scores
+from jobs.glue.scores import scores
 
 TWO = "11100000011111111111011001101110010100000000011101"
 TWO_GIVEN = "10000000011100111111111010111110110100000010010111"

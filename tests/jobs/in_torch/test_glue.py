@@ -134,7 +134,7 @@ from jobs.runtime.process import Run
 from jobs.runtime.torch import distributed
 from jobs.torch_glue.config import Config
 from jobs.torch_glue.model import prepare
-from jobs.torch_glue.data import read
+from jobs.glue.data import read
 from jobs.torch_glue.train import Training
 environment = contract.read(os.environ)
 distributed.start(environment)

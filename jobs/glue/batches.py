@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jobs.torch_glue.data import Rows
+from jobs.glue.data import Rows
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 type Array = np.ndarray[Any, Any]
 
@@ -38,19 +41,16 @@ class Batch:
 class Encoded:
     """Tokenised rows. lengths_N: of each row, `max_length` at most."""
 
-    def __init__(self, rows: Rows, tokenizer: Any, *, max_length: int, is_regression: bool) -> None:
-        pairs = {"text_pair": list(rows.texts_b)} if rows.texts_b else {}
-        told = tokenizer(
-            list(rows.texts_a),
-            truncation=True,
-            max_length=max_length,
-            return_token_type_ids=True,
-            return_attention_mask=False,
-            **pairs,
-        )
-        self._ids: Sequence[Sequence[int]] = told["input_ids"]
-        self._types: Sequence[Sequence[int]] = told["token_type_ids"]
-        self._pad_id = int(tokenizer.pad_token_id)
+    def __init__(
+        self, rows: Rows, tokenizer: Tokenizer, *, pad_id: int, max_length: int, is_regression: bool
+    ) -> None:
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_length)
+        texts = list(zip(rows.texts_a, rows.texts_b, strict=True)) if rows.texts_b else list(rows.texts_a)
+        told = tokenizer.encode_batch(texts)
+        self._ids = [each.ids for each in told]
+        self._types = [each.type_ids for each in told]
+        self._pad_id = pad_id
         self.lengths_N = np.array([len(ids) for ids in self._ids])
         self.labels_N = np.array(rows.labels, dtype=np.float32 if is_regression else np.int64)
 

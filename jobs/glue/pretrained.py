@@ -1,4 +1,4 @@
-"""The folder of --init-from, and what can be said of it without torch, before anything starts."""
+"""The folder of --init-from, and what can be said of it without a framework, before anything starts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import RequestError
+from jobs.glue.options import Options
 from jobs.runtime.model_folder import BYTE_LEVEL, CONFIG, WORDPIECES, open_folder
-from jobs.torch_glue.config import Config
 
 KINDS = ("roberta", "bert")
 
 
-def open_pretrained(config: Config, source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
+def open_pretrained(options: Options, source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
     """The folder of a model that this job can go on with.
 
     Raises:
@@ -33,9 +33,9 @@ def open_pretrained(config: Config, source: str, cache_dir: Path, say: Callable[
             f"{' or '.join(KINDS)}"
         )
     longest = positions(told)
-    if config.max_length > longest:
+    if options.max_length > longest:
         raise RequestError(
-            f"--max-length {config.max_length}: the model has {longest} positions; choose at most {longest}"
+            f"--max-length {options.max_length}: the model has {longest} positions; choose at most {longest}"
         )
     return folder
 

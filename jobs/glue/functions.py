@@ -1,4 +1,4 @@
-"""Text for pre-training before the default task is learned: `python -m jobs.torch_glue.functions FILE.jsonl`.
+"""Text for pre-training before the default task is learned: `python -m jobs.glue.functions FILE.jsonl`.
 
 It holds the functions that the task trains on, each below its own docstring. None is of a module that is held out.
 """
@@ -9,13 +9,13 @@ import json
 import sys
 from pathlib import Path
 
-from jobs.torch_glue import data
-from jobs.torch_glue.config import Config
-from jobs.torch_glue.docstrings import LABELS
+from jobs.glue import data
+from jobs.glue.docstrings import LABELS
+from jobs.glue.options import Options
 
 
 def main(path: str) -> None:
-    rows = data.read(Config()).train
+    rows = data.read(Options()).train
     own = [
         f"{docstring}\n{source}"
         for docstring, source, label in zip(rows.texts_a, rows.texts_b, rows.labels, strict=True)

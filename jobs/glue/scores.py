@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from jobs.torch_glue.data import Dataset
+from jobs.glue.data import Dataset
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,77 @@
+"""The tokenizer: trained on the rows, or of a model's folder, by the library that is beneath transformers' own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from contracts.errors import RequestError
+from jobs.glue.data import Rows
+from jobs.glue.options import VOCAB_SIZE
+from jobs.runtime.model_folder import PARTS, TOKENIZER, WORDPIECES
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+"""RoBERTa's, with the ids from 0 on in a tokenizer that is trained here."""
+SETTINGS = "tokenizer_config.json"
+
+
+def train_tokenizer(rows: Rows, folder: Path) -> None:
+    """Train RoBERTa's byte-level BPE on these texts, and write the two files that transformers reads it from."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer(add_prefix_space=False)
+    texts = (*rows.texts_a, *rows.texts_b)
+    trained.train_from_iterator(texts, VOCAB_SIZE, special_tokens=list(SPECIAL), show_progress=False)
+    trained.save_model(str(folder))
+
+
+def open_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a folder, which makes of a text the tokens that transformers makes of it.
+
+    Raises:
+        RequestError: its files are no tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        if (folder / TOKENIZER).exists():
+            return Tokenizer.from_file(str(folder / TOKENIZER))
+        return _wordpieces(folder) if (folder / WORDPIECES).exists() else _byte_level(folder)
+    except Exception as error:  # the library raises nothing narrower
+        raise RequestError(
+            f"--init-from {folder}: its files are no tokenizer ({error}); save it with transformers again"
+        ) from None
+
+
+def _byte_level(folder: Path) -> Tokenizer:
+    """What transformers' RobertaTokenizerFast makes of vocab.json and merges.txt."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.BPE.from_file(*(str(folder / name) for name in PARTS)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    ids = tokenizer.get_vocab()
+    tokenizer.post_processor = processors.RobertaProcessing(
+        ("</s>", ids["</s>"]), ("<s>", ids["<s>"]), add_prefix_space=False
+    )
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
+
+
+def _wordpieces(folder: Path) -> Tokenizer:
+    """What transformers' BertTokenizerFast makes of vocab.txt."""
+    from tokenizers import BertWordPieceTokenizer, Tokenizer
+
+    settings = folder / SETTINGS
+    told = json.loads(settings.read_text("utf-8")) if settings.exists() else {}
+    made = BertWordPieceTokenizer(
+        str(folder / WORDPIECES),
+        lowercase=told.get("do_lower_case", True),
+        strip_accents=told.get("strip_accents"),
+        handle_chinese_chars=told.get("tokenize_chinese_chars", True),
+    )
+    return Tokenizer.from_str(made.to_str())
