@@ -225,7 +225,9 @@ def finish(run: Run, outcome: str, final: Final) -> None:
         # All are at the same end, and say so themselves in a moment.
         ended = {"state": outcome, "message": None, **({"step": final["steps"]} if "steps" in final else {})}
         beats = [{**beat, **ended} for beat in map(run.directory.read_json, names) if beat is not None]
-        page = render({**described, "settings": settings}, run.directory.read_metrics(), result, beats)
+        samples = run.directory.read_text(run_directory.SAMPLES)
+        described = {**described, "settings": settings}
+        page = render(described, run.directory.read_metrics(), result, beats, samples_file=samples)
         _put(run.directory, run_directory.REPORT, page)
         _put(run.directory, run_directory.RESULT, json.dumps(result, indent=2) + "\n")
     run.heartbeat.end("done" if outcome == "done" else "stopped" if outcome == "stopped" else "preempted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -187,6 +188,74 @@ def test_what_the_run_has_learned_is_shown_and_the_parts_of_its_time_with_their_
     assert set(get_args(Part)) == MEANINGS.keys()
 
 
+PNG = b"\x89PNG\r\n\x1a\n<b>"
+SAMPLES: dict[str, Any] = {
+    "confusion": {"labels": ["cat", "<form>"], "counts": [[3, 1], [0, 0]]},
+    "texts": [{"texts": ["one <b>", "two"], "truth": "cat", "prediction": "<form>", "probability": 0.93}],
+    "questions": [
+        {
+            "question": "Who?",
+            "context": f"{'w ' * 200}it was <u>me</u>.",
+            "truth": ["you"],
+            "answer": "<u>me",
+            "probability": 0.5,
+        },
+        {"question": "When?", "context": "Then.", "truth": [], "answer": "", "probability": None},
+    ],
+    "pictures": [
+        {"png": base64.b64encode(PNG).decode(), "truth": "cat", "prediction": "cat", "probability": 0.6},
+        *({"png": png, "truth": "cat", "prediction": "dog"} for png in ("aGVsbG8=", 'x" onerror=', 7)),
+    ],
+}
+
+
+def sampled(**changed: Any) -> str:
+    return render(RUN, [], RESULT, [], samples_file=json.dumps({**SAMPLES, **changed}))
+
+
+def test_what_the_model_says_of_held_out_rows_is_shown_and_nothing_of_it_is_obeyed() -> None:
+    page = sampled()
+    seen = Words(page)
+    assert "3 of 4 held-out rows are right (75.0%)" in seen.text and "cat 3 1 75%" in seen.text
+    assert '<td class="wrong" style="--share:0.250">1</td>' in page and "<th>&lt;form&gt;</th>" in page
+    assert "one <b> two cat <form> 93 %" in seen.text
+    assert "<mark>&lt;u&gt;me</mark>&lt;/u&gt;." in page and "(true: you )" in seen.text.replace(
+        "you)", "you )"
+    )
+    assert '<b class="good">no answer</b>' in page
+    assert [value for name, value in seen.attributes if name == "src"] == [
+        f"data:image/png;base64,{SAMPLES['pictures'][0]['png']}"
+    ]
+    assert not {"form", "u"} & {*seen.tags}
+    many = [f"class {n}" for n in range(40)]
+    counts = [
+        [int(truth == said) * 9 + int(said == truth + 1) * truth for said in range(40)] for truth in range(40)
+    ]
+    assert (
+        "class 38 class 39 38 class 37 class 38 37"
+        in Words(sampled(confusion={"labels": many, "counts": counts})).text
+    )
+
+
+def test_samples_that_are_torn_or_not_as_they_should_be_are_said_and_left_out(tmp_path: Path) -> None:
+    for file in ('{"confusion": {"lab', "[1]", "[" * 100_000):
+        assert "samples.json is torn, or no JSON object" in render(RUN, [], RESULT, [], samples_file=file)
+    foreign: list[dict[str, Any]] = [
+        {"confusion": {"labels": ["a", "b"], "counts": [[1, 2]]}},
+        {"confusion": {"labels": ["a"], "counts": [["<b>"]]}},
+        {"confusion": {"labels": ["a"], "counts": [[-1]]}},
+        {"texts": {"a": 1}},
+        {"questions": [{"question": "Who?"}]},
+        {"pictures": [{"png": "aGVsbG8=", "truth": "a", "prediction": "b"}]},
+    ]
+    for changed in foreign:
+        (name,) = changed
+        assert f"samples.json: {name} cannot be understood and is not shown." in sampled(**changed)
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    (tmp_path / "samples.json").write_text(json.dumps(SAMPLES))
+    assert "Confusion matrix" in read_and_render(tmp_path)
+
+
 def test_losses_that_are_not_finite_break_the_curve_and_are_marked() -> None:
     lines: list[dict[str, Any]] = [{"step": step, "loss": 2.0} for step in range(1, 8)]
     lines[2]["loss"], lines[3]["loss"], lines[4]["loss"] = math.nan, math.inf, None
@@ -293,14 +362,22 @@ lines = objects(**dict.fromkeys(line_keys, values), step=st.integers(-5, 10**6) 
     metrics=st.lists(lines, max_size=25),
     result=st.none() | objects(*RESULT_KEYS),
     beats=st.lists(objects("rank", "state", "step", "time", "message", "warnings"), max_size=3),
+    samples=objects(
+        confusion=objects("labels", "counts") | loose,
+        **{
+            name: st.lists(objects(*SAMPLES[name][0]), max_size=3) | loose
+            for name in ("texts", "questions", "pictures")
+        },
+    ),
 )
 def test_no_input_stops_the_page_or_draws_outside_the_plot(
     run: dict[str, Any],
     metrics: list[dict[str, Any]],
     result: dict[str, Any] | None,
     beats: list[dict[str, Any]],
+    samples: dict[str, Any],
 ) -> None:
-    page = render(run, metrics, result, beats)
+    page = render(run, metrics, result, beats, samples_file=json.dumps(samples))
     assert "nan" not in "".join(re.findall(r'(?: d|cx|cy|data-x|data-y|x1|y1)="([^"]*)"', page)).lower()
     for path in re.findall(r' d="([^"]*)"', page):
         for x, y in re.findall(r"(-?\d+),(-?\d+)", path):

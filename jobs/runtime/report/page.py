@@ -70,13 +70,14 @@ def escape(value: object, longest: int = LONGEST_TEXT) -> str:
 def page(title: str, body: str) -> str:
     """The whole page around `body`, which is markup; `title` is text.
 
-    Its policy lets the browser load nothing and run this one script, so that even markup that slipped through
-    escaping could do nothing. What UTF-8 cannot hold (half a surrogate pair) becomes a question mark.
+    Its policy lets the browser load nothing, show pictures that are in the page, and run this one script, so that even
+    markup that slipped through escaping could do nothing. What UTF-8 cannot hold (half a surrogate pair) becomes a
+    question mark.
     """
     folder = Path(__file__).parent
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
     text = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from contracts.durations import spoken
-from contracts.run_directory import RESULT, RUN, SETTINGS, RunDirectory, heartbeat, log
+from contracts.run_directory import RESULT, RUN, SAMPLES, SETTINGS, RunDirectory, heartbeat, log
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run
 from jobs.runtime.report.chart import capitalised, charts, curve, draw
 from jobs.runtime.report.page import Json, escape, mapping, moment, number, page, rows, text
+from jobs.runtime.report.samples import samples
 
 OUTCOMES = {
     "done": ("good", "The job ran to its end."),
@@ -39,11 +40,12 @@ def render(
     result: Json | None,
     heartbeats: Sequence[Json],
     log_tail: Sequence[str] = (),
+    samples_file: str | None = None,
 ) -> str:
     """Make the page from run.json, the lines of metrics.jsonl, result.json (None before the end) and the heartbeats.
 
     The end of `log_tail`, the failed host's log, is shown; `run` may have `versions` (name → version) and `settings`
-    (the options as they were decided).
+    (the options as they were decided). samples_file: the text of samples.json; None where there is none.
     """
     result = result or {}
     latest = _latest(result, metrics)
@@ -55,6 +57,7 @@ def render(
             _failure(run, result, heartbeats, log_tail),
             _warnings(result, heartbeats),
             f'<h2>Curves</h2><div class="wide">{first}</div><div class="small">{"".join(others)}</div>',
+            samples(samples_file),
             time_split(result),
             fillings(result),
             facts(run),
@@ -90,7 +93,8 @@ def read_and_render(run_dir: str | Path) -> str:
     if attempt is None:
         attempt = float(max(0, len(attempts) - 1))
     written = directory.read_text(log(int(attempt), failed)) if failed is not None else None
-    return render(run, directory.read_metrics(), result, heartbeats, (written or "").splitlines())
+    log_tail, samples_file = (written or "").splitlines(), directory.read_text(SAMPLES)
+    return render(run, directory.read_metrics(), result, heartbeats, log_tail, samples_file)
 
 
 def _header(
