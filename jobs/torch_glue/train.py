@@ -16,11 +16,12 @@ from jobs.glue import data, predictions
 from jobs.glue.batches import Batch, Batches, Encoded
 from jobs.glue.options import learning_rate, problems, scheduled
 from jobs.runtime import preemption
+from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.metrics import Metrics, Rates
 from jobs.runtime.process import Final, Run
 from jobs.runtime.profile import Profile, read_steps
 from jobs.runtime.torch import distributed
-from jobs.runtime.torch.checkpoints import Checkpoints
+from jobs.runtime.torch.checkpoints import State
 from jobs.runtime.torch.profile import Tracer
 from jobs.torch_glue import model
 from jobs.torch_glue.config import Config
@@ -143,8 +144,9 @@ class Training:
     def restore(self, beginning: model.Beginning) -> None:
         """Continue from the newest checkpoint, else from the beginning; compile what the steps need."""
         run, config = self.run, self.config
+        self.state = State(self.model, self.optimizer)
         self.checkpoints = Checkpoints(
-            run.directory, self.model, self.optimizer, keep_last=config.keep_checkpoints
+            run.directory, self.state, distributed, keep_last=config.keep_checkpoints
         )
         self.done, self.best_score, self.best_step, self.worse = 0, -math.inf, 0, 0
         restored = self.checkpoints.restore_latest()
@@ -331,7 +333,7 @@ class Training:
         if warning is not None:
             run.warn(warning)
         run.heartbeat.say("export")
-        weights = self.checkpoints.weights()
+        weights = self.state.weights()
         if self.metrics is not None:
             model.export(run.directory, self.model, weights, self.tokenizer)
             predictions.write_predictions(run.directory, self.dataset, self.logits_NC)

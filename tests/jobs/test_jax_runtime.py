@@ -24,6 +24,7 @@ from contracts.errors import RequestError
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import files_of
+from jobs.runtime.checkpoints import TORN
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.jax import executables
 from jobs.runtime.jax.checkpoints import Checkpoints
@@ -32,7 +33,6 @@ from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables
 from jobs.runtime.jax.profile import Tracer
 from jobs.runtime.process import Run
 from jobs.runtime.profile import Profile, Steps, read_steps
-from jobs.runtime.torn_checkpoints import TORN
 
 pytestmark = [
     pytest.mark.usefixtures("two_devices"),

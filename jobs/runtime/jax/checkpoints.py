@@ -14,8 +14,8 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
 from contracts.run_directory import CHECKPOINTS, RunDirectory
+from jobs.runtime.checkpoints import none_readable, put_aside
 from jobs.runtime.preemption import Preempted, watch
-from jobs.runtime.torn_checkpoints import none_readable, put_aside
 
 STATE, NOTES = "state", "notes"
 

@@ -11,9 +11,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from contracts.errors import RequestError
+from jobs.runtime.checkpoints import Checkpoints
 from jobs.runtime.process import Run
 from jobs.runtime.tensorflow import distributed
-from jobs.runtime.tensorflow.checkpoints import Checkpoints
+from jobs.runtime.tensorflow.checkpoints import State
 
 pytestmark = pytest.mark.usefixtures("group")
 MakeRun = Callable[..., Run]
@@ -28,8 +29,8 @@ class _Trained:
             self.model = keras.Sequential(layers)
             self.optimizer = keras.optimizers.AdamW(0.1)
             self.optimizer.build(self.model.trainable_variables)
-        objects = {"model": self.model, "optimizer": self.optimizer}
-        self.checkpoints = Checkpoints(run.directory, objects, keep_last=2)
+        state = State({"model": self.model, "optimizer": self.optimizer})
+        self.checkpoints = Checkpoints(run.directory, state, distributed, keep_last=2)
 
     def step(self, number: int) -> None:
         inputs = tf.constant(np.random.default_rng(number).normal(size=(4, 2)), tf.float32)
@@ -62,7 +63,7 @@ def test_a_checkpoint_brings_everything_back_wherever_it_lies(make_run: MakeRun,
         np.testing.assert_array_equal(found, wanted)
 
     after = [variable.numpy() for variable in other.optimizer.variables]
-    other.checkpoints.restore_only("model", 1)
+    other.checkpoints.restore_model(1)
     assert not np.array_equal(other.model.variables[0], trained.model.variables[0])
     np.testing.assert_array_equal(other.optimizer.variables[1], after[1])
 

@@ -1,0 +1,218 @@
+"""Checkpoints of a run, whatever its framework writes: complete or absent, the last few kept and the best one.
+
+    checkpoints/<step>/notes.json    what a resumed run has to know besides the state
+    checkpoints/<step>/…             the state, in files of the framework's own
+
+JAX's are Orbax's (jobs/runtime/jax/checkpoints.py); only what is done about torn ones is shared with them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+from contracts.atomic import beside_name, remove
+from contracts.errors import RequestError
+from contracts.run_directory import CHECKPOINTS, COMMITTED, RunDirectory
+from jobs.runtime.bucket_files import files_of, pauses_s, retry
+from jobs.runtime.preemption import Preempted, watch
+
+NOTES = "notes.json"
+TORN = "checkpoints-torn"
+
+type Torn = Mapping[int, str]
+"""Steps whose checkpoint cannot be read, and why."""
+
+
+class State(Protocol):
+    """What is kept, as files. All processes make the same calls."""
+
+    def write(self, folder: str) -> Callable[[], None]:
+        """Take the state of now; returns what writes it into `folder`, which rank 0 calls while training goes on."""
+        ...
+
+    def read(self, folder: str, *, model_only: bool) -> Callable[[], None]:
+        """Read what `write` wrote, whole; returns what gives it to the model and, but for `model_only`, the optimizer.
+
+        Raises anything where the files are torn, or of another state.
+        """
+        ...
+
+
+class Group(Protocol):
+    """The run's processes: the `distributed` module of a framework."""
+
+    def rank(self) -> int: ...
+
+    def everywhere(self, here: bool) -> bool: ...
+
+
+class Checkpoints:
+    """The checkpoints of one run: the last `keep_last`, and the one that `best` names. Rank 0 writes; all processes
+    make the same calls."""
+
+    def __init__(self, directory: RunDirectory, state: State, group: Group, *, keep_last: int) -> None:
+        self._directory, self._state, self._group, self._keep_last = directory, state, group, keep_last
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._begun: Future[None] | None = None
+        self.best: int | None = None
+        """The step whose checkpoint is kept whatever comes after it."""
+
+    def save(self, step: int, notes: Mapping[str, Any]) -> None:
+        """Begin to write the state after `step`; a step that is already there is left as it is.
+
+        notes: of what JSON can hold.
+
+        Raises:
+            Preempted: all processes are to leave here, and the checkpoint is complete.
+            OSError: this one or an earlier one could not be written.
+        """
+        watch.about_to_save(step)
+        self.wait()
+        if self._group.everywhere(step not in self._directory.checkpoint_steps()):
+            beside = self._beside(step)
+            try:
+                write = self._state.write(beside)
+            except BaseException:
+                remove(beside)
+                raise
+            if self._group.rank() == 0:
+                self._begun = self._writer.submit(self._write, step, beside, write, dict(notes))
+            else:
+                remove(beside)
+        if watch.save_begun(step, self.wait):
+            self.wait()
+            raise Preempted(step)
+
+    def wait(self) -> None:
+        """Wait until what was begun is written.
+
+        Raises:
+            OSError: it could not be; a bucket's library has kinds of its own too.
+        """
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.result()
+
+    def restore_latest(self) -> tuple[int, dict[str, Any]] | None:
+        """Restore the newest state that can be read; its step and notes, or None where there is none.
+
+        Checkpoints that cannot be read are said, put aside in TORN and passed over for the one before them, by all
+        processes alike.
+
+        Raises:
+            RequestError: there are checkpoints and none can be read; they are left where they are.
+        """
+        torn: dict[int, str] = {}
+        for step in reversed(self._directory.checkpoint_steps()):
+            take, notes, reason = self._read(step)
+            if self._group.everywhere(reason is None):
+                put_aside(self._directory, torn, step, moves=self._group.rank() == 0)
+                take()
+                watch.restored(step)
+                return step, notes
+            torn[step] = reason or "another host could not read it"
+        if torn:
+            raise none_readable(torn)
+        return None
+
+    def restore_model(self, step: int) -> None:
+        """Restore the model as it was after `step`, and leave all else as it is.
+
+        Raises:
+            RequestError: that checkpoint cannot be read.
+        """
+        self.wait()
+        self._group.everywhere(True)  # rank 0 has written it
+        take, _, reason = self._read(step, model_only=True)
+        if not self._group.everywhere(reason is None):
+            raise RequestError(f"checkpoint {step} cannot be read: {reason or 'by another host'}")
+        take()
+
+    def close(self) -> None:
+        self.wait()
+        self._writer.shutdown()
+
+    def _beside(self, step: int) -> str:
+        """A new folder for what is written: where a rename makes it a checkpoint, or one that is thrown away."""
+        if self._directory.is_remote or self._group.rank() > 0:
+            return tempfile.mkdtemp()
+        beside = self._directory.path(f"{CHECKPOINTS}/{beside_name(str(step))}")
+        os.makedirs(beside)
+        return beside
+
+    def _write(self, step: int, beside: str, write: Callable[[], None], notes: Mapping[str, Any]) -> None:
+        folder = self._directory.path(f"{CHECKPOINTS}/{step}")
+        try:
+            write()
+            Path(beside, NOTES).write_text(json.dumps(notes), encoding="utf-8")
+            if self._directory.is_remote:
+                put = lambda: files_of(folder).put_folder(beside, folder)  # noqa: E731
+                retry(put, what=f"checkpoint {step}", pauses_s=pauses_s(self._directory))
+                self._directory.write_text(f"{CHECKPOINTS}/{step}/{COMMITTED}", "")
+            else:
+                os.replace(beside, folder)
+        finally:
+            remove(beside)
+        for old in self._directory.checkpoint_steps()[: -self._keep_last]:
+            if old != self.best:
+                self._remove(old)
+
+    def _remove(self, step: int) -> None:
+        name = f"{CHECKPOINTS}/{step}"
+        if self._directory.is_remote:
+            # The sign that it is whole goes first.
+            for each in sorted(self._directory.list(name), key=lambda each: each != COMMITTED):
+                self._directory.remove(f"{name}/{each}")
+        else:
+            hidden = self._directory.path(f"{CHECKPOINTS}/{beside_name(str(step))}")
+            os.replace(self._directory.path(name), hidden)
+            remove(hidden)
+
+    def _read(
+        self, step: int, *, model_only: bool = False
+    ) -> tuple[Callable[[], None], dict[str, Any], str | None]:
+        """What restores a step and its notes, or why it cannot be read."""
+        folder = self._directory.path(f"{CHECKPOINTS}/{step}")
+        try:
+            with tempfile.TemporaryDirectory() as here:
+                if self._directory.is_remote:
+                    names = [
+                        name for name in self._directory.list(f"{CHECKPOINTS}/{step}") if name != COMMITTED
+                    ]
+                    found = files_of(folder).read([f"{folder}/{name}" for name in names])
+                    for name, data in zip(names, found, strict=True):
+                        Path(here, name).write_bytes(data or b"")
+                    folder = here
+                notes: dict[str, Any] = json.loads(Path(folder, NOTES).read_bytes())
+                return self._state.read(folder, model_only=model_only), notes, None
+        except Exception as error:  # a torn file makes frameworks raise many kinds; all are reported
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+            return lambda: None, {}, reason
+
+
+def none_readable(torn: Torn) -> RequestError:
+    """What is said where all of a run's checkpoints are torn; they are left where they are."""
+    said = "; ".join(f"{step}: {reason}" for step, reason in torn.items())
+    return RequestError(
+        f"none of the run's {len(torn)} checkpoints can be read by this code, and nothing was changed: {said}; "
+        "resume with the code that wrote them (run.json has the commit), or start a new run"
+    )
+
+
+def put_aside(directory: RunDirectory, torn: Torn, used: int, *, moves: bool) -> None:
+    """Say of each that it is put aside in TORN, and do it in the one process that `moves`. used: taken instead."""
+    for step, reason in torn.items():
+        print(
+            f"checkpoint {step} cannot be read ({reason}); it is put aside in {TORN}/ and {used} is used",
+            flush=True,
+        )
+        if moves:
+            folder = directory.path(f"{CHECKPOINTS}/{step}")
+            files_of(folder).move(folder, directory.path(f"{TORN}/{step}-{time.time_ns()}"))
