@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from contracts.errors import RequestError
-from jobs.glue.options import Options
 from jobs.runtime.model_folder import BYTE_LEVEL, CONFIG, WORDPIECES, open_folder
 
 KINDS = ("roberta", "bert")
 
 
-def open_pretrained(options: Options, source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
+class Limited(Protocol):
+    """Options that say how long a row may be."""
+
+    @property
+    def max_length(self) -> int: ...
+
+
+def open_pretrained(options: Limited, source: str, cache_dir: Path, say: Callable[[str], None]) -> Path:
     """The folder of a model that this job can go on with.
 
     Raises:

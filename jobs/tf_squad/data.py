@@ -1,0 +1,263 @@
+"""The questions of `--data`, each with a text and the places of its answers there, and which of them are held out.
+
+Light: the launching side calls `problems` before anything is started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from contracts.errors import RequestError
+from contracts.files import is_url
+from jobs.runtime.text_files import UNDECODABLE, ending, open_text
+from jobs.tf_squad import scores, topics
+from jobs.tf_squad.config import Config
+from jobs.tf_squad.pretrained import open_pretrained
+
+TOPICS = "topics"
+MOST_SHOWN = 10
+
+
+class Question(NamedTuple):
+    """title: of the article. starts: where each of the answers begins in the text; without any there is no answer."""
+
+    id: str
+    title: str
+    text: str
+    question: str
+    answers: tuple[str, ...]
+    starts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """The questions to train on and those to evaluate on.
+
+    has_unanswerable: whether some have no answer, as in SQuAD 2.0. fingerprint: a sha256 of all that is read.
+    baseline: the F1 over the held-out questions of always answering with the words in the place where most answers to
+    train on are (from one word of the text to another, or no answer).
+    """
+
+    train: tuple[Question, ...]
+    eval: tuple[Question, ...]
+    has_unanswerable: bool
+    fingerprint: str
+    baseline: float
+    warnings: tuple[str, ...] = ()
+
+
+def problems(config: Config, cache_dir: Path) -> list[str]:
+    """What is wrong with the data, and with the model of --init-from; called before anything is started."""
+    found: list[str] = []
+    for check in (
+        lambda: read(config),
+        lambda: config.init_from and open_pretrained(config, config.init_from, cache_dir, lambda _: None),
+    ):
+        try:
+            check()
+        except RequestError as error:
+            found += str(error).splitlines()
+    return found
+
+
+def read(config: Config) -> Dataset:
+    """Read all questions, and hold some out where no others are named to evaluate on.
+
+    Raises:
+        RequestError: there are no such data, or the message lists what is wrong in them, by paragraph and question.
+    """
+    if config.data == TOPICS:
+        if config.eval_data is not None:
+            raise RequestError(f"--data {TOPICS}: has held-out questions of its own; leave out --eval-data")
+        train, held_out = _split(config, _of_topics())
+    elif config.eval_data is None:
+        train, held_out = _split(config, _read("--data", config.data))
+    else:
+        train, held_out = _read("--data", config.data), _read("--eval-data", config.eval_data)
+    if not any(each.answers for each in train):
+        raise RequestError(f"--data {config.data}: no question has an answer; there is nothing to learn from")
+    warnings = []
+    both = len({each[2:4] for each in train} & {each[2:4] for each in held_out})
+    if both and config.eval_data is not None:
+        warnings.append(f"--eval-data {config.eval_data}: questions that are trained on too: {both}")
+    return Dataset(
+        train=tuple(train),
+        eval=tuple(held_out),
+        has_unanswerable=not all(each.answers for each in (*train, *held_out)),
+        fingerprint=hashlib.sha256(json.dumps([train, held_out]).encode()).hexdigest(),
+        baseline=_baseline(train, held_out),
+        warnings=tuple(warnings),
+    )
+
+
+def _of_topics() -> list[Question]:
+    return [
+        Question(f"{topic}-{number}-{place}", topic, text, question, (answer,), (start,))
+        for number, (topic, text, questions) in enumerate(topics.texts())
+        for place, (question, start, answer) in enumerate(questions)
+    ]
+
+
+def _split(config: Config, questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:
+    """What is trained on and what is held out, by a hash: of the title where there are enough titles to hold one out
+    in all likelihood, else of the text. So no text is in both."""
+    titles = {each.title for each in questions}
+    by_title = config.data != TOPICS and len(titles) >= 4 / config.eval_fraction
+    splits: tuple[list[Question], list[Question]] = ([], [])
+    for each in questions:
+        key = each.title if by_title else each.text
+        share = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8]) / 2**64
+        splits[share < config.eval_fraction].append(each)
+    if not all(splits):
+        which, remedy = ("every", "lower") if splits[1] else ("no", "raise")
+        raise RequestError(
+            f"--data {config.data}: {which} question of {len(questions)} falls into the held-out share; {remedy} "
+            f"--eval-fraction {config.eval_fraction}, bring more texts, or name a file with --eval-data"
+        )
+    return splits
+
+
+def _baseline(train: Sequence[Question], held_out: Sequence[Question]) -> float:
+    places: Counter[tuple[int, int]] = Counter()
+    for each in train:
+        first = len(each.text[: each.starts[0]].split()) if each.starts else 0
+        places[first, first + len(each.answers[0].split()) if each.answers else 0] += 1
+    begin, end = min(places, key=lambda place: (-places[place], place))
+    said = {each.id: " ".join(each.text.split()[begin:end]) for each in held_out}
+    return scores.scores(said, {each.id: each.answers for each in held_out})["f1"]
+
+
+# --- SQuAD's files -----------------------------------------------------------------------------------------
+
+
+def _read(option: str, path: str) -> list[Question]:
+    """The questions of a file. Raises RequestError with all that is wrong in it."""
+    place = f"{option} {path}"
+    if ending(path) not in (".json", ".json.gz"):
+        raise RequestError(f"{place}: choose {TOPICS!r}, or a file of SQuAD that ends in .json or .json.gz")
+    try:
+        with open_text(path) as text:
+            told = json.load(text)
+    except RequestError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise RequestError(
+            f"{place}: not JSON ({error}); name a file as SQuAD's are, with all questions in one JSON object"
+        ) from None
+    except Exception as error:  # drivers of URLs have exceptions of their own
+        if not (is_url(path) or isinstance(error, OSError)):
+            raise
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise RequestError(f"{place}: {reason}; name a file that can be read") from error
+    reader = _Reader(option)
+    questions = list(reader.questions(told))
+    wrong = reader.wrong
+    if wrong:
+        more = [f"{option}: and {len(wrong) - MOST_SHOWN} more like these"] if len(wrong) > MOST_SHOWN else []
+        raise RequestError("\n".join([*wrong[:MOST_SHOWN], *more]) + "; mend or remove what is wrong")
+    if not questions:
+        raise RequestError(f"{place}: holds no questions; name a file with some")
+    return questions
+
+
+class _Reader:
+    """Reads the object of a file. wrong: what is wrong in it, by its place."""
+
+    def __init__(self, option: str) -> None:
+        self.wrong: list[str] = []
+        self._option = option
+        self._seen: set[str] = set()
+
+    def questions(self, told: Any) -> Iterator[Question]:
+        articles = self._get(told, "the file", "data", list)
+        for n, article in enumerate(articles or []):
+            place = f"data[{n}]"
+            title = article.get("title") if isinstance(article, dict) else None
+            for m, paragraph in enumerate(self._get(article, place, "paragraphs", list) or []):
+                within = f"{place}.paragraphs[{m}]"
+                text = self._text(paragraph, within, "context")
+                for k, asked in enumerate(self._get(paragraph, within, "qas", list) or []):
+                    named = asked.get("id") if isinstance(asked, dict) else None
+                    found = self._question(
+                        asked, f"{within}.qas[{k}]" + (f" (id {named})" if named else ""), text
+                    )
+                    if found is not None:
+                        yield found._replace(title=str(title or place))
+
+    def _question(self, asked: Any, place: str, text: str | None) -> Question | None:
+        before = len(self.wrong)
+        named, question = self._text(asked, place, "id"), self._text(asked, place, "question")
+        is_impossible = isinstance(asked, dict) and asked.get("is_impossible", False)
+        answers = (
+            [] if is_impossible or not isinstance(asked, dict) else self._get(asked, place, "answers", list)
+        )
+        said, starts = [], []
+        for n, answer in enumerate(answers or []):
+            within = f"{place}.answers[{n}]"
+            words, start = (
+                self._text(answer, within, "text"),
+                self._get(answer, within, "answer_start", int),
+            )
+            if words is None or start is None or text is None:
+                continue
+            if start < 0 or text[start : start + len(words)] != words:
+                self._say(within, _elsewhere(text, words, start))
+            said.append(words)
+            starts.append(start)
+        if answers == [] and not is_impossible:
+            self._say(place, "no answers, and is_impossible is not true; add one of the two")
+        if named in self._seen:
+            self._say(place, "the id is that of an earlier question; each needs one of its own")
+        if named is None or question is None or text is None or len(self.wrong) > before:
+            return None
+        self._seen.add(named)
+        return Question(named, "", text, question, tuple(said), tuple(starts))
+
+    def _text(self, told: Any, place: str, name: str) -> str | None:
+        found: str | None = self._get(told, place, name, str)
+        if found is not None and not found.strip():
+            self._say(place, f"{name} is empty")
+        elif found is not None and UNDECODABLE.search(found):
+            self._say(place, f"{name} is not UTF-8; convert the file (`iconv -f ENCODING -t UTF-8`)")
+        else:
+            return found
+        return None
+
+    def _get(self, told: Any, place: str, name: str, kind: type) -> Any:
+        """The field, or None where it has been said that it is not there or of another kind."""
+        if not isinstance(told, dict) or name not in told:
+            what = "has no" if isinstance(told, dict) else f"is no object ({told!r:.40}), so it has no"
+            self._say(place, f"{what} {name!r}")
+        elif not isinstance(told[name], kind) or isinstance(told[name], bool):
+            self._say(place, f"{name} must be {_KINDS[kind]}, and is {told[name]!r:.40}")
+        else:
+            return told[name]
+        return None
+
+    def _say(self, place: str, what: str) -> None:
+        self.wrong.append(f"{self._option}: {place}: {what}")
+
+
+_KINDS = {list: "a list", str: "a text", int: "a whole number"}
+
+
+def _elsewhere(text: str, words: str, start: int) -> str:
+    """What is said of an answer that is not where it should be."""
+    found = f"the answer {words!r:.60} is not at answer_start {start}"
+    if 0 <= start < len(text):
+        found += f", where the text has {text[start : start + len(words)]!r:.60}"
+    at = min(_all(text, words), key=lambda place: abs(place - start), default=None)
+    return f"{found}; " + ("it is nowhere in the text" if at is None else f"it is at {at}")
+
+
+def _all(text: str, words: str) -> Iterator[int]:
+    at = text.find(words)
+    while at >= 0:
+        yield at
+        at = text.find(words, at + 1)
