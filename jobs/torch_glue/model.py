@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from contracts.run_directory import EXPORT, RunDirectory
+from jobs.glue.answers import KEY, rows_of
 from jobs.glue.data import Dataset
 from jobs.glue.options import SIZES, Options
 from jobs.glue.pretrained import open_pretrained
@@ -61,6 +62,7 @@ def prepare(config: Options, dataset: Dataset, cache_dir: Path, say: Callable[[s
     settings.label2id = {name: index for index, name in enumerate(names)}
     settings.problem_type = "regression" if dataset.task == "regression" else "single_label_classification"
     settings.tie_word_embeddings = False
+    setattr(settings, KEY, rows_of(config, dataset))
     return Beginning(tokenizer=tokenizer, settings=settings, weights=weights, fingerprint=digest.hexdigest())
 
 

@@ -160,8 +160,8 @@ def _picture(each: Json) -> str:
 
 
 def _said(each: Json) -> str:
-    """The prediction, in colour, with its probability."""
-    colour = "good" if text(each["truth"]) == text(each["prediction"]) else "bad"
+    """The prediction, in colour, with its probability; a number without one is neither right nor wrong."""
+    colour = "good" if text(each["truth"]) == text(each["prediction"]) else "bad" if _share(each) else "plain"
     return f'<b class="{colour}">{escape(each["prediction"], longest=_LONGEST_TEXT)}</b> {_share(each)}'
 
 

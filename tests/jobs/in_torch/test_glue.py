@@ -18,8 +18,10 @@ import pytest
 import torch
 
 from contracts.errors import RequestError
+from jobs.runtime.prediction import Asked
 from jobs.runtime.process import Run
 from jobs.torch_glue.config import Config
+from jobs.torch_glue.predict import predict
 from jobs.torch_glue.train import train
 
 pytestmark = pytest.mark.usefixtures("group")
@@ -87,7 +89,9 @@ def test_a_run_goes_on_exactly_from_any_step(make_run: MakeRun, config: Config, 
         shutil.rmtree(run.directory.url)
 
 
-def test_an_export_says_in_transformers_what_the_run_has_predicted(make_run: MakeRun, config: Config) -> None:
+def test_an_export_says_in_transformers_and_in_predict_what_the_run_has_predicted(
+    make_run: MakeRun, config: Config
+) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     run = make_run()
@@ -105,6 +109,13 @@ def test_an_export_says_in_transformers_what_the_run_has_predicted(make_run: Mak
         np.testing.assert_allclose(
             torch.softmax(logits, 0).numpy(), list(line["probabilities"].values()), atol=1e-5
         )
+    asked = Asked(inputs=tuple(line["texts"][0] for line in lines))
+    for line, found in zip(lines, predict(Path(folder), Path(), asked), strict=True):
+        assert {guess.text: guess.probability for guess in found.best} == pytest.approx(
+            line["probabilities"], abs=1e-5
+        )
+    with pytest.raises(RequestError, match="single texts takes no second text"):
+        predict(Path(folder), Path(), Asked(inputs=("a",), second="b"))
 
 
 def test_a_torn_checkpoint_is_put_aside_and_the_one_before_it_is_used(
