@@ -18,6 +18,7 @@ import pytest
 
 from rehearsal import state
 from rehearsal.daemon import cli
+from rehearsal.rehearse import read_losses
 from rehearsal.state import RehearsalError
 from tests.rehearsal.daemon.conftest import LIMIT_S, Person
 from tests.rehearsal.waiting import until
@@ -143,16 +144,16 @@ def test_ctrl_c_while_it_comes_up_leaves_nothing_and_a_size_that_there_is_not_is
     assert not person.folder.exists()
 
 
-def with_an_image(shared: Person) -> str:
-    """Builds and pushes the image, until the inventory names it; its reference."""
-    image = "--framework jax --platform cpu"
+def with_an_image(shared: Person, framework: str) -> str:
+    """Builds and pushes the framework's image, until the inventory names it; its reference."""
+    image = f"--framework {framework} --platform cpu"
     shared.succeed(f"fab build {image}", BUILD_LIMIT_S)
     pushed = shared.succeed(f"fab push --stack rehearsal {image}", LAUNCH_LIMIT_S)
     shared.succeed("pulumi up --yes --stack rehearsal")
     shared.succeed("fab deploy --stack rehearsal")
-    (reference,) = json.loads(state.open_rehearsal(shared.environ).inventory_json)["images"].values()
+    reference = str(json.loads(state.open_rehearsal(shared.environ).inventory_json)["images"][framework])
     assert reference in pushed
-    return str(reference)
+    return reference
 
 
 def status(shared: Person) -> str:
@@ -167,6 +168,13 @@ def step_of(shared: Person) -> int:
 
 def has_joined(shared: Person) -> bool:
     return status(shared).count(" stepping ") == 2
+
+
+def fetched(shared: Person, run: str, place: Path) -> Path:
+    """The run's directory, copied from the share."""
+    shared.succeed(f"fab get --stack rehearsal --hosts 0 /mnt/share/runs/{run} {place}")
+    (folder,) = (path.parent for path in place.rglob("run.json"))
+    return folder
 
 
 OWN_STEPS = 3000  # some twenty seconds
@@ -195,8 +203,7 @@ def test_a_command_of_ones_own_outlives_a_killed_host_and_a_preempted_slice(
         for run in shared.succeed("fab runs --stack rehearsal --all").split()
         if run.startswith("command-")
     )
-    shared.succeed(f"fab get --stack rehearsal --hosts 0 /mnt/share/runs/{run} {tmp_path}")
-    (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
+    folder = fetched(shared, run, tmp_path)
     assert len(json.loads((folder / "run.json").read_text())["attempts"]) == 3
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     # A line that the script wrote just before it was killed, and had not saved, comes twice.
@@ -210,7 +217,7 @@ def test_a_command_of_ones_own_outlives_a_killed_host_and_a_preempted_slice(
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)  # where the image has to be built, 10 minutes go there
 def test_a_run_in_containers_is_stopped_resumed_and_outlives_a_killed_host(shared: Person) -> None:
-    reference = with_an_image(shared)
+    reference = with_an_image(shared, "jax")
     train = "fab train --stack rehearsal --detach"
     said = shared.succeed(f"{train} --job flax_mlm --args '{OPTIONS}'", LAUNCH_LIMIT_S)
     assert reference in said, "the image was not pulled by its digest"
@@ -231,3 +238,69 @@ def test_a_run_in_containers_is_stopped_resumed_and_outlives_a_killed_host(share
     assert "is done" in said
     run = json.loads(shared.ssh(next(iter(shared.hosts())), "cat /mnt/share/runs/flax_mlm-*/run.json").stdout)
     assert (run["runtime"], run["image"], len(run["attempts"])) == ("docker", reference, 3)
+
+
+GLUE_STEPS = 400  # of 50 ms each or more
+GLUE_ROWS = "/mnt/share/rows.jsonl"
+GLUE_OPTIONS = (
+    f"--data {GLUE_ROWS} --steps {GLUE_STEPS} --batch-size 64 --max-length 64 --log-every 1"
+    f" --checkpoint-every 25 --eval-every {GLUE_STEPS} --eval-fraction 0.2"
+)
+
+
+def glue_rows() -> str:
+    """Rows of a few words, one of which decides the label."""
+    words = ("the", "film", "plot", "actor", "was")
+    rows = (
+        {"text": " ".join([*words * (number % 8), f"{number}", word, *words * 5]), "label": label}
+        for number in range(200)
+        for word, label in (("awful", "bad"), ("lovely", "good"))
+    )
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)  # where the image has to be built, 10 minutes go there, and its push takes minutes
+def test_torch_glue_has_the_losses_of_an_undisturbed_run_after_a_killed_host_and_a_preempted_slice(
+    shared: Person, tmp_path: Path
+) -> None:
+    reference = with_an_image(shared, "pytorch")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(glue_rows())
+    shared.succeed(f"fab put --stack rehearsal --hosts 0 {rows} {GLUE_ROWS}")
+    train = f"fab train --stack rehearsal --job torch_glue --args '{GLUE_OPTIONS}'"
+    said = shared.succeed(train, LAUNCH_LIMIT_S)
+    assert reference in said, "the image was not pulled by its digest"
+    undisturbed = fetched(shared, run_started(said), tmp_path / "undisturbed")
+
+    first = shared.hosts()
+    run = run_started(shared.succeed(f"{train} --detach", LAUNCH_LIMIT_S))
+    until(lambda: step_of(shared) >= 15, LAUNCH_LIMIT_S)
+    shared.act("kill", "1")
+    until(lambda: " failed " in status(shared), LAUNCH_LIMIT_S)
+    killed_at = step_of(shared)
+    shared.succeed(f"fab recover --stack rehearsal --run {run} --detach", LAUNCH_LIMIT_S)
+    until(lambda: has_joined(shared) and step_of(shared) >= killed_at + 15, LAUNCH_LIMIT_S)
+    shared.act("preempt")
+    said = shared.succeed(f"fab recover --stack rehearsal --run {run}", LAUNCH_LIMIT_S)
+    assert "is done" in said and not shared.hosts().keys() & first.keys()
+
+    disturbed = fetched(shared, run, tmp_path / "disturbed")
+    described = json.loads((disturbed / "run.json").read_text())
+    assert (described["image"], len(described["attempts"])) == (reference, 3)
+    assert killed_at < GLUE_STEPS  # and the last attempt did not begin anew:
+    assert "resumed after step " in (disturbed / "logs" / "2" / "host-0.log").read_text()
+    right, found = (read_losses(folder / "metrics.jsonl") for folder in (undisturbed, disturbed))
+    assert sorted(right) == list(range(1, GLUE_STEPS + 1))
+    assert found == right, "not equal to the last digit"
+    scores = [
+        json.loads((folder / "result.json").read_text())["eval_loss"] for folder in (undisturbed, disturbed)
+    ]
+    assert scores[0] == scores[1]
+
+
+def run_started(said: str) -> str:
+    """The id of the run that `fab train` says it has started."""
+    found = re.search(r"^started (\S+) in ", said, re.MULTILINE)
+    assert found, said
+    return found[1]
