@@ -21,6 +21,7 @@ from jobs.runtime.metrics import Part
 from jobs.runtime.report.chart import (
     GRID_HEIGHT,
     GRID_WIDTH,
+    charts,
     curve,
     input_wait,
     resumes,
@@ -156,6 +157,20 @@ def test_a_job_of_other_metrics_has_a_report_in_its_own_words() -> None:
     for part in ("Mean reward 0.500 points at step 5", "higher is better", "Games 1,200", "Games per s"):
         assert part in page
     assert not re.search("token|nats|unigram|eval", page, re.IGNORECASE)
+
+
+def test_all_curves_of_a_chart_and_its_baseline_are_drawn_to_the_scale_of_the_metric_that_it_is_of() -> None:
+    lines = [{"step": step, "score": 0.5, "right": 0.5, "sure": 0.25, "guess": 0.1} for step in (1, 2)]
+    for unit, label, values in (("", "guess 0.1", {0.5, 0.25}), ("%", "guess 10", {50.0, 25.0})):
+        metrics = (
+            Metric(name="score", title="score", unit=unit, baseline="guess"),
+            Metric(name="right", title="right", unit="%", chart="score"),
+            Metric(name="sure", title="sure", chart="score"),
+        )
+        run = {**RUN, "metric_definitions": as_json(Metrics(headline="score", metrics=metrics))}
+        chart = charts(run, lines, {"guess": 0.1})[0]
+        assert {value for series in chart.series for _, value in series.points} == values
+        assert chart.level is not None and chart.level.label == label
 
 
 def test_a_failure_names_the_host_the_error_the_log_and_the_way_on_and_warnings_are_told_once() -> None:

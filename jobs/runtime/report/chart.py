@@ -341,10 +341,11 @@ def charts(run: Json, metrics: Sequence[Json], baselines: Mapping[str, float]) -
     for name in list(names)[:_MOST_CHARTS]:
         main = definitions.get(name)
         inside = [main, *(metric for metric in told if metric.chart == name and metric.name != name)]
+        scale = 100.0 if main.unit.startswith("%") else 1.0  # one for all that is in a chart
         level = next(
-            (_baseline(definitions, metric, baselines) for metric in inside if metric.baseline), None
+            (_baseline(definitions, metric, baselines, scale) for metric in inside if metric.baseline), None
         )
-        series = [each for metric in inside for each in _series(metric, metrics)]
+        series = [each for metric in inside for each in _series(metric, metrics, scale)]
         hint = f"{main.better} is better" if main.better and name == first else ""
         chart = Chart(
             title=capitalised(main.title),
@@ -369,21 +370,21 @@ def _is_drawn(metric: Metric, definitions: Metrics, metrics: Sequence[Json]) -> 
     return metric in definitions.metrics or any(number(line.get(metric.name)) is not None for line in metrics)
 
 
-def _series(metric: Metric, metrics: Sequence[Json]) -> list[Series]:
-    points, scale = curve(metrics, metric.name), 100.0 if metric.unit.startswith("%") else 1.0
-    scaled = [(step, scale * value) for step, value in points]
+def _series(metric: Metric, metrics: Sequence[Json], scale: float) -> list[Series]:
+    scaled = [(step, scale * value) for step, value in curve(metrics, metric.name)]
     if metric.is_evaluation:
         return [Series(label=metric.title, kind="eval", points=scaled)] if scaled else []
     return _noisy(metric.title, scaled)
 
 
-def _baseline(definitions: Metrics, metric: Metric, baselines: Mapping[str, float]) -> Level | None:
+def _baseline(
+    definitions: Metrics, metric: Metric, baselines: Mapping[str, float], scale: float
+) -> Level | None:
     baseline = metric.baseline or ""
     if baseline not in baselines:
         return None
-    return Level(
-        label=f"{definitions.get(baseline).title} {baselines[baseline]:.4g}", value=baselines[baseline]
-    )
+    value = scale * baselines[baseline]
+    return Level(label=f"{definitions.get(baseline).title} {value:.4g}", value=value)
 
 
 def capitalised(title: str) -> str:
