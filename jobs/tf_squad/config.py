@@ -35,8 +35,8 @@ class Config:
     """Fine-tune a model to find the answers to questions in texts."""
 
     data: str = "topics"
-    """Questions to learn from: "topics" (which name is missing in a sentence? From the definitions of Python's
-    language, which every machine has), or a JSON file of SQuAD 1.1 or 2.0 (.json, .json.gz); gs://… too."""
+    """Questions to learn from: "topics" (which exception, parameter or version is spoken of? From the definitions of
+    Python's language, which every machine has), or a JSON file of SQuAD 1.1 or 2.0 (.json, .json.gz); gs://… too."""
     eval_data: str | None = None
     """A file of questions to evaluate on; none: a share of the titles or of the texts is held out."""
     eval_fraction: float = 0.1
@@ -65,8 +65,8 @@ class Config:
 
     batch_size: int = 32
     """Windows of a step, over all hosts together."""
-    epochs: float = 3.0
-    """How often each window is seen."""
+    epochs: float | None = None
+    """How often each window is seen (default: 3 times with --init-from, else 8 times)."""
     steps: int | None = None
     """Training steps, in place of --epochs."""
     learning_rate: float | None = None

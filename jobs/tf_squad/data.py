@@ -98,9 +98,9 @@ def read(config: Config) -> Dataset:
 
 def _of_topics() -> list[Question]:
     return [
-        Question(f"{topic}-{number}-{place}", topic, text, question, (answer,), (start,))
+        Question(f"{topic}-{number}-{place}", topic, text, question, answers, starts)
         for number, (topic, text, questions) in enumerate(topics.texts())
-        for place, (question, start, answer) in enumerate(questions)
+        for place, (question, answers, starts) in enumerate(questions)
     ]
 
 

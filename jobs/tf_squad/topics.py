@@ -1,9 +1,9 @@
-"""Which name is missing here? Questions made of the definitions of Python's language in `pydoc_data.topics`, a module
-that every machine has. It is not SQuAD.
+"""Which exception is named, which version, which parameter? Questions about the definitions of Python's language in
+`pydoc_data.topics`, a module that every machine has. It is not SQuAD.
 
-A text is some sentences of a topic. A question is a part of one of them with a gap in the place of a name that stands
-in quotes or asterisks there, and its answer is this name. Whoever finds the part in the text again can answer nearly
-every question, and whoever does not can only guess among the names of the text.
+A text is some sentences of a topic. KINDS are what can be asked for, and how it looks; a text is asked for each kind
+that it has, and each of these is a right answer. Whoever understands what is asked for, and sees what looks like it,
+can answer every question.
 """
 
 from __future__ import annotations
@@ -12,21 +12,31 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-GAP = "___"
 MOST_CHARACTERS = 200
 """A text has as many sentences as fit."""
-WORDS = 5
-"""Of the sentence, before and after the gap."""
-_NAME = re.compile(r'(?<![\w"*])("[^"\s][^"]{0,28}[^"\s]"|\*\w{2,30}\*)(?![\w"*])')
+KINDS = {
+    "Which exception is named?": r'"(\w+(?:Error|Exception|Exit|Interrupt|Iteration|Warning))"',
+    "Which special method or attribute is named?": r"(__[a-z]+__)",
+    "Which version of Python is spoken of?": r"(?:version|Python) (\d\.\d+)",
+    "Which parameter is spoken of?": r"(?<![\w*])\*(\w+)\*",
+    "Which words stand in quotes?": r'(?<!")"([^"]+)"(?!")',
+    "What is said in parentheses?": r"(?<=\s)\(([^()]{4,80})\)",
+    "Which function or method is called?": r'"([\w.]+\(\))"',
+    "Which statement is named?": r'"(\w+)" (?:statement|clause|keyword|loop)',
+    "Which PEP is cited?": r"\bPEP (\d+)",
+    "An object of which kind is spoken of?": r"\b(?:a|an|the) (\w+) objects?\b",
+    "What may, must or can be done?": r"\b(?:may|must|can|should) (?:not |also |only )?(be \w+)",
+}
+"""Each question with the pattern of its answer."""
 _SENTENCE = re.compile(r"(?<=[.:;!?])\s+(?=[A-Z\"*])")
 
 
 class Text(NamedTuple):
-    """Sentences of a topic. questions: each with the beginning of its answer in the text, and the answer."""
+    """Sentences of a topic. questions: each with its answers, and where they begin in the text."""
 
     topic: str
     text: str
-    questions: list[tuple[str, int, str]]
+    questions: list[tuple[str, tuple[str, ...], tuple[int, ...]]]
 
 
 def texts() -> Iterator[Text]:
@@ -36,17 +46,16 @@ def texts() -> Iterator[Text]:
     # Topics contain each other, and what is held out must not be among what is trained on.
     seen: set[str] = set()
     for topic, whole in topics.items():
-        gathered: list[str] = []
+        gathered = ""
         for sentence in (*_sentences(whole), ""):
             if sentence in seen or len(sentence) > MOST_CHARACTERS:
                 continue
-            text = " ".join(gathered)
-            if not sentence or len(text) + len(sentence) >= MOST_CHARACTERS:
+            if not sentence or len(gathered) + len(sentence) >= MOST_CHARACTERS:
                 if questions := list(_questions(gathered)):
-                    yield Text(topic, text, questions)
-                gathered = []
+                    yield Text(topic, gathered, questions)
+                gathered = ""
             if sentence:
-                gathered.append(sentence)
+                gathered = f"{gathered} {sentence}".strip()
                 seen.add(sentence)
 
 
@@ -56,12 +65,8 @@ def _sentences(topic: str) -> Iterator[str]:
             yield from _SENTENCE.split(" ".join(paragraph.split()))
 
 
-def _questions(sentences: list[str]) -> Iterator[tuple[str, int, str]]:
-    begin = 0
-    for sentence in sentences:
-        for found in _NAME.finditer(sentence):
-            before, after = sentence[: found.start()].split(), sentence[found.end() :].split()
-            words = [*before[-WORDS:], GAP, *after[:WORDS]]
-            if len(words) > WORDS:
-                yield " ".join(words), begin + found.start() + 1, found.group()[1:-1]
-        begin += len(sentence) + 1
+def _questions(text: str) -> Iterator[tuple[str, tuple[str, ...], tuple[int, ...]]]:
+    for question, pattern in KINDS.items():
+        found = list(re.finditer(pattern, text))
+        if found:
+            yield question, tuple(each[1] for each in found), tuple(each.start(1) for each in found)

@@ -85,7 +85,8 @@ class Training:
             )
         self.length = windows.shared_length(self.train_windows, self.eval_windows)
         steps_per_epoch = len(self.train_windows) // config.batch_size
-        self.steps = config.steps or max(1, round(config.epochs * steps_per_epoch))
+        epochs = config.epochs or (8 if config.init_from is None else 3)
+        self.steps = config.steps or max(1, round(epochs * steps_per_epoch))
         self.eval_every = config.eval_every or steps_per_epoch
         peak = learning_rate(config, beginning.settings["hidden_size"])
         is_fast = config.dtype == "auto" and run.environment.platform != "cpu"
