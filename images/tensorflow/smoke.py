@@ -11,7 +11,7 @@ NAME = "tensorflow"
 MODULES = (
     "tensorflow", "tf_keras", "tensorflow_text", "transformers", "scipy.stats", "sklearn.datasets", "PIL.Image",
     "numpy", "tokenizers", "safetensors.tensorflow", "msgpack", "fsspec", "gcsfs", "etils.epath", "filelock", "tyro",
-    "tensorboard.summary.writer.event_file_writer",
+    "tensorboard.summary.writer.event_file_writer", "google_crc32c",
 )  # fmt: skip
 # Off a TPU host libtpu asks for a metadata server that is not there, and listing the devices waits for it.
 ENVIRONMENT: Mapping[str, Mapping[str, str]] = {"cpu": {"TPU_SKIP_MDS_QUERY": "1"}, "tpu": {}}

@@ -264,7 +264,7 @@ OF_FRAMEWORK = {
     "jax": ("flax_mlm", "jax_hello", "runtime/jax"),
     "pytorch": ("torch_glue", "glue", "runtime/torch"),
     "pytorch_xla": ("torch_glue", "glue", "runtime/torch"),
-    "tensorflow": ("tf_squad", "glue", "runtime/tensorflow"),
+    "tensorflow": ("tf_images", "tf_squad", "glue", "runtime/tensorflow"),
 }
 """Folders of jobs/ that the framework's image runs, besides what lies in runtime/ itself."""
 NOT_IN_IMAGES = {"jobs", "contracts", "pyarrow"}

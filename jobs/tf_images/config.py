@@ -1,0 +1,148 @@
+"""The options of tf_images, and the rules that they must satisfy. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from contracts.errors import RequestError
+
+GROUPS = {
+    "data": "The pictures",
+    "model": "The model",
+    "batch_per_core": "Training",
+    "dtype": "How it is computed",
+    "log_every": "The run",
+}
+"""Headings of the help, each before this option."""
+
+FREE_ON_RESUME = frozenset({"log_every", "checkpoint_every", "keep_checkpoints", "profile", "tflite"})
+"""Options that a resumed run may change: they do not touch what is computed."""
+RATE_BATCH = 128
+"""Pictures of a step that --learning-rate is meant for."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Train a network to tell the classes of pictures."""
+
+    data: str = "digits"
+    """Shards that `python -m jobs.tf_images.shards` has made: a folder on every host or gs://…; "digits":
+    scikit-learn's 1,797 handwritten digits."""
+    image_size: int | None = None
+    """Side of the square that pictures are brought to (default: theirs where all have the same, else 224)."""
+    damaged: Literal["refuse", "skip"] = "refuse"
+    """What is done about a damaged shard. skip: all shards are read once before training, and the records from the
+    first damaged one of a shard on are left out."""
+    flip: bool = False
+    """Mirror half of the pictures; not for digits or letters."""
+    shift: float = 0.1
+    """Move pictures by up to this share of their side."""
+    zoom: float = 0.1
+    """Enlarge or shrink pictures by up to this share."""
+    shuffle: int = 4096
+    """Records that are mixed at a time; shards are read in another order in each epoch besides."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: a rare class counts as much as a frequent one."""
+
+    model: Literal["convnet", "efficientnetv2-b0"] = "convnet"
+    """convnet: three convolutions; efficientnetv2-b0: of tf_keras.applications."""
+    width: int = 32
+    """Channels of the convnet's first convolution; the next have two and four times as many."""
+    weights: str | None = None
+    """A file of weights for efficientnetv2-b0 without its top (.h5), on every host; none: they are drawn."""
+
+    batch_per_core: int = 128
+    """Pictures of a step on each device; on a TPU a multiple of 8."""
+    epochs: float = 30.0
+    """How often each picture is seen."""
+    steps: int | None = None
+    """Training steps, in place of --epochs."""
+    learning_rate: float = 2e-3
+    """Peak of the learning rate for a step of 128 pictures; it is scaled with the pictures of a step."""
+    warmup_share: float = 0.1
+    """Share of the steps in which the learning rate rises; then it falls to 0 along a cosine."""
+    label_smoothing: float = 0.1
+    """Share of the label that is spread over all classes."""
+    weight_decay: float = 0.01
+    """AdamW's weight decay; biases and norms have none."""
+    seed: int = 0
+    """Decides the drawn parameters, the order of the pictures and how they are changed."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What activations are computed in; parameters are float32. auto: bfloat16 on a TPU and a GPU."""
+    steps_per_execution: int = 1
+    """Steps that are taken without coming back to Python; logs, evaluations and checkpoints fall between."""
+
+    log_every: int = 10
+    """Steps between two lines of metrics."""
+    eval_every: int | None = None
+    """Steps between two evaluations (default: an epoch, and 50 at least)."""
+    checkpoint_every: int = 100
+    """Steps between two checkpoints."""
+    keep_checkpoints: int = 2
+    """The latest checkpoints that are kept; the best one is kept besides."""
+    best: bool = False
+    """Export the model that was best on the held-out pictures, in place of the last one."""
+    tflite: bool = False
+    """Write export/model.tflite too."""
+    profile: str | None = None
+    """Steps A:B, both included, that are traced into profile/: 100:104."""
+
+
+def problems(config: Config, *, devices: int) -> list[str]:  # noqa: ARG001 - a batch is given for each device
+    """Everything that is wrong with `config`, on any number of devices; empty where it can run."""
+    found = [
+        f"--{name.replace('_', '-')} {value}: must be at least {least}"
+        for name, least in _LEAST.items()
+        if (value := getattr(config, name)) is not None and value < least
+    ]
+    found += [
+        f"--{name.replace('_', '-')} {value}: must be between {low} and {high}"
+        for name, (low, high) in _BETWEEN.items()
+        if not low <= getattr(config, name) <= high
+    ]
+    for name in ("learning_rate", "epochs"):
+        if not 0 < getattr(config, name) < math.inf:
+            found.append(f"--{name.replace('_', '-')} {getattr(config, name)}: must be above 0 and finite")
+    if config.weights is not None and config.model == "convnet":
+        found.append(f"--weights {config.weights}: is for --model efficientnetv2-b0")
+    if config.steps_per_execution > 1:
+        for name in ("log_every", "eval_every", "checkpoint_every"):
+            value = getattr(config, name)
+            if value is not None and value >= 1 and value % config.steps_per_execution:
+                found.append(
+                    f"--{name.replace('_', '-')} {value}: must be a multiple of --steps-per-execution "
+                    f"{config.steps_per_execution}"
+                )
+    if config.profile is not None and config.steps is not None:
+        from jobs.runtime.profile import read_steps  # few runs are profiled
+
+        try:
+            read_steps(config.profile, steps=config.steps)
+        except RequestError as error:
+            found.append(str(error))
+    return found
+
+
+_LEAST = {
+    "image_size": 8,
+    "shuffle": 1,
+    "width": 1,
+    "batch_per_core": 1,
+    "steps": 1,
+    "steps_per_execution": 1,
+    "log_every": 1,
+    "eval_every": 1,
+    "checkpoint_every": 1,
+    "keep_checkpoints": 1,
+}
+_BETWEEN: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**32 - 2),
+    "shift": (0.0, 0.5),
+    "zoom": (0.0, 0.5),
+    "warmup_share": (0.0, 1.0),
+    "label_smoothing": (0.0, 0.9),
+    "weight_decay": (0.0, 10.0),
+}

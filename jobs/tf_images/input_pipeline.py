@@ -1,0 +1,156 @@
+"""What tf.data reads from shards: which pictures a step takes and how each is changed depend on seed and step only."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from jobs.tf_images.data import Index, Part, part_of
+
+OPEN_SHARDS = 8
+"""Shards that are read at a time, record by record in turn."""
+READ_AHEAD_BYTES = 1 << 20
+FEATURES = {
+    "image/encoded": tf.io.FixedLenFeature((), tf.string),
+    "image/class/label": tf.io.FixedLenFeature((), tf.int64),
+}
+ENDLESS = 2**62
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """How the pictures of an index are read. whole: of each shard, how many records are to be read."""
+
+    index: Index
+    whole: dict[str, int]
+    size: int
+    seed: int
+    shuffle: int = 1
+    flip: bool = False
+    shift: float = 0.0
+    zoom: float = 0.0
+    class_weights: tuple[float, ...] = ()
+    """Of each class, by its index."""
+
+    def train(self, *, host: int, hosts: int, batch: int, done: int, wait_s: Any) -> Any:
+        """Batches without end: pictures (B, H, W, C) of uint8, one-hot labels (B, K), weights (B,).
+
+        done: batches that were taken before. wait_s: a variable that seconds are added to in which somebody waits.
+        """
+        part = part_of(self.index.of("train"), host=host, hosts=hosts)
+        records = self._records(part)
+
+        def epoch(number: Any) -> Any:
+            seed = tf.stack([tf.constant(self.seed, tf.int64), number])
+            order = tf.random.experimental.stateless_shuffle(tf.range(len(part.names)), seed)
+            mixed = tf.random.stateless_uniform((), seed, 0, 2**62, tf.int64)
+            read = self._read(part, order)
+            # Mixed as they lie in the shards, which is less to keep than what they are decoded to.
+            return read.shuffle(self.shuffle, mixed, reshuffle_each_iteration=False)
+
+        taken = done * batch
+        pictures = tf.data.Dataset.range(taken // records, ENDLESS).flat_map(epoch).skip(taken % records)
+        weights = tf.constant(self.class_weights or (1.0,) * len(self.index.labels), tf.float32)
+
+        def change(number: Any, batch_of: Any) -> Any:
+            images_BHWC, labels_B = batch_of
+            seed = tf.stack([tf.constant(self.seed * hosts + host, tf.int64), number])
+            one_hot_BK = tf.one_hot(labels_B, len(self.index.labels))
+            return self._changed(images_BHWC, seed), one_hot_BK, tf.gather(weights, labels_B)
+
+        batches = pictures.map(self._decoded, tf.data.AUTOTUNE).batch(batch, drop_remainder=True)
+        ready = batches.enumerate(done).map(change, tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+        return _timed(ready, wait_s)
+
+    def held_out(self, *, host: int, hosts: int, batch: int, batches: int) -> Any:
+        """So many batches, in their order: pictures (B, H, W, C), labels (B,); -1 where pictures have ended."""
+        part = part_of(self.index.of("eval"), host=host, hosts=hosts)
+        pictures = self._read(part, tf.range(len(part.names))).map(self._decoded, tf.data.AUTOTUNE)
+        none = tf.zeros((self.size, self.size, self.index.channels), tf.uint8), tf.constant(-1, tf.int64)
+        filled = pictures.concatenate(tf.data.Dataset.from_tensors(none).repeat(batch * batches))
+        return filled.batch(batch, drop_remainder=True).take(batches).prefetch(tf.data.AUTOTUNE)
+
+    def held_out_of(self, *, host: int, hosts: int) -> int:
+        """How many pictures a host evaluates on."""
+        return self._records(part_of(self.index.of("eval"), host=host, hosts=hosts))
+
+    def _records(self, part: Part) -> int:
+        whole = sum(self.whole[name] for name in part.names)
+        return max(0, -(-(whole - part.first) // part.every))
+
+    def _read(self, part: Part, order: Any) -> Any:
+        """The records of a part, as they are in the files, of OPEN_SHARDS files in turn."""
+        paths = tf.constant([f"{self.index.place}/{name}" for name in part.names])
+        whole = tf.constant([self.whole[name] for name in part.names], tf.int64)
+        shards = tf.data.Dataset.from_tensor_slices((tf.gather(paths, order), tf.gather(whole, order)))
+        records = shards.interleave(
+            lambda path, count: tf.data.TFRecordDataset(path, buffer_size=READ_AHEAD_BYTES).take(count),
+            cycle_length=min(OPEN_SHARDS, len(part.names)),
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=True,
+        )
+        return records.shard(part.every, part.first) if part.every > 1 else records
+
+    def _decoded(self, record: Any) -> Any:
+        """(H, W, C) of uint8, and the label."""
+        found = tf.io.parse_single_example(record, FEATURES)
+        return picture(found["image/encoded"], self.index.channels, self.size, self.index.size), found[
+            "image/class/label"
+        ]
+
+    def _changed(self, images_BHWC: Any, seed: Any) -> Any:
+        """The pictures moved, enlarged or mirrored, by one transformation each."""
+        if not (self.flip or self.shift or self.zoom):
+            return images_BHWC
+        count, side = tf.shape(images_BHWC)[0], float(self.size)
+        drawn_4B = tf.random.stateless_uniform((4, count), seed, -1, 1)
+        scale_B = 1 + self.zoom * drawn_4B[0]
+        mirror_B = tf.where(drawn_4B[1] < 0, -1.0, 1.0) if self.flip else tf.ones((count,))
+        centre, zero_B = (side - 1) / 2, tf.zeros((count,))
+        # Of each place in the new picture where it comes from in the old one: x = a0 x' + a2, y = b1 y' + b2.
+        a0_B = scale_B * mirror_B
+        a2_B = centre - a0_B * centre + self.shift * side * drawn_4B[2]
+        b2_B = centre - scale_B * centre + self.shift * side * drawn_4B[3]
+        return tf.raw_ops.ImageProjectiveTransformV3(
+            images=images_BHWC,
+            transforms=tf.stack([a0_B, zero_B, a2_B, zero_B, scale_B, b2_B, zero_B, zero_B], axis=1),
+            output_shape=[self.size, self.size],
+            fill_value=0.0,
+            interpolation="BILINEAR",
+            fill_mode="CONSTANT",
+        )
+
+
+def picture(data: Any, channels: int, size: int, own_size: int | None) -> Any:
+    """A JPEG or PNG as (size, size, channels) of uint8. own_size: its side, where that is known and it is a square."""
+    image_HWC = tf.io.decode_image(data, channels, expand_animations=False)
+    if own_size != size:
+        resized = tf.image.resize(image_HWC, (size, size), antialias=True)
+        image_HWC = tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8)
+    return tf.ensure_shape(image_HWC, (size, size, channels))
+
+
+def _timed(batches: Any, wait_s: Any) -> Any:
+    """The same batches; what whoever takes one has waited for it is added to `wait_s`."""
+    iterator = iter(batches)
+
+    def take(_: Any) -> Any:
+        began_s = tf.timestamp()
+        with tf.control_dependencies([began_s]):
+            batch = iterator.get_next()
+        with tf.control_dependencies(tf.nest.flatten(batch)):
+            wait_s.assign_add(tf.timestamp() - began_s)
+        return batch
+
+    return tf.data.Dataset.range(ENDLESS).map(take)
+
+
+def balanced(counts: tuple[int, ...]) -> tuple[float, ...]:
+    """Weights of classes by which each counts the same; their mean over all pictures is 1."""
+    there = sum(count > 0 for count in counts)
+    return tuple(
+        np.divide(sum(counts) / there, counts, where=np.array(counts) > 0, out=np.zeros(len(counts)))
+    )

@@ -1,0 +1,131 @@
+"""The networks, and what a run leaves of one: a .keras file, a SavedModel, and TFLite where it is asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from contracts.errors import JobFailed, RequestError
+from contracts.run_directory import EXPORT, RunDirectory
+from jobs.runtime.bucket_files import files_of, pauses_s, retry
+from jobs.tf_images.config import Config
+
+KERAS, SAVED_MODEL, TFLITE, FACTS = "model.keras", "saved_model", "model.tflite", "pictures.json"
+TOLERANCE = 1e-4
+"""Of probabilities, between the model that is written and what is loaded."""
+
+
+def build(config: Config, *, size: int, channels: int, classes: int, dtype: str) -> Any:
+    """A model of pictures (B, size, size, channels), 0 to 255, to logits (B, classes) in float32."""
+    keras.utils.set_random_seed(
+        config.seed + 1
+    )  # tf.data compares TensorFlow's own with 0, which a tensor cannot be
+    before = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy("mixed_bfloat16" if dtype == "bfloat16" else "float32")
+    try:
+        inputs = keras.layers.Input((size, size, channels))
+        if config.model == "convnet":
+            found = _convnet(inputs, config.width)
+        else:
+            found = _efficientnet(inputs, config.weights, size)
+        found = keras.layers.GlobalAveragePooling2D()(found)
+        logits = keras.layers.Dense(classes, dtype="float32", name="logits")(found)
+        return keras.Model(inputs, logits)
+    finally:
+        keras.mixed_precision.set_global_policy(before)
+
+
+def _convnet(inputs: Any, width: int) -> Any:
+    """Three times a convolution, a norm, and half the resolution."""
+    found = keras.layers.Rescaling(1 / 127.5, offset=-1)(inputs)
+    for stage in range(3):
+        found = keras.layers.Conv2D(width << stage, 3, padding="same", use_bias=False)(found)
+        found = keras.layers.BatchNormalization(momentum=0.9)(found)
+        found = keras.layers.ReLU()(found)
+        if stage < 2:
+            found = keras.layers.MaxPooling2D(padding="same")(found)
+    return found
+
+
+def _efficientnet(inputs: Any, weights: str | None, size: int) -> Any:
+    """Tan and Le 2021; it wants three channels, and 32 pixels at least."""
+    if inputs.shape[-1] == 1:
+        inputs = keras.layers.Concatenate()([inputs, inputs, inputs])
+    if size < 32:
+        raise RequestError(f"--image-size {size}: must be at least 32 for --model efficientnetv2-b0")
+    try:
+        network = keras.applications.EfficientNetV2B0(
+            include_top=False, weights=weights, input_shape=(size, size, 3), include_preprocessing=True
+        )
+    except (OSError, ValueError) as error:
+        raise RequestError(
+            f"--weights {weights}: cannot be read as weights of EfficientNetV2-B0 without its top "
+            f"({str(error).splitlines()[0]})"
+        ) from None
+    return network(inputs)
+
+
+def copy(source: Any, target: Any) -> None:
+    """Give `target`, on this host alone, the variables of a model that is shared out; all processes do so together."""
+    for mine, its in zip(target.variables, source.variables, strict=True):
+        mine.assign(its.read_value())
+
+
+def export(
+    directory: RunDirectory,
+    model: Any,
+    facts: dict[str, Any],
+    examples_BHWC: np.ndarray[Any, Any],
+    *,
+    tflite: bool,
+) -> str | None:
+    """Write the model, whose probabilities of the examples are the same when it is loaded again, on the CPU.
+
+    Returns: why there is no TFLite, where it was asked for.
+
+    Raises:
+        JobFailed: what was written does not answer as the model does.
+    """
+    inputs = keras.layers.Input(model.input_shape[1:], dtype=tf.uint8, name="pictures")
+    whole = keras.Model(inputs, keras.layers.Softmax(dtype="float32", name="probabilities")(model(inputs)))
+    wanted_BK = whole(examples_BHWC, training=False).numpy()
+    refused = None
+    with tempfile.TemporaryDirectory() as folder:
+        whole.save(os.path.join(folder, KERAS))
+        options = tf.saved_model.SaveOptions(experimental_io_device="/job:localhost")
+        tf.saved_model.save(whole, os.path.join(folder, SAVED_MODEL), options=options)
+        Path(folder, FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+        if tflite:
+            try:
+                converter = tf.lite.TFLiteConverter.from_saved_model(os.path.join(folder, SAVED_MODEL))
+                Path(folder, TFLITE).write_bytes(converter.convert())
+            except Exception as error:  # the converter raises many kinds; the model is there without it
+                refused = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        with tf.device("/CPU:0"):
+            for name, found_BK in _answers(folder, examples_BHWC).items():
+                furthest = float(np.abs(found_BK - wanted_BK).max())
+                if not furthest <= TOLERANCE:
+                    raise JobFailed(
+                        f"{EXPORT}/{name}: answers otherwise than the model that it was written from, by "
+                        f"{furthest:.2g}; the checkpoints are whole"
+                    )
+        to = directory.path(EXPORT)
+        retry(lambda: files_of(to).put_folder(folder, to), what=EXPORT, pauses_s=pauses_s(directory))
+    return refused
+
+
+def _answers(folder: str, examples_BHWC: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """What each of the files answers, loaded as others would."""
+    loaded = keras.models.load_model(os.path.join(folder, KERAS), compile=False)
+    served = tf.saved_model.load(os.path.join(folder, SAVED_MODEL)).signatures["serving_default"]
+    return {
+        KERAS: loaded(examples_BHWC, training=False).numpy(),
+        SAVED_MODEL: next(iter(served(tf.constant(examples_BHWC)).values())).numpy(),
+    }

@@ -1,0 +1,415 @@
+"""Makes shards of pictures: `python -m jobs.tf_images.shards FOLDER DESTINATION`, a folder or gs://….
+
+FOLDER has a folder of pictures for each class, or such folders under train/ and under test/ (or val/, validation/,
+eval/), or MNIST's four idx files. Written are TFRecord files, and index.json at the end. A shard is whole once a .json
+lies beside it, so a second call goes on where the first one was ended. Of each process one picture is in memory at a
+time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import io
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+
+from contracts.atomic import atomic_path
+from contracts.errors import WRONG_REQUEST, RequestError
+from contracts.files import is_url
+from jobs.runtime.bucket_files import files_of, open_url, retry
+from jobs.tf_images.data import FOOTER, HEADER, INDEX, INDEX_VERSION, SPLITS, masked
+
+EVAL_NAMES = ("test", "val", "valid", "validation", "eval")
+IDX = {"train": "train", "t10k": "eval"}
+JPEG_QUALITY = 95
+MOST_SHOWN = 10
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """How shards are made."""
+
+    shard_mb: float = 200.0
+    """Size of a shard, about."""
+    multiple_of: int = 1
+    """Make a number of shards that this divides: of hosts, which then read whole shards each."""
+    eval_fraction: float = 0.1
+    """Share of the pictures that is held out, where FOLDER does not say which."""
+    size: int = 0
+    """Shrink pictures so that their shorter side is this long; 0: they stay as they are."""
+    processes: int | None = None
+    """How many work at once (default: all processors)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Picture:
+    """One picture of a source. what: the path of a file, or the picture itself, (height, width) of grey values."""
+
+    key: str
+    what: str | np.ndarray[Any, Any]
+    label: int
+    split: str | None
+    size_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where pictures come from; labels: of the classes, by index."""
+
+    labels: tuple[str, ...]
+    pictures: Sequence[Picture]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Task:
+    """One shard to write; plan: what all shards are made from and how."""
+
+    name: str
+    split: str
+    destination: str
+    plan: str
+    classes: int
+    size: int
+    pictures: tuple[Picture, ...]
+
+
+def source_of(folder: str) -> Source:
+    """What a folder has.
+
+    Raises:
+        RequestError: it is none, or has no pictures in two classes at least.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise RequestError(
+            f"FOLDER {folder}: is no folder; name one that has a folder of pictures for each class"
+        )
+    if any(root.glob("train-images*idx3-ubyte*")):
+        return _idx(root)
+    held_out = next((root / name for name in EVAL_NAMES if (root / name).is_dir()), None)
+    roots: dict[str | None, Path] = {None: root}
+    if held_out is not None and (root / "train").is_dir():
+        roots = {"train": root / "train", "eval": held_out}
+    labels = sorted({path.name for each in roots.values() for path in each.iterdir() if path.is_dir()})
+    pictures = [
+        Picture(key=entry.path, what=entry.path, label=label, split=split, size_bytes=entry.stat().st_size)
+        for split, each in roots.items()
+        for label, name in enumerate(labels)
+        for entry in _files(each / name)
+    ]
+    if len({each.label for each in pictures}) < 2:
+        raise RequestError(
+            f"FOLDER {folder}: has pictures of {len({each.label for each in pictures})} classes; put those of each "
+            "class into a folder of its own"
+        )
+    return Source(labels=tuple(labels), pictures=pictures)
+
+
+def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """All files under a class's folder, but for hidden ones."""
+    if not folder.is_dir():
+        return
+    for entry in os.scandir(folder):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _files(Path(entry.path))
+        else:
+            yield entry
+
+
+def _idx(root: Path) -> Source:
+    """MNIST's files, and of those who followed it: yann.lecun.com/exdb/mnist."""
+    pictures, classes = [], 0
+    for prefix, split in IDX.items():
+        found = []
+        for kind in ("images*idx3", "labels*idx1"):
+            path = next(iter(sorted(root.glob(f"{prefix}-{kind}-ubyte*"))), None)
+            if path is None:
+                raise RequestError(f"FOLDER {root}: has no {prefix}-{kind}-ubyte; bring all four idx files")
+            try:
+                data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+                shape = np.frombuffer(data, ">i4", data[3], 4)
+                found.append(np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(shape))
+            except (OSError, ValueError, IndexError, EOFError) as error:
+                raise RequestError(f"{path}: is no idx file, or damaged ({error}); bring it again") from None
+        classes = max(classes, int(found[1].max()) + 1)
+        pictures += [
+            Picture(
+                key=f"{prefix}-{number}", what=image, label=int(label), split=split, size_bytes=image.size
+            )
+            for number, (image, label) in enumerate(zip(*found, strict=True))
+        ]
+    return Source(labels=tuple(map(str, range(classes))), pictures=pictures)
+
+
+def digits() -> Source:
+    """scikit-learn's handwritten digits: 1,797 of 8 × 8, in 17 shades of grey."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = np.round(found.images * (255 / 16)).astype(np.uint8)
+    return Source(
+        labels=tuple(map(str, found.target_names)),
+        pictures=[
+            Picture(key=f"digit-{number}", what=image, label=int(label), split=None, size_bytes=image.size)
+            for number, (image, label) in enumerate(zip(images, found.target, strict=True))
+        ],
+    )
+
+
+def write(source: Source, destination: str, options: Options, say: Say) -> dict[str, Any]:
+    """Write all shards that are missing, then the index, which is returned.
+
+    Raises:
+        RequestError: the destination has other shards already, or no picture can be read.
+    """
+    tasks = plan(source, destination, options)
+    wanted = tasks[0].plan
+    file_system, folder = open_url(destination, option="DESTINATION")
+    there: dict[str, Any] = _json(file_system, f"{folder}/{INDEX}") or {}
+    if there and there.get("plan") != wanted:
+        raise RequestError(
+            f"DESTINATION {destination}: has shards of other pictures or options already; name another folder"
+        )
+    if there:
+        say(f"{destination}: all {len(tasks)} shards are there")
+        return there
+    file_system.makedirs(folder, exist_ok=True)
+    parts = {task.name: _json(file_system, f"{folder}/{task.name}.json") for task in tasks}
+    left = [task for task in tasks if (parts[task.name] or {}).get("plan") != wanted]
+    if len(left) < len(tasks):
+        say(f"{len(tasks) - len(left)} of {len(tasks)} shards are there already")
+    processes = min(options.processes or len(os.sched_getaffinity(0)), len(left) or 1)
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        # One at a time: a pool is a thread of its own, and small sets need none.
+        done = map(_write_shard, left) if processes == 1 else pool.map(_write_shard, left)
+        for number, (task, part) in enumerate(zip(left, done, strict=True), len(tasks) - len(left) + 1):
+            parts[task.name] = part
+            say(f"{task.name}: {sum(part['shard']['counts']):,} pictures ({number} of {len(tasks)} shards)")
+    made = [part for part in parts.values() if part is not None]
+    sides = {part["side"] for part in made if sum(part["shard"]["counts"])}
+    left_out = [each for part in made for each in part["left_out"]]
+    index = {
+        "version": INDEX_VERSION,
+        "plan": wanted,
+        "labels": source.labels,
+        "size": sides.pop() if len(sides) == 1 else None,
+        "channels": max(part["channels"] for part in made),
+        "shards": [part["shard"] for part in made],
+        "left_out": left_out,
+    }
+    for path, reason in left_out[:MOST_SHOWN]:
+        say(f"left out: {path}: {reason}")
+    if left_out:
+        say(f"{len(left_out):,} of {len(source.pictures):,} files were left out; {INDEX} names them all")
+    if len(left_out) == len(source.pictures):
+        raise RequestError(f"FOLDER: none of its {len(left_out):,} files is a picture that Pillow can read")
+    file_system.pipe_file(f"{folder}/{INDEX}", json.dumps(index, indent=1).encode())
+    for task in tasks:
+        file_system.rm_file(f"{folder}/{task.name}.json")
+    return index
+
+
+def plan(source: Source, destination: str, options: Options) -> list[_Task]:
+    """Which picture goes into which shard: mixed, by a hash of their names, as shards are read from front to back."""
+
+    def mixed(picture: Picture) -> bytes:
+        return hashlib.sha256(
+            os.path.basename(picture.key).encode(errors="replace") + b"%d" % picture.label
+        ).digest()
+
+    bound = options.eval_fraction * 2**32
+    of_split: dict[str, list[Picture]] = {split: [] for split in SPLITS}
+    digest = hashlib.sha256(json.dumps([source.labels, dataclasses.asdict(options)]).encode())
+    for picture in sorted(source.pictures, key=lambda each: (mixed(each), each.key)):
+        is_held_out = int.from_bytes(mixed(picture)[-4:]) < bound
+        of_split[picture.split or ("eval" if is_held_out else "train")].append(picture)
+        digest.update(f"{picture.key}\0{picture.label}\0{picture.size_bytes}\n".encode(errors="replace"))
+    tasks = []
+    for split, pictures in of_split.items():
+        most = options.size**2 // 2 or math.inf
+        sizes = np.cumsum([min(each.size_bytes, most) for each in pictures])
+        count = max(1, round(sizes[-1] / (options.shard_mb * 1e6))) if pictures else 0
+        count = min(-(-count // options.multiple_of) * options.multiple_of, len(pictures))
+        ends = (
+            [0, *np.searchsorted(sizes, [sizes[-1] * number / count for number in range(1, count)])]
+            if count
+            else []
+        )
+        tasks += [
+            _Task(
+                name=f"{split}-{number:05}.tfrecord",
+                split=split,
+                destination=destination.rstrip("/"),
+                plan=digest.hexdigest(),
+                classes=len(source.labels),
+                size=options.size,
+                pictures=tuple(pictures[begin:end]),
+            )
+            for number, (begin, end) in enumerate(zip(ends, [*ends[1:], len(pictures)], strict=True))
+        ]
+    return tasks
+
+
+def _write_shard(task: _Task) -> dict[str, Any]:
+    """Write one shard, and what the index says of it beside it."""
+    from google_crc32c import value
+
+    counts, left_out, sides, channels = [0] * task.classes, [], set(), 1
+    sha256 = hashlib.sha256()
+    to = f"{task.destination}/{task.name}"
+    with _beside(to) as path, open(path, "wb") as file:
+        for picture in task.pictures:
+            try:
+                data, side, own_channels = encoded(picture.what, task.size)
+            except Exception as error:  # Pillow raises many kinds for what is no picture; all are reported
+                left_out.append((picture.key, f"{type(error).__name__}: {str(error)[:200]}"))
+                continue
+            record = example(data, picture.label)
+            head = HEADER.pack(len(record), 0)[:8]
+            whole = (
+                HEADER.pack(len(record), masked(value(head))) + record + FOOTER.pack(masked(value(record)))
+            )
+            file.write(whole)
+            sha256.update(whole)
+            counts[picture.label] += 1
+            sides.add(side)
+            channels = max(channels, own_channels)
+        part = {
+            "plan": task.plan,
+            "shard": {
+                "name": task.name,
+                "split": task.split,
+                "size_bytes": file.tell(),
+                "sha256": sha256.hexdigest(),
+                "counts": counts,
+            },
+            "side": sides.pop() if len(sides) == 1 else None,
+            "channels": channels,
+            "left_out": left_out,
+        }
+    retry(lambda: files_of(to).write(f"{to}.json", json.dumps(part).encode()), what=task.name)
+    return part
+
+
+@contextlib.contextmanager
+def _beside(to: str) -> Iterator[str]:
+    """A path for what becomes the file `to` once it is whole."""
+    if not is_url(to):
+        with atomic_path(to) as path:
+            yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "shard")
+        yield path
+        retry(lambda: files_of(to).put_file(path, to), what=to)
+
+
+def encoded(what: str | bytes | np.ndarray[Any, Any], size: int = 0) -> tuple[bytes, int | None, int]:
+    """A picture as TensorFlow decodes it, JPEG or PNG, grey or RGB; its side where it is a square; its channels.
+
+    What is so already stays as it is. size: as in Options.
+
+    Raises:
+        Exception: Pillow cannot read it.
+    """
+    from PIL import Image, ImageOps
+
+    if isinstance(what, np.ndarray):
+        kept, opened = None, Image.fromarray(what)
+    else:
+        kept = Path(what).read_bytes() if isinstance(what, str) else what
+        opened = Image.open(io.BytesIO(kept))
+    with opened as image:
+        image.load()
+        kind, upright = image.format, ImageOps.exif_transpose(image)
+        is_turned = upright.size != image.size or image.getexif().get(0x0112, 1) != 1
+        grey = upright.mode in ("1", "L", "LA", "I;16")
+        fitting = upright if upright.mode in ("L", "RGB") else upright.convert("L" if grey else "RGB")
+        if size and min(fitting.size) > size:
+            share = size / min(fitting.size)
+            width, height = (max(1, round(side * share)) for side in fitting.size)
+            fitting = fitting.resize((width, height), Image.Resampling.BICUBIC)
+        if kept is None or kind not in ("JPEG", "PNG") or fitting is not upright or is_turned:
+            made = io.BytesIO()
+            if kind == "JPEG":
+                fitting.save(made, "JPEG", quality=JPEG_QUALITY)
+            else:
+                fitting.save(made, "PNG")
+            kept = made.getvalue()
+        side = fitting.size[0] if fitting.size[0] == fitting.size[1] else None
+        return kept, side, 1 if fitting.mode == "L" else 3
+
+
+def example(data: bytes, label: int) -> bytes:
+    """A tf.train.Example, in protocol buffers' wire format (tensorflow/core/example/{example,feature}.proto)."""
+    features = b"".join(
+        _field(1, _field(1, name) + _field(2, feature))
+        for name, feature in (
+            (b"image/encoded", _field(1, _field(1, data))),
+            (b"image/class/label", _field(3, _field(1, _varint(label)))),
+        )
+    )
+    return _field(1, features)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    return bytes([number << 3 | 2]) + _varint(len(data)) + data
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def _json(file_system: Any, path: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(file_system.cat_file(path))
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def main(
+    folder: tyro.conf.Positional[str],
+    destination: tyro.conf.Positional[str],
+    options: Options = Options(),
+) -> None:
+    """Make shards of the pictures in FOLDER in DESTINATION, a folder or gs://…; a second call goes on with the first.
+
+    Args:
+        folder: pictures, in a folder for each class.
+        destination: a folder, or gs://….
+    """
+    try:
+        index = write(source_of(folder), destination, options, lambda text: print(text, flush=True))
+    except RequestError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(WRONG_REQUEST)
+    shards = index["shards"]
+    total = sum(sum(shard["counts"]) for shard in shards)
+    print(f"{total:,} pictures of {len(index['labels'])} classes in {len(shards)} shards: {destination}")
+
+
+if __name__ == "__main__":
+    tyro.cli(main, config=(tyro.conf.OmitArgPrefixes,))
