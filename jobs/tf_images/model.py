@@ -15,6 +15,7 @@ import tf_keras as keras
 from contracts.errors import JobFailed, RequestError
 from contracts.run_directory import EXPORT, RunDirectory
 from jobs.runtime.bucket_files import files_of, pauses_s, retry
+from jobs.runtime.tensorflow import distributed
 from jobs.tf_images.config import Config
 
 KERAS, SAVED_MODEL, TFLITE, FACTS = "model.keras", "saved_model", "model.tflite", "pictures.json"
@@ -99,7 +100,7 @@ def export(
     refused = None
     with tempfile.TemporaryDirectory() as folder:
         whole.save(os.path.join(folder, KERAS))
-        options = tf.saved_model.SaveOptions(experimental_io_device="/job:localhost")
+        options = tf.saved_model.SaveOptions(experimental_io_device=distributed.io_device())
         tf.saved_model.save(whole, os.path.join(folder, SAVED_MODEL), options=options)
         Path(folder, FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
         if tflite:

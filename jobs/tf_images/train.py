@@ -115,6 +115,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
                 keras.losses.CategoricalCrossentropy(True, config.label_smoothing),
                 steps_per_execution=config.steps_per_execution,
             )
+            # By itself Keras adds up the losses of some strategies' devices, and takes the first of others'.
+            self.network.distribute_reduction_method = "sum"
         self.logits = tf.function(
             lambda images: self.strategy.run(lambda mine: self.network(mine, training=False), (images,))
         )
@@ -228,7 +230,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             self.rates.start()
             self.waited_s = float(self.wait_s)
         if step % config.log_every == 0 or step == self.steps:
-            self.log(step, float(logs["loss"]))
+            self.log(step, float(logs["loss"]) / self.cores)
         if step == self.steps:
             return
         leaving = preemption.notified(step)
