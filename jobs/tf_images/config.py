@@ -47,9 +47,9 @@ class Config:
     """balanced: a rare class counts as much as a frequent one."""
 
     model: Literal["convnet", "efficientnetv2-b0"] = "convnet"
-    """convnet: three convolutions; efficientnetv2-b0: of tf_keras.applications."""
+    """convnet: four convolutions; efficientnetv2-b0: of tf_keras.applications."""
     width: int = 32
-    """Channels of the convnet's first convolution; the next have two and four times as many."""
+    """Channels of the convnet's first convolution; each next one has twice as many."""
     weights: str | None = None
     """A file of weights for efficientnetv2-b0 without its top (.h5), on every host; none: they are drawn."""
 

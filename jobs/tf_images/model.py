@@ -19,6 +19,8 @@ from jobs.runtime.tensorflow import distributed
 from jobs.tf_images.config import Config
 
 KERAS, SAVED_MODEL, TFLITE, FACTS = "model.keras", "saved_model", "model.tflite", "pictures.json"
+STAGES = 4
+"""Of the ConvNet."""
 TOLERANCE = 1e-4
 """Of probabilities, between the model that is written and what is loaded."""
 
@@ -44,13 +46,13 @@ def build(config: Config, *, size: int, channels: int, classes: int, dtype: str)
 
 
 def _convnet(inputs: Any, width: int) -> Any:
-    """Three times a convolution, a norm, and half the resolution."""
+    """STAGES times a convolution and a norm, with half the resolution and twice the channels between them."""
     found = keras.layers.Rescaling(1 / 127.5, offset=-1)(inputs)
-    for stage in range(3):
+    for stage in range(STAGES):
         found = keras.layers.Conv2D(width << stage, 3, padding="same", use_bias=False)(found)
         found = keras.layers.BatchNormalization(momentum=0.9)(found)
         found = keras.layers.ReLU()(found)
-        if stage < 2:
+        if stage < STAGES - 1:
             found = keras.layers.MaxPooling2D(padding="same")(found)
     return found
 
