@@ -155,6 +155,7 @@ distributed.leave()
 """
 
 
+@pytest.mark.nightly
 def test_two_processes_take_the_steps_of_one(config: Config, tmp_path: Path) -> None:
     config = dataclasses.replace(config, dropout=0.0, clip_norm=0.5)
     found = []
