@@ -52,7 +52,7 @@ from fabfile.tasks import (
 )
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-LIST_HINT = "`fab help COMMAND` shows a command's options, `fab jobs` the jobs and theirs."
+LIST_HINT = "`fab help COMMAND` shows a command's options, `fab jobs` the jobs, and with --job theirs."
 
 namespace = Collection()
 """In the order in which a user meets them, which `fab --list` keeps."""

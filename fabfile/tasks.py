@@ -245,7 +245,7 @@ def predict(
 @task(help={"job": "only this one, with all its options"}, positional=[])
 @reported
 def jobs(c: Any, job: str = "") -> int:
-    """List the jobs and their options."""
+    """List the jobs, or a job's options."""
     from launch.commands import console
 
     return console.list_jobs(job or None)

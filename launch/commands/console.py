@@ -188,12 +188,20 @@ def _only_active(target: Target) -> Run:
 
 
 def list_jobs(wanted: str | None) -> int:
-    """Print the jobs, or one of them, with all their options."""
-    console = terminal()
-    for name in [wanted] if wanted else job_index.names():
-        job = job_index.find(name)
-        say(console)(f"{job.name}  (framework {' or '.join(job.frameworks)})\n  {job.summary}\n")
-        say(console)(job.help())
+    """Print the jobs, a line each, or one of them with all its options."""
+    tell = say(terminal())
+    if wanted:
+        job = job_index.find(wanted)
+        tell(f"{job.name}  (framework {' or '.join(job.frameworks)})\n  {job.summary}\n")
+        tell(job.help())
+        return 0
+    rows = [
+        (job.name, " or ".join(job.frameworks), job.summary) for job in map(job_index.find, job_index.names())
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    for name, frameworks, summary in rows:
+        tell(f"{name:{widths[0]}}  {frameworks:{widths[1]}}  {summary}")
+    tell("\nA job's options: fab jobs --job NAME")
     return 0
 
 

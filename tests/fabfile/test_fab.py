@@ -20,6 +20,7 @@ from fabfile.options import reported, whole
 from launch.hosts import HostError, HostsError
 from launch.images.recipe import frameworks
 from launch.jobs import CHECKOUT
+from launch.jobs import names as job_names
 from tests.launch.processes import all_end
 
 Fab = Callable[..., Any]
@@ -209,6 +210,14 @@ def test_a_jobs_options_are_shown_with_their_defaults(fab: Fab) -> None:
     text = fab("train", "--job", "flax_mlm", "--", "--help").out
     assert "flax_mlm  (framework jax)" in text and "--sequence-length INT" in text
     assert text == fab("jobs", "--job", "flax_mlm").out
+
+
+def test_each_job_has_a_line_that_says_what_it_does_and_on_what(fab: Fab) -> None:
+    listed = fab("jobs").out.partition("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in listed] == job_names()
+    (torch,) = (line for line in listed if line.startswith("torch_glue "))
+    assert "  pytorch or pytorch_xla  Fine-tuning of RoBERTa or BERT in PyTorch: " in torch
+    assert all(len(line) <= 160 for line in listed)
 
 
 def test_what_is_right_is_not_taken_for_a_slip() -> None:
