@@ -20,6 +20,7 @@ from fabfile.options import reported, whole
 from launch.hosts import HostError, HostsError
 from launch.images.recipe import frameworks
 from launch.jobs import CHECKOUT
+from launch.jobs import find as find_job
 from launch.jobs import names as job_names
 from tests.launch.processes import all_end
 
@@ -61,18 +62,19 @@ def test_what_only_looks_loads_nothing_heavy_and_changes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-KNOWN = ", ".join(frameworks())
+KNOWN, JOBS = ", ".join(frameworks()), ", ".join(job_names())
+HAVE_STEPS = " and ".join(name for name in job_names() if "--steps" in find_job(name).options())
 NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
 
 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        ("train --job nope", '--job: "nope" is not a job; choose one of flax_mlm, jax_hello, torch_glue'),
+        ("train --job nope", f'--job: "nope" is not a job; choose one of {JOBS}'),
         (
             "train",
             (
-                "--job: say what to train; choose one of flax_mlm, jax_hello, torch_glue, or name the folder of a "
+                f"--job: say what to train; choose one of {JOBS}, or name the folder of a "
                 "command of your own, as in: fab train --workdir ~/my-project -- python train.py"
             ),
         ),
@@ -151,8 +153,7 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ("--job x train", "--job: the command comes first, its options after it: fab train --job …"),
         (
             "train --steps 200",
-            STEPS.format("--steps", "flax_mlm and jax_hello and torch_glue")
-            + "fab train --job flax_mlm -- --steps 200",
+            STEPS.format("--steps", HAVE_STEPS) + "fab train --job flax_mlm -- --steps 200",
         ),
         (
             "train --job jax_hello --setps 200 --hosts 3",
@@ -160,8 +161,7 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ),
         (
             "train --resume latest -steps=200 -- --log-every 5",
-            STEPS.format("-steps", "flax_mlm and jax_hello and torch_glue")
-            + "fab train --resume latest -- --steps=200 --log-every 5",
+            STEPS.format("-steps", HAVE_STEPS) + "fab train --resume latest -- --steps=200 --log-every 5",
         ),
         ("train --args --steps 9 --job x", QUOTES + "fab train --job x -- --steps 9"),
         ("train --args --detach", "--args needs a value: the job's own options in one word"),
