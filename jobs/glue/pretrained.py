@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from contracts.errors import RequestError
-from jobs.runtime.model_folder import BYTE_LEVEL, CONFIG, WORDPIECES, open_folder
+from jobs.glue.options import SIZES, Options
+from jobs.runtime.model_folder import BYTE_LEVEL, CONFIG, PARTS, TOKENIZER, WEIGHTS, WORDPIECES, open_folder
 
 KINDS = ("roberta", "bert")
 
@@ -46,7 +49,46 @@ def open_pretrained(options: Limited, source: str, cache_dir: Path, say: Callabl
     return folder
 
 
+def settings_of(folder: Path) -> dict[str, Any]:
+    """A folder's config.json, with the id of the padding token that it means where it names none."""
+    told = json.loads((folder / CONFIG).read_bytes())
+    return {"pad_token_id": 1 if told["model_type"] == "roberta" else 0, **told}
+
+
 def positions(told: dict[str, Any]) -> int:
     """The longest sequence that a configuration allows: RoBERTa counts from the padding token's id + 1 on."""
     offset = int(told.get("pad_token_id", 1)) + 1 if told["model_type"] == "roberta" else 0
     return int(told.get("max_position_embeddings", 512)) - offset
+
+
+def fingerprint(folder: Path, *, scratch: bool) -> str:
+    """A sha256 over the configuration, the tokenizer and, but for `scratch`, the weights."""
+    digest = hashlib.sha256()
+    for name in (CONFIG, TOKENIZER, *PARTS, WORDPIECES, *(() if scratch else (WEIGHTS,))):
+        if (folder / name).exists():
+            with (folder / name).open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def drawn_settings(options: Options, vocab_size: int) -> dict[str, Any]:
+    """The settings of a RobertaConfig of one of SIZES, for a tokenizer that was trained here."""
+    size = SIZES[options.model]
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": size["width"],
+        "num_hidden_layers": size["layers"],
+        "num_attention_heads": size["heads"],
+        "intermediate_size": size["ff_width"],
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": max(512, options.max_length) + 2,
+        "type_vocab_size": 1,
+        # 0.02 is for RoBERTa-base; a narrower model needs more.
+        "initializer_range": 0.02 * math.sqrt(SIZES["base"]["width"] / size["width"]),
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,10 @@ import torch
 from contracts.run_directory import EXPORT, RunDirectory
 from jobs.glue.answers import KEY, rows_of
 from jobs.glue.data import Dataset
-from jobs.glue.options import SIZES, Options
-from jobs.glue.pretrained import open_pretrained
+from jobs.glue.options import Options
+from jobs.glue.pretrained import drawn_settings, fingerprint, open_pretrained
 from jobs.glue.tokenizer import train_tokenizer
 from jobs.runtime.bucket_files import files_of
-from jobs.runtime.model_folder import CONFIG, TOKENIZER, WEIGHTS, WORDPIECES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,18 +39,15 @@ def prepare(config: Options, dataset: Dataset, cache_dir: Path, say: Callable[[s
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    digest, weights = hashlib.sha256(), None
+    weights = None
     if config.init_from is None:
         settings, tokenizer = _drawn(config, dataset)
-        digest.update(tokenizer.backend_tokenizer.to_str().encode())
+        digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
     else:
         folder = open_pretrained(config, config.init_from, cache_dir, say)
         settings, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
         weights = None if config.scratch else folder
-        for name in (CONFIG, TOKENIZER, WORDPIECES, *(() if config.scratch else (WEIGHTS,))):
-            if (folder / name).exists():
-                with (folder / name).open("rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        digest = fingerprint(folder, scratch=config.scratch)
     if config.dropout is not None:
         settings.hidden_dropout_prob = settings.attention_probs_dropout_prob = config.dropout
         settings.classifier_dropout = config.dropout
@@ -63,7 +58,7 @@ def prepare(config: Options, dataset: Dataset, cache_dir: Path, say: Callable[[s
     settings.problem_type = "regression" if dataset.task == "regression" else "single_label_classification"
     settings.tie_word_embeddings = False
     setattr(settings, KEY, rows_of(config, dataset))
-    return Beginning(tokenizer=tokenizer, settings=settings, weights=weights, fingerprint=digest.hexdigest())
+    return Beginning(tokenizer=tokenizer, settings=settings, weights=weights, fingerprint=digest)
 
 
 def _drawn(config: Options, dataset: Dataset) -> tuple[Any, Any]:
@@ -73,18 +68,7 @@ def _drawn(config: Options, dataset: Dataset) -> tuple[Any, Any]:
     with tempfile.TemporaryDirectory() as folder:
         train_tokenizer(dataset.train, Path(folder))
         tokenizer = RobertaTokenizerFast.from_pretrained(folder)
-    size = SIZES[config.model]
-    settings = RobertaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=size["width"],
-        num_hidden_layers=size["layers"],
-        num_attention_heads=size["heads"],
-        intermediate_size=size["ff_width"],
-        max_position_embeddings=max(512, config.max_length) + 2,
-        type_vocab_size=1,
-        initializer_range=0.02
-        * math.sqrt(SIZES["base"]["width"] / size["width"]),  # 0.02 is for RoBERTa-base
-    )
+    settings = RobertaConfig(**drawn_settings(config, len(tokenizer)))
     return settings, tokenizer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
+from contracts.errors import RequestError
 from contracts.run_directory import CHECKPOINTS, RunDirectory
 from jobs.runtime.checkpoints import none_readable, put_aside
 from jobs.runtime.preemption import Preempted, watch
@@ -21,15 +22,24 @@ STATE, NOTES = "state", "notes"
 
 
 class Checkpoints:
-    """The checkpoints of one run: the last `keep_last` of them and the one with the lowest evaluation loss.
+    """The checkpoints of one run: the last `keep_last` of them and the one with the best `headline`.
 
     A state is a tree of jax.Array, the same on all processes; every process makes the same calls.
+
+    headline: the metric of an evaluation that says how good a state is.
     """
 
-    def __init__(self, directory: RunDirectory, *, keep_last: int) -> None:
+    def __init__(
+        self,
+        directory: RunDirectory,
+        *,
+        keep_last: int,
+        headline: str = "eval_loss",
+        better: Literal["lower", "higher"] = "lower",
+    ) -> None:
         self.notes: dict[str, Any] | None = None
         """What was noted beside the state that has been restored."""
-        self._best = _Best()
+        self._best, self._better = _Best(), better
         policies = [keep.LatestN(keep_last), self._best]
         self._directory = directory
         self._manager = ocp.CheckpointManager(
@@ -43,7 +53,7 @@ class Checkpoints:
             ),
         )
         for line in directory.read_metrics() if self._manager.all_steps() else ():
-            self.evaluated(line["step"], line.get("eval_loss"))
+            self.evaluated(line["step"], line.get(headline))
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, in order."""
@@ -70,10 +80,10 @@ class Checkpoints:
             self.wait()
             raise Preempted(step)
 
-    def evaluated(self, step: int, loss: float | None) -> None:
-        """Take in the evaluation loss of the state after `step`: the checkpoint with the lowest one is kept."""
-        if loss is not None and math.isfinite(loss):
-            self._best.losses[step] = loss
+    def evaluated(self, step: int, value: float | None) -> None:
+        """Take in the headline metric of the state after `step`: the checkpoint with the best one is kept."""
+        if value is not None and math.isfinite(value):
+            self._best.losses[step] = value if self._better == "lower" else -value
 
     def wait(self) -> None:
         """Wait until everything that was begun is on the disk.
@@ -111,6 +121,18 @@ class Checkpoints:
         if torn:
             raise none_readable(torn)
         return None
+
+    def restore(self, step: int, like: Any) -> Any:
+        """The state after `step`, on the way: what a resumed run begins with stays as it is.
+
+        Raises:
+            RequestError: it cannot be read.
+        """
+        self.wait()
+        found, _, reason = self._restore(step, jax.tree.map(ocp.tree.to_shape_dtype_struct, like))
+        if not np.asarray(multihost_utils.process_allgather(np.asarray(reason is None))).all():
+            raise RequestError(f"checkpoint {step} cannot be read: {reason or 'by another host'}")
+        return found
 
     def _restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any] | None, str | None]:
         """The state of `step` and its notes, or why it cannot be read."""

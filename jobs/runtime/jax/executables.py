@@ -45,12 +45,14 @@ class Executables:
 
         def call(*arguments: Any) -> Any:
             if not made:
-                made.append(self._load_or_compile(function.lower(*arguments)))
+                made.append(self.compiled(function, *arguments))
             return made[0](*arguments)
 
         return call
 
-    def _load_or_compile(self, lowered: jax.stages.Lowered) -> Callable[..., Any]:
+    def compiled(self, function: Any, *arguments: Any) -> Callable[..., Any]:
+        """`function`, as jax.jit returned it, compiled or loaded for arguments like these, which are not used up."""
+        lowered = function.lower(*arguments)
         path = self._folder / self._key(lowered)
         compiled = self._load(path, lowered)
         if compiled is None:

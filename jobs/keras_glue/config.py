@@ -1,0 +1,56 @@
+"""The options of keras_glue: those of jobs/glue, and one of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.glue import options
+from jobs.glue.options import FREE_ON_RESUME, FROM_RUNS, GROUPS, Options
+
+__all__ = ["FREE_ON_RESUME", "FROM_RUNS", "GROUPS", "Config", "problems"]
+
+ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"}
+"""Of config.json's hidden_act: those that Keras computes alike, by its own names."""
+TOGETHER = ("log_every", "eval_every", "checkpoint_every")
+"""What is due after some steps is due after whole executions only."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(Options):
+    """Fine-tune a model to tell classes or numbers from a text or a pair of texts."""
+
+    steps_per_execution: int = 1
+    """Steps between two times that the host looks at the run: it logs, evaluates, saves and stops only then."""
+
+
+def problems(config: Config, *, devices: int) -> list[str]:
+    """Everything that is wrong with `config` on so many devices; empty where it can run."""
+    found, each = options.problems(config, devices=devices), config.steps_per_execution
+    if each < 1:
+        return [*found, f"--steps-per-execution {each}: must be at least 1"]
+    if each > 1 and config.profile is not None:
+        found.append(
+            f"--profile {config.profile}: needs steps that are taken one by one; leave out --steps-per-execution"
+        )
+    return found + [
+        f"--{name.replace('_', '-')} {value}: must be a multiple of --steps-per-execution {each}; choose "
+        f"{-(-value // each) * each}"
+        for name in TOGETHER
+        if (value := getattr(config, name)) is not None and value % each
+    ]
+
+
+def unfit(settings: Mapping[str, Any]) -> list[str]:
+    """What in a model's config.json this job does not compute."""
+    wrong = []
+    if settings.get("hidden_act", "gelu") not in ACTIVATIONS:
+        wrong.append(
+            f"hidden_act is {settings['hidden_act']!r}; choose a model with {', '.join(ACTIVATIONS)}"
+        )
+    if settings.get("position_embedding_type", "absolute") != "absolute":
+        wrong.append(
+            f"position_embedding_type is {settings['position_embedding_type']!r}; choose a model with 'absolute'"
+        )
+    return wrong

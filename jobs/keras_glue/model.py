@@ -1,0 +1,197 @@
+"""The model: RoBERTa's or BERT's encoder in Keras's own layers, with Hugging Face's head for the labels.
+
+It is a functional model of layers and operations that Keras has, so that a `.keras` file of it needs no code of ours.
+Its weights have Hugging Face's names and shapes in a file (`Part`), and are read and written by one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from contracts.errors import RequestError
+from jobs.glue.batches import Batch
+from jobs.keras_glue.config import ACTIVATIONS
+from jobs.runtime.model_folder import WEIGHTS
+
+type Array = np.ndarray[Any, Any]
+type Settings = Mapping[str, Any]
+"""Hugging Face's config.json, with id2label."""
+
+FORMERLY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Names in BERT's first files."""
+MASKED = -1e9
+"""Added to the score of a token that is padding."""
+
+
+def build(settings: Settings, kind: type[keras.Model] = keras.Model) -> keras.Model:
+    """The model, with weights drawn from Keras's random seed.
+
+    Inputs: "ids" and "mask" (rows, positions), and "types" where the model has more than one type of token.
+    Output: (rows, classes) or (rows, 1) in float32.
+    """
+    width, heads = settings["hidden_size"], settings["num_attention_heads"]
+    is_roberta, types = settings["model_type"] == "roberta", settings.get("type_vocab_size", 2)
+    dropout = settings.get("hidden_dropout_prob", 0.1)
+    attention_dropout = settings.get("attention_probs_dropout_prob", 0.1)
+    of_head = settings.get("classifier_dropout")
+    of_head = dropout if of_head is None else of_head
+    epsilon = settings.get("layer_norm_eps", 1e-12)
+    stddev = settings.get("initializer_range", 0.02)
+
+    def drawn() -> keras.Initializer:
+        return keras.initializers.RandomNormal(stddev=stddev)
+
+    def dense(x: Any, units: int, name: str, **more: Any) -> Any:
+        return layers.Dense(units, kernel_initializer=drawn(), name=name, **more)(x)
+
+    def embedding(x: Any, size: int, name: str) -> Any:
+        return layers.Embedding(size, width, embeddings_initializer=drawn(), name=name)(x)
+
+    def norm(x: Any, name: str) -> Any:
+        return layers.LayerNormalization(epsilon=epsilon, name=name)(x)
+
+    def by_head(x: Any) -> Any:
+        return layers.Reshape((-1, heads, width // heads))(x)
+
+    inputs = {name: keras.Input((None,), dtype="int32", name=name) for name in input_names(settings)}
+    ids_BS, mask_BS = inputs["ids"], inputs["mask"]
+    types_BS = inputs["types"] if types > 1 else ops.zeros_like(ids_BS)
+    if is_roberta:  # it counts from the padding token's id + 1 on, and padding is all of one position
+        pad_id = settings.get("pad_token_id", 1)
+        real_BS = ops.cast(ops.not_equal(ids_BS, pad_id), "int32")
+        positions_BS = ops.cumsum(real_BS, axis=1) * real_BS + pad_id
+    else:
+        positions_BS = ops.cumsum(ops.ones_like(ids_BS), axis=1) - 1
+    x_BSD = embedding(ids_BS, settings["vocab_size"], "words") + embedding(types_BS, types, "types_of_tokens")
+    x_BSD = x_BSD + embedding(positions_BS, settings["max_position_embeddings"], "positions")
+    x_BSD = layers.Dropout(dropout)(norm(x_BSD, "embeddings_norm"))
+    unseen_B11S = (1.0 - ops.cast(mask_BS, "float32")[:, None, None, :]) * MASKED
+    for index in range(settings["num_hidden_layers"]):
+        of = f"layer_{index}"
+        q_BSHK, k_BTHK, v_BTHK = map(by_head, ops.split(dense(x_BSD, 3 * width, f"{of}_qkv"), 3, axis=-1))
+        scores_BHST = ops.einsum("bshk,bthk->bhst", q_BSHK, k_BTHK) * (width // heads) ** -0.5
+        shares_BHST = ops.softmax(ops.cast(scores_BHST, "float32") + unseen_B11S)
+        shares_BHST = layers.Dropout(attention_dropout)(shares_BHST)
+        shares_BHST = ops.cast(shares_BHST, keras.config.dtype_policy().compute_dtype)
+        seen_BSHK = ops.einsum("bhst,bthk->bshk", shares_BHST, v_BTHK)
+        out_BSD = dense(layers.Reshape((-1, width))(seen_BSHK), width, f"{of}_attention_out")
+        x_BSD = norm(x_BSD + layers.Dropout(dropout)(out_BSD), f"{of}_attention_norm")
+        activation = ACTIVATIONS[settings.get("hidden_act", "gelu")]
+        inner_BSF = layers.Activation(activation)(dense(x_BSD, settings["intermediate_size"], f"{of}_in"))
+        out_BSD = dense(inner_BSF, width, f"{of}_out")
+        x_BSD = norm(x_BSD + layers.Dropout(dropout)(out_BSD), f"{of}_norm")
+    first_BD = x_BSD[:, 0]
+    if is_roberta:
+        first_BD = layers.Dropout(of_head)(first_BD)
+    first_BD = layers.Dropout(of_head)(dense(first_BD, width, "head_dense", activation="tanh"))
+    logits_BC = dense(first_BD, len(settings["id2label"]), "head_out", dtype="float32")
+    return kind(inputs, logits_BC, name=settings["model_type"])
+
+
+def input_names(settings: Settings) -> tuple[str, ...]:
+    return ("ids", "mask", "types") if settings.get("type_vocab_size", 2) > 1 else ("ids", "mask")
+
+
+def inputs_of(batch: Batch, settings: Settings) -> dict[str, Array]:
+    """The model's inputs for the rows of a batch."""
+    of = {"ids": batch.ids_BS, "mask": batch.mask_BS, "types": batch.types_BS}
+    return {name: of[name].astype(np.int32) for name in input_names(settings)}
+
+
+class Part(NamedTuple):
+    """A layer of the model, and the names that its weights have in a file; of several names each has an equal share
+    of the outputs. is_new: a head, which a file need not have."""
+
+    layer: str
+    names: tuple[str, ...]
+    is_new: bool = False
+
+
+def parts(settings: Settings) -> Iterator[Part]:
+    """Every layer that has weights."""
+    kind = settings["model_type"]
+    for layer, name in {"words": "word", "positions": "position", "types_of_tokens": "token_type"}.items():
+        yield Part(layer, (f"{kind}.embeddings.{name}_embeddings",))
+    yield Part("embeddings_norm", (f"{kind}.embeddings.LayerNorm",))
+    for index in range(settings["num_hidden_layers"]):
+        of, name = f"layer_{index}", f"{kind}.encoder.layer.{index}"
+        yield Part(f"{of}_qkv", tuple(f"{name}.attention.self.{each}" for each in ("query", "key", "value")))
+        yield Part(f"{of}_attention_out", (f"{name}.attention.output.dense",))
+        yield Part(f"{of}_attention_norm", (f"{name}.attention.output.LayerNorm",))
+        yield Part(f"{of}_in", (f"{name}.intermediate.dense",))
+        yield Part(f"{of}_out", (f"{name}.output.dense",))
+        yield Part(f"{of}_norm", (f"{name}.output.LayerNorm",))
+    is_roberta = kind == "roberta"
+    yield Part("head_dense", ("classifier.dense" if is_roberta else "bert.pooler.dense",), is_new=True)
+    yield Part("head_out", ("classifier.out_proj" if is_roberta else "classifier",), is_new=True)
+
+
+def tensors(model: keras.Model, settings: Settings) -> dict[str, Array]:
+    """The weights under Hugging Face's names and in PyTorch's orientation (a Linear is out x in)."""
+    found = {}
+    for layer, names, _ in parts(settings):
+        kinds = ("weight", "bias")
+        for kind, variable in zip(kinds, model.get_layer(layer).weights, strict=False):
+            whole = np.asarray(variable.value, np.float32)
+            for name, share in zip(names, np.split(whole, len(names), axis=-1), strict=True):
+                found[f"{name}.{kind}"] = np.ascontiguousarray(_turned(layer, share))
+    return found
+
+
+def load(model: keras.Model, settings: Settings, source: str, folder: Path) -> None:
+    """Give the model the weights of a folder; a head is left as it was drawn where the folder has none of its shape.
+
+    Raises:
+        RequestError: the file is torn, or it lacks weights of the encoder, or they have other shapes.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        told = load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise RequestError(
+            f"--init-from {source}: {WEIGHTS} is no whole safetensors file ({error}); copy it again"
+        ) from None
+    prefix = f"{settings['model_type']}."
+    held: dict[str, Array] = {}
+    for name, tensor in told.items():
+        for former, now in FORMERLY.items():
+            name = name.replace(former, now)
+        is_bare = name.startswith(("embeddings.", "encoder.", "pooler."))  # saved without any head
+        held[prefix + name if is_bare else name] = tensor
+    wanted = tensors(model, settings)
+    new = {part.layer for part in parts(settings) if part.is_new}
+    wrong = []
+    for layer, names, _ in parts(settings):
+        of_layer = [name for name in wanted if name.rpartition(".")[0] in names]
+        bad = [name for name in of_layer if name not in held or held[name].shape != wanted[name].shape]
+        if bad and layer not in new:
+            wrong += [
+                f"lacks {name}"
+                if name not in held
+                else f"{name} is {list(held[name].shape)} and config.json makes it {list(wanted[name].shape)}"
+                for name in bad
+            ]
+        if bad:
+            continue
+        for kind, variable in zip(("weight", "bias"), model.get_layer(layer).weights, strict=False):
+            shares = [_turned(layer, held[f"{name}.{kind}"]) for name in names]
+            variable.assign(np.concatenate(shares, axis=-1).astype(np.float32))
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise RequestError(
+            f"--init-from {source}: {WEIGHTS} {'; '.join(wrong[:3])}{more}; name a folder with a whole model"
+        )
+
+
+def _turned(layer: str, weight: Array) -> Array:
+    """A table of embeddings has one orientation; PyTorch keeps a linear map as outputs x inputs."""
+    is_table = layer in ("words", "positions", "types_of_tokens")
+    return weight if is_table or weight.ndim < 2 else weight.T
