@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jobs.glue.data import Rows
+from contracts.errors import RequestError
+from jobs.glue.data import Dataset, Rows
+from jobs.glue.options import Options
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -99,6 +101,29 @@ def choose_lengths(lengths_N: Array, most: int) -> list[int]:
     return sorted(chosen)
 
 
+def make_batches(options: Options, dataset: Dataset, tokenizer: Tokenizer, pad_id: int) -> Batches:
+    """The batches that the options ask for.
+
+    Raises:
+        RequestError: there are fewer rows to learn from than a batch has.
+    """
+    train, held_out = (
+        Encoded(
+            rows,
+            tokenizer,
+            pad_id=pad_id,
+            max_length=options.max_length,
+            is_regression=dataset.task == "regression",
+        )
+        for rows in (dataset.train, dataset.eval)
+    )
+    if len(train) < options.batch_size:
+        raise RequestError(
+            f"--batch-size {options.batch_size}: {options.data} has only {len(train)} rows to learn from"
+        )
+    return Batches(train, held_out, batch_size=options.batch_size, lengths=options.lengths, seed=options.seed)
+
+
 class Batches:
     """The training rows step by step, and the held-out rows once through."""
 
@@ -108,6 +133,13 @@ class Batches:
         self._train, self._held_out, self._batch_size, self._seed = train, held_out, batch_size, seed
         self.lengths = choose_lengths(np.concatenate([train.lengths_N, held_out.lengths_N]), lengths)
         self.steps_per_epoch = len(train) // batch_size
+
+    def described(self) -> str:
+        """For the log: how many rows there are, and what is padded."""
+        return (
+            f"{len(self._train):,} rows to learn from, {len(self._held_out):,} held out; padded to "
+            f"{', '.join(map(str, self.lengths))} tokens, {self.padding:.1%} of them padding"
+        )
 
     @property
     def padding(self) -> float:

@@ -64,7 +64,8 @@ def positions(told: dict[str, Any]) -> int:
 def fingerprint(folder: Path, *, scratch: bool) -> str:
     """A sha256 over the configuration, the tokenizer and, but for `scratch`, the weights."""
     digest = hashlib.sha256()
-    for name in (CONFIG, TOKENIZER, *PARTS, WORDPIECES, *(() if scratch else (WEIGHTS,))):
+    tokenizer = (TOKENIZER,) if (folder / TOKENIZER).exists() else PARTS
+    for name in (CONFIG, *tokenizer, WORDPIECES, *(() if scratch else (WEIGHTS,))):
         if (folder / name).exists():
             with (folder / name).open("rb") as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())

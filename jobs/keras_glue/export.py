@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 from safetensors.numpy import save_file
 
 from contracts.errors import RequestError
@@ -63,8 +64,8 @@ def prepare(config: Config, dataset: Dataset, cache_dir: Path, say: Callable[[st
             f"{told['vocab_size']:,}; the two are not of one model"
         )
     if config.dropout is not None:
-        names = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
-        told |= dict.fromkeys(names, config.dropout)
+        shares = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
+        told |= dict.fromkeys(shares, config.dropout)
     names = dataset.labels or ("score",)
     told |= {
         "architectures": [ARCHITECTURES[told["model_type"]]],
@@ -91,7 +92,7 @@ def write(directory: RunDirectory, trained: keras.Model, beginning: Beginning) -
     keras.config.set_dtype_policy("float32")
     whole = model.build(beginning.settings)
     for own, theirs in zip(whole.weights, trained.weights, strict=True):
-        own.assign(theirs.numpy())
+        own.assign(np.asarray(theirs.value))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         (out / CONFIG).write_text(

@@ -21,7 +21,7 @@ from keras import ops
 
 from contracts.errors import RequestError
 from jobs.glue import data, predictions
-from jobs.glue.batches import Batch, Batches, Encoded
+from jobs.glue.batches import Batch, make_batches
 from jobs.glue.options import learning_rate, scheduled
 from jobs.glue.tokenizer import open_tokenizer
 from jobs.keras_glue import export, model
@@ -87,7 +87,7 @@ class Trained(keras.Model):  # type: ignore[misc]
             trainable, others, metrics, inputs, labels_B, None, training=True, optimizer_variables=optimizer
         )
         trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
-        told = {"loss": loss, "grad_norm": optax.global_norm(gradients)}
+        told = {"loss": loss, "grad_norm": optax.tree.norm(gradients)}
         return told, (trainable, others, optimizer, metrics)
 
 
@@ -130,23 +130,8 @@ class Training:
         self.run, self.config, self.dataset, self.beginning = run, config, dataset, beginning
         self.settings = beginning.settings
         self.is_regression = dataset.task == "regression"
-        tokenizer = open_tokenizer(beginning.tokenizer)
-        train_rows, eval_rows = (
-            Encoded(
-                rows,
-                tokenizer,
-                pad_id=self.settings["pad_token_id"],
-                max_length=config.max_length,
-                is_regression=self.is_regression,
-            )
-            for rows in (dataset.train, dataset.eval)
-        )
-        if len(train_rows) < config.batch_size:
-            raise RequestError(
-                f"--batch-size {config.batch_size}: {config.data} has only {len(train_rows)} rows to learn from"
-            )
-        self.batches = Batches(
-            train_rows, eval_rows, batch_size=config.batch_size, lengths=config.lengths, seed=config.seed
+        self.batches = make_batches(
+            config, dataset, open_tokenizer(beginning.tokenizer), self.settings["pad_token_id"]
         )
         each = config.steps_per_execution
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
@@ -176,8 +161,7 @@ class Training:
         )
         run.say(
             f"{parameters:,} parameters on {jax.device_count()} × {jax.devices()[0].device_kind}, in {dtype}; "
-            f"{len(train_rows):,} rows to learn from, {len(eval_rows):,} held out; padded to "
-            f"{', '.join(map(str, self.batches.lengths))} tokens, {self.batches.padding:.1%} of them padding"
+            f"{self.batches.described()}"
         )
 
     def build(self, dtype: str) -> None:
@@ -262,13 +246,13 @@ class Training:
 
     def on_devices(self, batch: Batch) -> Any:
         """A batch as arrays over all devices."""
-        distribution = keras.distribution.distribution()
-
-        def place(values: Array) -> jax.Array:
-            layout = distribution.get_data_layout(values.shape).backend_layout
-            return jax.make_array_from_process_local_data(layout, values)
-
-        return jax.tree.map(place, self.placed(batch))
+        layout_of = keras.distribution.distribution().get_data_layout
+        return jax.tree.map(
+            lambda values: jax.make_array_from_process_local_data(
+                layout_of(values.shape).backend_layout, values
+            ),
+            self.placed(batch),
+        )
 
     def warm_up(self) -> None:
         """Compile what the steps and the evaluations need, before one is late for it: a program for each length."""

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from contracts.errors import RequestError
 from jobs.glue import data, predictions
-from jobs.glue.batches import Batch, Batches, Encoded
+from jobs.glue.batches import Batch, make_batches
 from jobs.glue.options import learning_rate, problems, scheduled
 from jobs.runtime import preemption
 from jobs.runtime.checkpoints import Checkpoints
@@ -67,23 +67,8 @@ class Training:
         self.run, self.config, self.dataset = run, config, dataset
         self.tokenizer, self.device = beginning.tokenizer, distributed.device()
         self.is_regression = dataset.task == "regression"
-        train_rows, eval_rows = (
-            Encoded(
-                rows,
-                self.tokenizer.backend_tokenizer,
-                pad_id=self.tokenizer.pad_token_id,
-                max_length=config.max_length,
-                is_regression=self.is_regression,
-            )
-            for rows in (dataset.train, dataset.eval)
-        )
-        if len(train_rows) < config.batch_size:
-            raise RequestError(
-                f"--batch-size {config.batch_size}: {config.data} has only {len(train_rows)} rows to learn from"
-            )
-        self.batches = Batches(
-            train_rows, eval_rows, batch_size=config.batch_size, lengths=config.lengths, seed=config.seed
-        )
+        backend, pad_id = self.tokenizer.backend_tokenizer, self.tokenizer.pad_token_id
+        self.batches = make_batches(config, dataset, backend, pad_id)
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.eval_every = config.eval_every or self.batches.steps_per_epoch
         self.peak_rate = learning_rate(config, beginning.settings.hidden_size)
@@ -128,9 +113,7 @@ class Training:
         )
         run.say(
             f"{parameters:,} parameters on {distributed.size()} × {self.device.hardware}, in {dtype}"
-            f"{', compiled' if is_compiled else ''}; {len(train_rows):,} rows to learn from, {len(eval_rows):,} held "
-            f"out; padded to {', '.join(map(str, self.batches.lengths))} tokens, {self.batches.padding:.1%} of them "
-            "padding"
+            f"{', compiled' if is_compiled else ''}; {self.batches.described()}"
         )
 
     def decide_compile(self) -> bool:

@@ -61,7 +61,8 @@ class Executables:
         return compiled
 
     def _key(self, lowered: jax.stages.Lowered) -> str:
-        """All that the compiler's result depends on."""
+        """All that the compiler's result depends on, and the arguments' structure: those that are unused are no part
+        of the text."""
         client = self._devices[0].client
         facts = [
             *(jax.__version__, version("jaxlib"), client.platform, client.platform_version),
@@ -69,7 +70,7 @@ class Executables:
             *(os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")),
             *(processor_kind(), len(os.sched_getaffinity(0))),
         ]
-        return hashlib.sha256(f"{facts}\n{lowered.as_text()}".encode()).hexdigest()
+        return hashlib.sha256(f"{facts}\n{lowered.in_tree}\n{lowered.as_text()}".encode()).hexdigest()
 
     def _load(self, path: Path, lowered: jax.stages.Lowered) -> jax.stages.Compiled | None:
         """The program that was kept, unless there is none that can be used."""

@@ -23,6 +23,8 @@ from jobs.runtime.process import Run
 from jobs.torch_glue.config import Config
 from jobs.torch_glue.predict import predict
 from jobs.torch_glue.train import train
+from tests.jobs.glue_folder import EXACT, FIRST_STEPS, write_folder, write_rows
+from tests.jobs.glue_folder import STEPS as FEW_STEPS
 
 pytestmark = pytest.mark.usefixtures("group")
 MakeRun = Callable[..., Run]
@@ -31,18 +33,7 @@ STEPS = 40
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 sentences of 4 to 21 words; which of two words they have says their class."""
-    file = tmp_path_factory.mktemp("rows") / "rows.jsonl"
-    drawn = random.Random(0)
-    lines = []
-    neutral = "the a film plot actor scene was of and".split()  # noqa: SIM905
-    for _ in range(200):
-        label = drawn.choice(["bad", "good"])
-        words = [drawn.choice(neutral) for _ in range(drawn.randint(3, 20))]
-        words.insert(drawn.randrange(len(words)), {"bad": "awful", "good": "lovely"}[label])
-        lines.append(json.dumps({"sentence": " ".join(words), "label": label}))
-    file.write_text("\n".join(lines) + "\n")
-    return file
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows.jsonl")
 
 
 @pytest.fixture
@@ -87,6 +78,16 @@ def test_a_run_goes_on_exactly_from_any_step(make_run: MakeRun, config: Config, 
         for name in ("eval_score", "eval_loss", "best_step", "exported_step"):
             assert again[name] == final[name]
         shutil.rmtree(run.directory.url)
+
+
+@pytest.mark.parametrize("kind", FIRST_STEPS)
+def test_the_first_steps_have_the_losses_and_gradients_of_keras_glue(
+    make_run: MakeRun, rows: Path, tmp_path: Path, kind: str
+) -> None:
+    run, folder = make_run(), write_folder(tmp_path / kind, kind, rows)
+    train(run, Config(data=str(rows), init_from=str(folder), **FEW_STEPS, **EXACT))
+    found = [(line["loss"], line["grad_norm"]) for line in run.directory.read_metrics() if "loss" in line]
+    np.testing.assert_allclose(found, FIRST_STEPS[kind], atol=1e-5)
 
 
 def test_an_export_says_in_transformers_and_in_predict_what_the_run_has_predicted(

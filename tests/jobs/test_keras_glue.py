@@ -1,0 +1,152 @@
+"""keras_glue: the steps that torch_glue takes, exact resume, and an export that loads in Keras."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from contracts.errors import RequestError
+from jobs.keras_glue.config import Config, problems
+from jobs.keras_glue.data import problems as data_problems
+from jobs.runtime.prediction import Asked
+from jobs.runtime.process import Run
+from tests.jobs.glue_folder import EXACT, FIRST_STEPS, STEPS, write_folder, write_rows
+from tests.jobs.groups import environment_of, run_in
+
+os.environ["KERAS_BACKEND"] = "jax"
+MakeRun = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def made(two_devices: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with rows, and a model of each kind."""
+    folder = tmp_path_factory.mktemp("glue")
+    rows = write_rows(folder / "rows.jsonl")
+    for kind in FIRST_STEPS:
+        write_folder(folder / kind, kind, rows)
+    return folder
+
+
+@pytest.fixture
+def make_run(made: Path, tmp_path: Path) -> MakeRun:
+    def make(name: str = "run") -> Run:
+        (tmp_path / name).mkdir(exist_ok=True)
+        return run_in(environment_of("keras_glue", "jax", tmp_path / name, cache_dir=str(made / "cache")))
+
+    return make
+
+
+def trained(run: Run, config: Config) -> Any:
+    from jobs.keras_glue.train import train
+
+    return train(run, config)
+
+
+def config_of(made: Path, kind: str = "roberta", **options: Any) -> Config:
+    return Config(data=str(made / "rows.jsonl"), init_from=str(made / kind), **{**STEPS, **EXACT, **options})
+
+
+def lines_of(run: Run) -> list[dict[str, Any]]:
+    """What does not depend on the clock."""
+    names = ("step", "loss", "grad_norm", "learning_rate", "eval_score", "eval_loss")
+    return [{name: line[name] for name in names if name in line} for line in run.directory.read_metrics()]
+
+
+@pytest.mark.parametrize("kind", FIRST_STEPS)
+def test_the_first_steps_have_the_losses_and_gradients_of_torch_glue(
+    made: Path, make_run: MakeRun, kind: str
+) -> None:
+    run = make_run()
+    trained(run, config_of(made, kind))
+    found = [(line["loss"], line["grad_norm"]) for line in run.directory.read_metrics() if "loss" in line]
+    np.testing.assert_allclose(found[0], FIRST_STEPS[kind][0], atol=1e-5)
+    # Where a gradient is 0 but for rounding, as that of the keys' biases, AdamW makes a whole step of the rounding.
+    np.testing.assert_allclose(found, FIRST_STEPS[kind], rtol=1e-3)
+    folders = (made / kind, Path(run.directory.path("export")))
+    before, after = (load_file(folder / "model.safetensors") for folder in folders)
+    assert {(name, each.shape) for name, each in before.items()} == {
+        (name, each.shape) for name, each in after.items()
+    }
+
+
+def test_a_run_goes_on_exactly_from_any_step(made: Path, make_run: MakeRun) -> None:
+    often: dict[str, Any] = {"eval_every": 4, "checkpoint_every": 1, "keep_checkpoints": 20, "best": True}
+    config = config_of(made, steps=10, dropout=0.1, learning_rate=5e-3, **often)
+    whole = make_run("whole")
+    final = trained(whole, config)
+    undisturbed = lines_of(whole)
+    for step in (1, 8):
+        run = make_run(f"from-{step}")
+        for folder in Path(whole.directory.path("checkpoints")).iterdir():
+            if int(folder.name) <= step:
+                shutil.copytree(folder, Path(run.directory.path("checkpoints"), folder.name))
+        kept = [line for line in whole.directory.read_metrics() if line["step"] < step or "loss" in line]
+        text = "".join(json.dumps(line) + "\n" for line in kept if line["step"] <= step)
+        run.directory.write_text("metrics.jsonl", text)
+        again = trained(run, config)
+        assert lines_of(run) == undisturbed, f"resumed after step {step}"
+        for name in ("eval_score", "eval_loss", "best_step", "exported_step"):
+            assert again[name] == final[name]
+
+
+def test_an_export_says_in_keras_and_in_predict_what_the_run_has_predicted(
+    made: Path, make_run: MakeRun
+) -> None:
+    import keras
+
+    from jobs.keras_glue.predict import predict
+
+    run = make_run()
+    trained(run, config_of(made, steps_per_execution=2, eval_every=2, checkpoint_every=2, log_every=2))
+    export = Path(run.directory.path("export"))
+    lines = [json.loads(line) for line in (run.directory.read_text("predictions.jsonl") or "").splitlines()]
+    answers = predict(export, export, Asked(inputs=tuple(line["texts"][0] for line in lines)))
+    for line, answer in zip(lines, answers, strict=True):
+        assert answer.best[0].text == line["prediction"]
+        found = {guess.text: guess.probability for guess in answer.best}
+        assert found == pytest.approx(line["probabilities"], abs=1e-5)
+    loaded = keras.saving.load_model(export / "model.keras")
+    from jobs.glue.tokenizer import open_tokenizer
+
+    ids = np.array([open_tokenizer(export).encode(lines[0]["texts"][0]).ids], np.int32)
+    logits = np.asarray(loaded({"ids": ids, "mask": np.ones_like(ids)}, training=False), np.float64)[0]
+    shares = np.exp(logits) / np.exp(logits).sum()
+    np.testing.assert_allclose(shares, list(lines[0]["probabilities"].values()), atol=1e-5)
+
+
+def test_what_cannot_run_is_refused_with_what_to_do(made: Path, make_run: MakeRun, tmp_path: Path) -> None:
+    found = problems(Config(batch_size=7, steps_per_execution=0), devices=2)
+    assert [each.partition(":")[0] for each in found] == ["--batch-size 7", "--steps-per-execution 0"]
+    assert problems(Config(steps_per_execution=3), devices=2) == [
+        "--log-every 20: must be a multiple of --steps-per-execution 3; choose 21",
+        "--checkpoint-every 200: must be a multiple of --steps-per-execution 3; choose 201",
+    ]
+    config, folder = config_of(made), tmp_path / "other"
+    shutil.copytree(made / "roberta", folder)
+    other = dataclasses.replace(config, init_from=str(folder))
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**told, "hidden_act": "gelu_new"}))
+    assert data_problems(other, tmp_path) == [
+        f"--init-from {folder}: hidden_act is 'gelu_new'; choose a model with gelu, relu, silu, swish"
+    ]
+    wrongs = {
+        "vocab_size": (20, "tokenizer has .* tokens and its model 20"),
+        "intermediate_size": (
+            64,
+            r"intermediate.dense.weight is \[48, 32\] and config.json makes it \[64, 32\]",
+        ),
+        "num_hidden_layers": (3, "lacks roberta.encoder.layer.2.attention.self.query.weight"),
+    }
+    for name, (value, said) in wrongs.items():
+        (folder / "config.json").write_text(json.dumps({**told, name: value}))
+        with pytest.raises(RequestError, match=said):
+            trained(make_run(name), other)
