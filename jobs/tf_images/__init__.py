@@ -3,6 +3,7 @@
 from jobs.runtime.metric_definitions import Metric, Metrics
 
 FRAMEWORK = "tensorflow"
+PREDICTS_FROM = ("model.keras", "pictures.json")
 METRICS = Metrics(
     headline="accuracy",
     progress=("loss", "images_per_s"),

@@ -1,22 +1,18 @@
-"""The classes of pictures, by a run's export: `python -P -m jobs.tf_images.predict EXPORT CACHE_DIR`.
-
-Reads a JSON object with `inputs`, paths of pictures, on stdin; writes one with `answers` to stdout.
-"""
+"""The classes of pictures, by an exported model on a CPU: see `jobs.runtime.prediction`."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
-from typing import Any
 
-from contracts.errors import DONE, WRONG_REQUEST, RequestError
+from contracts.errors import RequestError
+from jobs.runtime.prediction import Answer, Asked, Guess, main
 
 BEST = 5
 
 
-def answers(export: str, inputs: list[str], second: str | None) -> list[dict[str, Any]]:
+def predict(export: Path, _cache_dir: Path, asked: Asked) -> list[Answer]:
     """For each picture the most probable classes, best first.
 
     Raises:
@@ -24,10 +20,9 @@ def answers(export: str, inputs: list[str], second: str | None) -> list[dict[str
     """
     from jobs.tf_images.shards import encoded
 
+    asked.refuse_second("a model that classifies pictures")
     wrong, pictures = [], []
-    if second is not None:
-        wrong.append("--second: is for jobs on pairs of texts; a picture stands alone")
-    for path in inputs:
+    for path in asked.inputs:
         try:
             pictures.append(encoded(path)[0])
         except Exception as error:  # Pillow raises many kinds for what is no picture
@@ -42,33 +37,22 @@ def answers(export: str, inputs: list[str], second: str | None) -> list[dict[str
     from jobs.tf_images.model import FACTS, KERAS
 
     try:
-        facts = json.loads(Path(export, FACTS).read_text())
-        network = keras.models.load_model(str(Path(export, KERAS)), compile=False)
+        facts = json.loads((export / FACTS).read_text())
+        network = keras.models.load_model(str(export / KERAS), compile=False)
     except (OSError, ValueError) as error:
         raise RequestError(f"{export}: has no model of tf_images that can be loaded ({error})") from None
     found = []
-    for path, data in zip(inputs, pictures, strict=True):
+    for path, data in zip(asked.inputs, pictures, strict=True):
         image_HWC = picture(data, facts["channels"], facts["size"], None)
-        probabilities_K = network(image_HWC[None], training=False).numpy()[0]
+        shares_K = network(image_HWC[None], training=False).numpy()[0]
         best = [
-            {"text": facts["labels"][index], "probability": float(probabilities_K[index])}
-            for index in np.argsort(-probabilities_K, kind="stable")[:BEST]
+            Guess(text=facts["labels"][index], probability=float(shares_K[index]))
+            for index in np.argsort(-shares_K, kind="stable")[:BEST]
         ]
-        found.append({"input": path, "heading": path, "best": best})
+        found.append(Answer(input=path, best=best))
     return found
-
-
-def main() -> int:
-    asked = json.load(sys.stdin)
-    try:
-        found = answers(sys.argv[1], asked["inputs"], asked.get("second"))
-    except RequestError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return WRONG_REQUEST
-    print(json.dumps({"answers": found}))
-    return DONE
 
 
 if __name__ == "__main__":
     os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "CUDA_VISIBLE_DEVICES": ""}
-    sys.exit(main())
+    main(predict)

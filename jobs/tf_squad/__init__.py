@@ -3,6 +3,7 @@
 from jobs.runtime.metric_definitions import Metric, Metrics
 
 FRAMEWORK = "tensorflow"
+PREDICTS_FROM = ("config.json", "model.safetensors", "tokenizer.json")
 METRICS = Metrics(
     headline="f1",
     progress=("loss", "windows_per_s"),
