@@ -14,8 +14,8 @@ from jobs.runtime.report.page import Json, escape, mapping, number, rows, text
 _MOST_CLASSES = 30
 """A larger matrix cannot be read; in its place stand its most frequent mistakes."""
 _MOST_MISTAKES = 20
-_UPRIGHT_CLASSES = 4
-"""With more of them, the names above the columns run upwards."""
+_UPRIGHT_CLASSES, _UPRIGHT_LETTERS = 4, 3
+"""With more of both, the names above the columns run upwards."""
 _LONGEST_LABEL = 40
 _LONGEST_TEXT = 300
 _AROUND_ANSWER = 160
@@ -58,7 +58,10 @@ def _confusion(value: object) -> str:
     told = f"{right:,} of {total:,} held-out rows are right{f' ({right / total:.1%})' if total else ''}."
     if len(labels) > _MOST_CLASSES:
         return _section("Confusion", f"{told} The most frequent mistakes:", _mistakes(labels, table))
-    upright = " upright" if len(labels) <= _UPRIGHT_CLASSES else ""
+    is_short = len(labels) <= _UPRIGHT_CLASSES or all(
+        len(text(label)) <= _UPRIGHT_LETTERS for label in labels
+    )
+    upright = " upright" if is_short else ""
     names = [escape(label, longest=_LONGEST_LABEL) for label in labels]
     head = "".join(f"<th><span>{name}</span></th>" for name in names)
     lines = []
