@@ -12,7 +12,7 @@ METRICS = Metrics(
         Metric(name="exact_match", title="exact match", unit="%", better="higher", chart="f1"),
         Metric(name="loss", title="loss", better="lower"),
         Metric(name="eval_loss", title="eval loss", better="lower", is_evaluation=True, chart="loss"),
-        Metric(name="baseline", title="F1 of always the most frequent place", unit="%"),
+        Metric(name="baseline", title="most frequent place", unit="%"),
         Metric(name="has_answer_f1", title="F1, with an answer", unit="%", better="higher", is_detail=True),
         Metric(
             name="has_answer_exact_match",

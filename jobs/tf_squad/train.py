@@ -110,7 +110,8 @@ class Training:
             flops_per_step=6 * parameters * config.batch_size * self.length,
             peak_flops_per_s=run.environment.peak_flops_per_s,
         )
-        decided = {"steps": self.steps, "eval_every": self.eval_every, "learning_rate": peak, "dtype": dtype}
+        decided: dict[str, Any] = {"epochs": epochs, "steps": self.steps, "eval_every": self.eval_every}
+        decided |= {"learning_rate": peak, "dtype": dtype}
         run.decide({**vars(config), **decided, "padded_to": self.length})
         run.say(
             f"{parameters:,} parameters on {self.strategy.num_replicas_in_sync} × {run.environment.platform}, in "
