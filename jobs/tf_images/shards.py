@@ -13,6 +13,7 @@ import dataclasses
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from contracts.atomic import atomic_path
+from contracts.atomic import SUFFIX, atomic_path, remove
 from contracts.errors import WRONG_REQUEST, RequestError
 from contracts.files import is_url
 from jobs.runtime.bucket_files import files_of, open_url, retry
@@ -192,6 +193,8 @@ def write(source: Source, destination: str, options: Options, say: Say) -> dict[
         say(f"{destination}: all {len(tasks)} shards are there")
         return there
     file_system.makedirs(folder, exist_ok=True)
+    for left_behind in () if is_url(destination) else Path(destination).glob(f".*.tfrecord.*{SUFFIX}"):
+        remove(left_behind)  # by a call that was killed
     parts = {task.name: _json(file_system, f"{folder}/{task.name}.json") for task in tasks}
     left = [task for task in tasks if (parts[task.name] or {}).get("plan") != wanted]
     if len(left) < len(tasks):
@@ -245,14 +248,10 @@ def plan(source: Source, destination: str, options: Options) -> list[_Task]:
     tasks = []
     for split, pictures in of_split.items():
         most = options.size**2 // 2 or math.inf
-        sizes = np.cumsum([min(each.size_bytes, most) for each in pictures])
-        count = max(1, round(sizes[-1] / (options.shard_mb * 1e6))) if pictures else 0
+        total = sum(min(each.size_bytes, most) for each in pictures)
+        count = max(1, round(total / (options.shard_mb * 1e6))) if pictures else 0
         count = min(-(-count // options.multiple_of) * options.multiple_of, len(pictures))
-        ends = (
-            [0, *np.searchsorted(sizes, [sizes[-1] * number / count for number in range(1, count)])]
-            if count
-            else []
-        )
+        ends = [len(pictures) * number // count for number in range(count + 1)] if count else []
         tasks += [
             _Task(
                 name=f"{split}-{number:05}.tfrecord",
@@ -263,7 +262,7 @@ def plan(source: Source, destination: str, options: Options) -> list[_Task]:
                 size=options.size,
                 pictures=tuple(pictures[begin:end]),
             )
-            for number, (begin, end) in enumerate(zip(ends, [*ends[1:], len(pictures)], strict=True))
+            for number, (begin, end) in enumerate(itertools.pairwise(ends))
         ]
     return tasks
 
@@ -272,7 +271,8 @@ def _write_shard(task: _Task) -> dict[str, Any]:
     """Write one shard, and what the index says of it beside it."""
     from google_crc32c import value
 
-    counts, left_out, sides, channels = [0] * task.classes, [], set(), 1
+    counts, sides, channels = [0] * task.classes, set(), 1
+    left_out: list[list[str]] = []
     sha256 = hashlib.sha256()
     to = f"{task.destination}/{task.name}"
     with _beside(to) as path, open(path, "wb") as file:
@@ -280,7 +280,8 @@ def _write_shard(task: _Task) -> dict[str, Any]:
             try:
                 data, side, own_channels = encoded(picture.what, task.size)
             except Exception as error:  # Pillow raises many kinds for what is no picture; all are reported
-                left_out.append((picture.key, f"{type(error).__name__}: {str(error)[:200]}"))
+                told = str(error).partition(" <_io.")[0][:200]  # what follows is a place in memory
+                left_out.append([picture.key, f"{type(error).__name__}: {told}"])
                 continue
             record = example(data, picture.label)
             head = HEADER.pack(len(record), 0)[:8]

@@ -57,7 +57,7 @@ def test_tf_images_goes_on_with_the_very_same_losses_after_a_kill_and_after_a_pr
     newest = saved_steps(killed)[-1]
 
     run = lab.launch(resume=run)
-    lab.reach(run, newest + 4)
+    lab.reach(run, killed.directory.read_metrics()[-1]["step"] + 2)
     lab.signal(run, signal.SIGTERM, 1)
     preempted = lab.finish(run)
     assert f"resumed after step {newest}\n" in lab.log(preempted)
