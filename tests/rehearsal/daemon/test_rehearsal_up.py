@@ -240,12 +240,16 @@ def test_a_run_in_containers_is_stopped_resumed_and_outlives_a_killed_host(share
     assert (run["runtime"], run["image"], len(run["attempts"])) == ("docker", reference, 3)
 
 
-GLUE_STEPS = 400  # of 50 ms each or more
+JOB_STEPS = 400  # of 50 ms each or more
 GLUE_ROWS = "/mnt/share/rows.jsonl"
-GLUE_OPTIONS = (
-    f"--data {GLUE_ROWS} --steps {GLUE_STEPS} --batch-size 64 --max-length 64 --log-every 1"
-    f" --checkpoint-every 25 --eval-every {GLUE_STEPS} --eval-fraction 0.2"
-)
+GLUE = f"--data {GLUE_ROWS} --eval-fraction 0.2 --batch-size 64 --max-length 64"
+JOBS = {
+    "torch_glue": ("pytorch", GLUE),
+    "keras_glue": ("jax", GLUE),
+    "tf_images": ("tensorflow", "--batch-per-core 32"),
+    "tf_squad": ("tensorflow", "--batch-size 8"),
+}
+"""The framework of each, and options that make it short."""
 
 
 def glue_rows() -> str:
@@ -261,14 +265,17 @@ def glue_rows() -> str:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)  # where the image has to be built, 10 minutes go there, and its push takes minutes
-def test_torch_glue_has_the_losses_of_an_undisturbed_run_after_a_killed_host_and_a_preempted_slice(
-    shared: Person, tmp_path: Path
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_has_the_losses_of_an_undisturbed_run_after_a_killed_host_and_a_preempted_slice(
+    shared: Person, tmp_path: Path, job: str
 ) -> None:
-    reference = with_an_image(shared, "pytorch")
+    framework, options = JOBS[job]
+    reference = with_an_image(shared, framework)
     rows = tmp_path / "rows.jsonl"
     rows.write_text(glue_rows())
     shared.succeed(f"fab put --stack rehearsal --hosts 0 {rows} {GLUE_ROWS}")
-    train = f"fab train --stack rehearsal --job torch_glue --args '{GLUE_OPTIONS}'"
+    options += f" --steps {JOB_STEPS} --log-every 1 --checkpoint-every 25 --eval-every {JOB_STEPS}"
+    train = f"fab train --stack rehearsal --job {job} --args '{options}'"
     said = shared.succeed(train, LAUNCH_LIMIT_S)
     assert reference in said, "the image was not pulled by its digest"
     undisturbed = fetched(shared, run_started(said), tmp_path / "undisturbed")
@@ -288,10 +295,10 @@ def test_torch_glue_has_the_losses_of_an_undisturbed_run_after_a_killed_host_and
     disturbed = fetched(shared, run, tmp_path / "disturbed")
     described = json.loads((disturbed / "run.json").read_text())
     assert (described["image"], len(described["attempts"])) == (reference, 3)
-    assert killed_at < GLUE_STEPS  # and the last attempt did not begin anew:
+    assert killed_at < JOB_STEPS  # and the last attempt did not begin anew:
     assert "resumed after step " in (disturbed / "logs" / "2" / "host-0.log").read_text()
     right, found = (read_losses(folder / "metrics.jsonl") for folder in (undisturbed, disturbed))
-    assert sorted(right) == list(range(1, GLUE_STEPS + 1))
+    assert sorted(right) == list(range(1, JOB_STEPS + 1))
     assert found == right, "not equal to the last digit"
     scores = [
         json.loads((folder / "result.json").read_text())["eval_loss"] for folder in (undisturbed, disturbed)
