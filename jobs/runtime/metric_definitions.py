@@ -91,7 +91,10 @@ class Metrics:
         if baseline is None:
             return metric.text(value)
         side, known = "below" if value < baseline else "above", self.get(metric.baseline or "")
-        return f"{metric.text(value)}, {short(abs(baseline - value))} {side} the {known.title} of {short(baseline)}"
+        is_share = metric.unit.startswith("%")
+        apart = f"{100 * abs(baseline - value):.1f} points" if is_share else short(abs(baseline - value))
+        of = f"{100 * baseline:.1f}%" if is_share else short(baseline)
+        return f"{metric.text(value)}, {apart} {side} the {known.title} of {of}"
 
 
 UNDECLARED = Metrics(
