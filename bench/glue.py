@@ -1,4 +1,4 @@
-"""Fine-tuning by torch_glue beside transformers' Trainer: the same rows, model, seed and steps, on this machine's CPU.
+"""Fine-tuning by our jobs beside transformers' Trainer: the same rows, model, seed and steps, on this machine's CPU.
 
     python -m bench.glue                       every setting of both, by turns
     python -m bench.glue --steps 300 --rounds 2 --model small
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import resource
@@ -26,13 +27,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_STEPS = 50
-OURS = {"torch_glue": "no", "torch_glue, compiled": "yes"}
+OURS = {"torch_glue": "no", "torch_glue, compiled": "yes", "keras_glue": ""}
 TRAINER: dict[str, dict[str, Any]] = {
     "Trainer": {},
     "Trainer, grouped by length": {"train_sampling_strategy": "group_by_length"},
     "Trainer, grouped, compiled": {"train_sampling_strategy": "group_by_length", "torch_compile": True},
 }
-"""By name: what TrainingArguments is given besides bf16, or our --compile."""
+"""By name: what TrainingArguments is given besides bf16, or torch_glue's --compile."""
 
 
 def main() -> None:
@@ -52,7 +53,8 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in (*OURS, *TRAINER)}
     for _ in range(options.rounds):
         for name, turns in found.items():
-            turns.append(_ask(python, name, options.model, options.steps))
+            interpreter = sys.executable if name == "keras_glue" else python
+            turns.append(_ask(interpreter, name, options.model, options.steps))
             print(f"{name}: {turns[-1]['rows_per_s']:.1f} rows/s", file=sys.stderr, flush=True)
     print(f"model {options.model}, {options.steps} steps, medians of {options.rounds} rounds\n")
     print("| program | rows/s | peak memory, MiB | mean loss of the last 50 steps |\n|---|---|---|---|")
@@ -90,10 +92,10 @@ def _turn(name: str, model: str, steps: int) -> dict[str, Any]:
     return {**found, "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def _config(model: Any, steps: int, **more: Any) -> Any:
-    from jobs.torch_glue.config import Config
-
-    return Config(model=model, steps=steps, dtype="bfloat16", dropout=0.1, **more)
+def _config(model: Any, steps: int, job: str = "torch_glue", **more: Any) -> Any:
+    return importlib.import_module(f"jobs.{job}.config").Config(
+        model=model, steps=steps, dtype="bfloat16", dropout=0.1, **more
+    )
 
 
 def _ours(folder: Path, model: str, steps: int, compiled: Any) -> dict[str, Any]:
@@ -101,17 +103,17 @@ def _ours(folder: Path, model: str, steps: int, compiled: Any) -> dict[str, Any]
     from contracts.run_directory import RunDirectory
     from jobs.runtime.heartbeat import Heartbeat
     from jobs.runtime.process import Run
-    from jobs.runtime.torch import distributed
-    from jobs.torch_glue.train import train
 
+    job, framework, runtime = ("torch_glue", "pytorch", "torch") if compiled else ("keras_glue", "jax", "jax")
+    distributed = importlib.import_module(f"jobs.runtime.{runtime}.distributed")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
     environment = ProcessEnvironment(
         run_id="bench",
         run_dir=str(folder),
-        job="torch_glue",
-        framework="pytorch",
+        job=job,
+        framework=framework,
         attempt=0,
         num_processes=1,
         process_id=0,
@@ -125,7 +127,10 @@ def _ours(folder: Path, model: str, steps: int, compiled: Any) -> dict[str, Any]
     distributed.start(environment)
     directory = RunDirectory(environment.run_dir)
     run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
-    train(run, _config(model, steps, log_every=1, compile=compiled, checkpoint_every=steps))
+    os.environ["KERAS_BACKEND"] = "jax"
+    train = importlib.import_module(f"jobs.{job}.train").train
+    more = {"compile": compiled} if compiled else {}
+    train(run, _config(model, steps, job, log_every=1, checkpoint_every=steps, **more))
     lines = [line for line in directory.read_metrics() if "loss" in line]
     warm = [line["rows_per_s"] for line in lines[WARM_STEPS:]]
     return {"rows_per_s": statistics.harmonic_mean(warm), "loss": _last([line["loss"] for line in lines])}
