@@ -106,7 +106,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             warmup_steps=warmup,
         )
         with self.strategy.scope():
-            self.network = self.build()
+            self.network = self.build(self.dtype)
             optimizer = keras.optimizers.AdamW(self.rate, weight_decay=config.weight_decay)
             optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
             optimizer.build(self.network.trainable_variables)
@@ -150,13 +150,13 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
                 f"every {hosts}th record; shards made with --multiple-of {hosts} are read by one host each"
             )
 
-    def build(self) -> Any:
+    def build(self, dtype: str) -> Any:
         return model.build(
             self.config,
             size=self.size,
             channels=self.index.channels,
             classes=len(self.index.labels),
-            dtype=self.dtype,
+            dtype=dtype,
         )
 
     def restore(self) -> None:
@@ -358,7 +358,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             )
         run.heartbeat.say("export")
         with tf.device("/CPU:0"):
-            plain = self.build()
+            plain = self.build("float32")  # which every CPU computes alike
             model.copy(self.network, plain)
             if self.metrics is not None:
                 self.write(plain)
