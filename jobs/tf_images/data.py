@@ -18,7 +18,6 @@ from typing import IO
 from contracts.errors import RequestError
 from contracts.files import is_url
 from jobs.runtime.bucket_files import open_url
-from jobs.runtime.cache import build_once
 from jobs.tf_images.config import Config
 
 DIGITS = "digits"
@@ -89,23 +88,6 @@ def problems(config: Config, cache_dir: Path) -> list[str]:  # noqa: ARG001 - as
     except RequestError as error:
         return str(error).splitlines()
     return []
-
-
-def place_of(config: Config, cache_dir: Path) -> str:
-    """The folder of the shards; those of digits are made where they are missing."""
-    if config.data != DIGITS:
-        return config.data.rstrip("/")
-    from jobs.tf_images import shards
-
-    place = cache_dir / "tf_images" / f"digits-{INDEX_VERSION}"
-
-    def build(fresh: Path) -> None:
-        shards.write(
-            shards.digits(), str(fresh), shards.Options(eval_fraction=0.2, multiple_of=4, processes=1), print
-        )
-
-    build_once(place, build)
-    return str(place)
 
 
 def read_index(place: str) -> Index:

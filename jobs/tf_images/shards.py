@@ -32,7 +32,9 @@ from contracts.atomic import SUFFIX, atomic_path, remove
 from contracts.errors import WRONG_REQUEST, RequestError
 from contracts.files import is_url
 from jobs.runtime.bucket_files import files_of, open_url, retry
-from jobs.tf_images.data import FOOTER, HEADER, INDEX, INDEX_VERSION, SPLITS, masked
+from jobs.runtime.cache import build_once
+from jobs.tf_images.config import Config
+from jobs.tf_images.data import DIGITS, FOOTER, HEADER, INDEX, INDEX_VERSION, SPLITS, masked
 
 EVAL_NAMES = ("test", "val", "valid", "validation", "eval")
 IDX = {"train": "train", "t10k": "eval"}
@@ -158,6 +160,19 @@ def _idx(root: Path) -> Source:
             for number, (image, label) in enumerate(zip(*found, strict=True))
         ]
     return Source(labels=tuple(map(str, range(classes))), pictures=pictures)
+
+
+def place_of(config: Config, cache_dir: Path) -> str:
+    """The folder of the shards; those of digits are made where they are missing."""
+    if config.data != DIGITS:
+        return config.data.rstrip("/")
+    place = cache_dir / "tf_images" / f"digits-{INDEX_VERSION}"
+
+    def build(fresh: Path) -> None:
+        write(digits(), str(fresh), Options(eval_fraction=0.2, multiple_of=4, processes=1), print)
+
+    build_once(place, build)
+    return str(place)
 
 
 def digits() -> Source:
