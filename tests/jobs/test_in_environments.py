@@ -12,14 +12,24 @@ from launch import environments
 
 HERE = Path(__file__).parent
 LIMIT_S = 600
+SQUAD = "in_tensorflow/test_squad.py"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize("chosen", ["not nightly", pytest.param("nightly", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize(("framework", "folder"), [("pytorch", "in_torch"), ("tensorflow", "in_tensorflow")])
+@pytest.mark.parametrize(
+    ("framework", "files"),
+    [
+        ("pytorch", ["in_torch"]),
+        ("tensorflow", ["in_tensorflow", f"--ignore={HERE / SQUAD}"]),
+        # Its losses are exact in a process of its own. After other trainings in the same one, last digits differ.
+        ("tensorflow", [SQUAD]),
+    ],
+    ids=["torch", "tensorflow", "squad"],
+)
 def test_what_computes_in_another_framework_holds_there(
-    framework: str, folder: str, chosen: str, capsys: pytest.CaptureFixture[str]
+    framework: str, files: list[str], chosen: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with capsys.disabled():
         environments.ensure(framework, print)
@@ -38,9 +48,9 @@ def test_what_computes_in_another_framework_holds_there(
             "-m",
             chosen,
             *["-p", "no:cacheprovider", "-n", "0"],
-            str(HERE / folder),
+            *files,
         ],
-        cwd=HERE.parents[1],
+        cwd=HERE,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -97,12 +97,9 @@ def test_a_run_goes_on_exactly_and_however_many_steps_a_call_has(
     run = make_run("again", job="tf_squad")
     shutil.copytree(whole.directory.path("checkpoints/6"), run.directory.path("checkpoints/6"))
     final = train(run, dataclasses.replace(config, steps_per_call=5, log_every=8, checkpoint_every=100))
-    expected = [line for line in undisturbed if (line["step"] > 6 and line["step"] % 8 == 0) or "f1" in line]
-    # The loss is a sum that TensorFlow may add up in another order where its memory lies otherwise, as in a process
-    # that has trained before; nothing is computed from it.
-    for line, other in zip(lines_of(run), expected, strict=True):
-        assert line.pop("loss", 0.0) == pytest.approx(other.pop("loss", 0.0), rel=1e-6)
-        assert line == other
+    assert lines_of(run) == [
+        line for line in undisturbed if (line["step"] > 6 and line["step"] % 8 == 0) or "f1" in line
+    ]
     assert final["eval_loss"] == undisturbed[-1]["eval_loss"]
 
 
