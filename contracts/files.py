@@ -40,6 +40,15 @@ class Files(Protocol):
         """The names in a folder, in order."""
         ...
 
+    def folder_bytes(self, path: str) -> int:
+        """The bytes of all files in a folder; links are not followed."""
+        ...
+
+    def remove_folder(self, path: str, first: str) -> None:
+        """Remove a folder with all that is in it, the file `first` of it before all others: whoever is interrupted
+        leaves a folder without it. A link is removed, not followed."""
+        ...
+
 
 class DiskFiles:
     """Files on this host's disks, NFS among them."""
@@ -77,6 +86,17 @@ class DiskFiles:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def folder_bytes(self, path: str) -> int:
+        found = ((folder, name) for folder, _, names in os.walk(path) for name in names)
+        return sum(os.lstat(os.path.join(folder, name)).st_size for folder, name in found)
+
+    def remove_folder(self, path: str, first: str) -> None:
+        if os.path.islink(path):
+            os.unlink(path)
+        elif os.path.isdir(path):
+            self.remove(os.path.join(path, first))
+            shutil.rmtree(path)
+
     def move(self, path: str, to: str) -> None:
         os.makedirs(os.path.dirname(to), exist_ok=True)
         os.replace(path, to)
@@ -86,11 +106,16 @@ class DiskFiles:
             self.write(path, source.read())
 
     def put_folder(self, folder: str, path: str) -> None:
-        """Copy a folder to `path`; what was there before is replaced."""
+        """Copy a folder to `path`, with modes by the umask; what was there before is replaced."""
         parent, name = os.path.split(path)
         beside = os.path.join(parent, f".{name}{atomic.SUFFIX}")
         shutil.rmtree(beside, ignore_errors=True)
-        shutil.copytree(folder, beside)
+        for place, _, names in os.walk(folder):
+            to = os.path.normpath(os.path.join(beside, os.path.relpath(place, folder)))
+            os.makedirs(to)
+            for each in names:
+                # What was made in a temporary folder is for its owner only.
+                shutil.copyfile(os.path.join(place, each), os.path.join(to, each))
         shutil.rmtree(path, ignore_errors=True)
         os.replace(beside, path)
 

@@ -237,6 +237,13 @@ class RunDirectory:
         """The names in a folder; none where there is no such folder."""
         return self._files.list(self.path(name))
 
+    def size_bytes(self) -> int:
+        return self._files.folder_bytes(self.url)
+
+    def remove_all(self) -> None:
+        """Remove the directory. run.json goes first: without it, what an interrupted removal has left is no run."""
+        self._files.remove_folder(self.url, RUN)
+
     def checkpoint_steps(self) -> builtins.list[int]:
         """Steps that have a complete checkpoint, in order."""
         steps = sorted(int(name) for name in self.list(CHECKPOINTS) if name.isdigit())

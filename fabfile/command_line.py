@@ -38,13 +38,17 @@ from fabfile.host_tasks import deploy, doctor, get, jupyter, put, run, ssh, ssh_
 from fabfile.tasks import (
     accelerators,
     build,
+    compare,
+    export,
     images,
     jobs,
     logs,
     predict,
+    prune,
     push,
     recover,
     rehearsal,
+    rm,
     runs,
     status,
     stop,
@@ -57,7 +61,7 @@ LIST_HINT = "`fab help COMMAND` shows a command's options, `fab jobs` the jobs, 
 namespace = Collection()
 """In the order in which a user meets them, which `fab --list` keeps."""
 for command in (
-    *(train, status, logs, stop, recover, runs, predict, jobs),
+    *(train, status, logs, stop, recover, runs, compare, predict, export, rm, prune, jobs),
     *(deploy, verify, doctor, trust, run, put, get, ssh, ssh_config, jupyter),
     *(build, push, images),
     *(rehearsal, accelerators),
@@ -190,9 +194,12 @@ def _refuse_another_checkout(cwd: Path) -> None:
 
 
 HELP = ("-h", "--help")
-AFTER_DASHES = {"train": "OPTIONS OF THE JOB", "run": "COMMAND …", "predict": "INPUT …"}
+AFTER_DASHES = {"train": "OPTIONS OF THE JOB", "run": "COMMAND …", "compare": "RUN …", "predict": "INPUT …"}
 """The commands that take the words after `--`, and what those words are."""
-INPUTS = {"predict": "INPUT (a text, a question, or the path of a picture)"}
+INPUTS = {
+    "compare": "another RUN to compare the first one with",
+    "predict": "INPUT (a text, a question, or the path of a picture)",
+}
 """Of these the command that takes as many as there are before `--` too, the last of its line therefore."""
 
 JobOptions = Callable[[], Mapping[str, Names[str]]]
@@ -374,7 +381,8 @@ class Line:
         named = [word for word in self.words if word in self.commands]
         takers = [name for name in named if name in AFTER_DASHES]
         if self.after and not takers:
-            only = " and ".join(f"`fab {name}`" for name in AFTER_DASHES)
+            *several, last = (f"`fab {name}`" for name in AFTER_DASHES)
+            only = f"{', '.join(several)} and {last}"
             raise RequestError(f"-- {shlex.join(self.after)}: only {only} take words after --")
         if "train" in takers and self.after:
             command = self.commands["train"]

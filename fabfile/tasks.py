@@ -20,6 +20,7 @@ OF_OWN_COMMANDS = (
     "--workdir and --progress are for a command of your own, without --job and --resume, and a resumed run keeps its "
     "--framework and --processes-per-host; leave them out"
 )
+JSON = "print one JSON object, for programs"
 RUNS = "where runs are kept (default: where `fab train` keeps them)"
 
 
@@ -138,13 +139,28 @@ def recover(
     return training.go_on(open_target, run, detach=detach)
 
 
-@task(help={"run": RUN_HELP + " (default: all that are active, else the latest)", **WHERE, "runs": RUNS})
+@task(
+    help={
+        "run": RUN_HELP + " (default: all that are active, else the latest)",
+        "json": JSON,
+        **WHERE,
+        "runs": RUNS,
+    }
+)
 @reported
-def status(c: Any, run: str = "", stack: str = "", slice: str = "", hosts: str = "", runs: str = "") -> int:
+def status(
+    c: Any,
+    run: str = "",
+    json: bool = False,
+    stack: str = "",
+    slice: str = "",
+    hosts: str = "",
+    runs: str = "",
+) -> int:
     """Show what a run is doing, host by host."""
     from launch.commands import console
 
-    return console.status(options.target(stack, slice, hosts, runs=runs), run or None)
+    return console.status(options.target(stack, slice, hosts, runs=runs), run or None, as_json=json)
 
 
 @task(
@@ -200,16 +216,76 @@ def stop(c: Any, run: str = "", grace: str = "120", stack: str = "", slice: str 
 @task(
     help={
         "all": "every run (default: the latest 20)",
+        "json": JSON,
         **SLICES,
         "runs": RUNS,
     }
 )
 @reported
-def runs(c: Any, all: bool = False, stack: str = "", slice: str = "", runs: str = "") -> int:
+def runs(
+    c: Any, all: bool = False, json: bool = False, stack: str = "", slice: str = "", runs: str = ""
+) -> int:
     """List the runs: state, step, metrics, age."""
     from launch.commands import console
 
-    return console.list_runs(options.target(stack, slice, runs=runs), limit=None if all else 20)
+    target = options.target(stack, slice, runs=runs)
+    return console.list_runs(target, limit=None if all else 20, as_json=json)
+
+
+@task(positional=["run"], help={"run": RUN_HELP, "json": JSON, **SLICES, "runs": RUNS})
+@reported
+def compare(c: Any, run: str, json: bool = False, stack: str = "", slice: str = "", runs: str = "") -> int:
+    """Compare runs: the settings that differ, and what was measured."""
+    from launch.commands import console
+
+    wanted = [run, *options.after_dashes(c)]
+    return console.compare(options.target(stack, slice, runs=runs), wanted, as_json=json)
+
+
+@task(
+    positional=["run"],
+    help={
+        "run": RUN_HELP + "; latest:JOB: the latest of a job that is done",
+        "to": "a folder of this machine, or a URL such as gs://…",
+        "force": "replace an export that is there",
+        **SLICES,
+        "runs": RUNS,
+    },
+)
+@reported
+def export(
+    c: Any, run: str, to: str = "", force: bool = False, stack: str = "", slice: str = "", runs: str = ""
+) -> int:
+    """Copy a run's model, with a model card for the Hugging Face Hub."""
+    from launch.commands import export
+
+    if not to:
+        raise RequestError("--to: say where to, a folder or a URL such as gs://…")
+    return export.export(options.target(stack, slice, runs=runs), run, to, force=force)
+
+
+YES = "ask nothing"
+
+
+@task(positional=["run"], help={"run": RUN_HELP, "yes": YES, **SLICES, "runs": RUNS})
+@reported
+def rm(c: Any, run: str, yes: bool = False, stack: str = "", slice: str = "", runs: str = "") -> int:
+    """Remove a run."""
+    from launch.commands import removal
+
+    return removal.remove(options.target(stack, slice, runs=runs), run, yes=yes)
+
+
+@task(help={"keep": "how many runs to keep (default: 20)", "yes": YES, **SLICES, "runs": RUNS}, positional=[])
+@reported
+def prune(
+    c: Any, keep: str = "20", yes: bool = False, stack: str = "", slice: str = "", runs: str = ""
+) -> int:
+    """Remove all runs but the newest."""
+    from launch.commands import removal
+
+    count = whole("--keep", keep, least=0) or 0
+    return removal.prune(options.target(stack, slice, runs=runs), keep=count, yes=yes)
 
 
 @task(
@@ -217,7 +293,7 @@ def runs(c: Any, all: bool = False, stack: str = "", slice: str = "", runs: str 
     help={
         "run": RUN_HELP + "; latest:JOB: the latest of a job that is done",
         "second": "the second text of a pair, or what the questions are about (@FILE: the text of a file)",
-        "json": "print the answers as one JSON object, for programs",
+        "json": JSON,
         **SLICES,
         "runs": RUNS,
     },

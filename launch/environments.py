@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from contracts.durations import spoken
+from contracts.durations import DAY_S, spoken
 from contracts.errors import RequestError
 from jobs.runtime.cache import user_cache_dir
 from launch.jobs import CHECKOUT
@@ -23,7 +24,8 @@ from launch.targets import Target
 Say = Callable[[str], None]
 MAKE_LIMIT_S = 3600.0
 WHOLE = "whole"
-"""The file that says of an environment that everything was installed."""
+"""The file that says of an environment that everything was installed, and by its time when it was last used."""
+UNUSED_DAYS = 30
 OWN = "jax"
 """The framework that this checkout's own environment has."""
 STUBS = CHECKOUT / "images" / "cuda_free" / "stubs.py"
@@ -64,7 +66,7 @@ def interpreter(target: Target, framework: str, *, in_container: bool) -> str:
 
 
 def ensure(framework: str, say: Say) -> None:
-    """Make the environment of a framework where it is missing.
+    """Make the environment of a framework where it is missing; remove those of other locks that nobody uses any more.
 
     Raises:
         RequestError: it could not be made; the message has what the installer said.
@@ -95,6 +97,30 @@ def ensure(framework: str, say: Say) -> None:
         say(
             f"the environment of {framework} is made: {bytes_there / 1e9:.1f} GB, {spoken(time.monotonic() - began_s)}"
         )
+    (home / WHOLE).touch()
+    _remove_unused(framework, say)
+
+
+def _remove_unused(framework: str, say: Say) -> None:
+    """Remove the framework's environments, gigabytes each, that have not been used for UNUSED_DAYS nor are now."""
+    for home in sorted(_home(framework).parent.glob(f"{framework}-*/")):
+        with contextlib.suppress(Timeout), FileLock(f"{home}.lock", timeout=0):
+            last = home / WHOLE if (home / WHOLE).exists() else home
+            if time.time() - last.stat().st_mtime < UNUSED_DAYS * DAY_S or _is_in_use(home.resolve()):
+                continue
+            (home / WHOLE).unlink(missing_ok=True)
+            shutil.rmtree(home, ignore_errors=True)
+            say(f"removed {home}, which has not been used for {UNUSED_DAYS} days")
+
+
+def _is_in_use(home: Path) -> bool:
+    """Whether a process has loaded a library of it; without /proc nobody can tell, and it counts as used."""
+    maps = [*Path("/proc").glob("[0-9]*/maps")]
+    for path in maps:
+        with contextlib.suppress(OSError):
+            if f" {home}/".encode() in path.read_bytes():
+                return True
+    return not maps
 
 
 def made(home: Path, lock: Path, then: Sequence[Sequence[str]] = ()) -> None:

@@ -31,7 +31,8 @@ class Job:
     """One job: its name, its docstring's first line, the framework (image) that it runs on here, all that it can run
     on, and what it says of its metrics.
 
-    predicts_from: the files and folders of an export that its predict.py reads; none are named: all.
+    predicts_from: the files and folders of an export that its predict.py reads; none are named: all. hub: the library
+    that loads its export and the task that it is for, as the Hugging Face Hub calls them.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Job:
     frameworks: tuple[str, ...]
     metrics: Metrics = UNDECLARED
     predicts_from: tuple[str, ...] = ()
+    hub: tuple[str, str] | None = None
 
     @property
     def can_predict(self) -> bool:
@@ -171,6 +173,7 @@ def find(name: str, framework: str | None = None) -> Job:
         frameworks=frameworks,
         metrics=getattr(package, "METRICS", UNDECLARED),
         predicts_from=getattr(package, "PREDICTS_FROM", ()),
+        hub=getattr(package, "HUB", None),
     )
 
 

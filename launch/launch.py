@@ -85,7 +85,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     target = plan.target
     if planned.needs_environment:
         environments.ensure(plan.framework, say)
-    with _only_resume_of(run_id) if request.resume else contextlib.nullcontext():
+    with only_launch_of(run_id) if request.resume else contextlib.nullcontext():
         plan = dataclasses.replace(plan, attempt=_next_attempt(request.resume, target))
         before = directory.read_json(run_directory.RUN) if request.resume else None
         if planned.note is not None:
@@ -394,21 +394,19 @@ def _next_attempt(resume: Run | None, target: Target) -> int:
                 f"--resume {fresh.run_id}: its processes are still ending; try again in a moment"
             )
         time.sleep(POLL_S)
-    _record_outcome(fresh.directory, now)
+    _record_end(fresh, now)
     return fresh.attempt + 1
 
 
-def _record_outcome(directory: RunDirectory, outcome: str) -> None:
-    """Write to run.json how the latest attempt ended; the next attempt overwrites only result.json."""
-    described = directory.read_json(run_directory.RUN)
-    if described is not None:
-        described["attempts"][-1]["outcome"] = outcome
-        directory.write_json(run_directory.RUN, described)
+def _record_end(run: Run, outcome: str) -> None:
+    """Write to run.json how the latest attempt ended, and how long it took; the next one overwrites result.json."""
+    run.described["attempts"][-1] |= {"outcome": outcome, "wall_s": run.wall_s}
+    run.directory.write_json(run_directory.RUN, run.described)
 
 
 @contextlib.contextmanager
-def _only_resume_of(run_id: str) -> Iterator[None]:
-    """Refuse a second resume of the same run at the same time, which would start it twice."""
+def only_launch_of(run_id: str) -> Iterator[None]:
+    """Refuse what would start a run while it is held: a second resume at the same time would start it twice."""
     locks = user_cache_dir(os.environ) / "launch"
     locks.mkdir(parents=True, exist_ok=True)
     lock = FileLock(locks / f"{run_id}.lock", timeout=0)

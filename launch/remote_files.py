@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from contracts.files import beginning
 from jobs.runtime.bucket_files import BucketFiles
+from launch.hosts import ANSWER_LIMIT_S as HOST_LIMIT_S
 from launch.hosts import Agent, HostError, in_thread
 
 GOOGLE = "https://storage.googleapis.com"
@@ -33,6 +34,8 @@ REACH_LIMIT_S = 12.0
 ANSWER_LIMIT_S = 6.0
 CREDENTIALS_LIMIT_S = 6.0
 """To look for them; where there are none, a metadata server that is not there either is waited for."""
+FOLDER_LIMIT_S = 1800.0
+"""To remove or write a folder: a run may have hundreds of gigabytes."""
 WORK_LIMIT_S = 60.0
 """For one reading or writing in a bucket that has been reached: that of the files of some hundred runs."""
 ROLE = "roles/storage.objectUser"
@@ -202,6 +205,16 @@ class Buckets:
     def list(self, path: str) -> builtins.list[str]:
         return self._carry_out(path, lambda: self._files.list(path))
 
+    def folder_bytes(self, path: str) -> int:
+        return self._carry_out(path, lambda: self._files.folder_bytes(path))
+
+    def remove_folder(self, path: str, first: str) -> None:
+        self._carry_out(path, lambda: self._files.remove_folder(path, first), FOLDER_LIMIT_S)
+
+    def put_folder(self, folder: str, path: str) -> None:
+        """Copy a folder of this machine to `path`; what was there before is replaced."""
+        self._carry_out(path, lambda: self._files.put_folder(folder, path), FOLDER_LIMIT_S)
+
     def get(self, path: str, to: Path, *, limit_s: float) -> None:
         """Copy a file or a folder to this machine."""
         self._carry_out(path, lambda: self._files.get(path, str(to)), limit_s)
@@ -276,11 +289,17 @@ class HostFiles:
     def list(self, path: str) -> builtins.list[str]:
         return [str(name) for name in self._ask("list", {"path": path})["names"]]
 
-    def _ask(self, verb: str, request: dict[str, Any]) -> dict[str, Any]:
+    def folder_bytes(self, path: str) -> int:
+        return int(self._ask("folder_bytes", {"path": path}, WORK_LIMIT_S)["bytes"])
+
+    def remove_folder(self, path: str, first: str) -> None:
+        self._ask("remove_folder", {"path": path, "first": first}, FOLDER_LIMIT_S)
+
+    def _ask(self, verb: str, request: dict[str, Any], timeout_s: float = HOST_LIMIT_S) -> dict[str, Any]:
         first: HostError | None = None
         for agent in self.agents:
             try:
-                return agent.ask(verb, request)
+                return agent.ask(verb, request, timeout_s=timeout_s)
             except HostError as error:
                 first = first or error
         raise first or HostError(host="", reason="there is no host to ask")

@@ -170,14 +170,17 @@ def _done(run: Run) -> list[str]:
         for metric in run.metrics.told(measured)
         if not metric.is_detail
     ]
-    steps = f" for {result['steps']} steps" if result.get("steps") is not None else ""
+    taken, total, exported = result.get("steps"), run.total_steps, result.get("exported_step")
+    of_all = f" of {total}" if total and taken != total else ""
+    steps = f" for {taken}{of_all} steps" if taken is not None else ""
     rows.append(("wall time", clock(result.get("wall_s") or 0) + steps))
     rows += _time_split(result.get("time_s"))
     saved = run.directory.checkpoint_steps()
     if saved:
         rows.append(("checkpoint", run.directory.path(f"{run_directory.CHECKPOINTS}/{saved[-1]}")))
     if run.directory.list(run_directory.EXPORT):
-        rows.append(("export", run.directory.path(run_directory.EXPORT)))
+        of_step = f" (step {exported}, the best)" if exported not in (None, taken) else ""
+        rows.append(("export", run.directory.path(run_directory.EXPORT) + of_step))
     if isinstance(found := result.get("tensorboard"), str):
         rows.append(("curves", f"tensorboard --logdir {run.directory.path(found)}"))
     warned = result.get("warnings")

@@ -46,6 +46,8 @@ class Run:
     described: dict[str, Any]
     result: dict[str, Any] | None
     heartbeats: tuple[dict[str, Any] | None, ...]
+    settings: dict[str, Any] | None = None
+    """What its job has decided of what the options leave open."""
 
     @property
     def run_id(self) -> str:
@@ -80,8 +82,20 @@ class Run:
 
     @property
     def total_steps(self) -> int | None:
-        steps = self.described.get("config", {}).get("steps")
-        return steps if isinstance(steps, int) else None
+        """Return how many steps were asked for, or made of the epochs that were."""
+        for options in (self.described.get("config"), self.settings):
+            if options is not None and isinstance(steps := options.get("steps"), int):
+                return steps
+        return None
+
+    @property
+    def wall_s(self) -> float | None:
+        """Of the latest attempt: what its result says, else until its last heartbeat; None where there is neither."""
+        said = finite((self.current_result() or {}).get("wall_s"))
+        beats_s = [beat["time"] for beat in self.current() if beat]
+        if said is not None or not beats_s:
+            return said
+        return max(0.0, float(max(beats_s)) - parse_time(self.described["attempts"][-1]["started"]))
 
     def current(self) -> list[dict[str, Any] | None]:
         """Each process's heartbeat of the latest attempt; None where it has not written one yet."""
@@ -120,12 +134,24 @@ def read(directory: RunDirectory) -> Run | None:
             f"{directory.path(run_directory.RUN)}: it has version {described.get('version')}, and this tpu-stack reads "
             f"version {RUN_VERSION}; use the checkout that the run was started from (code.git_commit in that file)"
         )
-    result, *beats = directory.read_jsons([run_directory.RESULT, *_heartbeats(described)])
-    return Run(directory=directory, described=described, result=result, heartbeats=tuple(beats))
+    return _run(directory, described, directory.read_jsons(_files(described)))
 
 
-def _heartbeats(described: Mapping[str, Any]) -> list[str]:
-    return [run_directory.heartbeat(index) for index in range(int(described["attempts"][-1]["processes"]))]
+def _files(described: Mapping[str, Any]) -> list[str]:
+    processes = range(int(described["attempts"][-1]["processes"]))
+    return [
+        run_directory.RESULT,
+        run_directory.SETTINGS,
+        *(run_directory.heartbeat(index) for index in processes),
+    ]
+
+
+def _run(directory: RunDirectory, described: dict[str, Any], found: Sequence[dict[str, Any] | None]) -> Run:
+    """Return the run of which `found` is what _files names."""
+    result, settings, *beats = found
+    return Run(
+        directory=directory, described=described, result=result, heartbeats=tuple(beats), settings=settings
+    )
 
 
 def list_runs(folder: RunsFolder) -> list[Run]:
@@ -140,24 +166,20 @@ def list_runs(folder: RunsFolder) -> list[Run]:
         )
         if known is not None and known.get("attempts") and known.get("version") == RUN_VERSION
     }
-    wanted = {name: [run_directory.RESULT, *_heartbeats(known)] for name, known in described.items()}
+    wanted = {name: _files(known) for name, known in described.items()}
     found = iter(
         everything.read_jsons([f"{name}/{file}" for name, files in wanted.items() for file in files])
     )
     read = [
-        Run(
-            directory=folder.directory(name),
-            described=described[name],
-            result=next(found),
-            heartbeats=tuple(next(found) for _ in files[1:]),
-        )
+        _run(folder.directory(name), described[name], [next(found) for _ in files])
         for name, files in wanted.items()
     ]
     return sorted(read, key=lambda run: (run.described["attempts"][-1]["started"], run.run_id), reverse=True)
 
 
 def find(folder: RunsFolder, wanted: str) -> Run:
-    """Return the run that `wanted` means: an id, the beginning or end of one, a name given with --name, or "latest".
+    """Return the run that `wanted` means: an id, the beginning or end of one, a name given with --name, "latest", or
+    "latest:JOB".
 
     Raises:
         RequestError: no run fits, or more than one does.
@@ -172,6 +194,8 @@ def find(folder: RunsFolder, wanted: str) -> Run:
         )
     if wanted == LATEST:
         return runs[0]
+    if wanted.startswith(LATEST_OF):
+        return _latest_of(folder, runs, wanted)
     fitting = [run for run in runs if run.described.get("name") == wanted]
     fitting = fitting or [
         run for run in runs if wanted and (run.run_id.startswith(wanted) or run.run_id.endswith(wanted))
@@ -193,7 +217,7 @@ def export_of(folder: RunsFolder, wanted: str) -> str | None:
         RequestError: there is no such run, or it has no export yet.
     """
     if wanted.startswith(LATEST_OF):
-        run = latest_of(folder, wanted)
+        run = _latest_of(folder, list_runs(folder), wanted)
     elif RUN_ID.match(wanted):
         run = find(folder, wanted)
     else:
@@ -202,14 +226,14 @@ def export_of(folder: RunsFolder, wanted: str) -> str | None:
     return run.directory.path(run_directory.EXPORT)
 
 
-def latest_of(folder: RunsFolder, wanted: str) -> Run:
-    """Return the newest complete run of the job in "latest:JOB".
+def _latest_of(folder: RunsFolder, newest_first: Sequence[Run], wanted: str) -> Run:
+    """Return the newest complete run of the job in "latest:JOB", of all runs in the folder.
 
     Raises:
         RequestError: there is none.
     """
     job = wanted.removeprefix(LATEST_OF)
-    of_job = (run for run in list_runs(folder) if run.described["job"] == job)
+    of_job = (run for run in newest_first if run.described["job"] == job)
     found = next((run for run in of_job if (run.result or {}).get("outcome") == "done"), None)
     if found is None:
         raise RequestError(
@@ -224,11 +248,16 @@ def require_export(run: Run) -> None:
     Raises:
         RequestError: it has none yet.
     """
-    if not run.directory.list(run_directory.EXPORT):
+    if run.directory.list(run_directory.EXPORT):
+        return
+    if (run.current_result() or {}).get("outcome") == "done":
         raise RequestError(
-            f"{run.run_id} has no export yet: it is written when the last step has been taken; `fab status` tells how "
-            "far it is"
+            f"{run.run_id} is done and has no export: {run.what} writes none; name another run"
         )
+    raise RequestError(
+        f"{run.run_id} has no export yet: it is written when the last step has been taken; `fab status` tells how "
+        "far it is"
+    )
 
 
 def check_name(folder: RunsFolder, name: str | None, own: str | None = None) -> None:

@@ -118,6 +118,12 @@ class Target:
         """Of each host its name, and where the others find its SSH server."""
         return tuple((host.name, *address_and_port(host.internal_address)) for host in self.hosts)
 
+    def agents_of_all(self, several: Sequence[Run]) -> tuple[Agent, ...]:
+        """Return all agents that may know of these runs; on this machine also those of runs with other hosts."""
+        if not self.is_local:
+            return self.agents
+        return tuple(agent for run in several for agent in self.find_agents(run.described))
+
     @property
     def runs_on_share(self) -> bool:
         """Whether the runs lie on the hosts' own file system or share, and not in a bucket."""

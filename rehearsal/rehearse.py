@@ -29,8 +29,8 @@ from rehearsal.machines.docker_engine import MachinesError
 
 RUNS = "/mnt/share/runs"
 UNDISTURBED, DISTURBED = "undisturbed", "disturbed"
-STEPS = 600  # about a minute on 2 cores
-FIRST_ACCIDENT, SECOND_ACCIDENT = 100, 300
+STEPS = 400  # most of a minute on 2 cores
+FIRST_ACCIDENT, SECOND_ACCIDENT = 60, 200
 JOB = f"--steps {STEPS} --checkpoint-every 50 --log-every 10"
 POLL_S = 1.0
 PROGRESS_LIMIT_S = 300.0

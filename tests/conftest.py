@@ -1,6 +1,7 @@
 """What holds for every test: how hypothesis looks for examples, that Ctrl-C is heard, which devices JAX finds and when
-it starts."""
+it starts, and where the caches are."""
 
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return GROUPS.index(group) if group in GROUPS else len(GROUPS), group in starts_jax
 
     items.sort(key=rank)
+
+
+def _cache_places() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in ("HOME", "XDG_CACHE_HOME")}
+
+
+CACHE_PLACES = _cache_places()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_made_once_for_this_machine_is_found_by_all_modules() -> None:
+    """A module that left another cache would have environments and programs made again, minutes each."""
+    assert _cache_places() == CACHE_PLACES, (
+        "a fixture of a whole session has changed these; let it end sooner"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -64,7 +64,7 @@ NOT_RUN = {
     "fab train --framework pytorch --workdir examples/pytorch -- python train.py": "makes an environment of 1.5 GB; "
     "tests/runs/test_own_command.py",
     "fab train --job torch_glue -- --data reviews.csv --init-from latest:flax_mlm": "rows of one's own; "
-    "tests/runs/test_torch.py",
+    "tests/runs/test_frameworks.py",
     "fab train --resume latest": "wants a run that was stopped; tests/runs/test_stopped.py",
     "fab stop": "wants a run that is active; tests/runs/test_stopped.py",
     "fab train": FORM + "`make train`",
@@ -76,6 +76,10 @@ NOT_RUN = {
     "fab rehearsal kill --host 1": BY_REHEARSE,
     "fab build": FORM + "tests/launch/images/test_build.py",
     "fab push": FORM + "tests/launch/images/test_push.py",
+    "fab compare RUN RUN": FORM + "tests/launch/commands/test_console.py",
+    "fab export RUN --to FOLDER": FORM + "tests/launch/commands/test_export.py",
+    "fab rm RUN": FORM + "tests/launch/commands/test_removal.py",
+    "fab prune --keep 20": "removes runs; tests/launch/commands/test_removal.py",
     "fab run -- COMMAND": FORM + "tests/launch/commands/test_execute.py",
     "fab put": FORM + "tests/launch/commands/test_copies.py",
     "fab get": FORM + "`make rehearse`",

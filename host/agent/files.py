@@ -1,4 +1,4 @@
-"""Files of this host: read without trust in them, supervisor.log, and the verbs read, write, list, remove and stage."""
+"""Files of this host: read without trust in them, supervisor.log, and the verbs for files and folders."""
 
 from __future__ import annotations
 
@@ -131,6 +131,21 @@ def remove_file(request: Json) -> Json:
             atomic.remove(path)
     except FileNotFoundError:
         pass  # somebody else was quicker
+    return {}
+
+
+def folder_bytes(request: Json) -> Json:
+    """How many bytes the files in a directory have."""
+    from contracts.files import DiskFiles
+
+    return {"bytes": DiskFiles().folder_bytes(request["path"])}
+
+
+def remove_folder(request: Json) -> Json:
+    """Remove a directory with all that is in it, the file `first` before all others."""
+    from contracts.files import DiskFiles
+
+    DiskFiles().remove_folder(request["path"], request["first"])
     return {}
 
 

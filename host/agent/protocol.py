@@ -264,6 +264,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "write": ("files.write_file", "path:path text:content"),
     "list": ("files.list_names", "path:path"),
     "remove": ("files.remove_file", "path:path"),
+    "folder_bytes": ("files.folder_bytes", "path:path"),
+    "remove_folder": ("files.remove_folder", "path:path first:name"),
 }
 
 

@@ -5,6 +5,7 @@ from jobs.runtime.metric_definitions import Metric, Metrics
 FRAMEWORK = "jax"
 PREDICTS_FROM = ("config.json", "model.safetensors", "tokenizer.json")
 """What predict.py reads of an export; there may be a copy of the parameters for Flax besides."""
+HUB = ("transformers", "fill-mask")
 METRICS = Metrics(
     headline="eval_loss",
     progress=("loss", "tokens_per_s"),

@@ -6,7 +6,16 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Literal
 
-from contracts.errors import RequestError
+from jobs.runtime.option_rules import (
+    ABOVE_0,
+    ABOVE_0_AND_FINITE,
+    NOT_NEGATIVE,
+    at_least,
+    batch_problems,
+    between,
+    outside,
+    profile_problems,
+)
 
 if TYPE_CHECKING:
     from jobs.flax_mlm.tokenizer import TokenizerFacts
@@ -225,29 +234,7 @@ def settings(config: Config, *, vocab_size: int) -> dict[str, object]:
 
 def problems(config: Config, *, devices: int) -> list[str]:
     """Everything that is wrong with `config` on `devices` devices in all; empty where it can run."""
-    found = [
-        f"--{name.replace('_', '-')} {getattr(config, name)}: must be at least {least}"
-        for name, least in _LEAST.items()
-        if getattr(config, name) is not None and getattr(config, name) < least
-    ]
-    found += [
-        f"--{name.replace('_', '-')} {getattr(config, name)}: must be between {low} and {high}"
-        for name, (low, high) in _BETWEEN.items()
-        if not low <= getattr(config, name) <= high
-    ]
-    if not 0 < config.peak_learning_rate < math.inf:
-        found.append(f"--learning-rate {config.learning_rate}: must be above 0 and finite")
-    if not config.clip_norm > 0:
-        found.append(f"--clip-norm {config.clip_norm}: must be above 0")
-    if not 0 <= config.weight_decay < math.inf:
-        found.append(f"--weight-decay {config.weight_decay}: must not be negative and must be finite")
-    if config.profile is not None:
-        from jobs.runtime.profile import read_steps  # few runs are profiled
-
-        try:
-            read_steps(config.profile, steps=config.steps)
-        except RequestError as error:
-            found.append(str(error))
+    found = [*outside(config, RANGES), *profile_problems(config)]
     if found:
         return found
     # Of a model to go on from the sizes are known when its folder has been read.
@@ -279,16 +266,7 @@ def problems(config: Config, *, devices: int) -> list[str]:
             f"--fsdp {config.fsdp}: cannot share out {' and '.join(uneven) or 'the token table'} evenly; choose one of "
             f"{_listed(_divisors(shared))}"
         )
-    share = devices * config.accumulate
-    if config.batch_size % share:
-        below = config.batch_size // share * share
-        fitting = [size for size in (below, below + share) if size]
-        in_parts = f" in {config.accumulate} parts each" if config.accumulate > 1 else ""
-        found.append(
-            f"--batch-size {config.batch_size}: is shared out over {devices} devices{in_parts}, so it must be a "
-            f"multiple of {share}; choose {' or '.join(map(str, fitting))}"
-        )
-    return found
+    return found + batch_problems(config.batch_size, devices, config.accumulate)
 
 
 def _divisors(number: int) -> list[int]:
@@ -299,28 +277,23 @@ def _listed(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-_LEAST = {
-    "vocab_size": 300,  # 256 bytes, the special tokens, and a few merges
-    "layers": 1,
-    "width": 1,
-    "heads": 1,
-    "ff_width": 1,
-    "max_positions": 8,
-    "sequence_length": 8,
-    "batch_size": 1,
-    "steps": 1,
-    "log_every": 1,
-    "eval_every": 1,
-    "eval_sequences": 1,
-    "checkpoint_every": 1,
-    "keep_checkpoints": 1,
-    "fsdp": 1,
-    "accumulate": 1,
-}
-_BETWEEN: dict[str, tuple[float, float]] = {
-    "seed": (0, 2**32 - 1),  # the width of a JAX key's word and of the order of the data
-    "eval_fraction": (0.001, 0.5),
-    "dropout": (0.0, 0.9),
-    "warmup_share": (0.0, 1.0),
-    "mask_share": (0.01, 0.9),
+RANGES = {
+    **dict.fromkeys(
+        (
+            *("layers", "width", "heads", "ff_width", "batch_size", "steps", "log_every", "eval_every"),
+            *("eval_sequences", "checkpoint_every", "keep_checkpoints", "fsdp", "accumulate"),
+        ),
+        at_least(1),
+    ),
+    "vocab_size": at_least(300),  # 256 bytes, the special tokens, and a few merges
+    "max_positions": at_least(8),
+    "sequence_length": at_least(8),
+    "seed": between(0, 2**32 - 1),  # the width of a JAX key's word and of the order of the data
+    "eval_fraction": between(0.001, 0.5),
+    "dropout": between(0.0, 0.9),
+    "warmup_share": between(0.0, 1.0),
+    "mask_share": between(0.01, 0.9),
+    "learning_rate": ABOVE_0_AND_FINITE,
+    "clip_norm": ABOVE_0,
+    "weight_decay": NOT_NEGATIVE,
 }

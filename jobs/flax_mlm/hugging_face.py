@@ -21,7 +21,7 @@ from jobs.flax_mlm.config import SIZES, Config, Dimensions, Size, dimensions
 from jobs.flax_mlm.tokenizer import TokenizerFacts, export_tokenizer, load_tokenizer, write_tokenizer
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.cache import build_once
-from jobs.runtime.model_folder import CONFIG, PARTS, TOKENIZER, WEIGHTS, open_folder
+from jobs.runtime.model_folder import CONFIG, PARTS, TOKENIZER, WEIGHTS, open_folder, require_unchanged
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,11 +111,8 @@ class Pretrained:
             RequestError: the folder holds another model now.
         """
         noted = directory.read_json(RECORD) if step else None
-        if noted is not None and noted.get("fingerprint") != self.fingerprint:
-            raise RequestError(
-                f"--init-from {self.source}: holds another model or tokenizer than when the run began; bring the old "
-                "one back there, or start a new run"
-            )
+        if noted is not None:
+            require_unchanged(self.source, noted.get("fingerprint"), self.fingerprint)
         if noted is None and writes:
             directory.write_json(RECORD, {"source": self.source, "fingerprint": self.fingerprint})
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jobs.flax_mlm.config import Dimensions
-from jobs.flax_mlm.ops import attend, dropout, gelu, layer_norm, linear, logits
+from jobs.runtime.jax.ops import attend, dropout, gelu, layer_norm, linear, logits
 
 BERT_STDDEV, BERT_WIDTH = 0.02, 768
 """What BERT and RoBERTa draw weights with, and for which width (Devlin et al. 2019; `initializer_range`)."""

@@ -24,7 +24,8 @@ from jobs.flax_mlm.config import Config, Dimensions, dimensions
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.sharding import model_of
 from jobs.flax_mlm.tokenizer import TokenizerFacts
-from jobs.runtime.jax import distributed, executables
+from jobs.runtime import processor
+from jobs.runtime.jax import distributed
 
 State = dict[str, Any]
 """params (float32), opt_state, and step: how many steps have been taken, int32."""
@@ -105,10 +106,8 @@ def mask_rule(tokenizer: TokenizerFacts, share: float, length: int) -> MaskRule:
 def decided(config: Config) -> Config:
     """Decide the activations' dtype where it is left open: bfloat16, or float32 where some host's CPU has no
     instructions for it. All processes ask together and come to the same."""
-    if config.dtype != "auto":
-        return config
-    is_fast = jax.default_backend() != "cpu" or distributed.everywhere(executables.multiplies_bfloat16())
-    return dataclasses.replace(config, dtype="bfloat16" if is_fast else "float32")
+    dtype = processor.dtype(config.dtype, jax.default_backend(), distributed.everywhere)
+    return dataclasses.replace(config, dtype=dtype)
 
 
 def activations_dtype(config: Config) -> jnp.dtype:

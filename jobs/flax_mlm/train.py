@@ -152,7 +152,7 @@ class Training:
                 if not is_held_back:
                     self.save(step)
                 if leaving:
-                    self.leave(step)
+                    run.leave(step, self.checkpoints, self.metrics, self.profile)
                 run.heartbeat.state("stepping")
                 if evaluating:
                     loss = self.evaluate(step, config.eval_sequences).loss
@@ -272,12 +272,3 @@ class Training:
             self.run.heartbeat.state("saving")
             self.checkpoints.save(step, self.state, notes=self.guard.notes())
             self.run.heartbeat.tick()
-
-    def leave(self, step: int) -> None:
-        """End this process, as a host was told to stop; the checkpoint after `step` has begun."""
-        with self.run.time.part("checkpoint"):
-            self.checkpoints.wait()
-        if self.metrics is not None:
-            self.metrics.close()
-        self.profile.close()
-        raise preemption.Preempted(step)

@@ -101,6 +101,13 @@ def choose_lengths(lengths_N: Array, most: int) -> list[int]:
     return sorted(chosen)
 
 
+def in_order(rows_N: Array, values_N: Array) -> Array:
+    """The values of all held-out rows in the rows' order; those of rows that only fill a batch are left out."""
+    order = np.argsort(rows_N, kind="stable")[(rows_N < 0).sum() :]
+    found: Array = values_N[order]
+    return found
+
+
 def make_batches(options: Options, dataset: Dataset, tokenizer: Tokenizer, pad_id: int) -> Batches:
     """The batches that the options ask for.
 

@@ -149,7 +149,7 @@ def read(options: Options) -> Dataset:
         keys, rows = [], []
         for module, of_module in docstrings.modules():
             keys += [module] * len(of_module)
-            rows += [_Row(0, text, source, docstrings.LABELS[label]) for text, source, label in of_module]
+            rows += [_Row(0, *row) for row in of_module]
         table = _Table(place=f"--data {DOCSTRINGS}", fields=docstrings.FIELDS, rows=rows)
         return _dataset(options, _split(options, table, keys), "classification", names=docstrings.LABELS)
     if is_whole:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
-from contracts.errors import RequestError
+from jobs.runtime.option_rules import (
+    ABOVE_0,
+    ABOVE_0_AND_FINITE,
+    NOT_NEGATIVE,
+    at_least,
+    batch_problems,
+    between,
+    outside,
+    profile_problems,
+)
 
 SIZES = {
     "tiny": {"layers": 2, "width": 128, "heads": 2, "ff_width": 512},
@@ -38,7 +46,7 @@ class Options:
     """What to learn from, with what to begin, how to train, and what to keep of it."""
 
     data: str = "docstrings"
-    """Rows to learn from: "docstrings" (does this docstring belong to this function? From Python's standard library),
+    """Rows to learn from: "docstrings" (does this function return a value? Of Python's standard library),
     a file (.csv, .tsv, .jsonl, .parquet) or a folder of a GLUE task; gs://… too."""
     eval_data: str | None = None
     """A file of rows to evaluate on; none: a share of the rows is held out."""
@@ -119,62 +127,38 @@ def scheduled(options: Options, peak: float, step: int, steps: int) -> float:
 
 def problems(options: Options, *, devices: int) -> list[str]:
     """Everything that is wrong with `options` on so many devices; empty where it can run."""
-    found = [
-        f"--{name.replace('_', '-')} {value}: must be at least {least}"
-        for name, least in _LEAST.items()
-        if (value := getattr(options, name)) is not None and value < least
-    ]
-    found += [
-        f"--{name.replace('_', '-')} {value}: must be between {low} and {high}"
-        for name, (low, high) in _BETWEEN.items()
-        if (value := getattr(options, name)) is not None and not low <= value <= high
-    ]
-    if options.learning_rate is not None and not 0 < options.learning_rate < math.inf:
-        found.append(f"--learning-rate {options.learning_rate}: must be above 0 and finite")
-    if not 0 < options.epochs < math.inf:
-        found.append(f"--epochs {options.epochs}: must be above 0 and finite")
-    if not options.clip_norm > 0:
-        found.append(f"--clip-norm {options.clip_norm}: must be above 0")
-    if not 0 <= options.weight_decay < math.inf:
-        found.append(f"--weight-decay {options.weight_decay}: must not be negative and must be finite")
+    found = outside(options, RANGES)
     if options.scratch and options.init_from is None:
         found.append(
             "--scratch: takes tokenizer and sizes from --init-from; name a folder, or leave --scratch out"
         )
     if options.pair_field is not None and options.text_field is None:
         found.append(f"--pair-field {options.pair_field}: name the first text with --text-field too")
-    if options.profile is not None and options.steps is not None:
-        from jobs.runtime.profile import read_steps  # few runs are profiled
-
-        try:
-            read_steps(options.profile, steps=options.steps)
-        except RequestError as error:
-            found.append(str(error))
-    if not found and options.batch_size % devices:
-        below = options.batch_size // devices * devices
-        fitting = " or ".join(str(size) for size in (below, below + devices) if size)
-        found.append(
-            f"--batch-size {options.batch_size}: is shared out over {devices} devices, so it must be a multiple of "
-            f"{devices}; choose {fitting}"
-        )
-    return found
+    found += profile_problems(options)
+    return found or batch_problems(options.batch_size, devices)
 
 
-_LEAST = {
-    "max_length": 8,
-    "lengths": 1,
-    "batch_size": 1,
-    "steps": 1,
-    "log_every": 1,
-    "eval_every": 1,
-    "checkpoint_every": 1,
-    "keep_checkpoints": 1,
-    "patience": 1,
-}
-_BETWEEN: dict[str, tuple[float, float]] = {
-    "seed": (0, 2**32 - 1),
-    "eval_fraction": (0.001, 0.5),
-    "dropout": (0.0, 0.9),
-    "warmup_share": (0.0, 1.0),
-    "lengths": (1, 16),
+RANGES = {
+    **dict.fromkeys(
+        (
+            "batch_size",
+            "steps",
+            "log_every",
+            "eval_every",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "patience",
+        ),
+        at_least(1),
+    ),
+    "max_length": at_least(8),
+    "lengths": between(1, 16),
+    "seed": between(0, 2**32 - 1),
+    "eval_fraction": between(0.001, 0.5),
+    "dropout": between(0.0, 0.9),
+    "warmup_share": between(0.0, 1.0),
+    "learning_rate": ABOVE_0_AND_FINITE,
+    "epochs": ABOVE_0_AND_FINITE,
+    "clip_norm": ABOVE_0,
+    "weight_decay": NOT_NEGATIVE,
 }

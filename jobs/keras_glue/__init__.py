@@ -2,6 +2,7 @@
 
 from jobs.glue import METRICS
 
-__all__ = ["FRAMEWORK", "METRICS"]
+__all__ = ["FRAMEWORK", "HUB", "METRICS"]
 
 FRAMEWORK = "jax"
+HUB = ("transformers", "text-classification")

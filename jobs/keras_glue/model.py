@@ -17,6 +17,7 @@ from keras import layers, ops
 from contracts.errors import RequestError
 from jobs.glue.batches import Batch
 from jobs.keras_glue.config import ACTIVATIONS
+from jobs.runtime.jax.ops import linear
 from jobs.runtime.model_folder import WEIGHTS
 
 type Array = np.ndarray[Any, Any]
@@ -29,11 +30,26 @@ MASKED = -1e9
 """Added to the score of a token that is padding."""
 
 
-def build(settings: Settings, kind: type[keras.Model] = keras.Model) -> keras.Model:
+class FastDense(layers.Dense):  # type: ignore[misc]
+    """A Dense layer whose products are flax_mlm's: on a CPU, Keras's own take five times as long in bfloat16.
+
+    Its weights are Dense's; what is saved is built of Dense, which can be loaded without this class.
+    """
+
+    def call(self, inputs: Any) -> Any:
+        found = linear(inputs, self.kernel.value, self.bias.value)
+        return found if self.activation is None else self.activation(found)
+
+
+def build(
+    settings: Settings,
+    kind: type[keras.Model] = keras.Model,
+    dense_kind: type[layers.Dense] = layers.Dense,
+) -> keras.Model:
     """The model, with weights drawn from Keras's random seed.
 
     Inputs: "ids" and "mask" (rows, positions), and "types" where the model has more than one type of token.
-    Output: (rows, classes) or (rows, 1) in float32.
+    Output: (rows, classes) or (rows, 1) in float32. dense_kind: the class of its dense layers.
     """
     width, heads = settings["hidden_size"], settings["num_attention_heads"]
     is_roberta, types = settings["model_type"] == "roberta", settings.get("type_vocab_size", 2)
@@ -48,7 +64,7 @@ def build(settings: Settings, kind: type[keras.Model] = keras.Model) -> keras.Mo
         return keras.initializers.RandomNormal(stddev=stddev)
 
     def dense(x: Any, units: int, name: str, **more: Any) -> Any:
-        return layers.Dense(units, kernel_initializer=drawn(), name=name, **more)(x)
+        return dense_kind(units, kernel_initializer=drawn(), name=name, **more)(x)
 
     def embedding(x: Any, size: int, name: str) -> Any:
         return layers.Embedding(size, width, embeddings_initializer=drawn(), name=name)(x)

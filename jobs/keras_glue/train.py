@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,18 @@ from keras import ops
 
 from contracts.errors import RequestError
 from jobs.glue import data, predictions
-from jobs.glue.batches import Batch, make_batches
+from jobs.glue.batches import Batch, in_order, make_batches
 from jobs.glue.options import learning_rate, scheduled
 from jobs.glue.tokenizer import open_tokenizer
 from jobs.keras_glue import export, model
 from jobs.keras_glue.config import Config, problems
-from jobs.runtime import preemption
+from jobs.runtime import preemption, processor
+from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.jax import distributed, executables
 from jobs.runtime.jax.checkpoints import Checkpoints
 from jobs.runtime.jax.profile import Tracer
 from jobs.runtime.metrics import Metrics, Rates
+from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
 from jobs.runtime.profile import Profile, read_steps
 
@@ -137,9 +138,7 @@ class Training:
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.eval_every = config.eval_every or max(1, round(self.batches.steps_per_epoch / each)) * each
         self.peak_rate = learning_rate(config, self.settings["hidden_size"])
-        can = jax.default_backend() != "cpu" or executables.multiplies_bfloat16()
-        is_fast = config.dtype == "auto" and distributed.everywhere(can)
-        dtype = "bfloat16" if is_fast or config.dtype == "bfloat16" else "float32"
+        dtype = processor.dtype(config.dtype, jax.default_backend(), distributed.everywhere)
         self.build(dtype)
         parameters = self.model.count_params()
         self.rates = Rates(
@@ -151,6 +150,7 @@ class Training:
         )
         run.decide(
             {
+                **vars(config),
                 "steps": self.steps,
                 "eval_every": self.eval_every,
                 "learning_rate": self.peak_rate,
@@ -170,7 +170,7 @@ class Training:
         keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
         keras.utils.set_random_seed(config.seed)
         keras.config.set_dtype_policy("mixed_bfloat16" if dtype == "bfloat16" else "float32")
-        self.model = model.build(self.settings, Trained)
+        self.model = model.build(self.settings, Trained, model.FastDense)
         if self.beginning.weights is not None:
             model.load(self.model, self.settings, str(config.init_from), self.beginning.weights)
         optimizer = keras.optimizers.AdamW(
@@ -215,20 +215,14 @@ class Training:
         self.checkpoints = Checkpoints(
             run.directory, keep_last=config.keep_checkpoints, headline="eval_score", better="higher"
         )
-        self.done, self.best_score, self.best_step, self.worse = 0, -math.inf, 0, 0
+        self.done, self.evaluations = 0, Evaluations(run, "eval_score", patience=config.patience)
         restored = self.checkpoints.restore_latest(self.state())
         if restored is not None:
             self.done, state = restored
             self.take(state)
             notes = self.checkpoints.notes or {}
-            if notes["began_from"] != self.beginning.fingerprint:
-                raise RequestError(
-                    f"--init-from {config.init_from}: holds another model or tokenizer than when the run began; bring "
-                    "the old one back there, or start a new run"
-                )
-            if notes["best_score"] is not None:
-                self.best_score = notes["best_score"]
-            self.best_step, self.worse = notes["best_step"], notes["worse"]
+            require_unchanged(config.init_from, notes["began_from"], self.beginning.fingerprint)
+            self.evaluations.restore(notes)
             run.say(f"resumed after step {self.done}")
         self.last = self.done
         self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
@@ -284,7 +278,7 @@ class Training:
     def fit(self) -> None:
         """Take the steps that are left."""
         self.run.heartbeat.say(None)
-        if self.done < self.steps and not self.is_over():
+        if self.done < self.steps and not self.evaluations.is_over:
             with warnings.catch_warnings():  # the last execution may have fewer steps
                 warnings.filterwarnings("ignore", message="Your input ran out of data")
                 self.model.fit(Steps(self), epochs=1, shuffle=False, verbose=0, callbacks=[EachStep(self)])
@@ -309,18 +303,12 @@ class Training:
         if leaving or evaluating or step % config.checkpoint_every == 0:
             self.save(step)
             if leaving:
-                self.leave(step)
+                run.leave(step, self.checkpoints, self.metrics, self.profile)
             run.heartbeat.state("stepping")
         if evaluating:
             self.evaluate(step)
             run.heartbeat.say(None)
-            if self.is_over():
-                run.say(f"step {step}: {self.worse} evaluations without a better score; training ends")
-                self.model.stop_training = True
-
-    def is_over(self) -> bool:
-        """Whether --patience has run out."""
-        return self.config.patience is not None and self.worse >= self.config.patience
+            self.model.stop_training = self.evaluations.is_over
 
     def wait(self) -> None:
         """Wait for the devices."""
@@ -334,19 +322,9 @@ class Training:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on the held-out rows, and write it down as of `step`."""
-        run = self.run
-        with run.time.part("evaluation"):
-            run.heartbeat.say("evaluating")
-            found = self.score()
-            if found["eval_score"] > self.best_score:
-                self.best_score, self.best_step, self.worse = found["eval_score"], step, 0
-            else:
-                self.worse += 1
-            self.checkpoints.evaluated(step, found["eval_score"])
-            if self.metrics is not None:
-                self.metrics.write(step, found)
-            run.say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
-            return found
+        found = self.evaluations.evaluate(step, self.score, self.metrics)
+        self.checkpoints.evaluated(step, found["eval_score"])
+        return found
 
     def score(self) -> dict[str, float]:
         """The loss and the scores of the held-out rows; the same in all processes."""
@@ -358,29 +336,16 @@ class Training:
             logits.append(np.asarray(forward(state["trainable"], state["others"], inputs)))
             rows.append(batch.rows_B)
             self.run.heartbeat.tick()
-        rows_N = np.concatenate(rows)
-        order = np.argsort(rows_N, kind="stable")[(rows_N < 0).sum() :]
-        self.logits_NC: Array = np.concatenate(logits)[order]
+        self.logits_NC = in_order(np.concatenate(rows), np.concatenate(logits))
         return predictions.evaluation(self.dataset, self.logits_NC)
 
     def save(self, step: int) -> None:
         """Begin a checkpoint of the state after `step`."""
         with self.run.time.part("checkpoint"):
             self.run.heartbeat.state("saving")
-            best = self.best_score if math.isfinite(self.best_score) else None
-            notes = {"best_score": best, "best_step": self.best_step, "worse": self.worse}
-            began = {"began_from": self.beginning.fingerprint}
-            self.checkpoints.save(step, self.state(), notes={**began, **notes})
+            notes = {"began_from": self.beginning.fingerprint, **self.evaluations.notes()}
+            self.checkpoints.save(step, self.state(), notes=notes)
             self.run.heartbeat.tick()
-
-    def leave(self, step: int) -> None:
-        """End this process, as a host was told to stop; the checkpoint after `step` has begun."""
-        with self.run.time.part("checkpoint"):
-            self.checkpoints.wait()
-        if self.metrics is not None:
-            self.metrics.close()
-        self.profile.close()
-        raise preemption.Preempted(step)
 
     def finish(self) -> Final:
         """Write the last checkpoint, evaluate, export; returns the final metrics."""
@@ -388,9 +353,9 @@ class Training:
         run.time.enter("finish")
         self.save(self.steps)
         final = self.evaluate(self.steps)
-        exported = self.steps
-        if config.best and self.best_step != self.steps:
-            exported = self.best_step
+        exported, best = self.steps, self.evaluations.best_step
+        if config.best and best != self.steps:
+            exported = best
             self.take(self.checkpoints.restore(exported, self.state()), "trainable")
             final = self.score()
         self.checkpoints.close()
@@ -408,7 +373,7 @@ class Training:
             "rows_per_s": self.rates.overall(),
             **final,
             "baseline": self.dataset.baseline,
-            "best_step": self.best_step,
+            "best_step": best,
             "exported_step": exported,
             "padding": round(self.batches.padding, 4),
         }

@@ -55,6 +55,16 @@ class BucketFiles:
             return []
         return sorted(name for entry in entries if (name := str(entry).rstrip("/").rpartition("/")[2]))
 
+    def folder_bytes(self, path: str) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            return int(_bucket(path).du(path))
+        return 0
+
+    def remove_folder(self, path: str, first: str) -> None:
+        self.remove(f"{path}/{first}")
+        with contextlib.suppress(FileNotFoundError):
+            _bucket(path).rm(path, recursive=True)
+
     def move(self, path: str, to: str) -> None:
         _bucket(path).mv(path, to, recursive=True)
 

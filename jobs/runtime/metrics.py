@@ -225,7 +225,8 @@ class Rates:
         self._time, self._name, self._per_step = time, name, per_step
         self._flops_per_step, self._peak_flops_per_s = flops_per_step, peak_flops_per_s
         self._started = False
-        self._steps, self._total_steps, self._total_s = 0, 0, 0.0
+        self.steps, self._total_steps, self._total_s = 0, 0, 0.0
+        """steps: counted since the last `take`."""
         self._taken_s, self._taken_wait_s = 0.0, 0.0
 
     def start(self) -> None:
@@ -236,7 +237,7 @@ class Rates:
 
     def step_done(self) -> None:
         if self._started:
-            self._steps += 1
+            self.steps += 1
 
     @contextlib.contextmanager
     def input(self, busy: Callable[[], bool]) -> Iterator[None]:
@@ -255,12 +256,12 @@ class Rates:
 
         Empty where no step was counted. mfu: model FLOPs utilisation, Chowdhery et al. 2022, appendix B.
         """
-        if not self._steps:
+        if not self.steps:
             return {}
-        steps, (seconds, input_wait_s) = self._steps, self._take_seconds()
+        steps, (seconds, input_wait_s) = self.steps, self._take_seconds()
         if seconds == 0:
             return {}
-        self._steps = 0
+        self.steps = 0
         self._total_steps, self._total_s = self._total_steps + steps, self._total_s + seconds
         taken = {
             self._name: round(steps * self._per_step / seconds, 1),

@@ -95,3 +95,16 @@ def _copied(source: str, cache_dir: Path, say: Callable[[str], None], tokenizers
             f"--init-from {source}: can't be read ({type(error).__name__}: {error}); check the address, the network "
             "and your permission there"
         ) from error
+
+
+def require_unchanged(source: str | None, began_from: object, fingerprint: str) -> None:
+    """A run goes on from the very model and tokenizer that it began with; both are fingerprints.
+
+    Raises:
+        RequestError: `source` holds another now.
+    """
+    if began_from != fingerprint:
+        raise RequestError(
+            f"--init-from {source}: holds another model or tokenizer than when the run began; bring the old one back "
+            "there, or start a new run"
+        )

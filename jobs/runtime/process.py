@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn, Protocol, TextIO
 
 from contracts import process as process_environment
 from contracts import run_directory
@@ -37,6 +37,14 @@ RUNTIMES = {"pytorch": "torch", "pytorch_xla": "torch"}
 
 type Final = Mapping[str, Any]
 """What a job has measured in the end, of what JSON can hold: it becomes part of result.json."""
+
+
+class _Writes(Protocol):
+    def wait(self) -> None: ...
+
+
+class _Closes(Protocol):
+    def close(self) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +75,18 @@ class Run:
         """Write settings.json, the decided values of options that run.json leaves open; by rank 0."""
         if self.environment.is_first:
             self.directory.write_json(run_directory.SETTINGS, settings)
+
+    def leave(self, step: int, checkpoints: _Writes, *records: _Closes | None) -> NoReturn:
+        """End this process, as a host was told to stop; the checkpoint after `step` has begun.
+
+        records: what else is written to its end: metrics, where this process has them, and a trace.
+        """
+        with self.time.part("checkpoint"):
+            checkpoints.wait()
+        for record in records:
+            if record is not None:
+                record.close()
+        raise preemption.Preempted(step)
 
     def prepare(self, text: str) -> None:
         """Say what is done before the first step: a line in every host's log, shown to whoever follows the run."""

@@ -4,6 +4,7 @@ from jobs.runtime.metric_definitions import Metric, Metrics
 
 FRAMEWORK = "tensorflow"
 PREDICTS_FROM = ("model.keras", "pictures.json")
+HUB = ("keras", "image-classification")
 METRICS = Metrics(
     headline="accuracy",
     progress=("loss", "images_per_s"),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
-from contracts.errors import RequestError
+from jobs.runtime.option_rules import ABOVE_0_AND_FINITE, at_least, between, outside, profile_problems
 
 GROUPS = {
     "data": "The pictures",
@@ -71,7 +70,8 @@ class Config:
     """Decides the drawn parameters, the order of the pictures and how they are changed."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What activations are computed in; parameters are float32. auto: bfloat16 on a TPU and a GPU."""
+    """What activations are computed in; parameters are float32. auto: bfloat16, and float32 on a CPU
+    without avx512_bf16."""
     steps_per_execution: int = 1
     """Steps that are taken without coming back to Python; logs, evaluations and checkpoints fall between."""
 
@@ -93,19 +93,7 @@ class Config:
 
 def problems(config: Config, *, devices: int) -> list[str]:  # noqa: ARG001 - a batch is given for each device
     """Everything that is wrong with `config`, on any number of devices; empty where it can run."""
-    found = [
-        f"--{name.replace('_', '-')} {value}: must be at least {least}"
-        for name, least in _LEAST.items()
-        if (value := getattr(config, name)) is not None and value < least
-    ]
-    found += [
-        f"--{name.replace('_', '-')} {value}: must be between {low} and {high}"
-        for name, (low, high) in _BETWEEN.items()
-        if not low <= getattr(config, name) <= high
-    ]
-    for name in ("learning_rate", "epochs"):
-        if not 0 < getattr(config, name) < math.inf:
-            found.append(f"--{name.replace('_', '-')} {getattr(config, name)}: must be above 0 and finite")
+    found = outside(config, RANGES)
     if config.weights is not None and config.model == "convnet":
         found.append(f"--weights {config.weights}: is for --model efficientnetv2-b0")
     if config.steps_per_execution > 1:
@@ -116,33 +104,32 @@ def problems(config: Config, *, devices: int) -> list[str]:  # noqa: ARG001 - a 
                     f"--{name.replace('_', '-')} {value}: must be a multiple of --steps-per-execution "
                     f"{config.steps_per_execution}"
                 )
-    if config.profile is not None and config.steps is not None:
-        from jobs.runtime.profile import read_steps  # few runs are profiled
-
-        try:
-            read_steps(config.profile, steps=config.steps)
-        except RequestError as error:
-            found.append(str(error))
-    return found
+    return found + profile_problems(config)
 
 
-_LEAST = {
-    "image_size": 8,
-    "shuffle": 1,
-    "width": 1,
-    "batch_per_core": 1,
-    "steps": 1,
-    "steps_per_execution": 1,
-    "log_every": 1,
-    "eval_every": 1,
-    "checkpoint_every": 1,
-    "keep_checkpoints": 1,
-}
-_BETWEEN: dict[str, tuple[float, float]] = {
-    "seed": (0, 2**32 - 2),
-    "shift": (0.0, 0.5),
-    "zoom": (0.0, 0.5),
-    "warmup_share": (0.0, 1.0),
-    "label_smoothing": (0.0, 0.9),
-    "weight_decay": (0.0, 10.0),
+RANGES = {
+    **dict.fromkeys(
+        (
+            *(
+                "shuffle",
+                "width",
+                "batch_per_core",
+                "steps",
+                "steps_per_execution",
+                "log_every",
+                "eval_every",
+            ),
+            *("checkpoint_every", "keep_checkpoints"),
+        ),
+        at_least(1),
+    ),
+    "image_size": at_least(8),
+    "seed": between(0, 2**32 - 2),
+    "shift": between(0.0, 0.5),
+    "zoom": between(0.0, 0.5),
+    "warmup_share": between(0.0, 1.0),
+    "label_smoothing": between(0.0, 0.9),
+    "weight_decay": between(0.0, 10.0),
+    "learning_rate": ABOVE_0_AND_FINITE,
+    "epochs": ABOVE_0_AND_FINITE,
 }

@@ -41,7 +41,7 @@ class Pictures:
         done: batches that were taken before. wait_s: a variable that seconds are added to in which somebody waits.
         """
         part = part_of(self.index.of("train"), host=host, hosts=hosts)
-        records = self._records(part)
+        records = self.records(part)
 
         def epoch(number: Any) -> Any:
             seed = tf.stack([tf.constant(self.seed, tf.int64), number])
@@ -75,9 +75,10 @@ class Pictures:
 
     def held_out_of(self, *, host: int, hosts: int) -> int:
         """How many pictures a host evaluates on."""
-        return self._records(part_of(self.index.of("eval"), host=host, hosts=hosts))
+        return self.records(part_of(self.index.of("eval"), host=host, hosts=hosts))
 
-    def _records(self, part: Part) -> int:
+    def records(self, part: Part) -> int:
+        """How many a host reads of a part."""
         whole = sum(self.whole[name] for name in part.names)
         return max(0, -(-(whole - part.first) // part.every))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import io
-import math
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import tf_keras as keras
 
 from contracts.errors import RequestError
 from contracts.run_directory import SAMPLES
-from jobs.runtime import preemption
+from jobs.runtime import preemption, processor
 from jobs.runtime.checkpoints import Checkpoints
+from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.metrics import Metrics, Rates
 from jobs.runtime.process import Final, Run
 from jobs.runtime.profile import Profile, read_steps
@@ -30,8 +30,6 @@ from jobs.tf_images.shards import place_of
 
 LEAST_EVAL_EVERY = 50
 MOST_PICTURES, MOST_PICTURE_BYTES = 24, 8000
-FAST = ("tpu", "gpu")
-"""Platforms that compute faster in bfloat16."""
 
 
 def train(run: Run, config: Config) -> Final:
@@ -83,10 +81,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             )
             * config.steps_per_execution
         )
-        is_fast = config.dtype == "auto" and run.environment.platform in FAST
         # Other devices have batches brought to them ahead, by threads that wait in their place.
         self.is_waiting_seen = run.environment.platform == "cpu"
-        self.dtype = "bfloat16" if is_fast or config.dtype == "bfloat16" else "float32"
+        self.dtype = processor.dtype(config.dtype, run.environment.platform, distributed.everywhere)
         self.pictures = Pictures(
             index=index,
             whole=whole,
@@ -98,26 +95,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             zoom=config.zoom,
             class_weights=balanced(index.counts("train")) if config.class_weights == "balanced" else (),
         )
-        peak = config.learning_rate * self.step_pictures / RATE_BATCH
-        warmup = round(config.warmup_share * self.steps)
-        self.rate = keras.optimizers.schedules.CosineDecay(
-            0.0 if warmup else peak,
-            max(1, self.steps - warmup),
-            warmup_target=peak if warmup else None,
-            warmup_steps=warmup,
-        )
-        with self.strategy.scope():
-            self.network = self.build(self.dtype)
-            optimizer = keras.optimizers.AdamW(self.rate, weight_decay=config.weight_decay)
-            optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
-            optimizer.build(self.network.trainable_variables)
-            self.network.compile(
-                optimizer,
-                keras.losses.CategoricalCrossentropy(True, config.label_smoothing),
-                steps_per_execution=config.steps_per_execution,
-            )
-            # By itself Keras adds up the losses of some strategies' devices, and takes the first of others'.
-            self.network.distribute_reduction_method = "sum"
+        self.peak_rate = config.learning_rate * self.step_pictures / RATE_BATCH
+        self.compile()
         self.logits = tf.function(
             lambda images: self.strategy.run(lambda mine: self.network(mine, training=False), (images,))
         )
@@ -133,7 +112,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
                 "steps": self.steps,
                 "eval_every": self.eval_every,
                 "image_size": self.size,
-                "peak_learning_rate": peak,
+                "peak_learning_rate": self.peak_rate,
                 "dtype": self.dtype,
                 "labels": list(index.labels),
             }
@@ -151,6 +130,29 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
                 f"every {hosts}th record; shards made with --multiple-of {hosts} are read by one host each"
             )
 
+    def compile(self) -> None:
+        """The network and its optimizer, the same on all devices."""
+        config = self.config
+        warmup = round(config.warmup_share * self.steps)
+        self.rate = keras.optimizers.schedules.CosineDecay(
+            0.0 if warmup else self.peak_rate,
+            max(1, self.steps - warmup),
+            warmup_target=self.peak_rate if warmup else None,
+            warmup_steps=warmup,
+        )
+        with self.strategy.scope():
+            self.network = self.build(self.dtype)
+            optimizer = keras.optimizers.AdamW(self.rate, weight_decay=config.weight_decay)
+            optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+            optimizer.build(self.network.trainable_variables)
+            self.network.compile(
+                optimizer,
+                keras.losses.CategoricalCrossentropy(True, config.label_smoothing),
+                steps_per_execution=config.steps_per_execution,
+            )
+            # By itself Keras adds up the losses of some strategies' devices, and takes the first of others'.
+            self.network.distribute_reduction_method = "sum"
+
     def build(self, dtype: str) -> Any:
         return model.build(
             self.config,
@@ -165,7 +167,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         run, config = self.run, self.config
         state = State({"model": self.network, "optimizer": self.network.optimizer})
         self.checkpoints = Checkpoints(run.directory, state, distributed, keep_last=config.keep_checkpoints)
-        self.done, self.best_score, self.best_step = 0, -math.inf, 0
+        self.done, self.evaluations = 0, Evaluations(run, "accuracy")
         restored = self.checkpoints.restore_latest()
         if restored is not None:
             self.done, notes = restored
@@ -174,8 +176,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
                     f"--data {config.data}: has other shards than when the run began; bring the old ones back, or "
                     "start a new run"
                 )
-            self.best_score, self.best_step = notes["best_score"], notes["best_step"]
-            self.checkpoints.best = self.best_step or None
+            self.evaluations.restore(notes)
+            self.checkpoints.best = self.evaluations.best_step
             run.say(f"resumed after step {self.done}")
         self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
         self.traced = read_steps(config.profile, steps=self.steps)
@@ -239,7 +241,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         if leaving or evaluating or step % config.checkpoint_every == 0:
             self.save(step)
             if leaving:
-                self.leave(step)
+                run.leave(step, self.checkpoints, self.metrics, self.profile)
             run.heartbeat.state("stepping")
         if evaluating:
             self.evaluate(step)
@@ -249,7 +251,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         if self.metrics is None:
             return
         with self.run.time.part("logging"):
-            steps, rates = self.rates._steps, self.rates.take()
+            steps, rates = self.rates.steps, self.rates.take()
             if rates:
                 waited_s, self.waited_s = self.waited_s, float(self.wait_s)
                 rates["input_wait_s"] = round((self.waited_s - waited_s) / steps, 6)
@@ -271,17 +273,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on the held-out pictures, and write it down as of `step`."""
-        run = self.run
-        with run.time.part("evaluation"):
-            run.heartbeat.say("evaluating")
-            found = self.score()
-            if found["accuracy"] > self.best_score:
-                self.best_score, self.best_step = found["accuracy"], step
-                self.checkpoints.best = step
-            if self.metrics is not None:
-                self.metrics.write(step, found)
-            run.say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
-            return found
+        found = self.evaluations.evaluate(step, self.score, self.metrics)
+        self.checkpoints.best = self.evaluations.best_step
+        return found
 
     def score(self) -> dict[str, float]:
         """Accuracy and loss of all held-out pictures, the same in all processes; keeps the confusion matrix, and what
@@ -325,18 +319,8 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         with self.run.time.part("checkpoint"):
             self.run.heartbeat.state("saving")
             self.even_out()
-            best = {"best_score": self.best_score, "best_step": self.best_step}
-            self.checkpoints.save(step, {"data": self.index.fingerprint, **best})
+            self.checkpoints.save(step, {"data": self.index.fingerprint, **self.evaluations.notes()})
             self.run.heartbeat.tick()
-
-    def leave(self, step: int) -> None:
-        """End this process, as a host was told to stop; the checkpoint after `step` has begun."""
-        with self.run.time.part("checkpoint"):
-            self.checkpoints.wait()
-        if self.metrics is not None:
-            self.metrics.close()
-        self.profile.close()
-        raise preemption.Preempted(step)
 
     def finish(self) -> Final:
         """Write the last checkpoint, evaluate, export; returns the final metrics."""
@@ -344,9 +328,9 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         run.time.enter("finish")
         self.save(self.steps)
         final = self.evaluate(self.steps)
-        exported = self.steps
-        if config.best and self.best_step != self.steps:
-            exported = self.best_step
+        exported, best = self.steps, self.evaluations.best_step
+        if config.best and best != self.steps:
+            exported = best
             self.checkpoints.restore_model(exported)
             final = self.score()
         self.checkpoints.close()
@@ -369,7 +353,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
             "images_per_s": self.rates.overall(),
             **final,
             "baseline": baseline,
-            "best_step": self.best_step,
+            "best_step": best,
             "exported_step": exported,
         }
 

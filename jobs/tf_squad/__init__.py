@@ -4,6 +4,7 @@ from jobs.runtime.metric_definitions import Metric, Metrics
 
 FRAMEWORK = "tensorflow"
 PREDICTS_FROM = ("config.json", "model.safetensors", "tokenizer.json")
+HUB = ("transformers", "question-answering")
 METRICS = Metrics(
     headline="f1",
     progress=("loss", "windows_per_s"),

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
-from contracts.errors import RequestError
+from jobs.glue.options import RANGES as OF_GLUE
+from jobs.runtime.option_rules import (
+    FINITE,
+    at_least,
+    batch_problems,
+    outside,
+    profile_problems,
+)
 
 QUESTION_TOKENS = 64
 """A longer question is cut, as in Devlin et al. 2019's program; at half of --max-length where that is less."""
@@ -81,7 +87,8 @@ class Config:
     """Decides the drawn parameters, the order of the windows and dropout."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What activations are computed in; parameters are float32. auto: bfloat16 on a GPU and a TPU."""
+    """What activations are computed in; parameters are float32. auto: bfloat16, and float32 on a CPU
+    without avx512_bf16."""
     steps_per_call: int = 10
     """Steps that the devices take between two returns to Python."""
 
@@ -106,11 +113,7 @@ def learning_rate(config: Config, width: int) -> float:
 
 def problems(config: Config, *, devices: int) -> list[str]:
     """Everything that is wrong with `config` on so many devices; empty where it can run."""
-    found = [
-        f"--{name.replace('_', '-')} {value}: must be {rule}"
-        for name, (least, most, rule) in _RANGES.items()
-        if (value := getattr(config, name)) is not None and not least <= value <= most
-    ]
+    found = outside(config, RANGES)
     if config.scratch and config.init_from is None:
         found.append(
             "--scratch: takes tokenizer and sizes from --init-from; name a folder, or leave --scratch out"
@@ -121,49 +124,13 @@ def problems(config: Config, *, devices: int) -> list[str]:
             f"--stride {config.stride}: with --max-length {config.max_length} a window may hold only {room} tokens of "
             f"the text, and between two windows some would be left out; choose at most {room}"
         )
-    if config.profile is not None and config.steps is not None:
-        from jobs.runtime.profile import read_steps  # few runs are profiled
-
-        try:
-            read_steps(config.profile, steps=config.steps)
-        except RequestError as error:
-            found.append(str(error))
-    if not found and config.batch_size % devices:
-        below = config.batch_size // devices * devices
-        fitting = " or ".join(str(size) for size in (below, below + devices) if size)
-        found.append(
-            f"--batch-size {config.batch_size}: is shared out over {devices} devices, so it must be a multiple of "
-            f"{devices}; choose {fitting}"
-        )
-    return found
+    found += profile_problems(config)
+    return found or batch_problems(config.batch_size, devices)
 
 
-def _at_least(least: int) -> tuple[float, float, str]:
-    return least, math.inf, f"at least {least}"
-
-
-def _between(low: float, high: float) -> tuple[float, float, str]:
-    return low, high, f"between {low} and {high}"
-
-
-_LARGEST = 1.7e308
-_POSITIVE, _FINITE = (5e-324, _LARGEST, "above 0 and finite"), (0.0, _LARGEST, "finite and not negative")
-_RANGES: dict[str, tuple[float, float, str]] = {
-    **dict.fromkeys(
-        (
-            *("stride", "answer_length", "best_spans", "batch_size", "steps", "steps_per_call", "log_every"),
-            *("eval_every", "checkpoint_every", "keep_checkpoints"),
-        ),
-        _at_least(1),
-    ),
-    "max_length": _at_least(16),
-    "seed": _between(0, 2**32 - 1),
-    "eval_fraction": _between(0.001, 0.5),
-    "dropout": _between(0.0, 0.9),
-    "warmup_share": _between(0.0, 1.0),
-    "epochs": _POSITIVE,
-    "learning_rate": _POSITIVE,
-    "clip_norm": (5e-324, math.inf, "above 0"),
-    "weight_decay": _FINITE,
-    "null_threshold": (-_LARGEST, _LARGEST, "finite"),
+RANGES = {
+    **{each.name: OF_GLUE[each.name] for each in dataclasses.fields(Config) if each.name in OF_GLUE},
+    **dict.fromkeys(("stride", "answer_length", "best_spans", "steps_per_call"), at_least(1)),
+    "max_length": at_least(16),
+    "null_threshold": FINITE,
 }

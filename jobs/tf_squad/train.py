@@ -12,9 +12,11 @@ import tf_keras
 
 from contracts.errors import RequestError
 from contracts.run_directory import SAMPLES
-from jobs.runtime import preemption
+from jobs.runtime import preemption, processor
 from jobs.runtime.checkpoints import Checkpoints
+from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.metrics import Metrics, Rates
+from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
 from jobs.runtime.profile import Profile, read_steps
 from jobs.runtime.tensorflow import distributed
@@ -89,8 +91,7 @@ class Training:
         self.steps = config.steps or max(1, round(epochs * steps_per_epoch))
         self.eval_every = config.eval_every or steps_per_epoch
         peak = learning_rate(config, beginning.settings["hidden_size"])
-        is_fast = config.dtype == "auto" and run.environment.platform != "cpu"
-        dtype = "bfloat16" if is_fast or config.dtype == "bfloat16" else "float32"
+        dtype = processor.dtype(config.dtype, run.environment.platform, distributed.everywhere)
         with self.strategy.scope():
             self.model = model.build(beginning.settings, dtype)
             self.rate = Rate(peak, self.steps, config.warmup_share)
@@ -125,17 +126,13 @@ class Training:
         run, config, beginning = self.run, self.config, self.beginning
         state = State({"model": self.model, "optimizer": self.optimizer})
         self.checkpoints = Checkpoints(run.directory, state, distributed, keep_last=config.keep_checkpoints)
-        self.done = 0
+        self.done, self.evaluations = 0, Evaluations(run, "f1")
         restored = self.checkpoints.restore_latest()
         if restored is None:
             model.begin(self.model, beginning, config.seed)
         else:
             self.done, notes = restored
-            if notes["began_from"] != beginning.fingerprint:
-                raise RequestError(
-                    f"--init-from {config.init_from}: holds another model or tokenizer than when the run began; bring "
-                    "the old one back there, or start a new run"
-                )
+            require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
             run.say(f"resumed after step {self.done}")
         self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
         self.profiled = read_steps(config.profile, steps=self.steps)
@@ -170,7 +167,7 @@ class Training:
             if leaving or evaluating or step % config.checkpoint_every == 0:
                 self.save(step)
                 if leaving:
-                    self.leave(step)
+                    run.leave(step, self.checkpoints, self.metrics, self.profile)
                 run.heartbeat.state("stepping")
             if evaluating:
                 self.evaluate(step)
@@ -269,22 +266,17 @@ class Training:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on the held-out questions, and write it down as of `step`."""
-        run = self.run
-        with run.time.part("evaluation"):
-            run.heartbeat.say("evaluating")
-            loss, start_NS, end_NS = self.predict()
-            self.answers = windows.answers(
-                self.eval_windows, start_NS, end_NS, self.config, may_be_none=self.dataset.has_unanswerable
-            )
-            said = {
-                each.id: answer.text for each, answer in zip(self.dataset.eval, self.answers, strict=True)
-            }
-            truths = {each.id: each.answers for each in self.dataset.eval}
-            found = {**scores.scores(said, truths), "eval_loss": loss}
-            if self.metrics is not None:
-                self.metrics.write(step, found)
-            run.say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
-            return found
+        return self.evaluations.evaluate(step, self.answer, self.metrics)
+
+    def answer(self) -> dict[str, float]:
+        """Answer the held-out questions; the scores and the loss."""
+        loss, start_NS, end_NS = self.predict()
+        self.answers = windows.answers(
+            self.eval_windows, start_NS, end_NS, self.config, may_be_none=self.dataset.has_unanswerable
+        )
+        said = {each.id: answer.text for each, answer in zip(self.dataset.eval, self.answers, strict=True)}
+        truths = {each.id: each.answers for each in self.dataset.eval}
+        return {**scores.scores(said, truths), "eval_loss": loss}
 
     def predict(self) -> tuple[float, windows.Array, windows.Array]:
         """The loss of the held-out windows, and their scores, (N, S) each; the same in all processes."""
@@ -322,15 +314,6 @@ class Training:
             self.run.heartbeat.state("saving")
             self.checkpoints.save(step, {"began_from": self.beginning.fingerprint})
             self.run.heartbeat.tick()
-
-    def leave(self, step: int) -> None:
-        """End this process, as a host was told to stop; the checkpoint after `step` has begun."""
-        with self.run.time.part("checkpoint"):
-            self.checkpoints.wait()
-        if self.metrics is not None:
-            self.metrics.close()
-        self.profile.close()
-        raise preemption.Preempted(step)
 
     def finish(self) -> Final:
         """Write the last checkpoint, evaluate, export; returns the final metrics."""

@@ -2,7 +2,8 @@
 
 from jobs.glue import METRICS
 
-__all__ = ["FRAMEWORK", "FRAMEWORKS", "METRICS"]
+__all__ = ["FRAMEWORK", "FRAMEWORKS", "HUB", "METRICS"]
 
 FRAMEWORKS = ("pytorch", "pytorch_xla")
 FRAMEWORK = FRAMEWORKS[0]
+HUB = ("transformers", "text-classification")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,13 @@ from torch.nn import functional
 
 from contracts.errors import RequestError
 from jobs.glue import data, predictions
-from jobs.glue.batches import Batch, make_batches
+from jobs.glue.batches import Batch, in_order, make_batches
 from jobs.glue.options import learning_rate, problems, scheduled
-from jobs.runtime import preemption
+from jobs.runtime import preemption, processor
 from jobs.runtime.checkpoints import Checkpoints
+from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.metrics import Metrics, Rates
+from jobs.runtime.model_folder import require_unchanged
 from jobs.runtime.process import Final, Run
 from jobs.runtime.profile import Profile, read_steps
 from jobs.runtime.torch import distributed
@@ -72,8 +73,8 @@ class Training:
         self.steps = config.steps or max(1, round(config.epochs * self.batches.steps_per_epoch))
         self.eval_every = config.eval_every or self.batches.steps_per_epoch
         self.peak_rate = learning_rate(config, beginning.settings.hidden_size)
-        is_fast = config.dtype == "auto" and distributed.everywhere(self.device.multiplies_bfloat16())
-        self.dtype = torch.bfloat16 if is_fast or config.dtype == "bfloat16" else torch.float32
+        chosen = processor.dtype(config.dtype, self.device.type, distributed.everywhere)
+        self.dtype: torch.dtype = getattr(torch, chosen)
 
         self.model = model.build(beginning, config.seed)
         is_compiled = self.decide_compile()
@@ -131,21 +132,13 @@ class Training:
         self.checkpoints = Checkpoints(
             run.directory, self.state, distributed, keep_last=config.keep_checkpoints
         )
-        self.done, self.best_score, self.best_step, self.worse = 0, -math.inf, 0, 0
+        self.done, self.evaluations = 0, Evaluations(run, "eval_score", patience=config.patience)
         restored = self.checkpoints.restore_latest()
         if restored is not None:
             self.done, notes = restored
-            if notes["began_from"] != beginning.fingerprint:
-                raise RequestError(
-                    f"--init-from {config.init_from}: holds another model or tokenizer than when the run began; bring "
-                    "the old one back there, or start a new run"
-                )
-            self.best_score, self.best_step, self.worse = (
-                notes["best_score"],
-                notes["best_step"],
-                notes["worse"],
-            )
-            self.checkpoints.best = self.best_step or None
+            require_unchanged(config.init_from, notes["began_from"], beginning.fingerprint)
+            self.evaluations.restore(notes)
+            self.checkpoints.best = self.evaluations.best_step
             run.say(f"resumed after step {self.done}")
         self.notes: dict[str, Any] = {"began_from": beginning.fingerprint}
         self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
@@ -170,8 +163,7 @@ class Training:
         config, run = self.config, self.run
         run.heartbeat.say(None)
         for step in range(self.done + 1, self.steps + 1):
-            if self.is_over():
-                run.say(f"step {step - 1}: {self.worse} evaluations without a better score; training ends")
+            if self.evaluations.is_over:
                 self.steps = step - 1
                 break
             with self.profile.step(step):
@@ -193,15 +185,11 @@ class Training:
             if leaving or evaluating or step % config.checkpoint_every == 0:
                 self.save(step)
                 if leaving:
-                    self.leave(step)
+                    run.leave(step, self.checkpoints, self.metrics, self.profile)
                 run.heartbeat.state("stepping")
             if evaluating:
                 self.evaluate(step)
                 run.heartbeat.say(None)
-
-    def is_over(self) -> bool:
-        """Whether --patience has run out."""
-        return self.config.patience is not None and self.worse >= self.config.patience
 
     def take_step(self, step: int, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """One step on this process's rows; the loss of these and the norm of the gradient, on the device."""
@@ -246,19 +234,9 @@ class Training:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate on the held-out rows, and write it down as of `step`."""
-        run = self.run
-        with run.time.part("evaluation"):
-            run.heartbeat.say("evaluating")
-            found = self.score()
-            if found["eval_score"] > self.best_score:
-                self.best_score, self.best_step, self.worse = found["eval_score"], step, 0
-                self.checkpoints.best = step
-            else:
-                self.worse += 1
-            if self.metrics is not None:
-                self.metrics.write(step, found)
-            run.say(f"step {step}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
-            return found
+        found = self.evaluations.evaluate(step, self.score, self.metrics)
+        self.checkpoints.best = self.evaluations.best_step
+        return found
 
     def score(self) -> dict[str, float]:
         """The loss and the scores of the held-out rows; the same in all processes."""
@@ -279,26 +257,14 @@ class Training:
         rows_N, logits_NC = (
             distributed.exchange_on_host(torch.cat(each)).flatten(0, 1).numpy() for each in (rows, logits)
         )
-        order = np.argsort(rows_N, kind="stable")[(rows_N < 0).sum() :]
-        found: np.ndarray[Any, Any] = logits_NC[order]
-        return found
+        return in_order(rows_N, logits_NC)
 
     def save(self, step: int) -> None:
         """Begin a checkpoint of the state after `step`."""
         with self.run.time.part("checkpoint"):
             self.run.heartbeat.state("saving")
-            best = {"best_score": self.best_score, "best_step": self.best_step, "worse": self.worse}
-            self.checkpoints.save(step, {**self.notes, **best})
+            self.checkpoints.save(step, {**self.notes, **self.evaluations.notes()})
             self.run.heartbeat.tick()
-
-    def leave(self, step: int) -> None:
-        """End this process, as a host was told to stop; the checkpoint after `step` has begun."""
-        with self.run.time.part("checkpoint"):
-            self.checkpoints.wait()
-        if self.metrics is not None:
-            self.metrics.close()
-        self.profile.close()
-        raise preemption.Preempted(step)
 
     def finish(self) -> Final:
         """Write the last checkpoint, evaluate, export; returns the final metrics."""
@@ -306,12 +272,13 @@ class Training:
         run.time.enter("finish")
         self.save(self.steps)
         final = self.evaluate(self.steps)
-        exported = self.steps
-        if config.best and self.best_step != self.steps:
-            exported = self.best_step
+        exported, best = self.steps, self.evaluations.best_step
+        if config.best and best != self.steps:
+            exported = best
             self.checkpoints.restore_model(exported)
             final = self.score()
         self.checkpoints.close()
+        self.profile.close()
         warning = predictions.no_better_than_chance(self.dataset, final)
         if warning is not None:
             run.warn(warning)
@@ -326,7 +293,7 @@ class Training:
             "rows_per_s": self.rates.overall(),
             **final,
             "baseline": self.dataset.baseline,
-            "best_step": self.best_step,
+            "best_step": best,
             "exported_step": exported,
             "padding": round(self.batches.padding, 4),
         }

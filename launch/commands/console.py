@@ -1,21 +1,24 @@
-"""`fab status`, `logs`, `runs`, `stop` and `jobs`: one function a command, each returning its exit code."""
+"""`fab status`, `logs`, `runs`, `compare`, `stop` and `jobs`: one function a command, each returning its exit code."""
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import SILENCE_LIMIT_S
-from launch import follow, run_record, runs
+from jobs.runtime.metric_definitions import Metric
+from launch import follow, overview, run_record, runs
 from launch import jobs as job_index
 from launch.display import Lines, printable, say, terminal
 from launch.hosts import Agent, HostError, PendingAnswer, stop_processes
@@ -26,7 +29,7 @@ from launch.targets import Target
 NO_RUNS = "no runs yet; `make train` or `fab train --job flax_mlm` starts one"
 
 
-def status(target: Target, wanted: str | None) -> int:
+def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
     """Print a table of the hosts of each active run, or of the run asked for."""
     console = terminal()
     if wanted:
@@ -34,15 +37,21 @@ def status(target: Target, wanted: str | None) -> int:
         known = runs.look(target.find_agents(chosen[0].described), chosen[0])
     else:
         chosen = runs.list_runs(target.runs)
-        known = runs.look_at_all(_agents(target, chosen))
-    if not chosen:
+        known = runs.look_at_all(target.agents_of_all(chosen))
+    if not chosen and not as_json:
         say(console)(NO_RUNS)
         return 0
     states = {run.run_id: runs.state_by(run, known) for run in chosen}
     if wanted is None:
         chosen = [run for run in chosen if states[run.run_id] in run_directory.ACTIVE] or chosen[:1]
+    chosen = [follow.with_agents_beats(run, known) for run in chosen]
+    if as_json:
+        said = [
+            {**overview.overview(run, states[run.run_id]), "host_states": overview.hosts(run, known.of(run))}
+            for run in chosen
+        ]
+        return _print_json(said, known)
     for run in chosen:
-        run = follow.with_agents_beats(run, known)
         step, latest = runs.progress(run)
         figure = runs.figure(run, latest)
         say(console)(
@@ -54,35 +63,23 @@ def status(target: Target, wanted: str | None) -> int:
         if states[run.run_id] not in (*run_directory.ACTIVE, "done"):
             for line in run_record.summary(run, states[run.run_id])[1:]:
                 say(console)(line)
-    for error in known.errors:
-        say(console)(f"no answer from {error}")
+    _tell_silent(console, known)
     return 0
-
-
-def _agents(target: Target, several: list[Run]) -> tuple[Agent, ...]:
-    """Return all agents that may know of these runs; on this machine also those of runs with other hosts."""
-    if not target.is_local:
-        return target.agents
-    return tuple(agent for run in several for agent in target.find_agents(run.described))
 
 
 def _hosts_table(run: Run, known: runs.Look) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("host", "process", "state", "step", "heartbeat", "says"):
         table.add_column(heading)
-    entries = {p["process_id"]: p for p in known.processes}
-    silent = {error.host for error in known.errors}
-    for host, beat in zip(run.described["hosts"], run.current(), strict=False):
-        entry = entries.get(host["index"], {})
-        gone = "no answer" if host["name"] in silent else "gone"
-        ago = f"{spoken(time.time() - beat['time'])} ago" if beat else "none"
+    for host in overview.hosts(run, known):
+        age_s = host["heartbeat_age_s"]
         table.add_row(
-            host["name"],
-            f"{entry.get('state', gone)} (pid {entry['pid']})" if entry else gone,
-            beat["state"] if beat else "",
-            str(beat["step"]) if beat else "",
-            ago,
-            printable((beat or {}).get("message") or ""),
+            host["host"],
+            host["process"] + (f" (pid {host['pid']})" if host["pid"] else ""),
+            host["state"] or "",
+            "" if host["step"] is None else str(host["step"]),
+            "none" if age_s is None else f"{spoken(age_s)} ago",
+            printable(host["message"] or ""),
         )
     return table
 
@@ -109,15 +106,19 @@ def logs(target: Target, wanted: str, *, host: int | None, keep_on: bool, lines:
     return 0 if all_answered else 1
 
 
-def list_runs(target: Target, *, limit: int | None) -> int:
+def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> int:
     """Print a table of runs, the newest first."""
     console = terminal()
     everything = runs.list_runs(target.runs)
-    if not everything:
+    if not everything and not as_json:
         say(console)(NO_RUNS)
         return 0
+    shown = everything[:limit]
+    known = runs.look_at_all(target.agents_of_all(shown))
+    if as_json:
+        return _print_json([overview.overview(run, runs.state_by(run, known)) for run in shown], known)
     table = Table(box=None, pad_edge=False, header_style="dim")
-    ids = max(len(run.run_id) for run in everything[:limit])
+    ids = max(len(run.run_id) for run in shown)
     for heading in ("run", "name", "job", "state", "step", "measured", "age"):
         table.add_column(
             heading,
@@ -125,8 +126,7 @@ def list_runs(target: Target, *, limit: int | None) -> int:
             # However narrow the terminal is: half an id names no run.
             min_width=ids if heading == "run" else None,
         )
-    known = runs.look_at_all(_agents(target, everything[:limit]))
-    for run in everything[:limit]:
+    for run in shown:
         step, latest = runs.progress(run)
         table.add_row(
             run.run_id,
@@ -138,10 +138,70 @@ def list_runs(target: Target, *, limit: int | None) -> int:
             runs.age(run),
         )
     console.print(table)
-    for error in known.errors:
-        say(console)(f"no answer from {error}")
+    _tell_silent(console, known)
     if limit is not None and len(everything) > limit:
         say(console)(f"{len(everything) - limit} older ones: `fab runs --all`")
+    return 0
+
+
+def compare(target: Target, wanted: Sequence[str], *, as_json: bool) -> int:
+    """Print several runs side by side: what differs in their settings, and what they measured.
+
+    Raises:
+        RequestError: fewer than two runs are named, or one is named twice, or is not there.
+    """
+    several = [runs.find(target.runs, each) for each in wanted]
+    named = [run.run_id for run in several]
+    if len({*named}) < max(2, len(named)):
+        raise RequestError(f"{', '.join(wanted)}: name two runs or more, each once; `fab runs` lists them")
+    known = runs.look_at_all(target.agents_of_all(several))
+    said = [overview.overview(run, runs.state_by(run, known)) for run in several]
+    found = overview.compare(several, said)
+    if as_json:
+        print(json.dumps({"runs": said, "settings": {row.name: row.values for row in found.settings}}))
+        return 0
+    console = terminal()
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column("")
+    for run in several:
+        table.add_column(run.described.get("name") or run.run_id, min_width=len(run.run_id), overflow="fold")
+    if any(run.described.get("name") for run in several):
+        table.add_row("run", *named)
+    for row in found.about:
+        show = spoken if row.name == "wall time" else str
+        _add(table, row.name, ["" if value is None else show(value) for value in row.values])
+    for heading, rows in (("settings that differ", found.settings), ("measured", found.metrics)):
+        table.add_row()
+        table.add_row(heading if rows else f"no {heading}", style="dim")
+        for row in rows:
+            texts = [_cell(value, row.metric) for value in row.values]
+            if row.best is not None:
+                texts[row.best] += "  best"
+            _add(table, row.metric.title if row.metric else row.name, texts)
+    console.print(table)
+    _tell_silent(console, known)
+    return 0
+
+
+def _add(table: Table, name: str, texts: Sequence[str]) -> None:
+    table.add_row(name, *map(printable, texts))
+
+
+def _cell(value: Any, metric: Metric | None) -> str:
+    if value is None:
+        return "-"
+    if metric is not None:
+        return metric.text(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _tell_silent(console: Console, known: runs.Look) -> None:
+    for error in known.errors:
+        say(console)(f"no answer from {error}")
+
+
+def _print_json(said: list[dict[str, Any]], known: runs.Look) -> int:
+    print(json.dumps({"runs": said, "no_answer": [str(error) for error in known.errors]}))
     return 0
 
 
@@ -176,7 +236,7 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
 
 def _only_active(target: Target) -> Run:
     everything = runs.list_runs(target.runs)
-    known = runs.look_at_all(_agents(target, everything))
+    known = runs.look_at_all(target.agents_of_all(everything))
     active = [run for run in everything if runs.state_by(run, known) in run_directory.ACTIVE]
     if not active:
         raise RequestError("--run: no run is active; `fab runs` lists them all")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import posixpath
 import shutil
 import sys
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from contracts.atomic import beside_name
 from contracts.errors import RequestError
+from contracts.files import DiskFiles
 from contracts.inventory import Host
 from launch.display import say, terminal
 from launch.hosts import Count, HostError, HostsError, Transport, in_thread
@@ -92,7 +92,7 @@ def get(target: Target, source: str, wanted: str, *, force: bool) -> int:
         fresh = Path(_beside(copied.path) if copied.replaces else copied.path)
         transport.get(found.path, fresh, count)
         if copied.replaces:
-            _swap(Path(copied.path), fresh, Path(_beside(copied.path)))
+            swap(Path(copied.path), fresh, Path(_beside(copied.path)))
         return size_of(Path(copied.path))
 
     return _on_all(hosts, copy, f"{source} from", None)
@@ -113,7 +113,8 @@ def _beside(path: str) -> str:
     return posixpath.join(folder, beside_name(name))
 
 
-def _swap(old: Path, new: Path, aside: Path) -> None:
+def swap(old: Path, new: Path, aside: Path) -> None:
+    """Let the folder `new` take the place of the folder `old`, which is `aside` for a moment."""
     old.rename(aside)
     try:
         new.rename(old)
@@ -229,9 +230,7 @@ def size_of(path: Path) -> int:
     """Return the bytes of a file, or of all files in a folder; links are not followed."""
     if not path.is_dir() or path.is_symlink():
         return path.lstat().st_size if kind_of(path) == "file" else 0
-    return sum(
-        os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names
-    )
+    return DiskFiles().folder_bytes(str(path))
 
 
 def kind_of(path: Path) -> Kind:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,15 @@ from contracts.run_directory import EXPORT
 from jobs.runtime.cache import build_once, user_cache_dir
 from jobs.runtime.report.render import quoted
 from launch import environments, jobs, runs
+from launch.commands.export import fetch, note
 from launch.display import printable, say, terminal
 from launch.hosts import HostError
 from launch.jobs import CHECKOUT, Job
-from launch.remote_files import Buckets
 from launch.runs import Run
 from launch.targets import Target
 
 LIMIT_S = 1800.0
-"""For the answers, and for the copy of an export from a bucket."""
+"""For the answers."""
 FROM_FILE = "@"
 """Begins the name of a file that has the text; doubled, a text that begins with it."""
 LONGEST_HEADING = 400
@@ -88,9 +87,7 @@ def _read(typed: str) -> str:
 
 
 def _run(target: Target, wanted: str) -> Run:
-    """Return the run that is meant; "latest" is the latest whose job can predict, "latest:JOB" a job's latest done."""
-    if wanted.startswith(runs.LATEST_OF):
-        return runs.latest_of(target.runs, wanted)
+    """Return the run that is meant; "latest" is the latest whose job can predict."""
     if wanted == runs.LATEST:
         able = {name for name in jobs.names() if jobs.find(name).can_predict}
         found = next((run for run in runs.list_runs(target.runs) if run.described["job"] in able), None)
@@ -99,28 +96,14 @@ def _run(target: Target, wanted: str) -> Run:
     return runs.find(target.runs, wanted)
 
 
-def _note(text: str) -> None:
-    """Say something beside the answers, which a program may read."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def _on_this_machine(target: Target, run: Run, job: Job) -> str:
     """Return the export as a folder of this machine; one of a bucket or a host is copied into the cache."""
-    path, is_remote = run.directory.path(EXPORT), run.directory.is_remote
-    if target.is_local and not is_remote:
-        return path
+    if target.is_local and not run.directory.is_remote:
+        return run.directory.path(EXPORT)
     ended = int((run.current_result() or {}).get("time") or 0)
     copied = user_cache_dir(os.environ) / "exports" / f"{run.run_id}-{run.attempt}-{ended}"
 
-    def fetch(temporary: Path) -> None:
-        _note(f"copying {path}{'' if is_remote else f' from {target.hosts[0].name}'}")
-        for name in job.predicts_from or run.directory.list(EXPORT):
-            if is_remote:
-                Buckets().get(f"{path}/{name}", temporary / name, limit_s=LIMIT_S)
-            else:
-                target.transports[0].get(f"{path}/{name}", temporary / name)
-
-    build_once(copied, fetch)
+    build_once(copied, lambda temporary: fetch(target, run, temporary, job.predicts_from))
     return str(copied)
 
 
@@ -133,7 +116,7 @@ def ask(job: Job, export: str, asked: dict[str, Any]) -> Answers:
         RequestError: the request cannot be carried out; the job's own words.
         HostError: it ended otherwise.
     """
-    environments.ensure(job.framework, _note)
+    environments.ensure(job.framework, note)
     python = str(environments.python_of(job.framework))
     cache_dir = str(user_cache_dir(os.environ))
     try:

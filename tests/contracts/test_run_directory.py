@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+import tempfile
 import threading
 import uuid
 from pathlib import Path
@@ -90,6 +92,20 @@ def test_a_folder_that_is_put_replaces_the_one_before(directory: RunDirectory, t
     assert directory.list("export") == ["b", "c", "inner"]
     assert directory.list("export/inner") == ["b", "c"]
     assert directory.read_text("export/b") == "b1"
+
+
+def test_whoever_may_read_a_run_may_read_a_folder_that_was_made_for_its_owner_only(tmp_path: Path) -> None:
+    made = Path(tempfile.mkdtemp(dir=tmp_path))
+    (made / "inner").mkdir(mode=0o700)
+    (made / "inner" / "weights").touch(mode=0o600)
+    before = os.umask(0o022)
+    try:
+        files_of("x").put_folder(str(made), f"{tmp_path}/run/export")
+    finally:
+        os.umask(before)
+    export = tmp_path / "run" / "export"
+    modes = [stat.S_IMODE(each.stat().st_mode) for each in (export, *sorted(export.rglob("*")))]
+    assert modes == [0o755, 0o755, 0o644]
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_half(

@@ -36,7 +36,20 @@ main()
 
 
 TASKS = [
-    *("train", "status", "logs", "stop", "recover", "runs", "predict", "jobs"),
+    *(
+        "train",
+        "status",
+        "logs",
+        "stop",
+        "recover",
+        "runs",
+        "compare",
+        "predict",
+        "export",
+        "rm",
+        "prune",
+        "jobs",
+    ),
     *("deploy", "verify", "doctor", "trust", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
     *("build", "push", "images"),
     *("rehearsal", "accelerators"),
@@ -178,7 +191,10 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
             NO_ARGUMENT.format("ls", "run")
             + "a command for the hosts comes after --:\n  fab run --group -- ls -l",
         ),
-        ("status -- ls", "-- ls: only `fab train` and `fab run` and `fab predict` take words after --"),
+        (
+            "status -- ls",
+            "-- ls: only `fab train`, `fab run`, `fab compare` and `fab predict` take words after --",
+        ),
         (
             "predict latest",
             "`fab predict` needs INPUT (a text, a question, or the path of a picture): fab predict RUN I",
@@ -286,7 +302,7 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     )
     assert (done.returncode, done.stderr.partition(";")[0]) == (2, said)
     done = called(CHECKOUT, sys.executable, "-m", "fabric", "status", "--", "ls")
-    said = "error: -- ls: only `fab train` and `fab run` and `fab predict` take words after --\n"
+    said = "error: -- ls: only `fab train`, `fab run`, `fab compare` and `fab predict` take words after --\n"
     assert (done.returncode, done.stderr) == (2, said), "Fabric's own `fab` hands over to it"
 
 

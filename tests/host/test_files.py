@@ -81,6 +81,25 @@ def test_a_file_is_written_whole_and_removed_as_often_as_asked(agent: Any, tmp_p
     assert agent("list", path=str(folder))["names"] == []
 
 
+def test_a_folder_is_removed_with_all_in_it_and_never_what_its_links_lead_to(
+    agent: Any, tmp_path: Path
+) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    for path in (run / "checkpoints" / "5" / "state", run / "run.json", outside / "data"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("12345")
+    (run / "data").symlink_to(outside)
+    (run / "file").symlink_to(outside / "data")
+    (tmp_path / "link").symlink_to(run)
+    assert agent("folder_bytes", path=str(run))["bytes"] == 10 + len(f"{outside}/data")
+    agent("remove_folder", path=str(tmp_path / "link"), first="run.json")
+    assert (run / "run.json").exists() and not (tmp_path / "link").is_symlink()
+    for _ in range(2):
+        agent("remove_folder", path=str(run), first="run.json")
+    assert [path.name for path in tmp_path.iterdir() if path.name in ("run", "outside")] == ["outside"]
+    assert (outside / "data").read_text() == "12345"
+
+
 def test_a_full_disk_leaves_the_old_file_and_no_half_bundle(agent: Any, small_disk: Path) -> None:
     agent("write", path=str(small_disk / "a"), text="old")
     assert "No space left" in agent.refusal("write", path=str(small_disk / "a"), text="x" * (1 << 20))

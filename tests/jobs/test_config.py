@@ -1,4 +1,4 @@
-"""What is wrong with flax_mlm's options is said before anything starts, all at once and with a remedy."""
+"""What is wrong with a job's options is said before anything starts, all at once and with a remedy."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pytest
 
 from jobs.flax_mlm import config as configs
 from jobs.flax_mlm.config import Config, problems
+from jobs.glue import options
+from jobs.tf_images import config as tf_images
+from jobs.tf_squad import config as tf_squad
 
 
 @pytest.mark.parametrize("model", ["tiny", "small", "base"])
@@ -72,9 +75,29 @@ def test_all_mistakes_are_found_at_once() -> None:
     ]
 
 
-def test_every_number_among_the_options_has_a_rule_and_those_that_a_resumed_run_may_change_exist() -> None:
+@pytest.mark.parametrize(
+    ("module", "kind"),
+    [
+        (configs, Config),
+        (options, options.Options),
+        (tf_images, tf_images.Config),
+        (tf_squad, tf_squad.Config),
+    ],
+    ids=["flax_mlm", "glue", "tf_images", "tf_squad"],
+)
+def test_every_number_among_the_options_has_a_rule_and_those_that_a_resumed_run_may_change_exist(
+    module: Any, kind: Any
+) -> None:
     """An option added without one would take 0, -1 or nan and fail on every host instead."""
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(Config)}
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     numbers = {name for name, kind in kinds.items() if kind.split(" | ")[0] in ("int", "float")}
-    assert numbers == {*configs._LEAST, *configs._BETWEEN, "learning_rate", "clip_norm", "weight_decay"}
-    assert kinds.keys() >= configs.FREE_ON_RESUME
+    assert numbers == module.RANGES.keys()
+    assert kinds.keys() >= module.FREE_ON_RESUME
+
+
+def test_what_is_said_of_an_option_of_another_job_has_that_options_own_value() -> None:
+    wrong = tf_images.Config(shift=0.95, steps=0)
+    assert sorted(tf_images.problems(wrong, devices=1)) == [
+        "--shift 0.95: must be between 0.0 and 0.5",
+        "--steps 0: must be at least 1",
+    ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import gzip
 import json
 import os
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -332,53 +332,57 @@ def test_rows_of_glue_that_cannot_be_read_are_left_out_and_warned_of(tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def modules() -> dict[str, list[tuple[str, str, int]]]:
+def modules() -> dict[str, list[tuple[str, str, str]]]:
     return dict(docstrings.modules())
 
 
-def test_neither_a_docstring_nor_a_function_alone_says_whether_they_belong_together(
-    modules: dict[str, list[tuple[str, str, int]]], monkeypatch: pytest.MonkeyPatch
+def test_of_the_default_task_whole_modules_are_held_out_and_no_docstring_is_there_twice(
+    modules: dict[str, list[tuple[str, str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(docstrings, "modules", modules.items)
     of_docstrings = read(Options())
-    for rows in (of_docstrings.train, of_docstrings.eval):
-        for texts in (rows.texts_a, rows.texts_b):
-            balance: dict[str, float] = dict.fromkeys(texts, 0)
-            for text, label in zip(texts, rows.labels, strict=True):
-                balance[text] += 2 * label - 1
-            assert {*balance.values()} == {0}
-    assert of_docstrings.baseline == 0.5
-    assert of_docstrings.labels == ("other", "belongs")
-    assert len(of_docstrings.train.labels) > 4_000
-    for column in ("texts_a", "texts_b"):
-        assert not {*getattr(of_docstrings.train, column)} & {*getattr(of_docstrings.eval, column)}
-    assert 0.02 < len(of_docstrings.eval.labels) / len(of_docstrings.train.labels) < 0.3
+    assert of_docstrings.labels == ("nothing", "value")
+    train, held_out = of_docstrings.train, of_docstrings.eval
+    assert 4_000 < len(train.labels) < 20 * len(held_out.labels) < 10 * len(train.labels)
+    texts = [*train.texts_a, *held_out.texts_a]
+    assert len({*texts}) == len(texts)
+    module_of = {row[0]: module for module, rows in modules.items() for row in rows}
+    assert not {module_of[text] for text in train.texts_a} & {module_of[text] for text in held_out.texts_a}
+    assert of_docstrings.baseline == sum(held_out.labels) / len(held_out.labels) < 0.8
 
 
-def test_a_function_is_paired_with_its_own_docstring_and_has_it_no_longer(
-    modules: dict[str, list[tuple[str, str, int]]],
+def test_a_function_gives_a_value_if_its_own_body_returns_or_yields_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = ast.parse(Path(json.__file__).read_text())
-    own = {
-        node.name: ast.get_docstring(node) or ""
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef)
+    functions = {
+        "def returns(a, *, b=1)": ("if a:\n    return b", "value"),
+        "def yields()": ("for each in ():\n    x = yield", "value"),
+        "def delegates()": ("try:\n    pass\nfinally:\n    yield from ()", "value"),
+        "def stops(self)": ("if self:\n    return\nreturn None", "nothing"),
+        "def holds_another(a)": ("def inner():\n    return 1\na.b = lambda: (yield)", "nothing"),
+        "def inner_says_something()": ("class Inner:\n    def method(self): return 1", "nothing"),
+        "def abstract()": ("raise NotImplementedError", None),
+        "def empty()": ("pass", None),
+        "def only_said()": ("", None),
     }
-    rows = modules["json/__init__.py"]
-    belong = {
-        source.split("(")[0].removeprefix("def "): (text, source) for text, source, label in rows if label
-    }
-    assert belong.keys() == {name for name, text in own.items() if len(text) >= docstrings.LEAST_CHARACTERS}
-    for name, (text, source) in belong.items():
-        assert text == own[name][: docstrings.MOST_CHARACTERS]
-        assert source.startswith(f"def {name}(")
-        assert text[:60] not in source
-    assert "if isi" in belong["loads"][1]  # its body, behind the docstring that is gone
-    assert all(
-        not own[source.split("(")[0].removeprefix("def ")].startswith(text)
-        for text, source, label in rows
-        if not label
-    )
+    source = [
+        f'{head}:\n    """What {head} is there for."""\n{textwrap.indent(body, "    ")}\n'
+        for head, (body, _) in functions.items()
+    ]
+    short = 'def short():\n    """Too short."""\n    return 1\n'
+    copied = 'def copied():\n    """What def yields() is there for."""\n    return None\n'
+    (tmp_path / "a.py").write_text("".join([*source, short]))
+    (tmp_path / "b.py").write_text(copied + f'async def new():\n    """{"long " * 100}"""\n    return 1\n')
+    (tmp_path / "c.py").write_text("print 'of another Python'")
+    monkeypatch.setattr(docstrings, "stdlib_root", lambda: tmp_path)
+    monkeypatch.setattr(docstrings, "stdlib_modules", lambda: tmp_path.glob("*.py"))
+    found = dict(docstrings.modules())
+    expected = [
+        (f"What {head} is there for.", head, label) for head, (_, label) in functions.items() if label
+    ]
+    assert found["a.py"] == expected
+    assert found["b.py"] == [(("long " * 100)[: docstrings.MOST_CHARACTERS], "def new()", "value")]
+    assert "c.py" not in found
 
 
 @pytest.mark.parametrize(

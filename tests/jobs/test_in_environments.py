@@ -3,6 +3,7 @@ one's packages stand behind."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def test_what_computes_in_another_framework_holds_there(
             *files,
         ],
         cwd=HERE.parents[1],
+        # OpenMP's threads wait for each other by spinning: beside another test, two take four times as long as one.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

@@ -23,10 +23,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from contracts.errors import RequestError
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
+from jobs.runtime import processor
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.checkpoints import TORN
 from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.jax import executables
 from jobs.runtime.jax.checkpoints import Checkpoints
 from jobs.runtime.jax.distributed import Devices
 from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables
@@ -108,7 +108,7 @@ def test_what_one_run_has_compiled_the_next_loads_and_computes_the_same_to_the_l
 @pytest.mark.parametrize(
     ("where", "name", "instead"),
     [
-        (executables, "processor_kind", lambda: "another processor"),
+        (processor, "kind", lambda: "another processor"),
         (os, "sched_getaffinity", lambda _: range(64)),
         (jax, "process_index", lambda: 1),
         (jax, "__version__", "0.0.1"),
@@ -173,8 +173,8 @@ EPYC = "processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t\t: fpu avx512f avx512
 def test_the_instructions_are_looked_for_among_the_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executables, "CPUINFO", tmp_path / "cpuinfo")
-    able = executables.multiplies_bfloat16.__wrapped__
+    monkeypatch.setattr(processor, "CPUINFO", tmp_path / "cpuinfo")
+    able = processor.multiplies_bfloat16.__wrapped__
     assert able() is False
     arm = "processor\t: 0\nFeatures\t: fp asimd bf16\n"
     for cpuinfo in (EPYC, EPYC.replace("avx512_bf16", "avx512_bf160"), arm):

@@ -98,6 +98,24 @@ def test_a_run_goes_on_exactly_from_any_step(made: Path, make_run: MakeRun) -> N
             assert again[name] == final[name]
 
 
+def test_without_a_better_score_training_ends_early_and_the_best_model_is_exported(
+    made: Path, make_run: MakeRun
+) -> None:
+    config = config_of(made, steps=9, eval_every=2, checkpoint_every=3, patience=2, best=True)
+    config = dataclasses.replace(config, learning_rate=1e-9)  # nothing changes, so the first is the best
+    run = make_run()
+    final = trained(run, config)
+    assert [line["step"] for line in lines_of(run) if "eval_score" in line] == [2, 4, 6]
+    assert (final["steps"], final["best_step"], final["exported_step"]) == (6, 2, 2)
+    assert sorted(run.directory.checkpoint_steps()) == [2, 4, 6]
+    settings = run.directory.read_json("settings.json") or {}
+    assert (settings["batch_size"], settings["patience"], settings["steps"]) == (8, 2, 9)
+    again = trained(run, config)
+    assert {name: again[name] for name in final if name != "rows_per_s"} == {
+        name: final[name] for name in final if name != "rows_per_s"
+    }
+
+
 def test_an_export_says_in_keras_and_in_predict_what_the_run_has_predicted(
     made: Path, make_run: MakeRun
 ) -> None:

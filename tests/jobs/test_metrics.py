@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import uuid
@@ -18,7 +19,9 @@ from jobs.runtime import metric_definitions as definitions
 from jobs.runtime import metrics as metrics_module
 from jobs.runtime import preemption
 from jobs.runtime.bucket_files import BucketFiles
+from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.metrics import Metrics, Part, Rates, TimeSplit
+from tests.jobs.groups import run_in
 
 
 @pytest.fixture
@@ -227,3 +230,23 @@ def test_a_share_is_compared_with_its_baseline_in_points() -> None:
     )
     said = declared.compared(score, {"f1": 0.339, "chance": 0.077})
     assert said == "33.9% of the words, 26.2 points above the chance of 7.7%"
+
+
+def test_the_best_evaluation_is_known_after_a_resume_and_patience_counts_those_since(
+    environment: ProcessEnvironment, directory: RunDirectory
+) -> None:
+    run, metrics = run_in(environment), Metrics(directory, 0)
+
+    def resumed(evaluations: Evaluations) -> Evaluations:
+        again = Evaluations(run, "accuracy", patience=2)
+        again.restore(json.loads(json.dumps(evaluations.notes(), allow_nan=False)))
+        return again
+
+    evaluations, known = Evaluations(run, "accuracy", patience=2), []
+    for step, accuracy in enumerate((math.nan, 0.25, 0.75, 0.75, 0.5, math.nan, 1.0), 1):
+        evaluations = resumed(evaluations)
+        for _ in range(2):  # the same step is evaluated and counted once
+            evaluations.evaluate(step, functools.partial(dict, accuracy=accuracy), metrics)
+        known.append((evaluations.best_step, evaluations.is_over))
+    assert known == [(0, False), (2, False), (3, False), (3, False), (3, True), (3, True), (7, False)]
+    assert steps_of(directory) == [1, 2, 3, 4, 5, 6, 7]

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.test_util import check_grads
 
-from jobs.flax_mlm import cpu_ops, ops
 from jobs.flax_mlm import model as modelling
 from jobs.flax_mlm.config import Dimensions
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.step import Masked, MaskRule, forward_flops, mask, step_flops
-from jobs.runtime.jax.executables import multiplies_bfloat16
+from jobs.runtime.jax import cpu_ops, ops
+from jobs.runtime.processor import multiplies_bfloat16
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 

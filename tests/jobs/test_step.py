@@ -19,7 +19,7 @@ from jobs.flax_mlm import step as steps
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.step import Masked, evaluate
 from jobs.flax_mlm.tokenizer import TokenizerFacts
-from jobs.runtime.jax import executables
+from jobs.runtime import processor
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -209,7 +209,7 @@ def test_activations_are_bfloat16_where_every_hosts_cpu_multiplies_it_unless_ask
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def kinds(*able: bool) -> list[jnp.dtype]:
-        monkeypatch.setattr(executables, "multiplies_bfloat16", lambda: able[0])
+        monkeypatch.setattr(processor, "multiplies_bfloat16", lambda: able[0])
         gathered = lambda mine: [mine, *able[1:]]  # noqa: E731
         monkeypatch.setattr("jax.experimental.multihost_utils.process_allgather", gathered)
         return [steps.activations_dtype(Config(dtype=dtype)) for dtype in ("auto", "float32", "bfloat16")]

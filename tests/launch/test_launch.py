@@ -203,9 +203,26 @@ def test_two_that_resume_one_run_at_once_do_not_both_start_it(
     runs_dir: Path, earlier: Callable[..., Run]
 ) -> None:
     run = earlier()
-    with launching._only_resume_of(run.run_id):
+    with launching.only_launch_of(run.run_id):
         text = refused(runs_dir, job=None, resume="abcd")
     assert "is being launched by another process; `fab status` shows it" in text
+
+
+def test_how_long_an_attempt_took_is_kept_when_the_next_overwrites_its_result(
+    earlier: Callable[..., Run], beat: Callable[..., dict[str, Any]]
+) -> None:
+    here = targets.on_this_machine(hosts="2", platform="cpu")
+    started_s = runs.parse_time("2020-11-20T21:45:00Z")
+    beats = [beat("stepping", rank=rank, time=started_s + 60 * rank) for rank in range(2)]
+    for result, ended in (
+        ({"outcome": "stopped", "wall_s": 12.5}, ("stopped", 12.5)),
+        (None, ("lost", 60.0)),
+    ):
+        run = earlier(result=result, beats=beats)
+        assert launching._next_attempt(run, here) == 1
+        (attempt,) = (run.directory.read_json("run.json") or {})["attempts"]
+        assert (attempt["outcome"], attempt["wall_s"]) == ended
+        run.directory.remove("result.json")
 
 
 def test_a_resumed_run_finds_its_data_where_it_began_wherever_one_stands_now(

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,44 @@ def test_an_environment_is_made_once_and_a_step_that_fails_leaves_none(tmp_path:
     version = [str(home / "bin" / "python"), "-c", "import sys; print(sys.version_info[:2])"]
     said = subprocess.run(version, capture_output=True, text=True, check=True).stdout
     assert said.strip() == str(tuple(sys.version_info[:2]))
+
+
+def test_environments_that_nobody_has_used_for_a_month_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    own = environments.python_of("pytorch").parents[1]
+    ages = {
+        own.name: 40,
+        "pytorch-old": 31,
+        "pytorch-recent": 29,
+        "pytorch-loaded": 31,
+        "pytorch_xla-old": 31,
+    }
+    for name, days in ages.items():
+        whole = own.parent / name / environments.WHOLE
+        whole.parent.mkdir(parents=True)
+        whole.write_text("x")
+        os.utime(whole, (0, time.time() - days * 86400))
+    half_made = own.parent / "pytorch-half"
+    half_made.mkdir()
+    said: list[str] = []
+    program = (
+        "import mmap, sys; file = open(sys.argv[1], 'r+'); held = mmap.mmap(file.fileno(), 0); "
+        "print(flush=True); input()"
+    )
+    loaded = str(own.parent / "pytorch-loaded" / environments.WHOLE)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, loaded], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        environments.ensure("pytorch", said.append)
+        holder.communicate(b"\n")
+    assert said == [f"removed {own.parent / 'pytorch-old'}, which has not been used for 30 days"]
+    assert {path.name for path in own.parent.glob("*/")} == {*ages, "pytorch-half"} - {"pytorch-old"}
+
+    os.utime(half_made, (0, 0))  # what a killed installer has left
+    environments.ensure("pytorch", said.append)
+    assert not half_made.exists() and not Path(loaded).exists()
+    assert own.exists()

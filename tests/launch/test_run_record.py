@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from contracts.files import DiskFiles
 from contracts.run_directory import RunDirectory, State
 from jobs.runtime.bucket_files import BucketFiles
-from launch import run_record
+from launch import run_record, runs
 from launch.run_record import finalize
 from launch.runs import Run
 
@@ -89,13 +91,30 @@ def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: Wr
 
 def test_a_run_of_a_job_that_says_nothing_of_its_metrics_is_told_by_their_names(write_run: WriteRun) -> None:
     result = {"outcome": "done", "steps": 3, "wall_s": 1.0, "eval_loss": 2.5, "games": 1200, "outliers": 0}
-    run = write_run(result=result, metrics=[{"step": 3, "loss": 0.0}], metric_definitions=None)
+    metrics = [{"step": 3, "loss": 0.0}]
+    run = write_run(result=result, metrics=metrics, metric_definitions=None, config={"steps": 3})
     assert run_record.summary(run, "done")[1:5] == [
         "  loss         0.000",
         "  eval loss    2.500",
         "  games        1,200",
         "  wall time    0:01 for 3 steps",
     ]
+
+
+def test_a_run_that_ended_early_says_of_how_many_steps_and_of_which_the_export_is(
+    write_run: WriteRun,
+) -> None:
+    result = {"outcome": "done", "steps": 55, "wall_s": 1.0, "best_step": 44, "exported_step": 44}
+    known = write_run(result=result, config={"epochs": 30.0, "steps": None})
+    known.directory.write_text("export/config.json", "{}")
+    known.directory.write_json("settings.json", {"epochs": 30.0, "steps": 330})
+    run = runs.read(known.directory)
+    assert run is not None
+    lines = run_record.summary(run, "done")[1:]
+    assert lines[0] == "  wall time    0:01 for 55 of 330 steps"
+    assert lines[1] == f"  export       {run.directory.url}/export (step 44, the best)"
+    (listed,) = runs.list_runs(runs.RunsFolder(url=os.path.dirname(run.directory.url), files=DiskFiles()))
+    assert listed.total_steps == 330
 
 
 @pytest.mark.parametrize(

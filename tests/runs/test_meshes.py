@@ -10,7 +10,7 @@ import time
 import pytest
 
 from launch.runs import Run
-from tests.runs.lab import WAIT_LIMIT_S, Lab, Losses, losses, saved_steps
+from tests.runs.lab import FAST, WAIT_LIMIT_S, Lab, Losses, losses, saved_steps
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -25,7 +25,7 @@ KILLS = int(os.environ.get("TPU_STACK_KILLS", "3"))
 def test_a_run_resumes_on_another_number_of_processes_and_another_mesh_with_the_same_losses_to_rounding(
     lab: Lab, lost_run: Run, right_losses: Losses, hosts: int, fsdp: int
 ) -> None:
-    resumed = lab.resume(lab.copy_of(lost_run), "--fsdp", str(fsdp), hosts=hosts)
+    resumed = lab.resume(lab.copy_of(lost_run), *FAST, "--fsdp", str(fsdp), hosts=hosts)
     assert (lab.state(resumed), resumed.processes) == ("done", hosts)
     assert losses(resumed) == pytest.approx(right_losses, abs=1e-4)
 

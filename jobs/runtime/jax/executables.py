@@ -7,10 +7,8 @@ a program was compiled for.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
-import platform
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
@@ -22,14 +20,11 @@ from jax.experimental import serialize_executable
 
 from contracts.durations import DAY_S
 from contracts.files import DiskFiles
+from jobs.runtime import processor
 
 FOLDER = "executables"
 UNUSED_DAYS = 30
 """What no run has loaded for so long is removed; of a small model it is some megabytes an entry."""
-CPUINFO = Path("/proc/cpuinfo")
-BFLOAT16 = "avx512_bf16"
-"""Processors with AMX have it too. By it a product of bfloat16 ran twice as fast as one of float32
-(`docs/benchmarks.md`); what XLA makes of other processors' instructions for bfloat16 was not measured."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -68,7 +63,7 @@ class Executables:
             *(jax.__version__, version("jaxlib"), client.platform, client.platform_version),
             *(self._devices[0].device_kind, [device.id for device in self._devices], jax.process_index()),
             *(os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")),
-            *(processor_kind(), len(os.sched_getaffinity(0))),
+            *(processor.kind(), len(os.sched_getaffinity(0))),
         ]
         return hashlib.sha256(f"{facts}\n{lowered.in_tree}\n{lowered.as_text()}".encode()).hexdigest()
 
@@ -106,29 +101,6 @@ class Executables:
         for path in self._folder.iterdir():
             if path.stat().st_mtime < oldest:
                 path.unlink(missing_ok=True)
-
-
-@functools.cache
-def multiplies_bfloat16() -> bool:
-    """Whether this processor has instructions for products of bfloat16; without them they are many times slower."""
-    return BFLOAT16 in flags(CPUINFO.read_text() if CPUINFO.exists() else "")
-
-
-@functools.cache
-def processor_kind() -> str:
-    """The model and features of this host's processor, which a compiled program depends on."""
-    cpuinfo = CPUINFO.read_text() if CPUINFO.exists() else ""
-    models = {line for line in cpuinfo.splitlines() if line.startswith(("model name", "CPU part"))}
-    return f"{platform.machine()} {sorted(models)} {sorted(flags(cpuinfo))}"
-
-
-def flags(cpuinfo: str) -> frozenset[str]:
-    """The features that /proc/cpuinfo names on an x86 machine; none on another."""
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "flags":
-            return frozenset(value.split())
-    return frozenset()
 
 
 def _first_line(error: Exception) -> str:

@@ -64,10 +64,6 @@ class Device:
         narrow: contextlib.AbstractContextManager[Any] = torch.autocast(self.type, dtype=dtype)
         return narrow
 
-    def multiplies_bfloat16(self) -> bool:
-        """Whether products of bfloat16 are faster here than those of float32."""
-        return self.type != "cpu" or bool(torch.cpu._is_avx512_bf16_supported())
-
     def parallel(
         self, model: torch.nn.Module, layers: Iterable[torch.nn.Module], *, fsdp: bool, compiled: bool
     ) -> Any:

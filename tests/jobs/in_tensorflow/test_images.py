@@ -65,6 +65,7 @@ def config(place: Path) -> Config:
         steps=STEPS,
         batch_per_core=16,
         width=8,
+        dtype="float32",
         learning_rate=0.03,
         log_every=2,
         eval_every=8,
@@ -160,7 +161,7 @@ def test_every_record_is_read_once_an_epoch_by_one_host_whatever_their_number(
     seen = []
     for host in range(hosts):
         part = data.part_of(index.of("train"), host=host, hosts=hosts)
-        records = pictures._records(part)
+        records = pictures.records(part)
         seen += [batch[0].tobytes() for batch in _batches(pictures, records, host=host, hosts=hosts, batch=1)]
     assert len(seen) == len({*seen}) == sum(index.counts("train"))
 

@@ -60,6 +60,7 @@ def config_of(file: str) -> Config:
         batch_size=8,
         max_length=32,
         stride=8,
+        dtype="float32",
         learning_rate=2e-3,
         steps_per_call=4,
         log_every=1,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -66,6 +68,61 @@ def test_an_id_is_whole_in_the_list_however_narrow_the_terminal(
     write_run(name="a name of some length", result={"outcome": "done", "loss": 2.0, "eval_loss": 2.0})
     assert console.list_runs(here(), limit=1) == 0
     assert RUN_ID in capsys.readouterr().out.split()
+
+
+def test_runs_and_their_hosts_are_there_as_json_without_what_json_does_not_know(
+    write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert console.status(here(), None, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"runs": [], "no_answer": []}
+    write_run(
+        beats=[beat("failed", step=7, message="no file"), None],
+        metrics=[{"step": 5, "loss": 2.0, "eval_loss": math.nan}],
+    )
+    assert console.list_runs(here(), limit=1, as_json=True) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (listed["run"], listed["state"], listed["step"], listed["total_steps"]) == (
+        RUN_ID,
+        "failed",
+        7,
+        100,
+    )
+    assert (listed["metrics"], listed["headline"]) == ({"loss": 2.0}, None)
+    assert console.status(here(), None, as_json=True) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["runs"]
+    first, second = shown.pop("host_states")
+    assert shown == listed
+    assert (first["process"], first["state"], first["step"], first["message"]) == (
+        "gone",
+        "failed",
+        7,
+        "no file",
+    )
+    assert (second["process"], second["state"], second["heartbeat_age_s"]) == ("gone", None, None)
+
+
+def test_runs_are_compared_by_what_differs_in_their_settings_and_by_which_measured_better(
+    write_run: WriteRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write_run(
+        "flax_mlm-20261120-214500-aaaa", name="low", result={"outcome": "done", "eval_loss": 2.5, "mfu": 1}
+    )
+    two = write_run("flax_mlm-20261120-214500-bbbb", result={"outcome": "done", "eval_loss": 2.25})
+    one.directory.write_json("settings.json", {"seed": 0, "data": "stdlib", "steps": 100})
+    two.directory.write_json("settings.json", {"seed": 1, "data": "stdlib", "steps": 100, "new": [1]})
+    assert console.compare(here(), ["low", "bbbb"], as_json=False) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:2] == [["low", two.run_id], ["run", one.run_id, two.run_id]]
+    differ = lines[lines.index(["settings", "that", "differ"]) + 1 :]
+    assert differ[:3] == [["seed", "0", "1"], ["new", "-", "[1]"], []]
+    assert differ[3:] == [["measured"], ["eval", "loss", "2.500", "nats", "2.250", "nats", "best"]]
+    assert console.compare(here(), ["bbbb", "aaaa"], as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [run["run"] for run in found["runs"]] == [two.run_id, one.run_id]
+    assert found["settings"] == {"seed": [1, 0], "new": [[1], None]}
+    for wanted in (["low"], ["low", "aaaa"]):
+        with pytest.raises(RequestError, match="name two runs or more, each once"):
+            console.compare(here(), wanted, as_json=False)
 
 
 def test_what_is_asked_of_a_run_that_does_not_run_is_answered_in_words(

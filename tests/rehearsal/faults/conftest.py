@@ -18,7 +18,7 @@ from tests.runs.lab import Losses, losses
 from tools import stand_in_base
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def whole_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     base = stand_in_base.chosen(os.environ, print)
@@ -61,7 +61,7 @@ def pair(whole_pair: Pair) -> Iterator[Pair]:
             whole_pair.end_all(target)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def right_losses(whole_pair: Pair) -> Losses:
     """What every step's loss is to be, whatever happens on the way."""
     with whole_pair.target() as target:

@@ -1,4 +1,4 @@
-"""Operations of the model written by hand for CPUs, each with the name of its plain twin in `ops`, which chooses it.
+"""Operations of models written by hand for CPUs, each with the name of its plain twin in `ops`, which chooses it.
 
 XLA compiles the plain ones well for TPU and GPU. On a CPU it passes over memory once for each operation of the backward
 pass, and is slow at some shapes, orders and sums of bfloat16; docs/benchmarks.md has what each of these is worth.

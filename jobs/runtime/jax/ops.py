@@ -1,4 +1,4 @@
-"""The operations that the model is written in: JAX's own, and on a CPU their twins written by hand (`cpu_ops`).
+"""The operations that models are written in: JAX's own, and on a CPU their twins written by hand (`cpu_ops`).
 
 Statistics, scores and GELU are computed in float32 at least; a result has the dtype of the activations that went in.
 """
@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jobs.flax_mlm import cpu_ops
-from jobs.flax_mlm.cpu_ops import wide_type, widened
+from jobs.runtime.jax import cpu_ops
+from jobs.runtime.jax.cpu_ops import wide_type, widened
 
 LAYER_NORM_EPSILON = 1e-5
 SPLASH_LEAST_POSITIONS = 512

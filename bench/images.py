@@ -1,0 +1,173 @@
+"""tf_images beside a plain `fit`: the same model, optimizer, batch and pictures, on this machine's CPU, by turns.
+
+    python -m bench.images                          Fashion-MNIST (Debian's dataset-fashion-mnist), else digits
+    python -m bench.images --data photos --size 64  JPEG pictures of 320 x 240, cut out of the two that scikit-learn has
+    python -m bench.images --data FOLDER --size 96  your pictures, in a folder for each class
+
+tf_images reads shards, which are made before, as docs/jobs.md says. The plain program is that of TensorFlow's tutorials
+"Load and preprocess images" and "Data augmentation": `image_dataset_from_directory`, preprocessing layers in a `map`,
+`.prefetch(AUTOTUNE)`, `model.fit`; and the same with `.cache()` before the map, for sets that fit into memory.
+The first epoch is left out: TensorFlow builds its programs then, and fills the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench import rounds
+from jobs.tf_images.config import Config
+from jobs.tf_images.data import DEFAULT_SIZE, Index, read_index
+
+FASHION = Path("/usr/share/datasets/fashion-mnist")
+PLAIN = {"plain fit": False, "plain fit, cached": True}
+"""By name: whether it has `.cache()`."""
+DATA_TURN, SHARDS, FILES, PHOTOS = "make the data", "shards", "files", "photos"
+PHOTO = (320, 240)
+HELD_OUT_EVERY, LOG_EVERY = 50, 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", default="fashion" if FASHION.is_dir() else "digits")
+    parser.add_argument("--pictures", type=int, default=12_800, help="so many are taken at most")
+    parser.add_argument("--size", type=int, default=0, help="side that pictures are brought to")
+    parser.add_argument(
+        "--steps", type=int, default=200, help="that are measured; at least, as epochs are whole"
+    )
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--turn", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.turn == DATA_TURN:
+        _make(asked)
+    elif asked.turn is not None:
+        print(json.dumps(_plain(asked, is_cached=PLAIN[asked.turn])))
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            asked.folder = Path(folder)
+            _compare(asked)
+
+
+def _compare(asked: argparse.Namespace) -> None:
+    words = [word for name, value in vars(asked).items() if name != "turn" for word in (f"--{name}", value)]
+    ask = functools.partial(rounds.ask, "bench.images", "tensorflow")
+    ask([*words, "--turn", DATA_TURN])
+    _, config, epoch, _ = _decided(asked)
+    side = config.image_size
+    print(f"{asked.data}: steps of {config.batch_per_core} pictures of {side} x {side}, {epoch} in an epoch")
+    columns = {
+        "rate": ("pictures/s", ".1f"),
+        "input_wait": ("waiting for input", ".2%"),
+        "peak_mib": ("peak memory, MiB", ".0f"),
+        "loss": ("loss of the last steps", ".4f"),
+    }
+    rounds.compare(
+        {"tf_images": functools.partial(_ours, asked)},
+        {name: functools.partial(ask, [*words, "--turn", name]) for name in PLAIN},
+        rounds=asked.rounds,
+        columns=columns,
+    )
+
+
+def _decided(asked: argparse.Namespace) -> tuple[Index, Config, int, int]:
+    """What the pictures turned out to be, what all programs train, steps of an epoch, and epochs."""
+    index = read_index(str(asked.folder / SHARDS))
+    config = Config(data=index.place, image_size=asked.size or index.size or DEFAULT_SIZE)
+    epoch = math.ceil(sum(index.counts("train")) / config.batch_per_core)
+    return index, config, epoch, 1 + math.ceil(asked.steps / epoch)
+
+
+def _make(asked: argparse.Namespace) -> None:
+    """The pictures as files in folders by class, and as shards of these."""
+    from jobs.tf_images import shards
+
+    if asked.data == PHOTOS:
+        _cut_photos(asked.folder / PHOTOS, asked.pictures)
+    place = {"fashion": FASHION, PHOTOS: asked.folder / PHOTOS}.get(asked.data, asked.data)
+    source = shards.digits() if asked.data == "digits" else shards.source_of(str(place))
+    every, files = max(1, len(source.pictures) // asked.pictures), asked.folder / FILES
+    for number, picture in enumerate(source.pictures[::every][: asked.pictures]):
+        split = "train" if number % HELD_OUT_EVERY else "test"
+        suffix = Path(picture.what).suffix if isinstance(picture.what, str) else ".png"
+        to = files / split / source.labels[picture.label] / f"{number}{suffix}"
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_bytes(shards.encoded(picture.what)[0])
+    options = shards.Options(size=asked.size)
+    shards.write(shards.source_of(str(files)), str(asked.folder / SHARDS), options, print)
+    print("{}")
+
+
+def _cut_photos(folder: Path, count: int) -> None:
+    """Pieces of scikit-learn's pictures of a temple and of a flower, 640 x 427 each."""
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    random, found = np.random.default_rng(0), load_sample_images()
+    for number in range(count):
+        name, pixels = ("temple", "flower")[number % 2], found.images[number % 2]
+        left, top = (int(random.integers(most)) for most in (640 - PHOTO[0], 427 - PHOTO[1]))
+        to = folder / name / f"{number}.jpg"
+        to.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[top : top + PHOTO[1], left : left + PHOTO[0]]).save(to, quality=90)
+
+
+def _ours(asked: argparse.Namespace) -> rounds.Measured:
+    _, config, epoch, epochs = _decided(asked)
+    steps = epoch * epochs
+    options = {"data": config.data, "image_size": config.image_size, "steps": steps, "log_every": LOG_EVERY}
+    with tempfile.TemporaryDirectory() as folder:
+        own = {**options, "eval_every": steps, "checkpoint_every": steps}
+        lines, measured = rounds.run_job("tf_images", "tensorflow", own, Path(folder))
+    lines = [line for line in lines if "images_per_s" in line and line["step"] > epoch]
+    waited_s, spent_s = (sum(line[name] for line in lines) for name in ("input_wait_s", "step_s"))
+    rate = rounds.rate(lines, "images_per_s")
+    return {"rate": rate, "input_wait": waited_s / spent_s, "loss": lines[-1]["loss"], **measured}
+
+
+def _plain(asked: argparse.Namespace, *, is_cached: bool) -> rounds.Measured:
+    import tensorflow as tf
+    import tf_keras as keras
+
+    from jobs.tf_images import model
+
+    index, config, epoch, epochs = _decided(asked)
+    pictures = keras.utils.image_dataset_from_directory(
+        asked.folder / FILES / "train",
+        label_mode="categorical",
+        color_mode="grayscale" if index.channels == 1 else "rgb",
+        batch_size=config.batch_per_core,
+        image_size=(config.image_size, config.image_size),
+        seed=0,
+    )
+    move = keras.layers.RandomTranslation(config.shift, config.shift, fill_mode="constant")
+    augment = keras.Sequential([move, keras.layers.RandomZoom(config.zoom, fill_mode="constant")])
+    pictures = (pictures.cache() if is_cached else pictures).map(
+        lambda images, labels: (augment(images, training=True), labels), tf.data.AUTOTUNE
+    )
+    side, classes = config.image_size or 0, len(index.labels)
+    network = model.build(config, size=side, channels=index.channels, classes=classes, dtype="float32")
+    peak, steps = config.learning_rate, epoch * epochs
+    warmup = round(config.warmup_share * steps)
+    rate = keras.optimizers.schedules.CosineDecay(
+        0.0, steps - warmup, warmup_target=peak, warmup_steps=warmup
+    )
+    optimizer = keras.optimizers.AdamW(rate, weight_decay=config.weight_decay)
+    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    network.compile(optimizer, keras.losses.CategoricalCrossentropy(True, config.label_smoothing))
+    ends_s: list[float] = []
+    clock = keras.callbacks.LambdaCallback(on_epoch_end=lambda *_: ends_s.append(time.perf_counter()))
+    told: Any = network.fit(pictures.prefetch(tf.data.AUTOTUNE), epochs=epochs, callbacks=[clock], verbose=2)
+    seen = sum(index.counts("train")) * (epochs - 1)
+    return {"rate": seen / (ends_s[-1] - ends_s[0]), "loss": told.history["loss"][-1]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""`fab rm` and `fab prune`: run directories are removed, and none that is active or that another run began from."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.filesize import decimal
+
+from contracts import run_directory
+from contracts.errors import RequestError
+from launch import runs
+from launch.display import printable, say, terminal
+from launch.launch import JOIN_LIMIT_S, only_launch_of
+from launch.runs import Look, Run
+from launch.targets import Target
+
+YES = "yes"
+
+
+def remove(target: Target, wanted: str, *, yes: bool) -> int:
+    """Remove one run. The exit code: 0, or 1 where somebody said no.
+
+    Raises:
+        RequestError: there is no such run, it has to stay, or nobody is there to be asked.
+        HostError: the place cannot be reached, or refuses.
+    """
+    run = runs.find(target.runs, wanted)
+    if reason := kept(target, runs.list_runs(target.runs), [run]).get(run.run_id):
+        raise RequestError(f"{run.run_id} is kept: {reason}")
+    return _ask_and_remove(target, [run], yes=yes)
+
+
+def prune(target: Target, *, keep: int, yes: bool) -> int:
+    """Remove all runs but the newest by their last attempt and those that have to stay; say which those are.
+
+    Raises:
+        RequestError: nobody is there to be asked.
+        HostError: the place cannot be reached, or refuses.
+    """
+    everything, tell = runs.list_runs(target.runs), say(terminal())
+    staying = kept(target, everything, everything[keep:])
+    for run_id, reason in staying.items():
+        tell(f"{run_id} is kept: {reason}")
+    going = [run for run in everything[keep:] if run.run_id not in staying]
+    if not going:
+        tell(f"nothing to remove: {target.runs.url} has {len(everything)} run(s)")
+        return 0
+    return _ask_and_remove(target, going, yes=yes)
+
+
+def kept(target: Target, everything: Sequence[Run], going: Sequence[Run]) -> dict[str, str]:
+    """Return the ids of those of `going` that have to stay, and why."""
+    known = runs.look_at_all(target.agents_of_all(going))
+    reasons = {run.run_id: reason for run in going if (reason := _active(run, known))}
+    ids = {run.run_id for run in going}
+    staying = [run for run in everything if run.run_id not in ids or run.run_id in reasons]
+    while staying:  # what stays keeps what it began from, which may itself have begun from another
+        child = staying.pop()
+        for run in going:
+            if run.run_id not in {child.run_id, *reasons} and _began_from(child, run):
+                reasons[run.run_id] = f"{child.run_id} began from it"
+                staying.append(run)
+    return reasons
+
+
+def _active(run: Run, known: Look) -> str | None:
+    """Why a run counts as active, if it does. Where stacks share a bucket, its hosts need not be those that were
+    asked: a fresh heartbeat is enough."""
+    mine, now_s = known.of(run), time.time()
+    state = runs.state(run, mine.processes, unanswered=len(mine.errors) + 1, now_s=now_s)
+    if state in run_directory.ACTIVE:
+        return f"it is {state}; `fab stop --run {run.run_id}` stops it"
+    is_silent = run.current_result() is None and not any(run.current())
+    is_new = now_s - runs.parse_time(run.described["attempts"][-1]["started"]) < max(JOIN_LIMIT_S.values())
+    if is_silent and is_new:
+        return "it was started a moment ago; try again in 10 min"
+    ends = any(process.get("supervised") for process in mine.processes)
+    return "its processes are still ending; try again in a moment" if ends else None
+
+
+def _began_from(child: Run, run: Run) -> bool:
+    """Whether an option of `child` names something in the directory of `run`, by whatever path."""
+    config, cwd = child.described.get("config") or {}, child.described.get("cwd") or "/"
+    paths = [os.path.realpath(os.path.join(cwd, text)) for text in config.values() if isinstance(text, str)]
+    return run.run_id in json.dumps([config, child.described["args"], paths])
+
+
+def _ask_and_remove(target: Target, going: Sequence[Run], *, yes: bool) -> int:
+    tell = say(terminal())
+    sizes = [run.directory.size_bytes() for run in going]
+    for run, size in zip(going, sizes, strict=True):
+        name = f"  {printable(run.described['name'])}" if run.described.get("name") else ""
+        tell(f"{run.run_id}  {decimal(size)}  {runs.age(run)} old{name}")
+    if not yes and not sys.stdin.isatty():
+        raise RequestError("nobody is there to be asked, so nothing was removed; say --yes")
+    question = f"Remove {len(going)} run(s), {decimal(sum(sizes))}, from {target.runs.url}? Type {YES}: "
+    if not yes and not _says_yes(question):
+        tell("nothing was removed")
+        return 1
+    for run in going:
+        with only_launch_of(run.run_id):
+            now = runs.read(run.directory)
+            if now is not None and now.attempt != run.attempt:
+                raise RequestError(f"{run.run_id} was resumed meanwhile, and is kept")
+            run.directory.remove_all()
+        tell(f"removed {run.run_id}")
+    return 0
+
+
+def _says_yes(question: str) -> bool:
+    try:
+        return input(question).strip() == YES
+    except EOFError:  # Ctrl-D
+        print()
+        return False

@@ -1,0 +1,151 @@
+"""Runs as data: what `--json` prints of them, and what tells several of them apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from contracts.run_directory import State
+from jobs.runtime.metric_definitions import NO_METRICS, OF_EVERY_JOB, Metric, finite
+from launch import runs
+from launch.runs import Look, Run
+
+ABOUT = ("job", "state", "framework", "platform", "hosts", "processes", "code", "started", "wall time")
+"""What is said of each run in a comparison before its settings and metrics."""
+
+
+def overview(run: Run, state: State) -> dict[str, Any]:
+    """One run as `fab runs --json` prints it.
+
+    metrics: the final value of each metric once the run has a result, until then the latest one; values that are not
+    finite are left out. headline: the metric that says how good a run of this job is, None where it is not known yet.
+    Times are in UTC, as in ISO 8601.
+    """
+    step, latest = runs.progress(run)
+    measured = values(run, latest)
+    headline = run.metrics.get(run.metrics.headline)
+    attempt = run.described["attempts"][-1]
+    return {
+        "run": run.run_id,
+        "name": run.described.get("name"),
+        "job": run.what,
+        "framework": run.described.get("stack"),
+        "state": state,
+        "step": step,
+        "total_steps": run.total_steps,
+        "attempt": run.attempt,
+        "created": run.described["created"],
+        "started": attempt["started"],
+        "platform": run.described.get("platform"),
+        "target": run.described.get("target"),
+        "hosts": len({host["name"] for host in run.described["hosts"]}),
+        "processes": run.processes,
+        "git_commit": (run.described.get("code") or {}).get("git_commit"),
+        "directory": run.directory.url,
+        "headline": {
+            "name": headline.name,
+            "value": measured[headline.name],
+            "text": headline.text(measured[headline.name]),
+        }
+        if headline.name in measured
+        else None,
+        "metrics": measured,
+        "wall_s": finite((run.current_result() or {}).get("wall_s")),
+        "error": (run.current_result() or {}).get("error"),
+    }
+
+
+def values(run: Run, latest: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of a run by name: those of its result, else the `latest` ones of metrics.jsonl."""
+    everything = {**latest, **(run.current_result() or {})}
+    return {
+        name: value
+        for name, given in everything.items()
+        if name not in NO_METRICS | OF_EVERY_JOB and (value := finite(given)) is not None
+    }
+
+
+def hosts(run: Run, known: Look) -> list[dict[str, Any]]:
+    """Each process of the latest attempt: what its agent and its heartbeat say; what is not known is None."""
+    entries = {process["process_id"]: process for process in known.processes}
+    silent = {error.host for error in known.errors}
+    found = []
+    for host, beat in zip(run.described["hosts"], run.current(), strict=False):
+        entry, beat = entries.get(host["index"], {}), beat or {}
+        found.append(
+            {
+                "host": host["name"],
+                "process": entry.get("state", "no answer" if host["name"] in silent else "gone"),
+                "pid": entry.get("pid"),
+                "state": beat.get("state"),
+                "step": beat.get("step"),
+                "heartbeat_age_s": round(time.time() - beat["time"], 1) if beat else None,
+                "message": beat.get("message"),
+            }
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What one line of a comparison says of each run, in the runs' order; None where a run does not have it.
+
+    best: the index of the best of them, where one way is better and they differ. metric: what a line of metrics is of.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    best: int | None = None
+    metric: Metric | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Several runs side by side. settings: only those that differ. metrics: the headline first."""
+
+    about: tuple[Row, ...]
+    settings: tuple[Row, ...]
+    metrics: tuple[Row, ...]
+
+
+def compare(several: Sequence[Run], overviews: Sequence[Mapping[str, Any]]) -> Comparison:
+    """Put runs side by side. overviews: of `overview`, in the same order."""
+    about, settings = [_about(each) for each in overviews], [settings_of(run) for run in several]
+    names = dict.fromkeys(name for each in settings for name in each)
+    rows = [Row(name=name, values=tuple(each.get(name) for each in settings)) for name in names]
+    measured: list[Mapping[str, float]] = [each["metrics"] for each in overviews]
+    definitions = {
+        metric.name: metric
+        for run, of_run in zip(several, measured, strict=True)
+        for metric in run.metrics.told(of_run)
+    }
+    return Comparison(
+        about=tuple(Row(name=name, values=tuple(each[name] for each in about)) for name in ABOUT),
+        settings=tuple(row for row in rows if any(value != row.values[0] for value in row.values)),
+        metrics=tuple(
+            _ranked(metric, tuple(of_run.get(name) for of_run in measured))
+            for name, metric in definitions.items()
+        ),
+    )
+
+
+def _about(of_run: Mapping[str, Any]) -> dict[str, Any]:
+    commit = of_run["git_commit"]
+    return {**of_run, "code": commit and commit[:12], "wall time": of_run["wall_s"]}
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """A run's options as they were decided, or as they were given where it has not come so far."""
+    decided = run.settings or {}
+    if run.is_own_command:
+        return {"command": " ".join(map(str, run.described["args"])), **decided}
+    return {**(run.described.get("config") or {}), **decided}
+
+
+def _ranked(metric: Metric, values: tuple[float | None, ...]) -> Row:
+    known, best = [value for value in values if value is not None], None
+    if metric.better is not None and len({*known}) > 1:
+        best = values.index((min if metric.better == "lower" else max)(known))
+    return Row(name=metric.name, values=values, best=best, metric=metric)
