@@ -248,5 +248,6 @@ def test_the_best_evaluation_is_known_after_a_resume_and_patience_counts_those_s
         for _ in range(2):  # the same step is evaluated and counted once
             evaluations.evaluate(step, functools.partial(dict, accuracy=accuracy), metrics)
         known.append((evaluations.best_step, evaluations.is_over))
+    metrics.close()  # its thread would write into a folder that is gone
     assert known == [(0, False), (2, False), (3, False), (3, False), (3, True), (3, True), (7, False)]
     assert steps_of(directory) == [1, 2, 3, 4, 5, 6, 7]
