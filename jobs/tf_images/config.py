@@ -110,16 +110,15 @@ def problems(config: Config, *, devices: int) -> list[str]:  # noqa: ARG001 - a 
 RANGES = {
     **dict.fromkeys(
         (
-            *(
-                "shuffle",
-                "width",
-                "batch_per_core",
-                "steps",
-                "steps_per_execution",
-                "log_every",
-                "eval_every",
-            ),
-            *("checkpoint_every", "keep_checkpoints"),
+            "shuffle",
+            "width",
+            "batch_per_core",
+            "steps",
+            "steps_per_execution",
+            "log_every",
+            "eval_every",
+            "checkpoint_every",
+            "keep_checkpoints",
         ),
         at_least(1),
     ),
