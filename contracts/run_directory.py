@@ -5,10 +5,11 @@
     settings.json            process 0: every option with the value that it had in the end
     metrics.jsonl            process 0: one object a log step
     heartbeats/host-<i>.json each process, renewed while it lives; its host's agent once it has ended badly
+    hosts/host-<i>.json      each host's sampler: what the host and its devices did over time; see below
     logs/<attempt>/host-<i>.log    the agent, from what the process prints
     stacks/<attempt>/host-<i>.txt  the agent, where a run hung: what its processes were doing
     checkpoints/<step>/      all processes together: complete or absent
-    tensorboard/, export/, profile/, trouble/      process 0
+    tensorboard/, export/, profile/, trouble/      process 0; tensorboard/hosts/<i>/ each host's sampler
     samples.json             process 0 at the end, any of: confusion {labels, counts} (rows: truth, columns:
                              prediction), pictures [{png, truth, prediction, probability}] (png: base64), questions
                              [{question, context, truth, answer, probability}], texts [{texts, truth, prediction,
@@ -20,6 +21,15 @@
 A heartbeat has rank, attempt, state (`jobs.runtime.heartbeat.State`), step, time (when it was written), step_time
 (when the step moved), pid, message, says_all (the message needs no lines of the log), warnings, hangs_at_floor (the
 hang limit holds from the start); exit_code where the agent has written it.
+
+hosts/host-<i>.json is one object, of all attempts of the run:
+    {"host": 0, "interval_s": 20.0, "samples_per_point": 2, "samples_in_last": 1,
+     "capacity": {"memory_mib": 15999, …},           the most that a column can be, where there is a most
+     "latest": {"time": 1795413276.2, "cpu_pct": 87.5, "devices": [{"duty_pct": 91.0, …}, …], …},  the last sample
+     "points": {"time": […], "cpu_pct": […], …}}     columns of one length, null where a value was not there
+The columns, their titles and units are `jobs.runtime.host_samples.COLUMNS`; a host has those that it has values for.
+There are at most MOST_POINTS of them: when these are full, each two become one, so that a point is of interval_s. Read
+it with `jobs.runtime.host_samples.read`, which answers for every file, torn or foreign.
 
 The agent imports this file at each start, so it imports nothing heavy.
 """
@@ -57,6 +67,7 @@ CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 EXPORT = "export"
 HEARTBEATS = "heartbeats"
+HOSTS = "hosts"
 LOGS = "logs"
 STACKS = "stacks"
 
@@ -84,6 +95,11 @@ def heartbeat(process_id: int) -> str:
 def reserve(process_id: int) -> str:
     """Room on the disk that one process keeps for its last words; the agent gives it back for one that was killed."""
     return f"{HEARTBEATS}/.host-{process_id}.reserve"
+
+
+def host_samples(host: int) -> str:
+    """The file with what one host's sampler has read, relative to the run directory."""
+    return f"{HOSTS}/host-{host}.json"
 
 
 def log(attempt: int, process_id: int) -> str:
