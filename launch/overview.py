@@ -7,7 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from contracts import run_directory
 from contracts.run_directory import State
+from jobs.runtime import host_samples
+from jobs.runtime.host_samples import Finding, HostSamples
 from jobs.runtime.metric_definitions import NO_METRICS, OF_EVERY_JOB, Metric, finite
 from launch import runs
 from launch.runs import Look, Run
@@ -67,13 +70,32 @@ def values(run: Run, latest: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def hosts(run: Run, known: Look) -> list[dict[str, Any]]:
-    """Each process of the latest attempt: what its agent and its heartbeat say; what is not known is None."""
+def samples(run: Run) -> list[HostSamples | None]:
+    """What each host's sampler has read; None where it has read nothing yet."""
+    names = [run_directory.host_samples(index) for index in range(run.processes)]
+    return [host_samples.read(found) for found in run.directory.read_jsons(names)]
+
+
+def findings(run: Run, state: State, sampled: Sequence[HostSamples | None]) -> list[Finding]:
+    """What is wrong with a run's input, devices and memory: of the last minutes while it is active."""
+    lines, _ = run.directory.read_new_metrics(-runs.METRICS_TAIL_BYTES)
+    begun_s = runs.parse_time(run.described["attempts"][-1]["started"])
+    recent_s = time.time() - host_samples.RECENT_S if state in run_directory.ACTIVE else 0.0
+    present = [host for host in sampled if host is not None]
+    return host_samples.findings(present, lines, since_s=max(begun_s, recent_s))
+
+
+def hosts(run: Run, known: Look, sampled: Sequence[HostSamples | None] = ()) -> list[dict[str, Any]]:
+    """Each process of the latest attempt: what its agent, its heartbeat and its host's sampler say.
+
+    What is not known is None. samples: the last values of `jobs.runtime.host_samples.COLUMNS`, while they are fresh.
+    """
     entries = {process["process_id"]: process for process in known.processes}
     silent = {error.host for error in known.errors}
     found = []
     for host, beat in zip(run.described["hosts"], run.current(), strict=False):
         entry, beat = entries.get(host["index"], {}), beat or {}
+        of_host = next((each for each in sampled if each and each.host == host["index"]), None)
         found.append(
             {
                 "host": host["name"],
@@ -83,6 +105,8 @@ def hosts(run: Run, known: Look) -> list[dict[str, Any]]:
                 "step": beat.get("step"),
                 "heartbeat_age_s": round(time.time() - beat["time"], 1) if beat else None,
                 "message": beat.get("message"),
+                "samples": None if of_host is None else dict(of_host.fresh(time.time())) or None,
+                "capacity": None if of_host is None else dict(of_host.capacity),
             }
         )
     return found

@@ -1,4 +1,4 @@
-"""What each host's sampler has read: the columns, the file of a bounded size, and what is wrong by them. Pure.
+"""What each host's sampler has read: its columns, its file of a bounded size, and what is wrong by them. Pure.
 
 The file is hosts/host-<i>.json, described in `contracts.run_directory`; `jobs.runtime.sampler` writes it. Whoever shows
 a run reads it here. Imports nothing heavy.
@@ -7,17 +7,26 @@ a run reads it here. Imports nothing heavy.
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
-
-from jobs.runtime.metric_definitions import finite
 
 MOST_POINTS = 360
 """Of a column: when they are full, each two become one. At 10 s a sample, a point is of 10 s in the first hour."""
 READ_LIMIT = 10_000
 """Points of a file of somebody else's that are read at most."""
 
+LARGEST = 1e15
+
 Values = Mapping[str, float | None]
+
+
+def finite(value: object) -> float | None:
+    """The value where it is a number that a sampler or a clock can have read."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < LARGEST else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +87,7 @@ class HostSamples:
         devices: Sequence[Values] = (),
     ) -> HostSamples:
         """The same with one more sample. capacity: of what is known now. devices: what each device said."""
-        sample = {"time": time_s} | {name: _rounded(name, value) for name, value in values.items()}
+        sample = {"time": round(time_s, 1)} | {name: _rounded(name, value) for name, value in values.items()}
         told = [{name: value for name, value in each.items() if value is not None} for each in devices]
         latest = {name: value for name, value in sample.items() if value is not None}
         count, into = len(self.points["time"]), self.samples_in_last
@@ -116,6 +125,14 @@ class HostSamples:
     def known(self, name: str) -> list[float]:
         """The values of a column, without the times when there was none."""
         return [value for value in self.points.get(name, ()) if value is not None]
+
+    def text(self, name: str, value: float) -> str:
+        """A value of a column for people, with the most that it can be where there is one."""
+        unit, most = COLUMNS[name].unit, self.capacity.get(name)
+        if unit == "MiB":
+            value, unit, most = value / 1024, "GiB", most and most / 1024
+        digits = 0 if unit in ("%", "") else 1
+        return f"{value:,.{digits}f}{f' of {most:,.{digits}f}' if most else ''} {unit}".rstrip()
 
     def fresh(self, now_s: float) -> Mapping[str, Any]:
         """The last sample; empty where it is so old that the sampler must have ended."""
@@ -182,3 +199,139 @@ def _merged(name: str, before: float | None, weight: int, value: float | None) -
 def _halved(name: str, column: Sequence[float | None]) -> list[float | None]:
     pairs = zip(column[::2], column[1::2], strict=False)
     return [_merged(name, first, 1, second) for first, second in pairs] + [*column[len(column) // 2 * 2 :]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that is wrong. text: a sentence with the hosts, the value and what to do."""
+
+    kind: Literal["input", "idle", "slow", "throttled", "memory", "hbm"]
+    hosts: tuple[int, ...]
+    text: str
+
+
+RECENT_S = 600.0
+"""How far back findings go for whoever looks at a run that goes on."""
+START_S = 300.0
+FEWEST_POINTS, FEWEST_TO_COMPARE, FEWEST_STEPS = 3, 20, 100
+"""With fewer, nothing is said of what devices do, or of how fast hosts step, which are sampled at different moments."""
+MOST_WAIT, LEAST_DUTY_PCT, IDLE_PCT, THROTTLED_PCT = 0.1, 50.0, 10.0, 5.0
+SLOWER, NEARLY_FULL = 0.9, 0.95
+
+
+def findings(
+    hosts: Sequence[HostSamples], metrics: Sequence[Mapping[str, Any]], *, since_s: float = 0.0
+) -> list[Finding]:
+    """What is wrong by the points and the lines of metrics since then, each kind once.
+
+    What devices do is judged by the time of the steps alone, as a compilation is no idleness; where nothing tells of
+    steps, by all but START_S.
+    """
+    fields = [[finite(line.get(name)) for name in ("time", "step_s", "input_wait_s")] for line in metrics]
+    timed = [
+        (time, step_s, wait_s or 0.0)
+        for time, step_s, wait_s in fields
+        if time and step_s and time >= since_s
+    ]
+    begun_s = min((times[0] for host in hosts if (times := host.known("time"))), default=0.0) + START_S
+    begin_s = min((time for time, _, _ in timed), default=begun_s)
+    end_s = max((time for time, _, _ in timed), default=math.inf)
+    recent = [host.between(since_s, math.inf) for host in hosts]
+    stepping = [host.between(max(begin_s, since_s), end_s) for host in hosts]
+    stepping = [host for host in stepping if len(host.points["time"]) >= FEWEST_POINTS]
+    found = []
+    waited = sum(wait_s for _, _, wait_s in timed) / (sum(step_s for _, step_s, _ in timed) or 1.0)
+    if waited > MOST_WAIT:
+        text = (
+            f"input-bound: in {100 * waited:.0f} % of the time of the steps, the devices wait for the next batch; "
+            "make batches cheaper, or read the data from a faster disk"
+        )
+        found.append(Finding(kind="input", hosts=(), text=text))
+    duty, throttled = _means(stepping, "duty_pct"), _means(stepping, "throttled_pct")
+    one_idle = {
+        host: f"{mean:.0f} %"
+        for host, mean in _means(stepping, "duty_least_pct").items()
+        if mean < IDLE_PCT <= duty.get(host, 0.0)
+    }
+    some_idle = {
+        host: f"{mean:.0f} %" for host, mean in duty.items() if mean < LEAST_DUTY_PCT and host not in one_idle
+    }
+    slowed = {host: f"by {mean:.0f} %" for host, mean in throttled.items() if mean > THROTTLED_PCT}
+    told: list[tuple[Literal["idle", "slow", "throttled", "memory", "hbm"], dict[int, str], str]] = [
+        (
+            "idle",
+            one_idle,
+            "one device idles while the others compute; see whether the job uses all devices of a host",
+        ),
+        (
+            "idle",
+            some_idle,
+            "the devices are busy less than half of the time; give them larger batches, or more in flight",
+        ),
+        (
+            "slow",
+            _slow(duty, stepping),
+            "slower than the other hosts by more than 10 %; see its log, and what else runs there",
+        ),
+        (
+            "throttled",
+            slowed,
+            "the devices are slowed down, for heat or power; take another machine, or report this one",
+        ),
+        (
+            "memory",
+            _full(recent, "memory_mib"),
+            "memory within 5 % of full; the system may kill the process: hold less",
+        ),
+        (
+            "hbm",
+            _full(recent, "hbm_mib"),
+            "device memory within 5 % of full; a smaller batch leaves room for evaluations",
+        ),
+    ]
+    for kind, values, what in told:
+        if values:
+            who = ", ".join(f"{host} ({value})" for host, value in values.items())
+            text = f"host{'s' if len(values) > 1 else ''} {who}: {what}"
+            found.append(Finding(kind=kind, hosts=tuple(values), text=text))
+    return found
+
+
+def _means(hosts: Sequence[HostSamples], name: str) -> dict[int, float]:
+    return {host.host: statistics.fmean(known) for host in hosts if (known := host.known(name))}
+
+
+def _slow(duty: Mapping[int, float], stepping: Sequence[HostSamples]) -> dict[int, str]:
+    """Hosts whose devices are less busy than those of the others, or which step more slowly.
+
+    A device that waits in a collective operation for another host counts as busy: the slow host's are those that are
+    not. Without devices that can be asked, only hosts that step independently of each other differ.
+    """
+    spans = [host.known("time") for host in stepping]
+    begin_s, end_s = (
+        max((each[0] for each in spans), default=0.0),
+        min((each[-1] for each in spans), default=0.0),
+    )
+    rates = {}
+    for host in stepping:
+        common = host.between(begin_s, end_s)
+        times, steps = common.known("time"), common.known("step")
+        if len(steps) == len(times) >= FEWEST_TO_COMPARE and steps[-1] - steps[0] >= FEWEST_STEPS:
+            rates[host.host] = 60.0 * (steps[-1] - steps[0]) / max(times[-1] - times[0], 1.0)
+    values, unit = (duty, "% busy") if len(duty) > 1 else (rates, "steps a minute")
+    usual = statistics.median_high(values.values()) if len(values) > 1 else 0.0
+    return {
+        host: f"{value:.0f} {unit}, the others {usual:.0f}"
+        for host, value in values.items()
+        if value < SLOWER * usual
+    }
+
+
+def _full(hosts: Sequence[HostSamples], name: str) -> dict[int, str]:
+    return {
+        host.host: f"{max(known) / 1024:.1f} of {most / 1024:.1f} GiB"
+        for host in hosts
+        if (most := host.capacity.get(name))
+        and (known := host.known(name))
+        and max(known) > NEARLY_FULL * most
+    }

@@ -26,7 +26,7 @@ from contracts import run_directory
 from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME, WRONG_REQUEST, JobFailed, RequestError
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
-from jobs.runtime import preemption
+from jobs.runtime import preemption, sampler
 from jobs.runtime.bucket_files import files_of, pauses_s, retry
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.metrics import TimeSplit
@@ -149,6 +149,7 @@ def answer_sigusr1(control_dir: str | None) -> TextIO | None:
 def _carry_out[Config](run: Run, config: Config, train: Callable[[Run, Config], Final]) -> int:
     try:
         run.heartbeat.start()
+        sampler.start(run.environment)
         # Imported here: a wrong option or variable is answered before a framework is loaded.
         group = _group(run.environment)
         try:
@@ -237,7 +238,7 @@ def finish(run: Run, outcome: str, final: Final) -> None:
                 "warnings": list(run.heartbeat.warnings),
             },
         )
-        from jobs.runtime.report.render import render
+        from jobs.runtime.report.render import read_hosts, render
 
         described = run.directory.read_json(run_directory.RUN) or {"run_id": run.environment.run_id}
         settings = run.directory.read_json(run_directory.SETTINGS) or {}
@@ -247,7 +248,9 @@ def finish(run: Run, outcome: str, final: Final) -> None:
         beats = [{**beat, **ended} for beat in map(run.directory.read_json, names) if beat is not None]
         samples = run.directory.read_text(run_directory.SAMPLES)
         described = {**described, "settings": settings}
-        page = render(described, run.directory.read_metrics(), result, beats, samples_file=samples)
+        hosts = read_hosts(run.directory, run.environment.hosts)
+        metrics = run.directory.read_metrics()
+        page = render(described, metrics, result, beats, samples_file=samples, hosts=hosts)
         _put(run.directory, run_directory.REPORT, page)
         _put(run.directory, run_directory.RESULT, json.dumps(result, indent=2) + "\n")
     run.heartbeat.end("done" if outcome == "done" else "stopped" if outcome == "stopped" else "preempted")

@@ -31,7 +31,7 @@ from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME
 from contracts.process import ProcessEnvironment
 from contracts.ranks import OF_LOG, Spec, decoded, rank_variables
 from contracts.run_directory import RunDirectory
-from jobs.runtime import process
+from jobs.runtime import process, sampler
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.heartbeat import Heartbeat, last_words
 
@@ -68,6 +68,7 @@ def main(text: str) -> int:
     with stacks or contextlib.nullcontext():
         try:
             run.heartbeat.start()
+            sampler.start(environment)
             lay_out(spec)
             return _carry_out(run, spec, told)
         except OSError as error:
@@ -247,9 +248,9 @@ def _carry_out(run: process.Run, spec: Spec, told: threading.Event) -> int:
 
 def event_files(run_dir: str) -> str | None:
     """Return the folder of a run directory in which all TensorBoard event files lie; None where there are none."""
-    folders = []
+    folders, of_hosts = [], os.path.join(run_dir, run_directory.HOST_EVENTS)
     for folder, inner, names in os.walk(run_dir):  # nothing, where it is a URL
-        inner[:] = [name for name in inner if name != run_directory.CHECKPOINTS]
+        inner[:] = [] if folder == of_hosts else [name for name in inner if name != run_directory.CHECKPOINTS]
         if any(name.startswith(EVENT_FILES) for name in names):
             folders.append(folder)
     return os.path.relpath(os.path.commonpath(folders), run_dir) if folders else None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
+import dataclasses
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +17,8 @@ from rich.table import Table
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError
-from contracts.run_directory import SILENCE_LIMIT_S
+from contracts.run_directory import SILENCE_LIMIT_S, State
+from jobs.runtime.host_samples import COLUMNS, HostSamples
 from jobs.runtime.metric_definitions import Metric
 from launch import follow, overview, run_record, runs
 from launch import jobs as job_index
@@ -46,11 +48,7 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
         chosen = [run for run in chosen if states[run.run_id] in run_directory.ACTIVE] or chosen[:1]
     chosen = [follow.with_agents_beats(run, known) for run in chosen]
     if as_json:
-        said = [
-            {**overview.overview(run, states[run.run_id]), "host_states": overview.hosts(run, known.of(run))}
-            for run in chosen
-        ]
-        return _print_json(said, known)
+        return _print_json([_status(run, states[run.run_id], known) for run in chosen], known)
     for run in chosen:
         step, latest = runs.progress(run)
         figure = runs.figure(run, latest)
@@ -59,12 +57,49 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
             + (f"  {printable(figure)}" if figure else "")
             + f"  attempt {run.attempt}  {runs.age(run)} old"
         )
+        sampled = overview.samples(run)
         console.print(_hosts_table(run, known.of(run)))
+        if states[run.run_id] in run_directory.ACTIVE:
+            for table in _samples_tables(run, sampled):
+                console.print(table)
+        for finding in overview.findings(run, states[run.run_id], sampled):
+            say(console)(finding.text)
         if states[run.run_id] not in (*run_directory.ACTIVE, "done"):
             for line in run_record.summary(run, states[run.run_id])[1:]:
                 say(console)(line)
     _tell_silent(console, known)
     return 0
+
+
+def _status(run: Run, state: State, known: runs.Look) -> dict[str, Any]:
+    sampled = overview.samples(run)
+    return {
+        **overview.overview(run, state),
+        "host_states": overview.hosts(run, known.of(run), sampled),
+        "findings": [dataclasses.asdict(each) for each in overview.findings(run, state, sampled)],
+    }
+
+
+def _samples_tables(run: Run, sampled: Sequence[HostSamples | None]) -> Iterator[Table]:
+    """What the hosts do now, then what their devices do: a column for each value that some host has."""
+    latest = {each.host: each.fresh(time.time()) for each in sampled if each is not None}
+    told = {name for values in latest.values() for name in values}
+    if all(values.get("root_free_mib") == values.get("disk_free_mib") for values in latest.values()):
+        told.discard("root_free_mib")  # the run directory is on the disk of /
+    for of_devices in (False, True):
+        names = [
+            name
+            for name, column in COLUMNS.items()
+            if name in told and name != "step" and column.is_of_devices == of_devices
+        ]
+        table = Table("host", *(COLUMNS[name].title for name in names), box=None, pad_edge=False)
+        table.header_style = "dim"
+        for host, each in zip(run.described["hosts"], sampled, strict=False):
+            if each is not None:
+                values = latest[each.host]
+                table.add_row(host["name"], *(each.text(n, values[n]) if n in values else "" for n in names))
+        if names:
+            yield table
 
 
 def _hosts_table(run: Run, known: runs.Look) -> Table:

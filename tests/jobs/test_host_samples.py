@@ -4,10 +4,11 @@ import json
 import math
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.runtime.host_samples import COLUMNS, MOST_POINTS, HostSamples, read
+from jobs.runtime.host_samples import COLUMNS, MOST_POINTS, HostSamples, findings, read
 
 EMPTY = HostSamples(host=1, interval_s=10.0)
 
@@ -28,7 +29,7 @@ def sampled(count: int, spike: int = -1) -> HostSamples:
 def test_days_of_samples_stay_small_keep_their_extremes_and_cover_all_of_the_time() -> None:
     count = 3 * 24 * 360
     found = sampled(count, spike=12_345)
-    times = found.points["time"]
+    times = found.known("time")
     assert len(json.dumps(found.points)) < 40_000
     assert MOST_POINTS / 2 <= len(times) <= MOST_POINTS
     assert max(found.known("memory_mib")) == 9000 and min(found.known("disk_free_mib")) == 7
@@ -80,3 +81,73 @@ def test_whatever_is_in_the_file_it_is_read_or_left_out(given: dict[str, object]
 def test_what_a_sampler_said_long_ago_is_not_what_the_host_does_now() -> None:
     found = sampled(3)
     assert found.fresh(1e9 + 25)["cpu_pct"] == 0.0 and not found.fresh(1e9 + 300)
+
+
+def host(number: int, points: int = 30, capacity: float = 16_000.0, **values: float) -> HostSamples:
+    found = HostSamples(host=number, interval_s=10.0)
+    for index in range(points):
+        rate = values.get("steps_a_minute", 60.0)
+        sample = {
+            "step": rate * index / 6,
+            **{name: value for name, value in values.items() if name in COLUMNS},
+        }
+        found = found.added(
+            1000 + 10 * index + number, sample, capacity={"memory_mib": capacity, "hbm_mib": capacity}
+        )
+    return found
+
+
+def lines(wait_s: float = 0.0) -> list[dict[str, float]]:
+    return [{"time": 1000 + 30 * index, "step_s": 1.0, "input_wait_s": wait_s} for index in range(11)]
+
+
+STEPS = lines()
+CASES: list[tuple[str, list[HostSamples], list[dict[str, float]], list[tuple[str, tuple[int, ...], str]]]] = [
+    ("all is well", [host(n, duty_pct=97, duty_least_pct=95, throttled_pct=0) for n in (0, 1)], STEPS, []),
+    ("nothing is known", [], [], []),
+    ("waits for input", [host(0)], lines(0.31), [("input", (), "31 %")]),
+    ("waits a little", [host(0)], lines(0.09), []),
+    ("devices idle", [host(n, duty_pct=21) for n in (0, 1)], STEPS, [("idle", (0, 1), "less than half")]),
+    ("one device idles", [host(0, duty_pct=75, duty_least_pct=0)], STEPS, [("idle", (0,), "one device")]),
+    ("devices idle before the steps", [host(0, duty_pct=0)], [{**STEPS[0], "time": 5000.0}], []),
+    ("own command at its start", [host(0, points=20, duty_pct=0)], [], []),
+    ("own command after its start", [host(0, points=90, duty_pct=0)], [], [("idle", (0,), "less than half")]),
+    (
+        "slow",
+        [host(0, duty_pct=98), host(1, duty_pct=70), host(2, duty_pct=98)],
+        STEPS,
+        [("slow", (1,), "70 % busy")],
+    ),
+    ("a bit slow", [host(0, duty_pct=98), host(1, duty_pct=90)], STEPS, []),
+    ("few steps", [host(0), host(1, steps_a_minute=45)], STEPS, [("slow", (1,), "45 steps a minute")]),
+    ("a sampler that ended", [host(0), host(1, points=12)], STEPS, []),
+    (
+        "throttled",
+        [host(0, throttled_pct=0), host(1, throttled_pct=30)],
+        STEPS,
+        [("throttled", (1,), "by 30 %")],
+    ),
+    (
+        "memory",
+        [host(0, memory_mib=15_900), host(1, memory_mib=15_000)],
+        [],
+        [("memory", (0,), "15.5 of 15.6 GiB")],
+    ),
+    ("device memory", [host(0, hbm_mib=15_500, duty_pct=90)], STEPS, [("hbm", (0,), "15.1 of 15.6 GiB")]),
+]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "metrics", "wanted"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_each_thing_that_is_wrong_is_found_once_with_its_hosts_and_value(
+    hosts: list[HostSamples], metrics: list[dict[str, float]], wanted: list[tuple[str, tuple[int, ...], str]]
+) -> None:
+    found = findings(hosts, metrics)
+    assert [(each.kind, each.hosts) for each in found] == [(kind, who) for kind, who, _ in wanted]
+    assert all(words in each.text for each, (_, _, words) in zip(found, wanted, strict=True))
+
+
+def test_what_was_wrong_before_is_not_wrong_now() -> None:
+    early = host(0, points=10, memory_mib=15_900)
+    assert findings([early], lines(0.5)) and not findings([early], lines(0.5), since_s=2000)

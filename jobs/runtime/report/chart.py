@@ -9,8 +9,8 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from jobs.runtime.host_samples import COLUMNS, HostSamples
 from jobs.runtime.metric_definitions import Metric, Metrics, of_run
 from jobs.runtime.report.page import Json, moment, number, rows
 
@@ -115,10 +115,10 @@ _MOST_MARKS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A curve; its points are in rising order of steps."""
+    """A curve; its points are in rising order of steps. kind: one of _OF_HOSTS for a host's."""
 
     label: str
-    kind: Literal["raw", "smooth", "eval"]
+    kind: str
     points: Sequence[Point]
 
 
@@ -140,7 +140,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """What to draw; `buckets` is how many columns a curve is thinned to, about one a pixel."""
+    """What to draw; `buckets` is how many columns a curve is thinned to, about one a pixel. across: what x counts."""
 
     title: str
     unit: str
@@ -149,6 +149,7 @@ class Chart:
     marks: Sequence[Mark] = ()
     from_zero: bool = True
     buckets: int = 600
+    across: str = "step"
 
 
 def draw(chart: Chart) -> str:
@@ -163,12 +164,13 @@ def draw(chart: Chart) -> str:
     x = step_axis(min(steps), max(steps))
     level = [chart.level.value] if chart.level else []
     y = value_axis(finite + level, from_zero=chart.from_zero)
-    ends = f' data-x="{x.low!r} {x.high!r}" data-y="{y.low!r} {y.high!r}"{" data-log" if y.log else ""}'
+    ends = f' data-x="{x.low!r} {x.high!r}" data-y="{y.low!r} {y.high!r}" data-across="{chart.across}"'
+    ends += " data-log" if y.log else ""
     inner = f'viewBox="0 0 {GRID_WIDTH} {GRID_HEIGHT}" preserveAspectRatio="none" width="100%" height="100%"'
     svg = "".join(
         (
             f'<svg role="img" aria-label="{html.escape(_in_words(chart))}">',
-            _axes(x, y),
+            _axes(x, y, chart.across),
             *(_mark(mark, x, len(chart.marks)) for mark in chart.marks[-_MOST_MARKS:]),
             f"<svg {inner}>{''.join(_curve(series, x, y, chart.buckets) for series in chart.series)}</svg>",
             *(_dots(series, x, y) for series in chart.series),
@@ -199,7 +201,7 @@ def thin(points: Sequence[Point], buckets: int, place: Callable[[float], float])
     return kept
 
 
-def _axes(x: Axis, y: Axis) -> str:
+def _axes(x: Axis, y: Axis, across: str) -> str:
     levels = [(_percent(1 - y.part(tick)), label) for tick, label in zip(y.ticks, y.labels(), strict=True)]
     steps = [(_percent(x.part(tick)), label) for tick, label in zip(x.ticks, x.labels(), strict=True)]
     return "".join(
@@ -212,7 +214,7 @@ def _axes(x: Axis, y: Axis) -> str:
             *(f'<text x="{at}" y="100%">{label}</text>' for at, label in steps),
             '</g><g class="ticks">',
             *(f'<svg x="{at}" y="100%" overflow="visible"><path d="M0,0V4"/></svg>' for at, _ in steps),
-            '</g><g class="axis"><text x="100%" y="100%" dy="34">step</text>',
+            '</g><g class="axis"><text x="100%" y="100%" dy="34">' + across + "</text>",
             '<line x1="0" x2="100%" y1="100%" y2="100%"/></g>',
         )
     )
@@ -287,7 +289,7 @@ def _in_words(chart: Chart) -> str:
     for series in chart.series:
         finite = [point for point in series.points if math.isfinite(point[1])]
         if finite:
-            last.append(f"{series.label} {finite[-1][1]:.4g} at step {finite[-1][0]:,.0f}")
+            last.append(f"{series.label} {finite[-1][1]:.4g} at {chart.across} {finite[-1][0]:,.0f}")
     return f"{chart.title}, {chart.unit}: {'; '.join(last)}"
 
 
@@ -362,6 +364,42 @@ def charts(run: Json, metrics: Sequence[Json], baselines: Mapping[str, float]) -
     if waits[0].points:
         waiting = Chart(title="Input wait", unit="% of the step", series=waits, marks=marks, buckets=250)
         found.insert(min(3, len(found)), waiting)
+    return found
+
+
+_OF_HOSTS = tuple(f"host h{number}" for number in range(8))
+_LONGEST_GAP_S = 120.0
+
+
+def host_charts(hosts: Sequence[HostSamples]) -> list[Chart]:
+    """What the first hosts and their devices did over time; the time between two attempts is left out."""
+    passed, at, before = 0.0, {}, math.nan
+    for time in sorted({time for host in hosts for time in host.known("time")}):
+        gap_s = time - before
+        passed += gap_s if gap_s <= max(_LONGEST_GAP_S, 3 * max(host.interval_s for host in hosts)) else 0.0
+        at[time], before = passed, time
+    unit, unit_s = ("hour", 3600.0) if passed > 10_800 else ("minute", 60.0)
+    found = []
+    for name in ("cpu_pct", "memory_mib", "duty_pct", "tensorcore_pct", "hbm_mib"):
+        column, scale = COLUMNS[name], 1024 if COLUMNS[name].unit == "MiB" else 1
+        series = []
+        for kind, host in zip(_OF_HOSTS, hosts, strict=False):
+            values = zip(host.points["time"], host.points.get(name, ()), strict=False)
+            points = [
+                (at[time] / unit_s, value / scale) for time, value in values if time and value is not None
+            ]
+            series += [Series(label=f"host {host.host}", kind=kind, points=points)] if points else []
+        most = max((host.capacity.get(name, 0.0) for host in hosts), default=0.0) / scale
+        if series:
+            chart = Chart(
+                title=capitalised(column.title),
+                unit="GiB" if scale > 1 else column.unit,
+                series=series,
+                level=Level(label=f"{most:.1f} GiB", value=most) if most else None,
+                buckets=250,
+                across=unit,
+            )
+            found.append(chart)
     return found
 
 

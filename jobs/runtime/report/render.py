@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from contracts.durations import spoken
-from contracts.run_directory import RESULT, RUN, SAMPLES, SETTINGS, RunDirectory, heartbeat, log
+from contracts.run_directory import RESULT, RUN, SAMPLES, SETTINGS, RunDirectory, heartbeat, host_samples, log
 from jobs.runtime.bucket_files import files_of
+from jobs.runtime.host_samples import HostSamples, findings, read
 from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run
-from jobs.runtime.report.chart import capitalised, charts, curve, draw
+from jobs.runtime.report.chart import capitalised, charts, curve, draw, host_charts
 from jobs.runtime.report.page import Json, escape, mapping, moment, number, page, rows, text
 from jobs.runtime.report.samples import samples
 
@@ -41,23 +42,28 @@ def render(
     heartbeats: Sequence[Json],
     log_tail: Sequence[str] = (),
     samples_file: str | None = None,
+    hosts: Sequence[HostSamples] = (),
 ) -> str:
     """Make the page from run.json, the lines of metrics.jsonl, result.json (None before the end) and the heartbeats.
 
     The end of `log_tail`, the failed host's log, is shown; `run` may have `versions` (name → version) and `settings`
     (the options as they were decided). samples_file: the text of samples.json; None where there is none.
+    hosts: what their samplers have read.
     """
     result = result or {}
     latest = _latest(result, metrics)
     first, *others = (draw(chart) for chart in charts(run, metrics, latest))
+    of_hosts = "".join(draw(chart) for chart in host_charts(hosts))
     body = "".join(
         (
             _header(run, metrics, result, heartbeats, latest),
             _tiles(run, metrics, result, latest),
             _failure(run, result, heartbeats, log_tail),
             _warnings(result, heartbeats),
+            _findings(hosts, metrics),
             f'<h2>Curves</h2><div class="wide">{first}</div><div class="small">{"".join(others)}</div>',
             samples(samples_file),
+            f'<h2>Hosts</h2><div class="small">{of_hosts}</div>' if of_hosts else "",
             time_split(result),
             fillings(result),
             facts(run),
@@ -94,7 +100,14 @@ def read_and_render(run_dir: str | Path) -> str:
         attempt = float(max(0, len(attempts) - 1))
     written = directory.read_text(log(int(attempt), failed)) if failed is not None else None
     log_tail, samples_file = (written or "").splitlines(), directory.read_text(SAMPLES)
-    return render(run, directory.read_metrics(), result, heartbeats, log_tail, samples_file)
+    sampled = read_hosts(directory, hosts)
+    return render(run, directory.read_metrics(), result, heartbeats, log_tail, samples_file, sampled)
+
+
+def read_hosts(directory: RunDirectory, count: int) -> list[HostSamples]:
+    """What the samplers of a run's hosts have read, of those that have."""
+    found = directory.read_jsons([host_samples(index) for index in range(count)])
+    return [host for each in found if (host := read(each)) is not None]
 
 
 def _header(
@@ -201,6 +214,11 @@ def _warnings(result: Json, heartbeats: Sequence[Json]) -> str:
     found = dict.fromkeys(text(each) for some in said if isinstance(some, list | tuple) for each in some)
     items = "".join(f"<li>{escape(each)}</li>" for each in list(found)[:_MOST_WARNINGS])
     return f"<h2>Warnings</h2><ul>{items}</ul>" if items else ""
+
+
+def _findings(hosts: Sequence[HostSamples], metrics: Sequence[Json]) -> str:
+    items = "".join(f"<li>{escape(capitalised(each.text))}</li>" for each in findings(hosts, metrics))
+    return f"<h2>What holds it up</h2><ul>{items}</ul>" if items else ""
 
 
 def _failure(run: Json, result: Json, heartbeats: Sequence[Json], log_tail: Sequence[str]) -> str:

@@ -17,8 +17,8 @@ for (const figure of document.querySelectorAll("figure[data-x]")) {
       points.reduce((a, b) => Math.abs(b[0] - at) < Math.abs(a[0] - at) ? b : a)]);
     if (!near.length) return;
     tip.textContent = near.map(([label, [x, y]]) => label + " " +
-      value(y).toLocaleString("en", { maximumSignificantDigits: 4 }) + " at step " +
-      Math.round(step(x)).toLocaleString("en")).join("\n");
+      value(y).toLocaleString("en", { maximumSignificantDigits: 4 }) + " at " + figure.dataset.across +
+      " " + step(x).toLocaleString("en", { maximumFractionDigits: figure.dataset.across === "step" ? 0 : 1 })).join("\n");
     const part = Math.min(1, Math.max(0, at / view.width));
     cursor.style.left = 100 * part + "%"; tip.hidden = cursor.hidden = false;
     tip.style.left = part < .5 ? "calc(" + 100 * part + "% + 10px)" : "auto";

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import math
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
+from jobs.runtime.host_samples import HostSamples
 from launch import targets
 from launch.commands import console
 from launch.hosts import Agent, Completed
@@ -91,6 +93,7 @@ def test_runs_and_their_hosts_are_there_as_json_without_what_json_does_not_know(
     assert console.status(here(), None, as_json=True) == 0
     (shown,) = json.loads(capsys.readouterr().out)["runs"]
     first, second = shown.pop("host_states")
+    assert shown.pop("findings") == []
     assert shown == listed
     assert (first["process"], first["state"], first["step"], first["message"]) == (
         "gone",
@@ -99,6 +102,34 @@ def test_runs_and_their_hosts_are_there_as_json_without_what_json_does_not_know(
         "no file",
     )
     assert (second["process"], second["state"], second["heartbeat_age_s"]) == ("gone", None, None)
+
+
+def test_status_shows_what_some_host_has_sampled_lately_and_what_is_wrong_by_it(
+    write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_s, run = time.time(), write_run(beats=[beat("stepping", step=7), beat("stepping", step=7)])
+    started = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
+    attempt = {**run.described["attempts"][0], "started": started}
+    run.directory.write_json("run.json", {**run.described, "attempts": [attempt]})
+    for host, time_s, values in (
+        (0, now_s + 1, {"cpu_pct": 12.0, "memory_mib": 15_900.0, "duty_pct": 97.0, "root_free_mib": 1.0}),
+        (1, now_s - 900, {"cpu_pct": 34.0, "tensorcore_pct": 55.0}),
+    ):
+        sampled = HostSamples(host=host, interval_s=10.0)
+        sampled = sampled.added(time_s, values, capacity={"memory_mib": 16_384}, devices=[{"duty_pct": 97.0}])
+        run.directory.write_json(f"hosts/host-{host}.json", vars(sampled))
+    assert console.status(here(), None) == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["host", "CPU", "memory", "/", "free"] in said
+    assert ["h/0", "12", "%", "15.5", "of", "16.0", "GiB", "0.0", "GiB"] in said
+    assert ["host", "devices", "busy"] in said and ["h/0", "97", "%"] in said
+    assert not any("34" in line or "55" in line for line in said)
+    assert any(line[:3] == ["host", "0", "(15.5"] for line in said)
+    assert console.status(here(), None, as_json=True) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["runs"]
+    first, second = shown["host_states"]
+    assert first["samples"]["devices"] == [{"duty_pct": 97.0}] and second["samples"] is None
+    assert [(each["kind"], each["hosts"]) for each in shown["findings"]] == [("memory", [0])]
 
 
 def test_runs_are_compared_by_what_differs_in_their_settings_and_by_which_measured_better(
