@@ -14,6 +14,7 @@
                              prediction), pictures [{png, truth, prediction, probability}] (png: base64), questions
                              [{question, context, truth, answer, probability}], texts [{texts, truth, prediction,
                              probability}]; the report shows them
+    trackers/<name>.json     the mirror of `--track`: how far a tracker is
     report.html              process 0, or the launcher when the run ended without it
     result.json              written last, once an attempt: process 0, else the agent of the first host that is left,
                              else the launcher; see `result`
@@ -91,6 +92,11 @@ COMMITTED = "commit_success.txt"
 def heartbeat(process_id: int) -> str:
     """The heartbeat file of one process, relative to the run directory."""
     return f"{HEARTBEATS}/host-{process_id}.json"
+
+
+def tracker(name: str) -> str:
+    """What is known of the run's mirror in one tracker, relative to the run directory."""
+    return f"trackers/{name}.json"
 
 
 def reserve(process_id: int) -> str:

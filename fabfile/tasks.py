@@ -40,6 +40,7 @@ RUNS = "where runs are kept (default: where `fab train` keeps them)"
         "progress": "your command hangs when this file no longer grows: log, or a file (default: never)",
         "dry_run": "print what would be sent and started, and what it costs; start nothing",
         "runs": "where runs are kept: a path that every host sees, or a URL such as gs://…",
+        "track": "mirror the run to mlflow, wandb, or both with a comma between (default: $TPU_STACK_TRACK)",
         "name": "a name of your own for the run",
         "max_restarts": "how often the run is started again after it was lost, failed or hung",
         "hang_limit": "stop a run as hung after 20 usual step times without a step, and at least so many seconds",
@@ -66,6 +67,7 @@ def train(
     progress: str = "",
     dry_run: bool = False,
     runs: str = "",
+    track: str = "",
     name: str = "",
     max_restarts: str = "0",
     hang_limit: str = "120",
@@ -112,6 +114,7 @@ def train(
         command=command,
         framework=framework or None,
         processes_per_host=processes_per_host or None,
+        track=track,
         dry_run=dry_run,
     )
 
@@ -262,6 +265,27 @@ def export(
     if not to:
         raise RequestError("--to: say where to, a folder or a URL such as gs://…")
     return export.export(options.target(stack, slice, runs=runs), run, to, force=force)
+
+
+@task(
+    positional=["run"],
+    help={
+        "run": RUN_HELP,
+        "to": "mlflow, wandb, or both with a comma between (default: those of `fab train --track`)",
+        "limit": "seconds to try a tracker that is away, once the run has ended (default: 60)",
+        **SLICES,
+        "runs": RUNS,
+    },
+)
+@reported
+def track(
+    c: Any, run: str, to: str = "", limit: str = "60", stack: str = "", slice: str = "", runs: str = ""
+) -> int:
+    """Mirror a run to MLflow or Weights & Biases."""
+    from launch.commands import track as tracking
+
+    limit_s = float(whole("--limit", limit, least=0) or 0)
+    return tracking.track(options.target(stack, slice, runs=runs), run, to, limit_s=limit_s)
 
 
 YES = "ask nothing"

@@ -1,4 +1,4 @@
-"""Environments of frameworks on this machine: made once from a framework's lock, and shared by all checkouts."""
+"""Environments of frameworks and trackers on this machine: made once from a lock, and shared by all checkouts."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def ensure(framework: str, say: Say) -> None:
                 f"binutils, or name an index with PyTorch's wheels for CPUs in {TORCH_INDEX}, or use --runtime docker"
             )
     then = [[str(home / "bin" / "python"), str(STUBS), str(torch)]] if needs_stubs else []
-    if index:
-        version = re.search(r"^torch==(\S+)", lock.read_text(), re.MULTILINE)
-        wheel = [] if version is None else [f"torch=={version[1]}+cpu"]
-        then = [[*_pip(home), "--reinstall", "--no-deps", "--default-index", index, *wheel]]
+    version = re.search(r"^torch==(\S+)", lock.read_text(), re.MULTILINE)
+    if index and version:
+        wheel = f"torch=={version[1]}+cpu"
+        then = [[*_pip(home), "--reinstall", "--no-deps", "--default-index", index, wheel]]
     if not (home / WHOLE).exists():
         say(f"making the environment of {framework} in {home}, once for this machine …")
         began_s = time.monotonic()
@@ -163,7 +163,11 @@ def _uv() -> str:
 
 def _lock(framework: str) -> Path:
     folder = CHECKOUT / "images" / framework
-    locks = (folder / "requirements-cpu.txt", folder / "requirements.txt")
+    locks = (
+        folder / "requirements-cpu.txt",
+        folder / "requirements.txt",
+        CHECKOUT / "requirements" / f"{framework}.txt",
+    )
     found = next((lock for lock in locks if lock.exists()), None)
     if found is None:
         raise RequestError(f"--framework {framework}: {folder} has no lock")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import os
 import shlex
 import subprocess
 import time
@@ -21,6 +22,7 @@ from jobs.runtime.metric_definitions import Metrics, finite
 from launch import display, run_record, runs
 from launch import jobs as job_index
 from launch import launch as launching
+from launch.commands import track as tracking
 from launch.display import Display, Progress, printable, say, terminal
 from launch.hosts import STOP_NOW_S, Agent, HostError, stop_processes
 from launch.jobs import CHECKOUT
@@ -56,12 +58,13 @@ def train(
     command: Command | None = None,
     framework: str | None = None,
     processes_per_host: str | None = None,
+    track: str = "",
     dry_run: bool = False,
 ) -> int:
     """Start or resume a run and, unless `detach`, follow it to its end. restarts: how often it may be started again.
 
-    command: an own command, in place of a job. framework, processes_per_host: of a job, as in Request. dry_run: only
-    print what would be done.
+    command: an own command, in place of a job. framework, processes_per_host: of a job, as in Request. track: as it was
+    asked for. dry_run: only print what would be done.
     """
     console = terminal()
     target = open_target(None)
@@ -84,6 +87,7 @@ def train(
         heartbeat_limit_s=heartbeat_limit_s,
         runtime=runtime,
         container_access=container_access,
+        track=tracking.asked_for(track, os.environ, old.described.get("track", ()) if old else None),
     )
     if dry_run:
         from launch import dry_run as showing  # a launch does without
@@ -145,6 +149,7 @@ def _carry_out(
             run = launching.launch(request, target, say(console))
         except launching.LaunchFailed as failure:
             return _report(console, failure.run, runs.state_now(target.agents, failure.run))
+        tracking.start(run, target, say(console))
         if detach:
             say(console)(_how_to_come_back(run, target))
             return DONE
@@ -167,6 +172,7 @@ def resuming(run: Run) -> Request:
         job=run.described["job"],
         arguments=(),
         name=None,
+        track=tuple(run.described.get("track", ())),
         resume=run,
         hang_floor_s=float(run.described.get("hang_limit_s", HANG_FLOOR_S)),
         heartbeat_limit_s=float(run.described.get("heartbeat_limit_s", HEARTBEAT_LIMIT_S)),
@@ -215,6 +221,8 @@ def _left(restarts: int) -> str:
 
 def _report(console: Console, run: Run, state: State) -> int:
     for line in run_record.summary(run, state):
+        say(console)(line)
+    for line in tracking.told(run):
         say(console)(line)
     return run_record.exit_code(run, state)
 

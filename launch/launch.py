@@ -48,7 +48,7 @@ class Request:
 
     framework: of a job that runs on several; None: its first one. processes_per_host: as
     `launch.plan.ranks_of_job` takes it. A resumed run keeps both. runtime, container_access: as
-    `launch.plan.choose_container` takes them.
+    `launch.plan.choose_container` takes them. track: the trackers that it is mirrored to.
     """
 
     job: str
@@ -62,6 +62,7 @@ class Request:
     heartbeat_limit_s: float = plans.HEARTBEAT_LIMIT_S
     runtime: str | None = None
     container_access: str | None = None
+    track: tuple[str, ...] = ()
 
 
 class LaunchFailed(Exception):
@@ -101,6 +102,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             plan,
             planned.config,
             name=request.name,
+            track=request.track,
             processes_per_host=planned.processes_per_host,
             now=now,
             before=before,

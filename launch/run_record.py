@@ -8,7 +8,7 @@ import datetime
 import importlib.metadata
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ def run_record(
     config: Any,
     *,
     name: str | None,
+    track: Sequence[str] = (),
     processes_per_host: str | None = None,
     now: datetime.datetime,
     before: Mapping[str, Any] | None,
@@ -59,6 +60,7 @@ def run_record(
         "target": target.name,
         "platform": target.platform,
         **({} if processes_per_host is None else {"processes_per_host": processes_per_host}),
+        **({"track": [*track]} if track else {}),
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),
         "config": dataclasses.asdict(config),

@@ -70,6 +70,8 @@ NOT_RUN = {
     "fab train": FORM + "`make train`",
     "fab train … --detach": FORM + "`make rehearse`",
     "fab train … --runtime docker": FORM + "tests/runs/test_docker.py",
+    "fab train … --track mlflow": FORM + "tests/launch/commands/test_track.py",
+    "fab track RUN": FORM + "tests/launch/commands/test_track.py",
     "fab recover": FORM + "`make rehearse`",
     "fab recover RUN": FORM + "`make rehearse`",
     "fab recover latest": BY_REHEARSE,

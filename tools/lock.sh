@@ -32,6 +32,8 @@ everywhere jobs --constraint requirements/run.txt
 everywhere dev --constraint requirements/uv.txt --constraint requirements/run.txt
 everywhere gpu --constraint requirements/dev.txt
 everywhere tpu --constraint requirements/run.txt
+everywhere mlflow --constraint requirements/gpu.txt
+everywhere wandb --constraint requirements/gpu.txt
 
 # An image is Debian 12 (glibc 2.36) on x86-64 with Python 3.12, and so are its locks. Which lock of requirements/ one
 # agrees with, its .in says (-c). An overrides.in replaces what packages ask for; that of a TPU constrains the others.

@@ -46,6 +46,7 @@ TASKS = [
         "compare",
         "predict",
         "export",
+        "track",
         "rm",
         "prune",
         "jobs",
