@@ -349,7 +349,7 @@ class _Client:
     """The process with the tracker's library. What it says is without secrets."""
 
     def __init__(self, tracker: str, folder: Path) -> None:
-        self._tracker = tracker
+        self._is_late = False
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             [str(environments.python_of(tracker)), "-P", str(CLIENT), tracker, str(folder)],
@@ -371,7 +371,7 @@ class _Client:
             TrackerAway: there is none within the limit, or it is an error.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
-        timer = threading.Timer(limit_s, self._kill)
+        timer = threading.Timer(limit_s, self._give_up)
         timer.start()
         try:
             self._process.stdin.write(json.dumps({"do": do, "what": what}) + "\n")
@@ -401,8 +401,13 @@ class _Client:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
+    def _give_up(self) -> None:
+        self._is_late = True
+        self._kill()
+
     def _last_words(self, do: str, limit_s: float) -> str:
-        if self._process.wait(ANSWER_LIMIT_S) == -signal.SIGKILL:
+        self._kill()  # it has closed its output
+        if self._is_late:
             return f"no answer to {do} within {spoken(limit_s)}"
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").split("\n")

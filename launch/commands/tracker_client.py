@@ -20,7 +20,7 @@ import shutil
 import sys
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 Json = dict[str, Any]
 LIMIT_S = "10"
@@ -32,25 +32,14 @@ TAG = "tpu_stack.run"
 STATUS = {"done": "FINISHED", "stopped": "KILLED", "preempted": "KILLED"}
 
 
-class Tracker(Protocol):
-    """folder: where a store of this machine is, for a tracker that has no other. is_spent: after an error of this one,
-    only a new process can go on."""
-
-    @property
-    def is_spent(self) -> bool: ...
-
-    def __init__(self, folder: str) -> None: ...
-    def begin(self, run: Mapping[str, Any]) -> Json: ...
-    def settings(self, settings: Mapping[str, Any]) -> None: ...
-    def metrics(self, lines: Sequence[tuple[int, float, Mapping[str, float]]]) -> None: ...
-    def files(self, paths: Mapping[str, str]) -> None: ...
-    def end(self, ended: Mapping[str, Any]) -> None: ...
-
-
 class Mlflow:
-    """A run in MLflow's tracking server or database. What was sent is there; what it has, it says itself."""
+    """A run in MLflow's tracking server or database. What was sent is there; what it has, it says itself.
+
+    folder: where a store of this machine is, if none is named.
+    """
 
     is_spent = False
+    """Whether after an error only a new process can go on."""
 
     def __init__(self, folder: str) -> None:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", LIMIT_S)
@@ -198,7 +187,7 @@ class Wandb:
         self._run.finish(exit_code=0 if ended["outcome"] == "done" else 1)
 
 
-TRACKERS: dict[str, type[Tracker]] = {"mlflow": Mlflow, "wandb": Wandb}
+TRACKERS: dict[str, type[Mlflow | Wandb]] = {"mlflow": Mlflow, "wandb": Wandb}
 
 
 def has_key() -> bool:
@@ -230,7 +219,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     name, folder = sys.argv[1:]
-    tracker: Tracker | None = None
+    tracker: Mlflow | Wandb | None = None
     for line in sys.stdin:
         request = json.loads(line)
         answer: Json

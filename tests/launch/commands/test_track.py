@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from contracts.files import DiskFiles
 from launch import environments, runs, targets
 from launch.commands import track, tracker_client
 from launch.jobs import CHECKOUT
+from launch.remote_files import HostFiles
 from launch.runs import Run
 from launch.targets import Target
 
@@ -90,9 +92,11 @@ def following(target: Target, run: Run, tracker: str, limit_s: float = LIMIT_S) 
     assert not thread.is_alive()
 
 
-def lines(steps: Sequence[int], since_s: float) -> list[dict[str, Any]]:
+def lines(steps: Sequence[int], since_s: float, **more: float) -> list[dict[str, Any]]:
     """Lines of metrics, an evaluation at step 20; the same step has the same loss and another time."""
-    trained = [{"step": step, "loss": 1 / step, "mfu": None, "time": since_s + step} for step in steps]
+    trained = [
+        {"step": step, "loss": 1 / step, "mfu": None, **more, "time": since_s + step} for step in steps
+    ]
     evaluated = [{"step": 20, "eval_loss": 0.5, "time": since_s + 20.5}] if 20 in steps else []
     return sorted([*trained, *evaluated], key=lambda line: line["time"])
 
@@ -124,7 +128,11 @@ STEPS = [(step, 1 / step) for step in (10, 20, 30, 40)]
 
 
 def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it_is_sent(
-    mlflow: Path, quick: Callable[[Path], Target], write_run: WriteRun, runs_dir: Path
+    mlflow: Path,
+    quick: Callable[[Path], Target],
+    write_run: WriteRun,
+    runs_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target, store, now_s = quick(mlflow), Store(runs_dir / "mlflow" / "mlflow.db"), time.time()
 
@@ -139,7 +147,7 @@ def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it
         told |= {"attempts": attempts(2), "config": {"steps": 40}}
         write_run(beats=[beat(1, "joined")], **told)
         until(lambda: mirror._begun == 1)
-        told["metrics"] = lines([10, 20], now_s) + lines([30, 40], now_s + 100)
+        told["metrics"] = lines([10, 20], now_s) + lines([30, 40], now_s + 100, tokens_per_s=1000)
         run = write_run(beats=[beat(1, "stepping")], **told)
         run.directory.write_text("export/config.json", "{}")
         run.directory.write_text("report.html", "the report")
@@ -156,10 +164,12 @@ def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it
     record = run.directory.read_json("trackers/mlflow.json") or {}
     assert (record["complete"], record["step"], record["problem"]) == (True, 40, None)
     run.directory.remove("trackers/mlflow.json")  # nobody needs to remember what was sent
-    assert track.track(target, run.run_id, "mlflow", limit_s=LIMIT_S) == 0
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{runs_dir}/mlflow/mlflow.db")
+    elsewhere = dataclasses.replace(target, name="dev", files=HostFiles(target.agents))  # as on a stack
+    assert track.track(elsewhere, run.run_id, "mlflow", limit_s=LIMIT_S) == 0
     assert (store.points(), store.points("eval_loss")) == (STEPS, [(20, 0.5)])
     assert store.points("final/eval_loss") == [(40, 0.5)]
-    assert store.points("mfu") == []
+    assert (store.points("mfu"), store.points("tokens_per_s")) == ([], [(30, 1000), (40, 1000)])
     assert store.ask("select name, status, end_time from runs") == [
         ("mine", "FINISHED", int(1000 * result["time"]))
     ]
