@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -298,7 +297,7 @@ def findings(
 
 
 def _means(hosts: Sequence[HostSamples], name: str) -> dict[int, float]:
-    return {host.host: statistics.fmean(known) for host in hosts if (known := host.known(name))}
+    return {host.host: sum(known) / len(known) for host in hosts if (known := host.known(name))}
 
 
 def _slow(duty: Mapping[int, float], stepping: Sequence[HostSamples]) -> dict[int, str]:
@@ -319,7 +318,7 @@ def _slow(duty: Mapping[int, float], stepping: Sequence[HostSamples]) -> dict[in
         if len(steps) == len(times) >= FEWEST_TO_COMPARE and steps[-1] - steps[0] >= FEWEST_STEPS:
             rates[host.host] = 60.0 * (steps[-1] - steps[0]) / max(times[-1] - times[0], 1.0)
     values, unit = (duty, "% busy") if len(duty) > 1 else (rates, "steps a minute")
-    usual = statistics.median_high(values.values()) if len(values) > 1 else 0.0
+    usual = sorted(values.values())[len(values) // 2] if len(values) > 1 else 0.0  # the higher one of two
     return {
         host: f"{value:.0f} {unit}, the others {usual:.0f}"
         for host, value in values.items()

@@ -9,7 +9,6 @@ without it. It imports as little as it can, as it must not cost what it measures
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -94,6 +93,8 @@ def say(error: object) -> None:
 
 def end_with(parent: int, signum: int) -> None:
     """Have the system end this process when its parent ends; elsewhere than on Linux, loops look for the parent."""
+    import ctypes
+
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
     if os.getppid() != parent:
