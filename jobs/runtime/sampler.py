@@ -188,15 +188,15 @@ class Record:
             self._samples = read(self._directory.read_json(self._name)) or self._samples
             self._has_read = True
         self._samples = self._samples.added(now_s, values, capacity=capacity, devices=devices)
-        step = int(values.get("step") or 0) if self._has_steps else int(now_s - self._began_s)
-        self._events += event(now_s, step, values)
         is_remote = self._directory.is_remote
-        if not is_remote or now_s - self._put_events_s >= BUCKET_EVENTS_PERIOD_S:
-            self._put_events_s, data, self._events = now_s, self._events, b""
-            self._put_events(f"{self._events_name}.{int(now_s)}" if is_remote else self._events_name, data)
         if not is_remote or now_s - self._put_s >= BUCKET_PERIOD_S:
             self._put_s = now_s
             self._directory.write_text(self._name, json.dumps(vars(self._samples), separators=(",", ":")))
+        step = int(values.get("step") or 0) if self._has_steps else int(now_s - self._began_s)
+        self._events += event(now_s, step, values)
+        if not is_remote or now_s - self._put_events_s >= BUCKET_EVENTS_PERIOD_S:
+            self._put_events_s, data, self._events = now_s, self._events, b""
+            self._put_events(f"{self._events_name}.{int(now_s)}" if is_remote else self._events_name, data)
 
     def _put_events(self, name: str, data: bytes) -> None:
         path = self._directory.path(name)
