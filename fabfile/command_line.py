@@ -39,6 +39,7 @@ from fabfile.tasks import (
     accelerators,
     build,
     compare,
+    dashboard,
     export,
     images,
     jobs,
@@ -62,7 +63,7 @@ LIST_HINT = "`fab help COMMAND` shows a command's options, `fab jobs` the jobs, 
 namespace = Collection()
 """In the order in which a user meets them, which `fab --list` keeps."""
 for command in (
-    *(train, status, logs, stop, recover, runs, compare, predict, export, track, rm, prune, jobs),
+    *(train, status, logs, stop, recover, runs, compare, dashboard, predict, export, track, rm, prune, jobs),
     *(deploy, verify, doctor, trust, run, put, get, ssh, ssh_config, jupyter),
     *(build, push, images),
     *(rehearsal, accelerators),

@@ -246,6 +246,28 @@ def compare(c: Any, run: str, json: bool = False, stack: str = "", slice: str = 
 
 
 @task(
+    help={
+        "port": "the port on 127.0.0.1; 0: any that is free (default: 8760)",
+        "stack": options.STACK + "; several as local,dev",
+        "slice": options.SLICES["slice"],
+        "runs": RUNS + "; several as FOLDER,gs://…",
+    },
+    positional=[],
+)
+@reported
+def dashboard(c: Any, port: str = "8760", stack: str = "", slice: str = "", runs: str = "") -> int:
+    """Show runs in a browser: curves, hosts, logs, settings, side by side."""
+    from launch.dashboard import server
+
+    targets = [
+        options.target(one_stack, slice, runs=one_place)
+        for one_stack in stack.split(",")
+        for one_place in runs.split(",")
+    ]
+    return server.serve(targets, port=whole("--port", port, least=0) or 0)
+
+
+@task(
     positional=["run"],
     help={
         "run": RUN_HELP + "; latest:JOB: the latest of a job that is done",

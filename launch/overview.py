@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contracts import run_directory
+from contracts.durations import spoken
 from contracts.run_directory import State
 from jobs.runtime import host_samples
 from jobs.runtime.host_samples import Finding, HostSamples
@@ -19,14 +21,14 @@ ABOUT = ("job", "state", "framework", "platform", "hosts", "processes", "code", 
 """What is said of each run in a comparison before its settings and metrics."""
 
 
-def overview(run: Run, state: State) -> dict[str, Any]:
-    """One run as `fab runs --json` prints it.
+def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """One run as `fab runs --json` prints it. progress: as `runs.progress` has it, where it is known already.
 
     metrics: the final value of each metric once the run has a result, until then the latest one; values that are not
     finite are left out. headline: the metric that says how good a run of this job is, None where it is not known yet.
     Times are in UTC, as in ISO 8601.
     """
-    step, latest = runs.progress(run)
+    step, latest = progress or runs.progress(run)
     measured = values(run, latest)
     headline = run.metrics.get(run.metrics.headline)
     attempt = run.described["attempts"][-1]
@@ -56,8 +58,31 @@ def overview(run: Run, state: State) -> dict[str, Any]:
         else None,
         "metrics": measured,
         "wall_s": finite((run.current_result() or {}).get("wall_s")),
+        "cost_usd": cost_usd(run),
         "error": (run.current_result() or {}).get("error"),
     }
+
+
+def total_wall_s(run: Run) -> float | None:
+    """Seconds that all attempts took so far; None where one of them left no word of it."""
+    each_s = [finite(each.get("wall_s")) for each in run.described["attempts"][:-1]]
+    known_s = [wall_s for wall_s in [*each_s, run.wall_s] if wall_s is not None]
+    return sum(known_s) if len(known_s) == len(each_s) + 1 else None
+
+
+def cost_usd(run: Run) -> float | None:
+    """What the run's TPUs cost for the time that it took so far, by the list; None where that is not known."""
+    from infra import catalogue
+
+    one, wall_s = run.described.get("slice") or {}, total_wall_s(run)
+    if run.described.get("platform") != "tpu" or wall_s is None:
+        return None
+    try:
+        kind = catalogue.accelerator(one["accelerator_type"])
+        price = catalogue.price_usd_per_hour(kind, one["zone"], one["capacity"])
+        return price * one["count"] * wall_s / 3600 if price is not None else None
+    except (catalogue.CatalogueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def values(run: Run, latest: Mapping[str, Any]) -> dict[str, float]:
@@ -123,6 +148,21 @@ class Row:
     values: tuple[Any, ...]
     best: int | None = None
     metric: Metric | None = None
+
+    def texts(self) -> list[str]:
+        """The values as a comparison shows them."""
+        if self.name == "wall time":
+            return ["-" if value is None else spoken(value) for value in self.values]
+        return [cell(value, self.metric) for value in self.values]
+
+
+def cell(value: Any, metric: Metric | None = None) -> str:
+    """A value as text; "-" where there is none."""
+    if value is None:
+        return "-"
+    if metric is not None:
+        return metric.text(value)
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

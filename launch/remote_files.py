@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contracts.files import beginning
+from contracts.files import Piece, beginning
 from jobs.runtime.bucket_files import BucketFiles
 from launch.hosts import ANSWER_LIMIT_S as HOST_LIMIT_S
 from launch.hosts import Agent, HostError, in_thread
@@ -196,6 +196,13 @@ class Buckets:
     def read_from(self, path: str, offset: int) -> tuple[bytes, int] | None:
         return self._carry_out(path, lambda: self._files.read_from(path, offset))
 
+    def read_inside(
+        self, places: Sequence[tuple[str, str]], offsets: Sequence[int], limit_bytes: int
+    ) -> builtins.list[Piece | None]:
+        if not places:
+            return []
+        return self._carry_out(places[0][0], lambda: self._files.read_inside(places, offsets, limit_bytes))
+
     def write(self, path: str, data: bytes) -> None:
         self._carry_out(path, lambda: self._files.write(path, data))
 
@@ -280,6 +287,25 @@ class HostFiles:
             file = self._piece(path, beginning(offset, file["size"]))
         return None if file["text"] is None else (file["text"].encode(), int(file["offset"]))
 
+    def read_inside(
+        self, places: Sequence[tuple[str, str]], offsets: Sequence[int], limit_bytes: int
+    ) -> builtins.list[Piece | None]:
+        found: dict[int, Piece | None] = {}
+        left = [*range(len(places))]
+        while left:
+            request = {
+                "paths": ["/".join(places[index]) for index in left],
+                "folders": [places[index][0] for index in left],
+                "offsets": [offsets[index] for index in left],
+                "limit_bytes": limit_bytes,
+            }
+            for index, file in zip(left, self._ask("read", request)["files"], strict=True):
+                found[index] = _piece(file)
+            # One answer has room for so much; what was last in it may have got none.
+            cut = [index for index in left if _is_cut(found[index], limit_bytes)]
+            left = cut if len(cut) < len(left) else []
+        return [found[index] for index in range(len(places))]
+
     def write(self, path: str, data: bytes) -> None:
         self._ask("write", {"path": path, "text": data.decode()})
 
@@ -308,3 +334,17 @@ class HostFiles:
         answer = self._ask("read", {"paths": [path], "offsets": [offset], "limit_bytes": CHUNK_BYTES})
         found: dict[str, Any] = answer["files"][0]
         return found
+
+
+def _piece(file: Mapping[str, Any]) -> Piece | None:
+    if file["text"] is None:
+        return Piece(error=str(file["error"])) if file.get("error") else None
+    offset, end, size = (int(file[name]) for name in ("offset", "next_offset", "size"))
+    return Piece(data=file["text"].encode(errors="replace"), offset=offset, next_offset=end, size=size)
+
+
+def _is_cut(piece: Piece | None, limit_bytes: int) -> bool:
+    """Whether there is more of the file, by more than a character that is half written."""
+    if piece is None or piece.error:
+        return False
+    return piece.next_offset + 4 <= min(piece.size, piece.offset + limit_bytes)

@@ -66,22 +66,33 @@ def read_slices(request: Json) -> Json:
     """A piece of each file, from its offset on; a negative offset counts from the end. No such file: no text.
 
     A piece begins and ends with whole characters: one whose rest is not there yet waits. All pieces together are
-    bounded too, so that the last ones may be shorter than asked for.
+    bounded too, so that the last ones may be shorter than asked for. With `folders`, one for each path, a file that
+    does not lie in its folder when links are followed, or cannot be read, has an error and no text.
     """
     paths = request["paths"]
     offsets = [0] * len(paths) if request["offsets"] is None else request["offsets"]
     if len(offsets) != len(paths):
         message = f"read: {len(paths)} paths and {len(offsets)} offsets"
         raise Refused(message, "send an offset for every path, or none")
+    folders = [None] * len(paths) if request["folders"] is None else request["folders"]
+    if len(folders) != len(paths):
+        message = f"read: {len(paths)} paths and {len(folders)} folders"
+        raise Refused(message, "send a folder for every path, or none")
     room, pieces = LARGEST_READ, []
-    for path, offset in zip(paths, offsets, strict=True):
-        piece = slice_of(path, offset, min(request["limit_bytes"], room))
+    for path, offset, folder in zip(paths, offsets, folders, strict=True):
+        try:
+            piece = slice_of(path, offset, min(request["limit_bytes"], room), folder)
+        except (OSError, Failed) as error:
+            if folder is None:
+                raise
+            said = getattr(error, "strerror", None) or str(error)
+            piece = {"text": None, "offset": 0, "next_offset": 0, "size": 0, "error": said}
         room -= piece["next_offset"] - piece["offset"]
         pieces.append(piece)
     return {"files": pieces}
 
 
-def slice_of(path: str, offset: int, limit: int) -> Json:
+def slice_of(path: str, offset: int, limit: int, folder: str | None = None) -> Json:
     try:
         # Without O_NONBLOCK the opening of a named pipe waits for somebody who writes.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -91,6 +102,11 @@ def slice_of(path: str, offset: int, limit: int) -> Json:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise Failed(f"read: {path} is not a file", "name a file")
+        if folder is not None:
+            from contracts.files import is_inside
+
+            if not is_inside(descriptor, os.path.realpath(folder)):
+                raise Failed("leads out of the run directory", "name a file in it")
         size = found.st_size
         begin = max(0, size + offset) if offset < 0 else min(offset, size)
         data = os.pread(descriptor, limit, begin)

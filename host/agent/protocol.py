@@ -260,7 +260,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "stop": ("process.stop", "run_id:name attempt:count? process_id:count? grace_s:seconds"),
     "logs": ("process.logs", f"{ONE} offset:offset limit_bytes:limit"),
     "stacks": ("hang_dump.stacks", f"{ONE} timeout_s:seconds"),
-    "read": ("files.read_slices", "paths:paths offsets:offsets? limit_bytes:limit"),
+    "read": ("files.read_slices", "paths:paths offsets:offsets? limit_bytes:limit folders:paths?"),
     "write": ("files.write_file", "path:path text:content"),
     "list": ("files.list_names", "path:path"),
     "remove": ("files.remove_file", "path:path"),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import builtins
+import concurrent.futures
 import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from contracts.errors import RequestError
-from contracts.files import DiskFiles, beginning, is_url
+from contracts.files import DiskFiles, Piece, beginning, is_url
 from contracts.run_directory import RunDirectory
 
 PAUSES_S = (1.0, 4.0)
 """Between three tries; the bucket's own library has tried several times within each."""
+
+READERS = 16
+"""Objects that are read at the same time."""
 
 
 class BucketFiles:
@@ -40,6 +44,14 @@ class BucketFiles:
             return (bytes(bucket.cat_file(path, start=start)) if start < size else b""), start
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def read_inside(
+        self, places: Sequence[tuple[str, str]], offsets: Sequence[int], limit_bytes: int
+    ) -> builtins.list[Piece | None]:
+        """An object has one name and is no link, so none leads out of its folder."""
+        paths = [f"{folder}/{name}" for folder, name in places]
+        with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+            return list(pool.map(_piece, paths, offsets, [limit_bytes] * len(paths)))
 
     def write(self, path: str, data: bytes) -> None:
         _bucket(path).pipe_file(path, data)
@@ -106,6 +118,18 @@ def open_url(url: str, *, option: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:
         raise RequestError(f"{option} {url}: no driver for this kind of URL: {error}") from None
     return file_system, str(path)
+
+
+def _piece(path: str, offset: int, limit: int) -> Piece | None:
+    bucket = _bucket(path)
+    try:
+        size = int(bucket.size(path))
+        begin = max(0, size + offset) if offset < 0 else min(offset, size)
+        end = min(size, begin + limit)
+        data = bytes(bucket.cat_file(path, start=begin, end=end)) if begin < end else b""
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Piece(data=data, offset=begin, next_offset=begin + len(data), size=size)
 
 
 def _bucket(url: str) -> Any:

@@ -133,9 +133,12 @@ def _check(metric: Metric) -> None:
 
 def finite(value: object) -> float | None:
     """The value if it is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # a whole number that is no float
+        return None
 
 
 def short(value: float) -> str:

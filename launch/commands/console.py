@@ -19,7 +19,6 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import SILENCE_LIMIT_S, State
 from jobs.runtime.host_samples import COLUMNS, HostSamples
-from jobs.runtime.metric_definitions import Metric
 from launch import follow, overview, run_record, runs
 from launch import jobs as job_index
 from launch.display import Lines, printable, say, terminal
@@ -203,13 +202,12 @@ def compare(target: Target, wanted: Sequence[str], *, as_json: bool) -> int:
     if any(run.described.get("name") for run in several):
         table.add_row("run", *named)
     for row in found.about:
-        show = spoken if row.name == "wall time" else str
-        _add(table, row.name, ["" if value is None else show(value) for value in row.values])
+        _add(table, row.name, row.texts())
     for heading, rows in (("settings that differ", found.settings), ("measured", found.metrics)):
         table.add_row()
         table.add_row(heading if rows else f"no {heading}", style="dim")
         for row in rows:
-            texts = [_cell(value, row.metric) for value in row.values]
+            texts = row.texts()
             if row.best is not None:
                 texts[row.best] += "  best"
             _add(table, row.metric.title if row.metric else row.name, texts)
@@ -220,14 +218,6 @@ def compare(target: Target, wanted: Sequence[str], *, as_json: bool) -> int:
 
 def _add(table: Table, name: str, texts: Sequence[str]) -> None:
     table.add_row(name, *map(printable, texts))
-
-
-def _cell(value: Any, metric: Metric | None) -> str:
-    if value is None:
-        return "-"
-    if metric is not None:
-        return metric.text(value)
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _tell_silent(console: Console, known: runs.Look) -> None:

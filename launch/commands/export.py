@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import json
 import os
@@ -192,32 +191,20 @@ def _index(
 def _training(run: Run) -> list[tuple[str, str]]:
     described, attempts = run.described, run.described["attempts"]
     one, code = described.get("slice") or {}, described.get("code") or {}
-    wall_s = [each.get("wall_s") for each in attempts[:-1]] + [run.wall_s]
-    is_tpu, is_known = described["platform"] == "tpu" and one, None not in wall_s
+    wall_s, usd = overview.total_wall_s(run), overview.cost_usd(run)
+    is_tpu, where = described["platform"] == "tpu" and one, f"{one.get('capacity')}, {one.get('zone')}"
     commit, versions = code.get("git_commit"), described.get("versions", {})
     found = {
         "hardware": f"{one['count']} x {one['accelerator_type']}" if is_tpu else described["platform"],
         "hosts": f"{len({host['name'] for host in described['hosts']})}, with {run.processes} process(es)",
-        "wall time": f"{spoken(sum(wall_s))}, {len(attempts)} attempt(s)" if is_known else None,
-        "cost": _cost(one, sum(wall_s)) if is_tpu and is_known else None,
+        "wall time": f"{spoken(wall_s)}, {len(attempts)} attempt(s)" if wall_s is not None else None,
+        "cost": usd and f"{usd:,.2f} USD for the wall time, by the list ({where})",
         "framework": described.get("stack"),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "tpu-stack": importlib.metadata.version("tpu-stack"),
         "git commit": commit and f"{commit}{', with uncommitted changes' if code.get('git_dirty') else ''}",
     }
     return [(name, value) for name, value in found.items() if value]
-
-
-def _cost(one: Mapping[str, Any], wall_s: float) -> str | None:
-    from infra import catalogue
-
-    with contextlib.suppress(catalogue.CatalogueError):
-        kind = catalogue.accelerator(one["accelerator_type"])
-        price = catalogue.price_usd_per_hour(kind, one["zone"], one["capacity"])
-        if price is not None:
-            usd = price * one["count"] * wall_s / 3600
-            return f"{usd:,.2f} USD for the wall time, by the list ({one['capacity']}, {one['zone']})"
-    return None
 
 
 def _table(name: str, value: str, rows: Sequence[tuple[str, str]]) -> str:

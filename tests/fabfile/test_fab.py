@@ -44,6 +44,7 @@ TASKS = [
         "recover",
         "runs",
         "compare",
+        "dashboard",
         "predict",
         "export",
         "track",
