@@ -31,10 +31,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
+from jobs.runtime import host_samples
 from launch import overview
 from launch.dashboard.folders import Place, Seen, parsed, shown
 from launch.display import printable
-from launch.hosts import HostError
+from launch.hosts import HostError, in_thread
 from launch.targets import Target
 
 STATIC = Path(__file__).parent / "static"
@@ -53,7 +54,7 @@ HEADERS = {
 }
 PATIENCE_S = 2.0
 """For a place to answer; then what it said before is shown, and how it stands with it."""
-READ_S = 0.5
+READ_S = 0.8
 """For reading curves before what there is of them is shown."""
 PERIOD_S = {"disk": 1.0, "remote": 5.0}
 POINTS = 1200
@@ -64,6 +65,7 @@ LARGEST_SAMPLES_BYTES = 4 * 2**20
 MOST_PICTURES = 48
 LARGEST_PICTURE = 64 * 1024
 MOST_COMPARED = 12
+MOST_HOSTS_DRAWN = 64
 
 
 def serve(targets: Sequence[Target], *, port: int) -> int:
@@ -134,6 +136,7 @@ def app(places: Sequence[Place]) -> Starlette:
         Route("/api/compare", answering(lambda asked: dashboard.compare(asked.query_params.getlist("run")))),
         Route(api, of_run(dashboard.run)),
         Route(f"{api}/curves", of_run(dashboard.curves)),
+        Route(f"{api}/hosts/curves", of_run(dashboard.host_curves)),
         Route(f"{api}/log", of_run(dashboard.log)),
         Route(f"{api}/samples", of_run(dashboard.samples)),
         Route("/report/{place}/{run}", of_run(dashboard.report)),
@@ -238,6 +241,9 @@ class Dashboard:
         run = seen.run
         if run is None or seen.said is None:
             return {"place": place.key, "id": seen.name, "problems": seen.problems, "run": None}
+        history = place.history(seen.name)
+        if not history.is_complete:  # the page asks for it next; until then much of it has been read
+            in_thread(lambda: history.read_on(READ_S))
         report, samples = place.pieces(
             [(seen.name, run_directory.REPORT), (seen.name, run_directory.SAMPLES)], limit_bytes=4
         )
@@ -283,6 +289,46 @@ class Dashboard:
         span = (ends[0], ends[1]) if ends[0] is not None and ends[1] is not None else None
         points = min(POINTS, max(10, int(_number(asked, "points") or POINTS)))
         return history.curves(seen.run.metrics, asked.get("axis", "step"), points, span)
+
+    def host_curves(self, place: Place, seen: Seen, _: QueryParams) -> dict[str, Any]:
+        """What the hosts' samplers have read, as `curves` has a run's: a chart of each column, a line of each host."""
+        hosts = range(min(MOST_HOSTS_DRAWN, seen.run.processes if seen.run else 0))
+        pieces = place.pieces([(seen.name, run_directory.host_samples(host)) for host in hosts])
+        read = [
+            parsed(piece, run_directory.host_samples(host)) for host, piece in zip(hosts, pieces, strict=True)
+        ]
+        found = [
+            (host, known)
+            for host, (file, _) in zip(hosts, read, strict=True)
+            if (known := host_samples.read(file))
+        ]
+        since_s = min((times[0] for _, known in found if (times := known.known("time"))), default=0.0)
+        series = [
+            {
+                "name": name,
+                "chart": name,
+                "heading": column.title,
+                "title": f"host {host}",
+                "unit": column.unit.replace("MiB", "GiB"),
+                "x": [time_s - since_s for time_s in known.known("time")],
+                "y": [
+                    None if value is None else value / 1024 if "MiB" in column.unit else value
+                    for value in known.points[name]
+                ],
+                "smooth": None,
+            }
+            for name, column in host_samples.COLUMNS.items()
+            for host, known in found
+            if name != "step" and known.known(name)
+        ]
+        return {
+            "axis": "time",
+            "axes": {"time": "time"},
+            "lines": max((len(known.points["time"]) for _, known in found), default=0),
+            "is_complete": True,
+            "series": series,
+            "problems": [problem for _, problem in read if problem],
+        }
 
     def compare(self, wanted: Sequence[str]) -> dict[str, Any]:
         """Runs side by side. wanted: each as PLACE/RUN."""

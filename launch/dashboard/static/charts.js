@@ -25,9 +25,9 @@ const tick = value => value && Math.abs(value) < 1e-3 ? value.toExponential(0) :
 
 /** The charts of `sources` ({label, url}), and what chooses their axes. `follow` asks again and again. */
 export class Curves {
-  constructor(sources, follow) {
+  constructor(heading, sources, follow, axis = "step") {
     this.sources = sources;
-    this.state = { axis: "step", smooth: true, log: false, span: null };
+    this.state = { axis, smooth: true, log: false, span: null };
     this.answers = sources.map(() => null);
     this.charts = new Map();
     this.axes = el("span", { className: "group" });
@@ -36,7 +36,7 @@ export class Curves {
     this.grid = el("div", { className: "charts" });
     const box = (name, text) => el("label", {}, el("input", { type: "checkbox", checked: this.state[name],
       change: event => { this.state[name] = event.target.checked; this.draw(true); } }), text);
-    this.element = el("section", { "aria-label": "Curves" }, el("h2", {}, "Curves"),
+    this.element = el("section", { "aria-label": heading, hidden: true }, el("h2", {}, heading),
       el("div", { className: "controls" }, this.axes, box("smooth", "smooth"), box("log", "log scale"), this.whole,
         this.said), this.grid);
     this.follows = sources.map((source, index) => follow(() => `${source.url}/curves?${this.asked()}`,
@@ -77,6 +77,7 @@ export class Curves {
       button.setAttribute("aria-pressed", String(button.textContent === axes[this.state.axis]));
     const lines = there.reduce((sum, answer) => sum + answer.lines, 0);
     this.grid.dataset.lines = lines;
+    this.element.hidden = !lines && there.every(answer => answer.is_complete && !answer.problems.length);
     this.said.textContent = [there.every(answer => answer.is_complete) ? `${compact.format(lines)} points a metric` :
       `reading: ${compact.format(lines)} points so far …`, ...new Set(there.flatMap(answer => answer.problems))].join("; ");
     const groups = new Map();
@@ -93,19 +94,18 @@ export class Curves {
     for (const [key, chart] of this.charts)
       if (isAnew || !groups.has(key)) { chart.remove(); this.charts.delete(key); }
     for (const [key, group] of groups) {
-      if (!this.charts.has(key)) this.charts.set(key, new Chart(this, group, this.charts.size === 0));
+      if (!this.charts.has(key)) this.charts.set(key, new Chart(this, this.charts.size === 0 && !group[0].heading));
       this.charts.get(key).show(group, unit);
     }
     this.grid.append(...[...groups.keys()].map(key => this.charts.get(key).element)
       .filter((element, index) => this.grid.children[index] !== element));
-    if (!groups.size) this.grid.textContent = there.every(answer => answer.is_complete) ? "No curves yet." : "";
   }
 }
 
 class Chart {
-  constructor(curves, group, isFirst) {
+  constructor(curves, isFirst) {
     this.curves = curves;
-    this.height = isFirst ? 300 : 200;
+    this.height = isFirst ? 300 : 190;
     this.plot = el("div", { className: "plot", tabIndex: 0, role: "group", keydown: event => this.key(event) });
     this.title = el("figcaption");
     this.element = el("figure", { className: isFirst ? "first" : "" }, this.title, this.plot);
@@ -115,7 +115,7 @@ class Chart {
     const { smooth, log } = this.curves.state, faint = css("--faint");
     const [axis, factor] = unit, several = this.curves.sources.length > 1;
     const main = several ? group[0] : group.find(series => series.name === series.chart) ?? group[0];
-    const title = main.title + (main.unit ? `, ${main.unit}` : "");
+    const title = (main.heading ?? main.title) + (main.unit ? `, ${main.unit}` : "");
     this.title.textContent = title;
     this.plot.setAttribute("aria-label", `Chart of ${title} over ${axis}: arrow keys read it, + and - zoom, Escape shows all`);
     group.sort((a, b) => (b.name === b.chart) - (a.name === a.chart) || a.index - b.index);

@@ -46,7 +46,7 @@ const since = at_s => `${span(Math.max(0, Date.now() / 1000 + clockAhead_s - at_
 const state = name => el("span", { className: `badge ${COLOURS[name] ?? (ACTIVE.includes(name) ? "active" : "plain")}` }, name);
 const of = run => `${encodeURIComponent(run.place)}/${encodeURIComponent(run.id)}`;
 const title = run => run.name ?? run.id;
-const section = (text, ...children) => el("section", { "aria-label": text }, el("h2", {}, text), ...children);
+const section = (text, ...children) => el("section", {}, el("h2", {}, text), ...children);
 const table = (label, head, rows) => el("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": label },
   el("table", {}, head && el("thead", {}, el("tr", {}, head.map(text => el("th", { scope: "col" }, text)))),
     el("tbody", {}, rows.map(cells => el("tr", {}, cells.map((cell, index) =>
@@ -162,9 +162,10 @@ function oneRun(path) {
       [`${index}${name ? `  ${name}` : ""}`, beat ? state(beat.state) : "no word yet", beat ? number(beat.step) : "", beat ? ago(beat.time) : "", beat?.message ?? ""])));
     fill(settings, el("dl", { className: "settings" }, found.settings.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text)))));
     if (!curves) {
-      curves = new Curves([{ label: title(run), url: api }], follow);
+      curves = new Curves("Curves", [{ label: title(run), url: api }], follow);
       log = logOf(api, found);
-      fill(main, head, curves.element, pictures, section("Hosts", hosts), log.element, section("Settings", settings));
+      const sampled = new Curves("Hosts over time", [{ label: "", url: `${api}/hosts` }], follow, "time");
+      fill(main, head, curves.element, pictures, section("Hosts", hosts), sampled.element, log.element, section("Settings", settings));
     }
     log.update(found);
     if (found.has_samples && !hasPictures) { hasPictures = true; showPictures(api, pictures); }
@@ -240,7 +241,7 @@ function compareRuns() {
       section("Settings that differ", found.settings.length ? table("Settings that differ", names, rows("settings")) : el("p", {}, "None.")),
       section("About", table("About", names, rows("about"))));
     if (!curves) {
-      curves = new Curves(found.runs.map(run => ({ label: title(run), url: `/api/run/${of(run)}` })), follow);
+      curves = new Curves("Curves", found.runs.map(run => ({ label: title(run), url: `/api/run/${of(run)}` })), follow);
       fill(main, head, curves.element, tables);
     }
   });
