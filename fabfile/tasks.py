@@ -256,7 +256,7 @@ def compare(c: Any, run: str, json: bool = False, stack: str = "", slice: str = 
 )
 @reported
 def dashboard(c: Any, port: str = "8760", stack: str = "", slice: str = "", runs: str = "") -> int:
-    """Show runs in a browser: curves, hosts, logs, settings, side by side."""
+    """Show runs in a browser: curves, hosts, logs, settings."""
     from launch.dashboard import server
 
     targets = [

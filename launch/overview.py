@@ -101,9 +101,18 @@ def samples(run: Run) -> list[HostSamples | None]:
     return [host_samples.read(found) for found in run.directory.read_jsons(names)]
 
 
-def findings(run: Run, state: State, sampled: Sequence[HostSamples | None]) -> list[Finding]:
-    """What is wrong with a run's input, devices and memory: of the last minutes while it is active."""
-    lines, _ = run.directory.read_new_metrics(-runs.METRICS_TAIL_BYTES)
+def findings(
+    run: Run,
+    state: State,
+    sampled: Sequence[HostSamples | None],
+    lines: Sequence[Mapping[str, Any]] | None = None,
+) -> list[Finding]:
+    """What is wrong with a run's input, devices and memory: of the last minutes while it is active.
+
+    lines: the last ones of metrics.jsonl, where they have been read.
+    """
+    if lines is None:
+        lines, _ = run.directory.read_new_metrics(-runs.METRICS_TAIL_BYTES)
     begun_s = runs.parse_time(run.described["attempts"][-1]["started"])
     recent_s = time.time() - host_samples.RECENT_S if state in run_directory.ACTIVE else 0.0
     present = [host for host in sampled if host is not None]

@@ -37,7 +37,8 @@ TORN = "is torn, or no JSON object"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A run as it was seen last. run, state, said: None where run.json says of no run. said: of `overview.overview`."""
+    """A run as it was seen last. run, state, said: None where run.json says of no run. said: of `overview.overview`.
+    record: the bytes of run.json. last_lines: of metrics.jsonl."""
 
     name: str
     run: Run | None = None
@@ -45,6 +46,7 @@ class Seen:
     said: Json | None = None
     problems: tuple[str, ...] = ()
     record: bytes = b""
+    last_lines: tuple[Json, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,16 +169,24 @@ class Place:
         )
         if end is not None and end.error:
             problems.append(f"{run_directory.METRICS}: {end.error}")
-        latest = _latest(end)
+        lines = _last_lines(end)
+        given = {
+            name: finite(value) for line in lines for name, value in line.items() if finite(value) is not None
+        }
+        latest = {name: value for name, value in given.items() if value is not None}
         steps = [beat["step"] for beat in run.current() if beat]
         progress = max([*steps, int(latest.get("step", 0)), 0]), latest
         state = state_of(run, time.time())
-        said = {
-            **overview.overview(run, state, progress),
-            "figure": runs.figure(run, latest),
-            "latest": latest.get("time"),
-        }
-        return Seen(name=name, run=run, state=state, said=said, problems=tuple(problems), record=data)
+        said = {**overview.overview(run, state, progress), "figure": runs.figure(run, latest)}
+        return Seen(
+            name=name,
+            run=run,
+            state=state,
+            said=said,
+            problems=tuple(problems),
+            record=data,
+            last_lines=lines,
+        )
 
     def history(self, name: str) -> History:
         """Return the curves of a run, as far as they have been read."""
@@ -230,15 +240,11 @@ def parsed(
     return (value, None) if isinstance(value, dict) else (None, f"{name}: {TORN}")
 
 
-def _latest(end: Piece | None) -> dict[str, float]:
-    """The latest value of each metric at the end of metrics.jsonl."""
+def _last_lines(end: Piece | None) -> tuple[Json, ...]:
+    """The objects of the whole lines at the end of metrics.jsonl."""
     data = end.data if end else b""
     lines = data[: data.rfind(b"\n") + 1].split(b"\n")[1 if end and end.offset else 0 :]
-    found: dict[str, float] = {}
-    for line in objects(lines):
-        if isinstance(line, dict):
-            found |= {name: value for name, given in line.items() if (value := finite(given)) is not None}
-    return found
+    return tuple(line for line in objects(lines) if isinstance(line, dict))
 
 
 def mistake(record: Json, name: str) -> str | None:

@@ -12,6 +12,7 @@ import importlib.resources
 import json
 import re
 import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from jobs.runtime import host_samples
+from jobs.runtime.host_samples import COLUMNS, HostSamples
 from launch import overview
 from launch.dashboard.folders import Place, Seen, parsed, shown
 from launch.display import printable
@@ -249,14 +251,16 @@ class Dashboard:
         )
         result = run.current_result() or {}
         names = [host["name"] for host in run.described["hosts"]]
-        beats = run.current()
+        sampled, _ = self._samples(place, seen)
+        found = overview.findings(run, seen.state or "lost", sampled, seen.last_lines)
         hosts = [
             {
                 "index": index,
                 "name": names[index] if index < len(names) else None,
                 "beat": beat and _beat(beat),
+                "sampled": known and _told(known),
             }
-            for index, beat in enumerate(beats)
+            for index, (beat, known) in enumerate(zip(run.current(), sampled, strict=True))
         ]
         measured = seen.said["metrics"]
         return {
@@ -265,6 +269,7 @@ class Dashboard:
             "problems": seen.problems,
             "run": seen.said,
             "hosts": hosts,
+            "findings": [each.text for each in found],
             "attempts": [
                 {"attempt": each["attempt"], "started": each["started"], "processes": each["processes"]}
                 for each in run.described["attempts"]
@@ -292,16 +297,8 @@ class Dashboard:
 
     def host_curves(self, place: Place, seen: Seen, _: QueryParams) -> dict[str, Any]:
         """What the hosts' samplers have read, as `curves` has a run's: a chart of each column, a line of each host."""
-        hosts = range(min(MOST_HOSTS_DRAWN, seen.run.processes if seen.run else 0))
-        pieces = place.pieces([(seen.name, run_directory.host_samples(host)) for host in hosts])
-        read = [
-            parsed(piece, run_directory.host_samples(host)) for host, piece in zip(hosts, pieces, strict=True)
-        ]
-        found = [
-            (host, known)
-            for host, (file, _) in zip(hosts, read, strict=True)
-            if (known := host_samples.read(file))
-        ]
+        sampled, problems = self._samples(place, seen)
+        found = [(host, known) for host, known in enumerate(sampled[:MOST_HOSTS_DRAWN]) if known is not None]
         since_s = min((times[0] for _, known in found if (times := known.known("time"))), default=0.0)
         series = [
             {
@@ -317,7 +314,7 @@ class Dashboard:
                 ],
                 "smooth": None,
             }
-            for name, column in host_samples.COLUMNS.items()
+            for name, column in COLUMNS.items()
             for host, known in found
             if name != "step" and known.known(name)
         ]
@@ -327,8 +324,16 @@ class Dashboard:
             "lines": max((len(known.points["time"]) for _, known in found), default=0),
             "is_complete": True,
             "series": series,
-            "problems": [problem for _, problem in read if problem],
+            "problems": problems,
         }
+
+    @staticmethod
+    def _samples(place: Place, seen: Seen) -> tuple[list[HostSamples | None], list[str]]:
+        """What each host's sampler has read, and what of it could not be read."""
+        names = [run_directory.host_samples(host) for host in range(seen.run.processes if seen.run else 0)]
+        pieces = place.pieces([(seen.name, name) for name in names])
+        read = [parsed(piece, name) for piece, name in zip(pieces, names, strict=True)]
+        return [host_samples.read(file) for file, _ in read], [problem for _, problem in read if problem]
 
     def compare(self, wanted: Sequence[str]) -> dict[str, Any]:
         """Runs side by side. wanted: each as PLACE/RUN."""
@@ -414,6 +419,14 @@ def _beat(beat: dict[str, Any]) -> dict[str, Any]:
     message = beat.get("message")
     kept = {name: beat[name] for name in ("state", "step", "time")}
     return {**kept, "message": printable(shown(message)) if message else None}
+
+
+def _told(sampled: HostSamples) -> dict[str, str]:
+    """What a host's sampler has read last, by title; nothing where that was long ago."""
+    latest = sampled.fresh(time.time())
+    return {
+        column.title: sampled.text(name, latest[name]) for name, column in COLUMNS.items() if name in latest
+    }
 
 
 def _number(asked: QueryParams, name: str) -> float | None:

@@ -61,7 +61,7 @@ setInterval(() => {
 /** Replace what `parent` holds; whatever had the focus has it again. */
 function fill(parent, ...children) {
   const key = parent.contains(document.activeElement) && document.activeElement.dataset.key;
-  parent.replaceChildren(...children.filter(Boolean));
+  parent.replaceChildren(...children.flat().filter(Boolean));
   if (key) parent.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
 }
 
@@ -158,8 +158,11 @@ function oneRun(path) {
       run.error && el("pre", { className: "failure" }, run.error), unread([...found.problems]),
       found.warnings.length ? el("details", { className: "unread" }, el("summary", { "data-key": "warned" }, `${found.warnings.length} warning(s)`), el("ul", {}, found.warnings.map(text => el("li", {}, text)))) : null,
       el("dl", { className: "tiles" }, tiles.map(([name, [text, ...more]]) => el("div", {}, el("dt", {}, name), el("dd", {}, text, more.join("") && el("small", {}, ` ${more.join("")}`))))));
-    fill(hosts, table("Hosts", ["host", "state", "step", "heartbeat", "says"], found.hosts.map(({ index, name, beat }) =>
-      [`${index}${name ? `  ${name}` : ""}`, beat ? state(beat.state) : "no word yet", beat ? number(beat.step) : "", beat ? ago(beat.time) : "", beat?.message ?? ""])));
+    const columns = [...new Set(found.hosts.flatMap(host => Object.keys(host.sampled ?? {})))].filter(name => name !== "step");
+    fill(hosts, found.findings.map(text => el("p", { className: "warn" }, text)),
+      table("Hosts", ["host", "state", "step", "heartbeat", ...columns, "says"], found.hosts.map(({ index, name, beat, sampled }) =>
+        [`${index}${name ? `  ${name}` : ""}`, beat ? state(beat.state) : "no word yet", beat ? number(beat.step) : "", beat ? ago(beat.time) : "",
+          ...columns.map(column => sampled?.[column] ?? ""), beat?.message ?? ""])));
     fill(settings, el("dl", { className: "settings" }, found.settings.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text)))));
     if (!curves) {
       curves = new Curves("Curves", [{ label: title(run), url: api }], follow);
