@@ -79,6 +79,7 @@ NOT_RUN = {
     "fab build": FORM + "tests/launch/images/test_build.py",
     "fab push": FORM + "tests/launch/images/test_push.py",
     "fab compare RUN RUN": FORM + "tests/launch/commands/test_console.py",
+    "fab dashboard": "runs until a person ends it; tests/launch/dashboard/test_server.py",
     "fab export RUN --to FOLDER": FORM + "tests/launch/commands/test_export.py",
     "fab rm RUN": FORM + "tests/launch/commands/test_removal.py",
     "fab prune --keep 20": "removes runs; tests/launch/commands/test_removal.py",

@@ -13,7 +13,7 @@ import json
 import re
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -251,7 +251,7 @@ class Dashboard:
         )
         result = run.current_result() or {}
         names = [host["name"] for host in run.described["hosts"]]
-        sampled, _ = self._samples(place, seen)
+        sampled, unread = self._samples(place, seen)
         found = overview.findings(run, seen.state or "lost", sampled, seen.last_lines)
         hosts = [
             {
@@ -266,7 +266,7 @@ class Dashboard:
         return {
             "place": place.key,
             "id": seen.name,
-            "problems": seen.problems,
+            "problems": [*seen.problems, *unread],
             "run": seen.said,
             "hosts": hosts,
             "findings": [each.text for each in found],
@@ -306,17 +306,17 @@ class Dashboard:
                 "chart": name,
                 "heading": column.title,
                 "title": f"host {host}",
-                "unit": column.unit.replace("MiB", "GiB"),
+                "unit": "GiB" if column.unit == "MiB" else column.unit,
                 "x": [time_s - since_s for time_s in known.known("time")],
                 "y": [
-                    None if value is None else value / 1024 if "MiB" in column.unit else value
+                    None if value is None else value / 1024 if column.unit == "MiB" else value
                     for value in known.points[name]
                 ],
                 "smooth": None,
             }
             for name, column in COLUMNS.items()
             for host, known in found
-            if name != "step" and known.known(name)
+            if name not in _left_out(known.points) and known.known(name)
         ]
         return {
             "axis": "time",
@@ -424,9 +424,15 @@ def _beat(beat: dict[str, Any]) -> dict[str, Any]:
 def _told(sampled: HostSamples) -> dict[str, str]:
     """What a host's sampler has read last, by title; nothing where that was long ago."""
     latest = sampled.fresh(time.time())
-    return {
-        column.title: sampled.text(name, latest[name]) for name, column in COLUMNS.items() if name in latest
-    }
+    names = [name for name in COLUMNS if name in latest and name not in _left_out(latest)]
+    return {COLUMNS[name].title: sampled.text(name, latest[name]) for name in names}
+
+
+def _left_out(values: Mapping[str, Any]) -> set[str]:
+    """Columns that say what is there anyway: the step, and / where the run directory is on the same disk."""
+    return {"step"} | (
+        {"root_free_mib"} if values.get("root_free_mib") == values.get("disk_free_mib") else set()
+    )
 
 
 def _number(asked: QueryParams, name: str) -> float | None:

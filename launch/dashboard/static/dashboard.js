@@ -3,7 +3,7 @@
 import { Curves, el, number } from "/static/charts.js";
 
 const EVERY_MS = 2000;
-const ACTIVE = ["starting", "running", "saving"];
+const ACTIVE = ["starting", "running", "saving", "joined", "stepping"];
 const COLOURS = { done: "good", failed: "bad", hung: "bad", lost: "bad", stopped: "warn", preempted: "warn" };
 const main = document.querySelector("main"), notice = document.querySelector("#notice");
 let clockAhead_s = 0;
@@ -141,7 +141,7 @@ function allRuns() {
 
 function oneRun(path) {
   const api = `/api/run/${path}`;
-  const head = el("div"), hosts = el("div"), settings = el("div"), pictures = el("div");
+  const head = el("div"), hosts = el("div", { className: "hosts" }), settings = el("div"), pictures = el("div");
   let curves = null, log = null, hasPictures = false;
   follow(() => api, found => {
     const { run } = found;
@@ -158,7 +158,7 @@ function oneRun(path) {
       run.error && el("pre", { className: "failure" }, run.error), unread([...found.problems]),
       found.warnings.length ? el("details", { className: "unread" }, el("summary", { "data-key": "warned" }, `${found.warnings.length} warning(s)`), el("ul", {}, found.warnings.map(text => el("li", {}, text)))) : null,
       el("dl", { className: "tiles" }, tiles.map(([name, [text, ...more]]) => el("div", {}, el("dt", {}, name), el("dd", {}, text, more.join("") && el("small", {}, ` ${more.join("")}`))))));
-    const columns = [...new Set(found.hosts.flatMap(host => Object.keys(host.sampled ?? {})))].filter(name => name !== "step");
+    const columns = [...new Set(found.hosts.flatMap(host => Object.keys(host.sampled ?? {})))];
     fill(hosts, found.findings.map(text => el("p", { className: "warn" }, text)),
       table("Hosts", ["host", "state", "step", "heartbeat", ...columns, "says"], found.hosts.map(({ index, name, beat, sampled }) =>
         [`${index}${name ? `  ${name}` : ""}`, beat ? state(beat.state) : "no word yet", beat ? number(beat.step) : "", beat ? ago(beat.time) : "",
