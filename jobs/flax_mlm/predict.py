@@ -16,6 +16,7 @@ group.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import sys
@@ -36,7 +37,8 @@ from jobs.flax_mlm.hugging_face import Pretrained, open_pretrained
 from jobs.flax_mlm.model import Mlm
 from jobs.flax_mlm.sharding import ModelOf, model_of
 from jobs.flax_mlm.tokenizer import TokenizerFacts, open_tokenizer
-from jobs.runtime.prediction import Answer, Asked, Guess, main
+from jobs.runtime.jax.executables import Executables
+from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, main, refuse_second
 
 BEST = 5
 """Tokens that are kept for each hidden one; G in shapes."""
@@ -202,68 +204,93 @@ def _is_word(text: str) -> bool:
     return text[:1].isspace() and len(word) >= _SHORTEST_WORD and word.isalpha()
 
 
-def encode(text: str, tokenizer: TokenizerFacts) -> list[int]:
-    """Token ids of the text between <s> and </s>; a mask takes the blanks before it along, as RoBERTa's does."""
-    encoder = open_tokenizer(tokenizer.path)
-    *before, last = text.split(MASK)
-    ids = [tokenizer.bos_id]
-    for piece in before:
-        ids += [*encoder.encode(piece.rstrip(), add_special_tokens=False).ids, tokenizer.mask_id]
-    return [*ids, *encoder.encode(last, add_special_tokens=False).ids, tokenizer.eos_id]
+class MaskFiller:
+    """Fills the masks of texts: a row for each mask, all masks of its text hidden at once.
 
-
-def fill(model: Pretrained, text: str) -> list[list[Guess]]:
-    """The best tokens for each mask of the text, all of them hidden at once.
-
-    Raises:
-        RequestError: the text is longer than the model's longest sequence.
+    A row's padding is seen by nobody: the padding token begins a document of its own, in a model whose positions see
+    their own document only.
     """
-    ids = encode(text, model.tokenizer)
-    if len(ids) > model.dims.max_positions:
-        raise RequestError(
-            f'"{text:.60}" has {len(ids)} tokens, and the model takes at most {model.dims.max_positions}; shorten it'
+
+    task, takes = "fill-mask", TEXT
+    example = f"Return {MASK}.", None
+
+    def __init__(self, model: Pretrained, cache_dir: Path) -> None:
+        self._tokenizer, self.longest = model.tokenizer, model.dims.max_positions
+        self._encoder = open_tokenizer(model.tokenizer.path)
+        dims = dataclasses.replace(
+            dimensions(model.adopted_by(Config()), model.tokenizer), document_start=model.tokenizer.pad_id
         )
-    dims = dimensions(model.adopted_by(Config()), model.tokenizer)
-    graph = nnx.split(nnx.eval_shape(lambda: Mlm(dims, jnp.dtype("float32"), nnx.Rngs(0))))[0]
-    positions_1M = jnp.asarray([[n for n, token in enumerate(ids) if token == model.tokenizer.mask_id]])
-    predict = make_predict(functools.partial(nnx.merge, graph))
-    params = jax.tree.map(jnp.asarray, model.params())
-    found = predict(params, jnp.asarray([ids]), positions_1M, jnp.zeros_like(positions_1M))
-    reader = open_tokenizer(model.tokenizer.path)
-    return [
-        [
-            Guess(
-                text=shown(reader.decode([int(token)], skip_special_tokens=False)), probability=float(share)
+        graph = nnx.split(nnx.eval_shape(lambda: Mlm(dims, jnp.dtype("float32"), nnx.Rngs(0))))[0]
+        self._params = jax.tree.map(jnp.asarray, model.params())
+        self._predict = jax.jit(make_predict(functools.partial(nnx.merge, graph)))
+        self._executables = Executables(str(cache_dir), jax.devices()[:1])
+        self._compiled: dict[tuple[int, int], Callable[..., Predictions]] = {}
+
+    def token_ids(self, text: str) -> list[int]:
+        """Of the text between <s> and </s>; a mask takes the blanks before it along, as RoBERTa's does."""
+        *before, last = text.split(MASK)
+        ids = [self._tokenizer.bos_id]
+        for piece in before:
+            ids += self._encoder.encode(piece.rstrip(), add_special_tokens=False).ids
+            ids.append(self._tokenizer.mask_id)
+        return [*ids, *self._encoder.encode(last, add_special_tokens=False).ids, self._tokenizer.eos_id]
+
+    def encode(self, given: str | bytes, second: str | None) -> Encoded:
+        """As `Predictor` has it: an answer for each mask; of several, the heading says which it is.
+
+        Raises:
+            RequestError: the text has no mask, or is longer than the model's longest sequence.
+        """
+        refuse_second(second, "a model that fills masks")
+        assert isinstance(given, str)
+        if MASK not in given:
+            raise RequestError(f'"{given:.60}" has no {MASK}; write {MASK} where a word is to be guessed')
+        ids = self.token_ids(given)
+        if len(ids) > self.longest:
+            raise RequestError(
+                f'"{given:.60}" has {len(ids)} tokens, and the model takes at most {self.longest}; shorten it'
             )
-            for token, share in zip(tokens_G, shares_G, strict=True)
-        ]
-        for tokens_G, shares_G in zip(
-            np.asarray(found.tokens_BMG)[0], np.asarray(found.probabilities_BMG)[0], strict=True
+        places = [place for place, token in enumerate(ids) if token == self._tokenizer.mask_id]
+
+        def answers(outputs: Sequence[Any]) -> list[Answer]:
+            pieces, found = given.split(MASK), []
+            for number, (tokens_G, shares_G) in enumerate(outputs, 1):
+                before, after = MASK.join(pieces[:number]), MASK.join(pieces[number:])
+                best = [
+                    Guess(text=self._shown(int(token)), probability=float(share))
+                    for token, share in zip(tokens_G, shares_G, strict=True)
+                ]
+                heading = f"{before}[{number}]{after}" if len(pieces) > 2 else None
+                found.append(Answer(input=given, heading=heading, best=best))
+            return found
+
+        return Encoded(rows=[Row(length=len(ids), values=(ids, place)) for place in places], answers=answers)
+
+    def compute(self, rows: Sequence[Row], size: int, length: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        inputs_BS = np.full((size, length), self._tokenizer.pad_id, np.int32)
+        positions_B1 = np.zeros((size, 1), np.int32)
+        for row, each in enumerate(rows):
+            ids, positions_B1[row, 0] = each.values
+            inputs_BS[row, : len(ids)] = ids
+        given = self._params, inputs_BS, positions_B1, np.zeros_like(positions_B1)
+        if (size, length) not in self._compiled:
+            self._compiled[size, length] = self._executables.compiled(self._predict, *given)
+        found = self._compiled[size, length](*given)
+        tokens_BG, shares_BG = (
+            np.asarray(each)[:, 0] for each in (found.tokens_BMG, found.probabilities_BMG)
         )
-    ]
+        return list(zip(tokens_BG, shares_BG, strict=True))[: len(rows)]
+
+    def _shown(self, token: int) -> str:
+        return shown(self._encoder.decode([token], skip_special_tokens=False))
 
 
-def fill_all(export: Path, cache_dir: Path, asked: Asked) -> list[Answer]:
-    """An answer for each mask of each text; of several masks in a text, the heading says which it is.
-
-    Raises:
-        RequestError: a text has no mask, or is too long, or the export is none of this job.
-    """
-    asked.refuse_second("a model that fills masks")
-    for text in asked.inputs:
-        if MASK not in text:
-            raise RequestError(f'"{text:.60}" has no {MASK}; write {MASK} where a word is to be guessed')
-    jax.config.update("jax_platforms", "cpu")
+def load(export: Path, cache_dir: Path) -> MaskFiller:
+    """The predictor of an export. Raises RequestError: it is none of this job."""
     model = open_pretrained(str(export), cache_dir, say=lambda line: print(line, file=sys.stderr))
-    found = []
-    for text in asked.inputs:
-        pieces = text.split(MASK)
-        for number, best in enumerate(fill(model, text), 1):
-            before, after = MASK.join(pieces[:number]), MASK.join(pieces[number:])
-            heading = f"{before}[{number}]{after}" if len(pieces) > 2 else None
-            found.append(Answer(input=text, heading=heading, best=best))
-    return found
+    return MaskFiller(model, cache_dir)
 
 
 if __name__ == "__main__":
-    main(fill_all)
+    jax.config.update("jax_platforms", "cpu")
+    main(load)

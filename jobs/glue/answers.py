@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from contracts.errors import RequestError
-from jobs.glue.batches import MULTIPLE, Batch, Encoded
-from jobs.glue.data import Dataset, Rows
+from jobs.glue.batches import Batch
+from jobs.glue.data import Dataset
 from jobs.glue.options import Options
 from jobs.glue.predictions import Array, softmax
 from jobs.glue.pretrained import positions
 from jobs.glue.tokenizer import open_tokenizer
 from jobs.runtime.model_folder import CONFIG
-from jobs.runtime.prediction import Answer, Asked, Guess
+from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, refuse_second
 
 KEY = "tpu_stack"
 """In an export's config.json, beside what transformers reads of it: how the rows were made that it has learned from."""
-BATCH_SIZE = 32
 
-type Load = Callable[[Path], Callable[[Batch], Array]]
-"""The folder of an export to what makes of a batch its (rows, classes) logits."""
+type LogitsOf = Callable[[Batch], Array]
+"""Makes of a batch its (rows, classes) logits."""
 
 
 def rows_of(options: Options, dataset: Dataset) -> dict[str, Any]:
@@ -32,44 +31,62 @@ def rows_of(options: Options, dataset: Dataset) -> dict[str, Any]:
     return {"pairs": bool(dataset.train.texts_b), "max_length": options.max_length}
 
 
-def answer(export: Path, asked: Asked, load: Load) -> list[Answer]:
-    """An answer for each input: all classes, the most probable first, or one number.
+class Classifier:
+    """Tells the class of a text or a pair, with the probabilities of all classes, or its number."""
 
-    Raises:
-        RequestError: the model has learned from pairs and no second text is given, or the other way round.
-    """
-    told = json.loads((export / CONFIG).read_bytes())
-    about = told.get(KEY, {})  # older exports do not say
-    if about.get("pairs") is True and asked.second is None:
-        raise RequestError("the model has learned from pairs of texts; give the second text with --second")
-    if about.get("pairs") is False:
-        asked.refuse_second("a model that has learned from single texts")
-    is_regression = told.get("problem_type") == "regression"
-    max_length = int(about.get("max_length", positions(told)))
-    count, tokenizer = len(asked.inputs), open_tokenizer(export)
-    seconds = () if asked.second is None else (asked.second,) * count
-    rows = Rows(texts_a=asked.inputs, texts_b=seconds, labels=(0.0,) * count)
-    encoded = Encoded(
-        rows, tokenizer, pad_id=told["pad_token_id"], max_length=max_length, is_regression=is_regression
-    )
-    logits_of, logits = load(export), []
-    order_N = np.argsort(encoded.lengths_N, kind="stable")
-    for begin in range(0, count, BATCH_SIZE):
-        rows_B = order_N[begin : begin + BATCH_SIZE]
-        length = -(-int(encoded.lengths_N[rows_B].max()) // MULTIPLE) * MULTIPLE
-        logits.append(logits_of(encoded.batch(rows_B, min(length, max_length))))
-    logits_NC = np.concatenate(logits)[np.argsort(order_N)]
-    names = [told["id2label"][str(index)] for index in range(logits_NC.shape[1])]
-    tokenizer.no_truncation()
-    found = []
-    for index, (text, shares_C) in enumerate(zip(asked.inputs, softmax(logits_NC), strict=True)):
-        is_cut = len(tokenizer.encode(text, asked.second)) > max_length
-        best = [
-            Guess(text=names[each], probability=float(shares_C[each]))
-            for each in np.argsort(-shares_C, kind="stable")
+    task, takes = "text-classification", TEXT
+
+    def __init__(self, export: Path, logits_of: LogitsOf) -> None:
+        """logits_of: computes with the model of the export."""
+        told = json.loads((export / CONFIG).read_bytes())
+        about = told.get(KEY, {})  # older exports do not say
+        self._has_pairs, self._logits_of = about.get("pairs"), logits_of
+        self._is_regression, self._pad_id = told.get("problem_type") == "regression", told["pad_token_id"]
+        self._names = told["id2label"]
+        self.longest = int(about.get("max_length", positions(told)))
+        self._tokenizer = open_tokenizer(export)
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(self.longest)
+        self.example = "Good.", "Bad." if self._has_pairs else None
+
+    def encode(self, given: str | bytes, second: str | None) -> Encoded:
+        """As `Predictor` has it.
+
+        Raises:
+            RequestError: the model has learned from pairs and no second text is given, or the other way round.
+        """
+        assert isinstance(given, str)
+        if self._has_pairs is True and second is None:
+            raise RequestError(
+                "the model has learned from pairs of texts; give the second text with --second"
+            )
+        if self._has_pairs is False:
+            refuse_second(second, "a model that has learned from single texts")
+        found = self._tokenizer.encode(given, second)
+        heading = f"{given} (the model reads {self.longest} tokens of it)" if found.overflowing else None
+
+        def answers(outputs: Sequence[Array]) -> list[Answer]:
+            return [Answer(input=given, heading=heading, best=self._best(logits_C)) for logits_C in outputs]
+
+        return Encoded(rows=[Row(length=len(found.ids), values=found)], answers=answers)
+
+    def compute(self, rows: Sequence[Row], size: int, length: int) -> list[Array]:
+        ids_BS = np.full((size, length), self._pad_id, np.int64)
+        mask_BS, types_BS = np.zeros_like(ids_BS), np.zeros_like(ids_BS)
+        mask_BS[len(rows) :, 0] = 1  # a row that sees nothing has no numbers
+        for row, each in enumerate(rows):
+            ids_BS[row, : each.length] = each.values.ids
+            mask_BS[row, : each.length] = 1
+            types_BS[row, : each.length] = each.values.type_ids
+        none_B = np.full(size, -1)
+        batch = Batch(ids_BS=ids_BS, mask_BS=mask_BS, types_BS=types_BS, labels_B=none_B, rows_B=none_B)
+        return list(self._logits_of(batch)[: len(rows)])
+
+    def _best(self, logits_C: Array) -> list[Guess]:
+        if self._is_regression:
+            return [Guess(text=f"{logits_C[0]:.4g}", probability=None)]
+        shares_C = softmax(logits_C[None])[0]
+        return [
+            Guess(text=self._names[str(index)], probability=float(shares_C[index]))
+            for index in np.argsort(-shares_C, kind="stable")
         ]
-        if is_regression:
-            best = [Guess(text=f"{logits_NC[index, 0]:.4g}", probability=None)]
-        heading = f"{text} (the model reads {max_length} tokens of it)" if is_cut else None
-        found.append(Answer(input=text, heading=heading, best=best))
-    return found

@@ -1,8 +1,13 @@
-"""The program of a job's predict.py: `python -P -m jobs.JOB.predict EXPORT CACHE_DIR`, which `fab predict` runs.
+"""Answers of an exported model: the interface of a job's predict.py, and the program that `fab predict` runs.
 
-EXPORT is a folder of this machine, CACHE_DIR may be used for what is made of it. One JSON object comes on stdin:
-{"inputs": [str, …], "second": str | null}. One goes to stdout: {"answers": [{"input", "heading", "best": [{"text",
-"probability"}, …]}, …]}. Exit code 2 and `error: …` as the last line on stderr: the request was wrong.
+A job's predict.py has `load(export, cache_dir) -> Predictor`. The predictor turns an input into rows (`encode`) and
+answers rows in batches of a given shape (`compute`), however they are padded and mixed: `fab predict` asks it once
+(`answer`), a server keeps it (`jobs.serve`), and both give the same answers.
+
+The program: `python -P -m jobs.JOB.predict EXPORT CACHE_DIR`. EXPORT is a folder of this machine, CACHE_DIR may be used
+for what is made of it. One JSON object comes on stdin: {"inputs": [str, …], "second": str | null}. One goes to stdout:
+{"answers": [{"input", "heading", "best": [{"text", "probability"}, …]}, …]}. Exit code 2 and `error: …` as the last
+line on stderr: the request was wrong.
 """
 
 from __future__ import annotations
@@ -10,12 +15,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, Literal, NoReturn, Protocol
 
 from contracts.errors import DONE, WRONG_REQUEST, RequestError
+
+ON_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "TPU_SKIP_MDS_QUERY": "1"}
+"""The devices of this machine may be busy with a run; and TensorFlow would look for a TPU's metadata for minutes."""
+SHORTEST, MULTIPLE = 16, 2
+"""The lengths that rows are padded to: the shortest, and how many times as long the next one is."""
+SIZES = (1, 4, 16)
+"""The numbers of rows that batches are filled up to."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,11 +41,6 @@ class Asked:
     inputs: tuple[str, ...]
     second: str | None = None
 
-    def refuse_second(self, kind: str) -> None:
-        """Raises RequestError where a second text is given. kind: of the model, which takes none."""
-        if self.second is not None:
-            raise RequestError(f"--second: {kind} takes no second text; leave it out")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guess:
@@ -44,34 +52,147 @@ class Guess:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """heading: what is printed above the answer; None: the input. best: best first."""
+    """input: as it was asked; a predictor may leave it out. heading: what is printed above the answer; None: the input.
+    best: best first."""
 
-    input: str
+    input: str = ""
     heading: str | None = None
     best: Sequence[Guess]
 
+    def told(self) -> dict[str, Any]:
+        """Return it as the contract has it."""
+        best = [{"text": guess.text, "probability": guess.probability} for guess in self.best]
+        return {"input": self.input, "heading": self.heading or self.input, "best": best}
 
-type Predict = Callable[[Path, Path, Asked], Sequence[Answer]]
-"""(export, cache_dir, what is asked) to the answers; raises RequestError where it cannot be answered."""
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """What a model computes at once. length: how many positions it takes of those that rows are padded to. values: the
+    predictor's own."""
+
+    length: int
+    values: Any
 
 
-def main(predict: Predict, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Read what is asked, answer it, and exit."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoded:
+    """An input as rows. answers: makes the answers of what the model computes of each of them."""
+
+    rows: Sequence[Row]
+    answers: Callable[[Sequence[Any]], Sequence[Answer]]
+
+
+type Takes = Literal["text", "picture"]
+TEXT: Takes = "text"
+PICTURE: Takes = "picture"
+
+
+class Predictor(Protocol):
+    """The model of an export, loaded once.
+
+    task: as the Hugging Face Hub calls it. takes: what an input is; a picture is given as its bytes. longest: the
+    length of the longest row; 1 where all have one length. example: a short input that it takes, and its second text.
+    """
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def takes(self) -> Takes: ...
+    @property
+    def longest(self) -> int: ...
+    @property
+    def example(self) -> tuple[str | bytes, str | None]: ...
+
+    def encode(self, given: str | bytes, second: str | None) -> Encoded:
+        """Return the rows of an input. Several threads may call it at once.
+
+        Raises:
+            RequestError: it cannot be answered.
+        """
+        ...
+
+    def compute(self, rows: Sequence[Row], size: int, length: int) -> Sequence[Any]:
+        """Return what the model says of each row, computed as a batch of `size` rows of `length` positions."""
+        ...
+
+
+type Load = Callable[[Path, Path], Predictor]
+"""(export, cache_dir) to the predictor, on the devices that the framework has; raises RequestError where the export is
+none of this job."""
+
+
+def refuse_second(second: str | None, kind: str) -> None:
+    """Raises RequestError where a second text is given. kind: of the model, which takes none."""
+    if second is not None:
+        raise RequestError(f"--second: {kind} takes no second text; leave it out")
+
+
+def lengths(longest: int) -> tuple[int, ...]:
+    """Return the few lengths that rows are padded to; the last one is `longest`."""
+    found = [SHORTEST]
+    while found[-1] < longest:
+        found.append(found[-1] * MULTIPLE)
+    return (*found[:-1], longest)
+
+
+def answer(predictor: Predictor, asked: Asked) -> list[Answer]:
+    """Answer all inputs.
+
+    Raises:
+        RequestError: some cannot be answered; all that is wrong with them.
+    """
+    encoded: list[Encoded] = []
+    wrong: list[str] = []
+    for each in asked.inputs:
+        try:
+            encoded.append(
+                predictor.encode(_read(each) if predictor.takes == PICTURE else each, asked.second)
+            )
+        except RequestError as error:
+            wrong.append(f"{each}: {error}" if predictor.takes == PICTURE else str(error))
+    if wrong:
+        raise RequestError("; ".join(dict.fromkeys(wrong)))
+    rows = [row for each in encoded for row in each.rows]
+    outputs: list[Any] = [None] * len(rows)
+    order, known = sorted(range(len(rows)), key=lambda index: rows[index].length), lengths(predictor.longest)
+    while order:
+        several, order = order[: SIZES[-1]], order[SIZES[-1] :]
+        size = next(size for size in SIZES if size >= len(several))
+        length = next(length for length in known if length >= rows[several[-1]].length)
+        found = predictor.compute([rows[index] for index in several], size, length)
+        for index, output in zip(several, found, strict=True):
+            outputs[index] = output
+    said = []
+    for name, one in zip(asked.inputs, encoded, strict=True):
+        own, outputs = outputs[: len(one.rows)], outputs[len(one.rows) :]
+        said += [dataclasses.replace(each, input=name) for each in one.answers(own)]
+    return said
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise RequestError(f"cannot be read as a picture ({error.strerror})") from None
+
+
+def main(load: Load, arguments: Sequence[str] | None = None) -> NoReturn:
+    """Read what is asked, answer it on this machine's CPU, and exit."""
+    os.environ |= ON_CPU
     export, cache_dir = map(Path, sys.argv[1:] if arguments is None else arguments)
     try:
-        asked = _read(sys.stdin.read())
+        asked = _asked(sys.stdin.read())
         with contextlib.redirect_stdout(sys.stderr):  # what libraries print is no part of the answer
-            answers = predict(export, cache_dir, asked)
+            answers = answer(load(export, cache_dir), asked)
     except RequestError as error:
         said = " ".join(str(error).removeprefix("--init-from ").split("\n"))
         print(f"error: {said}", file=sys.stderr)
         sys.exit(WRONG_REQUEST)
-    told = [{**dataclasses.asdict(each), "heading": each.heading or each.input} for each in answers]
-    print(json.dumps({"answers": told}, ensure_ascii=False))
+    print(json.dumps({"answers": [each.told() for each in answers]}, ensure_ascii=False))
     sys.exit(DONE)
 
 
-def _read(text: str) -> Asked:
+def _asked(text: str) -> Asked:
     """Raises RequestError: it is not what the contract says."""
     try:
         told = json.loads(text)

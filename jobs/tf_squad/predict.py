@@ -1,69 +1,95 @@
-"""Answers to questions about a text, by an exported model on a CPU: see `jobs.runtime.prediction`."""
+"""Answers to questions about a text, by an exported model: see `jobs.runtime.prediction`."""
 
 from __future__ import annotations
 
 import json
-import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-
-# Before TensorFlow is loaded: it would look for a TPU's metadata for minutes, and take a GPU that trains something.
-os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "CUDA_VISIBLE_DEVICES": ""}
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from contracts.errors import RequestError
 from jobs.glue.tokenizer import open_tokenizer
 from jobs.runtime.model_folder import CONFIG
-from jobs.runtime.prediction import Answer, Asked, Guess, main
-from jobs.tf_squad import model, windows
+from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, main
 from jobs.tf_squad.config import Config
 from jobs.tf_squad.data import Question
 
 BEST = 5
 NO_ANSWER = "(no answer)"
-BATCH_SIZE = 16
 
 
-def answer_all(export: Path, _cache_dir: Path, asked: Asked) -> Sequence[Answer]:
-    """The best places of the second text for each question.
+class Reader:
+    """Finds the answer to a question in a text: a row for each window of the text."""
 
-    Raises:
-        RequestError: there is no text to find the answers in, a question is empty, or the export is none of this job.
-    """
-    text = asked.second
-    if text is None or not text.strip():
-        raise RequestError(
-            "--second: a model that answers questions needs the text that they are about; give it"
-        )
-    if not all(map(str.strip, asked.inputs)):
-        raise RequestError("a question is empty; ask something")
-    try:
-        settings = json.loads((export / CONFIG).read_bytes())
-        notes = settings["task_specific_params"]["tf_squad"]
-        config = Config(**{name: value for name, value in notes.items() if name != "may_be_none"})
-    except (OSError, ValueError, TypeError, KeyError):
-        raise RequestError(f"{export}: no export of tf_squad; name one of its runs") from None
-    questions = [Question(str(number), "", text, each, (), ()) for number, each in enumerate(asked.inputs)]
-    cut = windows.encode(questions, open_tokenizer(export), config)
-    network = model.build(settings, "float32")
-    network.give(model.read_weights(export))
-    length = windows.shared_length(cut)
-    scores = [
-        [each.numpy() for each in network(tf.constant(cut.take(rows_B, length).ids_BS))]
-        for rows_B in np.array_split(np.arange(len(cut)), -(-len(cut) // BATCH_SIZE))
-    ]
-    start_NS, end_NS = (np.concatenate(each) for each in zip(*scores, strict=True))
-    found = windows.answers(cut, start_NS, end_NS, config, may_be_none=notes["may_be_none"])
-    return [
-        Answer(
-            input=question,
-            best=[Guess(text=said or NO_ANSWER, probability=p) for said, p in each.best[:BEST]],
-        )
-        for question, each in zip(asked.inputs, found, strict=True)
-    ]
+    task, takes = "question-answering", TEXT
+    example = "What?", "It is."
+
+    def __init__(self, export: Path) -> None:
+        import tensorflow as tf
+
+        from jobs.tf_squad import model
+
+        try:
+            settings = json.loads((export / CONFIG).read_bytes())
+            notes = settings["task_specific_params"]["tf_squad"]
+            self._config = Config(**{name: value for name, value in notes.items() if name != "may_be_none"})
+        except (OSError, ValueError, TypeError, KeyError):
+            raise RequestError(f"{export}: no export of tf_squad; name one of its runs") from None
+        self._may_be_none, self._pad_id = notes["may_be_none"], settings["pad_token_id"]
+        self.longest, self._tokenizer = self._config.max_length, open_tokenizer(export)
+        network = model.build(settings, "float32")
+        network.give(model.read_weights(export))
+        self._encoding = threading.Lock()  # `windows.encode` sets the tokenizer's ways
+        self._network = tf.function(network.call, input_signature=[tf.TensorSpec((None, None), tf.int32)])
+
+    def encode(self, given: str | bytes, second: str | None) -> Encoded:
+        """As `Predictor` has it: the best places of the second text.
+
+        Raises:
+            RequestError: there is no text to find the answer in, or the question is empty.
+        """
+        from jobs.tf_squad import windows
+
+        assert isinstance(given, str)
+        if second is None or not second.strip():
+            raise RequestError(
+                "--second: a model that answers questions needs the text that they are about; give it"
+            )
+        if not given.strip():
+            raise RequestError("a question is empty; ask something")
+        question = Question("0", "", second, given, (), ())
+        with self._encoding:
+            cut = windows.encode([question], self._tokenizer, self._config)
+
+        def answers(outputs: Sequence[Any]) -> list[Answer]:
+            scores = np.zeros((2, len(cut), self.longest), np.float32)
+            for row, (start_S, end_S) in enumerate(outputs):
+                scores[0, row, : len(start_S)], scores[1, row, : len(end_S)] = start_S, end_S
+            (found,) = windows.answers(cut, scores[0], scores[1], self._config, may_be_none=self._may_be_none)
+            best = [Guess(text=said or NO_ANSWER, probability=share) for said, share in found.best[:BEST]]
+            return [Answer(input=given, best=best)]
+
+        rows = [
+            Row(length=int(length), values=ids_S[:length])
+            for ids_S, length in zip(cut.windows.ids_BS, cut.tokens, strict=True)
+        ]
+        return Encoded(rows=rows, answers=answers)
+
+    def compute(self, rows: Sequence[Row], size: int, length: int) -> list[Any]:
+        ids_BS = np.full((size, length), self._pad_id, np.int32)
+        for row, each in enumerate(rows):
+            ids_BS[row, : each.length] = each.values
+        start_BS, end_BS = (each.numpy() for each in self._network(ids_BS))
+        return list(zip(start_BS, end_BS, strict=True))[: len(rows)]
+
+
+def load(export: Path, _cache_dir: Path) -> Reader:
+    """The predictor of an export. Raises RequestError: it is none of this job."""
+    return Reader(export)
 
 
 if __name__ == "__main__":
-    main(answer_all)
+    main(load)

@@ -1,21 +1,20 @@
-"""What an exported model says of texts or pairs: the program that `fab predict` runs (`jobs.runtime.prediction`)."""
+"""What an exported model says of texts or pairs: see `jobs.runtime.prediction`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from jobs.glue import answers
+from jobs.glue.answers import Classifier
 from jobs.glue.batches import Batch
-from jobs.runtime.prediction import Answer, Asked, main
+from jobs.runtime.prediction import main
 
 
-def load(export: Path) -> Callable[[Batch], np.ndarray[Any, Any]]:
-    """The model of an export, on the CPU in float32."""
+def load(export: Path, _cache_dir: Path) -> Classifier:
+    """The predictor of an export, in float32."""
     from transformers import AutoModelForSequenceClassification
 
     model = AutoModelForSequenceClassification.from_pretrained(export, dtype=torch.float32).eval()
@@ -24,7 +23,7 @@ def load(export: Path) -> Callable[[Batch], np.ndarray[Any, Any]]:
         types = (
             {"token_type_ids": torch.from_numpy(batch.types_BS)} if model.config.type_vocab_size > 1 else {}
         )
-        with torch.no_grad():
+        with torch.inference_mode():
             found = model(
                 input_ids=torch.from_numpy(batch.ids_BS),
                 attention_mask=torch.from_numpy(batch.mask_BS),
@@ -33,12 +32,8 @@ def load(export: Path) -> Callable[[Batch], np.ndarray[Any, Any]]:
         logits_BC: np.ndarray[Any, Any] = found.logits.numpy()
         return logits_BC
 
-    return logits
-
-
-def predict(export: Path, _cache_dir: Path, asked: Asked) -> list[Answer]:
-    return answers.answer(export, asked, load)
+    return Classifier(export, logits)
 
 
 if __name__ == "__main__":
-    main(predict)
+    main(load)

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from contracts.errors import RequestError
 from jobs.keras_glue.config import Config, problems
 from jobs.keras_glue.data import problems as data_problems
-from jobs.runtime.prediction import Asked
+from jobs.runtime.prediction import Asked, answer
 from jobs.runtime.process import Run
 from tests.jobs.glue_folder import EXACT, FIRST_STEPS, STEPS, write_folder, write_rows
 from tests.jobs.groups import environment_of, run_in
@@ -121,16 +121,16 @@ def test_an_export_says_in_keras_and_in_predict_what_the_run_has_predicted(
 ) -> None:
     import keras
 
-    from jobs.keras_glue.predict import predict
+    from jobs.keras_glue.predict import load
 
     run = make_run()
     trained(run, config_of(made, steps_per_execution=2, eval_every=2, checkpoint_every=2, log_every=2))
     export = Path(run.directory.path("export"))
     lines = [json.loads(line) for line in (run.directory.read_text("predictions.jsonl") or "").splitlines()]
-    answers = predict(export, export, Asked(inputs=tuple(line["texts"][0] for line in lines)))
-    for line, answer in zip(lines, answers, strict=True):
-        assert answer.best[0].text == line["prediction"]
-        found = {guess.text: guess.probability for guess in answer.best}
+    answers = answer(load(export, export), Asked(inputs=tuple(line["texts"][0] for line in lines)))
+    for line, said in zip(lines, answers, strict=True):
+        assert said.best[0].text == line["prediction"]
+        found = {guess.text: guess.probability for guess in said.best}
         assert found == pytest.approx(line["probabilities"], abs=1e-5)
     loaded = keras.saving.load_model(export / "model.keras")
     from jobs.glue.tokenizer import open_tokenizer

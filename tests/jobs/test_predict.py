@@ -28,12 +28,11 @@ from jobs.flax_mlm.predict import (
     CONTEXT_CHARACTERS,
     MOST_ROWS,
     SHOWN,
-    encode,
-    fill,
-    fill_all,
+    MaskFiller,
     filling,
     final_eval,
     hidden_places,
+    load,
     make_predict,
     make_sharded_predict,
     readable,
@@ -42,7 +41,7 @@ from jobs.flax_mlm.predict import (
 )
 from jobs.flax_mlm.tokenizer import TokenizerFacts, load_tokenizer, open_tokenizer, train_tokenizer
 from jobs.runtime.jax.distributed import Devices
-from jobs.runtime.prediction import main
+from jobs.runtime.prediction import Answer, Asked, answer, main
 
 pytestmark = pytest.mark.usefixtures("two_devices")
 
@@ -68,17 +67,26 @@ def model(
     params = nnx.to_pure_dict(
         nnx.state(Mlm(dimensions(config, facts), jnp.dtype("float32"), nnx.Rngs(0)), nnx.Param)
     )
-    (cat,) = encode(" cat", facts)[1:-1]
+    (cat,) = open_tokenizer(facts.path).encode(" cat", add_special_tokens=False).ids
     params["head_bias"] = params["head_bias"].at[cat].set(9.0)
     export(RunDirectory(str(tmp_path / "run")), config, params, facts)
     return open_pretrained(str(tmp_path / "run" / "export"), tmp_path / "cache", lambda _: None)
 
 
+@pytest.fixture(scope="module")
+def filler(model: Pretrained, tmp_path_factory: pytest.TempPathFactory) -> MaskFiller:
+    return MaskFiller(model, tmp_path_factory.mktemp("cache"))
+
+
+def ask(filler: MaskFiller, *texts: str) -> list[Answer]:
+    return answer(filler, Asked(inputs=texts))
+
+
 def test_each_mask_has_its_five_best_tokens_with_the_probabilities_of_the_models_softmax(
-    model: Pretrained,
+    model: Pretrained, filler: MaskFiller
 ) -> None:
     text = "the <mask> sat on the <mask>"
-    first, second = fill(model, text)
+    first, second = (each.best for each in ask(filler, text))
     for best in (first, second):
         assert len(best) == 5
         assert best[0].text == "cat"
@@ -86,21 +94,33 @@ def test_each_mask_has_its_five_best_tokens_with_the_probabilities_of_the_models
         assert sum(guess.probability or 0 for guess in best) <= 1.0001
     whole = Mlm(dimensions(model.adopted_by(Config()), model.tokenizer), jnp.dtype("float32"), nnx.Rngs(0))
     nnx.update(whole, model.params())
-    ids = encode(text, model.tokenizer)
+    ids = filler.token_ids(text)
     logits_V = np.asarray(whole.logits(whole.encode(jnp.array([ids]))))[0, ids.index(model.tokenizer.mask_id)]
     shares = np.exp(logits_V) / np.exp(logits_V).sum()
     assert first[0].probability == pytest.approx(shares.max(), rel=1e-4)
 
 
 def test_a_mask_takes_the_blank_before_it_along_and_other_special_words_are_mere_text(
-    model: Pretrained,
+    model: Pretrained, filler: MaskFiller
 ) -> None:
     facts = model.tokenizer
-    assert encode("the <mask> sat", facts) == encode("the<mask> sat", facts)
-    ids = encode("<s> <mask>", facts)
+    assert filler.token_ids("the <mask> sat") == filler.token_ids("the<mask> sat")
+    ids = filler.token_ids("<s> <mask>")
     assert (ids.count(facts.bos_id), ids[-2:]) == (1, [facts.mask_id, facts.eos_id])
     with pytest.raises(RequestError, match="22 tokens, and the model takes at most 16; shorten it"):
-        fill(model, "<mask>" * 20)
+        ask(filler, "<mask>" * 20)
+
+
+def test_an_answer_is_the_same_alone_unpadded_and_among_others_in_a_batch_of_any_shape(
+    model: Pretrained, filler: MaskFiller
+) -> None:
+    texts = ["<mask>", "a <mask> cat", "the <mask> sat on the <mask>"]
+    rows = [row for text in texts for row in filler.encode(text, None).rows]
+    alone = [filler.compute([row], 1, row.length)[0] for row in rows]
+    for size, length in ((4, 16), (8, 14)):
+        for given, (tokens_G, shares_G) in zip(alone, filler.compute(rows, size, length), strict=True):
+            np.testing.assert_allclose(shares_G, given[1], atol=1e-6)
+            np.testing.assert_array_equal(tokens_G, given[0])
 
 
 def test_as_a_program_it_reads_what_is_asked_and_has_an_answer_in_json_for_each_mask(
@@ -134,11 +154,18 @@ def test_as_a_program_it_reads_what_is_asked_and_has_an_answer_in_json_for_each_
     ],
 )
 def test_a_request_that_cannot_be_answered_ends_with_2_and_the_reason_in_the_last_line(
-    asked: object, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    asked: object,
+    said: str,
+    model: Pretrained,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(asked)))
     with pytest.raises(SystemExit) as end:
-        main(fill_all, ["nowhere", "cache"])
+        main(
+            load,
+            [str(model.folder) if "nowhere" not in said else "nowhere", str(model.folder.parent / "cache")],
+        )
     assert end.value.code == 2
     told = capsys.readouterr()
     assert said in told.err.splitlines()[-1] and told.err.startswith("error: ") and not told.out

@@ -20,12 +20,12 @@ import tensorflow as tf
 from PIL import Image
 
 from contracts.errors import RequestError
-from jobs.runtime.prediction import Asked
+from jobs.runtime.prediction import Asked, answer
 from jobs.runtime.process import Run
 from jobs.tf_images import data, shards
 from jobs.tf_images.config import Config
 from jobs.tf_images.input_pipeline import Pictures
-from jobs.tf_images.predict import predict
+from jobs.tf_images.predict import load
 from jobs.tf_images.train import train
 
 pytestmark = pytest.mark.usefixtures("group")
@@ -110,11 +110,12 @@ def test_a_run_learns_goes_on_exactly_from_any_checkpoint_and_its_export_answers
         "pictures.json",
     }
     pictures = sorted(folder.glob("*/*"))[::30]
-    found = predict(export, Path(), Asked(inputs=tuple(map(str, pictures))))
+    predictor = load(export, Path())
+    found = answer(predictor, Asked(inputs=tuple(map(str, pictures))))
     right = [each.best[0].text == path.parent.name for each, path in zip(found, pictures, strict=True)]
     assert sum(right) >= len(right) - 1
     with pytest.raises(RequestError, match="nothing.png: cannot be read as a picture"):
-        predict(export, Path(), Asked(inputs=("nothing.png",)))
+        answer(predictor, Asked(inputs=("nothing.png",)))
 
     samples = whole.directory.read_json("samples.json")
     assert samples is not None

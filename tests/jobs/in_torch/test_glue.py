@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from contracts.errors import RequestError
-from jobs.runtime.prediction import Asked
+from jobs.runtime.prediction import Asked, answer
 from jobs.runtime.process import Run
 from jobs.torch_glue.config import Config
-from jobs.torch_glue.predict import predict
+from jobs.torch_glue.predict import load
 from jobs.torch_glue.train import train
 from tests.jobs.glue_folder import EXACT, FIRST_STEPS, write_folder, write_rows
 from tests.jobs.glue_folder import STEPS as FEW_STEPS
@@ -110,12 +110,13 @@ def test_an_export_says_in_transformers_and_in_predict_what_the_run_has_predicte
             torch.softmax(logits, 0).numpy(), list(line["probabilities"].values()), atol=1e-5
         )
     asked = Asked(inputs=tuple(line["texts"][0] for line in lines))
-    for line, found in zip(lines, predict(Path(folder), Path(), asked), strict=True):
+    predictor = load(Path(folder), Path())
+    for line, found in zip(lines, answer(predictor, asked), strict=True):
         assert {guess.text: guess.probability for guess in found.best} == pytest.approx(
             line["probabilities"], abs=1e-5
         )
     with pytest.raises(RequestError, match="single texts takes no second text"):
-        predict(Path(folder), Path(), Asked(inputs=("a",), second="b"))
+        answer(predictor, Asked(inputs=("a",), second="b"))
 
 
 def test_a_torn_checkpoint_is_put_aside_and_the_one_before_it_is_used(

@@ -1,0 +1,158 @@
+"""Rows of many requests as batches of a few static shapes.
+
+A batch is begun as soon as the model is free, of what waits then: nobody waits for others to come, and while the model
+computes, the next batch gathers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from jobs.runtime.prediction import Predictor, Row
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """sizes: numbers of rows; lengths: of positions; both ascending. A batch has one of each."""
+
+    sizes: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def all(self) -> list[tuple[int, int]]:
+        return [(size, length) for length in self.lengths for size in self.sizes]
+
+    def length(self, needed: int) -> int:
+        """Return the shortest length that has room for a row."""
+        return next(length for length in self.lengths if length >= needed)
+
+    def size(self, rows: int) -> int:
+        return next(size for size in self.sizes if size >= rows)
+
+
+def choose(waiting: Sequence[int], shapes: Shapes) -> tuple[list[int], int, int]:
+    """Choose the next batch of rows that wait, of which the lengths are given, oldest first; at least one waits.
+
+    The oldest row is in it, and decides the length. Others of the same padded length follow, then shorter ones where
+    the batch is filled up in any case: they cost nothing there, and in a batch of their own they cost less.
+
+    Returns: the places of the chosen rows, oldest first; the batch's size and length.
+    """
+    length = shapes.length(waiting[0])
+    padded = [shapes.length(each) for each in waiting]
+    same = [place for place, each in enumerate(padded) if each == length][: shapes.sizes[-1]]
+    size = shapes.size(len(same))
+    shorter = [place for place, each in enumerate(padded) if each < length][: size - len(same)]
+    return sorted(same + shorter), size, length
+
+
+class Full(Exception):
+    """Too many rows wait. retry_after_s: when there may be room again."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__("too many rows wait")
+        self.retry_after_s = retry_after_s
+
+
+@dataclasses.dataclass(kw_only=True)
+class Waiting:
+    """A row that waits for its output, which `put` takes."""
+
+    row: Row
+    put: asyncio.Future[Any]
+    since_s: float = dataclasses.field(default_factory=time.monotonic)
+
+
+Observe = Callable[[int, int, int, float, float], None]
+"""Is told of each batch: rows, size, length, seconds that its oldest row has waited, seconds of computing."""
+
+
+class Batcher:
+    """Computes rows in batches, one at a time, in a thread. All else happens in the event loop that `run` is in."""
+
+    def __init__(self, predictor: Predictor, shapes: Shapes, *, most_waiting: int, observe: Observe) -> None:
+        self._predictor, self.shapes, self.most_waiting, self._observe = (
+            predictor,
+            shapes,
+            most_waiting,
+            observe,
+        )
+        self._waiting: collections.deque[Waiting] = collections.deque()
+        self._some = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model")
+        self._row_s = 0.0
+        self.busy_since_s: float | None = None
+        """When the batch that is computed now was begun (monotonic); None: the model is free."""
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def compute(self, rows: Sequence[Row]) -> list[Any]:
+        """Return what the model says of each row.
+
+        Raises:
+            Full: there is no room for so many.
+        """
+        if len(self._waiting) + len(rows) > self.most_waiting:
+            raise Full(max(1, math.ceil(self._row_s * len(self._waiting))))
+        loop = asyncio.get_running_loop()
+        mine = [Waiting(row=row, put=loop.create_future()) for row in rows]
+        self._waiting += mine
+        self._some.set()
+        try:
+            return [await each.put for each in mine]
+        finally:  # who gives up takes the rows along
+            for each in mine:
+                each.put.cancel()
+
+    async def run(self) -> None:
+        """Compute what comes, until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self._waiting:
+                self._some.clear()
+                await self._some.wait()
+            taken = self._take()
+            if taken is None:
+                continue
+            several, size, length = taken
+            began_s = self.busy_since_s = time.monotonic()
+            rows = [each.row for each in several]
+            try:
+                outputs = await loop.run_in_executor(
+                    self._thread, self._predictor.compute, rows, size, length
+                )
+            except (
+                Exception
+            ) as error:  # each framework has kinds of its own; the requests are told, and others go on
+                for each in several:
+                    if not each.put.done():
+                        each.put.set_exception(error)
+            else:
+                for each, output in zip(several, outputs, strict=True):
+                    if not each.put.done():
+                        each.put.set_result(output)
+            took_s, self.busy_since_s = time.monotonic() - began_s, None
+            self._row_s = (
+                0.9 * self._row_s + 0.1 * took_s / len(several) if self._row_s else took_s / len(several)
+            )
+            self._observe(len(several), size, length, began_s - min(each.since_s for each in several), took_s)
+
+    def _take(self) -> tuple[list[Waiting], int, int] | None:
+        """Take the rows of the next batch out of those that wait; None: all that waited have given up."""
+        there = [each for each in self._waiting if not each.put.done()]
+        if not there:
+            self._waiting.clear()
+            return None
+        places, size, length = choose([each.row.length for each in there], self.shapes)
+        chosen = {*places}
+        self._waiting = collections.deque(each for place, each in enumerate(there) if place not in chosen)
+        return [there[place] for place in places], size, length
