@@ -15,6 +15,7 @@
                              [{question, context, truth, answer, probability}], texts [{texts, truth, prediction,
                              probability}]; the report shows them
     trackers/<name>.json     the mirror of `--track`: how far a tracker is
+    serving.json             process 0 of a server, once it answers: address, port, task, takes, example
     report.html              process 0, or the launcher when the run ended without it
     result.json              written last, once an attempt: process 0, else the agent of the first host that is left,
                              else the launcher; see `result`
@@ -64,6 +65,7 @@ METRICS = "metrics.jsonl"
 RESULT = "result.json"
 REPORT = "report.html"
 SAMPLES = "samples.json"
+SERVING = "serving.json"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 HOST_EVENTS = f"{TENSORBOARD}/hosts"

@@ -51,6 +51,7 @@ from fabfile.tasks import (
     rehearsal,
     rm,
     runs,
+    serve,
     status,
     stop,
     track,
@@ -63,7 +64,7 @@ LIST_HINT = "`fab help COMMAND` shows a command's options, `fab jobs` the jobs, 
 namespace = Collection()
 """In the order in which a user meets them, which `fab --list` keeps."""
 for command in (
-    *(train, status, logs, stop, recover, runs, compare, dashboard, predict, export, track, rm, prune, jobs),
+    *(train, status, logs, stop, recover, runs, compare, dashboard, predict, serve, export, track, rm, prune, jobs),
     *(deploy, verify, doctor, trust, run, put, get, ssh, ssh_config, jupyter),
     *(build, push, images),
     *(rehearsal, accelerators),
@@ -196,7 +197,13 @@ def _refuse_another_checkout(cwd: Path) -> None:
 
 
 HELP = ("-h", "--help")
-AFTER_DASHES = {"train": "OPTIONS OF THE JOB", "run": "COMMAND …", "compare": "RUN …", "predict": "INPUT …"}
+AFTER_DASHES = {
+    "train": "OPTIONS OF THE JOB",
+    "run": "COMMAND …",
+    "compare": "RUN …",
+    "predict": "INPUT …",
+    "serve": "OPTIONS OF THE SERVER",
+}
 """The commands that take the words after `--`, and what those words are."""
 INPUTS = {
     "compare": "another RUN to compare the first one with",

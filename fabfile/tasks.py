@@ -364,6 +364,60 @@ def predict(
     )
 
 
+@task(
+    positional=["run"],
+    help={
+        "run": RUN_HELP + "; latest:JOB: the latest of a job that is done; a server that runs: leads to it",
+        "address": "where to listen on this machine (default: 127.0.0.1; others need the token that is made)",
+        "port": "the port on this machine (default: 8000; 0: a free one)",
+        "token_file": "a file with the token that requests have to name (default: none on 127.0.0.1)",
+        "image": "in the framework's image, with Docker",
+        "detach": "return when the server has started",
+        **SLICES,
+        "hosts": "which host, by index (default: the first)",
+        "platform": "cpu, gpu or tpu",
+        "python": "the interpreter on the host",
+        "runs": RUNS,
+    },
+)
+@reported
+def serve(
+    c: Any,
+    run: str,
+    address: str = "",
+    port: str = "",
+    token_file: str = "",
+    image: bool = False,
+    detach: bool = False,
+    stack: str = "",
+    slice: str = "",
+    hosts: str = "",
+    platform: str = "",
+    python: str = "",
+    runs: str = "",
+) -> int:
+    """Answer with a run's model over HTTP, until Ctrl-C.
+
+    On a stack, it runs on one host and is reached through a tunnel. The server's own options come after --.
+    """
+    from launch.commands import serve
+
+    wanted = options.wanted(stack, slice, hosts, platform=platform, python=python, runs=runs)
+    one = "1" if wanted.stack == "local" else "0"
+    target = options.target(stack, slice, hosts or one, platform=platform, python=python, runs=runs)
+    if len(target.hosts) > 1:
+        raise RequestError(f"--hosts {hosts}: a server is one process on one host; name one")
+    asked = serve.Options(
+        address=address or None,
+        port=whole("--port", port, least=0),
+        token_file=token_file or None,
+        in_image=image,
+        detach=detach,
+        words=options.after_dashes(c),
+    )
+    return serve.serve(target, run, asked)
+
+
 @task(help={"job": "only this one, with all its options"}, positional=[])
 @reported
 def jobs(c: Any, job: str = "") -> int:

@@ -24,6 +24,8 @@ from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 TYROS_HINT = re.compile(r"For full helptext, (see|run) .* --help")
 """Names a command that does not exist here."""
 CHECKOUT = Path(__file__).resolve().parent.parent
+SERVER = "serve"
+"""The package under jobs/ that `fab serve` starts; nobody trains it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,8 +146,8 @@ def _words(option: str, value: Any) -> tuple[str, ...]:
 
 
 def names() -> list[str]:
-    """Return the jobs of this checkout: packages under jobs/ that have a __main__."""
-    return sorted(path.parent.name for path in (CHECKOUT / "jobs").glob("*/__main__.py"))
+    """Return the jobs of this checkout: packages under jobs/ that have a __main__, but the server."""
+    return sorted({path.parent.name for path in (CHECKOUT / "jobs").glob("*/__main__.py")} - {SERVER})
 
 
 def find(name: str, framework: str | None = None) -> Job:
@@ -155,7 +157,7 @@ def find(name: str, framework: str | None = None) -> Job:
         RequestError: there is none, or it does not run on the framework; the message lists those there are.
     """
     known = names()
-    if name not in known:
+    if name not in (*known, SERVER):
         near = difflib.get_close_matches(name, known, n=1)
         hint = f'; did you mean "{near[0]}"?' if near else ""
         raise RequestError(f'--job: "{name}" is not a job; choose one of {", ".join(known)}{hint}')

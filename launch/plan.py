@@ -29,6 +29,8 @@ MODULES_OF_FRAMEWORK = {
     "tensorflow": ("tensorflow", "tf_keras", *_OF_ALL),
 }
 """What the job's interpreter must be able to import, by framework; looked for, not loaded."""
+MODULES_OF_JOB = {"serve": ("starlette", "uvicorn", "prometheus_client")}
+"""And what some need besides."""
 
 
 HANG_FLOOR_S = 120.0
@@ -188,7 +190,9 @@ def preflight(plan: Plan, process_id: int, *, now_s: float) -> dict[str, Any]:
     request: dict[str, Any] = {
         "python": target.python,
         "python_remedy": _python_remedy(target, plan.framework),
-        "modules": list(MODULES_OF_FRAMEWORK[plan.framework]) if plan.command is None else [],
+        "modules": [*MODULES_OF_FRAMEWORK[plan.framework], *MODULES_OF_JOB.get(plan.job, ())]
+        if plan.command is None
+        else [],
         **({"free_ports": _ports_of_host(plan)} if plan.finds_peers_by_rank else {}),
         "platform": target.platform,
         "run_dir": _local_path(plan.run_dir),

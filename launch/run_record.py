@@ -135,7 +135,9 @@ def summary(run: Run, state: State) -> list[str]:
         return _done(run)
     resume = f"resume with `fab train --resume {run.run_id}`"
     saved = run.directory.checkpoint_steps()
-    if saved:
+    if run.described["job"] == jobs.SERVER:
+        resume = f"start another with `fab serve {run.described['config']['run']}`"
+    elif saved:
         resume += f" (from step {saved[-1]})"
     elif run.is_own_command:
         resume += " (the command starts again, and finds its RUN_DIR as it was)"

@@ -18,8 +18,8 @@ class Config:
     """The id of the run."""
     export: str = ""
     """The export: a folder that the host sees, or a URL."""
-    host: str = "127.0.0.1"
-    """The address to listen on; on another than loopback a token is needed."""
+    address: str = "127.0.0.1"
+    """Where to listen; on another than loopback a token is needed."""
     port: int = 8000
     """The port; 0: a free one."""
     token_file: str | None = None
@@ -44,6 +44,11 @@ class Config:
     """Seconds that a request waits for its answer."""
     stop_s: float = 20.0
     """Seconds for the requests under way when the server is stopped."""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach an address."""
+    return address in LOOPBACK
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -71,8 +76,8 @@ def problems(config: Config, *, devices: int) -> list[str]:  # noqa: ARG001 - on
             found.append(f"--{name.replace('_', '-')} {value}: must be more than 0")
     if not 0 <= config.port < 2**16:
         found.append(f"--port {config.port}: must be a port, or 0 for a free one")
-    if config.host not in LOOPBACK and config.token_file is None:
+    if not is_loopback(config.address) and config.token_file is None:
         found.append(
-            f"--host {config.host}: is not loopback, so a token is needed; name its file with --token-file"
+            f"--address {config.address}: is not loopback, so a token is needed; name its file with --token-file"
         )
     return found

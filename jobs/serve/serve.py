@@ -8,14 +8,13 @@ import threading
 from pathlib import Path
 
 from contracts.errors import JobFailed, RequestError
+from contracts.run_directory import SERVING
 from jobs.runtime import preemption, process
 from jobs.runtime.prediction import Predictor
 from jobs.serve.config import Config
 from jobs.serve.data import local_copy
 from jobs.serve.server import Server, shapes_of, warm
 
-ADDRESS = "serving.json"
-"""In the run directory, once the server answers: host, port, task, takes, example."""
 LOOK_S = 0.5
 STUCK_S = 5.0
 """A batch that takes longer than this is no progress; the hang limit counts from then on."""
@@ -41,20 +40,20 @@ def serve(run: process.Run, config: Config) -> process.Final:
     run.prepare("loading the model")
     predictor = load(config, run.environment.cache_dir)
     shapes = shapes_of(config, predictor)
-    warm(predictor, shapes, run.prepare)
+    run.prepare(f"compiling for {len(shapes.all)} shapes of batches")
+    warm(predictor, shapes, run.heartbeat.tick)
     stopped = threading.Event()
     preemption.watch.claim()  # from here on SIGTERM is answered here, and nothing is to be saved
     signal.signal(signal.SIGTERM, lambda _number, _frame: stopped.set())
     token = None if config.token_file is None else read_token(config.token_file)
     server = Server(predictor, config, shapes, name=config.run, token=token)
-    host, port = server.start()
+    address, port = server.start()
     example, second = predictor.example
     run.directory.write_json(
-        ADDRESS,
+        SERVING,
         {
-            "host": host,
+            "address": address,
             "port": port,
-            "attempt": run.environment.attempt,
             "task": predictor.task,
             "takes": predictor.takes,
             "example": {"inputs": [example], **({"second": second} if second else {})}
@@ -64,7 +63,7 @@ def serve(run: process.Run, config: Config) -> process.Final:
     )
     run.heartbeat.hangs_at_floor = True
     run.heartbeat.say(None)
-    run.say(f"serving {config.run} ({predictor.task}) on {host}:{port}")
+    run.say(f"serving {config.run} ({predictor.task}) on {address}:{port}")
     figures = server.figures
     while not stopped.wait(LOOK_S):
         if not server.is_alive:
@@ -85,11 +84,15 @@ def serve(run: process.Run, config: Config) -> process.Final:
 
 
 def read_token(path: str) -> str:
-    """Return the token in a file. Raises RequestError: there is none."""
+    """Return the token in a file: its last word, which may stand behind a header's name.
+
+    Raises:
+        RequestError: there is none.
+    """
     try:
-        token = Path(path).read_text().strip()
+        token = (Path(path).read_text().split() or [""])[-1]
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"--token-file {path}: cannot be read ({error})") from None
     if len(token) < 16 or not token.isascii() or not token.isprintable():
-        raise RequestError(f"--token-file {path}: must hold 16 characters or more, of ASCII, on one line")
+        raise RequestError(f"--token-file {path}: must hold a token of 16 ASCII characters or more")
     return token

@@ -198,7 +198,7 @@ class Server:
         ]
         plain: dict[Any, Any] = {HTTPException: _plainly}
         app = Starlette(routes=routes, exception_handlers=plain, lifespan=self._lifespan)
-        self.app = Guard(app, token=token, own_host=config.host, answered=self.figures.answer)
+        self.app = Guard(app, token=token, own_host=config.address, answered=self.figures.answer)
         self._uvicorn: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -210,14 +210,14 @@ class Server:
         Raises:
             RequestError: it cannot be listened there.
         """
-        host, port = self._config.host, self._config.port
+        host, port = self._config.address, self._config.port
         try:
             listening = socket.create_server(
                 (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
             )
         except OSError as error:
             raise RequestError(
-                f"--host {host} --port {port}: cannot be listened on ({error.strerror}); choose another, or --port 0"
+                f"--address {host} --port {port}: cannot be listened on ({error.strerror}); choose another, or --port 0"
             ) from None
         ours = uvicorn.Config(
             self.app,
@@ -507,10 +507,10 @@ def shapes_of(config: Config, predictor: Predictor) -> Shapes:
     return Shapes(sizes=numbers(config.batch_sizes), lengths=tuple(dict.fromkeys((*kept, longest))))
 
 
-def warm(predictor: Predictor, shapes: Shapes, said: Callable[[str], None]) -> None:
-    """Compute a batch of each shape, so that nothing is compiled while somebody waits."""
+def warm(predictor: Predictor, shapes: Shapes, tick: Callable[[], None]) -> None:
+    """Compute a batch of each shape, so that nothing is compiled while somebody waits. tick: called after each."""
     rows: Sequence[Any] = predictor.encode(*predictor.example).rows[:1]
-    for number, (size, length) in enumerate(shapes.all, 1):
+    for size, length in shapes.all:
         if rows[0].length <= length:
-            said(f"compiling for batches of {size} x {length} ({number} of {len(shapes.all)})")
             predictor.compute(rows, size, length)
+            tick()

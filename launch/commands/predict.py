@@ -46,10 +46,7 @@ def predict(target: Target, wanted: str, typed: Sequence[str], *, second: str | 
         "inputs": [text for each in typed for text in _inputs(each)],
         "second": None if second is None else _second(second),
     }
-    run = _run(target, wanted)
-    if run.described["job"] not in jobs.names() or not jobs.find(run.described["job"]).can_predict:
-        able = ", ".join(name for name in jobs.names() if jobs.find(name).can_predict)
-        raise RequestError(f"{run.run_id} is a run of {run.what}, which cannot predict; name a run of {able}")
+    run = run_that_predicts(target, wanted)
     runs.require_export(run)
     job = jobs.find(run.described["job"])
     answers = ask(job, _on_this_machine(target, run, job), asked)
@@ -86,14 +83,23 @@ def _read(typed: str) -> str:
         raise RequestError(f"{typed}: {why}; name a text file after @, or double the @ of a text") from None
 
 
-def _run(target: Target, wanted: str) -> Run:
-    """Return the run that is meant; "latest" is the latest whose job can predict."""
+def run_that_predicts(target: Target, wanted: str, also: Sequence[str] = ()) -> Run:
+    """Return the run that is meant; "latest" is the latest whose job can predict. also: other jobs that will do.
+
+    Raises:
+        RequestError: there is none, or its job cannot predict.
+    """
+    able = [name for name in jobs.names() if jobs.find(name).can_predict]
     if wanted == runs.LATEST:
-        able = {name for name in jobs.names() if jobs.find(name).can_predict}
         found = next((run for run in runs.list_runs(target.runs) if run.described["job"] in able), None)
         if found is not None:
             return found
-    return runs.find(target.runs, wanted)
+    run = runs.find(target.runs, wanted)
+    if run.described["job"] not in (*able, *also):
+        raise RequestError(
+            f"{run.run_id} is a run of {run.what}, which cannot predict; name a run of {', '.join(able)}"
+        )
+    return run
 
 
 def _on_this_machine(target: Target, run: Run, job: Job) -> str:

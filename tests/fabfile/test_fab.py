@@ -46,6 +46,7 @@ TASKS = [
         "compare",
         "dashboard",
         "predict",
+        "serve",
         "export",
         "track",
         "rm",
@@ -195,7 +196,7 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ),
         (
             "status -- ls",
-            "-- ls: only `fab train`, `fab run`, `fab compare` and `fab predict` take words after --",
+            "-- ls: only `fab train`, `fab run`, `fab compare`, `fab predict` and `fab serve` take words after --",
         ),
         (
             "predict latest",
@@ -304,7 +305,7 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     )
     assert (done.returncode, done.stderr.partition(";")[0]) == (2, said)
     done = called(CHECKOUT, sys.executable, "-m", "fabric", "status", "--", "ls")
-    said = "error: -- ls: only `fab train`, `fab run`, `fab compare` and `fab predict` take words after --\n"
+    said = "error: -- ls: only `fab train`, `fab run`, `fab compare`, `fab predict` and `fab serve` take words after --\n"
     assert (done.returncode, done.stderr) == (2, said), "Fabric's own `fab` hands over to it"
 
 

@@ -1,0 +1,349 @@
+"""The server: batches of what waits, and an answer to whatever comes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contracts.errors import RequestError
+from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, lengths
+from jobs.serve.batching import Shapes, choose
+from jobs.serve.config import Config, problems
+from jobs.serve.server import Server, shapes_of, warm
+
+JSON = {"content-type": "application/json"}
+SHAPES = Shapes(sizes=(1, 4, 16), lengths=(8, 16, 32))
+RECEIVE_S = 0.5
+
+
+class Counting:
+    """A model that counts words, which a test can hold back."""
+
+    task, takes, longest = "text-classification", TEXT, 32
+    example = "one", None
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.free.set()
+        self.batches: list[tuple[int, int, int]] = []
+
+    def encode(self, given: str | bytes, second: str | None) -> Encoded:
+        assert isinstance(given, str)
+        words = given.split()
+        if second is not None or not 1 <= len(words) <= self.longest:
+            raise RequestError(f"{len(words)} words, and --second: leave it out")
+
+        def answers(outputs: Sequence[int]) -> list[Answer]:
+            return [Answer(best=[Guess(text=str(each), probability=None)]) for each in outputs]
+
+        return Encoded(rows=[Row(length=len(words), values=words)], answers=answers)
+
+    def compute(self, rows: Sequence[Row], size: int, length: int) -> list[int]:
+        self.free.wait(20)
+        if rows[0].values[0] == "explode":
+            raise ValueError("a shape that does not fit")
+        assert len(rows) <= size and all(row.length <= length for row in rows)
+        self.batches.append((len(rows), size, length))
+        return [len(row.values) for row in rows]
+
+
+class Client:
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def send(self, body: object, headers: dict[str, str] | None = None) -> tuple[int, Any, dict[str, str]]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.request("POST", "/v1/predict", data, {**JSON, **(headers or {})})
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path, body, headers or {})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            told = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, json.loads(text) if "json" in told.get("content-type", "") else text, told
+        finally:
+            connection.close()
+
+    def raw(self, data: bytes, *, half_close: bool = False) -> bytes:
+        """All that comes back for these bytes, until the server closes or nothing more comes."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
+            found = b""
+            try:
+                connection.sendall(data)
+                if half_close:
+                    connection.shutdown(socket.SHUT_WR)
+                while piece := connection.recv(65536):
+                    found += piece
+            except ConnectionError:
+                pass
+            return found
+
+    def count(self, text: str) -> str:
+        status, told, _ = self.send({"inputs": [text]})
+        assert status == 200, told
+        return str(told["answers"][0]["best"][0]["text"])
+
+
+def until(holds: Callable[[], bool]) -> None:
+    limit_s = time.monotonic() + 15
+    while not holds():
+        assert time.monotonic() < limit_s
+        time.sleep(0.005)
+
+
+type Start = Callable[..., tuple[Client, Server, Counting]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    servers: list[Server] = []
+
+    def begin(token: str | None = None, **options: Any) -> tuple[Client, Server, Counting]:
+        limits: dict[str, Any] = {
+            "receive_s": RECEIVE_S,
+            "most_body_mib": 1,
+            "most_waiting": 8,
+            "most_inputs": 4,
+        }
+        config = Config(job="counting", port=0, **{**limits, **options})
+        model = Counting()
+        server = Server(model, config, shapes_of(config, model), name="run-1", token=token)
+        servers.append(server)
+        return Client(server.start()[1]), server, model
+
+    yield begin
+    for server in servers:
+        if server.is_alive:
+            server.stop()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "chosen"),
+    [
+        ([3], ([0], 1, 8)),
+        ([3, 4], ([0, 1], 4, 8)),
+        ([3, 30, 4, 17], ([0, 2], 4, 8)),  # a longer one waits for a batch of its own
+        ([30, 3, 17, 9], ([0, 1, 2, 3], 4, 32)),  # two fill places that would be padding
+        ([30, 3], ([0], 1, 32)),  # but make no batch larger
+        ([8] * 20, ([*range(16)], 16, 8)),
+        ([17] * 5 + [1] * 12, ([*range(16)], 16, 32)),
+    ],
+)
+def test_a_batch_has_the_oldest_row_those_of_its_length_and_shorter_ones_where_they_cost_nothing(
+    waiting: list[int], chosen: tuple[list[int], int, int]
+) -> None:
+    assert choose(waiting, SHAPES) == chosen
+
+
+def test_lengths_double_up_to_the_models_longest_and_options_choose_others() -> None:
+    assert lengths(512) == (16, 32, 64, 128, 256, 512) and lengths(100) == (16, 32, 64, 100)
+    assert lengths(1) == (1,) and lengths(16) == (16,)
+    chosen = [shapes_of(Config(lengths=text), Counting()).lengths for text in ("", "8", "8,500", "400")]
+    assert chosen == [(16, 32), (8,), (8, 32), (32,)]
+    wrong = Config(batch_sizes="1,x", lengths="0", most_inputs=0, wait_s=0, port=-1, address="0.0.0.0")
+    named = [each.partition(" ")[0] for each in problems(wrong, devices=1)]
+    assert named == ["--batch-sizes", "--lengths", "--most-inputs", "--wait-s", "--port", "--address"]
+
+
+def test_what_waits_while_the_model_computes_is_answered_together_each_with_its_own(start: Start) -> None:
+    client, server, model = start(most_waiting=64)
+    warm(model, server.batcher.shapes, lambda: None)
+    assert [shape[1:] for shape in model.batches] == server.batcher.shapes.all
+    model.batches.clear()
+    model.free.clear()
+    texts = ["word " * (1 + n % 30) for n in range(33)]
+    with ThreadPoolExecutor(34) as pool:
+        first = pool.submit(client.count, "one")
+        until(lambda: server.batcher.busy_since_s is not None)
+        others = [pool.submit(client.count, text) for text in texts]
+        until(lambda: server.batcher.waiting == 33)
+        model.free.set()
+        assert (first.result(), [each.result() for each in others]) == (
+            "1",
+            [str(len(text.split())) for text in texts],
+        )
+    assert sum(rows for rows, _, _ in model.batches) == 34 and len(model.batches) <= 6
+    status, text, _ = client.request("GET", "/metrics")
+    assert status == 200 and 'serve_requests_total{status="200"} 34.0' in text
+    assert client.request("GET", "/v1/models")[1]["models"][0]["lengths"] == [16, 32]
+
+
+GOOD = b'{"inputs": ["one two"]}'
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        (b"", 422, "the body is no JSON"),
+        (b"[" * 100_000, 422, "the body is no JSON"),
+        (b'{"inputs": ["\xff"]}', 422, "the body is no JSON"),
+        (b"[]", 422, "must be a JSON object"),
+        ({"inputs": ["a"], "input": 1}, 422, "must be a JSON object"),
+        ({"inputs": []}, 422, '"inputs" must be a list of 1 to 4'),
+        ({"inputs": ["a"] * 5}, 422, '"inputs" must be a list of 1 to 4'),
+        ({"inputs": ["a", 1]}, 422, "inputs[1] must be a text"),
+        ({"inputs": ["a" * 100_001]}, 422, "inputs[0] has 100,001 characters, and at most 100,000 are taken"),
+        (b'{"inputs": ["\\ud800"]}', 422, "inputs[0] has half of a surrogate pair"),
+        ({"inputs": ["a", "b " * 33]}, 422, 'inputs[1]: 33 words, and "second": leave it out'),
+        ({"inputs": ["a"], "second": 3}, 422, '"second" must be a text'),
+        (b" " * (2**20 + 1), 413, "more than 1,048,576 bytes"),
+        (b" " * (6 * 2**20), 413, "more than 1,048,576 bytes"),
+        ({"inputs": ["explode"]}, 500, "the model has failed: ValueError"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_with_the_input_and_the_limit(
+    start: Start, body: object, status: int, said: str
+) -> None:
+    client, _, _ = start()
+    found, told, _ = client.send(body)
+    assert (found, said in told["error"]) == (status, True), told
+    assert client.count("one two") == "2"
+
+
+def test_a_request_of_another_kind_path_or_method_is_refused(start: Start) -> None:
+    client, _, _ = start()
+    assert client.request("POST", "/v1/predict", GOOD, {"content-type": "text/plain"})[0] == 415
+    assert client.request("GET", "/v1/predict")[0] == 405
+    assert client.request("GET", "/v2")[:2] == (404, {"error": "Not Found"})
+    # A page that had its site's name lead to this machine names that site.
+    assert client.send(json.loads(GOOD), {"host": "evil.example:80"})[0] == 403
+    assert client.send(json.loads(GOOD), {"host": "[::1]:80"})[0] == 200
+
+
+def test_with_a_token_only_who_names_it_is_answered_but_for_the_health(start: Start) -> None:
+    client, _, _ = start(token="correct-horse-battery")
+    for value in ("", "Bearer", "Bearer wrong", "Basic correct-horse-battery", "Bearer \xff"):
+        status, told, headers = client.send(json.loads(GOOD), {"authorization": value})
+        assert (status, headers["www-authenticate"]) == (401, "Bearer"), value
+        assert "correct" not in json.dumps(told)
+    named = {"authorization": "Bearer correct-horse-battery", "host": "elsewhere"}
+    assert client.send(json.loads(GOOD), named)[0] == 200
+    assert client.request("GET", "/healthz")[:2] == (200, {"status": "ok"})
+    assert client.request("GET", "/metrics")[0] == 401
+
+
+def test_when_too_much_waits_more_is_refused_and_a_stop_ends_what_is_under_way(start: Start) -> None:
+    client, server, model = start(wait_s=1)
+    model.free.clear()
+    with ThreadPoolExecutor(16) as pool:
+        under_way = pool.submit(client.count, "one")
+        until(lambda: server.batcher.busy_since_s is not None)
+        waiting = [pool.submit(client.send, {"inputs": ["a"] * 4}) for _ in range(2)]
+        until(lambda: server.batcher.waiting == 8)
+        status, told, headers = client.send({"inputs": ["a"]})
+        assert (status, headers["retry-after"] >= "1") == (429, True), told
+        for each in waiting:  # the model is too slow for them, and they take their rows along
+            status, told, headers = each.result()
+            assert (status, told["error"]) == (503, "no answer within 1 s")
+        stop = pool.submit(server.stop)
+        until(lambda: client.request("GET", "/healthz")[0] == 503)
+        status, told, _ = client.send({"inputs": ["a"]})
+        assert (status, told["error"]) == (503, "the server is stopping")
+        assert under_way.exception() is not None  # it has waited for a second too
+        model.free.set()
+        stop.result()
+    with pytest.raises(ConnectionRefusedError):
+        client.count("one")
+
+
+HEAD = b"POST /v1/predict HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+CUT = HEAD + b"content-length: 100\r\n\r\n{"
+
+
+def test_a_slow_sender_gets_408_and_one_that_closes_its_side_its_answer_or_400(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client, _, _ = start()
+    with ThreadPoolExecutor(8) as pool:
+        slow = [pool.submit(client.raw, data) for data in (b"", b"POST /v1/pre", HEAD, CUT)]
+        assert [each.result()[:12] for each in slow] == [b"HTTP/1.1 408"] * 4
+    whole = HEAD + b"content-length: %d\r\n\r\n" % len(GOOD) + GOOD
+    assert client.raw(whole, half_close=True).startswith(b"HTTP/1.1 200 OK")
+    for data in (b"POST /v1/pre", HEAD, CUT):
+        assert client.raw(data, half_close=True).startswith(b"HTTP/1.1 400"), data
+    chunked = HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n"
+    assert client.raw(chunked).startswith(b"HTTP/1.1 400")
+    # Two at once, and a third that is never finished.
+    assert client.raw(whole * 2 + CUT).count(b"HTTP/1.1 200 OK") == 2
+    assert client.count("one two") == "2"
+    assert "Traceback" not in capfd.readouterr().err
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+BODIES = st.one_of(
+    VALUES.map(lambda value: json.dumps(value).encode()),
+    st.fixed_dictionaries({"inputs": VALUES}, optional={"second": VALUES}).map(
+        lambda value: json.dumps(value).encode()
+    ),
+    st.binary(max_size=200),
+    st.integers(0, len(GOOD) - 1).map(lambda end: GOOD[:end]),
+)
+HEADS = st.one_of(
+    st.just(b"content-length: %d\r\n\r\n"),
+    st.binary(max_size=40).map(lambda junk: junk.replace(b"%", b"") + b"\r\n\r\n"),
+    st.sampled_from(
+        [
+            b"content-length: -1\r\n\r\n",
+            b"content-length: 99999999999999999999\r\n\r\n",
+            b"transfer-encoding: gzip\r\n\r\n",
+            b"transfer-encoding: chunked\r\n\r\n",
+            b"content-length: 5\r\ncontent-length: 6\r\n\r\n",
+            b"expect: 100-continue\r\ncontent-length: 99999999\r\n\r\n",
+            b"upgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+            b"x: " + b"y" * 100_000 + b"\r\n\r\n",
+        ]
+    ),
+)
+
+
+def malformed(start: Start, capfd: pytest.CaptureFixture[str], count: int) -> None:
+    client, _, _ = start()
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+    @given(body=BODIES, head=HEADS)
+    def send(body: bytes, head: bytes) -> None:
+        head = head % len(body) if b"%d" in head else head
+        found = client.raw(HEAD + head + body, half_close=True)
+        statuses = [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]]
+        assert statuses and all(each.startswith((b"4", b"100", b"200")) for each in statuses), found
+        assert client.count("one two") == "2"
+
+    send()
+    said = capfd.readouterr()
+    assert "Traceback" not in said.err + said.out
+
+
+def test_whatever_is_sent_is_answered_without_a_traceback_and_so_is_the_next(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    malformed(start, capfd, 150)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_a_thousand_malformed_requests_are_answered(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    malformed(start, capfd, 1000)
