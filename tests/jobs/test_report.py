@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.flax_mlm import METRICS
+from jobs.runtime.host_samples import read
 from jobs.runtime.metric_definitions import Metric, Metrics, as_json
 from jobs.runtime.metrics import Part
 from jobs.runtime.report.chart import (
@@ -271,6 +272,34 @@ def test_samples_that_are_torn_or_not_as_they_should_be_are_said_and_left_out(tm
     assert "Confusion matrix" in read_and_render(tmp_path)
 
 
+def test_hosts_have_curves_over_the_time_that_the_run_ran_and_what_is_wrong_with_them_is_said(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "hosts").mkdir()
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    for host, duty in ((0, 96.0), (1, 60.0)):
+        times = [
+            1e9 + 10 * index + (86_400 if index >= 30 else 0) for index in range(60)
+        ]  # resumed a day later
+        points = {"time": times, "cpu_pct": [50.0] * 60, "duty_pct": [duty] * 60, "memory_mib": [3072] * 60}
+        file = {
+            "host": host,
+            "interval_s": 10.0,
+            "capacity": {"memory_mib": 4096},
+            "latest": {},
+            "points": points,
+        }
+        (tmp_path / "hosts" / f"host-{host}.json").write_text(json.dumps(file))
+    (tmp_path / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": n, "step_s": 1.0, "time": 1e9 + 1000 * n}) + "\n" for n in range(100))
+    )
+    page = read_and_render(tmp_path)
+    assert [page.count(f">{title}</b>") for title in ("CPU", "Memory", "Devices busy", "HBM")] == [1, 1, 1, 0]
+    assert "4.0 GiB" in page and "Host 1 (60 % busy, the others 96): slower than the other hosts" in page
+    (ends,) = set(re.findall(r'data-x="([^"]*)" data-y="[^"]*" data-across="minute"', page))
+    assert ends == f"0.0 {58 * 10 / 60}"
+
+
 def test_losses_that_are_not_finite_break_the_curve_and_are_marked() -> None:
     lines: list[dict[str, Any]] = [{"step": step, "loss": 2.0} for step in range(1, 8)]
     lines[2]["loss"], lines[3]["loss"], lines[4]["loss"] = math.nan, math.inf, None
@@ -367,6 +396,7 @@ run_objects = objects(
     metric_definitions=loose | definitions | st.just(as_json(METRICS)),
 )
 values = st.floats() | loose
+COLUMNED = ("time", "cpu_pct", "memory_mib", "duty_pct", "duty_least_pct", "throttled_pct", "step")
 line_keys = ("loss", "eval_loss", "tokens_per_s", "step_s", "input_wait_s", "grad_norm", "time", "mfu")
 lines = objects(**dict.fromkeys(line_keys, values), step=st.integers(-5, 10**6) | loose)
 
@@ -384,6 +414,21 @@ lines = objects(**dict.fromkeys(line_keys, values), step=st.integers(-5, 10**6) 
             for name in ("texts", "questions", "pictures")
         },
     ),
+    hosts=st.lists(
+        st.integers(0, 4).flatmap(
+            lambda count: st.fixed_dictionaries(
+                {
+                    "host": loose,
+                    "interval_s": loose,
+                    "capacity": objects("memory_mib", memory_mib=st.floats()),
+                    "points": st.fixed_dictionaries(
+                        dict.fromkeys(COLUMNED, st.lists(values, min_size=count, max_size=count))
+                    ),
+                }
+            )
+        ),
+        max_size=3,
+    ),
 )
 def test_no_input_stops_the_page_or_draws_outside_the_plot(
     run: dict[str, Any],
@@ -391,8 +436,10 @@ def test_no_input_stops_the_page_or_draws_outside_the_plot(
     result: dict[str, Any] | None,
     beats: list[dict[str, Any]],
     samples: dict[str, Any],
+    hosts: list[dict[str, Any]],
 ) -> None:
-    page = render(run, metrics, result, beats, samples_file=json.dumps(samples))
+    sampled = [host for each in hosts if (host := read(each)) is not None]
+    page = render(run, metrics, result, beats, samples_file=json.dumps(samples), hosts=sampled)
     assert "nan" not in "".join(re.findall(r'(?: d|cx|cy|data-x|data-y|x1|y1)="([^"]*)"', page)).lower()
     for path in re.findall(r' d="([^"]*)"', page):
         for x, y in re.findall(r"(-?\d+),(-?\d+)", path):
