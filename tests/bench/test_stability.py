@@ -19,11 +19,16 @@ FINE = Cell(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_short_runs_of_either_kind_of_numbers_end_below_the_unigrams_without_an_outlier() -> None:
-    command = [sys.executable, "-m", "bench.stability", "--steps", "200", "--seeds", "1"]
+@pytest.mark.parametrize(
+    "dtype",
+    # `make train`, which CI runs too, trains 3,000 steps in float32.
+    ["bfloat16", pytest.param("float32", marks=pytest.mark.nightly)],
+)
+def test_short_runs_of_either_kind_of_numbers_end_below_the_unigrams_without_an_outlier(dtype: str) -> None:
+    command = [sys.executable, "-m", "bench.stability", "--steps", "200", "--seeds", "1", "--dtype", dtype]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert found.stdout.count(" 200 |") == 2  # a line for each kind
+    assert found.stdout.count(" 200 |") == 1
 
 
 @pytest.mark.parametrize(

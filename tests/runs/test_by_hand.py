@@ -156,6 +156,7 @@ def launch(lab: Lab, resume: Run | None = None, hosts: str = "2") -> Run:
         )
 
 
+@pytest.mark.nightly  # the same story as flax_mlm's in test_killed.py
 def test_a_run_of_two_processes_that_is_preempted_and_resumed_has_the_losses_of_one_process(lab: Lab) -> None:
     run = launch(lab)
     lab.reach(run, 1)

@@ -52,14 +52,15 @@ def lab_of(tmp_path: Path) -> Iterator[MakeLab]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+@pytest.mark.parametrize("kill_at", [None, pytest.param(12, marks=pytest.mark.nightly)])
 def test_torch_glue_goes_on_with_the_very_same_losses_after_a_kill_and_after_a_preemption(
-    lab_of: MakeLab, tmp_path: Path
+    lab_of: MakeLab, tmp_path: Path, kill_at: int | None
 ) -> None:
     rows = write_rows(tmp_path / "rows.jsonl")
     options = "--steps 60 --batch-size 8 --max-length 32 --dropout 0.1"
     periods = "--log-every 1 --eval-every 20 --checkpoint-every 5"
     lab = lab_of("pytorch", "torch_glue", f"--data {rows} {options} {periods}")
-    goes_on_exactly(lab, lines=60, kill_at=12)
+    goes_on_exactly(lab, lines=60, kill_at=kill_at)
 
 
 @pytest.mark.nightly
@@ -101,9 +102,11 @@ def test_keras_glue_goes_on_with_the_very_same_losses_and_two_processes_compute_
     assert alone[1] == pytest.approx(right[1], abs=1e-5)
 
 
-def goes_on_exactly(lab: Lab, *, lines: int, kill_at: int, export: str = "model.safetensors") -> Losses:
-    """Hold a run that is killed once it has taken `kill_at` steps, then preempted, then resumed against one that nobody
-    disturbs; returns the losses of both.
+def goes_on_exactly(
+    lab: Lab, *, lines: int, kill_at: int | None, export: str = "model.safetensors"
+) -> Losses:
+    """Hold a run that is killed once it has taken `kill_at` steps (None: not killed), then preempted, then resumed
+    against one that nobody disturbs; returns the losses of both.
 
     lines: how many losses there are. export: a file of the export.
     """
@@ -112,19 +115,19 @@ def goes_on_exactly(lab: Lab, *, lines: int, kill_at: int, export: str = "model.
     right = losses(whole)
     assert len(right) == lines
 
-    run = lab.launch()
-    lab.reach(run, kill_at)
-    lab.signal(run, signal.SIGKILL, 1)
-    killed = lab.finish(run)
-    assert (lab.state(killed), result(killed)["failed_host"]) == ("failed", 1)
-    newest, last = saved_steps(killed)[-1], killed.directory.read_metrics()[-1]["step"]
-
-    run = lab.launch(resume=run)
+    run, newest, last = lab.launch(), 0, 9
+    if kill_at is not None:
+        lab.reach(run, kill_at)
+        lab.signal(run, signal.SIGKILL, 1)
+        killed = lab.finish(run)
+        assert (lab.state(killed), result(killed)["failed_host"]) == ("failed", 1)
+        newest, last = saved_steps(killed)[-1], killed.directory.read_metrics()[-1]["step"]
+        run = lab.launch(resume=run)
     # Beyond `last`, as the lines of before the kill are there until the resumed run has restored its checkpoint.
     lab.reach(run, last + 3)
     lab.signal(run, signal.SIGTERM, 1)
     preempted = lab.finish(run)
-    assert f"resumed after step {newest}\n" in lab.log(preempted)
+    assert (f"resumed after step {newest}\n" in lab.log(preempted)) == (kill_at is not None)
     assert [ended["code"] for ended in lab.exits(preempted)] == [75, 75]
     assert saved_steps(preempted)[-1] == result(preempted)["steps"] > last
 

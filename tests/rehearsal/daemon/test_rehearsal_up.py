@@ -180,6 +180,7 @@ def fetched(shared: Person, run: str, place: Path) -> Path:
 OWN_STEPS = 3000  # some twenty seconds
 
 
+@pytest.mark.nightly  # `make rehearse` tells that of a job, tests/runs/test_own_command.py that of a command
 def test_a_command_of_ones_own_outlives_a_killed_host_and_a_preempted_slice(
     shared: Person, tmp_path: Path
 ) -> None:

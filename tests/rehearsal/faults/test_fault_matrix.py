@@ -223,6 +223,7 @@ def disturbed(
     return run.run_id
 
 
+@pytest.mark.nightly
 def test_a_run_that_meets_a_full_share_in_a_checkpoint_and_then_loses_a_host_has_the_same_losses(
     pair: Pair, right_losses: Losses
 ) -> None:
@@ -241,8 +242,7 @@ def test_a_run_that_meets_a_full_share_in_a_checkpoint_and_then_loses_a_host_has
     assert found == right_losses
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("fault", "host", "saving"), TRAINING_CASES.values(), ids=TRAINING_CASES.keys())
+@pytest.mark.parametrize(("fault", "host", "saving"), nightly_but({"saving-share-full"}, TRAINING_CASES))
 def test_a_run_whose_host_fails_stops_everywhere_and_goes_on_with_the_same_losses(
     pair: Pair, right_losses: Losses, fault: Fault, host: str, saving: bool
 ) -> None:
