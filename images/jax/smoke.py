@@ -12,6 +12,7 @@ MODULES = (
     "jax", "jax.experimental.multihost_utils", "flax.nnx", "optax", "orbax.checkpoint", "grain", "haiku", "chex",
     "keras", "scipy.stats", "sklearn.metrics", "numpy", "tokenizers", "safetensors.numpy", "msgpack", "fsspec",
     "gcsfs", "etils.epath", "filelock", "tyro", "tensorboard.summary.writer.event_file_writer",
+    "psutil", "google_crc32c", "grpc", "google.protobuf.unknown_fields",
 )  # fmt: skip
 # On a TPU nothing is said: what JAX falls back to by itself is what the check wants to see.
 ENVIRONMENT: Mapping[str, Mapping[str, str]] = {

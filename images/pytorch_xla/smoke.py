@@ -14,6 +14,7 @@ MODULES = (
     "torch_xla.amp.syncfree", "transformers", "accelerate", "scipy.stats", "sklearn.metrics", "numpy", "tokenizers",
     "safetensors.torch", "msgpack", "fsspec", "gcsfs", "etils.epath", "filelock", "tyro",
     "tensorboard.summary.writer.event_file_writer",
+    "psutil", "google_crc32c", "grpc", "google.protobuf.unknown_fields",
 )  # fmt: skip
 # On a TPU nothing is said: what PyTorch/XLA falls back to by itself is what the check wants to see.
 ENVIRONMENT: Mapping[str, Mapping[str, str]] = {"cpu": {"PJRT_DEVICE": "CPU"}, "tpu": {}}

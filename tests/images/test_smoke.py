@@ -267,7 +267,7 @@ OF_FRAMEWORK = {
     "tensorflow": ("tf_images", "tf_squad", "glue", "runtime/tensorflow"),
 }
 """Folders of jobs/ that the framework's image runs, besides what lies in runtime/ itself."""
-NOT_IN_IMAGES = {"jobs", "contracts", "pyarrow"}
+NOT_IN_IMAGES = {"jobs", "contracts", "pyarrow", "pynvml", "libtpu"}
 ELSEWHERE = {"pytorch": {"torch_xla"}}
 
 
