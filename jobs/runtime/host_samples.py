@@ -202,9 +202,9 @@ def _halved(name: str, column: Sequence[float | None]) -> list[float | None]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something that is wrong. text: a sentence with the hosts, the value and what to do."""
+    """Something that is wrong. kind: "input", or one of SENTENCES. text: with the hosts, the value and what to do."""
 
-    kind: Literal["input", "idle", "slow", "throttled", "memory", "hbm"]
+    kind: str
     hosts: tuple[int, ...]
     text: str
 
@@ -216,6 +216,14 @@ FEWEST_POINTS, FEWEST_TO_COMPARE, FEWEST_STEPS = 3, 20, 100
 """With fewer, nothing is said of what devices do, or of how fast hosts step, which are sampled at different moments."""
 MOST_WAIT, LEAST_DUTY_PCT, IDLE_PCT, THROTTLED_PCT = 0.1, 50.0, 10.0, 5.0
 SLOWER, NEARLY_FULL = 0.9, 0.95
+SENTENCES = {
+    "one-idle": "one device idles while the others compute; see whether the job uses all devices of a host",
+    "idle": "the devices are busy less than half of the time; give them larger batches, or more in flight",
+    "slow": "slower than the other hosts by more than 10 %; see its log, and what else runs there",
+    "throttled": "the devices are slowed down, for heat or power; take another machine, or report this one",
+    "memory": "memory within 5 % of full; the system may kill the process: hold less",
+    "hbm": "device memory within 5 % of full; a smaller batch leaves room for evaluations",
+}
 
 
 def findings(
@@ -256,42 +264,18 @@ def findings(
         host: f"{mean:.0f} %" for host, mean in duty.items() if mean < LEAST_DUTY_PCT and host not in one_idle
     }
     slowed = {host: f"by {mean:.0f} %" for host, mean in throttled.items() if mean > THROTTLED_PCT}
-    told: list[tuple[Literal["idle", "slow", "throttled", "memory", "hbm"], dict[int, str], str]] = [
-        (
-            "idle",
-            one_idle,
-            "one device idles while the others compute; see whether the job uses all devices of a host",
-        ),
-        (
-            "idle",
-            some_idle,
-            "the devices are busy less than half of the time; give them larger batches, or more in flight",
-        ),
-        (
-            "slow",
-            _slow(duty, stepping),
-            "slower than the other hosts by more than 10 %; see its log, and what else runs there",
-        ),
-        (
-            "throttled",
-            slowed,
-            "the devices are slowed down, for heat or power; take another machine, or report this one",
-        ),
-        (
-            "memory",
-            _full(recent, "memory_mib"),
-            "memory within 5 % of full; the system may kill the process: hold less",
-        ),
-        (
-            "hbm",
-            _full(recent, "hbm_mib"),
-            "device memory within 5 % of full; a smaller batch leaves room for evaluations",
-        ),
-    ]
-    for kind, values, what in told:
+    wrong = {
+        "one-idle": one_idle,
+        "idle": some_idle,
+        "slow": _slow(duty, stepping),
+        "throttled": slowed,
+        "memory": _full(recent, "memory_mib"),
+        "hbm": _full(recent, "hbm_mib"),
+    }
+    for kind, values in wrong.items():
         if values:
             who = ", ".join(f"{host} ({value})" for host, value in values.items())
-            text = f"host{'s' if len(values) > 1 else ''} {who}: {what}"
+            text = f"host{'s' if len(values) > 1 else ''} {who}: {SENTENCES[kind]}"
             found.append(Finding(kind=kind, hosts=tuple(values), text=text))
     return found
 

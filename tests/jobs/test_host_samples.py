@@ -108,7 +108,7 @@ CASES: list[tuple[str, list[HostSamples], list[dict[str, float]], list[tuple[str
     ("waits for input", [host(0)], lines(0.31), [("input", (), "31 %")]),
     ("waits a little", [host(0)], lines(0.09), []),
     ("devices idle", [host(n, duty_pct=21) for n in (0, 1)], STEPS, [("idle", (0, 1), "less than half")]),
-    ("one device idles", [host(0, duty_pct=75, duty_least_pct=0)], STEPS, [("idle", (0,), "one device")]),
+    ("one device idles", [host(0, duty_pct=75, duty_least_pct=0)], STEPS, [("one-idle", (0,), "one device")]),
     ("devices idle before the steps", [host(0, duty_pct=0)], [{**STEPS[0], "time": 5000.0}], []),
     ("own command at its start", [host(0, points=20, duty_pct=0)], [], []),
     ("own command after its start", [host(0, points=90, duty_pct=0)], [], [("idle", (0,), "less than half")]),

@@ -183,7 +183,8 @@ def test_standing_still_shows_only_where_progress_is_named(
 
 def test_event_files_of_tensorboard_are_found_wherever_a_script_writes_them(start: Start) -> None:
     words = "import os; run = os.environ['RUN_DIR'] + '/out/runs/'; os.makedirs(run + 'a'); os.makedirs(run + 'b/c'); "
-    words += "[open(run + name + '/events.out.tfevents.1.vm', 'w') for name in ('a', 'b/c')]"
+    words += "hosts = '../../tensorboard/hosts/0'; os.makedirs(run + hosts); "  # the sampler's own
+    words += "[open(run + name + '/events.out.tfevents.1.vm', 'w') for name in ('a', 'b/c', hosts)]"
     host = start(sys.executable, "-c", words, per_host=1)
     assert host.ended() == (0, "")
     assert host.result()["tensorboard"] == "out/runs"
