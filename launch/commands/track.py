@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from contracts import run_directory
 from contracts.durations import spoken
@@ -146,9 +146,10 @@ def track(target: Target, wanted: str, to: str, *, limit_s: float) -> int:
     is_complete = True
     for name in names:  # one after the other; in the background each has a process
         lock = FileLock(_place(f"{run.run_id}-{name}", "lock"))
-        if lock.acquire(blocking=False):
-            lock.release()
-        else:
+        try:
+            with lock.acquire(blocking=False):
+                pass
+        except Timeout:
             tell(f"waiting for the process that mirrors it to {name} already")
         with lock, Mirror(target, run, name, limit_s) as mirror:
             mirror.follow()

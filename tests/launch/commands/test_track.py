@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
@@ -124,6 +125,23 @@ class Store:
         return self.ask(f"select step, value from metrics where key = '{name}' order by step, timestamp")
 
 
+@contextmanager
+def another_mirror(lock: str) -> Iterator[None]:
+    """One that is at work for another moment."""
+    held = threading.Event()
+
+    def hold() -> None:
+        with FileLock(lock):
+            held.set()
+            time.sleep(0.5)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(LIMIT_S)
+    yield
+    thread.join()
+
+
 STEPS = [(step, 1 / step) for step in (10, 20, 30, 40)]
 
 
@@ -133,6 +151,7 @@ def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it
     write_run: WriteRun,
     runs_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     target, store, now_s = quick(mlflow), Store(runs_dir / "mlflow" / "mlflow.db"), time.time()
 
@@ -166,7 +185,9 @@ def test_a_resumed_run_is_one_run_in_mlflow_with_each_step_once_however_often_it
     run.directory.remove("trackers/mlflow.json")  # nobody needs to remember what was sent
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{runs_dir}/mlflow/mlflow.db")
     elsewhere = dataclasses.replace(target, name="dev", files=HostFiles(target.agents))  # as on a stack
-    assert track.track(elsewhere, run.run_id, "mlflow", limit_s=LIMIT_S) == 0
+    with another_mirror(track._place(f"{run.run_id}-mlflow", "lock")):
+        assert track.track(elsewhere, run.run_id, "mlflow", limit_s=LIMIT_S) == 0
+    assert "waiting for the process that mirrors it to mlflow already" in capsys.readouterr().out
     assert (store.points(), store.points("eval_loss")) == (STEPS, [(20, 0.5)])
     assert store.points("final/eval_loss") == [(40, 0.5)]
     assert (store.points("mfu"), store.points("tokens_per_s")) == ([], [(30, 1000), (40, 1000)])
