@@ -35,7 +35,7 @@ from contracts.files import DiskFiles
 from jobs.runtime import host_samples
 from jobs.runtime.host_samples import COLUMNS, HostSamples
 from launch import overview
-from launch.dashboard.folders import Place, Seen, parsed, shown
+from launch.dashboard.folders import Look, Place, Seen, parsed, shown
 from launch.display import printable
 from launch.hosts import HostError, in_thread
 from launch.targets import Target
@@ -203,7 +203,10 @@ class Dashboard:
             HTTPException: there is none.
         """
         where = self._places.get(place)
-        seen = where.look(PATIENCE_S).seen.get(run) if where else None
+        look = where.look(PATIENCE_S) if where else Look()
+        seen = look.seen.get(run)
+        if where is not None and not look.is_read:
+            raise HTTPException(503, f"{where.name}: reading {where.folder.url} …")
         if where is None or seen is None:
             raise HTTPException(404, f"there is no run {shown(f'{place}/{run}')}; it may have been removed")
         return where, seen

@@ -111,6 +111,20 @@ def test_what_is_no_line_of_metrics_is_counted_and_the_others_are_drawn(
     )
 
 
+def test_a_line_without_an_end_is_said_and_not_kept_and_steps_out_of_order_are_put_in_order(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [f'{{"step": {step}, "loss": {step}.5}}' for step in (30, 10, 20)]
+    path.write_text("\n".join([*lines, "x" * (curves.LONGEST_LINE_BYTES + 1)]))
+    read = history(path)
+    assert points(read, "loss") == [(10, 10.5), (20, 20.5), (30, 30.5)]
+    assert read.problems == ["metrics.jsonl: 1 line(s) are torn or too long, or have no step"]
+    with path.open("a") as file:
+        file.write('x\n{"step": 40, "loss": 40.5}\n')
+    assert len(points(read, "loss")) == 4
+
+
 def test_a_million_names_of_metrics_do_not_become_a_million_charts(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, f"name {step}": 1.0}) for step in range(3000)]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, ""]))

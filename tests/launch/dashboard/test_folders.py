@@ -16,9 +16,10 @@ from starlette.datastructures import QueryParams
 
 from bench.dashboard import make_run, run_id
 from contracts.files import DiskFiles
+from jobs.runtime.bucket_files import BucketFiles
 from launch.dashboard.folders import Look, Place
 from launch.dashboard.server import Dashboard
-from launch.remote_files import HostFiles
+from launch.remote_files import Buckets, HostFiles
 from launch.runs import RunsFolder
 from launch.targets import agents_here
 
@@ -97,6 +98,7 @@ def test_what_cannot_be_read_is_said_and_keeps_nothing_else_from_being_shown(tmp
         (problem,) = found.seen[runs[name].name].problems
         assert problem.startswith(f"{name}: "), name
     assert "leads out of the run directory" in found.seen[runs["leads out"].name].problems[0]
+    assert "more than the 1,048,576 that are read" in found.seen[runs["huge"].name].problems[0]
     assert found.others == ("<img src=x onerror=alert(1)>", "notes.txt")
     assert found.error is None
 
@@ -195,3 +197,16 @@ def test_files_of_hosts_are_read_as_those_of_this_machine_and_lead_nowhere_else(
             if one is not None and other is not None:
                 assert dataclasses.replace(one, error=None) == dataclasses.replace(other, error=None)
                 assert bool(one.error) == bool(other.error) == (name[1] in ("result.json", "logs"))
+
+
+def test_objects_of_a_bucket_are_read_as_files_of_a_disk(tmp_path: Path) -> None:
+    run, bucket = make_run(tmp_path, run_id(0)), "memory://dashboard/runs"
+    BucketFiles().put_folder(str(run), f"{bucket}/{run.name}")
+    names = ["run.json", "no.json", "metrics.jsonl"]
+    for offset, limit in ((0, 100), (-50, 4096), (300, 10**6), (10**9, 10)):
+        there = BucketFiles().read_inside(
+            [(f"{bucket}/{run.name}", name) for name in names], [offset] * 3, limit
+        )
+        assert there == DiskFiles().read_inside([(str(run), name) for name in names], [offset] * 3, limit)
+    (seen,) = Place("b", "b", RunsFolder(url=bucket, files=Buckets()), period_s=0.0).look(30.0).seen.values()
+    assert (seen.name, seen.state, seen.problems) == (run.name, "done", ())
