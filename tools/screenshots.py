@@ -40,7 +40,7 @@ def _take_all(base: str) -> None:
     ]
     active = [f"{run['place']}/{run['id']}" for run in found if run["state"] == "running"]
     compared = "&".join(f"run={run}" for run in done[:2])
-    _take(base, "runs", width=1060, height=330, scheme="light")
+    _take(base, "runs", width=1060, height=400, scheme="light")
     _take(f"{base}run/{(active or done)[0]}", "run", width=1060, height=1240, scheme="dark")
     _take(f"{base}compare?{compared}", "compare", width=1060, height=1180, scheme="light")
     _take(f"{base}run/{(active or done)[0]}", "narrow", width=500, height=900, scheme="light")

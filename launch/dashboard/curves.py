@@ -148,20 +148,25 @@ class History:
         rate = next(
             (each for each in metrics.metrics if each.unit.endswith("/s") and each.name in held), None
         )
-        axes = {"step": steps}
+        names = {"step": "step"}
         if np.isfinite(times).any():
-            axes["time"] = _forward(times)
+            names["time"] = "time"
         if rate is not None and "step_s" in held:
-            axes["units"] = _units(steps, held[rate.name], held["step_s"])
-        along = axes.get(axis, steps)
+            names["units"] = rate.unit[:-2]
+        axis = axis if axis in names else "step"
+        along = steps
+        if axis == "time":
+            along = _forward(times)
+        elif axis == "units" and rate is not None:
+            along = _units(steps, held[rate.name], held["step_s"])
         derived = [each for each in DERIVED if each.name in held]
         series = [
             _curve(metric, along[held[metric.name][0]], held[metric.name][1], points, span)
             for metric in [*metrics.told(held), *derived]
         ]
         return {
-            "axis": axis if axis in axes else "step",
-            "axes": {name: rate.unit[:-2] if rate and name == "units" else name for name in axes},
+            "axis": axis,
+            "axes": names,
             "lines": len(steps),
             "is_complete": self.is_complete,
             "series": [each for each in series if each["x"]],
@@ -213,13 +218,12 @@ def _curve(
 ) -> dict[str, Any]:
     order = np.argsort(x, kind="stable") if len(x) and (np.diff(x) < 0).any() else slice(None)
     x, y = x[order], y[order]
-    course = None if metric.is_evaluation else smooth(y)
+    begin, end = 0, len(x)
     if span is not None:  # with one point more on each side, so that the line goes on to the edge
-        part = slice(
-            max(0, int(np.searchsorted(x, span[0])) - 1), int(np.searchsorted(x, span[1], "right")) + 1
-        )
-        x, y, course = x[part], y[part], None if course is None else course[part]
-    kept = thin(y, points)
+        begin = max(0, int(np.searchsorted(x, span[0])) - 1)
+        end = int(np.searchsorted(x, span[1], "right")) + 1
+    kept = thin(y[begin:end], points) + begin
+    course = None if metric.is_evaluation else smooth(y, kept)
     factor = 100.0 if metric.unit.startswith("%") else 1.0
     return {
         "name": metric.name,
@@ -228,7 +232,7 @@ def _curve(
         "chart": metric.chart or metric.name,
         "x": _numbers(x[kept]),
         "y": _numbers(factor * y[kept]),
-        "smooth": None if course is None else _numbers(factor * course[kept]),
+        "smooth": None if course is None else _numbers(factor * course),
     }
 
 
@@ -254,18 +258,20 @@ def thin(y: Floats, points: int) -> npt.NDArray[np.intp]:
     return indices[indices < count]
 
 
-def smooth(y: Floats) -> Floats | None:
-    """The mean of each value's neighbours, gaps left out; None where the curve is too short, or smooth already."""
-    turns = np.count_nonzero(np.diff(np.sign(np.diff(y[np.isfinite(y)]))))
-    if len(y) < FEWEST_TO_SMOOTH or turns < len(y) / 10:
+def smooth(y: Floats, at: npt.NDArray[np.intp]) -> Floats | None:
+    """The mean around some values, gaps left out; None where the curve is too short, or is smooth already."""
+    if len(y) < FEWEST_TO_SMOOTH:
+        return None
+    known = np.isfinite(y)
+    rises = np.diff(y[known]) > 0
+    if np.count_nonzero(rises[1:] != rises[:-1]) < len(y) / 10:
         return None
     reach = max(2, len(y) // 60)
-    sums = np.concatenate([[0.0], np.cumsum(np.nan_to_num(y))])
-    counts = np.concatenate([[0], np.cumsum(np.isfinite(y))])
-    index = np.arange(len(y))
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, y, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
     # As far to the left as to the right, or the ends would lean to what is inside.
-    near = np.minimum(reach, np.minimum(index, len(y) - 1 - index))
-    low, high = index - near, index + near + 1
+    near = np.minimum(reach, np.minimum(at, len(y) - 1 - at))
+    low, high = at - near, at + near + 1
     with np.errstate(invalid="ignore", divide="ignore"):
         course: Floats = (sums[high] - sums[low]) / (counts[high] - counts[low])
     return course

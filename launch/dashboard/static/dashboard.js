@@ -40,6 +40,7 @@ function follow(url, show, isHurried = () => false) {
 const span = seconds => seconds === null || seconds === undefined ? "" : seconds < 100 ? `${Math.round(seconds)} s`
   : seconds < 6000 ? `${Math.round(seconds / 60)} min` : seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h`
     : `${(seconds / 86400).toFixed(1)} d`;
+const elapsed = run => run.wall_s === null && ACTIVE.includes(run.state) ? since(Date.parse(run.started) / 1000).replace(" ago", "") : span(run.wall_s);
 const usd = value => value === null || value === undefined ? "" : `$${value.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })}`;
 const ago = at_s => el("time", { "data-at": at_s, title: new Date(at_s * 1000).toISOString() }, since(at_s));
 const since = at_s => `${span(Math.max(0, Date.now() / 1000 + clockAhead_s - at_s))} ago`;
@@ -95,7 +96,7 @@ function allRuns() {
     const cells = [
       [el("a", { href: `/run/${of(run)}`, "data-key": `run ${key}` }, title(run)),
         el("small", {}, about.filter(Boolean).join(" · "), run.problems ? el("b", { className: "warn" }, " · partly unreadable") : null)],
-      [state(run.state)], [progress(run)], [run.figure], [span(run.wall_s)], [usd(run.cost_usd)], [ago(Date.parse(run.started) / 1000)],
+      [state(run.state)], [progress(run)], [run.figure], [elapsed(run)], [usd(run.cost_usd)], [ago(Date.parse(run.started) / 1000)],
     ];
     const box = el("input", { type: "checkbox", checked: chosen.has(key), "data-key": `box ${key}`,
       "aria-label": `Compare ${title(run)}`, change: event => { chosen[event.target.checked ? "add" : "delete"](key); choose(); } });
@@ -149,7 +150,7 @@ function oneRun(path) {
     if (!run) return fill(main, el("h1", {}, found.id), unread(found.problems), el("p", {}, el("a", { href: "/" }, "All runs")));
     const measured = found.measured.map(([name, text]) => [name, /^(\S+(?: \S{1,8}(?=,|$))?),? ?(.*)$/s.exec(text).slice(1)]);
     const tiles = [["step", run.total_steps ? [`${number(run.step)}`, `of ${number(run.total_steps)}`] : [number(run.step)]],
-      ["time", [span(run.wall_s) || since(Date.parse(run.started) / 1000).replace(" ago", "")]],
+      ["time", [elapsed(run) || "–"]],
       ...(run.cost_usd === null ? [] : [["cost so far, list price", [usd(run.cost_usd)]]]), ...measured];
     fill(head, el("p", { className: "faint" }, [run.job, run.platform, run.target, `${run.hosts} host${run.hosts > 1 ? "s" : ""}`].filter(Boolean).join(" · ")),
       el("h1", {}, run.name ?? found.id, " ", state(run.state)), run.name && el("p", { className: "faint" }, found.id),
