@@ -126,11 +126,12 @@ class HostSamples:
         return [value for value in self.points.get(name, ()) if value is not None]
 
     def text(self, name: str, value: float) -> str:
-        """A value of a column for people, with the most that it can be where there is one."""
-        unit, most = COLUMNS[name].unit, self.capacity.get(name)
+        """A value of a column for people, of memory with how much there is."""
+        unit = COLUMNS[name].unit
+        most = None if name.endswith("_free_mib") else self.capacity.get(name)
         if unit == "MiB":
             value, unit, most = value / 1024, "GiB", most and most / 1024
-        digits = 0 if unit in ("%", "") else 1
+        digits = 0 if unit in ("%", "") or max(value, most or 0.0) >= 100 else 1
         return f"{value:,.{digits}f}{f' of {most:,.{digits}f}' if most else ''} {unit}".rstrip()
 
     def fresh(self, now_s: float) -> Mapping[str, Any]:
