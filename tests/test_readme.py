@@ -39,7 +39,22 @@ IN_A_REHEARSAL = (
     *("fab rehearsal up", "fab rehearsal acts", "fab deploy", "fab verify", "fab doctor", "fab ssh-config"),
 )
 """Run one after the other with $TPU_STACK, as the README says, but on a rehearsal. `make rehearse` trains there."""
-RUN = {CLONE, ENTER, "make train", "make preview", "make rehearse", *AFTER_A_RUN, *IN_A_REHEARSAL}
+SERVE = "fab serve latest"
+CURL = (
+    "curl http://127.0.0.1:8000/v1/predict -H 'content-type: application/json' "
+    """-d '{"inputs": ["Return the <mask> of the list."]}'"""
+)
+RUN = {
+    CLONE,
+    ENTER,
+    SERVE,
+    CURL,
+    "make train",
+    "make preview",
+    "make rehearse",
+    *AFTER_A_RUN,
+    *IN_A_REHEARSAL,
+}
 
 ACCOUNT = "needs a Google Cloud project and a person who has logged in"
 OWN_STACK = "means a stack on Google Cloud; IN_A_REHEARSAL does the same with a rehearsal's"
@@ -121,7 +136,8 @@ def test_every_command_of_the_readme_is_run_here_or_listed_with_its_reason() -> 
     assert {"make train", "make preview", "make rehearse", "fab rehearsal up", CLONE} <= set(told)
 
     def matches(command: str) -> list[str]:
-        return [listed for listed in (*RUN, *NOT_RUN) if fnmatch.fnmatchcase(command, listed)]
+        listed = (*RUN, *NOT_RUN)
+        return [each for each in listed if command == each or fnmatch.fnmatchcase(command, each)]
 
     assert [each for each in told if not matches(each)] == [], (
         "run these in this file, or list them with the reason"
@@ -228,6 +244,32 @@ def test_make_train_trains_a_model_better_than_the_unigram_baseline(trained: New
 def test_what_can_be_asked_after_a_run_is_answered(trained: Newcomer) -> None:
     for command in AFTER_A_RUN:
         trained.types(command, limit_s=300)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_model_that_is_served_answers_and_ctrl_c_ends_the_server(trained: Newcomer) -> None:
+    with subprocess.Popen(
+        ["bash", "-c", f"{ENTER} && exec {SERVE}"],
+        cwd=trained.checkout,
+        env=trained.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as server:
+        try:
+            assert server.stdout is not None
+            said = ""
+            while "Ctrl-C" not in said:
+                line = server.stdout.readline()
+                assert line, said
+                said += line
+            assert "curl http://127.0.0.1:8000/v1/predict" in said
+            trained.types(CURL, '"best": [{"text": ', limit_s=60)
+        finally:
+            server.send_signal(2)
+            rest = server.communicate(timeout=120)[0]
+        assert (server.returncode, " is done" in rest) == (0, True), rest
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ ON_CPU = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "TPU_SKIP_MDS_QUER
 """The devices of this machine may be busy with a run; and TensorFlow would look for a TPU's metadata for minutes."""
 SHORTEST, MULTIPLE = 16, 2
 """The lengths that rows are padded to: the shortest, and how many times as long the next one is."""
-SIZES = (1, 4, 16)
+SIZES = (1, 4, 8, 16)
 """The numbers of rows that batches are filled up to."""
 
 

@@ -20,7 +20,8 @@ from rich.console import Console
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import ACTIVE, EXPORT, SERVING
 from jobs.runtime.cache import user_cache_dir
-from launch import display, follow, jobs, launch, run_record, runs
+from launch import display as displays
+from launch import follow, jobs, launch, run_record, runs
 from launch.commands import predict
 from launch.display import Progress, say, terminal
 from launch.hosts import stop_processes
@@ -163,7 +164,9 @@ def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
     with contextlib.ExitStack() as tunnel:
 
         def opened() -> list[str]:
-            told = run.directory.read_json(SERVING) or {}
+            told = run.directory.read_json(SERVING)
+            if told is None:  # it has failed before
+                return []
             address = told["address"] if target.is_local else HERE
             port = tunnel.enter_context(target.transports[0].forward(HERE, told["port"]))
             return lines(run, told, address, port, stops=stops)
@@ -186,7 +189,7 @@ def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
                 "stopping; requests under way are answered first (Ctrl-C again: do not wait for them)"
             )
             stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_GRACE_S)
-            state = follow.follow(run, agents, display.Plain(console))
+            state = follow.follow(run, agents, displays.Plain(console))
         finally:
             shown.close()
     return _report(console, run, state)
@@ -211,16 +214,14 @@ def lines(run: Run, told: dict[str, Any], address: str, port: int, *, stops: boo
     command = ["curl", f"{url}/v1/predict", "-H", "content-type: application/json"]
     if config.get("token_file"):
         command += ["-H", f"@{config['token_file']}"]
-    picture = '{"inputs": ["\'$(base64 -w0 photo.jpg)\'"]}'
-    asked = (
-        picture
-        if told["takes"] == "picture"
-        else shlex.quote(json.dumps(told["example"], ensure_ascii=False))
-    )
+    if told["takes"] == "picture":  # which may be larger than a word of a command line
+        asked = f"""(printf '{{"inputs": ["'; base64 -w0 photo.jpg; printf '"]}}') | {shlex.join(command)} -d @-"""
+    else:
+        asked = f"{shlex.join(command)} -d {shlex.quote(json.dumps(told['example'], ensure_ascii=False))}"
     end = "stops the server" if stops else "leaves the server running"
     return [
         f"serving {config['run']} ({told['task']}) at {url}, as {run.run_id}",
-        f"  {shlex.join(command)} -d {asked}",
+        f"  {asked}",
         f"Ctrl-C {end}; docs/serving.md has the API",
     ]
 
@@ -229,7 +230,7 @@ class _Shown:
     """What a terminal shows of a server: what it waits for until it answers, then how to ask it, once."""
 
     def __init__(self, console: Console, opened: Callable[[], list[str]]) -> None:
-        self._display, self._opened, self._answers = display.make(console), opened, False
+        self._display, self._opened, self._answers = displays.make(console), opened, False
 
     def note(self, text: str) -> None:
         self._display.note(text)
@@ -239,11 +240,12 @@ class _Shown:
             self._display.waiting(text)
 
     def progress(self, _progress: Progress) -> None:
-        if not self._answers:
+        lines = [] if self._answers else self._opened()
+        if lines:
             self._answers = True
             self._display.close()
-            for line in self._opened():
-                self._display.note(line)
+        for line in lines:
+            self._display.note(line)
 
     def close(self) -> None:
         self._display.close()

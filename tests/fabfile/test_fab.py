@@ -305,7 +305,8 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     )
     assert (done.returncode, done.stderr.partition(";")[0]) == (2, said)
     done = called(CHECKOUT, sys.executable, "-m", "fabric", "status", "--", "ls")
-    said = "error: -- ls: only `fab train`, `fab run`, `fab compare`, `fab predict` and `fab serve` take words after --\n"
+    named = "`fab train`, `fab run`, `fab compare`, `fab predict` and `fab serve`"
+    said = f"error: -- ls: only {named} take words after --\n"
     assert (done.returncode, done.stderr) == (2, said), "Fabric's own `fab` hands over to it"
 
 

@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 
-from jobs.flax_mlm.config import Config
+from jobs.flax_mlm.config import Config, dimensions
 from jobs.flax_mlm.data import Tokens, prepare_tokens
 from jobs.flax_mlm.tokenizer import TokenizerFacts, open_tokenizer
 
@@ -52,3 +52,25 @@ def decoded(tokens: Tokens, ids: np.ndarray) -> list[str]:
     assert ends[-1] == ids.size - 1
     assert (starts[1:] == ends[:-1] + 1).all()
     return [tokenizer.decode(ids[start + 1 : end].tolist()) for start, end in zip(starts, ends, strict=True)]
+
+
+def write_export(folder: Path) -> Path:
+    """An export of flax_mlm with weights as they are drawn, of a model with 32 positions."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from contracts.run_directory import RunDirectory
+    from jobs.flax_mlm.hugging_face import export
+    from jobs.flax_mlm.model import Mlm
+    from jobs.flax_mlm.tokenizer import load_tokenizer, train_tokenizer
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.parent / "tokenizer.json"
+    train_tokenizer(["the cat sat on the mat and the dog ate the hat"] * 20, 300, path)
+    facts = load_tokenizer(path)
+    config = Config(
+        layers=2, width=16, heads=4, ff_width=24, max_positions=32, sequence_length=32, dtype="float32"
+    )
+    model = Mlm(dimensions(config, facts), jnp.dtype("float32"), nnx.Rngs(0))
+    export(RunDirectory(str(folder.parent)), config, nnx.to_pure_dict(nnx.state(model, nnx.Param)), facts)
+    return folder
