@@ -13,6 +13,7 @@ MODULES = (
     "keras", "scipy.stats", "sklearn.metrics", "numpy", "tokenizers", "safetensors.numpy", "msgpack", "fsspec",
     "gcsfs", "etils.epath", "filelock", "tyro", "tensorboard.summary.writer.event_file_writer",
     "psutil", "google_crc32c", "grpc", "google.protobuf.unknown_fields",
+    "starlette", "uvicorn", "h11", "prometheus_client",
 )  # fmt: skip
 # On a TPU nothing is said: what JAX falls back to by itself is what the check wants to see.
 ENVIRONMENT: Mapping[str, Mapping[str, str]] = {

@@ -13,6 +13,7 @@ MODULES = (
     "numpy", "tokenizers", "safetensors.tensorflow", "msgpack", "fsspec", "gcsfs", "etils.epath", "filelock", "tyro",
     "tensorboard.summary.writer.event_file_writer",
     "psutil", "google_crc32c", "grpc", "google.protobuf.unknown_fields",
+    "starlette", "uvicorn", "h11", "prometheus_client",
 )  # fmt: skip
 # Off a TPU host libtpu asks for a metadata server that is not there, and listing the devices waits for it.
 ENVIRONMENT: Mapping[str, Mapping[str, str]] = {"cpu": {"TPU_SKIP_MDS_QUERY": "1"}, "tpu": {}}

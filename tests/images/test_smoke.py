@@ -261,10 +261,10 @@ def test_a_frameworks_file_has_what_the_smoke_test_asks_of_it_and_loads_no_frame
 
 
 OF_FRAMEWORK = {
-    "jax": ("flax_mlm", "jax_hello", "keras_glue", "glue", "runtime/jax"),
-    "pytorch": ("torch_glue", "glue", "runtime/torch"),
-    "pytorch_xla": ("torch_glue", "glue", "runtime/torch"),
-    "tensorflow": ("tf_images", "tf_squad", "glue", "runtime/tensorflow"),
+    "jax": ("flax_mlm", "jax_hello", "keras_glue", "glue", "serve", "runtime/jax"),
+    "pytorch": ("torch_glue", "glue", "serve", "runtime/torch"),
+    "pytorch_xla": ("torch_glue", "glue", "serve", "runtime/torch"),
+    "tensorflow": ("tf_images", "tf_squad", "glue", "serve", "runtime/tensorflow"),
 }
 """Folders of jobs/ that the framework's image runs, besides what lies in runtime/ itself."""
 NOT_IN_IMAGES = {"jobs", "contracts", "pyarrow", "pynvml", "libtpu"}
