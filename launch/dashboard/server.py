@@ -80,10 +80,11 @@ def serve(targets: Sequence[Target], *, port: int) -> int:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((HERE, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         listening.close()
+        why = getattr(error, "strerror", None) or "ports are 0 to 65535"
         raise RequestError(
-            f"--port {port}: cannot be listened on ({error.strerror}); choose another, or 0 for any that is free"
+            f"--port {port}: cannot be listened on ({why}); choose another, or 0 for any that is free"
         ) from None
     listening.listen(128)
     places = places_of(targets)

@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, Page, expect
 from bench.dashboard import line, make_run, run_id
 from tests.launch.dashboard.conftest import Serve
 
+pytestmark = pytest.mark.slow
 SOON_MS = 15_000
 POLICY = "Content Security Policy"
 Open = Callable[..., Page]
