@@ -26,6 +26,7 @@ Open = Callable[..., Page]
 def open_page(browser: Browser) -> Iterator[Open]:
     """Opens an address in a window of its own. At the end no page may have had an error, or tried to load from
     elsewhere."""
+    expect.set_options(timeout=SOON_MS)
     mishaps: list[str] = []
     contexts = []
 
