@@ -224,6 +224,7 @@ class MaskFiller:
         self._params = jax.tree.map(jnp.asarray, model.params())
         self._predict = jax.jit(make_predict(functools.partial(nnx.merge, graph)))
         self._executables = Executables(str(cache_dir), jax.devices()[:1])
+        self._texts: dict[int, str] = {}
         self._compiled: dict[tuple[int, int], Callable[..., Predictions]] = {}
 
     def token_ids(self, text: str) -> list[int]:
@@ -282,7 +283,9 @@ class MaskFiller:
         return list(zip(tokens_BG, shares_BG, strict=True))[: len(rows)]
 
     def _shown(self, token: int) -> str:
-        return shown(self._encoder.decode([token], skip_special_tokens=False))
+        if token not in self._texts:
+            self._texts[token] = shown(self._encoder.decode([token], skip_special_tokens=False))
+        return self._texts[token]
 
 
 def load(export: Path, cache_dir: Path) -> MaskFiller:
