@@ -239,7 +239,8 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
     if before not in run_directory.ACTIVE:
         say(console)(f"{run.run_id} is not running: it is {before}")
         return 0
-    say(console)(f"stopping {run.run_id} (up to {spoken(grace_s)} to save a checkpoint)")
+    last = "answer what is under way" if run.described["job"] == job_index.SERVER else "save a checkpoint"
+    say(console)(f"stopping {run.run_id} (up to {spoken(grace_s)} to {last})")
     answers = stop_processes(agents, run.run_id, run.attempt, grace_s=grace_s)
     for agent, answer in zip(agents, answers, strict=True):
         if isinstance(answer, HostError):
