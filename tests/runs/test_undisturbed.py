@@ -19,7 +19,8 @@ def test_an_undisturbed_run_is_done_its_directory_is_whole_and_the_checkout_as_i
     shared_lab: Lab, reference: Run, checkout: tuple[str, str]
 ) -> None:
     home = Path(reference.directory.url)
-    assert {path.name for path in home.iterdir()} == {
+    # The sampler of a host owes nothing to a run that is over before its first sample.
+    assert {path.name for path in home.iterdir()} - {"hosts"} == {
         *("run.json", "metrics.jsonl", "tensorboard", "checkpoints", "logs", "heartbeats"),
         *("export", "report.html", "result.json", "settings.json"),
     }
