@@ -54,9 +54,9 @@ def serve() -> Iterator[Serve]:
         listening.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium."""
+    """Debian's Chromium, for one test: while Playwright has an event loop in a thread, nothing else can have one there."""
     chromium = shutil.which("chromium")
     assert chromium is not None, "the dashboard's pages are tested in a browser: apt-get install chromium"
     with sync_playwright() as playwright:
