@@ -146,4 +146,6 @@ def short(value: float) -> str:
     size = abs(value)
     if size >= 1e9 or 0 < size < 0.001:
         return f"{value:.3g}"
-    return f"{value:,.0f}" if size >= 1000 or isinstance(value, int) else f"{value:.1f}" if size >= 20 else f"{value:.3f}"
+    if size >= 1000 or isinstance(value, int):
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 20 else f"{value:.3f}"

@@ -56,7 +56,7 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium, for one test: while Playwright has an event loop in a thread, nothing else can have one there."""
+    """Debian's Chromium, for one test: beside Playwright's event loop a thread can have no other."""
     chromium = shutil.which("chromium")
     assert chromium is not None, "the dashboard's pages are tested in a browser: apt-get install chromium"
     with sync_playwright() as playwright:
