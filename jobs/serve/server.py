@@ -219,6 +219,9 @@ class Server:
             raise RequestError(
                 f"--address {host} --port {port}: cannot be listened on ({error.strerror}); choose another, or --port 0"
             ) from None
+        # Connections inherit it. An answer is two writes, and the second must not wait for a delayed ACK; asyncio sets
+        # it only where a socket names its protocol.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ours = uvicorn.Config(
             self.app,
             http=BoundedProtocol.within(self._config.receive_s),
