@@ -14,6 +14,7 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from launch import runs
 from launch.display import printable, say, terminal
+from launch.jobs import SERVER
 from launch.launch import JOIN_LIMIT_S, only_launch_of
 from launch.runs import Look, Run
 from launch.targets import Target
@@ -83,7 +84,10 @@ def _active(run: Run, known: Look) -> str | None:
 
 
 def _began_from(child: Run, run: Run) -> bool:
-    """Whether an option of `child` names something in the directory of `run`, by whatever path."""
+    """Whether an option of `child` names something in the directory of `run`, by whatever path. A server that has ended
+    needs nothing any more."""
+    if child.described["job"] == SERVER and child.current_result() is not None:
+        return False
     config, cwd = child.described.get("config") or {}, child.described.get("cwd") or "/"
     paths = [os.path.realpath(os.path.join(cwd, text)) for text in config.values() if isinstance(text, str)]
     return run.run_id in json.dumps([config, child.described["args"], paths])

@@ -101,7 +101,8 @@ def test_the_newest_stay_and_what_is_active_or_was_begun_from_directly_or_not(
     write_run(IDS["b"], **began("b", config={"init_from": f"{folder}/{IDS['a']}/export"}))
     write_run(IDS["c"], **began("c", result=None), beats=alive)
     write_run(IDS["d"], **began("d"))
-    write_run(IDS["e"], **began("e"))
+    served = {"export": f"{folder}/{IDS['d']}/export"}
+    write_run(IDS["e"], **began("e", job="serve", config=served))  # which has ended
     (folder / "best").symlink_to(folder / IDS["b"])
     write_run(IDS["f"], **began("f", config={"init_from": "runs/best/export"}, cwd=str(folder.parent)))
     assert removal.prune(here(), keep=2, yes=True) == 0
