@@ -31,7 +31,7 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
     step, latest = progress or runs.progress(run)
     measured = values(run, latest)
     headline = run.metrics.get(run.metrics.headline)
-    attempt = run.described["attempts"][-1]
+    attempt, result = run.described["attempts"][-1], run.current_result() or {}
     return {
         "run": run.run_id,
         "name": run.described.get("name"),
@@ -57,9 +57,9 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
         if headline.name in measured
         else None,
         "metrics": measured,
-        "wall_s": finite((run.current_result() or {}).get("wall_s")),
+        "wall_s": finite(result.get("wall_s")),
         "cost_usd": cost_usd(run),
-        "error": (run.current_result() or {}).get("error"),
+        "error": result.get("error"),
     }
 
 
