@@ -311,6 +311,8 @@ BODIES = st.one_of(
     st.binary(max_size=200),
     st.integers(0, len(GOOD) - 1).map(lambda end: GOOD[:end]),
 )
+LONG = b"<100,000 bytes>"
+"""Stands for as many in a drawn head, whose text hypothesis shows whole."""
 HEADS = st.one_of(
     st.just(b"content-length: %d\r\n\r\n"),
     st.binary(max_size=40).map(lambda junk: junk.replace(b"%", b"") + b"\r\n\r\n"),
@@ -323,7 +325,7 @@ HEADS = st.one_of(
             b"content-length: 5\r\ncontent-length: 6\r\n\r\n",
             b"expect: 100-continue\r\ncontent-length: 99999999\r\n\r\n",
             b"upgrade: websocket\r\nconnection: upgrade\r\n\r\n",
-            b"x: " + b"y" * 100_000 + b"\r\n\r\n",
+            b"x: " + LONG + b"\r\n\r\n",
         ]
     ),
 )
@@ -341,7 +343,7 @@ def malformed(start: Start, capfd: pytest.CaptureFixture[str], count: int) -> No
     )
     @given(body=BODIES, head=HEADS)
     def send(body: bytes, head: bytes) -> None:
-        head = head % len(body) if b"%d" in head else head
+        head = (head % len(body) if b"%d" in head else head).replace(LONG, b"y" * 100_000)
         found = client.raw(HEAD + head + body, half_close=True)
         statuses = [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]]
         assert statuses and all(each.startswith((b"4", b"100", b"200")) for each in statuses), found

@@ -1,0 +1,361 @@
+"""Small JSON documents that several programs change: objects of a bucket, or files of a disk or share.
+
+Each document has a version, and a write names the version that it replaces, so of two writers at once exactly one
+succeeds (https://cloud.google.com/storage/docs/request-preconditions). On a disk or share a lock file does the same;
+NFS v4 has locks for all hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import http.client
+import json
+import os
+import random
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contracts import atomic
+from contracts.files import is_url
+
+GOOGLE = "https://storage.googleapis.com"
+STAND_IN = "STORAGE_EMULATOR_HOST"
+SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
+ANSWER_LIMIT_S = 10.0
+PATIENCE_S = 20.0
+"""For how long a request is tried again that may get better; the longest pause between two tries is LONGEST_PAUSE_S."""
+LONGEST_PAUSE_S = 4.0
+CHANGES = 30
+"""How often `change` begins anew when others write at the same time."""
+LOCK_LIMIT_S = 20.0
+LOCK_POLL_S = 0.02
+ABSENT = 0
+PASSING = frozenset({408, 429, 500, 502, 503, 504})
+
+
+class DocumentsError(Exception):
+    """The documents cannot be read or written; the message names the place, the reason and the remedy."""
+
+
+class ChangedError(DocumentsError):
+    """Somebody else has written or deleted the document since it was read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A document as it was read. value: None where there is none, and then version is ABSENT."""
+
+    value: Any
+    version: int
+
+
+class Documents:
+    """The documents in one folder. url: `gs://bucket/folder`, or a path.
+
+    A name may have slashes. Every method raises DocumentsError where the place does not answer or refuses.
+    """
+
+    def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
+        self.url = url.rstrip("/")
+        self._place: _Bucket | _Folder = (
+            _Bucket(self.url, patience_s) if is_url(url) else _Folder(Path(self.url))
+        )
+
+    def read(self, name: str) -> Found:
+        """Return the document; one that is no JSON is an error."""
+        data, version = self._place.read(name)
+        if data is None:
+            return Found(value=None, version=ABSENT)
+        try:
+            return Found(value=json.loads(data), version=version)
+        except ValueError as error:
+            raise DocumentsError(
+                f"{self.url}/{name} is not JSON ({error}); remove it if nobody needs it"
+            ) from None
+
+    def write(self, name: str, value: Any, *, version: int) -> int:
+        """Write a document whole in place of `version` (ABSENT: there is none yet); return its new version.
+
+        Raises:
+            ChangedError: its version is another.
+        """
+        return self._place.write(name, json.dumps(value, indent=1).encode(), version)
+
+    def delete(self, name: str, *, version: int) -> None:
+        """Delete that version of a document; nothing happens where there is none.
+
+        The server of buckets in a rehearsal ignores the version of a deletion, which Google's does not.
+
+        Raises:
+            ChangedError: its version is another.
+        """
+        self._place.delete(name, version)
+
+    def change(self, name: str, function: Callable[[Any], Any]) -> Any:
+        """Write what `function` makes of the value, and return it. It is called again where others write meanwhile.
+
+        function: gets None where there is no document. What it raises ends the change; what it returns unchanged is
+        not written.
+        """
+        for attempt in range(CHANGES):
+            found = self.read(name)
+            before = json.dumps(found.value)
+            wanted = function(found.value)
+            if json.dumps(wanted) == before:
+                return wanted
+            try:
+                self.write(name, wanted, version=found.version)
+            except ChangedError:
+                time.sleep(random.random() * min(1.0, 0.02 * 2**attempt))
+                continue
+            return wanted
+        raise DocumentsError(
+            f"{self.url}/{name}: others have changed it {CHANGES} times while it was being changed; try again"
+        )
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of the documents that begin so, sorted."""
+        return sorted(self._place.names(prefix))
+
+
+# --- on a disk or share ---------------------------------------------------------------------------------------------
+
+
+class _Folder:
+    """A file holds its version before its value. Versions grow with time, so none comes again after a deletion."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> tuple[bytes | None, int]:
+        path = self._folder / name
+        try:
+            version, _, data = path.read_bytes().partition(b"\n")
+            return data, int(version)
+        except (FileNotFoundError, NotADirectoryError):
+            return None, ABSENT
+        except OSError as error:
+            raise DocumentsError(f"{path} cannot be read: {error.strerror}") from None
+        except ValueError:
+            raise DocumentsError(
+                f"{path} has no version in its first line; remove it if nobody needs it"
+            ) from None
+
+    def write(self, name: str, data: bytes, version: int) -> int:
+        path = self._folder / name
+        with self._locked(path):
+            self._require(name, version)
+            fresh = max(version + 1, time.time_ns())
+            try:
+                atomic.write(path, b"%d\n" % fresh + data)
+            except OSError as error:
+                raise DocumentsError(f"{path} cannot be written: {error.strerror}") from None
+            return fresh
+
+    def delete(self, name: str, version: int) -> None:
+        path = self._folder / name
+        if version == ABSENT or not path.exists():
+            return
+        with self._locked(path):
+            self._require(name, version)
+            path.unlink(missing_ok=True)
+
+    def names(self, prefix: str) -> list[str]:
+        found = (path for path in self._folder.rglob("*") if path.is_file() and path.name[0] != ".")
+        every = (path.relative_to(self._folder).as_posix() for path in found)
+        return [name for name in every if name.startswith(prefix)]
+
+    def _require(self, name: str, version: int) -> None:
+        if self.read(name)[1] != version:
+            raise ChangedError(f"{self._folder / name}: somebody else has changed it meanwhile")
+
+    @contextlib.contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """Only one program at a time; a lock goes with the process that has it, however that ends."""
+        lock = path.parent / f".{path.name}.lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(lock, "ab")  # noqa: SIM115 - closed below, with the lock
+        except OSError as error:
+            raise DocumentsError(f"{lock} cannot be written: {error.strerror}") from None
+        with file:
+            deadline = time.monotonic() + LOCK_LIMIT_S
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise DocumentsError(
+                            f"{lock} has been held by another program for {LOCK_LIMIT_S:.0f} s; see `fuser {lock}`"
+                        ) from None
+                    time.sleep(LOCK_POLL_S)
+                except OSError as error:
+                    raise DocumentsError(f"{lock} cannot be locked: {error.strerror}") from None
+            yield
+
+
+# --- in a bucket ----------------------------------------------------------------------------------------------------
+
+
+class _Bucket:
+    """Cloud Storage's JSON API. STORAGE_EMULATOR_HOST names what stands for Google's server."""
+
+    def __init__(self, url: str, patience_s: float) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("gs", "gcs"):
+            raise DocumentsError(
+                f"{url}: only buckets of Cloud Storage (gs://…) and paths can hold documents"
+            )
+        self._url, self._bucket, self._patience_s = url, parts.netloc, patience_s
+        self._folder = f"{parts.path.strip('/')}/".lstrip("/")
+        stand_in = os.environ.get(STAND_IN)
+        self._base = (
+            GOOGLE if not stand_in else stand_in if "://" in stand_in else f"http://{stand_in}"
+        ).rstrip("/")
+        self._is_stand_in = bool(stand_in)
+        self._credentials: Any = None
+        self._lock = threading.Lock()
+
+    def read(self, name: str) -> tuple[bytes | None, int]:
+        status, data, headers = self._ask("GET", f"{self._object(name)}?alt=media", (200, 404))
+        if status == 404 and b"bucket" not in data:
+            return None, ABSENT
+        if status == 404:
+            raise DocumentsError(f"{self._url}: {_message(data)}; `pulumi up` makes a stack's bucket")
+        return data, int(headers["x-goog-generation"])
+
+    def write(self, name: str, data: bytes, version: int) -> int:
+        query = urllib.parse.urlencode({"uploadType": "multipart", "ifGenerationMatch": version})
+        path = f"/upload/storage/v1/b/{urllib.parse.quote(self._bucket, safe='')}/o?{query}"
+        writer = uuid.uuid4().hex
+        about = json.dumps({"name": self._folder + name, "metadata": {"writer": writer}}).encode()
+        begin = f"--{writer}\r\nContent-Type: application/json\r\n\r\n".encode()
+        body = begin + about + b"\r\n" + begin + data + f"\r\n--{writer}--\r\n".encode()
+        status, answer, _ = self._ask("POST", path, (200, 412), body, f"multipart/related; boundary={writer}")
+        if status == 412:
+            # By somebody else's write, or because this very one got through and only its answer did not.
+            about_it = f"{self._object(name)}?fields=generation,metadata"
+            there, answer, _ = self._ask("GET", about_it, (200, 404))
+            answer = answer if there == 200 else b"{}"
+        found = json.loads(answer)
+        if status == 412 and found.get("metadata", {}).get("writer") != writer:
+            raise ChangedError(f"{self._url}/{name}: somebody else has changed it meanwhile")
+        return int(found["generation"])
+
+    def delete(self, name: str, version: int) -> None:
+        if version == ABSENT:
+            return
+        status, _, _ = self._ask(
+            "DELETE", f"{self._object(name)}?ifGenerationMatch={version}", (200, 204, 404, 412)
+        )
+        if status == 412:
+            raise ChangedError(f"{self._url}/{name}: somebody else has changed it meanwhile")
+
+    def names(self, prefix: str) -> list[str]:
+        return [each["name"].removeprefix(self._folder) for each in self.listed(prefix)]
+
+    def listed(self, prefix: str, fields: str = "name") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        query = {"prefix": self._folder + prefix, "fields": f"items({fields}),nextPageToken"}
+        while True:
+            place = f"/storage/v1/b/{urllib.parse.quote(self._bucket, safe='')}/o"
+            _, data, _ = self._ask("GET", f"{place}?{urllib.parse.urlencode(query)}", (200,))
+            answer = json.loads(data)
+            found += answer.get("items", [])
+            if not (token := answer.get("nextPageToken")):
+                return found
+            query["pageToken"] = token
+
+    def _object(self, name: str) -> str:
+        quoted = urllib.parse.quote(self._folder + name, safe="")
+        return f"/storage/v1/b/{urllib.parse.quote(self._bucket, safe='')}/o/{quoted}"
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        expected: Sequence[int],
+        data: bytes | None = None,
+        content_type: str = "",
+    ) -> tuple[int, bytes, Any]:
+        """Return status, body and headers of an answer with an expected status; try again what may get better."""
+        deadline, tries = time.monotonic() + self._patience_s, 0
+        while True:
+            try:
+                status, body, headers = self._once(method, path, data, content_type)
+                if status in expected:
+                    return status, body, headers
+                why, passes = f"it answers {status}: {_message(body)}", status in PASSING
+            except (OSError, http.client.HTTPException) as error:
+                cause = getattr(error, "reason", error)
+                why, passes = f"it does not answer ({getattr(cause, 'strerror', None) or cause})", True
+            pause_s = min(LONGEST_PAUSE_S, 0.25 * 2**tries) * (0.5 + random.random() / 2)
+            if not passes or time.monotonic() + pause_s > deadline:
+                raise DocumentsError(f"{self._url}: {why}; {self._remedy(why)}")
+            tries += 1
+            time.sleep(pause_s)
+
+    def _once(self, method: str, path: str, data: bytes | None, content_type: str) -> tuple[int, bytes, Any]:
+        headers = {"content-type": content_type} if content_type else {}
+        request = urllib.request.Request(self._base + path, data=data, method=method, headers=headers)
+        for name, value in self._authorization().items():
+            request.add_header(name, value)
+        # What stands for Google's buckets is on this machine, whatever proxy leads to the world.
+        handlers = [urllib.request.ProxyHandler({})] if self._is_stand_in else []
+        try:
+            with urllib.request.build_opener(*handlers).open(request, timeout=ANSWER_LIMIT_S) as answer:
+                return answer.status, answer.read(), answer.headers
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read(), error.headers
+
+    def _authorization(self) -> dict[str, str]:
+        if self._is_stand_in:
+            return {}
+        import google.auth
+        import google.auth.exceptions
+        import google.auth.transport.requests
+
+        try:
+            with self._lock:
+                if self._credentials is None:
+                    self._credentials, _ = google.auth.default(scopes=SCOPES)
+                if not self._credentials.valid:
+                    self._credentials.refresh(google.auth.transport.requests.Request())
+                return {"authorization": f"Bearer {self._credentials.token}"}
+        except google.auth.exceptions.TransportError as error:
+            raise OSError(f"Google cannot be asked for a token: {_line(error)}") from None
+        except google.auth.exceptions.GoogleAuthError as error:
+            raise DocumentsError(
+                f"{self._url}: this machine has no credentials of Google's ({_line(error)}); "
+                "`gcloud auth application-default login`"
+            ) from None
+
+    def _remedy(self, why: str) -> str:
+        if "401" in why or "403" in why:
+            return f"have roles/storage.objectUser on {self._bucket} granted to this account"
+        if "404" in why:
+            return f"is there a bucket {self._bucket}? `pulumi up` makes a stack's"
+        return f"see that this machine reaches {urllib.parse.urlsplit(self._base).netloc}, and try again"
+
+
+def _message(body: bytes) -> str:
+    try:
+        return _line(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return _line(body.decode(errors="replace"))
+
+
+def _line(said: object) -> str:
+    lines = str(said).strip().splitlines()
+    return lines[0][:300] if lines else type(said).__name__

@@ -1,0 +1,166 @@
+"""Documents that several programs change: in a folder, and in a bucket whose server here takes Google's part."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import multiprocessing
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.documents import ABSENT, ChangedError, Documents, DocumentsError
+
+
+class Bucket(http.server.BaseHTTPRequestHandler):
+    """Objects with generations. faults: what happens to the next requests, "lost" (done, unanswered) or "busy"."""
+
+    objects: dict[str, tuple[int, bytes, Any]]
+    faults: list[str]
+    counter = 0
+    lock = threading.Lock()
+
+    def do_GET(self) -> None:
+        url = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(url.query))
+        name = urllib.parse.unquote(url.path.partition("/o/")[2])
+        if self._fault() == "busy":
+            return self._answer(503, b"busy")
+        if not name:
+            names = [{"name": each} for each in self.objects if each.startswith(query["prefix"])]
+            return self._answer(200, json.dumps({"items": names}).encode())
+        if name not in self.objects:
+            return self._answer(404, b"No such object")
+        generation, data, metadata = self.objects[name]
+        if query.get("alt") == "media":
+            return self._answer(200, data, generation)
+        return self._answer(200, json.dumps({"generation": generation, "metadata": metadata}).encode())
+
+    def do_POST(self) -> None:
+        fault = self._fault()
+        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if fault == "busy":
+            return self._answer(503, b"busy")
+        boundary = self.headers["content-type"].partition("boundary=")[2].encode()
+        about, data = (
+            part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n") for part in body.split(b"--" + boundary)[1:3]
+        )
+        described = json.loads(about)
+        with self.lock:
+            now = self.objects.get(described["name"], (0, b"", None))[0]
+            if int(query["ifGenerationMatch"]) != now:
+                return self._answer(412, b"conditionNotMet")
+            Bucket.counter += 1
+            self.objects[described["name"]] = (Bucket.counter, data, described["metadata"])
+            generation = Bucket.counter
+        if fault == "lost":
+            self.connection.close()
+            return None
+        return self._answer(200, json.dumps({"generation": str(generation)}).encode())
+
+    def _fault(self) -> str:
+        with self.lock:
+            return self.faults.pop(0) if self.faults else ""
+
+    def _answer(self, status: int, body: bytes, generation: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        if generation is not None:
+            self.send_header("x-goog-generation", str(generation))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Bucket]]:
+    monkeypatch.setattr(Bucket, "objects", {}, raising=False)
+    monkeypatch.setattr(Bucket, "faults", [], raising=False)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bucket) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
+        yield Bucket
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, bucket: type[Bucket]) -> str:
+    return str(tmp_path / "store") if request.param == "folder" else "gs://a-bucket/store"
+
+
+def count(url: str, times: int) -> None:
+    for _ in range(times):
+        Documents(url).change("count", lambda value: (value or 0) + 1)
+
+
+def test_of_two_writers_one_succeeds_and_no_change_is_lost(url: str) -> None:
+    store = Documents(url)
+    assert store.read("leases/a.json").value is None and store.names() == []
+    first = store.write("leases/a.json", {"n": 1}, version=ABSENT)
+    for version in (ABSENT, first + 1):
+        with pytest.raises(ChangedError, match=r"leases/a\.json: somebody else has changed it"):
+            store.write("leases/a.json", {"n": 2}, version=version)
+    second = store.write("leases/a.json", {"n": 1}, version=first)  # the same value is another version
+    assert second > first and store.read("leases/a.json").version == second
+    workers = [multiprocessing.get_context("spawn").Process(target=count, args=(url, 8)) for _ in range(3)]
+    for each in workers:
+        each.start()
+    for each in workers:
+        each.join()
+    assert store.read("count").value == 24
+    assert (store.names(), store.names("leases/")) == (["count", "leases/a.json"], ["leases/a.json"])
+
+
+def test_a_change_that_changes_nothing_writes_nothing_and_a_raise_ends_it(tmp_path: Path) -> None:
+    store = Documents(str(tmp_path))
+    before = store.write("a", [1], version=ABSENT)
+    assert store.change("a", lambda value: value) == [1] and store.read("a").version == before
+    with pytest.raises(KeyError):
+        store.change("a", lambda value: value["missing"] if isinstance(value, dict) else {"a": 1}["missing"])
+    assert store.read("a").version == before
+    store.delete("a", version=before)
+    # A version does not come again.
+    assert store.write("a", [1], version=ABSENT) > before
+    with pytest.raises(ChangedError):
+        store.delete("a", version=before)
+
+
+def test_a_write_whose_answer_was_lost_has_succeeded_and_one_of_somebody_elses_has_not(
+    bucket: type[Bucket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Documents("gs://a-bucket/store")
+    bucket.faults[:] = ["busy", "lost"]
+    version = store.write("a", {"n": 1}, version=ABSENT)
+    assert store.read("a").version == version
+    # The same value by another hand is not ours.
+    with pytest.raises(ChangedError):
+        store.write("a", {"n": 1}, version=ABSENT)
+    bucket.faults[:] = ["busy"] * 50
+    with pytest.raises(DocumentsError, match=r"gs://a-bucket/store: it answers 503: busy; see that"):
+        Documents("gs://a-bucket/store", patience_s=0.5).read("a")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:9")
+    with pytest.raises(
+        DocumentsError, match=r"it does not answer \(Connection refused\); see that this mach"
+    ):
+        Documents("gs://a-bucket/store", patience_s=0.1).read("a")
+
+
+def test_what_is_no_document_and_no_place_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("torn")
+    with pytest.raises(DocumentsError, match=r"a\.json has no version in its first line; remove it"):
+        Documents(str(tmp_path)).read("a.json")
+    (tmp_path / "b.json").write_text("5\n{")
+    with pytest.raises(DocumentsError, match=r"b\.json is not JSON .*; remove it"):
+        Documents(str(tmp_path)).read("b.json")
+    with pytest.raises(DocumentsError, match=r"s3://x/y: only buckets of Cloud Storage"):
+        Documents("s3://x/y")
+    with pytest.raises(DocumentsError, match=r"cannot be written: File exists"):
+        Documents(str(tmp_path / "a.json")).write("x", 1, version=ABSENT)
