@@ -35,6 +35,7 @@ HELLO_LIMIT_S = 5.0
 STRANGERS = 64
 """Connections that have not said who they are; one more, and the oldest of them is dropped."""
 NUMBERS = (int, float)
+ABORTED = "(SIGABRT)"
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
@@ -414,9 +415,16 @@ class Group:
             blamed: Json = self.order
         else:
             first = [report for report in reports if not report.get("was_stopped")] or reports
-            own_fault = own_faults(first) or own_faults(
+            alone = [
                 {**report, **report["ended_by_itself"]} for report in reports if report.get("ended_by_itself")
-            )
+            ]
+            own_fault = own_faults(first) or own_faults(alone)
+            # JAX aborts a process that has lost a peer, and may do so before that peer has said why it ends.
+            if own_fault and all(was_aborted(report) for report in own_fault):
+                said = [report for report in own_faults(alone) if not was_aborted(report)]
+                own_fault = said or own_fault
+            else:
+                own_fault = [report for report in own_fault if not was_aborted(report)]
             if not own_fault and any(host.report.get("was_asked") for host in self.hosts):
                 return None  # the others lost a peer that somebody had asked to stop
             blamed = min(own_fault or first, key=lambda report: (report["at"], report["rank"]))
@@ -435,6 +443,11 @@ class Group:
 def own_faults(reports: Iterable[Json]) -> list[Json]:
     """The failures that are not another host's."""
     return [report for report in reports if report.get("exit_code") != PEER_LOST]
+
+
+def was_aborted(report: Json) -> bool:
+    """Whether the process ended by abort(), as C++ does that gives up."""
+    return report.get("exit_code") is None and ABORTED in str(report.get("message"))
 
 
 def named(ranks: list[int]) -> str:

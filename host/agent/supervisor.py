@@ -355,6 +355,7 @@ def ending_of(process: Process, run_dir: str | None, record: Json, ended: Json, 
     not_begun = signum == signal.SIGTERM and order is None and not os.path.exists(process.beat_path)
     was_asked = os.path.exists(process.stop_path)  # who asked knows why, and what the outcome is called
     beat = last_heartbeat(process, run_dir, record)
+    told = how if signum is not None or words or not lines else str(beat["message"])
     if words:
         beat.update(message=how, says_all=False)
     if was_asked:
@@ -365,7 +366,6 @@ def ending_of(process: Process, run_dir: str | None, record: Json, ended: Json, 
         beat["message"] = order["message"]
     elif order is not None:
         beat.update(message=record["reason"], exit_code=PEER_LOST, says_all=False)
-    told = how if signum is not None or words or not lines else f"{how}: {lines[-1]}"
     return {
         "is_good": code in (DONE, RESUME_ME) or not_begun,
         "is_saved": code == RESUME_ME or not_begun,

@@ -109,6 +109,22 @@ def test_the_first_that_failed_by_itself_is_to_blame(ended: list[Ended], blamed:
     assert made.is_over(11.0) == (len(ended) == 4)
 
 
+def test_an_aborted_process_is_to_blame_only_where_nobody_says_another_reason() -> None:
+    aborted = report(None, "killed by signal 6 (SIGABRT)")
+    full = report(
+        LOST_A_PEER, was_stopped=True, ended_by_itself={"exit_code": 1, "message": "the disk is full"}
+    )
+    for others, message in [
+        ([(0, full, 10.4)], "the disk is full"),
+        ([(0, report(1, "a bug"), 10.4)], "a bug"),
+        ([(0, report(LOST_A_PEER), 10.4)], "killed by signal 6 (SIGABRT)"),
+    ]:
+        made = group()
+        for rank, told, now in [(1, aborted, 10.0), *others]:
+            made.ended(rank, told, now)
+        assert verdict(made)["message"] == message
+
+
 def test_a_lost_host_is_to_blame_for_those_that_lost_it() -> None:
     made = group()
     for rank in (0, 1, 3):
