@@ -40,6 +40,8 @@ class Slice:
 
     count: 1, or of how many equal slices it is made (multislice): `accelerator_type` and `topology` are those of each,
     and the hosts of the first come before those of the second.
+    created: when Google made what it is now (RFC 3339); of two entries of a slice it tells the newer. "": not known.
+    zones: where it may be, if that is more than one zone; `zone` is where it is.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Slice:
     count: int
     devices_per_host: int
     hosts: tuple[Host, ...]
+    created: str = ""
+    zones: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +81,10 @@ class Gateway:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """Everything a launcher needs to know of a stack."""
+    """Everything a launcher needs to know of a stack.
+
+    keeper: the URL of its keeper's store (`keeper.store`), None where it has no keeper.
+    """
 
     stack: str
     project: str | None
@@ -85,6 +92,7 @@ class Inventory:
     images: dict[str, str]
     gateway: Gateway | None
     slices: tuple[Slice, ...]
+    keeper: str | None = None
     version: int = VERSION
 
 
@@ -96,7 +104,8 @@ def from_json(text: str) -> Inventory:
     """The inventory that `text` holds.
 
     Raises:
-        InventoryError: not JSON, another version, or a key that is missing, unknown or of another type.
+        InventoryError: not JSON, another version, or a key that is unknown, of another type, or missing and without a
+            default.
     """
     try:
         value = json.loads(text)
@@ -139,10 +148,12 @@ def _decode_dataclass(kind: type, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise InventoryError(f"{path}: {value!r} is not an object")
     hints = typing.get_type_hints(kind)
-    missing = [name for name in hints if name not in value]
+    optional = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+    missing = [name for name in hints if name not in value and name not in optional]
     unknown = [name for name in value if name not in hints]
     if missing or unknown:
         parts = [f"{path}.{name} is missing" for name in missing]
         parts += [f"{path}.{name} is not known" for name in unknown]
         raise InventoryError("; ".join(parts))
-    return kind(**{name: _decode(hint, value[name], f"{path}.{name}") for name, hint in hints.items()})
+    given = {name: hint for name, hint in hints.items() if name in value}
+    return kind(**{name: _decode(hint, value[name], f"{path}.{name}") for name, hint in given.items()})

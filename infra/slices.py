@@ -14,6 +14,7 @@ from pulumi_gcp import compute, tpu
 from contracts import inventory
 from infra import naming, startup
 from infra.cloud_tpu.request import MODES, SCOPES
+from infra.cloud_tpu.workers import hosts_of
 from infra.config import Config, DataDisk, SliceConfig
 from infra.iam import LOG_IN_METADATA
 from infra.node_workers import NodeWorkers, NodeWorkersArgs
@@ -93,7 +94,10 @@ def _queued(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[in
         ),
         pulumi.ResourceOptions(parent=parent),
     )
-    return queued.nodes.apply(lambda nodes: entry(asked, f"queued-resource {node_id}", nodes))
+    found = pulumi.Output.all(nodes=queued.nodes, created=queued.create_time)
+    return found.apply(
+        lambda it: entry(asked, f"queued-resource {node_id}", it["nodes"], it.get("created") or "")
+    )
 
 
 def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[inventory.Slice]:
@@ -231,12 +235,13 @@ def _description(args: TpuSliceArgs) -> str:
     return f"Slice {args.asked.name} of tpu-stack {args.config.stack}"
 
 
-def entry(asked: SliceConfig, origin: str, nodes: Sequence[Mapping[str, Any]]) -> inventory.Slice:
-    """The slice as the inventory has it, its hosts numbered through all nodes.
+def entry(
+    asked: SliceConfig, origin: str, nodes: Sequence[Mapping[str, Any]], created: str = ""
+) -> inventory.Slice:
+    """The slice as the inventory has it.
 
     nodes: each with its `workers` in worker order, as `infra.node_workers` describes them; none while it is queued.
     """
-    workers = [worker for node in nodes for worker in node["workers"]]
     return inventory.Slice(
         name=asked.name,
         accelerator_type=asked.accelerator.type_name,
@@ -247,16 +252,6 @@ def entry(asked: SliceConfig, origin: str, nodes: Sequence[Mapping[str, Any]]) -
         origin=origin,
         count=asked.count,
         devices_per_host=asked.accelerator.devices_per_host,
-        hosts=tuple(
-            inventory.Host(
-                index=index,
-                name=worker["name"],
-                internal_address=worker["internal_address"],
-                external_address=worker["external_address"] or None,
-                user=None,
-                host_keys=tuple(worker["host_keys"]),
-                reach="iap",
-            )
-            for index, worker in enumerate(workers)
-        ),
+        hosts=hosts_of(nodes),
+        created=created,
     )

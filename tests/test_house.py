@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ROOMS = ("contracts", "fabfile", "launch", "infra", "host", "jobs", "rehearsal")
+ROOMS = ("contracts", "fabfile", "keeper", "launch", "infra", "host", "jobs", "rehearsal")
 
 
 def imported(path: Path) -> set[str]:
@@ -41,7 +41,7 @@ def test_what_runs_on_a_bare_python_imports_only_the_standard_library_and_the_co
 JOBS = sorted(f"jobs/{path.parent.name}" for path in ROOT.glob("jobs/*/__init__.py"))
 
 
-@pytest.mark.parametrize("room", ["contracts", "launch", "infra", "host", "jobs", "rehearsal"])
+@pytest.mark.parametrize("room", ["contracts", "keeper", "launch", "infra", "host", "jobs", "rehearsal"])
 def test_importing_a_package_loads_nothing(room: str) -> None:
     assert imported(ROOT / room / "__init__.py") == set()
 

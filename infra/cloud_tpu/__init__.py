@@ -3,5 +3,5 @@
 `request` is pure. Only `client` speaks to Google. `lifecycle` is what happens to a queued resource. `plugin` is the
 process that Pulumi runs it in. `infra.queued_resource`, `infra.node_workers` and `infra.stack_identity` are what Pulumi
 sees of it. May import `infra.naming`; knows nothing of configurations and slices. `infra.slices` takes the API's words
-of `request`, `infra.offered` the credentials. Nobody else imports from here.
+of `request`, `infra.offered` the credentials, the keeper the client and the lifecycle. Nobody else imports from here.
 """

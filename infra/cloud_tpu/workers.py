@@ -6,9 +6,10 @@ guest attributes, some time after the node is READY.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from contracts.inventory import Host
 from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError
 
 if TYPE_CHECKING:
@@ -103,3 +104,20 @@ def output(node: Json, workers: list[Json]) -> Json:
         "state": node.get("state", ""),
         "workers": workers,
     }
+
+
+def hosts_of(nodes: Sequence[Mapping[str, Any]]) -> tuple[Host, ...]:
+    """The hosts of a slice as the inventory has them, numbered through all its nodes. nodes: as `output` makes them."""
+    found = [worker for node in nodes for worker in node["workers"]]
+    return tuple(
+        Host(
+            index=index,
+            name=worker["name"],
+            internal_address=worker["internal_address"],
+            external_address=worker["external_address"] or None,
+            user=None,
+            host_keys=tuple(worker["host_keys"]),
+            reach="iap",
+        )
+        for index, worker in enumerate(found)
+    )

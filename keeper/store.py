@@ -1,0 +1,207 @@
+"""What a stack's keeper keeps: documents in `<bucket>/keeper`, which it, `fab` and `pulumi up` read and change.
+
+    stack.json          what is to be known of the stack, written by `pulumi up`: see `Stack`
+    wanted.json         the runs to keep, by run id: see `Wanted`; all in one, so that a look costs one read
+    inventory.json      slices that the keeper has made again, by name, as contracts.inventory has them
+    leases/<slice>.json who may change a slice now: see `infra.lease`
+    queue.json          runs that wait for a slice
+    capacity.json       stock-outs that were seen
+
+On this machine they are in `.keeper` of the runs folder; a stack without a bucket has none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from contracts.errors import RequestError
+from contracts.files import is_url
+from contracts.inventory import Inventory, InventoryError, from_json
+from infra.documents import Documents, DocumentsError
+from launch.runs import Run
+from launch.targets import Target
+
+WANTED, STACK, INVENTORY, QUEUE, CAPACITY = (
+    "wanted.json", "stack.json", "inventory.json", "queue.json", "capacity.json",
+)  # fmt: skip
+
+State = Literal["watched", "waiting", "recovering", "ended"]
+MOST_ACTS = 100
+"""Lines of its history that an entry holds; the oldest go first."""
+MOST_ENDED = 30
+"""Entries of ended runs, which `fab keeper status` shows until newer ones take their place."""
+ATTEMPTS = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A run to keep. stack, slice: where it runs. runs_url: the folder of its directory.
+
+    attempts_left: how often it may still be resumed. deadline_s: Unix seconds after which it is no more; None: never.
+    max_usd: what all its attempts together may cost. last_restored_step: of the checkpoint that it was last resumed
+    from, -1 for none; None: not resumed yet. not_before_s: the next try. failures: tries since the last new checkpoint.
+    reason: of its state, in words. acts: what was done, the newest last: {time, act, reason}.
+    """
+
+    run_id: str
+    stack: str
+    slice: str
+    runs_url: str
+    attempts_left: int = ATTEMPTS
+    deadline_s: float | None = None
+    max_usd: float | None = None
+    added_s: float = 0.0
+    last_restored_step: int | None = None
+    not_before_s: float = 0.0
+    failures: int = 0
+    state: State = "watched"
+    reason: str = ""
+    acts: tuple[Mapping[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, run_id: str, value: Mapping[str, Any]) -> Wanted:
+        """Return the entry that a document holds; keys of a newer version are left out.
+
+        Raises:
+            DocumentsError: a key is missing.
+        """
+        known = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value}
+        try:
+            return cls(**{**known, "run_id": run_id, "acts": tuple(value.get("acts", ()))})
+        except TypeError as error:
+            raise DocumentsError(f"{WANTED}: {run_id}: {error}; `fab unkeep {run_id}`") from None
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "run_id"}
+
+    def noted(self, act: str, reason: str, now_s: float, **changes: Any) -> Wanted:
+        """Return the entry with one more line of history, and with what has changed."""
+        moment = datetime.datetime.fromtimestamp(now_s, datetime.UTC)
+        line = {"time": f"{moment:%Y-%m-%dT%H:%M:%SZ}", "act": act, "reason": reason}
+        return dataclasses.replace(self, reason=reason, acts=(*self.acts, line)[-MOST_ACTS:], **changes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stack:
+    """What the keeper has to know of a stack that Pulumi made.
+
+    owner: the id that tells its slices from others'. slices: of each queued slice, by name, the properties that ask for
+    it. inventory: as `pulumi up` exported it last. reach: how the keeper's machine gets to hosts, where that is another
+    way than the inventory's. platform, python, stand_in_devices: of a rehearsal's hosts.
+    """
+
+    project: str
+    owner: str
+    slices: Mapping[str, Mapping[str, Any]]
+    inventory: Inventory
+    reach: str | None = None
+    platform: str | None = None
+    python: str | None = None
+    stand_in_devices: tuple[str, ...] | None = None
+
+
+def url_of(*, bucket_url: str | None, runs_url: str) -> str:
+    """Return where a stack's documents are: in its bucket, else beside its runs. Pure."""
+    return f"{bucket_url.rstrip('/')}/keeper" if bucket_url else f"{runs_url.rstrip('/')}/.keeper"
+
+
+def store_of(target: Target) -> Documents:
+    """Return the documents of a target's stack.
+
+    Raises:
+        RequestError: it has no place for them that this machine sees.
+    """
+    storage = target.inventory.storage
+    found = target.inventory.keeper or url_of(bucket_url=storage.bucket_url, runs_url=target.runs_url)
+    if not is_url(found) and not target.is_local:
+        raise RequestError(
+            f"--stack {target.name}: what is to be kept or queued is written into its bucket, and it has none; set "
+            "tpu-stack:storage.bucket, then `pulumi up`"
+        )
+    return Documents(found)
+
+
+def read_stack(documents: Documents) -> Stack:
+    """Return what `pulumi up` has written of the stack.
+
+    Raises:
+        RequestError: there is nothing, or nothing that this version can read.
+    """
+    found = documents.read(STACK).value
+    again = "`pulumi up` with tpu-stack:keeper: true writes it"
+    if not isinstance(found, dict):
+        raise RequestError(f"{documents.url}/{STACK}: there is none; {again}")
+    try:
+        devices = found.get("stand_in_devices")
+        return Stack(
+            project=str(found["project"]),
+            owner=str(found["owner"]),
+            slices=dict(found["slices"]),
+            inventory=from_json(found["inventory"]),
+            reach=found.get("reach"),
+            platform=found.get("platform"),
+            python=found.get("python"),
+            stand_in_devices=None if devices is None else tuple(devices),
+        )
+    except (KeyError, TypeError, ValueError, InventoryError) as error:
+        raise RequestError(f"{documents.url}/{STACK} cannot be read ({error}); {again}") from None
+
+
+def read_wanted(documents: Documents) -> dict[str, Wanted]:
+    """Return all entries by run id, also those of runs that have ended."""
+    return _entries(documents.read(WANTED).value)
+
+
+def _entries(value: Any) -> dict[str, Wanted]:
+    return {run_id: Wanted.of(run_id, each) for run_id, each in (value or {}).items()}
+
+
+def change_wanted(
+    documents: Documents, run_id: str, function: Callable[[Wanted | None], Wanted | None]
+) -> Wanted | None:
+    """Change one entry, and return it. function: gets None where there is none; returns None to take it out."""
+    changed: list[Wanted | None] = []
+
+    def change(value: Any) -> dict[str, Any]:
+        entries = _entries(value)
+        fresh = function(entries.get(run_id))
+        changed[:] = [fresh]
+        entries.pop(run_id, None) if fresh is None else entries.update({run_id: fresh})
+        ended = sorted(
+            (each for each in entries.values() if each.state == "ended"),
+            key=lambda each: str(each.acts[-1]["time"]) if each.acts else "",
+        )
+        for old in ended[: -MOST_ENDED or None]:
+            del entries[old.run_id]
+        return {name: each.as_json() for name, each in entries.items()}
+
+    documents.change(WANTED, change)
+    return changed[0]
+
+
+def keep(documents: Documents, run: Run, target: Target, now_s: float, **limits: Any) -> Wanted:
+    """Add a run to those that are kept; one that is kept already gets the new limits.
+
+    limits: attempts_left, deadline_s and max_usd, as Wanted has them.
+    """
+    fresh = Wanted(
+        run_id=run.run_id,
+        stack=target.inventory.stack,
+        slice=target.slice.name,
+        runs_url=target.runs_url,
+        added_s=now_s,
+        reason="it was started and handed over",
+        **limits,
+    )
+
+    def change(before: Wanted | None) -> Wanted:
+        if before is None or before.state == "ended":
+            return dataclasses.replace(fresh, acts=before.acts if before else ())
+        return dataclasses.replace(before, slice=fresh.slice, runs_url=fresh.runs_url, **limits)
+
+    found = change_wanted(documents, run.run_id, change)
+    assert found is not None
+    return found
