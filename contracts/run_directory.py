@@ -16,6 +16,7 @@
                              probability}]; the report shows them
     trackers/<name>.json     the mirror of `--track`: how far a tracker is
     serving.json             process 0 of a server, once it answers: address, port, task, takes, example
+    notices.json             whoever has told a person how an attempt ended: ATTEMPT/KIND → when, in Unix seconds
     report.html              process 0, or the launcher when the run ended without it
     result.json              written last, once an attempt: process 0, else the agent of the first host that is left,
                              else the launcher; see `result`
@@ -66,6 +67,7 @@ RESULT = "result.json"
 REPORT = "report.html"
 SAMPLES = "samples.json"
 SERVING = "serving.json"
+NOTICES = "notices.json"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
 HOST_EVENTS = f"{TENSORBOARD}/hosts"

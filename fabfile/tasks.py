@@ -310,6 +310,15 @@ def track(
     return tracking.track(options.target(stack, slice, runs=runs), run, to, limit_s=limit_s)
 
 
+@task(help={"test": "send a message to each channel"}, positional=[])
+@reported
+def notify(c: Any, test: bool = False) -> int:
+    """Say to which channels a run's end is sent."""
+    from launch import notify
+
+    return notify.command(test=test)
+
+
 YES = "ask nothing"
 
 

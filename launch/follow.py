@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
@@ -137,18 +137,32 @@ def go_on(open_target: Open, wanted: str, *, detach: bool) -> int:
     say(console)(f"{run.run_id}: {decision.reason}")
     if not decision.resume:
         return DONE
-    return _carry_out(console, resuming(run), target, open_target, 0, detach=detach)
+    return _carry_out(console, resuming(run), target, open_target, 0, detach=detach, is_recovery=True)
 
 
 def _carry_out(
-    console: Console, request: Request, target: Target, open_target: Open, restarts: int, *, detach: bool
+    console: Console,
+    request: Request,
+    target: Target,
+    open_target: Open,
+    restarts: int,
+    *,
+    detach: bool,
+    is_recovery: bool = False,
 ) -> int:
-    """Launch a run and, unless `detach`, follow it to its end; start it again as often as that is allowed."""
+    """Launch a run and, unless `detach`, follow it to its end; start it again as often as that is allowed.
+
+    is_recovery: whether it was lost before, which people may have been told of.
+    """
     while True:
         try:
             run = launching.launch(request, target, say(console))
         except launching.LaunchFailed as failure:
-            return _report(console, failure.run, runs.state_now(target.agents, failure.run))
+            ended = runs.state_now(target.agents, failure.run)
+            _notify(failure.run, ended, say(console))
+            return _report(console, failure.run, ended)
+        if run.attempt and is_recovery:
+            _notify(run, "recovered", say(console))
         tracking.start(run, target, say(console))
         if detach:
             say(console)(_how_to_come_back(run, target))
@@ -157,6 +171,7 @@ def _carry_out(
         if state is None:
             return DONE
         run = _concluded(run, state)
+        _notify(run, state, say(console))
         decision = decide(state, run)
         if not decision.resume or restarts == 0 or state == "stopped":
             return _report(console, run, state)
@@ -164,6 +179,13 @@ def _carry_out(
             say(console)(line)
         target = repaired(target, lambda: open_target(None), say(console))
         request, restarts = resuming(runs.find(target.runs, run.run_id)), restarts - 1
+        is_recovery = True
+
+
+def _notify(run: Run, what: State | Literal["recovered"], say: Callable[[str], None]) -> None:
+    from launch import notify  # few have a channel
+
+    notify.about(run, what, say)
 
 
 def resuming(run: Run) -> Request:

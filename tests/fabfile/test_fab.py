@@ -49,6 +49,7 @@ TASKS = [
         "serve",
         "export",
         "track",
+        "notify",
         "rm",
         "prune",
         "jobs",
