@@ -11,6 +11,7 @@ from fabfile import options
 from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, reported, task, whole
 
 if TYPE_CHECKING:
+    from launch.launch import Request
     from launch.runs import Run
     from launch.targets import Target
 
@@ -24,27 +25,78 @@ JSON = "print one JSON object, for programs"
 RUNS = "where runs are kept (default: where `fab train` keeps them)"
 
 
+TRAIN = {
+    "job": "the job to train (see `fab jobs`)",
+    "args": 'the job\'s own options in one word ("--steps 2000 --model small"), instead of after --',
+    **WHERE,
+    "platform": "cpu, gpu or tpu",
+    "python": "the interpreter on the hosts",
+    "runtime": RUNTIME,
+    "container_access": ACCESS,
+    "workdir": "the folder of a command of your own, which comes after --",
+    "framework": "whose environment or image it runs in (default: the job's first; of a command jax)",
+    "processes_per_host": "how many processes a host starts, or per-chip (default: 1; PyTorch jobs: per-chip)",
+    "progress": "your command hangs when this file no longer grows: log, or a file (default: never)",
+    "runs": "where runs are kept: a path that every host sees, or a URL such as gs://…",
+    "track": "mirror the run to mlflow, wandb, or both with a comma between (default: $TPU_STACK_TRACK)",
+    "name": "a name of your own for the run",
+    "max_restarts": "how often the run is started again after it was lost, failed or hung",
+    "hang_limit": "stop a run as hung after 20 usual step times without a step, and at least so many seconds",
+    "heartbeat_limit": "also stop a run as hung after so many seconds without a heartbeat",
+}
+"""The options of `fab train` that describe a run: those of `fab submit` and `fab sweep` too."""
+
+
+def asked_for(
+    c: Any,
+    *,
+    job: str,
+    args: str,
+    python: str,
+    runtime: str,
+    container_access: str,
+    workdir: str,
+    framework: str,
+    processes_per_host: str,
+    progress: str,
+    name: str,
+    hang_limit: str,
+    heartbeat_limit: str,
+    resume: str = "",
+) -> Request:
+    """Return the run that the options ask for. Raises RequestError: they contradict each other."""
+    from launch import follow
+    from launch.launch import Request
+
+    words = follow.words(args, options.after_dashes(c))
+    given = {"framework": framework, "processes_per_host": processes_per_host, "progress": progress}
+    command = None
+    if not job and not resume and (workdir or (words and not words[0].startswith("-"))):
+        from launch import own_command
+
+        command, words = own_command.asked_for(words, workdir=workdir, python=python, **given), []
+    elif workdir or progress or (resume and any(given.values())):
+        raise RequestError(OF_OWN_COMMANDS)
+    return Request(
+        job=job,
+        command=command,
+        framework=framework or None,
+        processes_per_host=processes_per_host or None,
+        arguments=tuple(words),
+        name=name or None,
+        resume=None,
+        hang_floor_s=float(whole("--hang-limit", hang_limit, least=1) or 0),
+        heartbeat_limit_s=float(whole("--heartbeat-limit", heartbeat_limit, least=10) or 0),
+        runtime=runtime or None,
+        container_access=container_access or None,
+    )
+
+
 @task(
     help={
-        "job": "the job to train (see `fab jobs`)",
-        "args": 'the job\'s own options in one word ("--steps 2000 --model small"), instead of after --',
+        **TRAIN,
         "resume": "resume " + RUN_HELP,
-        **WHERE,
-        "platform": "cpu, gpu or tpu",
-        "python": "the interpreter on the hosts",
-        "runtime": RUNTIME,
-        "container_access": ACCESS,
-        "workdir": "the folder of a command of your own, which comes after --",
-        "framework": "whose environment or image it runs in (default: the job's first; of a command jax)",
-        "processes_per_host": "how many processes a host starts, or per-chip (default: 1; PyTorch jobs: per-chip)",
-        "progress": "your command hangs when this file no longer grows: log, or a file (default: never)",
         "dry_run": "print what would be sent and started, and what it costs; start nothing",
-        "runs": "where runs are kept: a path that every host sees, or a URL such as gs://…",
-        "track": "mirror the run to mlflow, wandb, or both with a comma between (default: $TPU_STACK_TRACK)",
-        "name": "a name of your own for the run",
-        "max_restarts": "how often the run is started again after it was lost, failed or hung",
-        "hang_limit": "stop a run as hung after 20 usual step times without a step, and at least so many seconds",
-        "heartbeat_limit": "also stop a run as hung after so many seconds without a heartbeat",
         "detach": "return when the run has started",
     }
 )
@@ -81,39 +133,37 @@ def train(
     """
     from launch import follow as training
 
-    words = training.words(args, options.after_dashes(c))
-    given = {"framework": framework, "processes_per_host": processes_per_host, "progress": progress}
-    command = None
-    if not job and not resume and (workdir or (words and not words[0].startswith("-"))):
-        from launch import own_command
-
-        command = own_command.asked_for(words, workdir=workdir, python=python, **given)
-        words, python = [], ""
-    elif workdir or progress or (resume and any(given.values())):
-        raise RequestError(OF_OWN_COMMANDS)
-    elif {"-h", "--help"} & {*words}:
+    asked = asked_for(
+        c,
+        job=job,
+        args=args,
+        python=python,
+        runtime=runtime,
+        container_access=container_access,
+        workdir=workdir,
+        framework=framework,
+        processes_per_host=processes_per_host,
+        progress=progress,
+        name=name,
+        hang_limit=hang_limit,
+        heartbeat_limit=heartbeat_limit,
+        resume=resume,
+    )
+    if {"-h", "--help"} & {*asked.arguments}:
         from launch.commands import console
 
         return console.list_jobs(job or None)
+    python = "" if asked.command else python  # of an own command it is among what it says itself
 
     def open_target(like: Run | None) -> Target:
         return options.target(stack, slice, hosts, platform=platform, python=python, runs=runs, like=like)
 
     return training.train(
         open_target,
-        job=job or None,
-        arguments=words,
+        asked,
         resume=resume or None,
-        name=name or None,
         detach=detach,
-        hang_floor_s=float(whole("--hang-limit", hang_limit, least=1) or 0),
-        heartbeat_limit_s=float(whole("--heartbeat-limit", heartbeat_limit, least=10) or 0),
         restarts=whole("--max-restarts", max_restarts, least=0) or 0,
-        runtime=runtime or None,
-        container_access=container_access or None,
-        command=command,
-        framework=framework or None,
-        processes_per_host=processes_per_host or None,
         track=track,
         dry_run=dry_run,
     )

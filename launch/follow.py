@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -32,9 +32,6 @@ from launch.run_record import finalize
 from launch.runs import Run
 from launch.targets import Target
 
-if TYPE_CHECKING:
-    from launch.own_command import Command
-
 STOP_GRACE_S = 120.0
 
 
@@ -44,49 +41,29 @@ Open = Callable[[Run | None], Target]
 
 def train(
     open_target: Open,
+    asked: Request,
     *,
-    job: str | None,
-    arguments: Sequence[str],
     resume: str | None,
-    name: str | None,
     detach: bool,
-    hang_floor_s: float = HANG_FLOOR_S,
-    heartbeat_limit_s: float = HEARTBEAT_LIMIT_S,
     restarts: int,
-    runtime: str | None = None,
-    container_access: str | None = None,
-    command: Command | None = None,
-    framework: str | None = None,
-    processes_per_host: str | None = None,
     track: str = "",
     dry_run: bool = False,
 ) -> int:
-    """Start or resume a run and, unless `detach`, follow it to its end. restarts: how often it may be started again.
+    """Start or resume a run and, unless `detach`, follow it to its end.
 
-    command: an own command, in place of a job. framework, processes_per_host: of a job, as in Request. track: as it was
-    asked for. dry_run: only print what would be done.
+    asked: its job is "" where none was named. resume: the run that it is to resume. restarts: how often the run may be
+    started again. track: as it was asked for. dry_run: only print what would be done.
     """
     console = terminal()
     target = open_target(None)
-    old = resumed(target, resume, job) if resume else None
+    old = resumed(target, resume, asked.job or None) if resume else None
     target = open_target(old) if old and target.is_local else target
-    if old is None and job is None and command is None:
-        raise RequestError(
-            f"--job: say what to train; choose one of {', '.join(job_index.names())}, or name the folder of a command "
-            "of your own, as in: fab train --workdir ~/my-project -- python train.py"
-        )
-    request = Request(
-        job=job or (old.described["job"] if old else ""),
-        command=command,
-        framework=framework,
-        processes_per_host=processes_per_host,
-        arguments=tuple(arguments),
-        name=name,
+    if old is None:
+        require_job(asked)
+    request = dataclasses.replace(
+        asked,
+        job=asked.job or (old.described["job"] if old else ""),
         resume=old,
-        hang_floor_s=hang_floor_s,
-        heartbeat_limit_s=heartbeat_limit_s,
-        runtime=runtime,
-        container_access=container_access,
         track=tracking.asked_for(track, os.environ, old.described.get("track", ()) if old else None),
     )
     if dry_run:
@@ -96,6 +73,19 @@ def train(
             console.print(line, soft_wrap=True)
         return DONE
     return _carry_out(console, request, target, open_target, restarts, detach=detach)
+
+
+def require_job(asked: Request) -> None:
+    """Make sure that a request says what to train.
+
+    Raises:
+        RequestError: it names neither a job nor a command.
+    """
+    if not asked.job and asked.command is None:
+        raise RequestError(
+            f"--job: say what to train; choose one of {', '.join(job_index.names())}, or name the folder of a command "
+            "of your own, as in: fab train --workdir ~/my-project -- python train.py"
+        )
 
 
 def words(arguments: str, after_dashes: Sequence[str]) -> list[str]:

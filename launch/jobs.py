@@ -195,6 +195,13 @@ class Bundle:
     archive: bytes
     names: frozenset[str] = frozenset()
 
+    @classmethod
+    def of_archive(cls, archive: bytes) -> Bundle:
+        """Return the bundle whose archive was kept."""
+        with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+            names = frozenset(packed.getnames())
+        return cls(sha256=hashlib.sha256(archive).hexdigest(), archive=archive, names=names)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Commit:
@@ -202,6 +209,44 @@ class Commit:
 
     hash: str
     is_dirty: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Submitted:
+    """What a run is as it was submitted, in the place of a `Job`: this checkout may hold other code by now.
+
+    name: the job's, or OWN_COMMAND. options: those of its Config or of an own command, which `arguments` make. code:
+    git's part of run.json. bundles: our code, then the folder of an own command.
+    """
+
+    name: str
+    framework: str
+    options: Mapping[str, Any]
+    arguments: tuple[str, ...]
+    metric_definitions: Any
+    code: Mapping[str, Any]
+    cwd: str
+    bundles: tuple[Bundle, ...]
+
+    def config_of(self, _run_id: str, _stored: Mapping[str, Any]) -> Any:
+        """Return what was submitted, with which the run began."""
+        return self.parse((), base=None)
+
+    def parse(self, _arguments: Sequence[str], *, base: Any) -> Any:  # noqa: ARG002 - a job's has it
+        """Return the options as they were parsed: a dataclass with the fields that the job's Config had."""
+        kind = dataclasses.make_dataclass("Config", list(self.options), frozen=True)
+        return kind(**self.options)
+
+    def words(self, _config: Any) -> tuple[str, ...]:
+        return self.arguments
+
+    def problems(self, _config: Any, *, devices: int) -> list[str]:  # noqa: ARG002 - a job's has them
+        """None: they were looked for when it was submitted."""
+        return []
+
+    def changes_on_resume(self, _before: Mapping[str, Any], _config: Any) -> list[str]:
+        """None: it has the options that it began with."""
+        return []
 
 
 def bundle(checkout: Path) -> Bundle:

@@ -29,7 +29,7 @@ from jobs.runtime.cache import user_cache_dir
 from launch import environments, jobs, runs
 from launch import plan as plans
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, all_or_error, ask_all, stop_processes
-from launch.jobs import Bundle, Job
+from launch.jobs import Bundle, Job, Submitted
 from launch.plan import Plan
 from launch.run_record import finalize, run_record
 from launch.runs import Run
@@ -48,7 +48,9 @@ class Request:
 
     framework: of a job that runs on several; None: its first one. processes_per_host: as
     `launch.plan.ranks_of_job` takes it. A resumed run keeps both. runtime, container_access: as
-    `launch.plan.choose_container` takes them. track: the trackers that it is mirrored to.
+    `launch.plan.choose_container` takes them. track: the trackers that it is mirrored to. run_id: of a new run; None:
+    one is made up. sweep: what run.json has of the sweep that it is a member of. submitted: the run as it was when it
+    was submitted; job, command and arguments are then not read.
     """
 
     job: str
@@ -63,6 +65,9 @@ class Request:
     runtime: str | None = None
     container_access: str | None = None
     track: tuple[str, ...] = ()
+    run_id: str | None = None
+    sweep: Mapping[str, Any] | None = None
+    submitted: Submitted | None = None
 
 
 class LaunchFailed(Exception):
@@ -104,6 +109,8 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             name=request.name,
             track=request.track,
             processes_per_host=planned.processes_per_host,
+            sweep=request.sweep,
+            submitted=request.submitted,
             now=now,
             before=before,
         )
@@ -145,7 +152,7 @@ def work_out(request: Request, target: Target) -> Planned:
     framework, asked = request.framework, request.processes_per_host
     if resume is not None:
         framework, asked = resume.described.get("stack"), resume.described.get("processes_per_host")
-    job = command or jobs.find(request.job, framework)
+    job = request.submitted or command or jobs.find(request.job, framework)
     base = job.config_of(resume.run_id, resume.described["config"]) if resume else None
     config = job.parse(request.arguments, base=base)
     if isinstance(job, Job):
@@ -161,12 +168,13 @@ def work_out(request: Request, target: Target) -> Planned:
     python = command.config.python if command else target.python if target.python_is_given else None
     needs_environment = python is None and box is None and target.is_local
     python = python or environments.interpreter(target, job.framework, in_container=box is not None)
-    bundles, note = [jobs.bundle(jobs.CHECKOUT)], None
+    code = request.submitted.bundles[0] if request.submitted else jobs.bundle(jobs.CHECKOUT)
+    bundles, note = [code], None
     if command is not None:
         folder, note = command.folder_again(resume) if resume else (command.folder(), None)
         bundles.append(folder)
     now = datetime.datetime.now(datetime.UTC)
-    run_id = resume.run_id if resume else runs.new_run_id(job.name, now, random.Random())
+    run_id = resume.run_id if resume else request.run_id or runs.new_run_id(job.name, now, random.Random())
     directory = resume.directory if resume else target.runs.directory(run_id)
     plan = Plan(
         target=target if command else dataclasses.replace(target, python=python),
@@ -207,12 +215,32 @@ def _with_exports(job: Job, config: Any, target: Target) -> Any:
     return dataclasses.replace(config, **{name: path for name, path in found.items() if path is not None})
 
 
+def submitted(planned: Planned) -> Submitted:
+    """Return what a planned run is, to be carried out later whatever this checkout holds by then."""
+    plan, config = planned.plan, planned.config
+    now = datetime.datetime.now(datetime.UTC)
+    described = run_record(plan, config, name=None, now=now, before=None)
+    return Submitted(
+        name=plan.job,
+        framework=plan.framework,
+        options=described["config"],
+        arguments=plan.arguments,
+        metric_definitions=described["metric_definitions"],
+        code={name: described["code"][name] for name in ("git_commit", "git_dirty")},
+        cwd=plan.cwd,
+        bundles=planned.bundles,
+    )
+
+
 def _own_command(request: Request) -> Command | None:
-    if request.resume is None or not request.resume.is_own_command:
+    given, resume = request.submitted, request.resume
+    config = given.options if given else resume.described["config"] if resume else None
+    job = given.name if given else resume.described["job"] if resume else request.job
+    if config is None or job != run_directory.OWN_COMMAND:
         return request.command
     from launch import own_command  # jobs do without
 
-    return own_command.of_run(request.resume.described)
+    return own_command.of_run(config, given.bundles[1] if given else None)
 
 
 def prepare(plan: Plan, bundles: Sequence[Bundle], target: Target, say: Say) -> Plan:
@@ -284,7 +312,7 @@ def _remove_if_empty(plan: Plan, target: Target) -> None:
 
 
 def _container(
-    request: Request, job: Job | Command, config: Any, target: Target, cwd: str
+    request: Request, job: Job | Command | Submitted, config: Any, target: Target, cwd: str
 ) -> plans.Container | None:
     """Choose what the processes run in; on this machine with the files that the job's options name."""
     before = request.resume.described if request.resume else None
@@ -296,7 +324,9 @@ def _container(
     return plans.container_with_files(box, dataclasses.asdict(config), cwd)
 
 
-def _check(request: Request, job: Job | Command, config: Any, target: Target, per_host: int) -> None:
+def _check(
+    request: Request, job: Job | Command | Submitted, config: Any, target: Target, per_host: int
+) -> None:
     if part := target.part_of_tpu:
         raise RequestError(part)
     has_rank_a_device = job.framework in plans.RANK_A_CHIP
@@ -355,6 +385,8 @@ def _data_problems(request: Request, job: Job, config: Any, target: Target) -> l
 def _cwd(request: Request, target: Target) -> str:
     if request.resume:
         return str(request.resume.described["cwd"])
+    if request.submitted:
+        return request.submitted.cwd
     return os.getcwd() if target.is_local else plans.HOME
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 import dataclasses
 import hashlib
-import io
 import os
 import shlex
 import shutil
-import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +52,8 @@ class Command:
     config: Config
     name: str = OWN_COMMAND
     metrics: Metrics = UNDECLARED
+    kept: Bundle | None = None
+    """Its folder as it was submitted, whatever it holds by now."""
 
     @property
     def framework(self) -> str:
@@ -65,7 +65,7 @@ class Command:
         Raises:
             RequestError: there is no such folder, or it is too large.
         """
-        return bundle_folder(Path(self.config.workdir))
+        return self.kept or bundle_folder(Path(self.config.workdir))
 
     def folder_again(self, run: Run) -> tuple[Bundle, str | None]:
         """Return the folder that a resumed run is sent, and what to say of it.
@@ -75,6 +75,8 @@ class Command:
         Raises:
             RequestError: as of `folder`; or the run directory does not have it either.
         """
+        if self.kept is not None:
+            return self.kept, None
         before, workdir = run.described["code"]["folder"], self.config.workdir
         if Path(workdir).is_dir():
             now = self.folder()
@@ -87,10 +89,8 @@ class Command:
                 f"--resume {run.run_id}: {workdir} is not there, and {run.directory.path(FOLDER)} does not have it; "
                 "make the folder again, or start a new run"
             )
-        with tarfile.open(fileobj=io.BytesIO(data)) as packed:
-            names = frozenset(packed.getnames())
         said = f"{workdir} is not there: the command goes on with the folder as it was last sent"
-        return Bundle(sha256=before, archive=data, names=names), said
+        return Bundle.of_archive(data), said
 
     def planned(self, target: Target, folder: Bundle, python: str, *, in_container: bool) -> OwnCommand:
         """Return what the plan says of it. python: the framework's interpreter on the hosts.
@@ -135,10 +135,9 @@ class Command:
         return []
 
 
-def of_run(described: Mapping[str, Any]) -> Command:
-    """Return the command of a run."""
-    config = described["config"]
-    return Command(config=Config(**{**config, "words": tuple(config["words"])}))
+def of_run(config: Mapping[str, Any], kept: Bundle | None = None) -> Command:
+    """Return the command of a run whose run.json has this `config`."""
+    return Command(config=Config(**{**config, "words": tuple(config["words"])}), kept=kept)
 
 
 def asked_for(

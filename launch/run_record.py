@@ -20,6 +20,7 @@ from jobs.runtime import metric_definitions
 from jobs.runtime.metric_definitions import NO_METRICS, UNDECLARED, finite
 from launch import jobs, runs
 from launch.display import printable
+from launch.jobs import Submitted
 from launch.plan import Plan
 from launch.runs import Run
 
@@ -31,13 +32,19 @@ def run_record(
     name: str | None,
     track: Sequence[str] = (),
     processes_per_host: str | None = None,
+    sweep: Mapping[str, Any] | None = None,
+    submitted: Submitted | None = None,
     now: datetime.datetime,
     before: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return the content of run.json for a new attempt. before: its content so far, for a run that is resumed."""
     target, own = plan.target, plan.command
-    commit = jobs.commit_of(jobs.CHECKOUT if own is None else Path(config.workdir))
-    git = {"git_commit": commit.hash if commit else None, "git_dirty": commit.is_dirty if commit else None}
+    if submitted is not None:
+        git, metrics = dict(submitted.code), submitted.metric_definitions
+    else:
+        commit = jobs.commit_of(jobs.CHECKOUT if own is None else Path(config.workdir))
+        git = {"git_commit": commit and commit.hash, "git_dirty": commit and commit.is_dirty}
+        metrics = metric_definitions.as_json(UNDECLARED if own is not None else jobs.find(plan.job).metrics)
     if before is not None and own is not None and before["code"]["folder"] == own.folder_sha256:
         git = {name: before["code"][name] for name in git}  # this machine may not have the folder
     moment = now.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -61,12 +68,11 @@ def run_record(
         "platform": target.platform,
         **({} if processes_per_host is None else {"processes_per_host": processes_per_host}),
         **({"track": [*track]} if track else {}),
+        **({"sweep": member} if (member := sweep or (before or {}).get("sweep")) else {}),
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),
         "config": dataclasses.asdict(config),
-        "metric_definitions": metric_definitions.as_json(
-            UNDECLARED if own is not None else jobs.find(plan.job).metrics
-        ),
+        "metric_definitions": metrics,
         "code": {
             "bundle": plan.bundle_sha256,
             **({"folder": own.folder_sha256} if own is not None else {}),

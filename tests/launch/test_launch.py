@@ -37,10 +37,13 @@ def train(*, hosts: str | None = None, platform: str | None = None, **changed: A
     def open_target(like: Run | None) -> Target:
         return targets.resolve(targets.Wanted(hosts=hosts, platform=platform), like)
 
-    wanted: dict[str, Any] = {"job": "flax_mlm", "detach": True, "hang_floor_s": 120.0, "restarts": 0}
-    absent = dict.fromkeys(("resume", "name"))
-    arguments = follow.words(changed.pop("arguments", ""), ())
-    return follow.train(open_target, **{**wanted, **absent, **changed, "arguments": arguments})
+    asked = launching.Request(
+        job=changed.pop("job", "flax_mlm") or "",
+        arguments=tuple(follow.words(changed.pop("arguments", ""), ())),
+        name=changed.pop("name", None),
+        resume=None,
+    )
+    return follow.train(open_target, asked, **{"resume": None, "detach": True, "restarts": 0, **changed})
 
 
 def refused(runs_dir: Path, **changed: Any) -> str:

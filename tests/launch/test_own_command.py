@@ -155,7 +155,7 @@ def test_a_framework_that_the_hosts_do_not_have_is_refused_with_the_way_to_it() 
 def test_a_resumed_command_goes_on_with_its_own_words(folder: Path) -> None:
     first = command(folder, "python", "train.py")
     config = dataclasses.asdict(first.config)
-    again = own_command.of_run({"job": "command", "config": {**config, "words": list(config["words"])}})
+    again = own_command.of_run({**config, "words": list(config["words"])})
     assert again.parse((), base=again.config) == first.config
     with pytest.raises(
         RequestError, match=r"-- python other.py: the run goes on as it began, with python train.py"
