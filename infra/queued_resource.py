@@ -10,23 +10,30 @@ replaces it, remains first. Only one that is not there any more leaves Pulumi's 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import pulumi
 from pulumi.dynamic import CreateResult, DiffResult, ReadResult, Resource, UpdateResult
 from pulumi.runtime.rpc import contains_unknowns
 
+from infra import lease
 from infra.cloud_tpu import plugin, request
+from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.plugin import Provider
+from infra.cloud_tpu.retry import CloudTpuError
+from infra.documents import DocumentsError
 
 Props = dict[str, Any]
 
 OUTPUTS = ("state", "nodes", "create_time")
 
 # What nodes.patch takes, and what no request is needed for.
-IN_PLACE = frozenset({"labels", "metadata", "tags", "description", "external_addresses", "wait_s"})
+IN_PLACE = frozenset(
+    {"labels", "metadata", "tags", "description", "external_addresses", "wait_s", "lease_url"}
+)
 REPLACING = (
     "project", "zone", "queued_resource_id", "owner", "accelerator_type", "accelerator_generation", "topology",
     "runtime_version", "capacity", "reservation_name", "node_count", "guaranteed_s", "network", "subnetwork",
@@ -51,6 +58,7 @@ class QueuedResourceArgs:
     accelerator_type, such as v6e-16; or accelerator_generation as the API writes it (V5LITE_POD) and topology.
     node_count: more than 1 is multislice, its nodes ID-0, ID-1, …
     guaranteed_s, valid_until_s, wait_s: see `infra.config.SliceConfig`. wait_s is no deadline of the request.
+    lease_url: of the slice's lease (`infra.lease.url_of`), where a keeper may change the slice as well.
     """
 
     project: pulumi.Input[str]
@@ -77,6 +85,11 @@ class QueuedResourceArgs:
     data_disks: Sequence[DataDiskArgs] = ()
     boot_disk_kms_key: pulumi.Input[str] | None = None
     description: pulumi.Input[str] | None = None
+    lease_url: pulumi.Input[str] | None = None
+
+
+LEASE_PATIENCE_S = 3600.0
+"""For the keeper to end what it has begun: it prepares hosts and starts a run."""
 
 
 class QueuedResourceProvider(Provider):
@@ -86,8 +99,8 @@ class QueuedResourceProvider(Provider):
         return changes_between(_olds, _news)
 
     def create(self, props: Props) -> CreateResult:
-        with plugin.plain_errors():
-            return CreateResult(request.Spec.of(props).name, self.require_session().lifecycle().create(props))
+        with self._alone(props, removed=False) as lifecycle:
+            return CreateResult(request.Spec.of(props).name, lifecycle.create(props))
 
     def read(self, id_: str, props: Props) -> ReadResult:
         with plugin.plain_errors():
@@ -95,12 +108,41 @@ class QueuedResourceProvider(Provider):
             return ReadResult("", {}) if outputs is None else ReadResult(id_, outputs)
 
     def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
-        with plugin.plain_errors():
-            return UpdateResult(self.require_session().lifecycle().update(_olds, _news))
+        with self._alone(_news, removed=False) as lifecycle:
+            return UpdateResult(lifecycle.update(_olds, _news))
 
     def delete(self, _id: str, _props: Props) -> None:
-        with plugin.plain_errors():
-            self.require_session().lifecycle().delete(_props)
+        with self._alone(_props, removed=True) as lifecycle:
+            lifecycle.delete(_props)
+
+    @contextlib.contextmanager
+    def _alone(self, props: Props, *, removed: bool) -> Iterator[Lifecycle]:
+        """While the keeper leaves the slice alone, where there is one. removed: it shall not make it again either.
+
+        A keeper acts only with the documents that say so, so where they do not answer nobody else is at work.
+        """
+        session = self.require_session()
+        with plugin.plain_errors(), contextlib.ExitStack() as over:
+            lifecycle = session.lifecycle()
+            try:
+                if url := props.get("lease_url"):
+                    mine = lease.of_url(str(url), lease.myself("`pulumi`"))
+                    over.enter_context(
+                        lease.held(mine, patience_s=LEASE_PATIENCE_S, waiting=session.backoff.say)
+                    )
+                    mine.removed = removed
+                    mine.renew()
+                    lifecycle = session.lifecycle(also=mine.require)
+            except DocumentsError as error:
+                session.backoff.say(f"warning: {error}\nThe slice is changed without its lease")
+            except lease.LeaseHeldError as error:
+                raise CloudTpuError(
+                    f"{error}, for more than an hour; see `fab keeper status`, then `pulumi up` again"
+                ) from None
+            try:
+                yield lifecycle
+            except lease.LeaseLostError as error:
+                raise CloudTpuError(f"{error}; `pulumi up` again") from None
 
 
 class QueuedResource(Resource, module="tpu_stack", name="QueuedResource"):

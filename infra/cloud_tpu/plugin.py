@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import socket
 import sys
 import threading
@@ -114,8 +115,11 @@ class Session:
                 self._client = client.Client(settings.read(self._config), self.backoff)
             return self._client
 
-    def lifecycle(self) -> Lifecycle:
-        return Lifecycle(self.client(), self.backoff)
+    def lifecycle(self, also: Callable[[], bool] = lambda: True) -> Lifecycle:
+        """also: what has to hold besides whenever something is to be changed; it may raise."""
+        is_awaited = self.backoff.is_awaited
+        backoff = dataclasses.replace(self.backoff, is_awaited=lambda: is_awaited() and also())
+        return Lifecycle(self.client(), backoff)
 
 
 class Provider(ResourceProvider):

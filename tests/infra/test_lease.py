@@ -1,0 +1,162 @@
+"""One of several programs may change a slice, whatever their clocks say and whoever of them is killed or stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra import lease
+from infra.documents import Documents, DocumentsError
+from infra.lease import RENEW_S, STALE_S, Lease, LeaseHeldError, LeaseLostError
+
+
+class Time:
+    """A clock that only sleeping moves. others: what other programs do whenever somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.others: Callable[[], None] = lambda: None
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.others()
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def make(tmp_path: Path, time: Time) -> Callable[..., Lease]:
+    """Leases of one slice. ahead_s: of a machine whose clock is off."""
+    documents = Documents(str(tmp_path))
+
+    def make(who: str, ahead_s: float = 0.0) -> Lease:
+        return Lease(documents, "main", who, now=lambda: time.now_s + ahead_s, sleep=time.sleep)
+
+    return make
+
+
+def test_a_free_lease_is_taken_at_once_and_one_that_is_renewed_by_nobody_else(
+    make: Callable[..., Lease], time: Time
+) -> None:
+    one, other = make("one"), make("other", ahead_s=3600.0)
+    one.take()
+    began_s = time.now_s
+
+    def renew() -> None:
+        if (time.now_s - began_s) % RENEW_S < lease.LOOK_S:
+            one.renew()
+
+    time.others = renew
+    with pytest.raises(LeaseHeldError, match="one is changing the slice main"):
+        other.take()
+    assert time.now_s - began_s < STALE_S, "a holder that lives is recognised long before it counts as dead"
+    said: list[str] = []
+    with pytest.raises(LeaseHeldError):
+        other.take(patience_s=300.0, waiting=said.append)
+    assert time.now_s - began_s >= 300.0
+    assert len(said) == 1
+    assert one.require()
+    one.release()
+    taken_s = time.now_s
+    other.take()
+    assert time.now_s == taken_s
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])
+def test_one_whose_holder_is_dead_changes_hands_after_a_minute_and_the_dead_one_notices(
+    make: Callable[..., Lease], time: Time, ahead_s: float
+) -> None:
+    dead, heir = make("dead"), make("heir", ahead_s)
+    dead.take()
+    died_s = time.now_s
+    heir.take()
+    assert STALE_S <= time.now_s - died_s < STALE_S + 2 * lease.LOOK_S
+    for act in (dead.require, dead.renew):
+        with pytest.raises(LeaseLostError, match="taken over the lease of the slice main"):
+            act()
+    dead.release()
+    assert heir.require(), "whoever has lost a lease does not give that of another back"
+
+
+def test_of_two_heirs_one_gets_it(make: Callable[..., Lease], time: Time) -> None:
+    make("dead").take()
+    first, second = make("first"), make("second")
+    began_s = time.now_s
+    taken: list[bool] = []
+
+    def race() -> None:
+        if not taken and time.now_s - began_s >= STALE_S - lease.LOOK_S:
+            taken.append(True)
+            second.take()
+            time.others = second.renew
+
+    time.others = race
+    with pytest.raises(LeaseHeldError, match="second is changing"):
+        first.take()
+    assert second.require()
+
+
+def test_an_answer_that_is_lost_does_not_lose_the_lease(
+    make: Callable[..., Lease], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make("one")
+    one.take()
+    write = Documents.write
+
+    def lose_the_answer(self: Documents, name: str, value: object, *, version: int) -> int:
+        write(self, name, value, version=version)
+        raise DocumentsError("the bucket does not answer")
+
+    monkeypatch.setattr(Documents, "write", lose_the_answer)
+    with pytest.raises(DocumentsError):
+        one.renew()
+    monkeypatch.setattr(Documents, "write", write)
+    one.renew()
+    one.renew()
+    assert one.require()
+
+
+def test_documents_that_are_away_hold_a_holder_up_and_do_not_end_it(
+    make: Callable[..., Lease], time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make("one")
+    one.take()
+    write, away_until_s = Documents.write, time.now_s + 300.0
+
+    def refuse(self: Documents, name: str, value: object, *, version: int) -> int:
+        if time.now_s < away_until_s:
+            raise DocumentsError("the bucket does not answer")
+        return write(self, name, value, version=version)
+
+    monkeypatch.setattr(Documents, "write", refuse)
+    assert one.require(), "nothing is asked within seconds of a renewal"
+    time.sleep(lease.SURE_S + 1)
+    assert one.require()
+    assert time.now_s >= away_until_s
+    away_until_s = float("inf")
+    time.sleep(lease.SURE_S + 1)
+    with pytest.raises(LeaseLostError, match="cannot be renewed: the bucket does not answer"):
+        one.require()
+
+
+def test_what_pulumi_destroy_has_said_stays_until_somebody_says_otherwise(make: Callable[..., Lease]) -> None:
+    pulumi = make("pulumi")
+    pulumi.take()
+    pulumi.removed = True
+    pulumi.renew()
+    pulumi.release()
+    keeper = make("keeper")
+    keeper.take()
+    assert keeper.removed
+    keeper.release()
+    again = make("pulumi")
+    again.take()
+    again.removed = False
+    again.release()
+    keeper.take()
+    assert not keeper.removed
