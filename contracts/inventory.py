@@ -9,6 +9,7 @@ import dataclasses
 import json
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any, Literal
 
 VERSION = 1
@@ -118,6 +119,25 @@ def from_json(text: str) -> Inventory:
             "run `pulumi up` and `fab` from the same checkout"
         )
     return typing.cast(Inventory, _decode(Inventory, value, "inventory"))
+
+
+def slices_to_json(slices: Sequence[Slice]) -> str:
+    return json.dumps({"version": VERSION, "slices": [dataclasses.asdict(each) for each in slices]}, indent=2)
+
+
+def slices_from_json(text: str) -> tuple[Slice, ...]:
+    """The slices that `slices_to_json` has written.
+
+    Raises:
+        InventoryError: as `from_json`.
+    """
+    try:
+        value = json.loads(text)
+        return tuple(_decode(Slice, each, f"slices[{index}]") for index, each in enumerate(value["slices"]))
+    except (ValueError, TypeError, KeyError) as error:
+        if isinstance(error, InventoryError):
+            raise
+        raise InventoryError(f"inventory: no list of slices: {error}") from None
 
 
 def _decode(kind: Any, value: Any, path: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
@@ -43,7 +44,12 @@ def target(
     """
     from launch.targets import resolve
 
-    return resolve(wanted(stack, slice, hosts, platform=platform, python=python, runs=runs), like)
+    found = resolve(wanted(stack, slice, hosts, platform=platform, python=python, runs=runs), like)
+    if found.inventory.keeper is None:
+        return found
+    from keeper import store  # most stacks have none
+
+    return dataclasses.replace(found, alone=functools.partial(store.alone, found))
 
 
 def wanted(

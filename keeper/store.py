@@ -12,14 +12,16 @@ On this machine they are in `.keeper` of the runs folder; a stack without a buck
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.inventory import Inventory, InventoryError, from_json
+from infra import lease
 from infra.documents import Documents, DocumentsError
 from launch.runs import Run
 from launch.targets import Target
@@ -122,6 +124,22 @@ def store_of(target: Target) -> Documents:
             "tpu-stack:storage.bucket, then `pulumi up`"
         )
     return Documents(found)
+
+
+@contextlib.contextmanager
+def alone(target: Target) -> Iterator[None]:
+    """Keep the keeper and `pulumi up` from changing a target's slice.
+
+    Raises:
+        RequestError: one of them is at it, or nobody can tell.
+    """
+    try:
+        with lease.held(lease.Lease(store_of(target), target.slice.name, lease.myself("`fab`"))):
+            yield
+    except lease.LeaseHeldError as error:
+        raise RequestError(f"{error}; `fab keeper status` says more, then try again") from None
+    except DocumentsError as error:
+        raise RequestError(str(error)) from None
 
 
 def read_stack(documents: Documents) -> Stack:

@@ -1,4 +1,4 @@
-"""A run from `fab train` to its end: launched, watched, recovered, and started again where that is asked for."""
+"""A run from `fab train` to its end: launched, watched, and started again where that is asked for (`launch.recovery`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import os
 import shlex
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -15,7 +14,6 @@ from typing import Any, Literal
 from rich.console import Console
 
 from contracts import run_directory
-from contracts.durations import spoken
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import State
 from jobs.runtime.metric_definitions import Metrics, finite
@@ -25,9 +23,8 @@ from launch import launch as launching
 from launch.commands import track as tracking
 from launch.display import Display, Progress, printable, say, terminal
 from launch.hosts import STOP_NOW_S, Agent, HostError, stop_processes
-from launch.jobs import CHECKOUT
 from launch.launch import Request
-from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
+from launch.recovery import decide, repaired, resuming
 from launch.run_record import finalize
 from launch.runs import Run
 from launch.targets import Target
@@ -178,19 +175,6 @@ def _notify(run: Run, what: State | Literal["recovered"], say: Callable[[str], N
     notify.about(run, what, say)
 
 
-def resuming(run: Run) -> Request:
-    """Return the request that resumes a run as it began."""
-    return Request(
-        job=run.described["job"],
-        arguments=(),
-        name=None,
-        track=tuple(run.described.get("track", ())),
-        resume=run,
-        hang_floor_s=float(run.described.get("hang_limit_s", HANG_FLOOR_S)),
-        heartbeat_limit_s=float(run.described.get("heartbeat_limit_s", HEARTBEAT_LIMIT_S)),
-    )
-
-
 def _how_to_come_back(run: Run, target: Target) -> str:
     where = "" if target.is_local else f" --stack {target.name}"
     return (
@@ -237,107 +221,6 @@ def _report(console: Console, run: Run, state: State) -> int:
     for line in tracking.told(run):
         say(console)(line)
     return run_record.exit_code(run, state)
-
-
-REPAIR_LIMIT_S = 13 * 3600.0
-"""Longer than a slice waits for capacity by default (tpu-stack:slices[].wait, 12 h)."""
-BOOT_LIMIT_S = 300.0
-BOOT_POLL_S = 1.0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Decision:
-    """Whether a run is to be resumed, and why or why not."""
-
-    resume: bool
-    reason: str
-
-
-def decide(state: State, run: Run) -> Decision:
-    """Decide whether to resume a run in this state; its hosts are there."""
-    if state in run_directory.ACTIVE:
-        return Decision(resume=False, reason=f"it is {state}, there is nothing to recover")
-    if state == "done":
-        return Decision(resume=False, reason="it is done, there is nothing left to do")
-    result = run.current_result() or {}
-    if result.get("request"):
-        return Decision(resume=False, reason=f"it would fail again: {result.get('error')}")
-    saved = run.directory.checkpoint_steps()
-    if not saved and run.is_own_command:
-        return Decision(
-            resume=True, reason=f"it was {state}; the command starts again, and finds its RUN_DIR as it was"
-        )
-    where = (
-        f"from the checkpoint of step {saved[-1]}" if saved else "from the start, as there is no checkpoint"
-    )
-    return Decision(resume=True, reason=f"it was {state} and goes on {where}")
-
-
-def repaired(target: Target, reopen: Callable[[], Target], say: Callable[[str], None]) -> Target:
-    """Return the target with all its hosts: unchanged if they all answer, else after `pulumi up --refresh`.
-
-    Raises:
-        RequestError: hosts do not answer and nothing here can make them again, or Pulumi failed, or they cannot be
-            prepared.
-    """
-    silent = runs.look_at_all(target.agents).errors
-    if not silent:
-        return target
-    for error in silent:
-        say(f"no answer from {error}")
-    if target.pulumi_stack is None:
-        raise RequestError(
-            f"{len(silent)} of {len(target.hosts)} hosts do not answer, and Pulumi did not make them; bring them back, "
-            "then `fab recover` again"
-        )
-    command = ["pulumi", "up", "--refresh", "--yes", "--skip-preview", "--stack", target.pulumi_stack]
-    say(f"the slice {target.slice.name} is not whole: {shlex.join(command)}")
-    _run_pulumi(command)
-    fresh = reopen()
-    _wait_for_hosts(fresh)
-    say(f"all {len(fresh.hosts)} hosts of {fresh.slice.name} answer")
-    from launch.deploy.deploy import deploy  # few runs ever need it
-
-    if deploy(fresh, with_comforts=False) != 0:
-        raise RequestError("not every host could be prepared; fix what is listed, then `fab recover` again")
-    return reopen()  # what deploying has changed, as the user's groups, is so from the next log-in on
-
-
-def _run_pulumi(command: Sequence[str]) -> None:
-    """Run Pulumi, whose output goes to the terminal as it comes."""
-    try:
-        done = subprocess.run(
-            command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, timeout=REPAIR_LIMIT_S, check=False
-        )
-    except FileNotFoundError:
-        raise RequestError("`pulumi` is not on PATH; install it, then `fab recover` again") from None
-    except subprocess.TimeoutExpired:
-        raise RequestError(
-            f"`pulumi up` did not end within {spoken(REPAIR_LIMIT_S)}; `pulumi cancel`, then see what it waits for"
-        ) from None
-    if done.returncode != 0:
-        raise RequestError(
-            f"`{shlex.join(command)}` failed (exit code {done.returncode}); its last lines say why"
-        )
-
-
-def _wait_for_hosts(target: Target) -> None:
-    """Wait until the SSH servers of new hosts answer.
-
-    Raises:
-        RequestError: some do not answer within BOOT_LIMIT_S.
-    """
-    deadline = time.monotonic() + BOOT_LIMIT_S
-    while silent := runs.look_at_all(target.agents).errors:
-        if time.monotonic() > deadline:
-            raise RequestError(
-                "\n  ".join(
-                    [f"hosts do not answer {spoken(BOOT_LIMIT_S)} after `pulumi up`:", *map(str, silent)]
-                )
-                + f"\nGoogle says that {target.slice.name} is there. To make it anew: `pulumi stack --show-urns` "
-                f"names it, `pulumi up --stack {target.pulumi_stack} --replace URN` gives it back and asks for another"
-            )
-        time.sleep(BOOT_POLL_S)
 
 
 POLL_S = 0.5

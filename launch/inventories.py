@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from contracts import atomic
 from contracts.errors import RequestError
-from contracts.inventory import Host, Inventory, InventoryError, Slice, from_json
+from contracts.files import is_url
+from contracts.inventory import Host, Inventory, InventoryError, Slice, from_json, slices_from_json
+from launch.hosts import HostError
 from launch.jobs import CHECKOUT
 
 
@@ -46,6 +50,47 @@ def parse(text: str, where: str) -> Inventory:
         return from_json(text)
     except InventoryError as error:
         raise RequestError(f"{where}: {error}") from None
+
+
+def renewed(inventory: Inventory) -> Inventory:
+    """Return the inventory with the slices that its keeper has made again since `pulumi up` wrote it."""
+    if inventory.keeper is None or not is_url(inventory.keeper):
+        return inventory
+    from launch.remote_files import Buckets  # most stacks have no keeper
+
+    try:
+        (found,) = Buckets().read([f"{inventory.keeper}/{KEPT}"])
+        return with_kept(inventory, found)
+    except (HostError, InventoryError) as error:
+        print(f"warning: what the keeper has made again is not known: {error}", file=sys.stderr)
+        return inventory
+
+
+KEPT = "inventory.json"
+"""In the keeper's store: {"slices": […]}, as `keeper.store` says."""
+
+
+def with_kept(inventory: Inventory, text: bytes | None) -> Inventory:
+    """Return the inventory with those of the kept slices that are newer, or that alone have hosts. Pure.
+
+    Raises:
+        InventoryError: the text is no list of slices.
+    """
+    kept = {each.name: each for each in slices_from_json((text or b'{"slices": []}').decode())}
+
+    def newest(ours: Slice) -> Slice:
+        other = kept.get(ours.name, ours)
+        newer = (_moment(other), bool(other.hosts)) > (_moment(ours), bool(ours.hosts))
+        return other if newer else ours
+
+    return dataclasses.replace(inventory, slices=tuple(newest(each) for each in inventory.slices))
+
+
+def _moment(one_slice: Slice) -> datetime.datetime:
+    try:
+        return datetime.datetime.fromisoformat(one_slice.created)
+    except ValueError:
+        return datetime.datetime.min.replace(tzinfo=datetime.UTC)
 
 
 LIMIT_S = 120.0

@@ -91,7 +91,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
     target = plan.target
     if planned.needs_environment:
         environments.ensure(plan.framework, say)
-    with only_launch_of(run_id) if request.resume else contextlib.nullcontext():
+    with only_launch_of(run_id) if request.resume else contextlib.nullcontext(), target.alone():
         plan = dataclasses.replace(plan, attempt=_next_attempt(request.resume, target))
         before = directory.read_json(run_directory.RUN) if request.resume else None
         if planned.note is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import glob
@@ -10,6 +11,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +52,7 @@ class Target:
     cpus: for each host the processor numbers that its process may use; None: all of them.
     cpu_devices: how many devices a process has where the platform is "cpu".
     stand_in_devices: files that stand in for a TPU's device nodes in a rehearsal.
+    alone: inside it nobody else changes the slice or starts a run on it; raises RequestError where somebody does.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Target:
     python_is_given: bool = False
     cpu_devices: int = 1
     stand_in_devices: tuple[str, ...] | None = None
+    alone: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
 
     @property
     def is_local(self) -> bool:
@@ -259,7 +263,7 @@ def resolve(wanted: Wanted, like: Run | None = None) -> Target:
     from launch import inventories  # this machine needs none
 
     inventory = wanted.given.inventory if wanted.given else inventories.read(wanted.stack)
-    return of_inventory(inventory, wanted)
+    return of_inventory(inventories.renewed(inventory), wanted)
 
 
 def on_this_machine(

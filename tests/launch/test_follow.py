@@ -15,7 +15,7 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, State
 from jobs.runtime.metric_definitions import Metric, Metrics, as_json
-from launch import follow, plan, runs, targets
+from launch import follow, plan, recovery, runs, targets
 from launch.deploy import deploy as deployment
 from launch.display import Progress
 from launch.hosts import Agent, HostError
@@ -274,12 +274,12 @@ def test_only_what_may_go_better_is_tried_again(
     write_run: WriteRun, state: State, result: dict[str, Any] | None, resume: bool, reason: str
 ) -> None:
     run = write_run(result=result)
-    decision = follow.decide(state, run)
+    decision = recovery.decide(state, run)
     assert decision.resume is resume
     assert decision.reason.startswith(reason)
     for step in (5, 20, 10):
         run.directory.write_text(f"checkpoints/{step}/state/_METADATA", "")
-    assert follow.decide("lost", run).reason.endswith("goes on from the checkpoint of step 20") == (
+    assert recovery.decide("lost", run).reason.endswith("goes on from the checkpoint of step 20") == (
         not (result or {}).get("request")
     )
 
@@ -315,7 +315,7 @@ def must_not_be_asked() -> Target:
 def test_a_slice_that_lost_a_host_is_refreshed_and_brought_up_and_waited_for(
     make_agent: MakeAgent, pulumi: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "BOOT_POLL_S", 0)
+    monkeypatch.setattr(recovery, "BOOT_POLL_S", 0)
     prepared: list[Target] = []
 
     def deploy(given: Target, *, with_comforts: bool) -> int:
@@ -326,7 +326,7 @@ def test_a_slice_that_lost_a_host_is_refreshed_and_brought_up_and_waited_for(
     asked, said = pulumi(0), list[str]()
     answers = iter([gone, gone, well])
     fresh = target(make_agent(lambda verb, request: next(answers)(verb, request), host="w-new"))
-    mended = follow.repaired(target(make_agent(gone, host="w-0")), lambda: fresh, said.append)
+    mended = recovery.repaired(target(make_agent(gone, host="w-0")), lambda: fresh, said.append)
     assert (mended, prepared) == (fresh, [fresh])
     assert next(answers, None) is None
     assert asked.read_text() == "up --refresh --yes --skip-preview --stack dev\n"
@@ -339,25 +339,25 @@ def test_what_cannot_be_made_whole_is_told_with_what_to_do(
 ) -> None:
     def refused(broken: Target, reopen: Callable[[], Target] = must_not_be_asked) -> str:
         with pytest.raises(RequestError) as error:
-            follow.repaired(broken, reopen, lambda text: None)
+            recovery.repaired(broken, reopen, lambda text: None)
         return str(error.value)
 
     asked = pulumi(3)
     whole, dead = target(make_agent(well)), target(make_agent(gone, host="w-0"))
-    assert follow.repaired(whole, must_not_be_asked, lambda text: None) is whole
+    assert recovery.repaired(whole, must_not_be_asked, lambda text: None) is whole
     said = refused(target(make_agent(gone), None))
     assert said.startswith("1 of 1 hosts do not answer, and Pulumi did not make them")
     assert not asked.exists()
     said = refused(dead)
     assert said.startswith("`pulumi up --refresh ") and "failed (exit code 3); its last lines say why" in said
     (asked.parent / "bin/pulumi").write_text("#!/bin/sh\n")
-    monkeypatch.setattr(follow, "BOOT_LIMIT_S", 0.0)
+    monkeypatch.setattr(recovery, "BOOT_LIMIT_S", 0.0)
     said = refused(dead, lambda: dead)
     assert "w-0: no route" in said and "pulumi up --stack dev --replace" in said
 
 
 def test_a_run_that_goes_on_keeps_the_limits_that_it_was_started_with(write_run: WriteRun) -> None:
-    assert follow.resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
-    assert follow.resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
-    fresh = follow.resuming(write_run())
+    assert recovery.resuming(write_run(hang_limit_s=900.0)).hang_floor_s == 900
+    assert recovery.resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
+    fresh = recovery.resuming(write_run())
     assert (fresh.hang_floor_s, fresh.heartbeat_limit_s) == (plan.HANG_FLOOR_S, plan.HEARTBEAT_LIMIT_S)

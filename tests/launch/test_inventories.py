@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from contracts.errors import RequestError
-from contracts.inventory import to_json
+from contracts.inventory import InventoryError, Slice, slices_to_json, to_json
 from launch import inventories, targets
+from tests.launch.slices import make_host, make_inventory, make_slice
 
 Program = Callable[[str, str], Path]
 
@@ -55,3 +58,22 @@ def test_a_pulumi_that_does_not_answer_or_is_not_there_is_said_to_be_so(
     assert "`pulumi stack output` gave no answer within 0 s" in refused()
     monkeypatch.setenv("PATH", "/nowhere")
     assert "--stack dev: `pulumi` is not on PATH" in refused()
+
+
+def test_of_two_entries_of_a_slice_the_newer_counts_and_of_equally_old_ones_that_with_hosts() -> None:
+    ours = make_slice([make_host(0)], created="2026-11-20T10:00:00.5Z")
+    whole = make_inventory(ours)
+
+    def kept(**changes: Any) -> Slice:
+        text = slices_to_json([dataclasses.replace(ours, zone="kept", **changes)])
+        return inventories.with_kept(whole, text.encode()).slices[0]
+
+    assert kept(created="2026-11-20T10:00:01Z").zone == "kept"
+    assert kept(created="2026-11-20T10:00:00Z") == ours, "`pulumi up` has made it anew since"
+    assert kept() == ours
+    waiting = dataclasses.replace(ours, hosts=())
+    inventory = make_inventory(waiting)
+    assert inventories.with_kept(inventory, slices_to_json([ours]).encode()).slices == (ours,)
+    assert inventories.with_kept(inventory, None) == inventory
+    with pytest.raises(InventoryError, match="no list of slices"):
+        inventories.with_kept(inventory, b"[]")
