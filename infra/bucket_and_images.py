@@ -18,6 +18,8 @@ READ_AND_WRITE = "roles/storage.objectUser"
 """Objects: create, read, list, overwrite, delete; nothing about the bucket itself."""
 SEE_BUCKET = "roles/storage.legacyBucketReader"
 """Client libraries ask for the bucket's own data first, such as its region."""
+KEEPER_FOLDER = "keeper"
+BUCKET_ROLES = {"objects": READ_AND_WRITE, "metadata": SEE_BUCKET}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class StorageBucketArgs:
 
 
 class StorageBucket(pulumi.ComponentResource):
-    """In one region; the hosts read and write it."""
+    """In one region; the hosts read and write it, but for what the keeper keeps. `name` is known once it is there."""
 
     def __init__(
         self, name: str, args: StorageBucketArgs, opts: pulumi.ResourceOptions | None = None
@@ -63,12 +65,20 @@ class StorageBucket(pulumi.ComponentResource):
             labels=naming.labels(args.config.stack),
             opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
         )
-        for what, role in (("objects", READ_AND_WRITE), ("metadata", SEE_BUCKET)):
+        self.name = bucket.name
+        kept = f"projects/_/buckets/{args.bucket.name}/objects/{KEEPER_FOLDER}/"
+        for what, role in BUCKET_ROLES.items():
             storage.BucketIAMMember(
                 what,
                 bucket=bucket.name,
                 role=role,
                 member=args.member,
+                # By what is in there TPUs are made, which is not for a job to decide.
+                condition=storage.BucketIAMMemberConditionArgs(
+                    title="All but what the keeper keeps", expression=f'!resource.name.startsWith("{kept}")'
+                )
+                if args.config.keeper and role == READ_AND_WRITE
+                else None,
                 opts=pulumi.ResourceOptions(parent=self),
             )
         self.register_outputs({})

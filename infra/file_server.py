@@ -24,12 +24,13 @@ IMAGE = "debian-cloud/debian-12"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GatewayArgs:
-    """subnetwork: full name. tag: what the firewall knows the VM by."""
+    """subnetwork: full name. tag: what the firewall knows the VM by. service_account: the keeper's, if any."""
 
     config: Config
     nfs: NfsConfig
     subnetwork: pulumi.Input[str]
     tag: str
+    service_account: pulumi.Input[str] | None = None
 
 
 class Gateway(pulumi.ComponentResource):
@@ -111,7 +112,12 @@ class Gateway(pulumi.ComponentResource):
             allow_stopping_for_update=True,
             labels=labels,
             tags=[args.tag],
-            # It has no service account: a server of files asks nothing of Google.
+            # A server of files asks nothing of Google; the keeper does. What it may do is up to its account's roles.
+            service_account=compute.InstanceServiceAccountArgs(
+                email=args.service_account, scopes=["cloud-platform"]
+            )
+            if args.service_account is not None
+            else None,
             opts=pulumi.ResourceOptions(
                 parent=self,
                 delete_before_replace=True,

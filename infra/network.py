@@ -1,4 +1,4 @@
-"""The network of a stack: a subnet and a way out in each region, and three firewall rules. Nothing comes in but IAP.
+"""The network of a stack: a subnet and a way out in each region, and firewall rules. Nothing comes in but IAP.
 
 Where a network is there already, only the firewall rules are made: they name our tags, so they touch nobody else.
 """
@@ -106,12 +106,13 @@ class Network(pulumi.ComponentResource):
             self.subnetworks[region] = subnetwork.id
 
     def _firewall(self, config: Config) -> None:
-        gateway = config.nfs is not None and config.nfs.kind == "gateway"
+        gateway = config.gateway is not None
+        ssh = {"tcp": ["22"]}
         self._allow(
             "iap-ssh",
             config,
             "SSH from IAP's tunnels, and from nowhere else",
-            {"tcp": ["22"]},
+            ssh,
             to=[self.host_tag, *([self.gateway_tag] if gateway else [])],
             ranges=[IAP_RANGE],
         )
@@ -125,6 +126,9 @@ class Network(pulumi.ComponentResource):
             self._allow(
                 "host-to-nfs", config, "NFS from the TPU hosts of this stack", nfs, to=[self.gateway_tag]
             )
+        if gateway and config.keeper:
+            described = "SSH from the keeper on the gateway to the TPU hosts of this stack"
+            self._allow("keeper-ssh", config, described, ssh, to=[self.host_tag], sources=[self.gateway_tag])
 
     def _allow(
         self,
@@ -135,8 +139,9 @@ class Network(pulumi.ComponentResource):
         *,
         to: list[str],
         ranges: list[str] | None = None,
+        sources: list[str] | None = None,
     ) -> None:
-        """ports: by protocol, None for all. to: tags. ranges: who comes in; None: the hosts of this stack."""
+        """ports: by protocol, None for all. to: tags. Who comes in: `ranges`, or tags (None: this stack's hosts)."""
         compute.Firewall(
             rule,
             name=naming.resource_name(config.stack, rule),
@@ -146,7 +151,7 @@ class Network(pulumi.ComponentResource):
             direction="INGRESS",
             allows=[compute.FirewallAllowArgs(protocol=each, ports=ports[each]) for each in ports],
             source_ranges=ranges,
-            source_tags=None if ranges else [self.host_tag],
+            source_tags=None if ranges else sources or [self.host_tag],
             target_tags=to,
             opts=pulumi.ResourceOptions(parent=self),
         )

@@ -46,6 +46,8 @@ def declare() -> None:
     stack = declare_stack(config)
     pulumi.export("inventory", stack.inventory.apply(inventory.to_json))
     pulumi.export("image_repository", stack.image_repository)
+    if stack.keeper is not None:
+        pulumi.export("keeper", stack.keeper)
 
 
 def configuration() -> Config:

@@ -164,13 +164,18 @@ class QueuedResource(Resource, module="tpu_stack", name="QueuedResource"):
 
 
 def _props_of(args: QueuedResourceArgs) -> Props:
-    """Inputs by name, less what is not given; outputs, which Pulumi wants named, as None."""
+    """The inputs, and the outputs, which Pulumi wants named, as None."""
+    return inputs_of(args) | dict.fromkeys(OUTPUTS)
+
+
+def inputs_of(args: QueuedResourceArgs) -> Props:
+    """Inputs by name, less what is not given: with their values known, what `Lifecycle` takes."""
     given = {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
     given["data_disks"] = [
         {"source_disk": disk.source_disk, "mode": disk.mode} for disk in args.data_disks
     ] or None
     given["tags"] = list(args.tags) if isinstance(args.tags, tuple) else args.tags
-    return {name: value for name, value in given.items() if value is not None} | dict.fromkeys(OUTPUTS)
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def changes_between(before: Props, now: Props) -> DiffResult:

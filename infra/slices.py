@@ -18,7 +18,7 @@ from infra.cloud_tpu.workers import hosts_of
 from infra.config import Config, DataDisk, SliceConfig
 from infra.iam import LOG_IN_METADATA
 from infra.node_workers import NodeWorkers, NodeWorkersArgs
-from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs
+from infra.queued_resource import DataDiskArgs, QueuedResource, QueuedResourceArgs, inputs_of
 
 IN_FLIGHT_S = 30
 """When its time is over, the gcp provider gives a request in flight so much longer, and one that is refused because a
@@ -33,6 +33,7 @@ class TpuSliceArgs:
     """asked: the slice's own part of `config`. owner: the id that tells this stack's queued resources from others'.
 
     network, subnetwork: full names. tag: what the firewall knows the hosts by. share: what they mount; None: nothing.
+    lease_url: of the slice's lease; None where there is no keeper.
     """
 
     config: Config
@@ -43,64 +44,71 @@ class TpuSliceArgs:
     tag: str
     service_account: pulumi.Input[str]
     share: pulumi.Input[startup.TpuHost] | None
+    lease_url: str | None = None
 
 
 class TpuSlice(pulumi.ComponentResource):
-    """`entry` is what the inventory says of it."""
+    """`entry` is what the inventory says of it, `vacant` the same without hosts, which is known before it is made.
+
+    inputs: of the queued resource; None where it is a node.
+    """
 
     entry: pulumi.Output[inventory.Slice]
+    inputs: pulumi.Output[dict[str, Any]] | None = None
 
     def __init__(self, name: str, args: TpuSliceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("tpu-stack:slices:TpuSlice", name, {}, opts)
-        declare = _queued if args.asked.provisioning == "queued" else _direct
-        self.entry = declare(name, args, self)
+        kind = "queued-resource" if args.asked.provisioning == "queued" else "node"
+        self.vacant = entry(args.asked, f"{kind} {_node_id(args)}", [])
+        if args.asked.provisioning == "queued":
+            asked = _asked_for(args, self)
+            queued = QueuedResource(name, asked, pulumi.ResourceOptions(parent=self))
+            self.inputs = pulumi.Output.from_input(inputs_of(asked))
+            found = pulumi.Output.all(nodes=queued.nodes, created=queued.create_time)
+        else:
+            made = _direct(name, args, self)
+            found = pulumi.Output.all(nodes=[{"workers": made.workers}], created="")
+        self.entry = found.apply(
+            lambda it: entry(args.asked, self.vacant.origin, it["nodes"], it.get("created") or "")
+        )
         self.register_outputs({})
 
 
-def _queued(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[inventory.Slice]:
+def _asked_for(args: TpuSliceArgs, parent: TpuSlice) -> QueuedResourceArgs:
     asked = args.asked
-    node_id = _node_id(args)
     by_name = asked.accelerator.has_default_topology
-    queued = QueuedResource(
-        name,
-        QueuedResourceArgs(
-            project=args.config.project,
-            zone=asked.zone,
-            queued_resource_id=node_id,
-            owner=args.owner,
-            accelerator_type=asked.accelerator.type_name if by_name else None,
-            accelerator_generation=None if by_name else asked.accelerator.generation.name.upper(),
-            topology=None if by_name else asked.accelerator.topology,
-            runtime_version=asked.runtime_version,
-            capacity=asked.capacity,
-            reservation_name=asked.reservation,
-            node_count=asked.count,
-            guaranteed_s=asked.guaranteed_s,
-            valid_until_s=asked.valid_until_s,
-            wait_s=asked.wait_s,
-            network=args.network,
-            subnetwork=args.subnetwork,
-            external_addresses=args.config.network.external_addresses,
-            service_account_email=args.service_account,
-            metadata=_metadata(args),
-            labels=_labels(args),
-            tags=[args.tag],
-            data_disks=[
-                DataDiskArgs(source_disk=_source(args, disk, parent), mode=disk.mode)
-                for disk in asked.data_disks
-            ],
-            boot_disk_kms_key=asked.boot_disk_kms_key,
-            description=_description(args),
-        ),
-        pulumi.ResourceOptions(parent=parent),
-    )
-    found = pulumi.Output.all(nodes=queued.nodes, created=queued.create_time)
-    return found.apply(
-        lambda it: entry(asked, f"queued-resource {node_id}", it["nodes"], it.get("created") or "")
+    return QueuedResourceArgs(
+        project=args.config.project,
+        zone=asked.zone,
+        queued_resource_id=_node_id(args),
+        owner=args.owner,
+        accelerator_type=asked.accelerator.type_name if by_name else None,
+        accelerator_generation=None if by_name else asked.accelerator.generation.name.upper(),
+        topology=None if by_name else asked.accelerator.topology,
+        runtime_version=asked.runtime_version,
+        capacity=asked.capacity,
+        reservation_name=asked.reservation,
+        node_count=asked.count,
+        guaranteed_s=asked.guaranteed_s,
+        valid_until_s=asked.valid_until_s,
+        wait_s=asked.wait_s,
+        network=args.network,
+        subnetwork=args.subnetwork,
+        external_addresses=args.config.network.external_addresses,
+        service_account_email=args.service_account,
+        metadata=_metadata(args),
+        labels=_labels(args),
+        tags=[args.tag],
+        data_disks=[
+            DataDiskArgs(source_disk=_source(args, disk, parent), mode=disk.mode) for disk in asked.data_disks
+        ],
+        boot_disk_kms_key=asked.boot_disk_kms_key,
+        description=_description(args),
+        lease_url=args.lease_url,
     )
 
 
-def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[inventory.Slice]:
+def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> NodeWorkers:
     asked = args.asked
     node_id = _node_id(args)
     by_name = asked.accelerator.has_default_topology
@@ -141,7 +149,7 @@ def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[in
     )
     full_name = f"projects/{args.config.project}/locations/{asked.zone}/nodes/{node_id}"
     _watch_direct(node, full_name, functools.partial(pulumi.log.warn, resource=parent))
-    workers = NodeWorkers(
+    return NodeWorkers(
         name,
         NodeWorkersArgs(
             project=args.config.project,
@@ -152,7 +160,6 @@ def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> pulumi.Output[in
         # A node that was made again has the same name, and may have the same addresses, but other workers.
         pulumi.ResourceOptions(parent=parent, replace_with=[node]),
     )
-    return workers.workers.apply(lambda found: entry(asked, f"node {node_id}", [{"workers": found}]))
 
 
 def _watch_direct(node: pulumi.CustomResource, named: str, say: Callable[[str], None]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import pulumi
 from pulumi_gcp import projects
 
 from contracts import inventory
-from infra import startup
+from infra import keeper_access, startup
 from infra.bucket_and_images import Registry, RegistryArgs, StorageBucket, StorageBucketArgs
 from infra.config import Config, NfsConfig
 from infra.file_server import Filestore, FilestoreArgs, Gateway, GatewayArgs
 from infra.iam import Access, AccessArgs, Identity
+from infra.keeper_access import Description, DescriptionArgs, KeeperAccount, KeeperAccountArgs
 from infra.network import Network
 from infra.slices import TpuSlice, TpuSliceArgs
 from infra.stack_identity import StackIdentity
@@ -21,14 +23,19 @@ SERVICES = (
     "cloudresourcemanager", "compute", "iam", "iap", "oslogin", "storage", "artifactregistry", "tpu",
 )  # fmt: skip
 FILESTORE_SERVICE = "file"
+SECRETS_SERVICE = "secretmanager"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stack:
-    """inventory: contract 1. image_repository: what the name of a pushed image begins with."""
+    """inventory: contract 1. image_repository: what the name of a pushed image begins with.
+
+    keeper: as `infra.keeper_access.describe` has it; None where there is no keeper.
+    """
 
     inventory: pulumi.Output[inventory.Inventory]
     image_repository: str
+    keeper: pulumi.Output[str] | None
 
 
 def declare_stack(config: Config) -> Stack:
@@ -48,9 +55,18 @@ def declare_stack(config: Config) -> Stack:
         if config.bucket
         else None
     )
-    # A server installs its packages through the network's way out, so that has to be there first.
-    server = _file_server(config, config.nfs, network) if config.nfs else None
     owner = StackIdentity("owner", config.project).owner
+    keeper = (
+        KeeperAccount(
+            "keeper",
+            KeeperAccountArgs(config=config, bucket=bucket.name, hosts_account=identity.account, owner=owner),
+            after_services,
+        )
+        if config.keeper and config.gateway and bucket
+        else None
+    )
+    # A server installs its packages through the network's way out, so that has to be there first.
+    server = _file_server(config, config.nfs, network, keeper) if config.nfs else None
     ready = [part for part in (network, identity, registry, bucket) if part is not None]
     slices = [
         TpuSlice(
@@ -64,28 +80,52 @@ def declare_stack(config: Config) -> Stack:
                 tag=network.host_tag,
                 service_account=identity.email,
                 share=server.share if server else None,
+                lease_url=keeper_access.lease_url(config, each.name),
             ),
             pulumi.ResourceOptions(depends_on=ready),
         )
         for each in config.slices
     ]
-    whole = pulumi.Output.all(
-        slices=[each.entry for each in slices],
+    described = (
+        Description(
+            "description",
+            DescriptionArgs(
+                config=config,
+                bucket=bucket.name,
+                owner=owner,
+                slices={each.vacant.name: each.inputs for each in slices if each.inputs is not None},
+                vacant=_inventory(config, server, [each.vacant for each in slices]),
+            ),
+            after_services,
+        )
+        if config.keeper and bucket
+        else None
+    )
+    return Stack(
+        inventory=_inventory(config, server, [each.entry for each in slices]),
+        image_repository=registry.url,
+        keeper=described.text if described else None,
+    )
+
+
+def _inventory(
+    config: Config, server: Gateway | Filestore | None, slices: Sequence[pulumi.Input[inventory.Slice]]
+) -> pulumi.Output[inventory.Inventory]:
+    parts = pulumi.Output.all(
+        slices=list(slices),
         gateway=server.entry if isinstance(server, Gateway) else None,
         share=server.share if server else None,
     )
-    return Stack(
-        inventory=whole.apply(
-            lambda parts: inventory.Inventory(
-                stack=config.stack,
-                project=config.project,
-                storage=_storage(config, parts["share"]),
-                images=dict(config.images.references),
-                gateway=parts["gateway"],
-                slices=tuple(parts["slices"]),
-            )
-        ),
-        image_repository=registry.url,
+    return parts.apply(
+        lambda known: inventory.Inventory(
+            stack=config.stack,
+            project=config.project,
+            storage=_storage(config, known["share"]),
+            images=dict(config.images.references),
+            gateway=known["gateway"],
+            slices=tuple(known["slices"]),
+            keeper=keeper_access.store_url(config),
+        )
     )
 
 
@@ -98,7 +138,8 @@ class Services(pulumi.ComponentResource):
     def __init__(self, name: str, config: Config, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("tpu-stack:services:Services", name, {}, opts)
         filestore = config.nfs is not None and config.nfs.kind == "filestore"
-        for service in (*SERVICES, *([FILESTORE_SERVICE] if filestore else [])):
+        more = [FILESTORE_SERVICE] * filestore + [SECRETS_SERVICE] * bool(config.notify.secrets)
+        for service in (*SERVICES, *more):
             projects.Service(
                 service,
                 service=f"{service}.googleapis.com",
@@ -109,7 +150,9 @@ class Services(pulumi.ComponentResource):
         self.register_outputs({})
 
 
-def _file_server(config: Config, nfs: NfsConfig, network: Network) -> Gateway | Filestore:
+def _file_server(
+    config: Config, nfs: NfsConfig, network: Network, keeper: KeeperAccount | None
+) -> Gateway | Filestore:
     after_network = pulumi.ResourceOptions(depends_on=[network])
     if nfs.kind == "filestore":
         return Filestore(
@@ -122,6 +165,7 @@ def _file_server(config: Config, nfs: NfsConfig, network: Network) -> Gateway | 
             nfs=nfs,
             subnetwork=network.subnetworks[nfs.region],
             tag=network.gateway_tag,
+            service_account=keeper.email if keeper else None,
         ),
         after_network,
     )

@@ -135,6 +135,20 @@ class ImagesConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class NotifyConfig:
+    """Where the keeper sends notifications: of each channel the secret in Secret Manager that has its address."""
+
+    slack: str | None
+    webhook: str | None
+    smtp: str | None
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """The names of all secrets, each once."""
+        return tuple(dict.fromkeys(each for each in (self.slack, self.webhook, self.smtp) if each))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class GrantLine:
     """One line of a TPU Research Cloud grant. until: its last day; None: unknown."""
 
@@ -156,7 +170,10 @@ class Allowances:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole stack. `grant` empty: everything is billed. `protect`: data is not deleted by `pulumi destroy`."""
+    """A whole stack. `grant` empty: everything is billed. `protect`: data is not deleted by `pulumi destroy`.
+
+    keeper: runs are watched and brought back by a program on the gateway; it has a bucket then.
+    """
 
     project: str
     stack: str
@@ -166,6 +183,8 @@ class Config:
     network: NetworkConfig
     access: AccessConfig
     images: ImagesConfig
+    keeper: bool
+    notify: NotifyConfig
     grant: tuple[GrantLine, ...]
     allow: Allowances
     budget_usd_per_hour: float | None
@@ -176,6 +195,11 @@ class Config:
         """Every region that has a VM, in the order of the configuration."""
         of_slices = [each.region for each in self.slices]
         return tuple(dict.fromkeys([*of_slices, *([self.nfs.region] if self.nfs else [])]))
+
+    @property
+    def gateway(self) -> NfsConfig | None:
+        """The NFS that is served by a VM of the stack, where it is."""
+        return self.nfs if self.nfs is not None and self.nfs.kind == "gateway" else None
 
 
 class ConfigError(ValueError):

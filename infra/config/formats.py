@@ -4,7 +4,8 @@ A rule answers None for a good text, otherwise what is wrong with it and what to
 project ids https://cloud.google.com/resource-manager/docs/creating-managing-projects, buckets
 https://cloud.google.com/storage/docs/buckets (names) and …/locations (multi-regions), principals
 https://cloud.google.com/iam/docs/principal-identifiers, keys https://cloud.google.com/kms/docs/getting-resource-ids,
-stack names the Pulumi command line's own rule.
+secrets https://cloud.google.com/secret-manager/docs/creating-and-accessing-secrets, stack names the Pulumi command
+line's own rule.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ DOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[
 FEDERATED = re.compile(r"principal(?:Set)?://[a-z]+\.googleapis\.com/[^\s]+")
 REFERENCE = re.compile(r"[-.a-z0-9]+(?::[0-9]+)?(?:/[-._a-z0-9]+)+@sha256:[0-9a-f]{64}")
 MACHINE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(?:-[a-z0-9]+)*")
+SECRET = re.compile(r"[-_a-zA-Z0-9]{1,255}")
 RUNTIME = re.compile(r"[a-z0-9](?:[-._a-z0-9]*[a-z0-9])?")
 UNLISTED = "tpu-stack:allow-unlisted"
 ARM_FAMILIES = ("a4x", "c4a", "n4a", "t2a")

@@ -31,6 +31,7 @@ from infra.config import (
     NetworkConfig,
     NfsConfig,
     NfsKind,
+    NotifyConfig,
     formats,
     slice_keys,
 )
@@ -107,6 +108,7 @@ def read(
         with root.section("storage") as storage:
             bucket = _bucket(storage, home)
             nfs = _nfs(storage, home)
+        keeper = _keeper(root, bucket)
         config = Config(
             project=project or "",
             stack=stack,
@@ -116,6 +118,8 @@ def read(
             network=_network(root),
             access=_access(root),
             images=_images(root, home),
+            keeper=keeper,
+            notify=_notify(root, keeper=keeper),
             grant=_grant(root, unlisted=unlisted),
             allow=Allowances(
                 unlisted=unlisted,
@@ -279,6 +283,32 @@ def _images(root: Section, home: Home) -> ImagesConfig:
                 "references", key_rule=formats.framework, value_rule=formats.reference
             ),
         )
+
+
+def _keeper(root: Section, bucket: BucketConfig | None) -> bool:
+    keeper = root.flag("keeper", default=False)
+    if keeper and bucket is None:
+        root.say(
+            "keeper",
+            "keeps what it watches in the bucket; remove storage.bucket: false, or set keeper: false",
+        )
+    return keeper
+
+
+def _notify(root: Section, *, keeper: bool) -> NotifyConfig:
+    with root.section("notify") as section:
+        names = {key: section.text(key, None) for key in ("slack", "webhook", "smtp")}
+        for key, name in names.items():
+            # It may be the address itself, and is not shown.
+            if name is not None and formats.SECRET.fullmatch(name) is None:
+                section.say(
+                    key,
+                    "is not the name of a secret; put the address into Secret Manager (`gcloud secrets create NAME "
+                    "--data-file=FILE`) and write NAME here",
+                )
+        if any(names.values()) and not keeper and root.fine("keeper"):
+            root.say("notify", "is for the keeper; set tpu-stack:keeper: true, or remove it")
+        return NotifyConfig(**names)
 
 
 def _grant(root: Section, *, unlisted: bool) -> tuple[GrantLine, ...]:

@@ -43,6 +43,17 @@ REGISTRY = ListPrice(
     read="November 2026",
 )
 
+REQUESTS_PAGE = "https://cloud.google.com/storage/pricing-examples"
+LISTING = ListPrice(
+    usd=0.005,
+    per="1,000 listings or writes",
+    source=REQUESTS_PAGE,
+    read="November 2026, in a copy of unknown date",
+)
+READING = ListPrice(
+    usd=0.0004, per="1,000 reads", source=REQUESTS_PAGE, read="November 2026, in a copy of unknown date"
+)
+
 FILESTORE_BASIC_HDD = ListPrice(
     usd=0.000274,
     per="GiB and hour, us-west1",
@@ -131,6 +142,11 @@ def nat_usd_per_hour(vms: int) -> float:
     """One gateway with one address of its own, used by so many VMs."""
     gateway = NAT_VM.usd * vms if vms <= NAT_MOST_VMS else NAT_MOST.usd
     return gateway + EXTERNAL_ADDRESS.usd
+
+
+def requests_usd_per_hour(*, listings: float, reads: float) -> float:
+    """Of a bucket in one region, with so many an hour."""
+    return (LISTING.usd * listings + READING.usd * reads) / 1000
 
 
 def regions_differ_by() -> float:

@@ -16,6 +16,9 @@ from infra.policy import billing
 
 HOURS_PER_DAY = 24
 NOT_KNOWN = "not known"
+PASSES_PER_HOUR = 60
+LISTINGS_OF_A_PASS, READS_OF_A_PASS = 1, 2
+"""Of the keeper in the bucket, while all is well; the Cloud TPU API, which it asks too, is free of charge."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,7 @@ def cost_of(config: Config, covered_chips: Sequence[int]) -> Cost:
     ]
     nat = tuple(_nat_lines(config))
     return Cost(
-        lines=(*slices, *_nfs_lines(config.nfs), *_address_lines(config), *nat),
+        lines=(*slices, *_nfs_lines(config.nfs), *_address_lines(config), *nat, *_keeper_lines(config)),
         rates=_rates(config, nat=bool(nat)),
         assumptions=_assumptions(config),
     )
@@ -185,6 +188,16 @@ def _nat_lines(config: Config) -> Iterator[CostLine]:
                 quantity=f"{_counted(number, 'VM')}, 1 address",
                 usd_per_hour=billing.nat_usd_per_hour(number),
             )
+
+
+def _keeper_lines(config: Config) -> Iterator[CostLine]:
+    """It makes no more slices than are configured, and its machine is the gateway."""
+    if config.keeper:
+        per_pass = LISTINGS_OF_A_PASS + READS_OF_A_PASS
+        price = billing.requests_usd_per_hour(
+            listings=LISTINGS_OF_A_PASS * PASSES_PER_HOUR, reads=READS_OF_A_PASS * PASSES_PER_HOUR
+        )
+        yield CostLine(what="keeper", quantity=f"{per_pass} requests a minute", usd_per_hour=price)
 
 
 def _rates(config: Config, *, nat: bool) -> tuple[Rate, ...]:

@@ -234,6 +234,8 @@ def exposure(config: Config) -> Iterator[Finding]:
             "tpu-stack:access",
             "names nobody, so nobody but the project's owners may open a tunnel to the hosts; add members",
         )
+    if config.keeper:
+        yield from _keeper(config)
     if not config.protect:
         lost = [f'bucket "{config.bucket.name}" (once it is empty)'] if config.bucket else []
         lost += ["all data of the NFS server"] if config.nfs else []
@@ -243,4 +245,25 @@ def exposure(config: Config) -> Iterator[Finding]:
             "tpu-stack:protect",
             "false lets `pulumi destroy`, and a change that replaces them, delete "
             f"{', '.join([*lost, 'the image repository'])}",
+        )
+
+
+def _keeper(config: Config) -> Iterator[Finding]:
+    path = "tpu-stack:keeper"
+    if config.gateway is None:
+        yield warning(
+            path,
+            "the stack has no gateway for it to run on; `fab keeper install --here` puts it on a machine of yours, or "
+            "write kind: gateway in tpu-stack:storage.nfs",
+        )
+    else:
+        yield note(
+            path,
+            "true lets the gateway make and delete TPUs of this project and become root on their hosts; switching it "
+            "on or off restarts the gateway, and what uses the share waits for a minute (docs/security.md)",
+        )
+    direct = [each.name for each in config.slices if each.provisioning == "direct"]
+    if direct:
+        yield warning(
+            path, f"{_named(direct)}: is not brought back, as only queued ones are; set provisioning: queued"
         )

@@ -165,7 +165,8 @@ KINDS: Mapping[str, Kind] = {
     "gcp:compute/instance:Instance": Kind(
         id=f"{_ZONE}/instances/{{name}}",
         names_itself=True,
-        in_place="labels metadata tags machineType attachedDisks shieldedInstanceConfig allowStoppingForUpdate",
+        in_place="labels metadata tags machineType attachedDisks shieldedInstanceConfig allowStoppingForUpdate "
+        "serviceAccount",
         defaults={"canIpForward": False, "deletionProtection": False},
         fill=_instance,
     ),
@@ -177,6 +178,12 @@ KINDS: Mapping[str, Kind] = {
         fill=_bucket,
     ),
     "gcp:storage/bucketIAMMember:BucketIAMMember": _member("b/{bucket}"),
+    "gcp:storage/bucketObject:BucketObject": Kind(
+        id="{bucket}-{name}",
+        names_itself=True,
+        in_place="content contentType",
+        fill=lambda _inputs, number: {"generation": number},
+    ),
     "gcp:serviceaccount/account:Account": Kind(
         id="projects/{project}/serviceAccounts/{accountId}@{project}.iam.gserviceaccount.com",
         in_place="displayName",
@@ -185,6 +192,12 @@ KINDS: Mapping[str, Kind] = {
     "gcp:serviceaccount/iAMMember:IAMMember": _member("serviceAccounts/{serviceAccountId}"),
     "gcp:projects/service:Service": Kind(id="{project}/{service}", in_place="disableOnDestroy"),
     "gcp:projects/iAMMember:IAMMember": _member("{project}"),
+    "gcp:projects/iAMCustomRole:IAMCustomRole": Kind(
+        id="projects/{project}/roles/{roleId}",
+        in_place="title description permissions",
+        fill=lambda inputs, _number: {"name": inputs["id"], "deleted": False},
+    ),
+    "gcp:secretmanager/secretIamMember:SecretIamMember": _member("projects/{project}/secrets/{secretId}"),
     "gcp:artifactregistry/repository:Repository": Kind(
         id=f"{_PLACE}/repositories/{{repositoryId}}",
         in_place="description labels cleanupPolicies cleanupPolicyDryRun",

@@ -81,6 +81,7 @@ class Declared:
     resources: tuple[Resource, ...]
     inventory: inventory.Inventory
     image_repository: str
+    keeper: str | None
 
     def all(self, kind: str) -> list[Resource]:
         """Those of a type: its last part, "Firewall", or more of it where that is not enough."""
@@ -135,12 +136,14 @@ def _declare(config: Config) -> Declared:
     def program() -> pulumi.Output[None]:
         stack = declare_stack(config)
         found.append(stack.image_repository)
-        return stack.inventory.apply(found.append)
+        if stack.keeper is None:
+            return stack.inventory.apply(lambda made: found.extend([made, None]))
+        return pulumi.Output.all(stack.inventory, stack.keeper).apply(found.extend)
 
     # It returns when every registration has been answered: what is absent then was never declared.
     program()
-    repository, made = found
-    return Declared(resources=tuple(monitor.seen), inventory=made, image_repository=repository)
+    repository, made, keeper = found
+    return Declared(resources=tuple(monitor.seen), inventory=made, image_repository=repository, keeper=keeper)
 
 
 class _Monitor(mocks.MockMonitor):
@@ -196,6 +199,8 @@ class _Computed(mocks.Mocks):
             case "Account":
                 state["email"] = f"{args.inputs['accountId']}@{PROJECT}.iam.gserviceaccount.com"
                 state["name"] = f"{where}/serviceAccounts/{state['email']}"
+            case "IAMCustomRole":
+                state["name"] = f"{where}/roles/{args.inputs['roleId']}"
             case "Instance" if "fileShares" in args.inputs:
                 state["networks"] = [{**args.inputs["networks"][0], "ipAddresses": ["10.7.0.2"]}]
             case "QueuedResource":

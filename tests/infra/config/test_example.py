@@ -150,6 +150,7 @@ TOGETHER = {
     "generation": (r"^      accelerator: .*$", "      topology: 4x4"),
     "topology": (r"^      accelerator: .*$", "      generation: v5e"),
     "reservation": (r"capacity: spot$", "capacity: reserved"),
+    "notify": (r"^  #: tpu-stack:keeper: false$", "  tpu-stack:keeper: true"),
     "guaranteed-for": (r"capacity: spot$", "capacity: on-demand"),
 }
 """What has to change with an example of what excludes something else, or needs it."""

@@ -56,6 +56,7 @@ def test_a_zone_and_a_type_are_enough_and_nothing_is_open_or_allowed_that_was_no
     assert (config.nfs.machine_type, config.nfs.mount) == ("e2-small", "/mnt/share")
     assert (config.images.repository, config.images.region) == ("tpu-stack-dev", "us-central1")
     assert (config.images.keep, config.images.references) == (10, {})
+    assert (config.keeper, config.notify.secrets) == (False, ())
     assert (config.grant, config.budget_usd_per_hour, config.protect) == ((), None, True)
     assert dataclasses.astuple(config.network) == (None, None, False)
     assert dataclasses.astuple(config.access) == ((), ())

@@ -140,6 +140,7 @@ def cost(config: Config, *covered: int) -> Cost:
         # Hosts with addresses do not use it, but the gateway does; Filestore is no VM.
         (a_stack(network=EXPOSED), "Cloud NAT", "1 VM, 1 address", 0.0014 + 0.005),
         (a_stack(nfs=FILESTORE), "Cloud NAT", "4 VMs, 1 address", 4 * 0.0014 + 0.005),
+        (a_stack(keeper=True), "keeper", "3 requests a minute", 60 * (0.005 + 2 * 0.0004) / 1000),
     ],
 )  # fmt: skip
 def test_what_is_billed_has_a_line_and_a_price_that_is_not_known_is_not_zero(
@@ -159,6 +160,7 @@ def test_what_is_billed_has_a_line_and_a_price_that_is_not_known_is_not_zero(
         (a_stack(network=EXPOSED, nfs=None), "Cloud NAT"),
         (a_stack(network=EXISTING), "Cloud NAT"),
         (a_stack(), "external addresses"),
+        (a_stack(), "keeper"),
     ],
 )
 def test_what_a_stack_does_not_have_is_not_billed(config: Config, what: str) -> None:

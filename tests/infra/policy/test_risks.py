@@ -228,3 +228,17 @@ def test_what_is_open_or_can_be_lost_is_a_warning(
     finding = only(risks.exposure(a_stack(a_slice(**slices), **changes)))
     assert (finding.severity, finding.path) == ("warning", f"tpu-stack:{path}")
     assert said in finding.message and unsaid not in finding.message
+
+
+def test_a_keeper_says_what_it_may_do_and_what_it_cannot_bring_back() -> None:
+    def said(**changes: Any) -> list[tuple[str, str]]:
+        found = risks.exposure(dataclasses.replace(a_stack(), keeper=True, **changes))
+        return [(each.severity, each.message) for each in found if each.path == "tpu-stack:keeper"]
+
+    ((severity, message),) = said()
+    assert severity == "note" and "root on their hosts" in message
+    ((severity, message),) = said(nfs=None)
+    assert severity == "warning" and "fab keeper install --here" in message
+    _, (severity, message) = said(slices=(a_slice("one", provisioning="direct"), a_slice("two")))
+    assert severity == "warning" and message.startswith('slice "one": is not brought back')
+    assert not [each for each in risks.exposure(a_stack()) if each.path == "tpu-stack:keeper"]
