@@ -33,6 +33,7 @@ OUTPUTS = ("state", "nodes", "create_time")
 # What nodes.patch takes, and what no request is needed for.
 IN_PLACE = frozenset(
     {"labels", "metadata", "tags", "description", "external_addresses", "wait_s", "lease_url"}
+    | {"zones", "subnetworks", "strategy", "zone_wait_s", "store_url"}
 )
 REPLACING = (
     "project", "zone", "queued_resource_id", "owner", "accelerator_type", "accelerator_generation", "topology",
@@ -59,6 +60,9 @@ class QueuedResourceArgs:
     node_count: more than 1 is multislice, its nodes ID-0, ID-1, …
     guaranteed_s, valid_until_s, wait_s: see `infra.config.SliceConfig`. wait_s is no deadline of the request.
     lease_url: of the slice's lease (`infra.lease.url_of`), where a keeper may change the slice as well.
+    zones, strategy, zone_wait_s: where it may be, `zone` the first of them, and how it gets to one, as
+    `infra.cloud_tpu.zones` has it; subnetworks: by zone, in place of `subnetwork`.
+    store_url: a folder of documents in which stock-outs are remembered (`infra.stock_outs`).
     """
 
     project: pulumi.Input[str]
@@ -86,6 +90,11 @@ class QueuedResourceArgs:
     boot_disk_kms_key: pulumi.Input[str] | None = None
     description: pulumi.Input[str] | None = None
     lease_url: pulumi.Input[str] | None = None
+    zones: Sequence[str] | None = None
+    strategy: str | None = None
+    zone_wait_s: pulumi.Input[int] | None = None
+    subnetworks: pulumi.Input[Mapping[str, pulumi.Input[str]]] | None = None
+    store_url: pulumi.Input[str] | None = None
 
 
 LEASE_PATIENCE_S = 3600.0
@@ -100,7 +109,9 @@ class QueuedResourceProvider(Provider):
 
     def create(self, props: Props) -> CreateResult:
         with self._alone(props, removed=False) as lifecycle:
-            return CreateResult(request.Spec.of(props).name, lifecycle.create(props))
+            outputs = lifecycle.create(props)
+            zone = "-" if props.get("zones") else props["zone"]
+            return CreateResult(request.Spec.of({**props, "zone": zone}).name, outputs)
 
     def read(self, id_: str, props: Props) -> ReadResult:
         with plugin.plain_errors():
@@ -151,8 +162,10 @@ class QueuedResource(Resource, module="tpu_stack", name="QueuedResource"):
     nodes: by number, [{id, name, state, workers: [{index, name, internal_address, external_address, host_keys}]}], as
     `infra.cloud_tpu.workers` has them; empty unless state is ACTIVE. Name and keys are empty until a worker has
     published them, external_address where it has none.
+    zone: where it is, or waits. others: zones that hold something of it beside that, until the next `up`.
     """
 
+    zone: pulumi.Output[str]
     state: pulumi.Output[str]
     nodes: pulumi.Output[list[dict[str, Any]]]
     create_time: pulumi.Output[str]
@@ -185,8 +198,12 @@ def changes_between(before: Props, now: Props) -> DiffResult:
 
     One that is not ACTIVE yet always has a change, in place: the update waits on. One that is lost (a refresh has seen
     it SUSPENDED, FAILED, PREEMPTED …) is replaced for its state: the remains are deleted, the same is made again.
+    One that is in a zone where it may still be stays there.
     """
     kind = request.kind_of(before.get("state"))
+    here = before.get("zone")
+    before = before | _at(before, here)
+    now = now | _at(now, here if here in (now.get("zones") or ()) else now.get("zone"))
     changed = {
         name
         for name in (*REPLACING, *IN_PLACE, TIMING)
@@ -198,8 +215,16 @@ def changes_between(before: Props, now: Props) -> DiffResult:
     if kind == "lost":
         replaces.append("state")
     return DiffResult(
-        changes=bool(changed) or kind != "active", replaces=replaces, delete_before_replace=True
+        changes=bool(changed) or kind != "active" or bool(before.get("others")),
+        replaces=replaces,
+        delete_before_replace=True,
     )
+
+
+def _at(props: Props, zone: Any) -> Props:
+    """What is different in each zone, as it is in this one."""
+    subnetworks = props.get("subnetworks") or {}
+    return {"zone": zone, "subnetwork": subnetworks[zone] if zone in subnetworks else props.get("subnetwork")}
 
 
 def _plain(value: Any) -> Any:

@@ -7,7 +7,10 @@ deletions carry a requestId, by which Google knows the second from another one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
+import email.utils
 import http.client
 import ssl
 import threading
@@ -63,6 +66,7 @@ class Client:
         self._collections: _Api | None = None
         self._lock = threading.Lock()
         self._local = threading.local()
+        self._ahead = datetime.timedelta(0)
         self._connections: list[Any] = []
 
     def close(self) -> None:
@@ -70,6 +74,10 @@ class Client:
         with self._lock:
             for each in self._connections:
                 each.close()
+
+    def now(self) -> datetime.datetime:
+        """The time by Google's clock, as its last answer had it: this machine's may be off."""
+        return datetime.datetime.now(datetime.UTC) + self._ahead
 
     # --- queued resources ---------------------------------------------------------------------------------------
 
@@ -162,7 +170,9 @@ class Client:
         since, failures, limit_s = self._backoff.now(), 0, patience_s
         while True:
             try:
-                answer: Json = build(self._api()).execute(http=self._http())
+                wanted = build(self._api())
+                wanted.add_response_callback(self._set_clock)
+                answer: Json = wanted.execute(http=self._http())
                 return answer
             except HttpError as error:
                 refusal = Refusal.parse(int(error.resp.status), error.content)
@@ -192,6 +202,11 @@ class Client:
             if failures <= 3 or failures % 10 == 0:  # a network may be down for hours
                 self._backoff.say(f"{what}: {why}; try {failures + 1} in {pause_s:.0f} s")
             self._backoff.pause(pause_s)
+
+    def _set_clock(self, answer: Any) -> None:
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # a proxy may say anything
+            moment = email.utils.parsedate_to_datetime(answer["date"])
+            self._ahead = moment - datetime.datetime.now(datetime.UTC)
 
     def _api(self) -> _Api:
         """Made once: reading the API's document takes a moment, and so does making the methods of a collection."""

@@ -11,9 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from contracts.durations import spoken
+from infra import stock_outs
 from infra.cloud_tpu import request, workers
 from infra.cloud_tpu.request import Look, Spec
-from infra.cloud_tpu.retry import AbandonedError, Backoff, CloudTpuError, poll_pause_s
+from infra.cloud_tpu.retry import (
+    AbandonedError,
+    Backoff,
+    CloudTpuError,
+    GoneError,
+    RunningError,
+    poll_pause_s,
+)
+from infra.cloud_tpu.zones import LATE_S, LOOK_AGAIN_S, SAY_EVERY_S, Placed, Search
+from infra.documents import Documents, DocumentsError
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client
@@ -25,20 +35,22 @@ GUEST_LIMIT_S = 300.0
 PATCH_LIMIT_S = 300.0
 PATCH_AGAIN_S = 10.0
 ROUNDS = 4  # to make one: what is in the way is removed, and someone may be quicker than we
-SAY_EVERY_S = 300.0
-# What is not shown may only be late: live ones must not be deleted because an answer was old.
-LATE_S = 60.0
 DELETE_LIMIT_S = 1800.0
-LOOK_AGAIN_S = 5.0
 DELETE_AGAIN_S = 60.0  # of one that says it is being deleted, and does not go
+STORE_PATIENCE_S = 5.0  # for a note of what there was to be had; nothing waits for it longer
 
 
 class Lifecycle:
-    """Every method raises CloudTpuError, with a message for the user. Properties come in and outputs go out."""
+    """Every method raises CloudTpuError, with a message for the user. Properties come in and outputs go out.
+
+    A slice that may be in several zones (`zones`) is looked for in all of them by every method. The property `zone` is
+    where it is supposed to be, the output `zone` where it is; `infra.cloud_tpu.zones` decides between the two.
+    """
 
     def __init__(self, client: Client, backoff: Backoff) -> None:
         self._client = client
         self._backoff = backoff
+        self._noted: set[tuple[str, str, str]] = set()
 
     def create(self, props: Props) -> Json:
         """Ask for it and wait until it is ACTIVE; or go on with what an `up` that was interrupted has left.
@@ -47,27 +59,24 @@ class Lifecycle:
         `pulumi destroy` removes it and the next `pulumi up` waits on (see `changes`). For the same reason nothing that
         goes wrong with the waiting fails the creation, once there is a request. One that has failed is deleted again.
         """
-        spec = Spec.of(props)
-        operation = self._ask(spec, is_recorded=False)
-        look = self._wait(spec, operation)
+        placed = self._placed(props, None)
         try:
-            return self._outputs(props, look, before=())
+            return self._outputs(props, placed, before=())
         except AbandonedError:
             raise
         except CloudTpuError as error:
             self._backoff.say(
-                f"warning: {spec.queued_resource_id} is there, but {error}\n`pulumi up` goes on with it"
+                f"warning: {placed.spec.queued_resource_id} is there, but {error}\n`pulumi up` goes on with it"
             )
-            return self._shown(props, dataclasses.replace(look, kind="waiting", state=request.UNREAD), [])
+            unread = dataclasses.replace(placed.look, kind="waiting", state=request.UNREAD)
+            return self._shown(props, dataclasses.replace(placed, look=unread), [])
 
     def update(self, before: Props, props: Props) -> Json:
         """Labels, metadata, tags, description and addresses in place, once it is ACTIVE; wait for that if it is not.
 
         One that was lost since the last look is made anew here, as it has nothing more to lose.
         """
-        spec = Spec.of(props)
-        operation = self._ask(spec, is_recorded=True)
-        return self._outputs(props, self._wait(spec, operation), before=(before,))
+        return self._outputs(props, self._placed(props, before), before=(before,))
 
     def read(self, props: Props) -> Json | None:
         """The outputs as they are; None where there is no such thing of ours. What is dead stays, in its state.
@@ -76,19 +85,32 @@ class Lifecycle:
         next `up` (delete and make again, see `changes`) or `destroy`. Raises where Google gives no answer: that says
         nothing about the resource.
         """
-        spec = Spec.of(props)
-        found = self._client.queued_resource(spec.name)
-        if found is None or not request.is_owned(request.node_of(found), spec.owner):
+        placed = self._found(Spec.of(props))
+        if placed is None:
             return None
-        look = self._look(spec, found)
+        spec, look = placed.spec, placed.look
         if look.kind == "lost":
             self._backoff.say(f"{spec.queued_resource_id} is lost: {look.why}; `pulumi up` makes it again")
         in_order = _in_order(spec, look) if look.kind == "active" else []
-        return self._shown(props, look, [workers.read(self._client, node) for node in in_order])
+        return self._shown(props, placed, [workers.read(self._client, node) for node in in_order])
 
     def delete(self, props: Props) -> None:
         """With its nodes and whatever is left of them; over when all are gone. What is not ours (any more) stays."""
-        spec = Spec.of(props)
+        wanted = Spec.of(props)
+        troubles: list[CloudTpuError] = []
+        for spec in wanted.everywhere:
+            try:
+                self._delete(spec)
+            except AbandonedError:
+                raise
+            except CloudTpuError as error:
+                # A zone that the project may not use (any more) has nothing of it, and must not keep it from going.
+                if error.status != "PERMISSION_DENIED" or spec.zone == wanted.zone:
+                    troubles.append(error)
+        if troubles:
+            raise CloudTpuError("\n".join(map(str, troubles)), troubles[0].status)
+
+    def _delete(self, spec: Spec) -> None:
         found = self._client.queued_resource(spec.name)
         if found is not None and not request.is_owned(request.node_of(found), spec.owner):
             self._backoff.say(f"warning: {spec.name} is not of this stack any more; it is left alone")
@@ -96,9 +118,50 @@ class Lifecycle:
             self._remove(spec.name, spec.owner)
         self._remove_orphans(spec)
 
+    # --- where it is ------------------------------------------------------------------------------------------------
+
+    def _placed(self, props: Props, before: Props | None) -> Placed:
+        """Active, or still waiting. before: as the state has it; None: the state does not know of it."""
+        spec, is_recorded = Spec.of(props), before is not None
+        if spec.zones or (before is not None and before.get("zones")):
+            return self._search(spec, before).run()
+        operation = self.ask(spec, is_recorded=is_recorded)
+        return Placed(spec=spec, look=self._wait(spec, operation))
+
+    def _found(self, spec: Spec) -> Placed | None:
+        if spec.zones:
+            return self._search(spec, None).found()
+        found = self._client.queued_resource(spec.name)
+        if found is None or not request.is_owned(request.node_of(found), spec.owner):
+            return None
+        return Placed(spec=spec, look=self.look(spec, found))
+
+    def _search(self, spec: Spec, before: Props | None) -> Search:
+        return Search(self, self._client, self._backoff, spec, None if before is None else Spec.of(before))
+
+    def remember(self, spec: Spec, look: Look, *, is_new: bool = False) -> None:
+        """Note whether there was capacity, where the stack has a place for that. is_new: it has just become ACTIVE.
+
+        Nothing waits for the note, and nothing fails for want of it.
+        """
+        seen = stock_outs.seen_in(look, self._client.now(), is_new=is_new)
+        note = (spec.zone, str(seen), stock_outs.hour_of(self._client.now()))
+        if not spec.store_url or seen is None or note in self._noted:
+            return
+        self._noted.add(note)
+        try:
+            stock_outs.remember(
+                Documents(spec.store_url, patience_s=STORE_PATIENCE_S),
+                stock_outs.Offer(zone=spec.zone, kind=spec.kind, capacity=spec.capacity),
+                seen,
+                self._client.now(),
+            )
+        except DocumentsError as error:
+            self._backoff.say(f"warning: what {spec.zone} has to offer is not remembered: {error}")
+
     # --- to have a request ------------------------------------------------------------------------------------------
 
-    def _ask(self, spec: Spec, *, is_recorded: bool) -> str | None:
+    def ask(self, spec: Spec, *, is_recorded: bool) -> str | None:
         """See to it that it is asked for. Returns the operation's name where we did so just now.
 
         is_recorded: Pulumi's state has it, so that it is known to ask for the same, but for what changes in place.
@@ -120,10 +183,10 @@ class Lifecycle:
                 self._backoff.say(f"{spec.queued_resource_id}: asked for {spec.hardware}")
                 return str(made["name"])
             self._require_ours(spec, found)
-            look = self._look(spec, found)
+            look = self.look(spec, found)
             other = () if is_recorded else request.differences(spec, found, waiting=look.kind == "waiting")
             if look.kind == "lost" and look.may_be_running:
-                raise CloudTpuError(
+                raise RunningError(
                     f"{spec.name}: {look.why}, and its other nodes run. Nothing that runs is deleted without being"
                     f" asked:\n`pulumi up --refresh` makes it again, or delete it: {spec.how_to_delete}"
                 )
@@ -139,7 +202,7 @@ class Lifecycle:
                     )
                 return None
             elif look.kind == "active":
-                raise CloudTpuError(
+                raise RunningError(
                     f"{spec.name}: an earlier `pulumi up` of this stack, which was interrupted, has made it with"
                     f" another {', '.join(other)}, and it is ACTIVE. Nothing that runs is deleted without being asked:"
                     f"\nput the configuration back to what it was, or delete it: {spec.how_to_delete}"
@@ -162,7 +225,8 @@ class Lifecycle:
             raise CloudTpuError(
                 f"{spec.name}: there is one already, and it is not of this stack; it is left alone."
                 "\nGive the slice another name, or, if nobody needs the old one, delete it:"
-                f" {spec.how_to_delete}"
+                f" {spec.how_to_delete}",
+                "ALREADY_EXISTS",
             )
 
     def _clear_nodes(self, spec: Spec) -> None:
@@ -179,7 +243,8 @@ class Lifecycle:
                 f" by the queued resource {spec.queued_resource_id}; it is left alone.\nIf it is this slice's own,"
                 " which was direct before: remove the slice, `pulumi up`, add it again, `pulumi up`."
                 "\nOtherwise give the slice another name, or, if nobody needs the node, delete it:"
-                f" gcloud compute tpus tpu-vm delete {node_id} --project={spec.project} --zone={spec.zone}"
+                f" gcloud compute tpus tpu-vm delete {node_id} --project={spec.project} --zone={spec.zone}",
+                "ALREADY_EXISTS",
             )
 
     # --- to have it -------------------------------------------------------------------------------------------------
@@ -207,16 +272,17 @@ class Lifecycle:
             ) from None
         raise CloudTpuError(f"{why}\nNothing is left of it; `pulumi up` asks for it again.")
 
-    def _outputs(self, props: Props, look: Look, *, before: Sequence[Props]) -> Json:
+    def _outputs(self, props: Props, placed: Placed, *, before: Sequence[Props]) -> Json:
         """Bring an active one's nodes up to date and describe it."""
-        spec = Spec.of(props)
+        spec, look = placed.spec, placed.look
         if look.kind != "active":
-            return self._shown(props, look, [])
+            return self._shown(props, placed, [])
         was = [*before, request.node_of(look.queued_resource)]
         nodes = self._patched(spec, _in_order(spec, look), was)
         found = workers.awaited(self._client, self._backoff, nodes, GUEST_LIMIT_S)
         fresh = {node["name"].rpartition("/")[2]: node for node in nodes}
-        return self._shown(props, request.look(look.queued_resource, fresh), found)
+        seen = request.look(look.queued_resource, fresh)
+        return self._shown(props, dataclasses.replace(placed, look=seen), found)
 
     def _patched(self, spec: Spec, nodes: Sequence[Json], before: Sequence[Mapping[str, Any]]) -> list[Json]:
         """Change nodes in place to what the spec says, and return them as they are then. before: see `request.patch`.
@@ -243,11 +309,13 @@ class Lifecycle:
                 self._backoff.say(f"{name.rpartition('/')[2]}: {error}; tried again for {left}")
             self._backoff.pause(PATCH_AGAIN_S)
 
-    def _shown(self, props: Props, look: Look, found: Sequence[list[Json]]) -> Json:
-        spec = Spec.of(props)
+    def _shown(self, props: Props, placed: Placed, found: Sequence[list[Json]]) -> Json:
+        spec, look = placed.spec, placed.look
+        several = {"zone": spec.zone, "others": list(placed.others)} if spec.zones else {}
         in_order = _in_order(spec, look) if look.kind == "active" else []
         return {
             **props,
+            **several,
             "state": look.state,
             "nodes": [workers.output(node, of_node) for node, of_node in zip(in_order, found, strict=False)],
             "create_time": look.queued_resource.get("createTime", ""),
@@ -255,7 +323,7 @@ class Lifecycle:
 
     # --- waiting ------------------------------------------------------------------------------------------------
 
-    def _look(self, spec: Spec, found: Json) -> Look:
+    def look(self, spec: Spec, found: Json) -> Look:
         """How it stands, its nodes included. A missing node is looked for again for a minute before we say so."""
         until = self._backoff.now() + LATE_S
         while True:
@@ -272,7 +340,7 @@ class Lifecycle:
         is there, and a state that does not know of it would leave it behind.
         """
         started = said = self._backoff.now()
-        last = "requested"
+        last, is_new = "requested", operation is not None
         seen = Look(kind="waiting", state="ACCEPTED", why="", queued_resource={}, nodes={})
         while True:
             waited_s = self._backoff.now() - started
@@ -280,15 +348,16 @@ class Lifecycle:
             try:
                 found = self._client.queued_resource(spec.name, patience_s=max(left_s, 0.0))
                 if found is None:
-                    self._require_pending(spec, operation, waited_s)
+                    self.require_pending(spec, operation, waited_s)
                 else:
-                    seen, operation = self._look(spec, found), None
-            except (AbandonedError, _GoneError):
+                    seen, operation = self.look(spec, found), None
+            except (AbandonedError, GoneError):
                 raise
             except CloudTpuError as error:
                 self._backoff.say(f"warning: {spec.queued_resource_id}: {error}")
                 if error.status not in ("UNAVAILABLE", "RESOURCE_EXHAUSTED"):
                     return seen
+            self.remember(spec, seen, is_new=is_new or last != "requested")
             if seen.kind != "waiting":
                 return seen
             if waited_s >= spec.wait_s:
@@ -326,13 +395,13 @@ class Lifecycle:
             }
         return request.look(found, nodes)
 
-    def _require_pending(self, spec: Spec, operation: str | None, waited_s: float) -> None:
-        """It is not there: not yet, or not any more? Raises _GoneError for the latter."""
+    def require_pending(self, spec: Spec, operation: str | None, waited_s: float) -> None:
+        """It is not there: not yet, or not any more? Raises GoneError for the latter."""
         pending = self._client.operation(operation) if operation else None
         error = (pending or {}).get("error", {})
         if error or waited_s >= LATE_S or operation is None:
             message = error.get("message", "someone else has deleted it")
-            raise _GoneError(
+            raise GoneError(
                 f"{spec.queued_resource_id} ({spec.hardware}) is not there any more: {message}."
                 " `pulumi up` asks for it again."
             )
@@ -414,9 +483,3 @@ def _in_order(spec: Spec, look: Look) -> list[Json]:
 def _name(spec: Spec, node: Json) -> str:
     """With the project as we call it: Google may write its number."""
     return f"{spec.parent}/nodes/{node['name'].rpartition('/')[2]}"
-
-
-class _GoneError(CloudTpuError):
-    """The request has vanished: there is nothing that a state could know of."""
-
-    __module__ = "builtins"

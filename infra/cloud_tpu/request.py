@@ -45,7 +45,10 @@ class Disk:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-    """The properties of `infra.queued_resource.QueuedResourceArgs`, all known. `labels` has the owner's."""
+    """The properties of `infra.queued_resource.QueuedResourceArgs`, all known. `labels` has the owner's.
+
+    With several `zones`, `zone` is the one where it is, as far as that is known, and `everywhere` has them all.
+    """
 
     project: str
     zone: str
@@ -71,6 +74,19 @@ class Spec:
     data_disks: tuple[Disk, ...]
     boot_disk_kms_key: str
     description: str
+    zones: tuple[str, ...]
+    strategy: str
+    zone_wait_s: int
+    subnetworks: Mapping[str, str]
+    store_url: str
+
+    @property
+    def everywhere(self) -> tuple[Spec, ...]:
+        """The same in each of its zones, in their order; where only one is named, itself."""
+        return tuple(
+            dataclasses.replace(self, zone=zone, subnetwork=self.subnetworks.get(zone, self.subnetwork))
+            for zone in self.zones or (self.zone,)
+        )
 
     @property
     def parent(self) -> str:
@@ -88,11 +104,15 @@ class Spec:
         return tuple(f"{self.queued_resource_id}-{number}" for number in range(self.node_count))
 
     @property
+    def kind(self) -> str:
+        """For messages: 2 × v5litepod-16."""
+        kind = self.accelerator_type or f"{self.accelerator_generation} {self.topology}"
+        return f"{self.node_count} × {kind}" if self.node_count > 1 else kind
+
+    @property
     def hardware(self) -> str:
         """For messages: 2 × v5litepod-16 (spot) in us-central1-a."""
-        kind = self.accelerator_type or f"{self.accelerator_generation} {self.topology}"
-        many = f"{self.node_count} × " if self.node_count > 1 else ""
-        return f"{many}{kind} ({self.capacity}) in {self.zone}"
+        return f"{self.kind} ({self.capacity}) in {self.zone}"
 
     @property
     def how_to_delete(self) -> str:

@@ -44,6 +44,18 @@ class AbandonedError(CloudTpuError):
     __module__ = "builtins"
 
 
+class RunningError(CloudTpuError):
+    """Something of ours runs that is not what is asked for; only a person has it deleted."""
+
+    __module__ = "builtins"
+
+
+class GoneError(CloudTpuError):
+    """The request has vanished: there is nothing that a state could know of."""
+
+    __module__ = "builtins"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
     """An answer of the API that is an error."""

@@ -151,5 +151,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(content)
         LOG.debug("%s %s %s", self.command, self.path.partition("?")[0], code)
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """The cloud's time, not this machine's: it is how a client learns what Google's clock says."""
+        return super().date_time_string(self.server.api.cloud.clock.now() if timestamp is None else timestamp)
+
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: the path as it stands can hold a token."""

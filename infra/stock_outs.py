@@ -1,0 +1,99 @@
+"""What zones had to offer, hour by hour, as this stack's requests for slices found it: one small document.
+
+`infra.cloud_tpu.lifecycle` writes it, `fab capacity` shows it. Of each zone, type and capacity it has the hours (UTC)
+in which a request waited in vain or was refused for want of chips (`out`), and those in which one was served
+(`served`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from infra.documents import Documents, DocumentsError
+
+if TYPE_CHECKING:
+    from infra.cloud_tpu.request import Look
+
+Outcome = Literal["out", "served"]
+
+NAME = "capacity.json"
+IN_VAIN_S = 300.0
+"""A request that has waited so long waits for chips: with chips at hand the queue takes a few seconds."""
+MOST_HOURS = 24 * 60
+"""Of each kind that are kept: two months of trying all the time."""
+# Google's words in November 2026: "There is no more capacity in the zone …", code 8.
+NO_CAPACITY = re.compile(r"no more capacity|stock.?out|not enough (resources|capacity)", re.IGNORECASE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What was asked for. kind: `2 × v5litepod-16`, or generation and topology."""
+
+    zone: str
+    kind: str
+    capacity: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hours:
+    """In which an offer was out, and in which it was served, as 2026-11-23T09 (UTC), in order. Both may have one."""
+
+    out: tuple[str, ...] = ()
+    served: tuple[str, ...] = ()
+
+
+def hour_of(moment: datetime.datetime) -> str:
+    return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H")
+
+
+def seen_in(look: Look, now: datetime.datetime, *, is_new: bool) -> Outcome | None:
+    """What a look at a request says of the zone; None: nothing. is_new: an ACTIVE one was not so before. Pure."""
+    if look.kind == "active":
+        return "served" if is_new else None
+    if look.kind == "lost":
+        return "out" if NO_CAPACITY.search(look.why) else None
+    waits = look.state == "WAITING_FOR_RESOURCES"
+    return "out" if waits and age_s(look, now) >= IN_VAIN_S else None
+
+
+def age_s(look: Look, now: datetime.datetime) -> float:
+    """For how long a request has been there, by Google's clock at both ends; 0 where it does not say."""
+    since = look.queued_resource.get("createTime")
+    return (now - datetime.datetime.fromisoformat(since)).total_seconds() if since else 0.0
+
+
+def remember(documents: Documents, offer: Offer, seen: Outcome, now: datetime.datetime) -> None:
+    """Add this hour. Raises DocumentsError where the documents cannot be read or written."""
+    key, hour = f"{offer.zone} {offer.capacity} {offer.kind}", hour_of(now)
+
+    def added(before: Any) -> Any:
+        known = _parsed(before, documents.url)
+        hours = known.get(key, {})
+        of_kind = sorted({*hours.get(seen, []), hour})[-MOST_HOURS:]
+        return {**known, key: {**hours, seen: of_kind}}
+
+    documents.change(NAME, added)
+
+
+def read(documents: Documents) -> dict[Offer, Hours]:
+    """Everything that is known. Raises DocumentsError."""
+    found = {}
+    for key, hours in _parsed(documents.read(NAME).value, documents.url).items():
+        zone, capacity, kind = key.split(" ", 2)
+        offer = Offer(zone=zone, kind=kind, capacity=capacity)
+        found[offer] = Hours(out=tuple(hours.get("out", ())), served=tuple(hours.get("served", ())))
+    return found
+
+
+def _parsed(value: Any, url: str) -> dict[str, Mapping[str, list[str]]]:
+    fine = value is None or (
+        isinstance(value, dict)
+        and all(key.count(" ") >= 2 and isinstance(hours, dict) for key, hours in value.items())
+    )
+    if not fine:
+        raise DocumentsError(f"{url}/{NAME} is not a record of capacity; remove it, and it begins anew")
+    return dict(value or {})

@@ -1,0 +1,415 @@
+"""A slice that may be in several zones: in which it comes to be, what is withdrawn, and what an interruption leaves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from infra import stock_outs
+from infra.cloud_tpu import request
+from infra.cloud_tpu.retry import CloudTpuError
+from infra.documents import Documents
+from infra.queued_resource import changes_between
+from rehearsal.tpu_api import ApiError, Clock, Delays, TpuApi
+from tests.infra.cloud_tpu.conftest import CloudFactory
+from tests.infra.cloud_tpu.lab import OWNER, Cloud, Json, Stack
+
+A, B, C = ZONES = ("us-central1-a", "us-west4-a", "europe-west4-b")
+ANYWHERE = {"zones": list(ZONES), "strategy": "first", "zone_wait_s": 600}
+
+
+def pool(zone: str) -> str:
+    return f"{zone}:v5litepod:spot"
+
+
+def parent(zone: str) -> str:
+    return f"projects/grant/locations/{zone}"
+
+
+def name(zone: str, own_id: str = "main") -> str:
+    return f"{parent(zone)}/queuedResources/{own_id}"
+
+
+def ours(cloud: Cloud) -> dict[str, str]:
+    """The state of every queued resource of ours, by zone."""
+    return {
+        each["name"].split("/")[3]: each["state"]["state"]
+        for each in cloud.control.alive()["queuedResources"]
+        if request.is_owned(request.node_of(each), OWNER)
+    }
+
+
+def asked(cloud: Cloud) -> list[str]:
+    """The zones in the order in which they were asked."""
+    return [line.name.split("/")[3] for line in cloud.control.journal() if line.state == "ACCEPTED"]
+
+
+def most_at_once(cloud: Cloud) -> int:
+    """How many of ours there were at once that nobody had asked to delete."""
+    live: set[str] = set()
+    most = 0
+    for line in cloud.control.journal():
+        if "/queuedResources/main" in line.name:
+            (live.discard if line.state in ("DELETING", "gone") else live.add)(line.name)
+            most = max(most, len(live))
+    return most
+
+
+@pytest.fixture
+def sold_out(new_cloud: CloudFactory) -> Cloud:
+    return new_cloud(capacity={pool(zone): 0 for zone in ZONES})
+
+
+class PowerCut(BaseException):
+    """The process ends: no `except` and no clean-up of ours runs any more."""
+
+
+# --- which zone -------------------------------------------------------------------------------------------------------
+
+
+def test_zones_are_asked_in_their_order_each_for_its_time_and_never_two_at_once(sold_out: Cloud) -> None:
+    stack = Stack(cloud=sold_out)
+    sold_out.at_sleep(140, lambda: sold_out.control.set_capacity(pool(C), 16))
+    stack.up(**ANYWHERE, wait_s=6 * 3600)
+    assert stack.state is not None
+    assert (stack.state["zone"], stack.state["state"], len(stack.state["nodes"])) == (C, "ACTIVE", 1)
+    turns = asked(sold_out)
+    assert turns == [ZONES[turn % 3] for turn in range(len(turns))] and len(turns) > 4
+    assert most_at_once(sold_out) == 1
+    accepted = [line.moment for line in sold_out.control.journal() if line.state == "ACCEPTED"]
+    assert all(600 <= later - first < 660 for first, later in itertools.pairwise(accepted))
+    sold_out.control.advance(60)
+    assert ours(sold_out) == {C: "ACTIVE"}
+    assert "withdrawn in us-central1-a: nothing within 10 min" in sold_out.said
+    # One that is where it may be stays there, and nothing is asked.
+    sold_out.control.inject("unavailable", times=1)
+    stack.up(**ANYWHERE, wait_s=6 * 3600)
+    assert len(sold_out.control.alive()["faults"]) == 1
+
+
+def test_a_race_asks_everywhere_at_once_and_keeps_the_first_that_comes(sold_out: Cloud) -> None:
+    stack = Stack(cloud=sold_out)
+    props = {**ANYWHERE, "strategy": "race"}
+    stack.up(**props, wait_s=60)
+    assert ours(sold_out) == dict.fromkeys(ZONES, "WAITING_FOR_RESOURCES")
+    assert stack.state is not None and stack.state["nodes"] == []
+    sold_out.at_sleep(2, lambda: sold_out.control.set_capacity(pool(B), 16))
+    stack.up(**props, wait_s=3600)
+    assert (stack.state["zone"], stack.state["state"], stack.state["others"]) == (B, "ACTIVE", [])
+    sold_out.control.advance(60)
+    assert ours(sold_out) == {B: "ACTIVE"}
+    assert asked(sold_out) == list(ZONES)  # each has kept its place in the queue
+    stack.destroy()
+    assert sold_out.alive() == []
+
+
+def test_of_two_that_come_at_once_the_one_that_the_state_knows_is_kept_and_the_other_goes(
+    cloud: Cloud,
+) -> None:
+    stack = Stack(cloud=cloud)
+    stack.up(**ANYWHERE | {"strategy": "race"}, wait_s=600)
+    cloud.control.advance(60)
+    assert stack.state is not None and list(ours(cloud).values()) == ["ACTIVE"]
+    here = stack.state["zone"]
+    # Another of ours that is ACTIVE, as an interrupted race can leave it.
+    Stack(cloud=cloud).up(zone=B if here == A else A, wait_s=600)
+    cloud.control.inject("unavailable", "queuedResources.delete", times=3)
+    stack.refresh()
+    assert (stack.state["zone"], stack.state["others"]) == (here, [B if here == A else A])
+    stack.up(**ANYWHERE | {"strategy": "race"}, wait_s=600)
+    cloud.control.advance(60)
+    assert ours(cloud) == {here: "ACTIVE"} and stack.state["others"] == []
+
+
+@pytest.mark.parametrize("strategy", ["first", "race"])
+def test_a_zone_that_refuses_or_fails_is_passed_over_and_where_all_do_every_reason_is_told(
+    new_cloud: CloudFactory, strategy: str
+) -> None:
+    cloud = new_cloud(quota={pool(A): 8}, capacity={pool(B): 0, pool(C): 0})
+    props = {**ANYWHERE, "strategy": strategy, "zone_wait_s": 7200}
+
+    def fail() -> None:
+        cloud.control.fail(name(B), "There is no more capacity in the zone")
+        cloud.control.set_capacity(pool(C), 16)
+
+    cloud.at_sleep(3, fail)
+    outputs = cloud.create(**props, wait_s=7200)
+    assert (outputs["zone"], outputs["state"]) == (C, "ACTIVE")
+    cloud.control.advance(60)
+    assert ours(cloud) == {C: "ACTIVE"}
+    cloud.delete(outputs)
+
+    cloud.control.set_quota(pool(B), 8)
+    cloud.control.set_capacity(pool(C), 0)
+    cloud.at_sleep(3, lambda: cloud.control.fail(name(C), "no such network"))
+    with pytest.raises(CloudTpuError) as caught:
+        cloud.create(**props, wait_s=7200)
+    for said in (f"  {A}: asking for", f"  {B}: asking for", f"  {C}: it is FAILED: no such network"):
+        assert said in str(caught.value)
+    cloud.control.advance(60)
+    assert cloud.alive() == []
+
+
+def test_what_is_being_served_may_take_longer_than_a_zones_time(new_cloud: CloudFactory) -> None:
+    cloud = new_cloud(delays=Delays(create_s=1800))
+    assert cloud.create(**ANYWHERE, wait_s=7200)["zone"] == A
+    assert asked(cloud) == [A]
+
+
+def test_one_look_without_waiting_gives_each_zone_its_time_by_googles_clock(sold_out: Cloud) -> None:
+    """As a program does that begins anew every minute and remembers nothing, whatever its own clock says."""
+    for _ in range(25):
+        outputs = sold_out.create(**ANYWHERE, wait_s=0)
+        assert outputs["nodes"] == [] and ours(sold_out)[outputs["zone"]] != "DELETING"
+        sold_out.control.advance(60)
+    assert asked(sold_out) == [A, B, C] and most_at_once(sold_out) == 1
+    sold_out.control.set_capacity(pool(C), 16)
+    sold_out.control.advance(30)
+    assert sold_out.create(**ANYWHERE, wait_s=0)["state"] == "ACTIVE"
+
+
+def test_a_slice_that_is_preempted_is_found_where_it_was_and_made_again_in_another_zone(cloud: Cloud) -> None:
+    stack = Stack(cloud=cloud)
+    stack.up(**ANYWHERE, wait_s=600)
+    cloud.control.set_capacity(pool(A), 0)
+    cloud.control.preempt(name(A))
+    cloud.control.advance(60)
+    stack.refresh()
+    assert stack.state is not None and (stack.state["zone"], stack.state["state"]) == (A, "SUSPENDED")
+    stack.up(**ANYWHERE, wait_s=7200)
+    assert (stack.state["zone"], stack.state["state"]) == (B, "ACTIVE")
+    # Somebody else, such as a keeper, has made it again in a third zone: a refresh finds it there.
+    cloud.control.vanish(name(B))
+    cloud.control.set_capacity(pool(B), 0)
+    Stack(cloud=cloud).up(**ANYWHERE | {"zones": [C]}, zone=C, wait_s=600)
+    stack.refresh()
+    assert (stack.state["zone"], stack.state["state"]) == (C, "ACTIVE")
+    before = len(cloud.control.journal())
+    stack.up(**ANYWHERE, wait_s=600)
+    assert len(cloud.control.journal()) == before
+    stack.destroy()
+    assert cloud.alive() == []
+
+
+def test_a_change_of_zones_moves_a_slice_only_from_a_zone_that_is_none_of_them_any_more() -> None:
+    def found(before: Json, now: Json) -> tuple[bool, list[str]]:
+        result = changes_between({"state": "ACTIVE", **before}, now)
+        return bool(result.changes), list(result.replaces or [])
+
+    nets = {A: "net-a", B: "net-b"}
+    one = {"zone": A, "subnetwork": "net-a"}
+    two = {"zone": A, "zones": [A, B], "subnetworks": nets}
+    assert found(one, two) == (True, [])
+    assert found({**two, "zone": B}, two) == (False, [])
+    assert found({**two, "zone": B}, {**two, "zones": [A, B, C]}) == (True, [])
+    assert found({**two, "zone": B}, {**two, "zones": [A, C]}) == (True, ["zone", "subnetwork"])
+    assert found({**two, "zone": B}, one) == (True, ["zone", "subnetwork"])
+    assert found(two, one) == (True, [])
+    assert found({**two, "zone": B}, {**two, "subnetworks": {A: "other", B: "net-b"}}) == (True, [])
+    assert found({**two, "zone": B}, {**two, "subnetworks": {A: "net-a", B: "other"}}) == (
+        True,
+        ["subnetwork"],
+    )
+    assert found({**two, "others": [B]}, two) == (True, [])
+
+
+def test_what_is_nobodys_or_anothers_is_passed_over_and_left_alone(cloud: Cloud) -> None:
+    cloud.put(owner="someone-else")  # in A
+    cloud.control.advance(60)
+    outputs = cloud.create(**ANYWHERE, wait_s=600)
+    assert outputs["zone"] == B
+    cloud.delete(outputs)
+    assert cloud.state() == "ACTIVE"
+
+
+# --- what is remembered -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["first", "race"])
+def test_stock_outs_are_remembered_by_zone_and_hour_and_so_is_what_was_served(
+    sold_out: Cloud, tmp_path: Path, strategy: str
+) -> None:
+    sold_out.control.advance(-sold_out.clock.now() % 3600)  # a full hour
+    sold_out.at_sleep(150, lambda: sold_out.control.set_capacity(pool(B), 16))
+    props = {**ANYWHERE, "strategy": strategy, "store_url": str(tmp_path)}
+    sold_out.create(**props, wait_s=6 * 3600)
+    hours = {offer.zone: hours for offer, hours in stock_outs.read(Documents(str(tmp_path))).items()}
+    assert set(hours) == set(ZONES)
+    assert all(len(hours[zone].out) >= 1 for zone in ZONES)
+    assert [zone for zone in ZONES if hours[zone].served] == [B]
+    # One that is taken over when it is there says nothing, and one zone by itself is remembered too.
+    sold_out.create(**props, wait_s=600)
+    sold_out.create(queued_resource_id="lone", zone=C, store_url=str(tmp_path), wait_s=900)
+    again = {offer.zone: hours for offer, hours in stock_outs.read(Documents(str(tmp_path))).items()}
+    assert again[B] == hours[B] and again[C].out
+
+
+def test_a_store_that_does_not_answer_stops_nothing(sold_out: Cloud, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    sold_out.at_sleep(20, lambda: sold_out.control.set_capacity(pool(A), 16))
+    outputs = sold_out.create(**ANYWHERE, store_url=str(tmp_path / "file" / "x"), wait_s=7200)
+    assert outputs["state"] == "ACTIVE" and sold_out.said.count("is not remembered") <= 3
+    (tmp_path / stock_outs.NAME).write_text("1\n[]")
+    assert sold_out.create(**ANYWHERE, store_url=str(tmp_path), wait_s=600)["state"] == "ACTIVE"
+
+
+# --- whatever happens -------------------------------------------------------------------------------------------------
+
+
+class Machine(RuleBasedStateMachine):
+    """Pulumi, and a keeper that makes a lost slice again, one at a time; both are cut off between any two requests.
+
+    kept: the zone of the slice that a success has handed over, which only a `destroy` or a loss may take away.
+    """
+
+    @initialize(chips=st.tuples(*[st.sampled_from([0, 16, 32])] * 3))
+    def start(self, chips: tuple[int, ...]) -> None:
+        clock = Clock(frozen_at=1_800_000_000.0)
+        self.api = TpuApi(clock=clock, capacity=dict(zip(map(pool, ZONES), chips, strict=True)))
+        self.api.__enter__()
+        self.cloud = Cloud(self.api, clock)
+        self.stack = Stack(cloud=self.cloud)
+        self.props: Json = dict(ANYWHERE)
+        self.kept: str | None = None
+        self.seen = 0  # of the journal
+        self.call = self.cloud.client._call
+
+    @rule(
+        strategy=st.sampled_from(["first", "race"]),
+        zones=st.sampled_from([ZONES, ZONES, (B, C), (C, A)]),
+        labels=st.sampled_from([{}, {"team": "nlp"}]),
+        wait_s=st.sampled_from([0, 60, 1500]),
+        cut=st.none() | st.tuples(st.integers(1, 25), st.booleans()),
+    )
+    def up(self, cut: tuple[int, bool] | None, wait_s: int, **props: Any) -> None:
+        zones = list(props.pop("zones"))
+        self.props |= {**props, "zones": zones, "zone": zones[0]}
+        if self.kept not in zones:
+            self.kept = None  # it is replaced
+        self._act(lambda: self.stack.up(**self.props, wait_s=wait_s), cut)
+        if cut is None and self.stack.state is not None:
+            self._hand_over(self.stack.state)
+
+    @rule(cut=st.none() | st.tuples(st.integers(1, 25), st.booleans()))
+    def keep(self, cut: tuple[int, bool] | None) -> None:
+        """A keeper's look, which remembers where the slice was."""
+        home = self.kept or self.props["zones"][0]
+        outputs: list[Json] = []
+        self._act(lambda: outputs.append(self.cloud.create(**self.props | {"zone": home}, wait_s=0)), cut)
+        if outputs:
+            self._hand_over(outputs[0])
+
+    @rule()
+    def refresh(self) -> None:
+        self._act(self.stack.refresh, None)
+
+    @rule(cut=st.none() | st.tuples(st.integers(1, 12), st.booleans()))
+    def destroy(self, cut: tuple[int, bool] | None) -> None:
+        self.kept = None
+        had = self.stack.state is not None
+        self._act(self.stack.destroy, cut)
+        if had and self.stack.state is None:
+            gone = {zone for zone, state in ours(self.cloud).items() if zone in self.props["zones"]}
+            assert not gone or self.props["zones"] != list(ZONES)
+
+    @rule(zone=st.sampled_from(ZONES), event=st.sampled_from(["preempt", "fail", "vanish"]))
+    def befall(self, zone: str, event: str) -> None:
+        try:
+            getattr(self.api.control, event)(name(zone))
+        except (ApiError, ValueError):
+            return
+        if zone == self.kept:
+            self.kept = None
+        self.seen = len(self.api.control.journal())
+
+    @rule(
+        zone=st.sampled_from(ZONES), chips=st.sampled_from([0, 16, 32]), seconds=st.sampled_from([1, 60, 900])
+    )
+    def capacity_changes(self, zone: str, chips: int, seconds: float) -> None:
+        self.api.control.set_capacity(pool(zone), chips)
+        self.api.control.advance(seconds)
+
+    @rule(kind=st.sampled_from(["unavailable", "cut-before", "cut-after"]), times=st.integers(1, 3))
+    def inject(self, kind: Any, times: int) -> None:
+        self.api.control.inject(kind, "*", times)
+
+    def _act(self, action: Callable[[], None], cut: tuple[int, bool] | None) -> None:
+        left, before = cut or (0, False)
+
+        def call(*arguments: Any, **more: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0 and before:
+                raise PowerCut
+            answer = self.call(*arguments, **more)
+            if left == 0:
+                raise PowerCut
+            return answer
+
+        self.cloud.client._call = call  # type: ignore[method-assign]
+        try:
+            action()
+        except (CloudTpuError, PowerCut):
+            pass
+        finally:
+            self.cloud.client._call = self.call  # type: ignore[method-assign]
+
+    def _hand_over(self, outputs: Json) -> None:
+        """An ACTIVE slice is the only one that there is, or the outputs say what is left to go."""
+        if outputs["state"] != "ACTIVE":
+            return
+        self._no_slice_was_lost()
+        live = {zone for zone, state in ours(self.cloud).items() if state != "DELETING"}
+        self.kept = outputs["zone"] if outputs["zone"] in live else None
+        assert live - {outputs["zone"]} <= set(outputs["others"]), (live, outputs["others"])
+
+    @invariant()
+    def _no_slice_was_lost(self) -> None:
+        if not hasattr(self, "api"):
+            return
+        journal = self.api.control.journal()
+        for line in journal[self.seen :]:
+            if self.kept is not None and line.name == name(self.kept):
+                assert line.state != "DELETING", line
+        self.seen = len(journal)
+
+    def teardown(self) -> None:
+        """Once all is well, one `up` makes one slice of whatever there is, and a `destroy` leaves nothing."""
+        if not hasattr(self, "api"):
+            return
+        try:
+            self.api.control.clear_faults()
+            for zone in ZONES:
+                self.api.control.set_capacity(pool(zone), 64)
+            self.stack.refresh()
+            self.props |= {"zones": list(ZONES), "zone": A}
+            self.stack.up(**self.props, wait_s=3600)
+            self.api.control.advance(60)
+            assert list(ours(self.cloud).values()) == ["ACTIVE"]
+            self.stack.destroy()
+            assert self.cloud.alive() == []
+        finally:
+            self.cloud.client.close()
+            self.api.__exit__(None, None, None)
+
+
+def machine(max_examples: int) -> Any:
+    case: Any = type(f"{max_examples} examples", (Machine.TestCase,), {})
+    case.settings = settings(
+        max_examples=max_examples,
+        stateful_step_count=12,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    return case
+
+
+TestMachine = machine(40)
+TestMachineForLonger = pytest.mark.slow(pytest.mark.nightly(machine(600)))
