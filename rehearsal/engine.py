@@ -271,7 +271,7 @@ class Engine:
     """One stack. `world`: what the stand-in has made. folder: a new one; everything is in it, to be thrown away after.
 
     project_file: a Pulumi.yaml whose name and configuration schema hold here too; None: a bare project tpu-stack.
-    tpu_url: of the simulated Cloud TPU API.
+    tpu_url: of the simulated Cloud TPU API. variables: of the environment of the engine and its plugins.
     """
 
     def __init__(
@@ -283,8 +283,10 @@ class Engine:
         tpu_url: str,
         project_file: Path | None = None,
         stack: str = "dev",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.program = program
+        self._variables = dict(variables or {})
         self.world = World(path=folder / "world.json")
         self.folder = folder
         self.settings_file = folder / "work" / f"Pulumi.{stack}.yaml"
@@ -400,6 +402,7 @@ class Engine:
             "PULUMI_SKIP_UPDATE_CHECK": "true",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
             "CLOUDSDK_CONFIG": str(self.folder / "cloudsdk"),
+            **self._variables,
         }
 
 

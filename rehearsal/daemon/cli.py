@@ -61,6 +61,7 @@ class Typed:
     host: str = ""
     amount: str = ""
     for_good: bool = False
+    keeper: bool = False
 
 
 def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
@@ -68,7 +69,8 @@ def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
     folder = state.folder_of(environ)
     if typed.action == "up":
         owner = environ.get(OWNER_VARIABLE)
-        up(folder, typed.hosts, say, kind=typed.kind, owner=int(owner) if owner else None)
+        owned = int(owner) if owner else None
+        up(folder, typed.hosts, say, kind=typed.kind, owner=owned, keeper=typed.keeper)
         say(READY if typed.kind == "plain" else READY_FOR_IMAGES)
     elif typed.action == "down":
         say(
@@ -139,8 +141,17 @@ def _number(typed: Typed) -> float | None:
 # --- up and down ----------------------------------------------------------------------------------------------------
 
 
-def up(folder: Path, hosts: int, say: Say, *, kind: Kind = "plain", owner: int | None = None) -> State:
+def up(
+    folder: Path,
+    hosts: int,
+    say: Say,
+    *,
+    kind: Kind = "plain",
+    owner: int | None = None,
+    keeper: bool = False,
+) -> State:
     """A rehearsal with so many hosts of that kind, ready. say: hears every step. owner: a process that it ends with.
+    keeper: whether its stack has one.
 
     Raises:
         RehearsalError: one is up there already, or it could not be started.
@@ -153,7 +164,8 @@ def up(folder: Path, hosts: int, say: Say, *, kind: Kind = "plain", owner: int |
             )
         clear(folder, say)
         owned = [] if owner is None else ["--owner", str(owner)]
-        return _started(folder, ["--hosts", str(hosts), "--kind", kind, *owned], say)
+        kept = ["--keeper"] if keeper else []
+        return _started(folder, ["--hosts", str(hosts), "--kind", kind, *owned, *kept], say)
 
 
 def _started(folder: Path, wanted: Sequence[str], say: Say) -> State:

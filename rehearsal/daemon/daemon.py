@@ -28,8 +28,10 @@ from rehearsal.daemon import rehearsal_stack
 from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER
 from rehearsal.daemon.control_socket import Caller, ControlSocket
 from rehearsal.daemon.fault_commands import FaultCommands, FaultRequest
+from rehearsal.daemon.gateway import Gateway
 from rehearsal.daemon.node_machines import NodeMachines, new_identity
 from rehearsal.daemon.rehearsal_stack import RehearsalStack
+from rehearsal.gcp_stand_in import bucket_server
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.host_image import DEVICE, PYTHON, USER, Kind, require_base
 from rehearsal.machines.machines import Machines
@@ -46,6 +48,7 @@ SPARE = 2  # times as many chips as the slice takes, so that a second `up` besid
 LIFE_S = 24 * 3600.0  # one that was forgotten goes by itself
 OWNER_POLL_S = 0.5
 LOCK_LIMIT_S = 5.0  # somebody may just be looking whether it is free
+KEEPER_LOG = "keeper.log"
 DELAY_FACTOR = 0.5  # of what a person who watches the simulator by itself sees
 
 
@@ -53,10 +56,12 @@ class Daemon:
     """From `with` to the end of its block; `open` makes the stack. `done`: it is to end.
 
     folder: a new one, for this rehearsal only. kind: of the hosts. socket_path: named to whoever wants to ask.
-    say: hears every step.
+    say: hears every step. keeper: whether the stack has one, and a gateway that starts it.
     """
 
-    def __init__(self, *, folder: Path, hosts: int, kind: Kind, socket_path: Path, say: Say) -> None:
+    def __init__(
+        self, *, folder: Path, hosts: int, kind: Kind, socket_path: Path, say: Say, keeper: bool = False
+    ) -> None:
         self.accelerator = rehearsal_stack.accelerator_of(hosts)
         self.zone = rehearsal_stack.zone_of(self.accelerator)
         self.folder = folder
@@ -72,6 +77,7 @@ class Daemon:
         self.done = threading.Event()
         self.faults: FaultCommands | None = None
         self.registry: Registry | None = None
+        self.gateway = Gateway(environ=self._of_keeper, log=folder / KEEPER_LOG) if keeper else None
         self.hosts: NodeMachines | None = None
         self.stack: RehearsalStack | None = None
 
@@ -105,6 +111,14 @@ class Daemon:
         except (MachinesError, pulumi_cli.PulumiCliError) as error:
             raise RehearsalError(str(error)) from None
         self.set_phase("ready")
+        if self.gateway is not None:
+            self._exits.callback(self.gateway.power_off)
+            self.gateway.power_on()
+
+    def _of_keeper(self) -> Mapping[str, str]:
+        """The environment of the keeper, which is that of a person here and Google's API at the simulated one."""
+        opened = state.open_rehearsal({**os.environ, state.FOLDER_VARIABLE: str(self.folder)})
+        return {**os.environ, **opened.environment, "GOOGLE_TPU_V2_CUSTOM_ENDPOINT": self.api.url}
 
     def _require_going_on(self) -> None:
         """Nothing is begun any more once the end has."""
@@ -148,6 +162,8 @@ class Daemon:
             control=self.api.control,
             pool=pool,
             chips=chips,
+            freeze_bucket=self.machines.freeze_bucket,
+            gateway=self.gateway,
         )
         self._exits.callback(self.faults.close)
         self.stack = RehearsalStack(
@@ -156,6 +172,13 @@ class Daemon:
             tpu_url=self.api.url,
             accelerator=self.accelerator,
             registry=self.registry.host if self.registry else None,
+            keeper=self.gateway is not None,
+            variables={
+                **self.storage.environment,
+                bucket_server.HOSTS: json.dumps(
+                    {"platform": "cpu", "python": PYTHON, "stand_in_devices": [DEVICE], "reach": "iap"}
+                ),
+            },
         )
         self._exits.callback(self.stack.close)
         self.say(f"pulumi up: the program of infra/ on the real engine, {cli.version}")
@@ -274,7 +297,7 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def serve(folder: Path, hosts: int, kind: Kind, owner: int | None) -> int:
+def serve(folder: Path, hosts: int, kind: Kind, owner: int | None, *, keeper: bool = False) -> int:
     """Returns the exit code when it is over: 0, or 2 if the rehearsal could not be started; its last words say why."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -286,14 +309,16 @@ def serve(folder: Path, hosts: int, kind: Kind, owner: int | None) -> int:
     socket_folder = tempfile.mkdtemp(prefix=SOCKET_FOLDER)
     try:
         with lock:
-            return _serve(folder, hosts, kind, owner, Path(socket_folder) / "control")
+            return _serve(folder, hosts, kind, owner, Path(socket_folder) / "control", keeper=keeper)
     finally:
         shutil.rmtree(socket_folder, ignore_errors=True)
 
 
-def _serve(folder: Path, hosts: int, kind: Kind, owner: int | None, path: Path) -> int:
+def _serve(folder: Path, hosts: int, kind: Kind, owner: int | None, path: Path, *, keeper: bool) -> int:
     try:
-        with Daemon(folder=folder, hosts=hosts, kind=kind, socket_path=path, say=say) as daemon:
+        with Daemon(
+            folder=folder, hosts=hosts, kind=kind, socket_path=path, say=say, keeper=keeper
+        ) as daemon:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: daemon.done.set())
             with ControlSocket(path, daemon.answer):
@@ -341,11 +366,12 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--kind", choices=get_args(Kind), default="plain", help="of the hosts")
+    parser.add_argument("--keeper", action="store_true", help="with a gateway that starts the keeper")
     parser.add_argument("--owner", type=int, metavar="PID", help="end when that process does")
     given = parser.parse_args()
     os.umask(0o077)
     try:
-        return serve(given.folder.absolute(), given.hosts, given.kind, given.owner)
+        return serve(given.folder.absolute(), given.hosts, given.kind, given.owner, keeper=given.keeper)
     except RehearsalError as error:
         say(f"{PROBLEM}{error}")
         return 2

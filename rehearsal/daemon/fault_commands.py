@@ -9,6 +9,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 
+from rehearsal.daemon.gateway import Gateway
 from rehearsal.daemon.node_machines import NodeMachines
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.faults import Faults
@@ -34,8 +35,18 @@ class FaultCommands:
     does not."""
 
     def __init__(
-        self, *, hosts: NodeMachines, faults: Faults, control: Control, pool: str, chips: int
+        self,
+        *,
+        hosts: NodeMachines,
+        faults: Faults,
+        control: Control,
+        pool: str,
+        chips: int,
+        freeze_bucket: Callable[..., None],
+        gateway: Gateway | None = None,
     ) -> None:
+        """freeze_bucket: as of Machines. gateway: None where the stack has no keeper."""
+        self._freeze_bucket, self._gateway = freeze_bucket, gateway
         self.faults = faults
         self._hosts = hosts
         self._control = control
@@ -94,6 +105,29 @@ class FaultCommands:
     def restock(self, _request: FaultRequest) -> str:
         self._control.set_capacity(self._pool, self._chips)
         return f"{self._pool} has {self._chips} chips again; a request that waits is served"
+
+    def bucket_away(self, _request: FaultRequest) -> str:
+        self._freeze_bucket(frozen=True)
+        return "the bucket answers nobody. Look: fab status, fab keeper status"
+
+    def bucket_back(self, _request: FaultRequest) -> str:
+        self._freeze_bucket(frozen=False)
+        return "the bucket answers again"
+
+    def gateway_off(self, _request: FaultRequest) -> str:
+        self._require_gateway().power_off()
+        return "the gateway has lost its power, and nobody keeps any run. Look: fab keeper status"
+
+    def gateway_on(self, _request: FaultRequest) -> str:
+        self._require_gateway().power_on()
+        return "the gateway is on, and its timer starts the keeper"
+
+    def _require_gateway(self) -> Gateway:
+        if self._gateway is None:
+            raise RehearsalError(
+                "this rehearsal has no keeper; `fab rehearsal up --keeper` makes one that has"
+            )
+        return self._gateway
 
     def _node(self) -> str:
         nodes = self._control.alive()["nodes"]
@@ -201,6 +235,12 @@ COMMANDS: Mapping[str, Command] = {
     "vanish": _of_cloud("somebody deletes the slice", FaultCommands.vanish),
     "stockout": _of_cloud("there are no chips to be had any more", FaultCommands.stockout),
     "restock": _of_cloud("there are chips again", FaultCommands.restock),
+    "bucket-away": _of_cloud("the bucket answers nobody any more", FaultCommands.bucket_away),
+    "bucket-back": _of_cloud("it answers again", FaultCommands.bucket_back),
+    "gateway-off": _of_cloud(
+        "the gateway, where the keeper is, loses its power", FaultCommands.gateway_off
+    ),
+    "gateway-on": _of_cloud("it is on again", FaultCommands.gateway_on),
     "wedge": Command(help="a host's training process is stopped in mid-work", run=FaultCommands.wedge),
     "unwedge": Command(help="it goes on", run=FaultCommands.unwedge),
     "fill-disk": Command(

@@ -60,9 +60,10 @@ def zone_of(accelerator: catalogue.Accelerator) -> str:
     return accelerator.generation.zones[0]
 
 
-def configuration(accelerator: catalogue.Accelerator) -> dict[str, Any]:
+def configuration(accelerator: catalogue.Accelerator, *, keeper: bool = False) -> dict[str, Any]:
     """What a user would write into Pulumi.rehearsal.yaml: one spot slice, a bucket, NFS from a gateway."""
     return {
+        **({"tpu-stack:keeper": True} if keeper else {}),
         "gcp:project": PROJECT,
         "tpu-stack:zone": zone_of(accelerator),
         "tpu-stack:slices": [
@@ -85,8 +86,11 @@ class RehearsalStack:
         tpu_url: str,
         accelerator: catalogue.Accelerator,
         registry: str | None = None,
+        keeper: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
-        """registry: host and port of the one that stands for Google's; None: there is none."""
+        """registry: host and port of the one that stands for Google's; None: there is none. keeper: whether the stack
+        has one. variables: of the engine's environment."""
         self.inventory = ""
         self.outputs: dict[str, Any] = {}
         self._registry = registry
@@ -97,8 +101,9 @@ class RehearsalStack:
             tpu_url=tpu_url,
             project_file=ROOT / "Pulumi.yaml",
             stack=STACK,
+            variables=variables,
         )
-        self._engine.configure(configuration(accelerator))
+        self._engine.configure(configuration(accelerator, keeper=keeper))
         self._busy = threading.Lock()
 
     def carry_out(self, kind: Kind, say: Say, gone: Gone, **options: Any) -> Report:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rehearsal.gcp_stand_in import arguments
+from rehearsal.gcp_stand_in import arguments, bucket_server
 from rehearsal.gcp_stand_in.arguments import Mistake
 from rehearsal.gcp_stand_in.table import KINDS, Kind, labels_of
 from rehearsal.gcp_stand_in.tpu_vm import TpuVms
@@ -86,6 +86,7 @@ class Provider:
             inputs = kind.as_kept(inputs)
             made = kind.outputs(own_id, inputs, self.world.number(), self._address_range(inputs))
             self.world.add(Thing(type=type_token, id=own_id, inputs=inputs, outputs=made))
+            bucket_server.put(type_token, inputs)
         return own_id, self._outputs(type_token, own_id, inputs) or {}
 
     def read(self, urn: str, own_id: str, inputs: Json) -> tuple[Json, Json] | None:
@@ -107,6 +108,7 @@ class Provider:
         there = self.world.find(type_token, own_id)
         made = (there.outputs if there else {}) | news | labels_of(news)
         self.world.put(Thing(type=type_token, id=own_id, inputs=news, outputs=made))
+        bucket_server.put(type_token, news)
         return made
 
     def delete(self, urn: str, own_id: str, limit_s: float) -> None:
@@ -118,6 +120,7 @@ class Provider:
         there = self.world.find(type_token, own_id)
         if there is not None:
             self._free(there)
+            bucket_server.remove(type_token, there.inputs)
         elif type_token == MACHINE:  # of other types, the provider takes this for done
             said = f"googleapi: Error 404: The resource '{own_id}' was not found, notFound"
             raise WorldError(f"Error deleting instance: {said}")

@@ -188,6 +188,10 @@ class Machines:
             self.registry = start_registry(client, name, self.network, self.image, registry_server)
         self.faults = Faults(client, self.find, self.image)
 
+    def freeze_bucket(self, *, frozen: bool) -> None:
+        """Let the bucket server answer nobody, or everybody again. Raises MachinesError."""
+        self.storage.freeze(self._client, self.name, frozen=frozen)
+
     def __exit__(self, *_: object) -> None:
         watcher, self._guardian = self._guardian, None
         try:

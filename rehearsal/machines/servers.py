@@ -155,11 +155,22 @@ class Storage:
             "NO_GCE_CHECK": "true",
         }
 
+    def freeze(self, client: docker.DockerClient, rehearsal: str, *, frozen: bool) -> None:
+        """Let the bucket server answer nobody, or everybody again. Raises MachinesError."""
+        with asking("the bucket server"):
+            container = client.containers.get(storage_name(rehearsal))
+            if (container.status == "paused") is not frozen:
+                (container.pause if frozen else container.unpause)()
+
     def make_bucket(self, name: str) -> None:
         """Nothing happens where it is there. Raises MachinesError."""
         status, said = _ask(self.address, PORT, "POST", BUCKETS, {"name": name})
         if status not in (200, CONFLICT):
             raise MachinesError(f"bucket {name}: the bucket server answers {status}: {said[:300]}")
+
+
+def storage_name(rehearsal: str) -> str:
+    return f"tpu-stack-{rehearsal}-storage"
 
 
 def volume_name(rehearsal: str) -> str:
@@ -180,7 +191,7 @@ def start_storage(
     with asking(f"the storage of rehearsal {rehearsal}"):
         client.volumes.create(volume_name(rehearsal), driver_opts=options, labels=labels(rehearsal))
         container = client.containers.create(
-            image, name=f"tpu-stack-{rehearsal}-storage", hostname="storage", labels=labels(rehearsal, role="storage"),
+            image, name=storage_name(rehearsal), hostname="storage", labels=labels(rehearsal, role="storage"),
             entrypoint=[BUCKET_PROGRAM], command=_bucket_arguments(storage), init=True, cap_drop=["ALL"],
             mounts=[share_at(rehearsal, SPARE_SHARE)], network=network.name,
             networking_config={

@@ -125,7 +125,12 @@ class Rehearsal:
         self.control = mock.create_autospec(Control, instance=True)
         self.control.alive.return_value = {"nodes": [{"name": NODE}]}
         self.commands = FaultCommands(
-            hosts=self.hosts, faults=self.faults, control=self.control, pool=POOL, chips=32
+            hosts=self.hosts,
+            faults=self.faults,
+            control=self.control,
+            pool=POOL,
+            chips=32,
+            freeze_bucket=mock.Mock(),
         )
 
 

@@ -1,0 +1,73 @@
+"""Buckets and objects of the program, made on the server that stands for Cloud Storage in a rehearsal.
+
+Without such a server they are in the stand-in's world only, as everything else is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from rehearsal.gcp_stand_in.world import WorldError
+
+SERVER = "STORAGE_EMULATOR_HOST"
+HOSTS = "TPU_STACK_STAND_IN_HOSTS"
+"""JSON of what a rehearsal's hosts are, which the keeper's description of a real stack does not say."""
+DESCRIPTION = "keeper/stack.json"
+BUCKET, OBJECT = "gcp:storage/bucket:Bucket", "gcp:storage/bucketObject:BucketObject"
+ANSWER_LIMIT_S = 10.0
+PATIENCE_S = 60.0
+CONFLICT, NOT_FOUND = 409, 404
+
+
+def put(type_token: str, inputs: Mapping[str, Any]) -> None:
+    """Make a bucket or an object, or another content of one. Raises WorldError where the server gives no answer."""
+    if type_token == BUCKET:
+        _ask("POST", "/storage/v1/b?project=rehearsal", {"name": inputs["name"]})
+    elif type_token == OBJECT:
+        content = str(inputs.get("content", ""))
+        if inputs["name"] == DESCRIPTION:
+            content = json.dumps(json.loads(content) | json.loads(os.environ.get(HOSTS, "{}")), indent=1)
+        query = urllib.parse.urlencode({"uploadType": "media", "name": inputs["name"]})
+        _ask("POST", f"/upload/storage/v1/b/{inputs['bucket']}/o?{query}", content)
+
+
+def remove(type_token: str, inputs: Mapping[str, Any]) -> None:
+    """Remove an object. A bucket stays until the rehearsal ends. Raises WorldError, as `put`."""
+    if type_token == OBJECT:
+        name = urllib.parse.quote(str(inputs["name"]), safe="")
+        _ask("DELETE", f"/storage/v1/b/{inputs['bucket']}/o/{name}", None)
+
+
+def _ask(method: str, path: str, value: object) -> None:
+    server = os.environ.get(SERVER)
+    if not server:
+        return
+    data = None if value is None else (value if isinstance(value, str) else json.dumps(value)).encode()
+    request = urllib.request.Request(
+        server + path, data=data, method=method, headers={"content-type": "application/json"}
+    )
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            # The server is on this machine, whatever proxy leads out of it.
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(request, timeout=ANSWER_LIMIT_S):
+                return
+        except urllib.error.HTTPError as error:
+            with error:
+                if error.code in (CONFLICT, NOT_FOUND if method == "DELETE" else CONFLICT):
+                    return
+                raise WorldError(
+                    f"googleapi: Error {error.code}: {error.read(300).decode(errors='replace')}"
+                ) from None
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise WorldError(f"the bucket server {server} does not answer: {error}") from None
+            time.sleep(1.0)
