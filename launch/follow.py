@@ -1,4 +1,4 @@
-"""A run from `fab train` to its end: launched, watched, and started again where that is asked for (`launch.recovery`)."""
+"""A run from `fab train` to its end: launched, watched, and, where that is asked for, started again."""
 
 from __future__ import annotations
 
