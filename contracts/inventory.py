@@ -42,6 +42,7 @@ class Slice:
     count: 1, or of how many equal slices it is made (multislice): `accelerator_type` and `topology` are those of each,
     and the hosts of the first come before those of the second.
     created: when Google made what it is now (RFC 3339); of two entries of a slice it tells the newer. "": not known.
+    granted_chips: how many of its chips a grant covers; None: not known.
     zones: where it may be, if that is more than one zone; `zone` is where it is.
     """
 
@@ -57,6 +58,7 @@ class Slice:
     hosts: tuple[Host, ...]
     created: str = ""
     zones: tuple[str, ...] = ()
+    granted_chips: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -156,6 +156,11 @@ def result(
     }
 
 
+def out_of_budget(reason: str) -> Json:
+    """What a result has besides, of a run that was stopped because it had spent what it may."""
+    return {"out_of_budget": True, "reason": reason}
+
+
 def own_failures(heartbeats: Sequence[Json]) -> list[Json]:
     """The heartbeats of processes that failed, without those that only lost a peer."""
     return [

@@ -40,6 +40,7 @@ TRAIN = {
     "runs": "where runs are kept: a path that every host sees, or a URL such as gs://…",
     "track": "mirror the run to mlflow, wandb, or both with a comma between (default: $TPU_STACK_TRACK)",
     "name": "a name of your own for the run",
+    "max_usd": "stop the run when all its attempts have cost so much at list prices; it can be resumed",
     "max_restarts": "how often the run is started again after it was lost, failed or hung",
     "hang_limit": "stop a run as hung after 20 usual step times without a step, and at least so many seconds",
     "heartbeat_limit": "also stop a run as hung after so many seconds without a heartbeat",
@@ -62,10 +63,11 @@ def asked_for(
     name: str,
     hang_limit: str,
     heartbeat_limit: str,
+    max_usd: str = "",
     resume: str = "",
 ) -> Request:
     """Return the run that the options ask for. Raises RequestError: they contradict each other."""
-    from launch import follow
+    from launch import costs, follow
     from launch.launch import Request
 
     words = follow.words(args, options.after_dashes(c))
@@ -89,6 +91,7 @@ def asked_for(
         heartbeat_limit_s=float(whole("--heartbeat-limit", heartbeat_limit, least=10) or 0),
         runtime=runtime or None,
         container_access=container_access or None,
+        max_usd=costs.amount("--max-usd", max_usd),
     )
 
 
@@ -121,6 +124,7 @@ def train(
     runs: str = "",
     track: str = "",
     name: str = "",
+    max_usd: str = "",
     max_restarts: str = "0",
     hang_limit: str = "120",
     heartbeat_limit: str = "300",
@@ -147,6 +151,7 @@ def train(
         name=name,
         hang_limit=hang_limit,
         heartbeat_limit=heartbeat_limit,
+        max_usd=max_usd,
         resume=resume,
     )
     if {"-h", "--help"} & {*asked.arguments}:

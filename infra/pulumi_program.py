@@ -41,9 +41,9 @@ def declare() -> None:
             pulumi.log.error(problem)
         many = "a mistake" if len(error.problems) == 1 else f"{len(error.problems)} mistakes"
         raise pulumi.RunError(f"nothing was made: the configuration has {many}") from None
-    review(config)
+    reviewed = review(config)
     load_by_class()
-    stack = declare_stack(config)
+    stack = declare_stack(config, reviewed.covered_chips)
     pulumi.export("inventory", stack.inventory.apply(inventory.to_json))
     pulumi.export("image_repository", stack.image_repository)
     if stack.keeper is not None:
@@ -71,7 +71,7 @@ def configuration() -> Config:
     )
 
 
-def review(config: Config) -> None:
+def review(config: Config) -> policy.Review:
     """Log what the policies find, what the zones do not offer (only a preview asks), and what the stack costs.
 
     Raises:
@@ -84,6 +84,7 @@ def review(config: Config) -> None:
     pulumi.log.info(reviewed.table)
     if reviewed.errors:
         raise pulumi.RunError(f"nothing was made: {len(reviewed.errors)} of the findings above are errors")
+    return reviewed
 
 
 def _setting(key: str) -> str | None:

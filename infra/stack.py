@@ -38,8 +38,9 @@ class Stack:
     keeper: pulumi.Output[str] | None
 
 
-def declare_stack(config: Config) -> Stack:
-    """Declare everything that `config` asks for."""
+def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) -> Stack:
+    """Declare everything that `config` asks for. granted_chips: how many of each slice's a grant covers."""
+    granted: Sequence[int | None] = granted_chips or [None] * len(config.slices)
     services = Services("services", config)
     after_services = pulumi.ResourceOptions(depends_on=[services])
     network = Network("network", config, after_services)
@@ -94,7 +95,7 @@ def declare_stack(config: Config) -> Stack:
                 bucket=bucket.name,
                 owner=owner,
                 slices={each.vacant.name: each.inputs for each in slices if each.inputs is not None},
-                vacant=_inventory(config, server, [each.vacant for each in slices]),
+                vacant=_inventory(config, server, [each.vacant for each in slices], granted),
             ),
             after_services,
         )
@@ -102,14 +103,17 @@ def declare_stack(config: Config) -> Stack:
         else None
     )
     return Stack(
-        inventory=_inventory(config, server, [each.entry for each in slices]),
+        inventory=_inventory(config, server, [each.entry for each in slices], granted),
         image_repository=registry.url,
         keeper=described.text if described else None,
     )
 
 
 def _inventory(
-    config: Config, server: Gateway | Filestore | None, slices: Sequence[pulumi.Input[inventory.Slice]]
+    config: Config,
+    server: Gateway | Filestore | None,
+    slices: Sequence[pulumi.Input[inventory.Slice]],
+    granted: Sequence[int | None],
 ) -> pulumi.Output[inventory.Inventory]:
     parts = pulumi.Output.all(
         slices=list(slices),
@@ -123,7 +127,10 @@ def _inventory(
             storage=_storage(config, known["share"]),
             images=dict(config.images.references),
             gateway=known["gateway"],
-            slices=tuple(known["slices"]),
+            slices=tuple(
+                dataclasses.replace(each, granted_chips=chips)
+                for each, chips in zip(known["slices"], granted, strict=True)
+            ),
             keeper=keeper_access.store_url(config),
         )
     )

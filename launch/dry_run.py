@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from contracts.process import read as read_environment
 from contracts.ranks import decoded, rank_variables
+from launch import costs
 from launch import plan as plans
 from launch.launch import Planned
 from launch.targets import Target
@@ -22,7 +23,9 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
     plan = _as_if_settled(planned.plan)
     yield f"run {plan.run_id}, attempt {plan.attempt}, in {plan.run_dir}"
     yield f"target {target.name}: slice {target.slice.name} ({target.slice.accelerator_type}), {plan.processes} host(s)"
-    yield cost(target)
+    yield f"cost: {'nothing, this machine is yours' if target.is_local else costs.an_hour(target.slice)}"
+    if plan.budget is not None:
+        yield plan.budget.text
     image = (
         f"none: the processes run bare, with {plan.command.python if plan.command else plan.target.python}"
         if plan.container is None
@@ -61,24 +64,3 @@ def _as_if_settled(plan: plans.Plan) -> plans.Plan:
     ports = [PORT] * (2 + plan.ranks_per_host * plan.processes)
     facts = [{"free_ports": ports, "home": "~"}] * plan.processes
     return plans.settled(dataclasses.replace(plan), facts, token="")
-
-
-def cost(target: Target) -> str:
-    """Return what an hour of the slice costs, in words."""
-    if target.is_local:
-        return "cost: nothing, this machine is yours"
-    if target.platform != "tpu":
-        return "cost: not known"
-    from infra import catalogue
-
-    one = target.slice
-    try:
-        price = catalogue.price_usd_per_hour(
-            catalogue.accelerator(one.accelerator_type), one.zone, one.capacity
-        )
-    except catalogue.CatalogueError as error:
-        return f"cost: not known ({error})"
-    if price is None:
-        return f"cost: not known for {one.accelerator_type} ({one.capacity}) in {one.zone}"
-    usd = f"{price * one.count:,.2f} USD an hour"
-    return f"cost: {usd} by the list ({one.capacity}, {one.zone}), less what a grant covers"

@@ -26,7 +26,7 @@ from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.run_directory import RunDirectory
 from jobs.runtime.cache import user_cache_dir
-from launch import environments, jobs, runs
+from launch import costs, environments, jobs, runs
 from launch import plan as plans
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, all_or_error, ask_all, stop_processes
 from launch.jobs import Bundle, Job, Submitted
@@ -48,9 +48,10 @@ class Request:
 
     framework: of a job that runs on several; None: its first one. processes_per_host: as
     `launch.plan.ranks_of_job` takes it. A resumed run keeps both. runtime, container_access: as
-    `launch.plan.choose_container` takes them. track: the trackers that it is mirrored to. run_id: of a new run; None:
-    one is made up. sweep: what run.json has of the sweep that it is a member of. submitted: the run as it was when it
-    was submitted; job, command and arguments are then not read.
+    `launch.plan.choose_container` takes them. track: the trackers that it is mirrored to. max_usd: what it may cost
+    in all its attempts; None: as it was, if it is resumed. run_id: of a new run; None: one is made up. sweep: what
+    run.json has of the sweep that it is a member of. submitted: the run as it was when it was submitted; job, command
+    and arguments are then not read.
     """
 
     job: str
@@ -68,6 +69,7 @@ class Request:
     run_id: str | None = None
     sweep: Mapping[str, Any] | None = None
     submitted: Submitted | None = None
+    max_usd: float | None = None
 
 
 class LaunchFailed(Exception):
@@ -96,6 +98,8 @@ def launch(request: Request, target: Target, say: Say) -> Run:
         before = directory.read_json(run_directory.RUN) if request.resume else None
         if planned.note is not None:
             say(planned.note)
+        if plan.budget is not None:
+            say(plan.budget.text)
         began_s = time.monotonic()
         try:
             plan = prepare(plan, planned.bundles, target, say)
@@ -190,6 +194,7 @@ def work_out(request: Request, target: Target) -> Planned:
         heartbeat_limit_s=request.heartbeat_limit_s,
         container=box,
         ranks_per_host=per_host,
+        budget=costs.budget(request.max_usd, target.slice, resume),
         command=command.planned(target, bundles[1], python, in_container=box is not None)
         if command
         else None,

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from contracts import run_directory
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.run_directory import State
-from launch import overview, runs
+from launch import costs, runs
 from launch.display import printable, say, terminal
 from launch.hosts import HostError, in_thread
 from launch.runs import Run
@@ -134,13 +134,14 @@ def about(run: Run, what: State | Literal["recovered"], say: Callable[[str], Non
         run.directory.write_json(run_directory.NOTICES, {**told, key: time.time()})
     except (HostError, OSError):
         pass  # twice is better than never
+    cost = costs.of_run(run)
     event = Event(
         kind=kind,
         text=_text(run, kind),
         run=run.run_id,
         name=run.described.get("name"),
         stack=str(run.described.get("target")),
-        cost_usd=overview.cost_usd(run),
+        cost_usd=cost.usd if cost else None,
     )
     for problem in send(event):
         say(f"not notified by {problem}")

@@ -14,10 +14,21 @@ from contracts.run_directory import State
 from jobs.runtime import host_samples
 from jobs.runtime.host_samples import Finding, HostSamples
 from jobs.runtime.metric_definitions import NO_METRICS, OF_EVERY_JOB, Metric, finite
-from launch import runs
+from launch import costs, runs
 from launch.runs import Look, Run
 
-ABOUT = ("job", "state", "framework", "platform", "hosts", "processes", "code", "started", "wall time")
+ABOUT = (
+    "job",
+    "state",
+    "framework",
+    "platform",
+    "hosts",
+    "processes",
+    "code",
+    "started",
+    "wall time",
+    "cost",
+)
 """What is said of each run in a comparison before its settings and metrics."""
 
 
@@ -26,12 +37,13 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
 
     metrics: the final value of each metric once the run has a result, until then the latest one; values that are not
     finite are left out. headline: the metric that says how good a run of this job is, None where it is not known yet.
-    Times are in UTC, as in ISO 8601.
+    Times are in UTC, as in ISO 8601. cost_usd: so far, at list prices; billed_usd: of that, what no grant covers;
+    None where it is not known.
     """
     step, latest = progress or runs.progress(run)
     measured = values(run, latest)
     headline = run.metrics.get(run.metrics.headline)
-    attempt, result = run.described["attempts"][-1], run.current_result() or {}
+    attempt, result, cost = run.described["attempts"][-1], run.current_result() or {}, costs.of_run(run)
     return {
         "run": run.run_id,
         "name": run.described.get("name"),
@@ -58,8 +70,12 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
         else None,
         "metrics": measured,
         "wall_s": finite(result.get("wall_s")),
-        "cost_usd": cost_usd(run),
+        "cost_usd": cost.usd if cost else None,
+        "billed_usd": cost.billed_usd if cost else None,
+        "cost": cost.text() if cost else None,
+        "max_usd": finite(run.described.get("max_usd")),
         "error": result.get("error"),
+        "reason": result.get("reason"),
     }
 
 
@@ -68,21 +84,6 @@ def total_wall_s(run: Run) -> float | None:
     each_s = [finite(each.get("wall_s")) for each in run.described["attempts"][:-1]]
     known_s = [wall_s for wall_s in [*each_s, run.wall_s] if wall_s is not None]
     return sum(known_s) if len(known_s) == len(each_s) + 1 else None
-
-
-def cost_usd(run: Run) -> float | None:
-    """What the run's TPUs cost for the time that it took so far, by the list; None where that is not known."""
-    from infra import catalogue
-
-    one, wall_s = run.described.get("slice") or {}, total_wall_s(run)
-    if run.described.get("platform") != "tpu" or wall_s is None:
-        return None
-    try:
-        kind = catalogue.accelerator(one["accelerator_type"])
-        price = catalogue.price_usd_per_hour(kind, one["zone"], one["capacity"])
-        return price * one["count"] * wall_s / 3600 if price is not None else None
-    except (catalogue.CatalogueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def values(run: Run, latest: Mapping[str, Any]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from contracts.errors import RequestError
 from contracts.files import is_url
 from contracts.process import Platform, ProcessEnvironment
 from contracts.ranks import Ranks, Spec, rank_variables, ranks_that_share
+from launch.costs import Budget
 from launch.targets import Target
 
 MIN_FREE_BYTES = 512 * 2**20
@@ -79,6 +80,7 @@ class Plan:
     coordinator_port: int = 0
     liveness_port: int = 0
     liveness_token: str = ""
+    budget: Budget | None = None
     homes: tuple[str, ...] = ()
 
     @property
@@ -255,6 +257,11 @@ def start(plan: Plan, process_id: int) -> dict[str, Any]:
         "liveness_token": plan.liveness_token,
         "hang_floor_s": plan.hang_floor_s,
         "heartbeat_limit_s": plan.heartbeat_limit_s,
+        **(
+            {}
+            if plan.budget is None
+            else {"budget_s": plan.budget.left_s, "budget_reason": plan.budget.reason}
+        ),
         **_container(plan, process_id),
     }
 

@@ -45,6 +45,8 @@ def decide(state: State, run: Run) -> Decision:
     if state == "done":
         return Decision(resume=False, reason="it is done, there is nothing left to do")
     result = run.current_result() or {}
+    if result.get("out_of_budget"):
+        return Decision(resume=False, reason=f"it was stopped: {result.get('reason')}")
     if result.get("request"):
         return Decision(resume=False, reason=f"it would fail again: {result.get('error')}")
     saved = run.directory.checkpoint_steps()

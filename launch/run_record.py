@@ -19,6 +19,7 @@ from contracts.run_directory import State
 from jobs.runtime import metric_definitions
 from jobs.runtime.metric_definitions import NO_METRICS, UNDECLARED, finite
 from launch import jobs, runs
+from launch.costs import of_run, price_of
 from launch.display import printable
 from launch.jobs import Submitted
 from launch.plan import Plan
@@ -56,6 +57,7 @@ def run_record(
         "coordinator": plan.coordinator,
         "bundle": plan.bundle_sha256,
         "image": image,
+        "price": price_of(target.slice),
         "outcome": None,
     }
     return {
@@ -69,6 +71,7 @@ def run_record(
         **({} if processes_per_host is None else {"processes_per_host": processes_per_host}),
         **({"track": [*track]} if track else {}),
         **({"sweep": member} if (member := sweep or (before or {}).get("sweep")) else {}),
+        **({"max_usd": plan.budget.max_usd} if plan.budget is not None else {}),
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),
         "config": dataclasses.asdict(config),
@@ -139,7 +142,10 @@ def summary(run: Run, state: State) -> list[str]:
     """Return the last lines that a person sees of a run."""
     if state == "done":
         return _done(run)
-    resume = f"resume with `fab train --resume {run.run_id}`"
+    result = run.current_result() or {}
+    is_spent = state == "stopped" and bool(result.get("out_of_budget"))
+    more = f" --max-usd {2 * (finite(run.described.get('max_usd')) or 0):g}" if is_spent else ""
+    resume = f"resume with `fab train --resume {run.run_id}{more}`"
     saved = run.directory.checkpoint_steps()
     if run.described["job"] == jobs.SERVER:
         resume = f"start another with `fab serve {run.described['config']['run']}`"
@@ -149,9 +155,10 @@ def summary(run: Run, state: State) -> list[str]:
         resume += " (the command starts again, and finds its RUN_DIR as it was)"
     else:
         resume += " (no checkpoint yet: from the start)"
+    if is_spent:
+        return [f"{run.run_id} was stopped: out of budget", f"  {result.get('reason')}", f"  {resume}"]
     if state in ("stopped", "preempted"):
         return [f"{run.run_id} was {state}; {resume}"]
-    result = run.current_result() or {}
     if result.get("request"):
         return [f"{run.run_id}: {result.get('error')}"]
     lines = [f"{run.run_id} {'failed' if state == 'failed' else 'is ' + state}"]
@@ -185,6 +192,8 @@ def _done(run: Run) -> list[str]:
     steps = f" for {taken}{of_all} steps" if taken is not None else ""
     rows.append(("wall time", clock(result.get("wall_s") or 0) + steps))
     rows += _time_split(result.get("time_s"))
+    if cost := of_run(run):
+        rows.append(("cost", cost.text()))
     saved = run.directory.checkpoint_steps()
     if saved:
         rows.append(("checkpoint", run.directory.path(f"{run_directory.CHECKPOINTS}/{saved[-1]}")))

@@ -90,12 +90,14 @@ class Run:
 
     @property
     def wall_s(self) -> float | None:
-        """Of the latest attempt: what its result says, else until its last heartbeat; None where there is neither."""
-        said = finite((self.current_result() or {}).get("wall_s"))
-        beats_s = [beat["time"] for beat in self.current() if beat]
-        if said is not None or not beats_s:
+        """Of the latest attempt: what its result says, else until its last heartbeat, or until it was
+        ended without one; None where nothing is known of it."""
+        result = self.current_result() or {}
+        said, ended_s = finite(result.get("wall_s")), finite(result.get("time"))
+        seen_s = [beat["time"] for beat in self.current() if beat] or [ended_s]
+        if said is not None or seen_s == [None]:
             return said
-        return max(0.0, float(max(beats_s)) - parse_time(self.described["attempts"][-1]["started"]))
+        return max(0.0, float(max(seen_s)) - parse_time(self.described["attempts"][-1]["started"]))
 
     def current(self) -> list[dict[str, Any] | None]:
         """Each process's heartbeat of the latest attempt; None where it has not written one yet."""

@@ -83,6 +83,8 @@ NOT_RUN = {
     "fab train --resume latest": "wants a run that was stopped; tests/runs/test_stopped.py",
     "fab stop": "wants a run that is active; tests/runs/test_stopped.py",
     "fab train": FORM + "`make train`",
+    "fab train … --max-usd 25": FORM + "tests/runs/test_stopped.py",
+    "fab notify --test": "sends messages; tests/launch/test_notify.py",
     "fab train … --detach": FORM + "`make rehearse`",
     "fab train … --runtime docker": FORM + "tests/runs/test_docker.py",
     "fab train … --track mlflow": FORM + "tests/launch/commands/test_track.py",

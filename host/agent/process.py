@@ -40,6 +40,7 @@ class Process:
         self.record_path = os.path.join(self.dir, "process.json")
         self.exit_path = os.path.join(self.dir, "exit.json")
         self.stop_path = os.path.join(self.dir, "stop-requested")
+        self.stop_reason_path = os.path.join(self.dir, "stop-reason")
         self.log_path = os.path.join(self.dir, "supervisor.log")
         self.reserve_path = os.path.join(self.dir, "reserve")
         self.beat_path = os.path.join(self.dir, "heartbeat.json")

@@ -241,7 +241,7 @@ CLOCK = "time:time max_clock_offset_s:seconds"
 WHERE = "device_globs:texts? lockfiles:texts?"
 PROGRAM = "argv:argv env:env cwd:path log_path:path run_dir:path? num_processes:positive cpus:cpus?"
 LIVENESS = "liveness_host:text liveness_port:port liveness_token:text assemble_s:seconds? silence_s:seconds?"
-LIMITS = "hang_floor_s:seconds? heartbeat_limit_s:seconds?"
+LIMITS = "hang_floor_s:seconds? heartbeat_limit_s:seconds? budget_s:count? budget_reason:text?"
 # Each verb with its module and function, and its fields; one with a question mark may be absent or null.
 VERBS: dict[str, tuple[str, str]] = {
     "preflight": ("preflight.preflight", f"{HOST} {PORTS} {PLACES} {CLOCK} {WHERE} container:image_here?"),

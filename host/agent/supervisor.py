@@ -23,7 +23,7 @@ from .hang_dump import hang_dump
 from .liveness_client import LivenessClient, Watchdog
 from .liveness_server import Group, LivenessServer, listen
 from .proc import wait_until
-from .process import Process, exit_record, signal_name, signal_quietly
+from .process import Process, ask_to_stop, exit_record, signal_name, signal_quietly
 from .protocol import Failed, Refused, is_number, reason_of, remedy_for
 from .run_files import RunFiles
 from .start import spawn
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 LOOK_PERIOD_S = 0.5
 LAST_WORDS_S = 1.0
+BUDGET_GRACE_S = 120.0
+"""For a checkpoint, after the budget of a run is spent."""
+OTHERS_LATER_S = 30.0
 
 
 def supervise(state_dir: str) -> int:
@@ -92,6 +95,7 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> No
     inherited = [] if listener is None else [listener.fileno()]
     dismiss_guard = start_guard(lambda: end_orphan(process, request), inherited)
     attempt = Attempt(request, process, listener, news.set)
+    budget = Budget(process, request)
     ended: Json = {}
 
     def reap() -> None:
@@ -112,6 +116,7 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> No
         news.wait(LOOK_PERIOD_S)
         news.clear()
         if not over.is_set():
+            budget.look(time.monotonic())
             order = attempt.look()
     if order is not None:
         note(f"stopping because {order['reason']}")
@@ -125,6 +130,33 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> No
     clear_group(process)
     finalize(process, files, ended, order, attempt)
     dismiss_guard()
+
+
+class Budget:
+    """Stops a process when its run has spent what it may, with nobody else's help: as `fab stop` would, with a reason.
+
+    Process 0 is told first, and by it the others; they are told here only if that has not reached them.
+    """
+
+    def __init__(self, process: Process, request: Json) -> None:
+        self._process, self._reason = process, request["budget_reason"]
+        later_s = OTHERS_LATER_S if process.process_id else 0.0
+        limit_s = request["budget_s"]
+        self._due_s = math.inf if limit_s is None else time.monotonic() + limit_s + later_s
+        self._kill_s = math.inf
+
+    def look(self, now_s: float) -> None:
+        if now_s >= self._kill_s:
+            self._kill_s = math.inf
+            note(f"the process has not saved within {BUDGET_GRACE_S:g} s")
+            self._process.kill()
+        if now_s < self._due_s:
+            return
+        self._due_s, self._kill_s = math.inf, now_s + BUDGET_GRACE_S
+        note(f"stopping because {self._reason}")
+        path = self._process.stop_reason_path
+        tried("keeping the reason", lambda: atomic.write(path, self._reason))
+        ask_to_stop(self._process)
 
 
 def stop(process: Process, order: Json, over: threading.Event) -> dict[str, str]:
@@ -330,9 +362,13 @@ def finalize(
         result = failed_result(beat, step_of(beat), lines)
     else:
         result = None
-    if result is None and not_begun and process.process_id == 0:
+    spent = tail_of(process.stop_reason_path)[:1]
+    if result is None and (not_begun or (spent and not ending["is_saved"])) and process.process_id == 0:
         steps = saved_step(files.dir)
-        result = run_directory.result(beat["state"], attempt=beat["attempt"], steps=steps, time=beat["time"])
+        measured = run_directory.out_of_budget(spent[0]) if spent else None
+        result = run_directory.result(
+            beat["state"], attempt=beat["attempt"], steps=steps, time=beat["time"], measured=measured
+        )
     files.put(texts, {} if result is None else {run_directory.RESULT: json.dumps(result)})
     if not recorded:  # the disk may have been freed meanwhile
         wait_until(

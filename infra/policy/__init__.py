@@ -19,11 +19,12 @@ ASKS_ABOVE_USD_PER_HOUR = 100.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Review:
-    """findings: in the order of the rules, and within one of the slices."""
+    """findings: in the order of the rules, and within one of the slices. covered_chips: of each slice by a grant."""
 
     findings: tuple[Finding, ...]
     cost: Cost
     grant_use: tuple[GrantUse, ...]
+    covered_chips: tuple[int, ...]
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -50,6 +51,7 @@ def review(config: Config, *, today: datetime.date) -> Review:
         ),
         cost=cost,
         grant_use=coverage.use,
+        covered_chips=coverage.covered_chips,
     )
 
 

@@ -29,6 +29,8 @@ from typing import Protocol
 STOP_REQUESTED = "stop-requested"
 """The file that the agent leaves in the control directory before it sends SIGTERM for a stop that somebody wanted."""
 
+STOP_REASON = "stop-reason"
+
 TOLD = "told"
 """The note that some process has got SIGTERM."""
 
@@ -332,6 +334,14 @@ watch = Watch()
 def notified(step: int) -> bool:
     """Whether all hosts are to save after `step` and leave. Called by every host after every step, in order."""
     return watch.stepped(step)
+
+
+def stop_reason(control_dir: str | None) -> str | None:
+    """Why the stop was wanted, where the agent itself wanted it: the run has spent what it may."""
+    try:
+        return (Path(control_dir or "") / STOP_REASON).read_text(encoding="utf-8") if control_dir else None
+    except OSError:
+        return None
 
 
 def was_requested(control_dir: str | None) -> bool:

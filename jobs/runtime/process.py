@@ -197,8 +197,10 @@ def finish_early(run: Run, step: int) -> None:
     outcome = "stopped" if preemption.was_requested(run.environment.control_dir) else "preempted"
     step = step or max(run.directory.checkpoint_steps(), default=0)
     where = f"saved after step {step}" if step else "nothing was computed yet"
-    run.say(f"{outcome}: {where}; resume with `fab train --resume {run.environment.run_id}`")
-    finish(run, outcome, {"steps": step})
+    reason = preemption.stop_reason(run.environment.control_dir) if outcome == "stopped" else None
+    why = f" because {reason}" if reason else ""
+    run.say(f"{outcome}{why}: {where}; resume with `fab train --resume {run.environment.run_id}`")
+    finish(run, outcome, {"steps": step, **(run_directory.out_of_budget(reason) if reason else {})})
 
 
 def _fail(run: Run, error: Exception) -> int:

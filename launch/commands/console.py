@@ -17,9 +17,10 @@ from rich.table import Table
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError
+from contracts.run_costs import Cost
 from contracts.run_directory import SILENCE_LIMIT_S, State
 from jobs.runtime.host_samples import COLUMNS, HostSamples
-from launch import follow, overview, run_record, runs
+from launch import costs, follow, overview, run_record, runs
 from launch import jobs as job_index
 from launch.display import Lines, printable, say, terminal
 from launch.hosts import Agent, HostError, PendingAnswer, stop_processes
@@ -55,6 +56,7 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
             f"{run.run_id}  {states[run.run_id]}  step {step}/{run.total_steps or '?'}"
             + (f"  {printable(figure)}" if figure else "")
             + f"  attempt {run.attempt}  {runs.age(run)} old"
+            + (f"  {cost.text()}" if (cost := costs.of_run(run)) else "")
         )
         sampled = overview.samples(run)
         console.print(_hosts_table(run, known.of(run)))
@@ -66,6 +68,8 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
         if states[run.run_id] not in (*run_directory.ACTIVE, "done"):
             for line in run_record.summary(run, states[run.run_id])[1:]:
                 say(console)(line)
+    for line in costs.of_stack(target.inventory.slices, time.time()):
+        say(console)(line)
     _tell_silent(console, known)
     return 0
 
@@ -153,10 +157,11 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
         return _print_json([overview.overview(run, runs.state_by(run, known)) for run in shown], known)
     table = Table(box=None, pad_edge=False, header_style="dim")
     ids = max(len(run.run_id) for run in shown)
-    for heading in ("run", "name", "job", "state", "step", "measured", "age"):
+    cost = {run.run_id: found for run in shown if (found := costs.of_run(run))}
+    for heading in ("run", "name", "job", "state", "step", "measured", *(["cost"] if cost else []), "age"):
         table.add_column(
             heading,
-            justify="right" if heading in ("step", "age") else "left",
+            justify="right" if heading in ("step", "cost", "age") else "left",
             # However narrow the terminal is: half an id names no run.
             min_width=ids if heading == "run" else None,
         )
@@ -169,13 +174,25 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
             runs.state_by(run, known),
             f"{step}/{run.total_steps or '?'}",
             printable(runs.figure(run, latest)),
+            *([_usd(cost.get(run.run_id))] if cost else []),
             runs.age(run),
         )
     console.print(table)
+    if cost:
+        say(console)(f"these runs: {costs.sum_of([*cost.values()]).text()}")
     _tell_silent(console, known)
     if limit is not None and len(everything) > limit:
         say(console)(f"{len(everything) - limit} older ones: `fab runs --all`")
     return 0
+
+
+def _usd(cost: Cost | None) -> str:
+    """In a column: what is billed, or "grant"; with a question mark where that is not known."""
+    if cost is None:
+        return ""
+    if cost.billed_usd is None:
+        return f"{cost.usd:,.2f} USD?"
+    return "grant" if cost.billed_usd <= 0 < cost.usd else f"{cost.billed_usd:,.2f} USD"
 
 
 def compare(target: Target, wanted: Sequence[str], *, as_json: bool) -> int:

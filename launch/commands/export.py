@@ -22,7 +22,7 @@ from contracts.errors import RequestError
 from contracts.files import DiskFiles, Files, is_url
 from contracts.run_directory import EXPORT
 from jobs.runtime.metric_definitions import Metric
-from launch import jobs, overview, runs
+from launch import costs, jobs, overview, runs
 from launch.commands.copies import swap
 from launch.display import printable, say, terminal
 from launch.remote_files import FOLDER_LIMIT_S, Buckets
@@ -191,14 +191,14 @@ def _index(
 def _training(run: Run) -> list[tuple[str, str]]:
     described, attempts = run.described, run.described["attempts"]
     one, code = described.get("slice") or {}, described.get("code") or {}
-    wall_s, usd = overview.total_wall_s(run), overview.cost_usd(run)
+    wall_s, cost = overview.total_wall_s(run), costs.of_run(run)
     is_tpu, where = described["platform"] == "tpu" and one, f"{one.get('capacity')}, {one.get('zone')}"
     commit, versions = code.get("git_commit"), described.get("versions", {})
     found = {
         "hardware": f"{one['count']} x {one['accelerator_type']}" if is_tpu else described["platform"],
         "hosts": f"{len({host['name'] for host in described['hosts']})}, with {run.processes} process(es)",
         "wall time": f"{spoken(wall_s)}, {len(attempts)} attempt(s)" if wall_s is not None else None,
-        "cost": usd and f"{usd:,.2f} USD for the wall time, by the list ({where})",
+        "cost": cost and f"{cost.text()}, for the wall time ({where})",
         "framework": described.get("stack"),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "tpu-stack": importlib.metadata.version("tpu-stack"),

@@ -11,7 +11,8 @@ from typing import Any
 
 from contracts.files import Files, is_url
 from contracts.inventory import Inventory, Slice
-from infra.catalogue import CatalogueError, accelerator, price_usd_per_hour, region_of
+from infra.catalogue import CatalogueError, accelerator, region_of
+from launch import costs
 from launch import plan as plans
 from launch.deploy.deploy import FRAMEWORK
 from launch.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
@@ -100,18 +101,8 @@ def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
                 f"{ATTRIBUTES_POLICY} holds, or in an inventory of your own: `fab trust --host {nameless[0]}`",
             )
         )
-    return [*said, cost(one_slice)]
-
-
-def cost(one_slice: Slice) -> Finding:
-    try:
-        kind = accelerator(one_slice.accelerator_type)
-        price = price_usd_per_hour(kind, one_slice.zone, one_slice.capacity)
-    except CatalogueError as error:
-        return skip(f"its price is not known: {error}")
-    if price is None:
-        return skip(f"no list price is known of {one_slice.accelerator_type} in {one_slice.zone}")
-    return ok(f"{price * one_slice.count:,.2f} USD an hour at list price, if no grant covers it")
+    cost = costs.an_hour(one_slice)
+    return [*said, ok(cost) if costs.price_of(one_slice) else skip(f"its price is {cost}")]
 
 
 def regions(inventory: Inventory, one_slice: Slice) -> list[Finding]:

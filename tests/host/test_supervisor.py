@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from host.agent import run_files
+from host.agent import run_files, supervisor
+from host.agent.process import Process
 from host.agent.run_files import RunFiles
 from tests.host.conftest import CHECKOUT, cut_off, is_running, until
 
@@ -249,3 +250,54 @@ def test_what_cannot_be_written_is_noted_and_ends_nothing(
 ) -> None:
     RunFiles(start_request(tmp_path, **wrong)).put({"beat.json": "{}"}, {"result.json": "{}"})
     assert bool(capsys.readouterr().err) == is_noted
+
+
+SPENT = "its budget of 5.00 USD is spent"
+BUDGET = {"budget_s": 1, "budget_reason": SPENT}
+
+
+def test_a_run_that_has_spent_its_budget_is_stopped_with_the_reason_whatever_its_job_says(agent: Any) -> None:
+    ends = "signal.signal(signal.SIGTERM, lambda *_: (beat('stepping', 7), os._exit(9))); live()"
+    agent.start(ends, run_dir=str(agent.run_dir), **BUDGET)
+    ended = agent.ended()
+    assert 0.9 < ended["ended"] - ended["started"] < 4
+    assert agent.heartbeat()["state"] == "stopped"
+    result = agent.result()
+    assert (result["outcome"], result["out_of_budget"], result["reason"]) == ("stopped", True, SPENT)
+
+    # A job that saves writes its own result, which is left as it is.
+    (agent.run_dir / "result.json").unlink()
+    saves = """
+def save(*_):
+    reason = open(os.environ["RUN_CONTROL_DIR"] + "/stop-reason").read()
+    assert os.path.exists(os.environ["RUN_CONTROL_DIR"] + "/stop-requested")
+    json.dump({"outcome": "stopped", "reason": reason, "steps": 3}, open(run_dir + "/result.json", "w"))
+    os._exit(75)
+signal.signal(signal.SIGTERM, save); live()
+"""
+    agent.start(saves, attempt=1, **BUDGET)
+    assert agent.ended(attempt=1)["code"] == 75
+    assert agent.result() == {"outcome": "stopped", "reason": SPENT, "steps": 3}
+
+
+def test_the_budget_tells_process_0_first_and_kills_what_does_not_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(supervisor, "ask_to_stop", lambda process: asked.append(process.process_id))
+    monkeypatch.setattr(Process, "kill", lambda process: asked.append("killed"))
+    looks = {}
+    for rank in (0, 1):
+        process = Process(str(tmp_path), "run-1", 0, rank)
+        Path(process.dir).mkdir(parents=True)
+        began_s = time.monotonic()
+        budget = supervisor.Budget(process, BUDGET)
+        for after_s in (0, 1.1, 2, 31.1, 122, 152):
+            budget.look(began_s + after_s)
+            looks[rank, after_s] = list(asked)
+        asked.clear()
+    assert [len(looks[0, after_s]) for after_s in (0, 1.1, 31.1, 122, 152)] == [0, 1, 1, 2, 2]
+    assert [len(looks[1, after_s]) for after_s in (2, 31.1, 122, 152)] == [0, 1, 1, 2]
+    without = supervisor.Budget(process, {"budget_s": None, "budget_reason": None})
+    without.look(float("1e12"))
+    assert not asked

@@ -248,7 +248,10 @@ def test_a_dry_run_shows_what_each_rank_finds_what_is_sent_and_what_it_costs(fol
     assert "    MASTER_PORT=PORT" in shown
     assert f"image sha256:{'0' * 64}" in shown
     assert any(line.startswith("your folder: 5 files, ") for line in shown)
-    assert any(re.fullmatch(r"cost: [\d.]+ USD an hour by the list \(spot, .*", line) for line in shown)
+    assert any(
+        re.fullmatch(r"cost: [\d.]+ USD an hour at list prices, less what a grant covers \(spot, .*", line)
+        for line in shown
+    )
 
 
 def test_an_environment_is_made_once_and_a_step_that_fails_leaves_none(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -119,9 +120,17 @@ class Lab:
         return self.cache_home / "tpu-stack" / "agent"
 
     def launch(
-        self, *more: str, hosts: int = 2, resume: Run | None = None, heartbeat_limit_s: float = 300.0
+        self,
+        *more: str,
+        hosts: int = 2,
+        resume: Run | None = None,
+        heartbeat_limit_s: float = 300.0,
+        max_usd: float | None = None,
     ) -> Run:
-        """A run that has just joined, or `resume` gone on with; `more`: options besides the usual ones."""
+        """A run that has just joined, or `resume` gone on with; `more`: options besides the usual ones.
+
+        max_usd: its budget, on a machine that costs 3.92 USD an hour.
+        """
         arguments = resume.described["args"] if resume else self.options()
         request = launching.Request(
             job=self.job,
@@ -129,9 +138,13 @@ class Lab:
             name=None,
             resume=self.read(resume) if resume else None,
             heartbeat_limit_s=heartbeat_limit_s,
+            max_usd=max_usd,
         )
         with mock.patch.dict(os.environ, self.environ):
             target = targets.on_this_machine(hosts=str(hosts), platform="cpu")
+            if max_usd is not None:
+                dear = {"accelerator_type": "v5litepod-16", "zone": "us-central1-a", "capacity": "spot"}
+                target = dataclasses.replace(target, slice=dataclasses.replace(target.slice, **dear))  # type: ignore[arg-type]
             return launching.launch(request, target, self.said.append)
 
     def resume(self, run: Run, *more: str, hosts: int = 2) -> Run:

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from contracts.errors import RequestError
 from launch.runs import Run
 from tests.runs.lab import FAST, SLOWLY, STEPS, Lab, Losses, losses, result, saved_steps
 
@@ -66,6 +67,24 @@ def test_fab_stop_saves_the_run_which_can_then_be_resumed_but_not_stopped_again(
     assert f"{run.run_id} is not running" in again.said
 
     assert losses(lab.resume(run, *FAST)) == right_losses
+
+
+@pytest.mark.slow
+def test_a_run_that_has_spent_its_budget_stops_by_itself_and_goes_on_only_with_a_larger_one(
+    lab: Lab, right_losses: Losses
+) -> None:
+    run = lab.finish(lab.launch(*SLOWLY, max_usd=0.01))  # nine seconds
+    assert lab.state(run) == "stopped"
+    ended = result(run)
+    assert (ended["out_of_budget"], ended["error"]) == (True, None)
+    assert ended["reason"].startswith("its budget of 0.01 USD is spent, at 3.92 USD an hour")
+    assert f"stopped because {ended['reason']}" in lab.log(run)
+    assert ended["reason"] in (run.directory.read_text("report.html") or "")
+    status = lab.fab("status").ended().said
+    assert ended["reason"] in status and f"--resume {run.run_id} --max-usd 0.02" in status
+    with pytest.raises(RequestError, match="has spent 0.01 of its 0.01 USD"):
+        lab.launch(resume=run, max_usd=0.01)
+    assert losses(lab.finish(lab.launch(*FAST, resume=run, max_usd=5.0))) == right_losses
 
 
 @pytest.mark.slow

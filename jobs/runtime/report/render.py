@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from contracts.durations import spoken
+from contracts.run_costs import cost
 from contracts.run_directory import RESULT, RUN, SAMPLES, SETTINGS, RunDirectory, heartbeat, host_samples, log
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.host_samples import HostSamples, findings, read
@@ -119,6 +120,8 @@ def _header(
 ) -> str:
     outcome = text(result.get("outcome") or "no result yet")
     colour, meaning = OUTCOMES.get(outcome, ("plain", ""))
+    if outcome == "stopped" and result.get("reason"):
+        meaning = f"The run was stopped because {text(result['reason'])}."
     if not result and heartbeats:
         states = Counter(text(beat.get("state")) for beat in heartbeats)
         meaning = f"Hosts when this was made: {', '.join(f'{n} {state}' for state, n in states.items())}."
@@ -185,6 +188,7 @@ def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str
         else spoken(wall_s),
         "Steps": None if steps is None else f"{steps:,.0f}{of}",
         "Outliers": f"{outliers:,.0f} <small>steps</small>" if outliers else None,
+        "Cost": spent(run, number(result.get("wall_s"))),
         "Hosts": str(len(rows(run.get("hosts"))) or "") or None,
     }
     values |= {name: value for name, value in own.items() if value}
@@ -192,6 +196,17 @@ def _tiles(run: Json, metrics: Sequence[Json], result: Json, latest: Mapping[str
         f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in list(values.items())[:_MOST_TILES]
     )
     return f'<dl class="tiles">{tiles}</dl>' if tiles else ""
+
+
+def spent(run: Json, wall_s: float | None) -> str | None:
+    """What all attempts cost, the last of which took `wall_s`; None where it is not known."""
+    found = cost(rows(run.get("attempts")), wall_s)
+    if found is None:
+        return None
+    if found.billed_usd is None or found.billed_usd > 0:
+        usd = found.usd if found.billed_usd is None else found.billed_usd
+        return f"{usd:,.2f} USD <small>at list prices</small>"
+    return f"free by the grant <small>{found.usd:,.2f} USD at list prices</small>"
 
 
 def _best(definitions: Metrics, metrics: Sequence[Json], latest: Mapping[str, float]) -> dict[str, str]:

@@ -96,7 +96,7 @@ function allRuns() {
     const cells = [
       [el("a", { href: `/run/${of(run)}`, "data-key": `run ${key}` }, title(run)),
         el("small", {}, about.filter(Boolean).join(" · "), run.problems ? el("b", { className: "warn" }, " · partly unreadable") : null)],
-      [state(run.state)], [progress(run)], [run.figure], [elapsed(run)], [usd(run.cost_usd)], [ago(Date.parse(run.started) / 1000)],
+      [state(run.state)], [progress(run)], [run.figure], [elapsed(run)], [run.billed_usd === 0 && run.cost_usd ? "grant" : usd(run.billed_usd ?? run.cost_usd)], [ago(Date.parse(run.started) / 1000)],
     ];
     const box = el("input", { type: "checkbox", checked: chosen.has(key), "data-key": `box ${key}`,
       "aria-label": `Compare ${title(run)}`, change: event => { chosen[event.target.checked ? "add" : "delete"](key); choose(); } });
@@ -151,7 +151,7 @@ function oneRun(path) {
     const measured = found.measured.map(([name, text]) => [name, /^(\S+(?: \S{1,8}(?=,|$))?),? ?(.*)$/s.exec(text).slice(1)]);
     const tiles = [["step", run.total_steps ? [`${number(run.step)}`, `of ${number(run.total_steps)}`] : [number(run.step)]],
       ["time", [elapsed(run) || "–"]],
-      ...(run.cost_usd === null ? [] : [["cost so far, list price", [usd(run.cost_usd)]]]), ...measured];
+      ...(run.cost_usd === null ? [] : [["cost so far", [run.billed_usd === 0 ? "grant" : usd(run.billed_usd ?? run.cost_usd), run.cost]]]), ...measured];
     fill(head, el("p", { className: "faint" }, [run.job, run.platform, run.target, `${run.hosts} host${run.hosts > 1 ? "s" : ""}`].filter(Boolean).join(" · ")),
       el("h1", {}, run.name ?? found.id, " ", state(run.state)), run.name && el("p", { className: "faint" }, found.id),
       el("p", { className: "links" }, found.has_report && el("a", { href: `/report/${path}`, target: "_blank", rel: "noopener", "data-key": "report" }, "Report"),

@@ -111,7 +111,8 @@ def test_the_card_says_what_the_run_directory_says_and_keeps_what_the_job_says_o
         assert said in lines, said
     hourly = 2 * 3.9187  # v5litepod-16, spot: the README's preview
     (cost,) = [line for line in lines if line.startswith("| cost |")]
-    assert cost == f"| cost | {1.5 * hourly:,.2f} USD for the wall time, by the list (spot, us-central1-a) |"
+    listed = f"{1.5 * hourly:,.2f} USD at list prices, less what a grant covers"
+    assert cost == f"| cost | {listed}, for the wall time (spot, us-central1-a) |"
 
 
 def test_what_is_not_known_is_left_out_of_the_card(write_run: WriteRun, tmp_path: Path) -> None:

@@ -1,0 +1,174 @@
+"""What runs and slices cost: list prices of the catalogue, hours, what a grant covers; and the budget of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from contracts.durations import spoken
+from contracts.errors import RequestError
+from contracts.inventory import Slice
+from contracts.run_costs import HOUR_S, Cost, cost, number
+from jobs.runtime.metric_definitions import finite
+from launch.runs import Run
+
+AMOUNT = re.compile(r"\d{1,9}(\.\d{1,6})?")
+
+
+def price_of(one: Slice) -> dict[str, float | None] | None:
+    """Return what an hour of a slice costs, as an attempt in run.json has it; None where no list price is known."""
+    return _price(dataclasses.asdict(dataclasses.replace(one, hosts=())))
+
+
+def _price(said: Mapping[str, Any]) -> dict[str, float | None] | None:
+    """The same of a slice as run.json has it, which may be of any version."""
+    from infra import catalogue
+
+    try:
+        kind = catalogue.accelerator(said["accelerator_type"])
+        usd = catalogue.price_usd_per_hour(kind, said["zone"], said["capacity"])
+        if usd is None:
+            return None
+        count, granted = said["count"], said.get("granted_chips")
+        chips = kind.chips * count
+        billed = None if granted is None else usd * count * max(0, chips - granted) / chips
+        return {"usd_per_hour": usd * count, "billed_usd_per_hour": billed}
+    except (catalogue.CatalogueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        return None
+
+
+def an_hour(one: Slice) -> str:
+    """Return what an hour of a slice costs, in words."""
+    price = price_of(one)
+    if price is None:
+        return f"not known for {one.accelerator_type} ({one.capacity}) in {one.zone}"
+    return f"{_cost(price, HOUR_S).text(' an hour')} ({one.capacity}, {one.zone})"
+
+
+def _cost(price: dict[str, float | None], length_s: float) -> Cost:
+    found = cost([{"price": price}], length_s)
+    assert found is not None
+    return found
+
+
+def of_run(run: Run) -> Cost | None:
+    """Return what the slice of a run cost for the time of its attempts so far; None where that is not known."""
+    return cost(_attempts(run), run.wall_s)
+
+
+def _attempts(run: Run) -> list[dict[str, Any]]:
+    """The attempts with their prices; those of earlier versions at the price of the run's slice."""
+    price = _price(run.described.get("slice") or {})
+    return [{"price": price, **attempt} for attempt in run.described["attempts"]]
+
+
+def of_slice(one: Slice, now_s: float) -> tuple[float, Cost | None] | None:
+    """Return since how many seconds a slice is there, and what that cost; None where it is not known, or not there."""
+    try:
+        made_s = datetime.datetime.fromisoformat(one.created).timestamp()
+    except ValueError:
+        return None
+    if not one.hosts:
+        return None
+    price, length_s = price_of(one), max(0.0, now_s - made_s)
+    return length_s, None if price is None else _cost(price, length_s)
+
+
+def of_stack(slices: Sequence[Slice], now_s: float) -> Iterator[str]:
+    """Return a line for each slice that is there, and one for all where there are several."""
+    known: list[Cost] = []
+    found = [each for each in slices if each.hosts and price_of(each) is not None]
+    for one in found:
+        line = f"slice {one.name} ({one.accelerator_type}): {an_hour(one)}"
+        so_far = of_slice(one, now_s)
+        if so_far is not None and so_far[1] is not None:
+            known.append(so_far[1])
+            line += f"; {so_far[1].text()} in the {spoken(so_far[0])} that it is there"
+        yield line
+    if len(known) > 1:
+        yield f"together {sum_of(known).text()} so far"
+
+
+def sum_of(costs: Sequence[Cost]) -> Cost:
+    billed = [each.billed_usd for each in costs]
+    known = [usd for usd in billed if usd is not None]
+    return Cost(
+        math.fsum(each.usd for each in costs), math.fsum(known) if len(known) == len(billed) else None
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What a run may cost, at list prices, in all its attempts: a grant's hours count as if they were paid for."""
+
+    max_usd: float
+    spent_usd: float
+    usd_per_hour: float
+
+    @property
+    def left_s(self) -> int:
+        """Seconds that the next attempt may take."""
+        return math.floor((self.max_usd - self.spent_usd) / self.usd_per_hour * HOUR_S)
+
+    @property
+    def reason(self) -> str:
+        """Why the attempt is stopped, in the end."""
+        return f"its budget of {self.max_usd:,.2f} USD is spent, at {self.usd_per_hour:,.2f} USD an hour by the list"
+
+    @property
+    def text(self) -> str:
+        """What comes of it, before it begins."""
+        before = f", less {self.spent_usd:,.2f} USD of earlier attempts" if self.spent_usd else ""
+        return (
+            f"budget {self.max_usd:,.2f} USD{before}: the run is stopped after {spoken(max(0, self.left_s))}, "
+            f"at {self.usd_per_hour:,.2f} USD an hour by the list"
+        )
+
+
+def amount(option: str, text: str) -> float | None:
+    """Return the USD in an option's text; None if the option was not given.
+
+    Raises:
+        RequestError: it is no amount above 0.
+    """
+    if not text:
+        return None
+    if not AMOUNT.fullmatch(text) or float(text) == 0:
+        raise RequestError(f"{option} {text}: must be an amount of USD above 0, such as 25 or 2.50")
+    return float(text)
+
+
+def budget(max_usd: float | None, one: Slice, before: Run | None) -> Budget | None:
+    """Return the budget of an attempt; None where there is none. before: the run, where it is resumed.
+
+    Raises:
+        RequestError: the slice has no list price, or all of it is spent.
+    """
+    wanted = max_usd if max_usd is not None else finite(before and before.described.get("max_usd"))
+    if wanted is None:
+        return None
+    price = number((price_of(one) or {}).get("usd_per_hour"))
+    if not price:
+        raise RequestError(
+            f"--max-usd {wanted:g}: no list price is known for {one.accelerator_type} ({one.capacity}) in {one.zone}, "
+            "so that nobody could tell when it is spent; leave it out"
+        )
+    found = Budget(max_usd=wanted, spent_usd=least_usd(before) if before else 0.0, usd_per_hour=price)
+    if found.left_s <= 0 and before is not None:
+        raise RequestError(
+            f"--max-usd {wanted:g}: {before.run_id} has spent {found.spent_usd:,.2f} of its {wanted:,.2f} USD; "
+            f"allow it more, as in: fab train --resume {before.run_id} --max-usd {2 * wanted:g}"
+        )
+    return found
+
+
+def least_usd(run: Run) -> float:
+    """Return what a run has cost at least: its attempts whose price and time are known."""
+    attempts = _attempts(run)
+    walls = [*(number(each.get("wall_s")) for each in attempts[:-1]), run.wall_s]
+    known = (cost([each], wall_s) for each, wall_s in zip(attempts, walls, strict=True))
+    return math.fsum(each.usd for each in known if each is not None)

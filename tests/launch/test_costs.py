@@ -1,0 +1,150 @@
+"""What runs and slices cost: known where every part is, absent where one is not, and never counted twice or as zero."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from contracts.errors import RequestError
+from contracts.inventory import Slice
+from launch import costs, run_record
+from launch.runs import Run
+from launch.targets import on_this_machine
+
+WriteRun = Callable[..., Run]
+MAIN = Slice(
+    name="main",
+    accelerator_type="v5litepod-16",
+    generation="v5e",
+    topology="4x4",
+    zone="us-central1-a",
+    capacity="spot",
+    origin="queued-resource q",
+    count=1,
+    devices_per_host=4,
+    hosts=on_this_machine(hosts="4", platform="cpu").hosts,
+    created="2026-11-20T10:00:00.25Z",
+)
+HOUR = 16 * 0.24493
+ZONE, FREE = "us-central1-a", "free by the grant ({} at list prices)"
+NOON_S = 1795176000.0
+"""2026-11-20T12:00:00Z."""
+
+
+def attempt(number: int, usd: float | None, billed: float | None, **more: Any) -> dict[str, Any]:
+    price = None if usd is None else {"usd_per_hour": usd, "billed_usd_per_hour": billed}
+    started = {"attempt": number, "started": "2020-11-20T21:45:00Z", "processes": 2}
+    return {**started, "price": price, **more}
+
+
+@pytest.mark.parametrize(
+    ("changed", "usd", "billed"),
+    [
+        ({}, HOUR, None),
+        ({"granted_chips": 0}, HOUR, HOUR),
+        ({"granted_chips": 16}, HOUR, 0.0),
+        ({"granted_chips": 4, "count": 2}, 2 * HOUR, 2 * HOUR * 28 / 32),
+        ({"granted_chips": 0, "capacity": "on-demand"}, 19.2, 19.2),
+        ({"capacity": "reserved"}, None, None),
+        ({"zone": "mars-north1-a"}, None, None),
+        ({"zone": "local", "accelerator_type": "cpu"}, None, None),
+    ],
+)
+def test_an_hour_of_a_slice_has_its_list_price_or_none(
+    changed: dict[str, Any], usd: float | None, billed: float | None
+) -> None:
+    price = costs.price_of(dataclasses.replace(MAIN, **changed))
+    assert (price is None) == (usd is None)
+    if price is not None:
+        assert price["usd_per_hour"] == pytest.approx(usd)
+        assert price["billed_usd_per_hour"] == (None if billed is None else pytest.approx(billed))
+
+
+@pytest.mark.parametrize(
+    ("attempts", "said"),
+    [
+        ([attempt(0, 4.0, 4.0)], "2.00 USD at list prices"),
+        ([attempt(0, 4.0, 0.0)], "free by the grant (2.00 USD at list prices)"),
+        ([attempt(0, 4.0, 1.0)], "0.50 USD at list prices, 1.50 more by the grant"),
+        ([attempt(0, 4.0, None)], "2.00 USD at list prices, less what a grant covers"),
+        # At the price of each, as of another zone, and with the hours of each.
+        ([attempt(0, 10.0, 10.0, wall_s=720.0), attempt(1, 4.0, 4.0)], "4.00 USD at list prices"),
+        ([attempt(0, None, None, wall_s=720.0), attempt(1, 4.0, 4.0)], None),
+        ([attempt(0, 4.0, 4.0, wall_s=None), attempt(1, 4.0, 4.0)], None),
+        ([attempt(0, None, None)], None),
+    ],
+)
+def test_a_run_costs_what_its_attempts_cost_or_nothing_is_said(
+    write_run: WriteRun, attempts: list[dict[str, Any]], said: str | None
+) -> None:
+    run = write_run(attempts=attempts, result={"attempt": len(attempts) - 1, "wall_s": 1800.0})
+    cost = costs.of_run(run)
+    assert (cost and cost.text()) == said
+
+
+def test_an_attempt_that_ended_before_its_first_heartbeat_took_until_its_result(write_run: WriteRun) -> None:
+    run = write_run(attempts=[attempt(0, 4.0, 4.0)], result={"outcome": "failed", "time": 1605908700 + 360.0})
+    assert run.wall_s == 360.0
+    assert write_run(attempts=[attempt(0, 4.0, 4.0)]).wall_s == 360.0  # its result is still there
+    run.directory.remove("result.json")
+    fresh = write_run(attempts=[attempt(0, 4.0, 4.0)])
+    assert (fresh.wall_s, costs.of_run(fresh)) == (None, None)
+
+
+def test_a_budget_is_of_all_attempts_and_counts_a_grants_hours(write_run: WriteRun) -> None:
+    free = dataclasses.replace(MAIN, granted_chips=16)
+    new = costs.budget(2 * HOUR, free, None)
+    assert new is not None and new.left_s == 7200
+    unseen = attempt(1, HOUR, 0.0, wall_s=None)
+    attempts = [attempt(0, HOUR, 0.0, wall_s=3600.0), unseen, attempt(2, HOUR, 0.0)]
+    ended = {"attempt": 2, "outcome": "stopped", "wall_s": 1800.0}
+    run = write_run(attempts=attempts, result=ended, max_usd=2 * HOUR)
+    kept = costs.budget(None, free, run)
+    assert kept is not None and kept.left_s == pytest.approx(1800, abs=1)
+    assert costs.budget(4 * HOUR, free, run) == dataclasses.replace(kept, max_usd=4 * HOUR)
+    spent = write_run(attempts=attempts, result={**ended, "wall_s": 3600.0}, max_usd=2 * HOUR)
+    with pytest.raises(
+        RequestError, match=r"has spent 7.84 of its 7.84 USD; allow it more, as in: .*-usd 15"
+    ):
+        costs.budget(None, free, spent)
+    assert costs.budget(None, MAIN, write_run(result=ended)) is None
+    with pytest.raises(
+        RequestError, match=r"--max-usd 5: no list price is known for v5litepod-16 \(reserved\)"
+    ):
+        costs.budget(5, dataclasses.replace(MAIN, capacity="reserved"), None)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1e3", "five", "1,50", "nan", "0.0", "9" * 12])
+def test_an_amount_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="must be an amount of USD above 0"):
+        costs.amount("--max-usd", text)
+
+
+def test_a_run_that_has_spent_its_budget_says_so_and_how_it_goes_on(write_run: WriteRun) -> None:
+    run = write_run(
+        result={"outcome": "stopped", "out_of_budget": True, "reason": "all is spent"}, max_usd=2.5
+    )
+    assert run_record.summary(run, "stopped") == [
+        f"{run.run_id} was stopped: out of budget",
+        "  all is spent",
+        f"  resume with `fab train --resume {run.run_id} --max-usd 5` (no checkpoint yet: from the start)",
+    ]
+
+
+def test_a_stack_costs_what_its_slices_cost_since_they_are_there() -> None:
+    dear = dataclasses.replace(MAIN, name="dear", capacity="on-demand", granted_chips=0)
+    free = dataclasses.replace(MAIN, name="free", granted_chips=16)
+    queued = dataclasses.replace(MAIN, name="queued", hosts=())
+    unknown = dataclasses.replace(MAIN, name="unknown", zone="mars-north1-a")
+    old = dataclasses.replace(MAIN, name="old", created="")
+    there, dollars = "in the 2 h that it is there", "USD at list prices"
+    covered = FREE.format("3.92 USD an hour")
+    assert list(costs.of_stack([dear, free, queued, unknown, old], NOON_S)) == [
+        f"slice dear (v5litepod-16): 19.20 USD an hour at list prices (on-demand, {ZONE}); 38.40 {dollars} {there}",
+        f"slice free (v5litepod-16): {covered} (spot, {ZONE}); {FREE.format('7.84 USD')} {there}",
+        f"slice old (v5litepod-16): 3.92 USD an hour at list prices, less what a grant covers (spot, {ZONE})",
+        f"together 38.40 {dollars}, 7.84 more by the grant so far",
+    ]
