@@ -18,7 +18,7 @@ from pulumi_gcp import projects, secretmanager, serviceaccount, storage
 from contracts import inventory
 from infra import lease, naming
 from infra.bucket_and_images import BUCKET_ROLES, KEEPER_FOLDER
-from infra.config import Config, NotifyConfig
+from infra.config import Config, NotifyConfig, SliceConfig
 from infra.iam import LONGEST_ACCOUNT_ID, USE_ACCOUNT
 
 PERMISSIONS = (
@@ -39,6 +39,12 @@ CHANNELS = {
 def store_url(config: Config) -> str | None:
     """Where the keeper keeps what it watches; None where there is no keeper."""
     return f"gs://{config.bucket.name}/{KEEPER_FOLDER}" if config.keeper and config.bucket else None
+
+
+def stock_outs_url(config: Config, each: SliceConfig) -> str | None:
+    """Where it is remembered which zones had no room for a slice: with a keeper, or where it has several zones."""
+    wanted = config.bucket is not None and (config.keeper or each.more_zones)
+    return f"gs://{config.bucket.name}/{KEEPER_FOLDER}" if wanted and config.bucket else None
 
 
 def lease_url(config: Config, slice_name: str) -> str | None:

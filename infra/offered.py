@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from infra.catalogue import zones
-from infra.config import Config
+from infra.config import Config, SliceConfig
 from infra.policy.findings import Finding, note, slice_path, warning
 
 Json = dict[str, Any]
@@ -76,7 +76,7 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
     if isinstance(credentials, Exception):
         return Offered(not_asked=_said(credentials))
     api = _Api(credentials)
-    wanted = dict.fromkeys(each.zone for each in config.slices)
+    wanted = dict.fromkeys(zone for each in config.slices for zone in each.zones)
     tpus = f"{settings.endpoint}/v2/projects/{config.project}/locations"
     questions: dict[tuple[str, str], Callable[[], Any]] = {}
     for zone in wanted:
@@ -112,20 +112,8 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
 def findings(config: Config, offered: Offered) -> Iterator[Finding]:
     """A warning for each thing that is wanted and not offered. Pure."""
     for index, each in enumerate(config.slices):
-        types, versions = offered.accelerators.get(each.zone), offered.runtimes.get(each.zone)
-        if types is not None and each.accelerator.type_name not in types:
-            yield warning(
-                slice_path(index, "accelerator"),
-                f"the Cloud TPU API lists no {each.accelerator.type_name} in {each.zone} for {config.project}; "
-                f"it lists {_few(types) or 'no TPU at all'}",
-            )
-        if versions is not None and each.runtime_version not in versions:
-            near = zones.nearest(each.runtime_version, versions)
-            yield warning(
-                slice_path(index, "runtime-version"),
-                f'the Cloud TPU API lists no "{each.runtime_version}" in {each.zone}; '
-                + (f"did you mean {near}?" if near else f"it lists {_few(versions)}"),
-            )
+        for zone in each.zones:
+            yield from _of_zone(config.project, index, each, zone, offered)
     if config.nfs is not None and offered.machine_type is False:
         nfs = config.nfs
         yield warning(
@@ -138,6 +126,23 @@ def findings(config: Config, offered: Offered) -> Iterator[Finding]:
         yield note(
             "gcp:project",
             f"what Google offers in these zones could not be asked, so only the catalogue was: {offered.not_asked}",
+        )
+
+
+def _of_zone(project: str, index: int, each: SliceConfig, zone: str, offered: Offered) -> Iterator[Finding]:
+    types, versions = offered.accelerators.get(zone), offered.runtimes.get(zone)
+    if types is not None and each.accelerator.type_name not in types:
+        yield warning(
+            slice_path(index, "accelerator"),
+            f"the Cloud TPU API lists no {each.accelerator.type_name} in {zone} for {project}; "
+            f"it lists {_few(types) or 'no TPU at all'}",
+        )
+    if versions is not None and each.runtime_version not in versions:
+        near = zones.nearest(each.runtime_version, versions)
+        yield warning(
+            slice_path(index, "runtime-version"),
+            f'the Cloud TPU API lists no "{each.runtime_version}" in {zone}; '
+            + (f"did you mean {near}?" if near else f"it lists {_few(versions)}"),
         )
 
 

@@ -12,7 +12,7 @@ import pulumi
 from pulumi_gcp import compute, tpu
 
 from contracts import inventory
-from infra import naming, startup
+from infra import catalogue, naming, startup
 from infra.cloud_tpu.request import MODES, SCOPES
 from infra.cloud_tpu.workers import hosts_of
 from infra.config import Config, DataDisk, SliceConfig
@@ -32,19 +32,21 @@ FIRST_WORD_S = 120.0
 class TpuSliceArgs:
     """asked: the slice's own part of `config`. owner: the id that tells this stack's queued resources from others'.
 
-    network, subnetwork: full names. tag: what the firewall knows the hosts by. share: what they mount; None: nothing.
-    lease_url: of the slice's lease; None where there is no keeper.
+    network, subnetworks (by region): full names. tag: what the firewall knows the hosts by. share: what they mount;
+    None: nothing.
+    lease_url: of the slice's lease; None where there is no keeper. store_url: where stock-outs are remembered.
     """
 
     config: Config
     asked: SliceConfig
     owner: pulumi.Input[str]
     network: pulumi.Input[str]
-    subnetwork: pulumi.Input[str]
+    subnetworks: Mapping[str, pulumi.Input[str]]
     tag: str
     service_account: pulumi.Input[str]
     share: pulumi.Input[startup.TpuHost] | None
     lease_url: str | None = None
+    store_url: str | None = None
 
 
 class TpuSlice(pulumi.ComponentResource):
@@ -64,12 +66,14 @@ class TpuSlice(pulumi.ComponentResource):
             asked = _asked_for(args, self)
             queued = QueuedResource(name, asked, pulumi.ResourceOptions(parent=self))
             self.inputs = pulumi.Output.from_input(inputs_of(asked))
-            found = pulumi.Output.all(nodes=queued.nodes, created=queued.create_time)
+            found = pulumi.Output.all(nodes=queued.nodes, created=queued.create_time, zone=queued.zone)
         else:
             made = _direct(name, args, self)
             found = pulumi.Output.all(nodes=[{"workers": made.workers}], created="")
         self.entry = found.apply(
-            lambda it: entry(args.asked, self.vacant.origin, it["nodes"], it.get("created") or "")
+            lambda it: entry(
+                args.asked, self.vacant.origin, it["nodes"], it.get("created") or "", it.get("zone")
+            )
         )
         self.register_outputs({})
 
@@ -77,6 +81,8 @@ class TpuSlice(pulumi.ComponentResource):
 def _asked_for(args: TpuSliceArgs, parent: TpuSlice) -> QueuedResourceArgs:
     asked = args.asked
     by_name = asked.accelerator.has_default_topology
+    several = bool(asked.more_zones)
+    subnetworks = {zone: args.subnetworks[catalogue.region_of(zone)] for zone in asked.zones}
     return QueuedResourceArgs(
         project=args.config.project,
         zone=asked.zone,
@@ -93,7 +99,7 @@ def _asked_for(args: TpuSliceArgs, parent: TpuSlice) -> QueuedResourceArgs:
         valid_until_s=asked.valid_until_s,
         wait_s=asked.wait_s,
         network=args.network,
-        subnetwork=args.subnetwork,
+        subnetwork=None if several else subnetworks[asked.zone],
         external_addresses=args.config.network.external_addresses,
         service_account_email=args.service_account,
         metadata=_metadata(args),
@@ -105,6 +111,11 @@ def _asked_for(args: TpuSliceArgs, parent: TpuSlice) -> QueuedResourceArgs:
         boot_disk_kms_key=asked.boot_disk_kms_key,
         description=_description(args),
         lease_url=args.lease_url,
+        store_url=args.store_url,
+        zones=list(asked.zones) if several else None,
+        strategy=asked.strategy if several else None,
+        zone_wait_s=asked.zone_wait_s if several else None,
+        subnetworks=subnetworks if several else None,
     )
 
 
@@ -129,7 +140,7 @@ def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> NodeWorkers:
         scheduling_config=tpu.V2VmSchedulingConfigArgs(spot=True) if asked.capacity == "spot" else None,
         network_config=tpu.V2VmNetworkConfigArgs(
             network=args.network,
-            subnetwork=args.subnetwork,
+            subnetwork=args.subnetworks[asked.region],
             enable_external_ips=args.config.network.external_addresses,
         ),
         service_account=tpu.V2VmServiceAccountArgs(email=args.service_account, scopes=list(SCOPES)),
@@ -243,10 +254,15 @@ def _description(args: TpuSliceArgs) -> str:
 
 
 def entry(
-    asked: SliceConfig, origin: str, nodes: Sequence[Mapping[str, Any]], created: str = ""
+    asked: SliceConfig,
+    origin: str,
+    nodes: Sequence[Mapping[str, Any]],
+    created: str = "",
+    zone: str | None = None,
 ) -> inventory.Slice:
     """The slice as the inventory has it.
 
+    zone: where it is, of one that may be in several.
     nodes: each with its `workers` in worker order, as `infra.node_workers` describes them; none while it is queued.
     """
     return inventory.Slice(
@@ -254,11 +270,12 @@ def entry(
         accelerator_type=asked.accelerator.type_name,
         generation=asked.accelerator.generation.name,
         topology=asked.accelerator.topology,
-        zone=asked.zone,
+        zone=zone or asked.zone,
         capacity=asked.capacity,
         origin=origin,
         count=asked.count,
         devices_per_host=asked.accelerator.devices_per_host,
         hosts=hosts_of(nodes),
         created=created,
+        zones=asked.zones if asked.more_zones else (),
     )

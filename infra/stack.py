@@ -77,11 +77,12 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
                 asked=each,
                 owner=owner,
                 network=network.network,
-                subnetwork=network.subnetworks[each.region],
+                subnetworks=network.subnetworks,
                 tag=network.host_tag,
                 service_account=identity.email,
                 share=server.share if server else None,
                 lease_url=keeper_access.lease_url(config, each.name),
+                store_url=keeper_access.stock_outs_url(config, each),
             ),
             pulumi.ResourceOptions(depends_on=ready),
         )

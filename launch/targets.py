@@ -439,7 +439,14 @@ def _runs_url(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
                 f"--runs {asked}: must be an absolute path on the hosts, or a URL such as gs://…"
             )
         return asked.rstrip("/")
-    place = inventory.storage.nfs_mount or inventory.storage.bucket_url
+    # A slice that may be in several zones finds its runs in the bucket, whichever it is in.
+    mount = None if one_slice.zones else inventory.storage.nfs_mount
+    place = mount or inventory.storage.bucket_url
+    if place is None and one_slice.zones:
+        raise RequestError(
+            f"the stack {inventory.stack} has no bucket, and {one_slice.name} may be in {', '.join(one_slice.zones)}: "
+            "its runs have to be in one; set tpu-stack:storage.bucket, or say where with --runs"
+        )
     if place is None:
         raise RequestError(
             f"the stack {inventory.stack} has neither NFS nor a bucket, and the hosts of {one_slice.name} need one "

@@ -16,6 +16,7 @@ from infra.catalogue import Accelerator
 
 Provisioning = Literal["queued", "direct"]
 DiskMode = Literal["read-write", "read-only"]
+Strategy = Literal["first", "race"]
 NfsKind = Literal["gateway", "filestore"]
 
 
@@ -39,6 +40,8 @@ class SliceConfig:
     wait_s: how long one `pulumi up` waits for the slice; a request still queued then stays so, and the next waits on.
     reservation: full name, projects/P/locations/Z/reservations/R (or folders/…, organizations/…; R may be "-", any);
     there exactly when capacity is reserved.
+    more_zones: where else than in `zone` it may be, in this order; strategy: whether one zone is asked at a time, each
+    for zone_wait_s, or all at once.
     """
 
     name: str
@@ -55,10 +58,28 @@ class SliceConfig:
     labels: Mapping[str, str]
     boot_disk_kms_key: str | None
     data_disks: tuple[DataDisk, ...]
+    more_zones: tuple[str, ...] = ()
+    strategy: Strategy = "first"
+    zone_wait_s: int = 0
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        """Every zone where it may be, `zone` first."""
+        return (self.zone, *self.more_zones)
+
+    @property
+    def where(self) -> str:
+        """Its zones in words: us-central1-a, or us-west4-a."""
+        return ", or ".join(self.zones)
 
     @property
     def region(self) -> str:
         return catalogue.region_of(self.zone)
+
+    @property
+    def regions(self) -> tuple[str, ...]:
+        """Of all its zones, each once."""
+        return tuple(dict.fromkeys(catalogue.region_of(zone) for zone in self.zones))
 
     @property
     def hosts(self) -> int:
@@ -193,7 +214,7 @@ class Config:
     @property
     def regions(self) -> tuple[str, ...]:
         """Every region that has a VM, in the order of the configuration."""
-        of_slices = [each.region for each in self.slices]
+        of_slices = [region for each in self.slices for region in each.regions]
         return tuple(dict.fromkeys([*of_slices, *([self.nfs.region] if self.nfs else [])]))
 
     @property

@@ -102,7 +102,8 @@ def read(
     with root:
         unlisted = root.flag("allow-unlisted", default=False)
         home = _home(root, project, stack, provider_keys, unlisted)
-        slices = slice_keys.read(root, home)
+        grant = _grant(root, unlisted=unlisted)
+        slices = slice_keys.read(root, dataclasses.replace(home, grant=grant))
         # What is not a slice is where the first one is.
         home = dataclasses.replace(home, zone=next((each.zone for each in slices if each.zone), home.zone))
         with root.section("storage") as storage:
@@ -120,7 +121,7 @@ def read(
             images=_images(root, home),
             keeper=keeper,
             notify=_notify(root, keeper=keeper),
-            grant=_grant(root, unlisted=unlisted),
+            grant=grant,
             allow=Allowances(
                 unlisted=unlisted,
                 billable=root.flag("allow-billable", default=False),

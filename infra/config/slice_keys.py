@@ -16,11 +16,12 @@ from contracts.durations import DAY_S, HOUR_S, MINUTE_S, spoken
 from contracts.inventory import Capacity
 from infra import catalogue, naming
 from infra.catalogue import Accelerator, CatalogueError
-from infra.config import DataDisk, DiskMode, Provisioning, SliceConfig, formats
+from infra.config import DataDisk, DiskMode, GrantLine, Provisioning, SliceConfig, Strategy, formats
 from infra.config.section import Section
 
 CAPACITIES: tuple[Capacity, ...] = typing.get_args(Capacity)
 PROVISIONINGS: tuple[Provisioning, ...] = typing.get_args(Provisioning)
+STRATEGIES: tuple[Strategy, ...] = typing.get_args(Strategy)
 
 LONGEST_NAME = 30
 """So that the names made of it, with stack and part beside it, stay readable in 63 characters."""
@@ -30,11 +31,14 @@ ANY_ACCELERATOR = next(iter(catalogue.ACCELERATORS.values()))
 
 MOST_SLICES_IN_ONE = 256
 LEAST_S, MOST_S = MINUTE_S, 30 * DAY_S
+ZONE_WAIT_S = 30 * MINUTE_S
+"""A queued request is often served within minutes or not for hours."""
 WAIT_S: dict[Provisioning, int] = {"queued": 12 * HOUR_S, "direct": 15 * MINUTE_S}
 
 MOST_LABELS = 64 - len(naming.RESERVED_LABELS) - 1
 """Google takes 64 on a resource; beside ours the provider sets one too (goog-pulumi-provisioned)."""
 
+OF_ONE_ZONE = "of one zone, and the slice has several; write one of them as zone, or remove this"
 OF_THE_QUEUE = "works only with provisioning queued; remove it, or take queued"
 RESERVATION = re.compile(
     r"(?:projects|folders|organizations)/([^/]+)/(?:locations/([^/]+)/)?reservations/([^/]+)"
@@ -69,6 +73,7 @@ class Home:
 
     project: None where it is missing, which somebody else has said. ignored: what to add where a zone is missing.
     unlisted: whether zones, regions, versions and machine types that are not known here are taken.
+    grant: for a slice that may be wherever the grant has its type.
     """
 
     project: str | None
@@ -78,6 +83,7 @@ class Home:
     fine: bool
     ignored: str
     unlisted: bool
+    grant: tuple[GrantLine, ...] = ()
 
     @property
     def storage_region(self) -> str:
@@ -102,10 +108,13 @@ def _slice(section: Section, home: Home) -> SliceConfig:
     name_rule = formats.name(longest=LONGEST_NAME)
     name = section.text("name", "", rule=name_rule, missing="each slice needs one, such as main")
     accelerator = _accelerator(section)
-    zone = _zone(section, accelerator, home)
     capacity = section.choice("capacity", "on-demand", CAPACITIES)
     provisioning = section.choice("provisioning", "queued", PROVISIONINGS)
     count = section.integer("count", 1, least=1, most=MOST_SLICES_IN_ONE)
+    zones = _zones(section, accelerator, home, capacity, count)
+    zone = zones[0] if zones else None
+    strategy = section.choice("strategy", "first", STRATEGIES)
+    zone_wait_s = section.duration("zone-wait", None, least_s=LEAST_S, most_s=MOST_S)
     valid_until_s = section.duration("valid-until", None, least_s=LEAST_S, most_s=MOST_S)
     guaranteed_s = section.duration("guaranteed-for", None, least_s=LEAST_S, most_s=MOST_S)
     wait_s = section.duration("wait", None, least_s=LEAST_S, most_s=MOST_S)
@@ -117,13 +126,16 @@ def _slice(section: Section, home: Home) -> SliceConfig:
         reservation=_reservation(section, capacity, home.project, zone),
         provisioning=provisioning,
         count=count,
-        boot_disk_kms_key=_boot_disk_kms_key(section, provisioning, zone),
+        boot_disk_kms_key=_boot_disk_kms_key(section, provisioning, zones),
         runtime_version=_runtime_version(section, accelerator, home),
         valid_until_s=valid_until_s,
         guaranteed_s=guaranteed_s,
         wait_s=wait_s or min(WAIT_S[provisioning], valid_until_s or MOST_S),
         labels=_labels(section),
         data_disks=_data_disks(section, accelerator, home.project, zone, count=count),
+        more_zones=zones[1:],
+        strategy=strategy,
+        zone_wait_s=(zone_wait_s or ZONE_WAIT_S) if len(zones) > 1 and strategy == "first" else 0,
     )
     if valid_until_s is not None and wait_s is not None and wait_s > valid_until_s:
         gives_up = f"valid-until {spoken(valid_until_s)}, when the queue gives up"
@@ -136,7 +148,27 @@ def _slice(section: Section, home: Home) -> SliceConfig:
         for key in ("valid-until", "guaranteed-for", *(["count"] if count > 1 else [])):
             if section.has(key):
                 section.say(key, OF_THE_QUEUE)
+    _check_zones(section, made)
     return made
+
+
+def _check_zones(section: Section, made: SliceConfig) -> None:
+    """What a slice with several zones cannot have, and what one with a single zone has no use for."""
+    key = "zones" if section.has("zones") else "anywhere-in-grant"
+    if made.more_zones:
+        if made.provisioning == "direct":
+            section.say(key, OF_THE_QUEUE)
+        for other, there in (("reservation", made.capacity == "reserved"), ("data-disks", made.data_disks)):
+            if there:
+                section.say(other, f"is {OF_ONE_ZONE}")
+    elif not section.has("zones") and not section.has("anywhere-in-grant"):
+        for other in ("strategy", "zone-wait"):
+            if section.has(other):
+                section.say(
+                    other, "is only for a slice with several zones; write zones: [A, B], or remove it"
+                )
+    if made.more_zones and made.strategy == "race" and section.has("zone-wait"):
+        section.say("zone-wait", "is for strategy first; a race waits in every zone at once; remove it")
 
 
 def _accelerator(section: Section) -> Accelerator | None:
@@ -169,6 +201,52 @@ def _accelerator(section: Section) -> Accelerator | None:
             about_generation = str(error).startswith(f'"{generation}"')
             section.say("generation" if about_generation else "topology", str(error))
     return None
+
+
+def _zones(
+    section: Section, accelerator: Accelerator | None, home: Home, capacity: Capacity, count: int
+) -> tuple[str, ...]:
+    """Where a slice may be; none where that is not known, which is then recorded here or with what it depends on."""
+    zones = section.texts("zones", rule=formats.zone(unlisted=home.unlisted))
+    anywhere = section.flag("anywhere-in-grant", default=False)
+    others = [key for key in ("zone", "region") if section.has(key)]
+    if section.has("zones") and (others or anywhere):
+        section.say("zones", f"stands beside {(*others, 'anywhere-in-grant')[0]}; write one of the two")
+    elif section.has("zones"):
+        if not zones and section.fine("zones"):
+            section.say("zones", "is empty; write at least one zone")
+        return zones if section.fine("zones") else ()
+    elif anywhere and others:
+        section.say("anywhere-in-grant", f"stands beside {others[0]}; write one of the two")
+    elif anywhere:
+        return _granted_zones(section, accelerator, home, capacity, count)
+    else:
+        zone = _zone(section, accelerator, home)
+        return (zone,) if zone else ()
+    return ()
+
+
+def _granted_zones(
+    section: Section, accelerator: Accelerator | None, home: Home, capacity: Capacity, count: int
+) -> tuple[str, ...]:
+    """The zones in which the grant has enough of its type, in the order of the grant."""
+    if accelerator is None:
+        return ()
+    generation, chips = accelerator.generation, accelerator.chips * count
+    lines = [line for line in home.grant if line.generation == generation.name and line.capacity == capacity]
+    found = [
+        line.zone
+        for line in lines
+        if line.chips >= chips and line.zone and (home.unlisted or line.zone in accelerator.zones)
+    ]
+    if not found:
+        has = ", ".join(f"{line.chips} in {line.zone}" for line in lines) or "none"
+        section.say(
+            "anywhere-in-grant",
+            f"tpu-stack:grant has no zone with {chips} {generation.name} {capacity} chips for "
+            f"{accelerator.type_name} ({has}); write zones, ask for less, or complete the grant",
+        )
+    return tuple(dict.fromkeys(found))
 
 
 def _zone(section: Section, accelerator: Accelerator | None, home: Home) -> str | None:
@@ -258,15 +336,17 @@ def _runtime_version(section: Section, accelerator: Accelerator | None, home: Ho
     return text or default
 
 
-def _boot_disk_kms_key(section: Section, provisioning: Provisioning, zone: str | None) -> str | None:
+def _boot_disk_kms_key(section: Section, provisioning: Provisioning, zones: Sequence[str]) -> str | None:
     """A key of a region is of use only in that region; one of a multi-region, or global, is Google's to judge."""
     with section.section("boot-disk") as boot_disk:
         kms_key = boot_disk.text("kms-key", None, rule=formats.kms_key)
         if boot_disk.has("kms-key") and provisioning == "direct":
             boot_disk.say("kms-key", OF_THE_QUEUE)
-        elif kms_key is not None and zone is not None:
-            location, region = kms_key.split("/")[3], catalogue.region_of(zone)
-            if location != region and formats.REGION.fullmatch(location):
+        elif kms_key is not None:
+            location = kms_key.split("/")[3]
+            elsewhere = [region for region in map(catalogue.region_of, zones) if region != location]
+            if elsewhere and formats.REGION.fullmatch(location):
+                region = elsewhere[0]
                 wrong = f"is a key of {location}, the slice is in {region}; take one of {region} or global"
                 boot_disk.refuse("kms-key", wrong)
         if boot_disk.has("size-gib"):

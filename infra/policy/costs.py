@@ -115,9 +115,10 @@ def cost_of(config: Config, covered_chips: Sequence[int]) -> Cost:
 
 
 def chips_usd_per_hour(each: SliceConfig, chips: int) -> float | None:
-    """The list price of some chips of a slice; None where none is known."""
-    whole = catalogue.price_usd_per_hour(each.accelerator, each.zone, each.capacity)
-    return None if whole is None else whole / each.accelerator.chips * chips
+    """The list price of some chips of a slice, in the dearest of its zones; None where one is not known."""
+    prices = [catalogue.price_usd_per_hour(each.accelerator, zone, each.capacity) for zone in each.zones]
+    known = [price for price in prices if price is not None]
+    return max(known) / each.accelerator.chips * chips if len(known) == len(prices) else None
 
 
 def least_usd_per_hour(config: Config, covered_chips: Sequence[int]) -> float:
@@ -140,7 +141,7 @@ def _slice_lines(each: SliceConfig, covered: int) -> Iterator[CostLine]:
     for chips, by_grant in ((covered, True), (each.chips - covered, False)):
         if chips:
             yield CostLine(
-                what=f"slice {each.name}: {number}{each.accelerator.type_name}, {each.zone}",
+                what=f"slice {each.name}: {number}{each.accelerator.type_name}, {each.where}",
                 quantity=f"{_counted(chips, 'chip')}, {each.capacity}",
                 usd_per_hour=chips_usd_per_hour(each, chips),
                 covered_by_grant=by_grant,

@@ -28,9 +28,14 @@ class GrantUse:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """covered_chips: of each slice, in the order of the configuration. `use`: of each line of the grant."""
+    """covered_chips: of each slice, in the order of the configuration. `use`: of each line of the grant.
+
+    A slice that may be in several zones takes its chips from the grant in each of them, since nobody knows where it
+    will be: what is covered is what is covered in `least_in`, the zone where that is least.
+    """
 
     covered_chips: tuple[int, ...]
+    least_in: tuple[str, ...]
     use: tuple[GrantUse, ...]
 
 
@@ -41,12 +46,17 @@ def cover(config: Config, today: datetime.date) -> Coverage:
         range(len(left)), key=lambda index: config.grant[index].until or datetime.date.max, reverse=True
     )
     covered = [0] * len(config.slices)
+    least_in = [each.zone for each in config.slices]
     for place, each in sorted(enumerate(config.slices), key=lambda item: item[1].name):
-        for index in longest:
-            if _matches(config.grant[index], each):
-                taken = min(each.chips - covered[place], left[index])
-                covered[place] += taken
-                left[index] -= taken
+        in_zone = dict.fromkeys(each.zones, 0)
+        for zone in each.zones:
+            for index in longest:
+                if _matches(config.grant[index], each, zone):
+                    taken = min(each.chips - in_zone[zone], left[index])
+                    in_zone[zone] += taken
+                    left[index] -= taken
+        least_in[place] = min(in_zone, key=lambda zone: in_zone[zone])
+        covered[place] = in_zone[least_in[place]]
     use = tuple(
         GrantUse(
             line=line,
@@ -55,7 +65,7 @@ def cover(config: Config, today: datetime.date) -> Coverage:
         )
         for line, rest in zip(config.grant, left, strict=True)
     )
-    return Coverage(covered_chips=tuple(covered), use=use)
+    return Coverage(covered_chips=tuple(covered), least_in=tuple(least_in), use=use)
 
 
 def findings(config: Config, coverage: Coverage, today: datetime.date) -> Iterator[Finding]:
@@ -67,7 +77,7 @@ def findings(config: Config, coverage: Coverage, today: datetime.date) -> Iterat
     live = [line for line in config.grant if not _ended(line, today)]
     for index, (each, covered) in enumerate(zip(config.slices, coverage.covered_chips, strict=True)):
         if covered < each.chips:
-            yield _uncovered(config, index, covered, live)
+            yield _uncovered(config, index, covered, coverage.least_in[index], live)
         if each.provisioning == "direct":
             yield warning(
                 slice_path(index, "provisioning"),
@@ -98,9 +108,11 @@ def _of_line(index: int, line: GrantLine, today: datetime.date) -> Iterator[Find
         yield warning(path, f"{granted} ends {when}, on {line.until}; what runs longer is billed")
 
 
-def _uncovered(config: Config, index: int, covered: int, live: list[GrantLine]) -> Finding:
+def _uncovered(config: Config, index: int, covered: int, zone: str, live: list[GrantLine]) -> Finding:
     each = config.slices[index]
-    key, reason = _reason(config, each, covered, live)
+    key, reason = _reason(config, each, covered, zone, live)
+    if each.more_zones:
+        key, reason = "zones", f"{reason}, and it may be there"
     billed = each.chips - covered
     chips = f"{billed} of the {each.chips} chips" if covered else f"all {each.chips} chips"
     price = chips_usd_per_hour(each, billed)
@@ -113,33 +125,35 @@ def _uncovered(config: Config, index: int, covered: int, live: list[GrantLine]) 
     )
 
 
-def _reason(config: Config, each: SliceConfig, covered: int, live: list[GrantLine]) -> tuple[str, str]:
-    """The key that is to blame, and why the grant does not cover it all."""
+def _reason(
+    config: Config, each: SliceConfig, covered: int, zone: str, live: list[GrantLine]
+) -> tuple[str, str]:
+    """The key that is to blame, and why the grant does not cover it all in a zone."""
     generation = each.accelerator.generation.name
     asked = f"{generation} {each.capacity}"
     of_generation = [line for line in live if _generation(line) == generation]
-    there = [line for line in of_generation if line.zone == each.zone]
+    there = [line for line in of_generation if line.zone == zone]
     granted = sum(line.chips for line in there if line.capacity == each.capacity)
     if granted:
         others = f", of which other slices use {granted - covered}" if granted > covered else ""
-        return "", f"the grant has {granted} {asked} chips in {each.zone}{others}"
-    ends = [line.until for line in config.grant if _matches(line, each) and line.until]
+        return "", f"the grant has {granted} {asked} chips in {zone}{others}"
+    ends = [line.until for line in config.grant if _matches(line, each, zone) and line.until]
     if ends:
-        return "", f"the grant for {asked} in {each.zone} ended on {max(ends)}"
+        return "", f"the grant for {asked} in {zone} ended on {max(ends)}"
     if there:
         has = " and ".join(f"{line.capacity} ({line.chips} chips)" for line in there)
-        return "capacity", f"the grant has {generation} in {each.zone} as {has}, not as {each.capacity}"
+        return "capacity", f"the grant has {generation} in {zone} as {has}, not as {each.capacity}"
     if of_generation:
         zones = ", ".join(f"{line.zone} ({line.chips} {line.capacity})" for line in of_generation)
-        return "zone", f"{each.zone} is not of the grant for {generation}, which has {zones}"
+        return "zone", f"{zone} is not of the grant for {generation}, which has {zones}"
     if live:
         names = ", ".join(dict.fromkeys(_generation(line) for line in live))
         return "accelerator", f"the grant has no {generation}, only {names}"
     return "", "the whole grant has ended"
 
 
-def _matches(line: GrantLine, each: SliceConfig) -> bool:
-    asked = (each.accelerator.generation.name, each.zone, each.capacity)
+def _matches(line: GrantLine, each: SliceConfig, zone: str) -> bool:
+    asked = (each.accelerator.generation.name, zone, each.capacity)
     return asked == (_generation(line), line.zone, line.capacity)
 
 

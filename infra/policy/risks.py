@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from contracts.durations import spoken
+from infra import catalogue
 from infra.catalogue import generations, zones
 from infra.config import Config, SliceConfig
 from infra.policy import billing
-from infra.policy.findings import Finding, note, refused, slice_path, warning
+from infra.policy.findings import Finding, error, note, refused, slice_path, warning
 
 LARGE_SPOT_CHIPS = 64
 OLD = ("v2", "v3")
@@ -64,18 +65,26 @@ def _place(config: Config, index: int, each: SliceConfig) -> Iterator[Finding]:
     A v3 that fails so: https://github.com/jax-ml/jax/issues/30834.
     """
     listed, generation = each.accelerator.zones, each.accelerator.generation.name
-    if each.zone not in listed:
-        yield refused(
-            slice_path(index, "zone"),
-            f"{each.zone} does not list {each.accelerator.type_name}; these do: {', '.join(listed)}",
-            unless="tpu-stack:allow-unlisted",
-            allowed=config.allow.unlisted,
-        )
-    if zones.is_ai_zone(each.zone):
-        yield warning(
-            slice_path(index, "zone"),
-            f"{each.zone} is an AI zone: a project uses it after AI zones were made visible to it, and with capacity "
-            "that is reserved there; its storage is in the standard zones of the region",
+    path = slice_path(index, "zones" if each.more_zones else "zone")
+    for zone in each.zones:
+        if zone not in listed:
+            yield refused(
+                path,
+                f"{zone} does not list {each.accelerator.type_name}; these do: {', '.join(listed)}",
+                unless="tpu-stack:allow-unlisted",
+                allowed=config.allow.unlisted,
+            )
+        if zones.is_ai_zone(zone):
+            yield warning(
+                path,
+                f"{zone} is an AI zone: a project uses it after AI zones were made visible to it, and with capacity "
+                "that is reserved there; its storage is in the standard zones of the region",
+            )
+    if each.more_zones and config.bucket is None:
+        yield error(
+            path,
+            f'"{each.name}" may be in several zones, so its runs have to be in a bucket, and there is none; remove '
+            "storage.bucket: false, or write one zone",
         )
     if generation in OLD:
         yield warning(
@@ -158,7 +167,11 @@ def egress(config: Config) -> Iterator[Finding]:
         yield from _across(config, path, what, home)
     nfs = config.nfs
     if nfs is not None:
-        apart = [each.name for each in config.slices if each.region == nfs.region and each.zone != nfs.zone]
+        apart = [
+            each.name
+            for each in config.slices
+            if any(catalogue.region_of(zone) == nfs.region and zone != nfs.zone for zone in each.zones)
+        ]
         if apart:
             price = billing.CROSS_ZONE.usd
             yield note(
@@ -181,10 +194,13 @@ def _stores(config: Config) -> Iterator[tuple[str, str, str]]:
 def _across(config: Config, path: str, what: str, home: str) -> Iterator[Finding]:
     readers: dict[str, list[str]] = {}
     for each in config.slices:
-        readers.setdefault(each.region, []).append(each.name)
+        for region in each.regions:
+            readers.setdefault(region, []).append(each.name)
     # A store is in one region, whichever that is.
     apart = "give the slices of each region a stack of their own"
     remedy = apart if len(readers) > 1 else "put it into that region"
+    if any(len(each.regions) > 1 for each in config.slices):
+        remedy = f"write only zones of {home}"
     for region, names in readers.items():
         if region != home:
             yield refused(

@@ -46,7 +46,7 @@ def test_without_the_keeper_the_stack_is_what_it_is_with_it_less_the_keepers_own
     if gateway:
         expected.add(("Instance", "serviceAccount"))
     if any(each.kind.endswith("QueuedResource") for each in without.values()):
-        expected.add(("QueuedResource", "lease_url"))
+        expected |= {("QueuedResource", "lease_url"), ("QueuedResource", "store_url")}
     assert changed == expected
 
 

@@ -183,6 +183,35 @@ def test_slices_are_asked_for_as_configured(declare: Declare) -> None:
     assert "schedulingConfig" not in on_demand.one("V2Vm").inputs
 
 
+def test_a_slice_with_several_zones_has_a_subnet_in_each_region_and_the_inventory_says_where_it_is(
+    declare: Declare,
+) -> None:
+    zones = ["us-central1-a", "us-west4-a", "europe-west4-b"]
+    spread = {"name": "main", "accelerator": "v5litepod-16", "zones": zones, "zone-wait": "10m"}
+    declared = declare(slices=[spread], allow_cross_region=True)
+    asked = declared.one("QueuedResource").inputs
+    assert (asked["zone"], asked["zones"], asked["strategy"], asked["zone_wait_s"]) == (
+        zones[0],
+        zones,
+        "first",
+        600,
+    )
+    assert asked.get("subnetwork") is None
+    made = {each.inputs["region"]: each for each in declared.all("compute/subnetwork:Subnetwork")}
+    regions = ("us-central1", "us-west4", "europe-west4")
+    assert set(made) == set(regions)
+    assert asked["subnetworks"] == {
+        zone: f"projects/my-project/regions/{region}/subnetworks/{made[region].inputs['name']}"
+        for zone, region in zip(zones, regions, strict=True)
+    }
+    assert asked["store_url"] == "gs://my-project-dev-tpu-stack/keeper"
+    (one,) = declared.inventory.slices
+    assert (one.zone, one.zones) == (zones[0], tuple(zones))
+    # What has one zone is asked for as ever.
+    plain = declare().one("QueuedResource").inputs
+    assert not {"zones", "strategy", "zone_wait_s", "subnetworks", "store_url"} & set(plain)
+
+
 def test_the_numbered_nodes_of_a_multislice_have_legal_names(declare: Declare) -> None:
     many = {"name": "a-name-of-thirty-characters-ab", "accelerator": "v5litepod-4", "count": 256}
     queued = declare(slices=[many], stack="a-stack-with-a-rather-long-name-of-its-own").one("QueuedResource")

@@ -98,6 +98,16 @@ def test_a_rehearsals_hosts_have_processors_and_their_own_python() -> None:
 
 
 EMPTY = dataclasses.replace(MAIN, hosts=())
+SPREAD = dataclasses.replace(MAIN, zones=("us-central1-a", "us-west4-a"))
+
+
+def test_the_runs_of_a_slice_that_may_be_in_several_zones_are_in_the_bucket() -> None:
+    inventory = dataclasses.replace(STACK, storage=SHARE)
+    assert targets.of_inventory(inventory, Wanted(stack="x.json")).runs_url == "/mnt/share/runs"
+    spread = dataclasses.replace(inventory, slices=(SPREAD,))
+    assert targets.of_inventory(spread, Wanted(stack="x.json")).runs_url == "gs://b/runs"
+
+
 OTHER = dataclasses.replace(MAIN, name="other")
 
 
@@ -121,6 +131,11 @@ OTHER = dataclasses.replace(MAIN, name="other")
             {"storage": NO_STORAGE},
             {},
             "the stack dev has neither NFS nor a bucket, and the hosts of main need one place for their runs",
+        ),
+        (
+            {"storage": dataclasses.replace(NO_STORAGE, nfs_mount="/mnt/share"), "slices": (SPREAD,)},
+            {},
+            "the stack dev has no bucket, and main may be in us-central1-a, us-west4-a: its runs have to be in one;",
         ),
     ],
 )

@@ -150,6 +150,8 @@ TOGETHER = {
     "generation": (r"^      accelerator: .*$", "      topology: 4x4"),
     "topology": (r"^      accelerator: .*$", "      generation: v5e"),
     "reservation": (r"capacity: spot$", "capacity: reserved"),
+    "strategy": (r"^      #: zones: ", "      zones: "),
+    "zone-wait": (r"^      #: zones: ", "      zones: "),
     "notify": (r"^  #: tpu-stack:keeper: false$", "  tpu-stack:keeper: true"),
     "guaranteed-for": (r"capacity: spot$", "capacity: on-demand"),
 }

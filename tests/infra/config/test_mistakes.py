@@ -155,8 +155,9 @@ def test_all_mistakes_are_said_at_once_in_the_order_of_reading() -> None:
         each.split(": ")[0].removeprefix("tpu-stack:") for each in problems(wrong, project=None, stack="a/b")
     ]
     assert found == [
-        "gcp:project", "stack", "zone", "slices[0].name", "slices[0].accelerator", "slices[0].count",
+        "gcp:project", "stack", "zone", "grant[0].zone", "grant[0].chips", "grant[0].capacity", "slices[0].name",
+        "slices[0].accelerator", "slices[0].count",
         "slices[0].labels", "slices[0].nam", "slices[1].data-disks[0].size-gib", "storage.bucket.region",
         "storage.nfs.mount", "network.subnetwork", "access.members[0]", "access.members[1]", "images.references.jax",
-        "grant[0].zone", "grant[0].chips", "grant[0].capacity", "protect", "allow_billable",
+        "protect", "allow_billable",
     ]  # fmt: skip

@@ -96,6 +96,41 @@ def test_a_place_is_the_slice_s_own_or_the_stack_s(
     assert config.bucket.region == config.images.region == catalogue.region_of(nfs_zone)
 
 
+GRANT = [
+    {"type": "v5e", "zone": "us-central1-a", "chips": 64, "capacity": "spot"},
+    {"type": "v5e", "zone": "us-west4-a", "chips": 8, "capacity": "spot"},
+    {"type": "v5e", "zone": "us-west1-c", "chips": 64, "capacity": "on-demand"},
+    {"type": "v5litepod", "zone": "europe-west4-b", "chips": 32, "capacity": "spot"},
+    {"type": "v6e", "zone": "us-east1-d", "chips": 64, "capacity": "spot"},
+]
+
+
+@pytest.mark.parametrize(
+    ("written", "zones", "how"),
+    [
+        ({"zones": ["us-west4-a", "us-central1-a"]}, ("us-west4-a", "us-central1-a"), ("first", 1800)),
+        ({"zones": ["us-west4-a"]}, ("us-west4-a",), ("first", 0)),
+        # Where the grant has enough of it, in the grant's order.
+        (
+            {"anywhere-in-grant": True, "zone-wait": "10m"},
+            ("us-central1-a", "us-west4-a", "europe-west4-b"), ("first", 600),
+        ),
+        ({"anywhere-in-grant": True, "count": 4}, ("us-central1-a", "europe-west4-b"), ("first", 1800)),
+        ({"anywhere-in-grant": True, "count": 5, "strategy": "race"}, ("us-central1-a",), ("race", 0)),
+        ({"anywhere-in-grant": False, "zone": "us-west4-a"}, ("us-west4-a",), ("first", 0)),
+    ],
+)  # fmt: skip
+def test_a_slice_may_be_in_the_zones_that_are_named_or_in_those_of_the_grant(
+    written: dict[str, object], zones: tuple[str, ...], how: tuple[str, int]
+) -> None:
+    config = read({"zone": "us-south1-a", "slices": [{**A, "capacity": "spot", **written}], "grant": GRANT})
+    (main,) = config.slices
+    assert (main.zones, (main.strategy, main.zone_wait_s)) == (zones, how)
+    # All that is no slice is where the first zone is, and every region has a subnet.
+    assert config.bucket is not None and config.bucket.region == catalogue.region_of(zones[0])
+    assert set(config.regions) == {catalogue.region_of(zone) for zone in zones}
+
+
 FULL_NAME = "projects/my-project/locations/us-central1-a/reservations/"
 ANY_THERE = "projects/other-project/locations/us-central1-a/reservations/-"
 SHARED = "organizations/456/locations/us-central1-a/reservations/shared"

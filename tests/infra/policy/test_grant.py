@@ -59,6 +59,26 @@ def test_a_grant_covers_chips_of_its_generation_zone_capacity_and_time(
     assert coverage.covered_chips == (sum(uses),)
 
 
+def test_a_slice_that_may_be_in_several_zones_takes_its_chips_in_each_and_is_covered_where_it_is_least() -> (
+    None
+):
+    spread = v5e(16, name="a", more_zones=(EUROPE, "us-west4-a"))
+    there = (a_grant(64), a_grant(32, zone=EUROPE))
+    everywhere = (*there, a_grant(16, zone="us-west4-a"))
+    coverage = grant.cover(a_stack(spread, v5e(16, name="b", zone=EUROPE), grant=everywhere), TODAY)
+    assert coverage.covered_chips == (16, 16)
+    assert [use.used_chips for use in coverage.use] == [16, 32, 16]
+    # The other two could be where the first one is.
+    late = a_stack(spread, v5e(16, name="b", zone=EUROPE), v5e(8, name="c", zone=EUROPE), grant=everywhere)
+    assert grant.cover(late, TODAY).covered_chips == (16, 16, 0)
+    refused = only(found(a_stack(spread, grant=there)))
+    assert refused.severity == "error" and refused.path == "tpu-stack:slices[0].zones"
+    assert "us-west4-a is not of the grant for v5e" in refused.message
+    assert "and it may be there; all 16 chips" in refused.message
+    # What is billed is the dearest of its zones: 0.48 USD a chip in us-west4.
+    assert "7.68 USD an hour" in refused.message
+
+
 @given(config=stacks)
 def test_a_grant_covers_as_much_as_it_can_and_no_more_and_what_it_does_not_is_found(config: Config) -> None:
     coverage = grant.cover(config, TODAY)

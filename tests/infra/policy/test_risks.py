@@ -230,6 +230,20 @@ def test_what_is_open_or_can_be_lost_is_a_warning(
     assert said in finding.message and unsaid not in finding.message
 
 
+def test_of_a_slice_with_several_zones_each_is_judged_and_its_runs_need_a_bucket() -> None:
+    spread = a_slice(more_zones=("europe-west4-b", "us-central2-b"))
+    found = [(each.severity, each.path, each.message) for each in risks.supply(a_stack(spread, bucket=None))]
+    paths = "tpu-stack:slices[0].zones"
+    assert [(severity, path) for severity, path, _ in found] == [("error", paths)] * 2
+    assert "us-central2-b does not list v5litepod-16" in found[0][2]
+    assert "its runs have to be in a bucket" in found[1][2]
+    crossing = [str(each) for each in risks.egress(a_stack(a_slice(more_zones=("europe-west4-b",))))]
+    assert len(crossing) == 3  # bucket, NFS, images
+    assert all(
+        '"main" in europe-west4' in each and "write only zones of us-central1" in each for each in crossing
+    )
+
+
 def test_a_keeper_says_what_it_may_do_and_what_it_cannot_bring_back() -> None:
     def said(**changes: Any) -> list[tuple[str, str]]:
         found = risks.exposure(dataclasses.replace(a_stack(), keeper=True, **changes))
