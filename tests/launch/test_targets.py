@@ -98,17 +98,13 @@ def test_a_rehearsals_hosts_have_processors_and_their_own_python() -> None:
 
 
 EMPTY = dataclasses.replace(MAIN, hosts=())
+OTHER = dataclasses.replace(MAIN, name="other")
 SPREAD = dataclasses.replace(MAIN, zones=("us-central1-a", "us-west4-a"))
 
 
 def test_the_runs_of_a_slice_that_may_be_in_several_zones_are_in_the_bucket() -> None:
-    inventory = dataclasses.replace(STACK, storage=SHARE)
-    assert targets.of_inventory(inventory, Wanted(stack="x.json")).runs_url == "/mnt/share/runs"
-    spread = dataclasses.replace(inventory, slices=(SPREAD,))
-    assert targets.of_inventory(spread, Wanted(stack="x.json")).runs_url == "gs://b/runs"
-
-
-OTHER = dataclasses.replace(MAIN, name="other")
+    assert target().runs_url == "/share/runs"
+    assert target(dataclasses.replace(STACK, slices=(SPREAD,))).runs_url == "gs://b/runs"
 
 
 @pytest.mark.parametrize(
