@@ -86,6 +86,7 @@ class Gateway:
 class Inventory:
     """Everything a launcher needs to know of a stack.
 
+    idle_hours: after how long without a run a slice counts as idle; None: not configured.
     keeper: the URL of its keeper's store (`keeper.store`), None where it has no keeper.
     """
 
@@ -96,6 +97,7 @@ class Inventory:
     gateway: Gateway | None
     slices: tuple[Slice, ...]
     keeper: str | None = None
+    idle_hours: float | None = None
     version: int = VERSION
 
 

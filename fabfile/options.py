@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import fabric.tasks
@@ -25,6 +27,9 @@ ACCESS = "a container's access to its host: devices (only the TPU's nodes), or p
 SLICES = {"stack": STACK, "slice": SLICE}
 WHERE = {**SLICES, "hosts": HOSTS}
 REHEARSAL = "rehearsal"
+
+opened: contextvars.ContextVar[dict[str, Target]] = contextvars.ContextVar("opened")
+"""The stacks that the task has been about so far, by name."""
 
 
 def target(
@@ -45,6 +50,8 @@ def target(
     from launch.targets import resolve
 
     found = resolve(wanted(stack, slice, hosts, platform=platform, python=python, runs=runs), like)
+    if not found.is_local and (stacks := opened.get(None)) is not None:
+        stacks[found.name] = found
     if found.inventory.keeper is None:
         return found
     from keeper import store  # most stacks have none
@@ -131,6 +138,8 @@ def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
     def task(*args: P.args, **kwargs: P.kwargs) -> None:
         from launch.hosts import HostError, HostsError
 
+        stacks: dict[str, Target] = {}
+        opened.set(stacks)
         try:
             code = body(*args, **kwargs)
         except (RequestError, HostsError, HostError) as error:
@@ -146,7 +155,18 @@ def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             code = 130
+        _name_idle_slices(stacks.values())
         if code:
             sys.exit(code)
 
     return task
+
+
+def _name_idle_slices(stacks: Iterable[Target]) -> None:
+    """Say on standard error which slices of the stacks that the task was about cost and are not used."""
+    for target in stacks:
+        from launch import idle
+
+        with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+            for line in idle.remarks(target):
+                print(line, file=sys.stderr)

@@ -133,6 +133,7 @@ def _inventory(
                 for each, chips in zip(known["slices"], granted, strict=True)
             ),
             keeper=keeper_access.store_url(config),
+            idle_hours=config.idle_hours,
         )
     )
 

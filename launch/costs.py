@@ -66,15 +66,20 @@ def _attempts(run: Run) -> list[dict[str, Any]]:
     return [{"price": price, **attempt} for attempt in run.described["attempts"]]
 
 
-def of_slice(one: Slice, now_s: float) -> tuple[float, Cost | None] | None:
-    """Return since how many seconds a slice is there, and what that cost; None where it is not known, or not there."""
+def made_s(one: Slice) -> float | None:
+    """Return when Google made a slice, in Unix seconds; None where the inventory does not say it."""
     try:
-        made_s = datetime.datetime.fromisoformat(one.created).timestamp()
+        return datetime.datetime.fromisoformat(one.created).timestamp()
     except ValueError:
         return None
-    if not one.hosts:
+
+
+def of_slice(one: Slice, now_s: float) -> tuple[float, Cost | None] | None:
+    """Return since how many seconds a slice is there, and what that cost; None where it is not known, or not there."""
+    at_s = made_s(one)
+    if at_s is None or not one.hosts:
         return None
-    price, length_s = price_of(one), max(0.0, now_s - made_s)
+    price, length_s = price_of(one), max(0.0, now_s - at_s)
     return length_s, None if price is None else _cost(price, length_s)
 
 

@@ -209,6 +209,7 @@ class Config:
     grant: tuple[GrantLine, ...]
     allow: Allowances
     budget_usd_per_hour: float | None
+    idle_hours: float | None
     protect: bool
 
     @property

@@ -128,6 +128,7 @@ def read(
                 cross_region=root.flag("allow-cross-region", default=False),
             ),
             budget_usd_per_hour=root.number_above_zero("budget-usd-per-hour"),
+            idle_hours=root.number_above_zero("idle-hours"),
             protect=root.flag("protect", default=True),
         )
     if problems:

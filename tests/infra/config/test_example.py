@@ -244,7 +244,12 @@ def test_a_line_to_be_uncommented_keeps_its_place_when_pulumi_writes_the_file_an
 
 def test_every_key_is_declared_that_can_be() -> None:
     # A key that is declared without a default is required, so what is optional and has none cannot be declared.
-    assert set(keys_of("")) - set(PROJECT["config"]) == {"zone", "region", "budget-usd-per-hour"}
+    assert set(keys_of("")) - set(PROJECT["config"]) == {
+        "zone",
+        "region",
+        "budget-usd-per-hour",
+        "idle-hours",
+    }
     assert set(PROJECT["config"]) <= set(keys_of(""))
     assert [key for key, declared in PROJECT["config"].items() if "default" not in declared] == ["slices"]
     assert all(declared["description"].endswith(".") for declared in PROJECT["config"].values())
