@@ -38,6 +38,7 @@ from fabfile.host_tasks import deploy, doctor, get, jupyter, put, run, ssh, ssh_
 from fabfile.tasks import (
     accelerators,
     build,
+    capacity,
     compare,
     dashboard,
     export,
@@ -85,7 +86,7 @@ for command in (
     ),
     *(deploy, verify, doctor, trust, run, put, get, ssh, ssh_config, jupyter),
     *(build, push, images),
-    *(rehearsal, accelerators),
+    *(rehearsal, accelerators, capacity),
 ):
     namespace.add_task(command)
 

@@ -514,6 +514,28 @@ def accelerators(c: Any, zone: str = "", generation: str = "", max_chips: str = 
     )
 
 
+@task(
+    help={
+        "stack": SLICES["stack"],
+        "days": "how far back (default: 30)",
+        "json": "for programs: every hour that is known",
+    },
+    positional=[],
+)
+@reported
+def capacity(c: Any, stack: str = "", days: str = "", json: bool = False) -> int:
+    """Show which zones had capacity for the stack's slices, and when."""
+    from keeper.capacity import DAYS, show
+    from launch.display import terminal
+
+    return show(
+        terminal(),
+        options.wanted(stack),
+        days=whole("--days", days, least=1) or DAYS,
+        as_json=json,
+    )
+
+
 PLATFORM = "tpu, or cpu for rehearsals and this machine"
 
 

@@ -56,7 +56,7 @@ TASKS = [
     ),
     *("deploy", "verify", "doctor", "trust", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
     *("build", "push", "images"),
-    *("rehearsal", "accelerators"),
+    *("rehearsal", "accelerators", "capacity"),
 ]
 
 

@@ -1,0 +1,73 @@
+"""What `fab capacity` shows of the hours in which requests were served or waited in vain."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from contracts import inventory
+from contracts.errors import RequestError
+from infra import stock_outs
+from infra.documents import Documents
+from infra.stock_outs import Hours, Offer
+from keeper import capacity
+from launch.targets import Wanted
+from tests.launch.slices import NO_STORAGE, make_host, make_inventory, make_slice
+
+NOW = datetime.datetime(2026, 11, 23, 14, 30, tzinfo=datetime.UTC)
+A, B, C = (
+    Offer(zone=zone, kind="v5litepod-16", capacity="spot") for zone in ("us-a1-a", "us-b1-b", "us-c1-c")
+)
+
+
+def printed(found: dict[Offer, Hours], days: int = 30) -> list[str]:
+    console = Console(width=160)
+    with console.capture() as shown:
+        console.print(capacity.table(found, days=days, now=NOW))
+    return shown.get().splitlines()
+
+
+def test_zones_are_in_the_order_of_how_often_they_serve_and_old_hours_do_not_count() -> None:
+    found = {
+        A: Hours(out=("2026-11-22T03", "2026-11-23T14"), served=()),
+        B: Hours(out=("2026-11-20T03", "2026-11-20T04"), served=("2026-11-20T04", "2026-11-21T23")),
+        C: Hours(out=(), served=("2026-01-01T03",)),
+    }
+    _, first, second, third = printed(found)
+    assert first.split() == [
+        "us-b1-b", "v5litepod-16", "spot", "3", "33%", "3", "d", "ago", "1", "d", "ago", f"···●◐{'·' * 18}○",
+    ]  # fmt: skip
+    slots = f"···●{'·' * 10}●{'·' * 9}"
+    assert second.split() == ["us-a1-a", "v5litepod-16", "spot", "2", "100%", "this", "hour", "–", slots]
+    assert third.split() == ["us-c1-c", "v5litepod-16", "spot", "0", "–", "–", "·" * 24]
+
+
+def test_what_requests_have_found_is_shown_of_a_stack_that_has_no_hosts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = make_inventory(dataclasses.replace(make_slice((make_host(0),)), hosts=()), storage=NO_STORAGE)
+    file = tmp_path / "stack.json"
+    file.write_text(inventory.to_json(plain))
+    with pytest.raises(RequestError, match="stock-outs are remembered in its bucket, and it has none"):
+        capacity.store_url(Wanted(stack=str(file)))
+    with pytest.raises(RequestError, match="this machine asks for no TPUs"):
+        capacity.store_url(Wanted())
+
+    store = tmp_path / "keeper"
+    file.write_text(inventory.to_json(dataclasses.replace(plain, keeper=str(store))))
+    wanted = Wanted(stack=str(file))
+    assert capacity.show(Console(width=120), wanted, days=30, as_json=False) == 0
+    assert "no request has been noted yet" in capsys.readouterr().out
+    now = datetime.datetime.now(datetime.UTC)
+    for seen in ("out", "served", "out"):
+        stock_outs.remember(Documents(str(store)), A, seen, now)
+    assert capacity.show(Console(width=120), wanted, days=30, as_json=True) == 0
+    hour = [stock_outs.hour_of(now)]
+    assert json.loads(capsys.readouterr().out) == [
+        {"zone": "us-a1-a", "kind": "v5litepod-16", "capacity": "spot", "out": hour, "served": hour}
+    ]
