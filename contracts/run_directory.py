@@ -17,6 +17,7 @@
     trackers/<name>.json     the mirror of `--track`: how far a tracker is
     serving.json             process 0 of a server, once it answers: address, port, task, takes, example
     notices.json             whoever has told a person how an attempt ended: ATTEMPT/KIND → when, in Unix seconds
+    keeper.jsonl             the keeper: what it did about the run and why: {time, act, reason}
     report.html              process 0, or the launcher when the run ended without it
     result.json              written last, once an attempt: process 0, else the agent of the first host that is left,
                              else the launcher; see `result`
@@ -66,6 +67,7 @@ METRICS = "metrics.jsonl"
 RESULT = "result.json"
 REPORT = "report.html"
 SAMPLES = "samples.json"
+KEEPER = "keeper.jsonl"
 SERVING = "serving.json"
 NOTICES = "notices.json"
 CHECKPOINTS = "checkpoints"

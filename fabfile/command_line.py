@@ -44,6 +44,8 @@ from fabfile.tasks import (
     export,
     images,
     jobs,
+    keep,
+    keeper,
     logs,
     notify,
     predict,
@@ -58,6 +60,7 @@ from fabfile.tasks import (
     stop,
     track,
     train,
+    unkeep,
 )
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -72,6 +75,9 @@ for command in (
         logs,
         stop,
         recover,
+        keep,
+        unkeep,
+        keeper,
         runs,
         compare,
         dashboard,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from fabfile import options
 from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, reported, task, whole
 
 if TYPE_CHECKING:
+    from keeper.commands import Limits
     from launch.launch import Request
     from launch.runs import Run
     from launch.targets import Target
@@ -95,12 +97,20 @@ def asked_for(
     )
 
 
+KEEP = {
+    "keep_attempts": "how often the keeper may resume the run (default: 20)",
+    "keep_hours": "for how many hours from now the keeper brings the run back (default: no end)",
+}
+
+
 @task(
     help={
         **TRAIN,
         "resume": "resume " + RUN_HELP,
         "dry_run": "print what would be sent and started, and what it costs; start nothing",
         "detach": "return when the run has started",
+        "keep": "hand the run over to the stack's keeper, which brings it back with nobody there",
+        **KEEP,
     }
 )
 @reported
@@ -129,6 +139,9 @@ def train(
     hang_limit: str = "120",
     heartbeat_limit: str = "300",
     detach: bool = False,
+    keep: bool = False,
+    keep_attempts: str = "",
+    keep_hours: str = "",
 ) -> int:
     """Train a job or your own script, and follow the run.
 
@@ -159,6 +172,15 @@ def train(
 
         return console.list_jobs(job or None)
     python = "" if asked.command else python  # of an own command it is among what it says itself
+    hand_over = None
+    if keep:
+        from keeper import commands
+
+        if max_restarts != "0":
+            raise RequestError(
+                "--keep --max-restarts: a run that is kept has one who restarts it; leave one out"
+            )
+        hand_over = commands.HandOver(limits=_limits(keep_attempts, keep_hours))
 
     def open_target(like: Run | None) -> Target:
         return options.target(stack, slice, hosts, platform=platform, python=python, runs=runs, like=like)
@@ -171,7 +193,65 @@ def train(
         restarts=whole("--max-restarts", max_restarts, least=0) or 0,
         track=track,
         dry_run=dry_run,
+        hand_over=hand_over,
     )
+
+
+def _limits(attempts: str, hours: str) -> Limits:
+    from keeper.commands import Limits
+
+    return Limits(
+        attempts=whole("--keep-attempts", attempts, least=1), hours=whole("--keep-hours", hours, least=1)
+    )
+
+
+@task(positional=["run"], help={"run": RUN_HELP, **KEEP, **SLICES, "runs": RUNS})
+@reported
+def keep(
+    c: Any,
+    run: str,
+    keep_attempts: str = "",
+    keep_hours: str = "",
+    stack: str = "",
+    slice: str = "",
+    runs: str = "",
+) -> int:
+    """Let the stack's keeper bring a run back with nobody there."""
+    from keeper import commands
+
+    return commands.keep_run(options.target(stack, slice, runs=runs), run, _limits(keep_attempts, keep_hours))
+
+
+@task(positional=["run"], help={"run": RUN_HELP, **SLICES, "runs": RUNS})
+@reported
+def unkeep(c: Any, run: str, stack: str = "", slice: str = "", runs: str = "") -> int:
+    """Keep a run no more; if it runs, it goes on."""
+    from keeper import commands
+
+    return commands.unkeep(options.target(stack, slice, runs=runs), run)
+
+
+@task(
+    positional=["action"],
+    help={
+        "action": "status: what it did and will do; run: let it look now, from here",
+        "every": "with `run`: look again every so many seconds, until Ctrl-C",
+        **SLICES,
+        "runs": RUNS,
+    },
+)
+@reported
+def keeper(c: Any, action: str, every: str = "", stack: str = "", slice: str = "", runs: str = "") -> int:
+    """Show what the keeper does, or let it look now."""
+    from keeper import commands, passes, store
+
+    if action not in ("status", "run"):
+        raise RequestError(f'"{action}" is none of status, run')
+    target = options.target(stack, slice, runs=runs)
+    if action == "status":
+        return commands.status(target)
+    every_s = float(whole("--every", every, least=1) or 0)
+    return passes.watch(store.store_of(target), functools.partial(print, flush=True), every_s=every_s)
 
 
 @task(

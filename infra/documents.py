@@ -8,6 +8,8 @@ NFS v4 has locks for all hosts.
 from __future__ import annotations
 
 import contextlib
+import datetime
+import email.utils
 import fcntl
 import http.client
 import json
@@ -36,6 +38,8 @@ PATIENCE_S = 20.0
 LONGEST_PAUSE_S = 4.0
 CHANGES = 30
 """How often `change` begins anew when others write at the same time."""
+FOLDERS_AT_ONCE = 100
+"""In one pattern, which is a part of a request's URL."""
 LOCK_LIMIT_S = 20.0
 LOCK_POLL_S = 0.02
 ABSENT = 0
@@ -126,12 +130,25 @@ class Documents:
         """Return the names of the documents that begin so, sorted."""
         return sorted(self._place.names(prefix))
 
+    def now_s(self) -> float:
+        """Return the time as the bucket's server last said it, in Unix seconds; without one that of this machine."""
+        return time.time() + self._place.ahead_s
+
+    def ages_s(self, folders: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+        """Return of each FOLDER/NAME that is there how long ago it was written; of a bucket by its server's clock.
+
+        They need not be documents. A bucket is asked once for some hundred folders.
+        """
+        return self._place.ages_s(folders, names)
+
 
 # --- on a disk or share ---------------------------------------------------------------------------------------------
 
 
 class _Folder:
     """A file holds its version before its value. Versions grow with time, so none comes again after a deletion."""
+
+    ahead_s = 0.0
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -173,6 +190,13 @@ class _Folder:
         found = (path for path in self._folder.rglob("*") if path.is_file() and path.name[0] != ".")
         every = (path.relative_to(self._folder).as_posix() for path in found)
         return [name for name in every if name.startswith(prefix)]
+
+    def ages_s(self, folders: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+        found = {}
+        for name in (f"{folder}/{name}" for folder in folders for name in names):
+            with contextlib.suppress(OSError):
+                found[name] = max(0.0, time.time() - (self._folder / name).stat().st_mtime)
+        return found
 
     def _require(self, name: str, version: int) -> None:
         if self.read(name)[1] != version:
@@ -223,6 +247,7 @@ class _Bucket:
             GOOGLE if not stand_in else stand_in if "://" in stand_in else f"http://{stand_in}"
         ).rstrip("/")
         self._is_stand_in = bool(stand_in)
+        self.ahead_s = 0.0
         self._credentials: Any = None
         self._lock = threading.Lock()
 
@@ -264,9 +289,23 @@ class _Bucket:
     def names(self, prefix: str) -> list[str]:
         return [each["name"].removeprefix(self._folder) for each in self.listed(prefix)]
 
-    def listed(self, prefix: str, fields: str = "name") -> list[dict[str, Any]]:
+    def ages_s(self, folders: Sequence[str], names: Sequence[str]) -> dict[str, float]:
+        # What stands for Google's server knows no patterns and returns all.
+        wanted = {f"{folder}/{name}" for folder in folders for name in names}
+        found = {}
+        for first in range(0, len(folders), FOLDERS_AT_ONCE):
+            some = ",".join(folders[first : first + FOLDERS_AT_ONCE])
+            glob = f"{self._folder}{{{some}}}/{{{','.join(names)}}}"
+            for each in self.listed("", "name,updated", matchGlob=glob):
+                name = each["name"].removeprefix(self._folder)
+                if name in wanted:
+                    written = datetime.datetime.fromisoformat(each["updated"]).timestamp()
+                    found[name] = max(0.0, time.time() + self.ahead_s - written)
+        return found
+
+    def listed(self, prefix: str, fields: str = "name", **more: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        query = {"prefix": self._folder + prefix, "fields": f"items({fields}),nextPageToken"}
+        query = {"prefix": self._folder + prefix, "fields": f"items({fields}),nextPageToken", **more}
         while True:
             place = f"/storage/v1/b/{urllib.parse.quote(self._bucket, safe='')}/o"
             _, data, _ = self._ask("GET", f"{place}?{urllib.parse.urlencode(query)}", (200,))
@@ -293,6 +332,8 @@ class _Bucket:
         while True:
             try:
                 status, body, headers = self._once(method, path, data, content_type)
+                if date := headers.get("Date"):
+                    self.ahead_s = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
                 if status in expected:
                     return status, body, headers
                 why, passes = f"it answers {status}: {_message(body)}", status in PASSING

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from contracts.errors import RequestError
 from contracts.files import is_url
-from contracts.inventory import Inventory, InventoryError, from_json
+from contracts.inventory import Inventory, InventoryError, Reach, from_json
 from infra import lease
 from infra.documents import Documents, DocumentsError
 from launch.runs import Run
@@ -40,11 +40,14 @@ ATTEMPTS = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A run to keep. stack, slice: where it runs. runs_url: the folder of its directory.
+    """A run to keep.
 
-    attempts_left: how often it may still be resumed. deadline_s: Unix seconds after which it is no more; None: never.
-    max_usd: what all its attempts together may cost. last_restored_step: of the checkpoint that it was last resumed
-    from, -1 for none; None: not resumed yet. not_before_s: the next try. failures: tries since the last new checkpoint.
+    stack, slice, project, origin: where it runs; project is None on this machine, origin as the inventory has it.
+    runs_url: the folder of its directory. attempts_left: how often it may still be resumed. deadline_s: Unix seconds
+    after which it is not any more; None: never. max_usd: what all its attempts together may cost.
+    last_restored_step: of the checkpoint that it was last resumed from, -1 for none; None: not resumed yet.
+    not_before_s: the next try. failures: tries since the last new checkpoint. slice_lost: its slice was lost since it
+    was last started, so that its end is no fault of its own.
     reason: of its state, in words. acts: what was done, the newest last: {time, act, reason}.
     """
 
@@ -59,6 +62,9 @@ class Wanted:
     last_restored_step: int | None = None
     not_before_s: float = 0.0
     failures: int = 0
+    slice_lost: bool = False
+    project: str | None = None
+    origin: str = ""
     state: State = "watched"
     reason: str = ""
     acts: tuple[Mapping[str, Any], ...] = ()
@@ -91,15 +97,17 @@ class Stack:
     """What the keeper has to know of a stack that Pulumi made.
 
     owner: the id that tells its slices from others'. slices: of each queued slice, by name, the properties that ask for
-    it. inventory: as `pulumi up` exported it last. reach: how the keeper's machine gets to hosts, where that is another
-    way than the inventory's. platform, python, stand_in_devices: of a rehearsal's hosts.
+    it. inventory: of the stack, its slices without hosts. environment: variables of the keeper. reach: how its machine
+    gets to hosts, where that is another way than the inventory's. platform, python, stand_in_devices: of a rehearsal's
+    hosts.
     """
 
     project: str
     owner: str
     slices: Mapping[str, Mapping[str, Any]]
     inventory: Inventory
-    reach: str | None = None
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reach: Reach | None = None
     platform: str | None = None
     python: str | None = None
     stand_in_devices: tuple[str, ...] | None = None
@@ -160,6 +168,7 @@ def read_stack(documents: Documents) -> Stack:
             slices=dict(found["slices"]),
             inventory=from_json(found["inventory"]),
             reach=found.get("reach"),
+            environment=dict(found.get("environment") or {}),
             platform=found.get("platform"),
             python=found.get("python"),
             stand_in_devices=None if devices is None else tuple(devices),
@@ -203,7 +212,7 @@ def change_wanted(
 def keep(documents: Documents, run: Run, target: Target, now_s: float, **limits: Any) -> Wanted:
     """Add a run to those that are kept; one that is kept already gets the new limits.
 
-    limits: attempts_left, deadline_s and max_usd, as Wanted has them.
+    limits: attempts_left and deadline_s, as Wanted has them.
     """
     fresh = Wanted(
         run_id=run.run_id,
@@ -211,6 +220,9 @@ def keep(documents: Documents, run: Run, target: Target, now_s: float, **limits:
         slice=target.slice.name,
         runs_url=target.runs_url,
         added_s=now_s,
+        project=target.inventory.project,
+        origin=target.slice.origin,
+        max_usd=run.described.get("max_usd"),
         reason="it was started and handed over",
         **limits,
     )

@@ -9,7 +9,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
@@ -36,6 +36,16 @@ Open = Callable[[Run | None], Target]
 """Gives the target as it is now; for a run that is resumed, the target that suits it."""
 
 
+class HandOver(Protocol):
+    """Somebody who brings a run back from now on."""
+
+    def check(self, target: Target) -> None:
+        """Raises RequestError where that cannot be done."""
+
+    def take(self, run: Run, target: Target) -> str:
+        """Take over a run that was started; return a line about it."""
+
+
 def train(
     open_target: Open,
     asked: Request,
@@ -45,14 +55,18 @@ def train(
     restarts: int,
     track: str = "",
     dry_run: bool = False,
+    hand_over: HandOver | None = None,
 ) -> int:
     """Start or resume a run and, unless `detach`, follow it to its end.
 
     asked: its job is "" where none was named. resume: the run that it is to resume. restarts: how often the run may be
-    started again. track: as it was asked for. dry_run: only print what would be done.
+    started again. track: as it was asked for. dry_run: only print what would be done. hand_over: gets the run once
+    it has started.
     """
     console = terminal()
     target = open_target(None)
+    if hand_over is not None:
+        hand_over.check(target)
     old = resumed(target, resume, asked.job or None) if resume else None
     target = open_target(old) if old and target.is_local else target
     if old is None:
@@ -69,7 +83,7 @@ def train(
         for line in showing.lines(launching.work_out(request, target), target):
             console.print(line, soft_wrap=True)
         return DONE
-    return _carry_out(console, request, target, open_target, restarts, detach=detach)
+    return _carry_out(console, request, target, open_target, restarts, detach=detach, hand_over=hand_over)
 
 
 def require_job(asked: Request) -> None:
@@ -136,6 +150,7 @@ def _carry_out(
     *,
     detach: bool,
     is_recovery: bool = False,
+    hand_over: HandOver | None = None,
 ) -> int:
     """Launch a run and, unless `detach`, follow it to its end; start it again as often as that is allowed.
 
@@ -150,6 +165,8 @@ def _carry_out(
             return _report(console, failure.run, ended)
         if run.attempt and is_recovery:
             _notify(run, "recovered", say(console))
+        if hand_over is not None:
+            say(console)(hand_over.take(run, target))
         tracking.start(run, target, say(console))
         if detach:
             say(console)(_how_to_come_back(run, target))

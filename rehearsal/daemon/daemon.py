@@ -116,9 +116,14 @@ class Daemon:
             self.gateway.power_on()
 
     def _of_keeper(self) -> Mapping[str, str]:
-        """The environment of the keeper, which is that of a person here and Google's API at the simulated one."""
+        """The environment of the keeper: that of a person here, and where the stack's documents are."""
         opened = state.open_rehearsal({**os.environ, state.FOLDER_VARIABLE: str(self.folder)})
-        return {**os.environ, **opened.environment, "GOOGLE_TPU_V2_CUSTOM_ENDPOINT": self.api.url}
+        store = f"gs://{rehearsal_stack.BUCKET}/keeper"
+        return {
+            **os.environ,
+            **opened.environment,
+            "TPU_STACK_KEEPER": store,
+        }
 
     def _require_going_on(self) -> None:
         """Nothing is begun any more once the end has."""
@@ -156,6 +161,7 @@ class Daemon:
                 hardware=self.hosts,
             )
         )
+        self._environment["GOOGLE_TPU_V2_CUSTOM_ENDPOINT"] = self.api.url
         self.faults = FaultCommands(
             hosts=self.hosts,
             faults=self.machines.faults,

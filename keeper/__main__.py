@@ -1,0 +1,38 @@
+"""The keeper as a program, which a timer starts every minute: `python -m keeper`.
+
+    TPU_STACK_KEEPER=gs://BUCKET/keeper    where the stack's documents are, in place of --store
+
+Exit codes: 0 it has looked; 1 it could not; 2 the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Sequence
+
+from infra.documents import Documents
+from keeper import passes
+
+STORE = "TPU_STACK_KEEPER"
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m keeper", description="Look at the runs that are kept, and bring back what was lost."
+    )
+    parser.add_argument(
+        "--store", required=True, help="the stack's documents: gs://BUCKET/keeper, or a folder"
+    )
+    parser.add_argument(
+        "--every", type=float, default=0.0, help="look again every so many seconds (default: once)"
+    )
+    given = parser.parse_args(arguments)
+    if not given.store:
+        parser.error(f"--store: say where the stack's documents are, or set ${STORE}")
+    return passes.watch(Documents(given.store), functools.partial(print, flush=True), every_s=given.every)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

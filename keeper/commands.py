@@ -1,0 +1,152 @@
+"""`fab keep`, `fab unkeep`, `fab keeper` and `fab train --keep`."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+
+from rich.table import Table
+
+from contracts.durations import spoken
+from contracts.errors import DONE, RequestError
+from infra.documents import Documents, DocumentsError
+from keeper import store
+from keeper.store import Wanted
+from launch import runs
+from launch.display import printable, say, terminal
+from launch.runs import Run
+from launch.targets import Target
+
+SHOWN_ACTS = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Until when a run is brought back. None: the default, or no limit."""
+
+    attempts: int | None = None
+    hours: float | None = None
+
+
+def require_keeper(target: Target) -> None:
+    """Make sure that somebody keeps the runs of a target, and can.
+
+    Raises:
+        RequestError: its stack has no keeper, or the slice is none that it could make again.
+    """
+    if target.is_local:
+        return
+    if target.inventory.keeper is None:
+        raise RequestError(
+            f"--stack {target.name}: it has no keeper; set tpu-stack:keeper: true, then `pulumi up` and `fab keeper "
+            "install`; without one, `fab train --max-restarts` brings a run back as long as the command runs"
+        )
+    if not target.slice.origin.startswith("queued-resource "):
+        raise RequestError(
+            f"{target.slice.name}: it is a {target.slice.origin}, and the keeper makes only queued slices again; set "
+            "provisioning: queued for it, then `pulumi up`"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HandOver:
+    """`fab train --keep`: see `launch.follow.HandOver`."""
+
+    limits: Limits
+
+    def check(self, target: Target) -> None:
+        require_keeper(target)
+
+    def take(self, run: Run, target: Target) -> str:
+        """What has been started goes on, whether it can be handed over or not."""
+        try:
+            return _kept(keep(target, run, self.limits))
+        except RequestError as error:
+            return f"warning: {error}; `fab keep {run.run_id}` tries again"
+
+
+def keep(target: Target, run: Run, limits: Limits) -> Wanted:
+    """Hand a run over to the keeper. Raises RequestError: it cannot be kept."""
+    require_keeper(target)
+    documents = store.store_of(target)
+    given: dict[str, float | None] = {"attempts_left": limits.attempts}
+    try:
+        if limits.hours is not None:
+            given["deadline_s"] = _now_s(documents) + 3600.0 * limits.hours
+        known = {name: value for name, value in given.items() if value is not None}
+        return store.keep(documents, run, target, _now_s(documents), **known)
+    except DocumentsError as error:
+        raise RequestError(f"{run.run_id} is not kept: {error}") from None
+
+
+def _now_s(documents: Documents) -> float:
+    documents.read(store.WANTED)
+    return documents.now_s()
+
+
+def keep_run(target: Target, wanted: str, limits: Limits) -> int:
+    """Carry out `fab keep`."""
+    say(terminal())(_kept(keep(target, runs.find(target.runs, wanted), limits)))
+    return DONE
+
+
+def _kept(entry: Wanted) -> str:
+    until = "" if entry.deadline_s is None else f", until {_moment(entry.deadline_s)}"
+    return f"{entry.run_id} is kept: at most {entry.attempts_left} more attempts{until}; `fab keeper status`"
+
+
+def unkeep(target: Target, wanted: str) -> int:
+    """Carry out `fab unkeep`: the run itself goes on."""
+    documents = store.store_of(target)
+    try:
+        entries = store.read_wanted(documents)
+        fitting = [run_id for run_id in entries if wanted in (run_id, "") or run_id.endswith(wanted)]
+        if len(fitting) != 1:
+            run_id = runs.find(target.runs, wanted).run_id
+            if run_id not in entries:
+                raise RequestError(f"{run_id} is not kept; `fab keeper status` lists those that are")
+            fitting = [run_id]
+        store.change_wanted(documents, fitting[0], lambda _: None)
+    except DocumentsError as error:
+        raise RequestError(str(error)) from None
+    say(terminal())(f"{fitting[0]} is not kept any more; if it runs, it goes on")
+    return DONE
+
+
+def status(target: Target) -> int:
+    """Carry out `fab keeper status`: what it did, what it will do, and why."""
+    documents, console = store.store_of(target), terminal()
+    try:
+        entries = sorted(store.read_wanted(documents).values(), key=lambda each: each.added_s)
+    except DocumentsError as error:
+        raise RequestError(str(error)) from None
+    if not entries:
+        say(console)(f"no run is kept in {documents.url}; `fab train --keep`, or `fab keep RUN`")
+        return DONE
+    table = Table("run", "slice", "state", "attempts left", "until", "why", box=None, pad_edge=False)
+    for each in entries:
+        until = "" if each.deadline_s is None else f"{_moment(each.deadline_s)}"
+        wait_s = each.not_before_s - documents.now_s()
+        later = (
+            f"; next try in {spoken(wait_s)}"
+            if each.state in ("waiting", "recovering") and wait_s > 0
+            else ""
+        )
+        table.add_row(
+            each.run_id,
+            each.slice,
+            each.state,
+            str(each.attempts_left),
+            until,
+            printable(each.reason + later),
+        )
+    console.print(table)
+    for each in entries:
+        for act in each.acts[-SHOWN_ACTS:]:
+            line = f"{act['time']} {each.run_id} {act['act']}: {act['reason']}"
+            console.print(printable(line), soft_wrap=True, highlight=False)
+    return DONE
+
+
+def _moment(unix_s: float) -> str:
+    return f"{datetime.datetime.fromtimestamp(unix_s, datetime.UTC):%Y-%m-%d %H:%M} UTC"

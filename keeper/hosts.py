@@ -1,0 +1,165 @@
+"""Wanted runs on their hosts: their signs of life, by one listing of each bucket, and how one is examined and resumed.
+
+To resume one is `launch.recovery` and `launch.launch`, as for `fab recover`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from contracts import run_directory
+from contracts.errors import RequestError, Unreachable
+from contracts.files import is_url
+from contracts.run_directory import State
+from infra.documents import Documents, DocumentsError
+from keeper.rules import Facts, Sign
+from keeper.store import Stack, Wanted
+from launch import costs, notify, recovery, runs, targets
+from launch import launch as launching
+from launch.hosts import HostError
+from launch.runs import Run
+from launch.targets import Given, Target
+
+Say = Callable[[str], None]
+
+
+class WrongRequestError(Exception):
+    """A run cannot be resumed as it is described, however often that is tried."""
+
+
+def _signs(wanted: Sequence[Wanted], say: Say) -> dict[str, Sign]:
+    found: dict[str, Sign] = {}
+    for folder in sorted({each.runs_url for each in wanted}):
+        ids = sorted(each.run_id for each in wanted if each.runs_url == folder)
+        if not is_url(folder) and not Path(folder).is_dir():
+            continue
+        names = [run_directory.heartbeat(0), run_directory.RESULT]
+        try:
+            ages_s = Documents(folder).ages_s(ids, names)
+        except DocumentsError as error:
+            say(str(error))
+            continue
+        for run_id in ids:
+            beat, result = (f"{run_id}/{name}" for name in names)
+            found[run_id] = Sign(beat_age_s=ages_s.get(beat), has_result=result in ages_s)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Examined:
+    """A run as it was read, and what the rules have to know of it."""
+
+    run: Run
+    facts: Facts
+
+
+def _facts(run: Run, state: State) -> Facts:
+    result = run.current_result() or {}
+    return Facts(
+        state=state,
+        is_wrong=bool(result.get("request")),
+        error=str(result.get("error") or "").partition("\n")[0],
+        cost_usd=costs.least_usd(run),
+        saved=() if state in run_directory.ACTIVE else tuple(run.directory.checkpoint_steps()),
+    )
+
+
+class Hosts:
+    """The hosts of wanted runs. Every method may raise HostError, HostsError or RequestError."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+
+    def signs(self, wanted: Sequence[Wanted]) -> dict[str, Sign]:
+        """Return what a listing shows of each run; runs that cannot be listed from this machine are left out."""
+        return _signs(wanted, self._say)
+
+    def without_hosts(self, wanted: Wanted) -> Examined | None:
+        """Return a run whose hosts are gone, as its directory tells it; None where that cannot be read from here."""
+        if not is_url(wanted.runs_url) and not Path(wanted.runs_url).is_dir():
+            return None
+        here = targets.resolve(targets.Wanted(runs=wanted.runs_url))
+        run = runs.read(here.runs.directory(wanted.run_id))
+        if run is None:
+            return None
+        outcome = (run.current_result() or {"outcome": "lost"}).get("outcome")
+        state: State = next((known for known in run_directory.OUTCOMES if known == outcome), "lost")
+        return Examined(run=run, facts=_facts(run, state))
+
+    def target(self, wanted: Wanted, stack: Stack | None) -> Target:
+        """Return where a run is to go on. stack: with the hosts as they are now; None: this machine."""
+        if stack is None:
+            place = targets.Wanted(runs=wanted.runs_url)
+            here = targets.resolve(place)
+            run = runs.read(here.runs.directory(wanted.run_id))
+            return targets.resolve(place, run) if run else here
+        inventory = stack.inventory
+        if stack.reach is not None:
+            slices = [
+                dataclasses.replace(
+                    each,
+                    hosts=tuple(dataclasses.replace(host, reach=stack.reach) for host in each.hosts),
+                )
+                for each in inventory.slices
+            ]
+            inventory = dataclasses.replace(inventory, slices=tuple(slices))
+        given = None
+        if stack.platform is not None:
+            given = Given(
+                inventory=inventory,
+                folder=Path("/nonexistent"),
+                platform=stack.platform,
+                python=stack.python or targets.PYTHON,
+                stand_in_devices=stack.stand_in_devices or (),
+            )
+        asked = targets.Wanted(stack=inventory.stack, slice=wanted.slice, runs=wanted.runs_url, given=given)
+        return targets.of_inventory(inventory, asked)
+
+    def examine(self, wanted: Wanted, target: Target, now_s: float) -> Examined:
+        """Read a run and ask its hosts what it is doing. now_s: by the clock of the store.
+
+        Raises:
+            RequestError: there is no such run.
+        """
+        run = runs.read(target.runs.directory(wanted.run_id))
+        if run is None:
+            raise RequestError(f"{wanted.runs_url}/{wanted.run_id}: there is no such run any more")
+        known = runs.look(target.find_agents(run.described), run)
+        state = runs.state(run, known.processes, unanswered=len(known.errors), now_s=now_s)
+        return Examined(run=run, facts=_facts(run, state))
+
+    def silent(self, target: Target) -> list[HostError]:
+        return list(runs.look_at_all(target.agents).errors)
+
+    def prepare(self, reopen: Callable[[], Target]) -> Target:
+        """Wait until new hosts answer, and prepare them."""
+        return recovery.prepared(reopen, self._say)
+
+    def resume(self, run: Run, target: Target) -> Run:
+        """Start the next attempt of a run, and return when every process has joined.
+
+        Raises:
+            WrongRequestError: it cannot be resumed as it is described.
+            launch.launch.LaunchFailed: they did not join.
+        """
+        request = recovery.resuming(run)
+        try:
+            launching.work_out(request, target)
+        except Unreachable:
+            raise
+        except RequestError as error:
+            raise WrongRequestError(str(error)) from None
+        return launching.launch(request, target, self._say)
+
+    def write_acts(self, wanted: Wanted, run: Run) -> None:
+        """Write what was done about a run into its directory."""
+        text = "".join(json.dumps(dict(act)) + "\n" for act in wanted.acts)
+        run.directory.write_text(run_directory.KEEPER, text)
+
+    def tell(self, run: Run, what: State | Literal["recovered"]) -> None:
+        """Send word to people."""
+        notify.about(run, what, self._say)

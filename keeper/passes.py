@@ -1,0 +1,359 @@
+"""One look at all wanted runs, and what it leads to: every minute, by a timer, in a process of its own.
+
+While all is well a look is a few requests and changes nothing. Where something is not, its slice's lease is taken and
+everything is looked at anew: what is done follows from what there is, so it does not matter who was killed when.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from contracts.errors import DONE, FAILED, RequestError
+from infra import lease
+from infra.cloud_tpu.retry import Backoff, CloudTpuError
+from infra.documents import Documents, DocumentsError
+from infra.lease import Lease, LeaseHeldError, LeaseLostError
+from keeper import hosts as hosts_
+from keeper import rules, slices, store
+from keeper.rules import Sign
+from keeper.store import Stack, Wanted
+from launch.hosts import HostError, HostsError
+from launch.launch import LaunchFailed
+
+if TYPE_CHECKING:
+    from infra.cloud_tpu.client import Client
+    from keeper.hosts import Examined, Hosts
+
+Say = Callable[[str], None]
+AT_ONCE = 8
+"""Slices that are seen to at the same time."""
+LOOKS_S = (0.0, 30.0)
+"""Of one pass: with a timer of a minute a lost slice is found within half of one."""
+WELL = Sign(beat_age_s=0.0, has_result=False)
+REFUSALS = (CloudTpuError, DocumentsError, HostError, HostsError, RequestError)
+"""What may be better at the next look."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Means:
+    """What a pass works with. lease_of: of a slice, by name. hold: as `infra.lease.held`."""
+
+    documents: Documents
+    client: Callable[[], Client]
+    backoff: Backoff
+    hosts: Hosts
+    say: Say
+    lease_of: Callable[[str], Lease]
+    hold: Callable[[Lease], contextlib.AbstractContextManager[Lease]] = lease.held
+    at_once: int = AT_ONCE
+
+
+def means_of(documents: Documents, say: Say) -> Means:
+    """Return what a pass on this machine works with."""
+    backoff = Backoff(say=say)
+
+    @functools.cache
+    def client() -> Client:
+        from infra.cloud_tpu import client, settings  # this machine's own runs need none
+
+        return client.Client(settings.read(lambda _: None), backoff)
+
+    return Means(
+        documents=documents,
+        client=client,
+        backoff=backoff,
+        hosts=hosts_.Hosts(say),
+        say=say,
+        lease_of=lambda name: Lease(documents, name, lease.myself("the keeper")),
+    )
+
+
+def watch(documents: Documents, say: Say, *, every_s: float = 0.0) -> int:
+    """Carry out one pass, or one every so many seconds until interrupted; FAILED where the last could not be."""
+    while True:
+        began_s = time.monotonic()
+        try:
+            run_pass(means_of(documents, say))
+            code = DONE
+        except DocumentsError as error:
+            say(f"error: {error}")
+            code = FAILED
+        if not every_s:
+            return code
+        time.sleep(max(0.0, began_s + every_s - time.monotonic()))
+
+
+def run_pass(means: Means, *, looks_s: Sequence[float] = LOOKS_S) -> None:
+    """Look at all wanted runs, and act.
+
+    Raises:
+        DocumentsError: what is wanted cannot be read.
+    """
+    began_s = means.backoff.now()
+    wanted = {
+        run_id: each for run_id, each in store.read_wanted(means.documents).items() if each.state != "ended"
+    }
+    projects = {each.project for each in wanted.values() if each.project is not None}
+    signs = means.hosts.signs([*wanted.values()])
+    for number, look_s in enumerate(looks_s):
+        if number and not projects:
+            return
+        means.backoff.sleep(max(0.0, began_s + look_s - means.backoff.now()))
+        found = slices.listed(means.client(), projects, means.say) if projects else {}
+        _look([*wanted.values()], found, signs if number == 0 else dict.fromkeys(wanted, WELL), means)
+        if number + 1 < len(looks_s):
+            wanted = {
+                run_id: each
+                for run_id, each in store.read_wanted(means.documents).items()
+                if run_id in wanted
+            }
+
+
+def _look(
+    wanted: Sequence[Wanted],
+    found: Mapping[str, list[dict[str, Any]]],
+    signs: Mapping[str, Sign],
+    means: Means,
+) -> None:
+    now_s = means.documents.now_s()
+    standing = {each.run_id: slices.standing(each, found) for each in wanted}
+    troubled = [
+        each
+        for each in wanted
+        if rules.glance(each, standing[each.run_id], signs.get(each.run_id), now_s).do != "nothing"
+    ]
+    by_slice = sorted(troubled, key=lambda each: (each.slice, each.added_s))
+    groups = [list(group) for _, group in itertools.groupby(by_slice, key=lambda each: each.slice)]
+    attempts = [Attempt(means, group, standing[group[0].run_id], signs) for group in groups]
+    if means.at_once == 1:
+        for each in attempts:
+            each.attend()
+        return
+    with concurrent.futures.ThreadPoolExecutor(means.at_once) as pool:
+        list(pool.map(Attempt.attend, attempts))
+
+
+class Attempt:
+    """What one look does about one slice and the runs that want it."""
+
+    def __init__(
+        self, means: Means, group: Sequence[Wanted], standing: rules.Slice, signs: Mapping[str, Sign]
+    ) -> None:
+        self._means, self._group, self._standing, self._signs = means, list(group), standing, signs
+        self._name, self._others = group[0].slice, False
+        self._documents, self._hosts = means.documents, means.hosts
+
+    def attend(self) -> None:
+        """See to the slice and the runs, unless somebody else is at it."""
+        try:
+            if self._standing in ("none", "active") and self._all_run():
+                return
+            with self._means.hold(self._means.lease_of(self._name)) as mine:
+                self._mend(mine)
+        except (LeaseHeldError, LeaseLostError) as error:
+            self._means.say(str(error))
+        except REFUSALS as error:
+            self._means.say(f"{self._name}: {error}")
+            with contextlib.suppress(DocumentsError):
+                for each in self._group:
+                    self._note(each, "failed", str(error))
+
+    # --- as they are ------------------------------------------------------------------------------------------------
+
+    def _stack(self) -> Stack | None:
+        """The stack as it is now; None: this machine."""
+        if self._group[0].project is None:
+            return None
+        stack = slices.with_newest(store.read_stack(self._documents), self._documents)
+        os.environ.update({name: os.environ.get(name, value) for name, value in stack.environment.items()})
+        return stack
+
+    def _all_run(self) -> bool:
+        """Whether all runs are doing what they should, as their hosts say."""
+        try:
+            stack = self._stack()
+            for each in self._group:
+                found = self._hosts.examine(each, self._hosts.target(each, stack), self._now_s())
+                if rules.next_step(each, found.facts, self._now_s()).do != "nothing":
+                    return False
+                self._is_well(each, found)
+        except REFUSALS:
+            return False  # what is wrong is said once the lease is ours
+        return True
+
+    def _is_well(self, wanted: Wanted, found: Examined) -> None:
+        if wanted.state != "watched" and found.facts.state in rules.ACTIVE:
+            self._note(wanted, "runs", f"it is {found.facts.state}", state="watched", slice_lost=False)
+
+    # --- to have the slice, and the run on it -----------------------------------------------------------------------
+
+    def _mend(self, mine: Lease) -> None:
+        fresh = {
+            run_id: each
+            for run_id, each in store.read_wanted(self._documents).items()
+            if each.state != "ended"
+        }
+        ids = {each.run_id for each in self._group}
+        self._others = any(each.slice == self._name and each.run_id not in ids for each in fresh.values())
+        self._group = [fresh[each.run_id] for each in self._group if each.run_id in fresh]
+        self._group = [each for each in self._group if not self._has_ended(each)]
+        if not self._group:
+            return
+        stack, is_new = self._stack(), False
+        if stack is not None:
+            if mine.removed or self._name not in stack.slices:
+                for each in self._group:
+                    self._note(each, "waits", REMOVED, state="waiting")
+                return
+            before = next(each for each in stack.inventory.slices if each.name == self._name)
+            if not self._ask(stack, mine):
+                return
+            stack = slices.with_newest(stack, self._documents)
+            after = next(each for each in stack.inventory.slices if each.name == self._name)
+            is_new = bool(before.hosts) and before.hosts != after.hosts
+        for each in self._group:
+            self._bring_back(each, stack, mine, is_new=is_new)
+
+    def _has_ended(self, wanted: Wanted) -> bool:
+        """End an entry whose run needs no slice any more, as far as that can be seen without hosts."""
+        if self._standing not in ("absent", "lost"):
+            return False
+        found = self._hosts.without_hosts(wanted)
+        if found is None:
+            return False
+        step = rules.next_step(wanted, found.facts, self._now_s())
+        if step.do == "end":
+            self._end(wanted, step.reason, found)
+        return step.do == "end"
+
+    def _ask(self, stack: Stack, mine: Lease) -> bool:
+        """See to it that the slice is there; False: not now."""
+        now_s, is_gone = self._now_s(), self._standing in ("absent", "lost", "waiting")
+        was_asked = any(each.state == "waiting" for each in self._group)
+        for each in [*self._group] if is_gone else []:
+            step = rules.glance(each, self._standing, self._signs.get(each.run_id), now_s)
+            if step.do == "end":
+                self._end(each, step.reason, None)
+                self._group.remove(each)
+            elif step.do == "ask":
+                self._note(each, "asks", step.reason, state="recovering", slice_lost=True)
+        if not self._group:
+            if was_asked and self._standing == "waiting" and not self._others:
+                slices.withdraw(self._means.client(), self._means.backoff, stack, self._name, mine)
+            return False
+        try:
+            made = slices.have(
+                self._means.client(), self._means.backoff, stack, self._name, mine, wait_s=slices.WAIT_S
+            )
+        except CloudTpuError as error:
+            for each in self._group:
+                failures = each.failures + 1
+                not_before_s = self._now_s() + rules.pause_s(failures)
+                changes = {"state": "waiting", "failures": failures, "not_before_s": not_before_s}
+                self._note(each, "asked", str(error), **changes)
+            return False
+        if made is None:
+            for each in self._group:
+                self._note(each, "waits", f"no capacity for {self._name} yet", state="waiting")
+            return False
+        slices.record(self._documents, made)
+        return True
+
+    def _bring_back(self, wanted: Wanted, stack: Stack | None, mine: Lease, *, is_new: bool) -> None:
+        def reopen() -> Any:
+            return self._hosts.target(wanted, stack)
+
+        if is_new:
+            wanted = self._note(wanted, "has a new slice", f"{self._name} was made again", slice_lost=True)
+        target = reopen()
+        is_doubtful = wanted.slice_lost or wanted.failures > 1
+        if stack is not None and (is_doubtful or self._hosts.silent(target)):
+            target = self._hosts.prepare(reopen)
+        found = self._hosts.examine(wanted, target, self._now_s())
+        step = rules.next_step(wanted, found.facts, self._now_s())
+        if step.do == "end":
+            self._end(wanted, step.reason, found)
+        elif step.do == "resume":
+            self._resume(wanted, found, target, step.reason, mine)
+        elif found.facts.state in rules.ACTIVE:
+            self._is_well(wanted, found)
+        else:
+            self._note(wanted, "waits", step.reason)
+
+    def _resume(self, wanted: Wanted, found: Examined, target: Any, reason: str, mine: Lease) -> None:
+        now_s = self._now_s()
+        mine.require()
+        counted = self._change(
+            wanted, lambda now: rules.resumed(now, found.facts, now_s).noted("resumes", reason, now_s)
+        )
+        if counted is None:
+            return  # nobody wants it any more
+        self._means.say(f"{wanted.run_id}: {reason}")
+        try:
+            run = self._hosts.resume(found.run, target)
+        except hosts_.WrongRequestError as error:
+            self._end(counted, f"it cannot be resumed: {error}", found)
+        except (LaunchFailed, *REFUSALS) as error:
+            self._means.say(f"{wanted.run_id}: {error}")
+            self._written(self._note(counted, "did not start", str(error)), found)
+        else:
+            wanted = self._note(counted, "runs", f"attempt {run.attempt}", state="watched", slice_lost=False)
+            self._written(wanted, found)
+            self._hosts.tell(run, "recovered")
+
+    # --- what is written --------------------------------------------------------------------------------------------
+
+    def _now_s(self) -> float:
+        return self._documents.now_s()
+
+    def _change(self, wanted: Wanted, function: Callable[[Wanted], Wanted]) -> Wanted | None:
+        """Change an entry, unless somebody has taken it out or ended it meanwhile; then None."""
+
+        def change(now: Wanted | None) -> Wanted | None:
+            return now if now is None or now.state == "ended" else function(now)
+
+        fresh = store.change_wanted(self._documents, wanted.run_id, change)
+        return None if fresh is None or fresh.state == "ended" else fresh
+
+    def _note(self, wanted: Wanted, act: str, reason: str, **changes: Any) -> Wanted:
+        """Write a line about a run, unless that was the last one."""
+        now_s = self._now_s()
+
+        def note(now: Wanted) -> Wanted:
+            last = now.acts[-1] if now.acts else {}
+            if (last.get("act"), last.get("reason")) == (act, reason):
+                return dataclasses.replace(now, reason=reason, **changes)
+            return now.noted(act, reason, now_s, **changes)
+
+        return self._change(wanted, note) or wanted
+
+    def _end(self, wanted: Wanted, reason: str, found: Examined | None) -> None:
+        self._means.say(f"{wanted.run_id}: no longer kept: {reason}")
+        now_s = self._now_s()
+        ended = store.change_wanted(
+            self._documents,
+            wanted.run_id,
+            lambda now: None if now is None else now.noted("ends", reason, now_s, state="ended"),
+        )
+        if found is not None and ended is not None:
+            self._written(ended, found)
+            self._hosts.tell(found.run, found.facts.state)
+
+    def _written(self, wanted: Wanted, found: Examined) -> None:
+        try:
+            self._hosts.write_acts(wanted, found.run)
+        except (HostError, OSError) as error:
+            self._means.say(f"warning: {wanted.run_id}: keeper.jsonl could not be written: {error}")
+
+
+REMOVED = (
+    "its slice was removed by `pulumi destroy`; `pulumi up` makes it again, `fab unkeep` forgets the run"
+)

@@ -1,0 +1,131 @@
+"""What to do about a wanted run, by what is seen of it now. Pure: no clock, nothing remembered but the entry.
+
+`glance` is for every look: it costs nothing but what all runs are listed with. Only where that is not enough is a run
+examined, and then `next_step` decides. Each step is small, and the look after it decides anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from contracts.durations import spoken
+from contracts.run_directory import ACTIVE as ACTIVE
+from contracts.run_directory import State
+from keeper.store import Wanted
+
+SILENT_S = 90.0
+"""Since the last heartbeat was written; one is written every 10 s, and a host is given up after a minute."""
+FIRST_PAUSE_S = 60.0
+LONGEST_PAUSE_S = 3600.0
+
+Slice = Literal["none", "absent", "waiting", "active", "lost", "unread"]
+"""Of a wanted run. none: no queued resource of this stack, as on this machine. unread: Google gives no answer."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sign:
+    """What a listing shows of a run's directory. beat_age_s: None where there is no heartbeat."""
+
+    beat_age_s: float | None
+    has_result: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """A run that was examined. is_wrong: its request was; error: in words. saved: steps of its checkpoints.
+
+    cost_usd: of all its attempts so far; None where that is not known.
+    """
+
+    state: State
+    is_wrong: bool = False
+    error: str = ""
+    saved: tuple[int, ...] = ()
+    cost_usd: float | None = None
+
+    @property
+    def newest(self) -> int:
+        return self.saved[-1] if self.saved else -1
+
+
+Do = Literal["nothing", "examine", "ask", "resume", "end"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    do: Do
+    reason: str = ""
+
+
+def glance(wanted: Wanted, of_slice: Slice, sign: Sign | None, now_s: float) -> Step:
+    """Decide by what a listing shows. sign: None where the run's directory cannot be listed from here."""
+    if wanted.state == "ended" or of_slice == "unread":
+        return Step(do="nothing")
+    if of_slice in ("absent", "lost", "waiting"):
+        if refusal := _refusal(wanted, now_s):
+            return Step(do="end", reason=refusal)
+        if of_slice == "waiting" or wanted.not_before_s > now_s:
+            return Step(do="nothing")
+        return Step(do="ask", reason=f"its slice is {'gone' if of_slice == 'absent' else 'lost'}")
+    if sign is None or sign.has_result or wanted.state != "watched":
+        return Step(do="examine")
+    if sign.beat_age_s is None or sign.beat_age_s > SILENT_S:
+        return Step(do="examine")
+    return Step(do="nothing")
+
+
+def next_step(wanted: Wanted, facts: Facts, now_s: float) -> Step:
+    """Decide about a run that was examined, whose slice is there."""
+    if facts.state in ACTIVE:
+        return Step(do="nothing", reason=f"it is {facts.state}")
+    if facts.state == "done":
+        return Step(do="end", reason="it is done")
+    if facts.state == "stopped":
+        return Step(do="end", reason=f"it was stopped{f': {facts.error}' if facts.error else ''}")
+    if facts.is_wrong:
+        return Step(do="end", reason=f"it would fail again: {facts.error}")
+    own_fault = facts.state in ("failed", "hung") and not wanted.slice_lost
+    if own_fault and wanted.last_restored_step is not None and facts.newest <= wanted.last_restored_step:
+        where = f"the checkpoint of step {facts.newest}" if facts.saved else "the start"
+        return Step(
+            do="end",
+            reason=f"it {facts.state} twice from {where}, with no new checkpoint between"
+            f"{f': {facts.error}' if facts.error else ''}",
+        )
+    if refusal := _refusal(wanted, now_s, facts.cost_usd):
+        return Step(do="end", reason=refusal)
+    if wanted.not_before_s > now_s:
+        return Step(do="nothing", reason=f"the next try is in {spoken(wanted.not_before_s - now_s)}")
+    where = f"the checkpoint of step {facts.newest}" if facts.saved else "the start"
+    return Step(do="resume", reason=f"it was {facts.state}, and goes on from {where}")
+
+
+def _refusal(wanted: Wanted, now_s: float, cost_usd: float | None = None) -> str:
+    """Why it may not be brought back any more; "" where it may."""
+    if wanted.attempts_left <= 0:
+        return "it has no attempts left"
+    if wanted.deadline_s is not None and now_s > wanted.deadline_s:
+        return f"its deadline was {spoken(now_s - wanted.deadline_s)} ago"
+    if wanted.max_usd is not None and cost_usd is not None and cost_usd >= wanted.max_usd:
+        return f"it has cost {cost_usd:.2f} USD of at most {wanted.max_usd:.2f}"
+    return ""
+
+
+def resumed(wanted: Wanted, facts: Facts, now_s: float) -> Wanted:
+    """Return the entry as it is written before a run is resumed, so that whoever is killed meanwhile has counted."""
+    is_new = wanted.last_restored_step is None or facts.newest > wanted.last_restored_step
+    failures = 1 if is_new else wanted.failures + 1
+    return dataclasses.replace(
+        wanted,
+        state="recovering",
+        attempts_left=wanted.attempts_left - 1,
+        last_restored_step=facts.newest,
+        failures=failures,
+        not_before_s=now_s + pause_s(failures),
+    )
+
+
+def pause_s(failures: int) -> float:
+    """Before the next try, after so many without a new checkpoint; it doubles."""
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** max(0, failures - 1)))

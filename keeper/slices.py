@@ -1,0 +1,102 @@
+"""The slices of wanted runs at Google: how they stand, by one listing, and how one is had again.
+
+To have one again is `infra.cloud_tpu.lifecycle`, as for `pulumi up`: the same name, the same properties, remains first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from contracts.inventory import Slice as InventorySlice
+from contracts.inventory import slices_from_json, slices_to_json
+from infra.cloud_tpu import request
+from infra.cloud_tpu.client import Client
+from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu.retry import Backoff, CloudTpuError
+from infra.cloud_tpu.workers import are_complete, hosts_of
+from infra.documents import Documents
+from infra.lease import Lease
+from keeper import rules
+from keeper.store import INVENTORY, Stack, Wanted
+from launch.inventories import with_kept
+
+Say = Callable[[str], None]
+Json = dict[str, Any]
+
+WAIT_S = 120.0
+"""For a slice that was asked for just now; if it is served in that time, nobody waits for the next look."""
+LIST_PATIENCE_S = 20.0
+
+
+def listed(client: Client, projects: Iterable[str], say: Say) -> dict[str, list[Json]]:
+    """Return the queued resources of each project in all zones; a project that gives no answer is left out."""
+    found = {}
+    for project in sorted(set(projects)):
+        try:
+            found[project] = client.queued_resources(f"projects/{project}/locations/-")
+        except CloudTpuError as error:
+            say(str(error))
+    return found
+
+
+def standing(wanted: Wanted, found: Mapping[str, list[Json]]) -> rules.Slice:
+    """Return how the slice of a wanted run stands. Pure."""
+    kind, _, own_id = wanted.origin.partition(" ")
+    if wanted.project is None or kind != "queued-resource":
+        return "none"
+    if wanted.project not in found:
+        return "unread"
+    same = [each for each in found[wanted.project] if each["name"].rpartition("/")[2] == own_id]
+    kinds = [request.kind_of(request.state_of(each)) for each in same]
+    return next((each for each in ("active", "waiting", "lost") if each in kinds), "absent")
+
+
+def have(
+    client: Client, backoff: Backoff, stack: Stack, name: str, lease: Lease, *, wait_s: float
+) -> InventorySlice | None:
+    """Ask for a slice, or adopt it, and return what the inventory has of it now; None while it waits for capacity.
+
+    Raises:
+        CloudTpuError: it is not to be had, or not with these properties.
+        infra.lease.LeaseLostError: somebody else may be changing it.
+    """
+    mine = dataclasses.replace(backoff, is_awaited=lambda: backoff.is_awaited() and lease.require())
+    outputs = Lifecycle(client, mine).create({**stack.slices[name], "wait_s": wait_s})
+    nodes = outputs["nodes"]
+    if request.kind_of(outputs["state"]) != "active" or not nodes:
+        return None
+    if not all(are_complete(node["workers"]) for node in nodes):
+        raise CloudTpuError(f"{name}: its hosts have not published their names and host keys yet")
+    known = next(each for each in stack.inventory.slices if each.name == name)
+    return dataclasses.replace(
+        known,
+        hosts=hosts_of(nodes),
+        created=str(outputs.get("create_time") or ""),
+        zone=str(outputs.get("zone") or known.zone),
+    )
+
+
+def withdraw(client: Client, backoff: Backoff, stack: Stack, name: str, lease: Lease) -> None:
+    """Give back a slice that was asked for and that nobody wants any more. Raises as `have`."""
+    mine = dataclasses.replace(backoff, is_awaited=lambda: backoff.is_awaited() and lease.require())
+    Lifecycle(client, mine).delete(stack.slices[name])
+
+
+def record(documents: Documents, fresh: InventorySlice) -> None:
+    """Write what a slice is now, for every command of the stack."""
+
+    def change(value: Any) -> Any:
+        kept = {each.name: each for each in slices_from_json(json.dumps(value or {"slices": []}))}
+        return json.loads(slices_to_json([*({**kept, fresh.name: fresh}).values()]))
+
+    documents.change(INVENTORY, change)
+
+
+def with_newest(stack: Stack, documents: Documents) -> Stack:
+    """Return the stack with the slices that a keeper has recorded."""
+    found = documents.read(INVENTORY).value
+    kept = with_kept(stack.inventory, None if found is None else json.dumps(found).encode())
+    return dataclasses.replace(stack, inventory=kept)
