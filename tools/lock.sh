@@ -32,6 +32,7 @@ everywhere jobs --constraint requirements/run.txt
 everywhere dev --constraint requirements/uv.txt --constraint requirements/run.txt
 everywhere gpu --constraint requirements/dev.txt
 everywhere tpu --constraint requirements/run.txt
+everywhere keeper --constraint requirements/dev.txt
 everywhere mlflow --constraint requirements/gpu.txt
 everywhere wandb --constraint requirements/gpu.txt
 

@@ -57,16 +57,16 @@ def found(python: str, modules: Sequence[str], remedy: str) -> Step:
     return Step(name="python", check=_probe(python, modules), remedy=remedy)
 
 
-def made(modules: Sequence[str], lock: Lock) -> Step:
-    """Our own environment: made beside and renamed, by uv, with every file checked against its hash."""
-    python, folder, name = f"{OURS}/bin/python", at_home(lock.folder), shlex.quote(f"{lock.name}.txt")
+def made(modules: Sequence[str], lock: Lock, environment: str = OURS) -> Step:
+    """An environment of our own: made beside and renamed, by uv, with every file checked against its hash."""
+    python, folder, name = f"{environment}/bin/python", at_home(lock.folder), shlex.quote(f"{lock.name}.txt")
     check = f"""{_probe(python, modules)}
-[ "$(cat {at_home(f"{OURS}/{STAMP}")} 2>/dev/null)" = {lock.sha256} ] ||
+[ "$(cat {at_home(f"{environment}/{STAMP}")} 2>/dev/null)" = {lock.sha256} ] ||
   {{ echo "$said, but made from another lock than this checkout's"; exit 1; }}
 """
     change = f"""{APT_IS_FREE}
 set -e
-environment={at_home(OURS)} locks={folder}
+environment={at_home(environment)} locks={folder}
 base=${{environment%/*}} new=$environment.new.$$
 for program in /proc/[0-9]*; do
   line=$(tr '\\0' ' ' 2>/dev/null <"$program/cmdline" || true)
@@ -122,7 +122,11 @@ def needed(target: Target, checkout: Path) -> Lock | None:
     """
     if target.is_local or target.python != f"{OURS}/bin/python":
         return None
-    name = LOCK_OF_PLATFORM[target.platform]
+    return lock_of(LOCK_OF_PLATFORM[target.platform], checkout, target.agent_root)
+
+
+def lock_of(name: str, checkout: Path, agent_root: str) -> Lock:
+    """Return a lock of the checkout. agent_root: of the hosts that it is for. Raises as `needed`."""
     files = {}
     for each in (name, INSTALLER_LOCK):
         path = checkout / "requirements" / f"{each}.txt"
@@ -130,11 +134,11 @@ def needed(target: Target, checkout: Path) -> Lock | None:
             files[f"{each}.txt"] = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise RequestError(
-                f"requirements/{each}.txt is not there, and jobs on {target.platform} are installed from it; "
+                f"requirements/{each}.txt is not there, and what hosts need is installed from it; "
                 "`make lock` makes it"
             ) from None
     sha256 = hashlib.sha256("\0".join(files[key] for key in sorted(files)).encode()).hexdigest()
-    return Lock(name=name, files=files, sha256=sha256, folder=f"{target.agent_root}/locks/{sha256}")
+    return Lock(name=name, files=files, sha256=sha256, folder=f"{agent_root}/locks/{sha256}")
 
 
 def install(

@@ -1,0 +1,387 @@
+"""`fab keeper install`: the keeper's code, environment and timer, on the stack's gateway or on this machine.
+
+Code and environment lie under their hashes, and only the units name which ones are used, so that a pass that is under
+way ends with what it began with, and an installation that is broken off changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from contracts.errors import RequestError
+from contracts.inventory import Gateway, Inventory
+from keeper import login
+from launch import jobs
+from launch.deploy import deploy, python_environment
+from launch.deploy.python_environment import Lock
+from launch.deploy.steps import Step, at_home, certificates
+from launch.display import say, terminal
+from launch.hosts import HostError, LocalTransport, Transport
+from launch.jobs import CHECKOUT, Bundle
+from launch.ssh.access import gateway_access
+from launch.ssh.login import KEY_VARIABLE
+
+FOLDERS = ("contracts", "host", "infra", "jobs", "keeper", "launch", "requirements")
+MODULES = ("asyncssh", "googleapiclient", "gcsfs", "tyro", "rich")
+NAME = "tpu-stack-keeper"
+EVERY_S = 60
+PASS_LIMIT_S = 7200
+"""Of one pass: a slice that comes at once, hosts that are prepared, a run that starts."""
+FIRST_PASS_S = 120
+SHARE_OWNER = 1000
+"""`infra.file_server.OWNER_ID`: as this user the keeper reads and writes run directories on the share."""
+KEPT = (
+    login.VARIABLE,
+    KEY_VARIABLE,
+    "PATH",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "CLOUDSDK_CONFIG",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+)
+"""Variables of this shell that the keeper on this machine needs too."""
+ADDRESSES_LIMIT_S = 60.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a keeper is installed. name: of its units. root, units: folders. python: its interpreter.
+
+    system: it is a service of the machine with a user of its own, and not of whoever installs it.
+    environment: its variables. binds: folders that it sees under another path.
+    """
+
+    name: str
+    root: str
+    units: str
+    python: str
+    system: bool
+    environment: tuple[tuple[str, str], ...]
+    binds: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def systemctl(self) -> str:
+        return "systemctl" if self.system else "systemctl --user"
+
+    def code(self, bundle: str) -> str:
+        """The folder of a bundle by its SHA-256."""
+        return f"{self.root}/code/{bundle[:16]}"
+
+
+def gateway_place(inventory: Inventory, lock: Lock) -> Place:
+    """The gateway, which has the share's folder where hosts mount it. Pure."""
+    root, storage = f"/opt/{NAME}", inventory.storage
+    own = storage.nfs_source.partition(":")[2] if storage.nfs_source else None
+    return Place(
+        name=NAME,
+        root=root,
+        units="/etc/systemd/system",
+        python=f"{root}/venv-{lock.sha256[:16]}/bin/python",
+        system=True,
+        environment=(
+            ("HOME", f"/var/lib/{NAME}"),
+            (login.VARIABLE, login.METADATA),
+            (KEY_VARIABLE, f"/run/{NAME}/id_ed25519"),
+        ),
+        binds=((own, storage.nfs_mount),) if own and storage.nfs_mount else (),
+    )
+
+
+def here(inventory: Inventory) -> Place:
+    """This machine: a service of this user, for each stack one, with the environment of this checkout."""
+    return Place(
+        name=f"{NAME}-{inventory.stack}",
+        root=f"~/.local/share/tpu-stack/keeper/{inventory.stack}",
+        units="~/.config/systemd/user",
+        python=sys.executable,
+        system=False,
+        environment=tuple((name, os.environ[name]) for name in KEPT if name in os.environ),
+    )
+
+
+def install(inventory: Inventory, *, on_this_machine: bool) -> int:
+    """Carry out `fab keeper install`; 0 where a pass of the keeper has succeeded there.
+
+    Raises:
+        RequestError: the stack has no keeper, or no gateway to put it on.
+        HostError: nobody knows the gateway's host key.
+    """
+    if inventory.keeper is None:
+        raise RequestError(
+            f"the stack {inventory.stack} has no keeper; set tpu-stack:keeper: true, then `pulumi up`"
+        )
+    bundle, lock = _bundle(), python_environment.lock_of("keeper", CHECKOUT, "")
+    transport: Transport
+    if on_this_machine:
+        place, transport, host = here(inventory), LocalTransport(), "this machine"
+    else:
+        place = gateway_place(inventory, lock)
+        transport, host = _gateway(inventory)
+    sent = f"/var/tmp/{NAME}-{bundle.sha256[:16]}.tar.gz"
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch, "code")
+        file.write_bytes(bundle.archive)
+        transport.put(file, sent)
+    tell = say(terminal())
+    wanted = steps(place, inventory, bundle, sent, lock)
+    begun = deploy.Deployment(host, wanted, lambda each: tell(f"[{host}] {each.step}: {each.message}"))
+    outcome = begun.begin(transport).outcome()
+    terminal().print(deploy.table([outcome]))
+    tell(deploy.verdict([outcome]))
+    return 1 if outcome.failed else 0
+
+
+def _bundle() -> Bundle:
+    found = [path for folder in FOLDERS for path in sorted((CHECKOUT / folder).rglob("*")) if path.is_file()]
+    return jobs.archive(
+        CHECKOUT, [path for path in found if not jobs.LEFT_OUT.intersection(path.relative_to(CHECKOUT).parts)]
+    )
+
+
+def _gateway(inventory: Inventory) -> tuple[Transport, str]:
+    from launch.ssh.connection import Ssh
+    from launch.ssh.transport import SshTransport
+
+    gateway = inventory.gateway
+    if gateway is None or inventory.project is None:
+        raise RequestError(
+            f"the stack {inventory.stack} has no gateway; `fab keeper install --here` takes this machine, or write "
+            "kind: gateway in tpu-stack:storage.nfs, then `pulumi up`"
+        )
+    if not gateway.host_keys:
+        gateway = dataclasses.replace(gateway, host_keys=_host_keys(gateway, inventory.project))
+    return SshTransport(gateway_access(inventory, gateway), Ssh()), gateway.name
+
+
+def _host_keys(gateway: Gateway, project: str) -> tuple[str, ...]:
+    """The keys that the gateway has published as guest attributes."""
+    command = [
+        "gcloud",
+        "compute",
+        "instances",
+        "get-guest-attributes",
+        gateway.name,
+        "--query-path=hostkeys/",
+    ]
+    command += [f"--zone={gateway.zone}", f"--project={project}", "--format=json"]
+    remedy = "is it running, and may this account read it? `" + shlex.join(command) + "`"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ADDRESSES_LIMIT_S, check=True)
+        found = tuple(f"{each['key']} {each['value']}" for each in json.loads(done.stdout))
+    except FileNotFoundError:
+        raise HostError(
+            host=gateway.name,
+            reason="the command gcloud is not installed",
+            remedy="install the Google Cloud CLI",
+        ) from None
+    except subprocess.SubprocessError as error:
+        said = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        raise HostError(
+            host=gateway.name, reason=f"its host keys cannot be read: {said[-1]}", remedy=remedy
+        ) from None
+    except (ValueError, LookupError, TypeError):
+        found = ()
+    if not found:
+        raise HostError(host=gateway.name, reason="it has published no host keys", remedy=remedy)
+    return found
+
+
+# --- what is done there, pure -----------------------------------------------------------------------------------
+
+
+def steps(place: Place, inventory: Inventory, bundle: Bundle, sent: str, lock: Lock) -> tuple[Step, ...]:
+    """What a keeper needs on its machine, in order. sent: where the bundle lies there."""
+    code = place.code(bundle.sha256)
+    before: tuple[Step, ...] = ()
+    if place.system:
+        there = dataclasses.replace(lock, folder=f"{code}/requirements")
+        made = python_environment.made(MODULES, there, place.python.removesuffix("/bin/python"))
+        environment = dataclasses.replace(
+            made,
+            root=True,
+            needs=("certificates", "code"),
+            # Where the service's user can read it, which /root is not.
+            change=f"umask 022\nexport UV_PYTHON_INSTALL_DIR={place.root}/python UV_NO_CACHE=1\n{made.change}",
+        )
+        before = (certificates(), _user())
+    else:
+        environment = python_environment.found(place.python, MODULES, "`make install`")
+    return (*before, _code(place, code, sent, bundle.sha256), environment, _service(place, code, inventory))
+
+
+def _user() -> Step:
+    return Step(
+        name="user",
+        check=f"id {NAME}",
+        change=f"""
+getent passwd {SHARE_OWNER} >/dev/null || owner='--uid {SHARE_OWNER}'
+useradd --system $owner --user-group --home-dir /var/lib/{NAME} --shell /usr/sbin/nologin {NAME}
+""",
+        limit_s=30.0,
+        root=True,
+        remedy="see why useradd refuses it",
+    )
+
+
+def _code(place: Place, code: str, sent: str, sha256: str) -> Step:
+    folder = at_home(code)
+    return Step(
+        name="code",
+        check=f"[ -d {folder} ] || {{ echo {shlex.quote(code)}' is not there'; exit 1; }}\necho {shlex.quote(code)}",
+        change=f"""
+set -e
+umask 022
+new={folder}.new.$$
+trap 'rm -rf "$new" "$new.tar"' EXIT
+mkdir -p "$new"
+cp {sent} "$new.tar"
+echo "{sha256}  $new.tar" | sha256sum --check --status || {{ echo {sent}' is not what was sent'; exit 1; }}
+tar --extract --gzip --no-same-owner --file "$new.tar" --directory "$new"
+mv -T "$new" {folder}
+rm -f {sent}
+""",
+        limit_s=120.0,
+        root=place.system,
+        remedy="see that the disk has room",
+    )
+
+
+def _service(place: Place, code: str, inventory: Inventory) -> Step:
+    """The units, and a first pass, which shows whether the keeper works there."""
+    service, timer = f"{place.name}.service", f"{place.name}.timer"
+    files = {service: service_unit(place, code, inventory), timer: timer_unit(inventory)}
+    units, root, ctl = at_home(place.units), at_home(place.root), place.systemctl
+    same = "\n".join(
+        f"printf %s {shlex.quote(text)} | cmp -s - {units}/{name} || {{ echo '{name} is not there, or old'; exit 1; }}"
+        for name, text in files.items()
+    )
+    write = "\n".join(
+        f"printf %s {shlex.quote(text)} >{units}/.{name}.new && mv {units}/.{name}.new {units}/{name}"
+        for name, text in files.items()
+    )
+    stays = 'loginctl enable-linger || say "it runs only while you are logged in: sudo loginctl enable-linger $USER"'
+    return Step(
+        name="service",
+        check=f"""
+[ -d /run/systemd/system ] ||
+  {{ echo "there is no systemd here; let another timer run: {_words(place, inventory)}"; exit 1; }}
+{same}
+{ctl} is-active --quiet {timer} || {{ echo '{timer} is not active'; exit 1; }}
+[ "$({ctl} show --property Result --value {service})" = success ] ||
+  {{ echo "the last pass failed: $({_last_words(place)})"; exit 1; }}
+echo "a pass every {EVERY_S} s: {ctl} list-timers {timer}"
+""",
+        change=f"""
+[ -d /run/systemd/system ] || exit 1
+set -e
+mkdir -p {units}
+{write}
+{ctl} daemon-reload
+{"" if place.system else stays}
+{ctl} enable --quiet {timer}
+{ctl} reset-failed {service} 2>/dev/null || :
+{ctl} restart {timer}
+say "waiting for the first pass"
+status=0
+timeout {FIRST_PASS_S} {ctl} start {service} 2>/dev/null || status=$?
+case $status in
+  0) ;;
+  124) say "a pass is under way" ;;
+  *) echo "the first pass failed: $({_last_words(place)})"; exit 1 ;;
+esac
+# What was used before the last two installations, nobody uses any more.
+touch {at_home(code)} {at_home(place.python.removesuffix("/bin/python"))}
+for kind in code/ venv-; do
+  ls -dt {root}/$kind* 2>/dev/null | tail -n +4 | while read -r old; do rm -rf "$old"; done
+done
+""",
+        limit_s=FIRST_PASS_S + 60.0,
+        root=place.system,
+        needs=("code", "python"),
+        remedy=f"journalctl {'' if place.system else '--user '}--unit {place.name}",
+    )
+
+
+def _last_words(place: Place) -> str:
+    """The last line that the keeper itself has written, without systemd's own."""
+    field = "_SYSTEMD_UNIT" if place.system else "--user _SYSTEMD_USER_UNIT"
+    return f"journalctl --lines 1 --output cat --no-pager {field}={place.name}.service 2>/dev/null"
+
+
+def _words(place: Place, inventory: Inventory) -> str:
+    return f"{place.python} -m keeper --store {inventory.keeper}"
+
+
+def service_unit(place: Place, code: str, inventory: Inventory) -> str:
+    """One pass, which looks, does what is to be done, and ends. A service of the machine sees little of it."""
+    home = "%h" if not place.system else ""
+    folder = code.replace("~", home, 1) if code.startswith("~/") else code
+    lines = [
+        "[Unit]",
+        f"Description=The keeper of tpu-stack {inventory.stack}: one look at its runs",
+        "Wants=network-online.target",
+        "After=network-online.target",
+        "",
+        "[Service]",
+        "Type=oneshot",
+        f"ExecStart={_words(place, inventory)}",
+        f"WorkingDirectory={folder}",
+        "Environment=PYTHONUNBUFFERED=1",
+        *(f'Environment="{name}={_escaped(value)}"' for name, value in place.environment),
+        f"TimeoutStartSec={PASS_LIMIT_S}",
+        "Nice=5",
+    ]
+    if place.system:
+        lines += [
+            f"User={NAME}",
+            f"StateDirectory={NAME}",
+            f"RuntimeDirectory={NAME}",
+            "RuntimeDirectoryMode=0700",
+            "RuntimeDirectoryPreserve=yes",
+            *(f"BindPaths=-{source}:{target}" for source, target in place.binds),
+            "MemoryMax=1G",
+            "NoNewPrivileges=yes",
+            "CapabilityBoundingSet=",
+            "ProtectSystem=strict",
+            "ProtectHome=yes",
+            "PrivateTmp=yes",
+            "PrivateDevices=yes",
+            "ProtectKernelTunables=yes",
+            "ProtectKernelModules=yes",
+            "ProtectControlGroups=yes",
+            "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
+            "RestrictNamespaces=yes",
+            "RestrictSUIDSGID=yes",
+            "LockPersonality=yes",
+            "SystemCallArchitectures=native",
+        ]
+        if place.binds:
+            lines[3] += " nfs-server.service"
+    return "\n".join([*lines, ""])
+
+
+def _escaped(value: str) -> str:
+    """A value in quotes in a unit, where % and backslashes mean something."""
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+
+
+def timer_unit(inventory: Inventory) -> str:
+    """By clocks that only go forward: whatever the time of day is set to, a look follows the one before it."""
+    return f"""[Unit]
+Description=A look of the keeper of tpu-stack {inventory.stack} every {EVERY_S} s
+
+[Timer]
+OnBootSec=20
+OnUnitActiveSec={EVERY_S}
+AccuracySec=1
+
+[Install]
+WantedBy=timers.target
+"""

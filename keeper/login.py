@@ -1,0 +1,117 @@
+"""How the keeper on a gateway logs in to hosts: by OS Login as the gateway's own account, from inside, without gcloud.
+
+Its key is made here, lies in the folder that systemd makes in memory for the service (`/run`), and OS Login knows it
+for a day; a new one takes its place before that is over. Elsewhere the keeper logs in as `fab` does.
+https://cloud.google.com/compute/docs/oslogin/rest/v1/users/importSshPublicKey
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+from contracts import atomic
+from contracts.inventory import Inventory
+from infra.lease import clock_s
+from launch.hosts import HostError
+from launch.ssh import login
+
+VARIABLE = "TPU_STACK_KEEPER_LOGIN"
+METADATA = "metadata"
+"""The variable's value where the machine's account comes from Google's metadata server and hosts are in its network."""
+ENDPOINT = "https://oslogin.googleapis.com"
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+KEY_LIFE_S = 24 * 3600.0
+RENEW_BEFORE_S = 4 * 3600.0
+"""So long before the end a key is replaced: bringing a run back may take a few hours."""
+
+
+def from_here(inventory: Inventory, environ: Mapping[str, str]) -> Inventory:
+    """Return the inventory with hosts as this machine gets to them.
+
+    Raises:
+        HostError: OS Login does not take the key.
+    """
+    if environ.get(VARIABLE) != METADATA or inventory.project is None:
+        return inventory
+    return inside(inventory, user(inventory.project, Path(environ[login.KEY_VARIABLE])))
+
+
+def inside(inventory: Inventory, user_name: str) -> Inventory:
+    """Return the inventory with every host reached at its internal address, as that user. Pure."""
+    slices = tuple(
+        dataclasses.replace(
+            each,
+            hosts=tuple(
+                dataclasses.replace(host, reach="direct", external_address=None, user=user_name)
+                for host in each.hosts
+            ),
+        )
+        for each in inventory.slices
+    )
+    return dataclasses.replace(inventory, slices=slices)
+
+
+def user(project: str, key: Path) -> str:
+    """Return the user name of this machine's account, and see to it that `key` is there and lets it in.
+
+    Asks Google only where there is no key yet, or it is about to expire. Raises as `from_here`.
+    """
+    known = key.with_suffix(".json")
+    try:
+        found = json.loads(known.read_text(encoding="utf-8"))
+        if key.exists() and clock_s() < float(found["renew_at_s"]):
+            return str(found["user"])
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    known.unlink(missing_ok=True)
+    fresh = asyncssh.generate_private_key("ssh-ed25519", comment="tpu-stack keeper")
+    profile = _import(project, fresh.export_public_key("openssh").decode().strip())
+    name = login.user_of_profile(json.dumps(profile))
+    atomic.write(key, fresh.export_private_key("openssh"), mode=0o600)
+    # By a clock that begins with each boot, as the key does.
+    atomic.write(known, json.dumps({"user": name, "renew_at_s": clock_s() + KEY_LIFE_S - RENEW_BEFORE_S}))
+    return name
+
+
+def _import(project: str, public_key: str) -> dict[str, Any]:
+    """Let OS Login know a key of this machine's account; return the account's profile."""
+    import google.auth.compute_engine
+    import google.auth.exceptions
+    import google.auth.transport.requests
+    from googleapiclient import discovery, errors
+
+    try:
+        account = google.auth.compute_engine.Credentials(scopes=SCOPES)  # type: ignore[no-untyped-call]
+        account.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
+        api = discovery.build(
+            "oslogin",
+            "v1",
+            credentials=account,
+            client_options={"api_endpoint": ENDPOINT},
+            static_discovery=True,
+            cache_discovery=False,
+        )
+        expires_us = int((time.time() + KEY_LIFE_S) * 1e6)
+        asked = api.users().importSshPublicKey(
+            parent=f"users/{account.service_account_email}",
+            projectId=project,
+            body={"key": public_key, "expirationTimeUsec": str(expires_us)},
+        )
+        profile: dict[str, Any] = asked.execute(num_retries=3).get("loginProfile", {})
+        return profile
+    except (errors.HttpError, google.auth.exceptions.GoogleAuthError, OSError) as error:
+        said = str(getattr(error, "reason", None) or error).strip().splitlines()
+        raise HostError(
+            host="",
+            reason=f"OS Login does not take a key of this machine's account: {said[0] if said else error!r}",
+            remedy=(
+                "`pulumi up` with tpu-stack:keeper: true gives the gateway its account and switches on the OS Login API"
+            ),
+        ) from None

@@ -1,0 +1,159 @@
+"""How the keeper on a gateway logs in: with a metadata server and an OS Login on loopback, by Google's own document."""
+
+from __future__ import annotations
+
+import http.server
+import importlib.resources
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import pytest
+
+from contracts.inventory import Host, Inventory, Slice, Storage
+from keeper import login
+from launch.hosts import HostError
+from launch.ssh.login import KEY_VARIABLE
+from rehearsal.tpu_api.discovery import Document
+
+EMAIL = "tpu-stack-dev-keeper@my-project.iam.gserviceaccount.com"
+USER = "sa_104372000000000000001"
+SHIPPED = importlib.resources.files("googleapiclient") / "discovery_cache/documents/oslogin.v1.json"
+# What checks requests knows paths of a version 2.
+DOCUMENT = Document(json.loads(SHIPPED.read_text().replace('"v1/', '"v2/')))
+
+
+class Google(http.server.ThreadingHTTPServer):
+    """keys: of each import the key and its end. status: what the next one is answered with."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.keys: list[dict[str, Any]] = []
+        self.status = 200
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Google
+
+    def do_GET(self) -> None:
+        assert self.headers["Metadata-Flavor"] == "Google"
+        of_account = "/computeMetadata/v1/instance/service-accounts/"
+        if not self.path.startswith(of_account):
+            self._answer({}, 404)
+        elif "/token" in self.path:
+            self._answer({"access_token": "t0ken", "expires_in": 3600, "token_type": "Bearer"})
+        else:
+            self._answer({"email": EMAIL, "scopes": [], "aliases": ["default"]})
+
+    def do_POST(self) -> None:
+        assert self.headers["Authorization"] == "Bearer t0ken"
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        call = DOCUMENT.call("POST", self.path.replace("/v1/", "/v2/", 1), body)
+        assert call.method.id == "oslogin.users.importSshPublicKey"
+        assert (call.resource, call.query) == (f"users/{EMAIL}", {"projectId": "my-project"})
+        if self.server.status != 200:
+            error = {"code": self.server.status, "message": "OS Login API has not been used"}
+            self._answer({"error": error}, self.server.status)
+            return
+        self.server.keys.append(call.body)
+        accounts = [{"username": USER, "primary": True}]
+        answer = {"loginProfile": {"name": EMAIL, "posixAccounts": accounts}}
+        assert DOCUMENT.wrong("ImportSshPublicKeyResponse", answer) == []
+        self._answer(answer)
+
+    def _answer(self, value: Any, status: int = 200) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        for name, text in {"Metadata-Flavor": "Google", "Content-Type": "application/json"}.items():
+            self.send_header(name, text)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[Google]:
+    server = Google()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    address = f"127.0.0.1:{server.server_port}"
+    monkeypatch.setattr("google.auth.compute_engine._metadata._GCE_METADATA_HOST", address)
+    monkeypatch.setattr(login, "ENDPOINT", f"http://{address}")
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def inventory(project: str | None = "my-project") -> Inventory:
+    host = Host(
+        index=0,
+        name="t1v-n-main-w-0",
+        internal_address="10.0.0.10",
+        external_address="203.0.113.5",
+        user=None,
+        host_keys=("ssh-ed25519 AAAA",),
+        reach="iap",
+    )
+    one_slice = Slice(
+        name="main", accelerator_type="v5litepod-4", generation="v5e", topology="2x2", zone="us-central1-a",
+        capacity="spot", origin="queued-resource tpu-stack-dev-main", count=1, devices_per_host=4, hosts=(host,),
+    )  # fmt: skip
+    storage = Storage(bucket_url="gs://b", bucket_region=None, nfs_source=None, nfs_mount=None)
+    return Inventory(
+        stack="dev", project=project, storage=storage, images={}, gateway=None, slices=(one_slice,)
+    )
+
+
+def test_on_a_gateway_hosts_are_reached_from_inside_as_the_gateways_account_by_a_key_that_is_made_once_a_day(
+    google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [1000.0]
+    monkeypatch.setattr(login, "clock_s", lambda: now_s[0])
+    key = tmp_path / "id_ed25519"
+    environ = {login.VARIABLE: login.METADATA, KEY_VARIABLE: str(key)}
+    for _ in range(2):
+        (host,) = login.from_here(inventory(), environ).slices[0].hosts
+        assert (host.reach, host.internal_address, host.external_address) == ("direct", "10.0.0.10", None)
+        assert (host.user, host.host_keys) == (USER, ("ssh-ed25519 AAAA",))
+    (imported,) = google.keys
+    assert key.stat().st_mode & 0o777 == 0o600
+    public = asyncssh.read_private_key(key).export_public_key("openssh").decode().strip()
+    assert imported["key"] == public
+    lives_s = int(imported["expirationTimeUsec"]) / 1e6 - time.time()
+    assert login.KEY_LIFE_S - 60 < lives_s <= login.KEY_LIFE_S
+    # Before it ends there is another one.
+    now_s[0] += login.KEY_LIFE_S - login.RENEW_BEFORE_S
+    login.from_here(inventory(), environ)
+    assert len({each["key"] for each in google.keys}) == 2
+
+
+def test_a_key_that_os_login_has_not_taken_is_not_used_and_the_next_look_tries_again(
+    google: Google, tmp_path: Path
+) -> None:
+    key = tmp_path / "id_ed25519"
+    environ = {login.VARIABLE: login.METADATA, KEY_VARIABLE: str(key)}
+    login.from_here(inventory(), environ)
+    before = key.read_bytes()
+    key.with_suffix(".json").write_text("torn")
+    google.status = 403
+    with pytest.raises(HostError, match="OS Login does not take a key"):
+        login.from_here(inventory(), environ)
+    assert key.read_bytes() == before
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["id_ed25519"]
+    google.status = 200
+    login.from_here(inventory(), environ)
+    assert key.read_bytes() != before
+
+
+def test_elsewhere_the_keeper_logs_in_as_fab_does(tmp_path: Path) -> None:
+    assert login.from_here(inventory(), {}) == inventory()
+    inside = {login.VARIABLE: login.METADATA, KEY_VARIABLE: str(tmp_path / "key")}
+    assert login.from_here(inventory(None), inside) == inventory(None)
