@@ -61,6 +61,7 @@ from fabfile.tasks import (
     track,
     train,
     unkeep,
+    zombies,
 )
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -92,7 +93,7 @@ for command in (
     ),
     *(deploy, verify, doctor, trust, run, put, get, ssh, ssh_config, jupyter),
     *(build, push, images),
-    *(rehearsal, accelerators, capacity),
+    *(rehearsal, accelerators, capacity, zombies),
 ):
     namespace.add_task(command)
 

@@ -616,6 +616,22 @@ def capacity(c: Any, stack: str = "", days: str = "", json: bool = False) -> int
     )
 
 
+@task(
+    help={
+        "stack": SLICES["stack"],
+        "remove": "remove those of the stack that neither Pulumi nor the inventory knows of",
+        "yes": YES,
+    },
+    positional=[],
+)
+@reported
+def zombies(c: Any, stack: str = "", remove: bool = False, yes: bool = False) -> int:
+    """List all TPUs of the project, and those left over."""
+    from keeper.zombies import command
+
+    return command(options.wanted(stack), remove=remove, yes=yes)
+
+
 PLATFORM = "tpu, or cpu for rehearsals and this machine"
 
 

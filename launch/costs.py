@@ -21,10 +21,10 @@ AMOUNT = re.compile(r"\d{1,9}(\.\d{1,6})?")
 
 def price_of(one: Slice) -> dict[str, float | None] | None:
     """Return what an hour of a slice costs, as an attempt in run.json has it; None where no list price is known."""
-    return _price(dataclasses.asdict(dataclasses.replace(one, hosts=())))
+    return listed_price(dataclasses.asdict(dataclasses.replace(one, hosts=())))
 
 
-def _price(said: Mapping[str, Any]) -> dict[str, float | None] | None:
+def listed_price(said: Mapping[str, Any]) -> dict[str, float | None] | None:
     """The same of a slice as run.json has it, which may be of any version."""
     from infra import catalogue
 
@@ -62,7 +62,7 @@ def of_run(run: Run) -> Cost | None:
 
 def _attempts(run: Run) -> list[dict[str, Any]]:
     """The attempts with their prices; those of earlier versions at the price of the run's slice."""
-    price = _price(run.described.get("slice") or {})
+    price = listed_price(run.described.get("slice") or {})
     return [{"price": price, **attempt} for attempt in run.described["attempts"]]
 
 

@@ -84,6 +84,8 @@ NOT_RUN = {
     "fab stop": "wants a run that is active; tests/runs/test_stopped.py",
     "fab train": FORM + "`make train`",
     "fab train … --max-usd 25": FORM + "tests/runs/test_stopped.py",
+    "fab zombies": FORM + "tests/keeper/test_zombies.py",
+    "fab zombies --remove": "removes machines; tests/keeper/test_zombies.py",
     "fab notify --test": "sends messages; tests/launch/test_notify.py",
     "fab train … --detach": FORM + "`make rehearse`",
     "fab train … --runtime docker": FORM + "tests/runs/test_docker.py",

@@ -11,11 +11,12 @@ import contextlib
 import dataclasses
 import datetime
 import email.utils
+import functools
 import http.client
 import ssl
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import google.auth.credentials
@@ -87,21 +88,23 @@ class Client:
 
     def queued_resources(self, parent: str) -> list[Json]:
         """All of a project in one zone, or in every one where the zone is "-"."""
-        found: list[Json] = []
-        token: str | None = ""
-        while token is not None:
-            page = self._page(parent, token)
-            found += page.get("queuedResources", [])
-            token = page.get("nextPageToken") or None
-        return found
+        return self._listed(parent, "queuedResources", lambda at: at.queued_resources)
 
-    def _page(self, parent: str, token: str) -> Json:
-        more = {"pageToken": token} if token else {}
-        return self._call(
-            f"listing {parent}/queuedResources",
-            lambda at: at.queued_resources.list(parent=parent, **more),
-            parent,
-        )
+    def nodes(self, parent: str) -> list[Json]:
+        """The same of nodes."""
+        return self._listed(parent, "nodes", lambda at: at.nodes)
+
+    def _listed(self, parent: str, key: str, collection: Callable[[_Api], Any]) -> list[Json]:
+        found: list[Json] = []
+        more: dict[str, str] = {}
+        while True:
+            page = self._call(
+                f"listing {parent}/{key}", functools.partial(_list, collection, parent, more), parent
+            )
+            found += page.get(key, [])
+            if not page.get("nextPageToken"):
+                return found
+            more = {"pageToken": str(page["nextPageToken"])}
 
     def create_queued_resource(self, parent: str, own_id: str, body: Json) -> Json:
         """The operation, which is over when the request is accepted, long before it is served."""
@@ -233,6 +236,10 @@ class Client:
             with self._lock:
                 self._connections.append(self._local.http)
         return self._local.http
+
+
+def _list(collection: Callable[[_Api], Any], parent: str, more: Mapping[str, str], at: _Api) -> Any:
+    return collection(at).list(parent=parent, **more)
 
 
 def _unreachable(what: str) -> CloudTpuError:

@@ -18,8 +18,8 @@ from rehearsal.tpu_api.resources import Node, QueuedResource
 Json = dict[str, Any]
 
 PREFIX = "tpu.projects.locations."
-EVERYWHERE = "queuedResources.list"
-"""It takes "-" for the location and lists all of them."""
+EVERYWHERE = ("queuedResources.list", "nodes.list")
+"""They take "-" for the location and list all of them."""
 PAGE_SIZE = 100  # where none is asked for
 
 # Documented for queuedResourceId, nodeId and nodeIdPrefix of a queued resource; used here for every id.
@@ -41,6 +41,7 @@ class Methods:
             "operations.get": self._operation,
             "nodes.create": self._create_node,
             "nodes.get": lambda call: cloud.node(call.resource).render(),
+            "nodes.list": self._nodes,
             "nodes.patch": self._patch_node,
             "nodes.delete": lambda call: cloud.delete_node(cloud.node(call.resource)).render(),
             "nodes.getGuestAttributes": lambda call: {
@@ -59,7 +60,7 @@ class Methods:
             there = ", ".join(self._table)
             raise ApiError("UNIMPLEMENTED", f"{name} is not simulated; there are {there}")
         zone = call.resource.split("/")[3]
-        if not (zone == "-" and name == EVERYWHERE):
+        if not (zone == "-" and name in EVERYWHERE):
             self._offers.require_zone(zone)
         return self._table[name](call)
 
@@ -104,6 +105,9 @@ class Methods:
         self._require_quota(call.resource, chips_of([node]))
         return self._cloud.create_node(node).render()
 
+    def _nodes(self, call: Call) -> Json:
+        return page(call, "nodes", _inside(call, self._cloud.nodes))
+
     def _patch_node(self, call: Call) -> Json:
         node = self._cloud.node(call.resource)
         changes = patched(call.query["updateMask"], node.spec, call.body)
@@ -135,10 +139,7 @@ class Methods:
     # --- queued resources -------------------------------------------------------------------------------------
 
     def _queued_resources(self, call: Call) -> Json:
-        project, _, zone = call.resource.rpartition("/locations/")
-        inside = f"{project}/locations/" if zone == "-" else f"{call.resource}/"
-        things = self._cloud.queued_resources.items()
-        return page(call, "queuedResources", [qr.render() for name, qr in things if name.startswith(inside)])
+        return page(call, "queuedResources", _inside(call, self._cloud.queued_resources))
 
     def _create_queued_resource(self, call: Call) -> Json:
         own_id = call.query.get("queuedResourceId") or f"qr-{self._cloud.number()}"
@@ -233,6 +234,13 @@ def patched(mask: str, current: Json, body: Json) -> Json:
         else:
             found[field] = body.get(field, _EMPTY[field])
     return found
+
+
+def _inside(call: Call, things: Mapping[str, Node] | Mapping[str, QueuedResource]) -> list[Json]:
+    """Those in the location that is asked for, or in all."""
+    project, _, zone = call.resource.rpartition("/locations/")
+    inside = f"{project}/locations/" if zone == "-" else f"{call.resource}/"
+    return [thing.render() for name, thing in things.items() if name.startswith(inside)]
 
 
 def page(call: Call, key: str, found: Sequence[Mapping[str, Any]]) -> Json:

@@ -59,7 +59,7 @@ TASKS = [
     ),
     *("deploy", "verify", "doctor", "trust", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
     *("build", "push", "images"),
-    *("rehearsal", "accelerators", "capacity"),
+    *("rehearsal", "accelerators", "capacity", "zombies"),
 ]
 
 

@@ -1,0 +1,294 @@
+"""`fab zombies`: all TPUs that a project holds, in every zone, whose they are, and which nobody knows of.
+
+What is the stack's carries its owner label. Of that, what Pulumi's state or the inventory has is in use; the rest was
+left by something that was interrupted: it counts against the quota, may cost, and can be removed here. Whatever else
+the project holds is shown and never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+from rich.table import Table
+
+from contracts.errors import DONE, FAILED, RequestError
+from contracts.inventory import Inventory
+from infra import catalogue
+from infra.cloud_tpu import request, settings
+from infra.cloud_tpu.client import Client
+from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu.retry import Backoff, CloudTpuError
+from launch import costs, inventories
+from launch.display import say, terminal
+from launch.targets import LOCAL, Wanted
+
+Json = dict[str, Any]
+Whose = Literal["zombie", "another stack's", "in use", "not tpu-stack's"]
+
+STACK_LABEL = "tpu-stack"
+"""As `infra.naming` has it."""
+QUEUED_RESOURCE = "pulumi-python:dynamic/tpu_stack:QueuedResource"
+IDENTITY = "pulumi-python:dynamic/tpu_stack:StackIdentity"
+DIRECT = "gcp:tpu/v2Vm:V2Vm"
+EMPTY_STATES = frozenset(
+    {"ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED", "PREEMPTED", "TERMINATED"}
+)
+"""Of what holds no machine, so that nothing is billed."""
+QUOTAS = "https://cloudquotas.googleapis.com/v1/projects/{}/locations/global/services/tpu.googleapis.com/quotaInfos"
+QUOTA_OF = {
+    "v2": "TPUV2", "v3": "TPUV3", "v4": "TPUV4", "v5e": "TPUV5sLitepod", "v5p": "TPUV5P", "v6e": "TPUV6E",
+}  # fmt: skip
+"""How the ids of a generation's quotas begin; as refusals have them, such as TPUV6EPreemptiblePerProjectPerZone…"""
+SPOT, SERVING = "Preemptible", "Serving"
+ANSWER_LIMIT_S = 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Known:
+    """What Pulumi has of a stack. names: ZONE/ID of its queued resources and nodes. pending: what an update that goes
+    on, or was interrupted, is about."""
+
+    owner: str
+    names: frozenset[str]
+    pending: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Holding:
+    """A queued resource with its nodes (count), or a node without one. label: the stack that its labels name.
+
+    asked_by: the id of the queued resource that it is or was of.
+    """
+
+    kind: Literal["queued resource", "node"]
+    zone: str
+    own_id: str
+    accelerator_type: str
+    count: int
+    capacity: str
+    state: str
+    whose: Whose
+    label: str
+    asked_by: str
+
+    @property
+    def pool(self) -> tuple[str, str, bool]:
+        """What a quota is of: zone, generation, and whether the chips are spot."""
+        known = catalogue.ACCELERATORS.get(self.accelerator_type)
+        return self.zone, known.generation.name if known else "", self.capacity == "spot"
+
+    @property
+    def chips(self) -> int:
+        """That it has now."""
+        known = catalogue.ACCELERATORS.get(self.accelerator_type)
+        return known.chips * self.count if known and self.state not in EMPTY_STATES else 0
+
+    def props(self, project: str, owner: str) -> Json:
+        """What says to `infra.cloud_tpu.lifecycle` which it is. Of several nodes each has its number behind it."""
+        number = self.own_id.removeprefix(f"{self.asked_by}-")
+        count = int(number) + 1 if self.kind == "node" and number.isdigit() else self.count
+        place = {"project": project, "zone": self.zone, "owner": owner}
+        return {**place, "queued_resource_id": self.asked_by, "node_count": count}
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        price = costs.listed_price(dataclasses.asdict(self)) if self.chips else None
+        return price["usd_per_hour"] if price else None
+
+
+def known_of(stack: str, text: str) -> Known:
+    """Return what the output of `pulumi stack export` says. Pure.
+
+    Raises:
+        RequestError: it is none.
+    """
+    try:
+        state = json.loads(text)["deployment"]
+        of = [(each["type"], each.get("outputs") or {}) for each in state.get("resources") or ()]
+        pending = [str(each["resource"]["urn"]) for each in state.get("pending_operations") or ()]
+        names = {
+            f"{zone}/{it['queued_resource_id']}"
+            for kind, it in of
+            if kind == QUEUED_RESOURCE
+            for zone in [it["zone"], *(it.get("zones") or ())]
+        }
+        names |= {f"{it['zone']}/{it['name']}" for kind, it in of if kind == DIRECT}
+        owner = next((str(it["owner"]) for kind, it in of if kind == IDENTITY), "")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise RequestError(f"--stack {stack}: `pulumi stack export` printed no state of a stack") from None
+    return Known(owner=owner, names=frozenset(names), pending=tuple(pending))
+
+
+def holdings(queued: Iterable[Json], nodes: Iterable[Json], known: Known) -> list[Holding]:
+    """Return all that a project holds, zombies first. Pure."""
+    found, made = [], set()
+    for each in queued:
+        capacity = "spot" if "spot" in each else "reserved" if each.get("reservationName") else "on-demand"
+        state, count = request.state_of(each), len(request.node_ids(each)) or 1
+        found.append(_holding("queued resource", each, request.node_of(each), state, capacity, count, known))
+        made.add(f"{found[-1].zone}/{found[-1].own_id}")
+    for node in nodes:
+        asked = node.get("schedulingConfig") or {}
+        is_spot = asked.get("spot") or asked.get("preemptible")
+        capacity = "spot" if is_spot else "reserved" if asked.get("reserved") else "on-demand"
+        one = _holding("node", node, node, str(node.get("state", "")), capacity, 1, known)
+        if f"{one.zone}/{one.asked_by}" not in made:
+            found.append(one)
+    return sorted(found, key=lambda each: (each.whose != "zombie", each.whose, each.zone, each.own_id))
+
+
+def _holding(
+    kind: Any, resource: Json, node: Json, state: str, capacity: str, count: int, known: Known
+) -> Holding:
+    _, _, _, zone, _, own_id = [*str(resource.get("name", "")).split("/"), *[""] * 6][:6]
+    labels, config = node.get("labels") or {}, node.get("acceleratorConfig") or {}
+    whose: Whose = "another stack's" if STACK_LABEL in labels else "not tpu-stack's"
+    if f"{zone}/{own_id}" in known.names:  # a direct node has no owner label
+        whose = "in use"
+    elif request.is_owned(node, known.owner):
+        whose = "zombie"
+    return Holding(
+        kind=kind,
+        zone=zone,
+        own_id=own_id,
+        accelerator_type=str(
+            node.get("acceleratorType") or f"{config.get('type', '?')} {config.get('topology', '')}"
+        ),
+        count=count,
+        capacity=capacity,
+        state=state,
+        whose=whose,
+        label=str(labels.get(STACK_LABEL, "")),
+        asked_by=str(resource.get("queuedResource", "")).rpartition("/")[2] or own_id,
+    )
+
+
+def limits(quotas: Sequence[Json], found: Sequence[Holding]) -> Iterator[str]:
+    """Return a line for each quota that is told of the zones and generations that are held. Pure.
+
+    A quota counts chips for some generations and cores for others, so what is left is for the reader to work out.
+    """
+    for pool in sorted({each.pool for each in found}):
+        zone, generation, is_spot = pool
+        chips = sum(each.chips for each in found if each.pool == pool)
+        for quota in quotas:
+            own_id = str(quota.get("quotaId", ""))
+            is_of = own_id.startswith(QUOTA_OF.get(generation, "-")) and SERVING not in own_id
+            if is_of and (SPOT in own_id) == is_spot and (value := _value(quota, zone)) is not None:
+                yield f"quota {own_id} in {zone}: {value}; {chips} chips are held"
+
+
+def _value(quota: Json, zone: str) -> str | None:
+    """Its value in a zone: one of the zone's own, else one for several places of which it is one."""
+    infos = [each for each in quota.get("dimensionsInfos", []) if (each.get("details") or {}).get("value")]
+    own = [each for each in infos if (each.get("dimensions") or {}).get("zone") == zone]
+    shared = [
+        each for each in infos if not each.get("dimensions") and zone in each.get("applicableLocations", [])
+    ]
+    return next((str(each["details"]["value"]) for each in own + shared), None)
+
+
+def command(wanted: Wanted, *, remove: bool, yes: bool) -> int:
+    """List them and, with `remove`, remove the zombies, after a question unless `yes`; FAILED where some stay.
+
+    Raises:
+        RequestError: Pulumi did not make the stack, an update of it is under way, or Google does not answer.
+    """
+    stack = wanted.stack
+    if stack == LOCAL or (inventories.is_file(stack) and wanted.given is None):
+        raise RequestError(f"--stack {stack}: Pulumi did not make it, so nothing says what is its own")
+    inventory = wanted.given.inventory if wanted.given else inventories.read(stack)
+    if inventory.project is None:
+        raise RequestError(f"--stack {stack}: its inventory names no project")
+    access, backoff = settings.read(lambda _: None), Backoff(say=say(terminal()))
+    with contextlib.closing(Client(access, backoff)) as client:
+        return _carry_out(inventory, inventory.project, access, client, backoff, remove=remove, yes=yes)
+
+
+def _carry_out(
+    inventory: Inventory,
+    project: str,
+    access: settings.Settings,
+    client: Client,
+    backoff: Backoff,
+    *,
+    remove: bool,
+    yes: bool,
+) -> int:
+    stack = inventory.stack
+
+    def look() -> tuple[Known, list[Holding]]:
+        try:
+            everywhere = f"projects/{project}/locations/-"
+            queued, nodes = client.queued_resources(everywhere), client.nodes(everywhere)
+        except CloudTpuError as error:
+            raise RequestError(str(error)) from None
+        # Read afterwards, so that it has whatever Pulumi had begun by then.
+        known = known_of(stack, inventories.ask(["stack", "export"], stack, otherwise="then try again"))
+        kept = {
+            f"{zone}/{each.origin.rpartition(' ')[2]}"
+            for each in inventory.slices
+            for zone in (each.zone, *each.zones)
+        }
+        return known, holdings(queued, nodes, dataclasses.replace(known, names=known.names | kept))
+
+    tell, (known, found) = backoff.say, look()
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in ("whose", "zone", "id", "is a", "type", "capacity", "state", "USD/hour"):
+        table.add_column(heading, overflow="fold")
+    for each in found:
+        whose = f"{each.whose} ({each.label})" if each.whose == "another stack's" else each.whose
+        kind = f"{each.count} x {each.accelerator_type}" if each.count > 1 else each.accelerator_type
+        usd = "" if each.usd_per_hour is None else f"{each.usd_per_hour:,.2f}"
+        table.add_row(whose, each.zone, each.own_id, each.kind, kind, each.capacity, each.state, usd)
+    if found:
+        terminal().print(table)
+    for line in _told_quotas(access, project, found) if found else ():
+        tell(line)
+    zombies = [each for each in found if each.whose == "zombie"]
+    tell(f"{project} holds {len(found)}; {len(zombies)} are {stack}'s and nobody knows of them")
+    if not zombies or not remove:
+        return DONE
+    if not yes and input(f"remove {len(zombies)} for good? [y/N] ").strip().lower() != "y":
+        return DONE
+    known, fresh = look()  # what Pulumi has begun meanwhile, it knows of
+    if known.pending:
+        raise RequestError(
+            f"--remove: an update of {stack} is under way or was interrupted, and goes on with what is there; "
+            f"`pulumi up --stack {stack}` first"
+        )
+    failed = False
+    for each in [each for each in fresh if each in zombies]:
+        try:
+            Lifecycle(client, backoff).delete(each.props(project, known.owner))
+            tell(f"{each.zone}/{each.own_id}: removed")
+        except CloudTpuError as error:
+            tell(f"{each.zone}/{each.own_id}: {error}")
+            failed = True
+    return FAILED if failed else DONE
+
+
+def _told_quotas(access: settings.Settings, project: str, found: Sequence[Holding]) -> Iterator[str]:
+    """What Google's Cloud Quotas API tells, or why it does not."""
+    if access.is_rehearsal:
+        return
+    import google.auth.exceptions
+    import google.auth.transport.requests
+
+    try:
+        session = google.auth.transport.requests.AuthorizedSession(settings.credentials(access))  # type: ignore[no-untyped-call]
+        answer = session.get(QUOTAS.format(project), params={"pageSize": 1000}, timeout=ANSWER_LIMIT_S)
+        if answer.status_code == 200:
+            yield from limits(answer.json().get("quotaInfos", []), found)
+            return
+        why = f"HTTP {answer.status_code}"
+    except (OSError, ValueError, CloudTpuError, google.auth.exceptions.GoogleAuthError) as error:
+        why = type(error).__name__
+    yield (
+        f"quotas are not told ({why}): `gcloud services enable cloudquotas.googleapis.com --project={project}`, or see "
+        f"https://console.cloud.google.com/iam-admin/quotas?project={project}"
+    )

@@ -1,0 +1,188 @@
+"""`fab zombies`: whose TPUs are, by Pulumi's state and by labels, on the simulator; and that only the stack's go."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from contracts.errors import RequestError
+from infra import naming
+from infra.cloud_tpu.request import Spec, queued_resource
+from infra.cloud_tpu.retry import Backoff
+from keeper import zombies
+from keeper.zombies import known_of, limits
+from launch import inventories
+from launch.targets import Wanted, on_this_machine
+from rehearsal.tpu_api import Clock, TpuApi
+from tests.launch.test_costs import MAIN
+
+OWNER, ZONE, OTHER_ZONE = "a1b2c3", "us-central1-a", "us-west4-a"
+MULTI = {"node_count": 2, "accelerator_type": "v5litepod-8"}
+
+
+def state(*more: dict[str, Any], pending: int = 0) -> str:
+    resources = [
+        {"type": zombies.IDENTITY, "outputs": {"owner": OWNER}},
+        {"type": "pulumi:pulumi:Stack"},
+        *more,
+    ]
+    return json.dumps(
+        {"deployment": {"resources": resources, "pending_operations": [{"resource": {"urn": "u"}}] * pending}}
+    )
+
+
+def in_state(zone: str, own_id: str, **more: Any) -> dict[str, Any]:
+    return {"type": zombies.QUEUED_RESOURCE, "outputs": {"zone": zone, "queued_resource_id": own_id, **more}}
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuApi]:
+    clock = Clock(frozen_at=1_800_000_000.0)
+    with TpuApi(clock=clock) as made:
+        monkeypatch.setenv("GOOGLE_TPU_V2_CUSTOM_ENDPOINT", made.url)
+        monkeypatch.setattr(
+            zombies, "Backoff", lambda say: Backoff(say=say, now=clock.now, sleep=made.control.advance)
+        )
+        yield made
+
+
+@pytest.fixture
+def make(api: TpuApi) -> Callable[..., None]:
+    """Ask the simulator for one."""
+
+    def ask(own_id: str, zone: str = ZONE, owner: str = OWNER, stack: str = "dev", **more: Any) -> None:
+        labels = naming.labels(stack) if stack else {}
+        props = {
+            "project": "grant",
+            "zone": zone,
+            "queued_resource_id": own_id,
+            "owner": owner,
+            "labels": labels,
+        }
+        kind = {
+            "accelerator_type": "v5litepod-16",
+            "runtime_version": "v2-alpha-tpuv5-lite",
+            "capacity": "spot",
+        }
+        spec = Spec.of({**props, **kind, **more})
+        parent = f"/v2/projects/grant/locations/{zone}"
+        body = json.dumps(queued_resource(spec)).encode()
+        api.answer("POST", f"{parent}/queuedResources?queuedResourceId={own_id}", body)
+
+    return ask
+
+
+@pytest.fixture
+def stack(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Wanted]:
+    def made(exported: str) -> Wanted:
+        monkeypatch.setattr(inventories, "ask", lambda *_, **__: exported)
+        here = on_this_machine(hosts="1", platform="cpu")
+        main = dataclasses.replace(MAIN, origin="queued-resource main", zones=(ZONE, "europe-west4-b"))
+        inventory = dataclasses.replace(here.inventory, stack="dev", project="grant", slices=(main,))
+        monkeypatch.setattr(inventories, "read", lambda _: inventory)
+        return Wanted(stack="dev")
+
+    return made
+
+
+def ids(api: TpuApi) -> set[str]:
+    alive = api.control.alive()
+    return {"/".join(each["name"].split("/")[3:]) for each in [*alive["queuedResources"], *alive["nodes"]]}
+
+
+def test_what_nobody_knows_of_is_removed_and_nothing_else(
+    api: TpuApi, make: Callable[..., None], stack: Callable[..., Wanted], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make("main")  # in the inventory
+    make("main", "europe-west4-b")  # where the same slice may be, as in a race
+    make("second")  # in Pulumi's state
+    make("left", OTHER_ZONE)
+    make("many", OTHER_ZONE, **MULTI)
+    make("theirs", owner="d4e5f6", stack="prod")
+    make("foreign", owner="", stack="")
+    api.control.advance(3600)
+    before = ids(api)
+    exported = state(in_state(ZONE, "second"))
+    assert zombies.command(stack(exported), remove=False, yes=True) == 0
+    said = capsys.readouterr().out
+    assert ids(api) == before
+    assert "grant holds 7; 2 are dev's and nobody knows of them" in said
+    rows = [line for line in said.splitlines() if "queued resource" in line]
+    assert [row.startswith("zombie") for row in rows] == [True, True, *[False] * 5]
+    assert "another stack's (prod)" in said and "not tpu-stack's" in said
+    assert any("left" in row and "3.92" not in row and "7.68" in row for row in rows)  # us-west4: 16 x 0.48
+
+    assert zombies.command(stack(exported), remove=True, yes=True) == 0
+    gone = {each for each in before if "/left" in each or "/many" in each}
+    assert len(gone) == 5 and ids(api) == before - gone
+
+
+def test_nodes_that_their_queued_resource_has_left_behind_are_removed_by_their_number(
+    api: TpuApi, make: Callable[..., None], stack: Callable[..., Wanted]
+) -> None:
+    make("many", **MULTI)
+    api.control.advance(3600)
+    with api.control._cloud.lock:
+        api.control._cloud.queued_resources.clear()
+    assert ids(api) == {f"{ZONE}/nodes/many-0", f"{ZONE}/nodes/many-1"}
+    assert zombies.command(stack(state()), remove=True, yes=True) == 0
+    assert ids(api) == set()
+
+
+def test_nothing_is_removed_while_an_update_goes_on_or_was_interrupted_or_without_an_owner(
+    api: TpuApi, make: Callable[..., None], stack: Callable[..., Wanted]
+) -> None:
+    make("left")
+    with pytest.raises(RequestError, match="an update of dev is under way or was interrupted"):
+        zombies.command(stack(state(pending=1)), remove=True, yes=True)
+    nobody = json.dumps({"deployment": {"resources": []}})
+    assert zombies.command(stack(nobody), remove=True, yes=True) == 0
+    with pytest.raises(RequestError, match="printed no state of a stack"):
+        zombies.command(stack("warning: nothing"), remove=True, yes=True)
+    with pytest.raises(RequestError, match="Pulumi did not make it"):
+        zombies.command(Wanted(stack="./inventory.json"), remove=True, yes=True)
+    assert len(ids(api)) >= 1
+
+
+def test_what_pulumi_has_is_known_by_name_and_place_in_all_zones_that_it_may_be_in() -> None:
+    direct = {"type": zombies.DIRECT, "outputs": {"zone": ZONE, "name": "one"}}
+    known = known_of("dev", state(in_state(ZONE, "q", zones=[ZONE, OTHER_ZONE]), direct))
+    assert known.owner == OWNER
+    assert set(known.names) == {f"{ZONE}/q", f"{OTHER_ZONE}/q", f"{ZONE}/one"}
+    assert zombies.STACK_LABEL == naming.STACK_LABEL
+
+
+def test_a_quota_is_told_of_the_zone_the_generation_and_the_capacity_that_are_held() -> None:
+    node = {
+        "name": f"projects/p/locations/{ZONE}/nodes/n",
+        "acceleratorType": "v5litepod-8",
+        "state": "READY",
+    }
+    found = zombies.holdings([], [{**node, "schedulingConfig": {"spot": True}}], known_of("dev", state()))
+
+    def quota(own_id: str, value: str | None, zone: str | None, *others: str) -> dict[str, Any]:
+        dimensions = {} if zone is None else {"dimensions": {"zone": zone}}
+        return {
+            "quotaId": own_id,
+            "dimensionsInfos": [{**dimensions, "details": {"value": value}, "applicableLocations": others}],
+        }
+
+    of_spot = "TPUV5sLitepodPreemptiblePerProjectPerZoneForTPUAPI"
+    quotas = [
+        quota(of_spot, "64", ZONE),
+        quota(of_spot, "1", OTHER_ZONE),
+        quota("TPUV5sLitepodPerProjectPerZoneForTPUAPI", "2", ZONE),
+        quota("TPUV6EPreemptiblePerProjectPerZoneForTPUAPI", "3", ZONE),
+        quota("TPUV5sLitepodServingPreemptiblePerProjectPerZoneForTPUAPI", "4", ZONE),
+        {"quotaId": of_spot},
+        quota(of_spot, None, ZONE),
+        quota(of_spot, "5", None, OTHER_ZONE),
+    ]
+    assert list(limits(quotas, found)) == [f"quota {of_spot} in {ZONE}: 64; 8 chips are held"]
+    assert list(limits([quota(of_spot, "5", None, ZONE)], found)) == [
+        f"quota {of_spot} in {ZONE}: 5; 8 chips are held"
+    ]
