@@ -189,7 +189,8 @@ def state(
 
     started_s: when the attempt was started. result, heartbeats: of the latest attempt, None where there is none yet.
     processes: the agents' status entries of that attempt. unanswered: hosts that could not be asked; what they do is
-    told by heartbeats only, as long as those are fresh.
+    told by heartbeats only, as long as those are fresh. So is that of a run that no agent has a record of: agents keep
+    theirs by user, and somebody else may have started it, such as the keeper.
     """
     alive = [process for process in processes if process["state"] in ("starting", "running")]
     if result is not None and not alive:
@@ -198,7 +199,7 @@ def state(
     states = [beat["state"] if beat else "starting" for beat in heartbeats]
     if "failed" in states:
         return "failed"
-    if alive or (unanswered and _is_fresh(heartbeats, now_s)):
+    if alive or ((unanswered or not processes) and _is_fresh(heartbeats, now_s)):
         if "saving" in states:
             return "saving"
         return "running" if all(each not in ("starting", "joined") for each in states) else "starting"

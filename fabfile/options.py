@@ -16,6 +16,7 @@ import fabric.tasks
 from contracts.errors import RequestError
 
 if TYPE_CHECKING:
+    from contracts.inventory import Inventory
     from launch.runs import Run
     from launch.targets import Given, Target, Wanted
 
@@ -75,6 +76,16 @@ def wanted(
         runs=runs or None,
         given=_rehearsal() if chosen == REHEARSAL else None,
     )
+
+
+def inventory(stack: str = "") -> Inventory:
+    """Return the inventory of a stack, whether it has hosts or not. Raises RequestError: there is no such stack."""
+    from launch import inventories
+
+    asked = wanted(stack)
+    if asked.stack == "local":
+        raise RequestError("this machine by itself has no inventory; say --stack as well")
+    return asked.given.inventory if asked.given else inventories.read(asked.stack)
 
 
 def after_dashes(c: Any) -> list[str]:

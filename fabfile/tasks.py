@@ -234,19 +234,30 @@ def unkeep(c: Any, run: str, stack: str = "", slice: str = "", runs: str = "") -
 @task(
     positional=["action"],
     help={
-        "action": "status: what it did and will do; run: let it look now, from here",
+        "action": "status: what it did and will do; run: let it look now, from here; install: put it on the gateway",
         "every": "with `run`: look again every so many seconds, until Ctrl-C",
+        "here": "with `install`: put it on this machine, as a timer of this user",
         **SLICES,
         "runs": RUNS,
     },
 )
 @reported
-def keeper(c: Any, action: str, every: str = "", stack: str = "", slice: str = "", runs: str = "") -> int:
-    """Show what the keeper does, or let it look now."""
-    from keeper import commands, passes, store
+def keeper(
+    c: Any,
+    action: str,
+    every: str = "",
+    here: bool = False,
+    stack: str = "",
+    slice: str = "",
+    runs: str = "",
+) -> int:
+    """Show what the keeper does, let it look now, or install it."""
+    from keeper import commands, install, passes, store
 
+    if action == "install":
+        return install.install(options.inventory(stack), on_this_machine=here)
     if action not in ("status", "run"):
-        raise RequestError(f'"{action}" is none of status, run')
+        raise RequestError(f'"{action}" is none of status, run, install')
     target = options.target(stack, slice, runs=runs)
     if action == "status":
         return commands.status(target)

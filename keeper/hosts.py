@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,7 @@ from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
 from contracts.run_directory import State
 from infra.documents import Documents, DocumentsError
+from keeper import login
 from keeper.rules import Facts, Sign
 from keeper.store import Stack, Wanted
 from launch import costs, notify, recovery, runs, targets
@@ -107,6 +109,7 @@ class Hosts:
                 for each in inventory.slices
             ]
             inventory = dataclasses.replace(inventory, slices=tuple(slices))
+        inventory = login.from_here(inventory, os.environ)
         given = None
         if stack.platform is not None:
             given = Given(

@@ -233,6 +233,7 @@ def test_a_name_that_would_not_mean_one_run_is_refused(
         runs.check_name(folder(runs_dir), free)
 
 
+@pytest.mark.parametrize("unanswered", [0, 1])
 @pytest.mark.parametrize(
     ("age_s", "beats", "state"),
     [
@@ -243,11 +244,14 @@ def test_a_name_that_would_not_mean_one_run_is_refused(
         (5, [None, None], "lost"),
     ],
 )
-def test_a_host_that_cannot_be_asked_is_believed_to_run_as_long_as_its_heartbeat_is_fresh(
-    write_run: WriteRun, beat: Beat, age_s: float, beats: list[str | None], state: str
+def test_what_no_agent_knows_of_is_believed_to_run_as_long_as_its_heartbeat_is_fresh(
+    write_run: WriteRun, beat: Beat, age_s: float, beats: list[str | None], state: str, unanswered: int
 ) -> None:
+    """A host cannot be asked; or another user has started the run, such as the keeper, whose agent has the record."""
     run = write_run(beats=[word and beat(word, time=LONG_AFTER_S - age_s) for word in beats])
-    assert runs.state(run, [], unanswered=1, now_s=LONG_AFTER_S) == state
+    assert runs.state(run, [], unanswered=unanswered, now_s=LONG_AFTER_S) == state
+    # A process that is known to have ended has ended, whatever it said last.
+    assert runs.state(run, [EXITED], now_s=LONG_AFTER_S) == "lost"
 
 
 def test_an_option_may_name_the_latest_run_of_a_job_that_is_done_or_a_run_by_its_id(
