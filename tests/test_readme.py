@@ -86,6 +86,7 @@ NOT_RUN = {
     "fab train … --max-usd 25": FORM + "tests/runs/test_stopped.py",
     "fab zombies": FORM + "tests/keeper/test_zombies.py",
     "fab zombies --remove": "removes machines; tests/keeper/test_zombies.py",
+    "fab capacity": "of a stack on Google Cloud; tests/keeper/test_capacity.py",
     "fab notify --test": "sends messages; tests/launch/test_notify.py",
     "fab train … --detach": FORM + "`make rehearse`",
     "fab train … --runtime docker": FORM + "tests/runs/test_docker.py",
