@@ -99,6 +99,10 @@ class Hosts:
             here = targets.resolve(place)
             run = runs.read(here.runs.directory(wanted.run_id))
             return targets.resolve(place, run) if run else here
+        return self.on(stack, wanted.slice, wanted.runs_url)
+
+    def on(self, stack: Stack, slice_name: str, runs_url: str | None = None) -> Target:
+        """Return a slice of a stack. runs_url: where its runs are; None: where they are by default."""
         inventory = stack.inventory
         if stack.reach is not None:
             slices = [
@@ -119,7 +123,7 @@ class Hosts:
                 python=stack.python or targets.PYTHON,
                 stand_in_devices=stack.stand_in_devices or (),
             )
-        asked = targets.Wanted(stack=inventory.stack, slice=wanted.slice, runs=wanted.runs_url, given=given)
+        asked = targets.Wanted(stack=inventory.stack, slice=slice_name, runs=runs_url, given=given)
         return targets.of_inventory(inventory, asked)
 
     def examine(self, wanted: Wanted, target: Target, now_s: float) -> Examined:

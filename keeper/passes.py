@@ -22,7 +22,7 @@ from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.documents import Documents, DocumentsError
 from infra.lease import Lease, LeaseHeldError, LeaseLostError
 from keeper import hosts as hosts_
-from keeper import rules, slices, store
+from keeper import idle, rules, slices, store
 from keeper.rules import Sign
 from keeper.store import Stack, Wanted
 from launch.hosts import HostError, HostsError
@@ -81,9 +81,10 @@ def watch(documents: Documents, say: Say, *, every_s: float = 0.0) -> int:
     while True:
         began_s = time.monotonic()
         try:
-            run_pass(means_of(documents, say))
+            run_pass(means := means_of(documents, say))
             code = DONE
-        except DocumentsError as error:
+            idle.give_back(means)
+        except REFUSALS as error:
             say(f"error: {error}")
             code = FAILED
         if not every_s:

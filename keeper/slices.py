@@ -65,6 +65,15 @@ def have(
     """
     mine = dataclasses.replace(backoff, is_awaited=lambda: backoff.is_awaited() and lease.require())
     outputs = Lifecycle(client, mine).create({**stack.slices[name], "wait_s": wait_s})
+    return entry(stack, name, outputs)
+
+
+def entry(stack: Stack, name: str, outputs: Mapping[str, Any]) -> InventorySlice | None:
+    """Return what the inventory has of a slice, by the outputs of its lifecycle; None where it has no nodes.
+
+    Raises:
+        CloudTpuError: its hosts cannot be reached yet.
+    """
     nodes = outputs["nodes"]
     if request.kind_of(outputs["state"]) != "active" or not nodes:
         return None

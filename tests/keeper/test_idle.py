@@ -1,0 +1,174 @@
+"""The keeper gives idle slices back, and none that anybody may want: on the simulator, with the real lease, lifecycle
+and documents; only what hosts say is made up."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.inventory import to_json
+from infra.cloud_tpu.client import Client
+from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu.retry import Backoff
+from infra.cloud_tpu.settings import read as read_settings
+from infra.documents import Documents
+from infra.lease import Lease, LeaseHeldError, myself
+from keeper import idle, store
+from keeper.passes import Means
+from launch import runs
+from launch.hosts import HostError
+from launch.inventories import with_kept
+from launch.runs import Look, RunsFolder
+from launch.targets import on_this_machine
+from rehearsal.tpu_api import Clock, TpuApi
+from tests.infra.cloud_tpu.lab import OWNER, wanted_props
+from tests.launch.test_costs import MAIN
+
+HOUR_S = 3600.0
+NOW_S = 1_800_000_000.0 - 1_800_000_000.0 % idle.EVERY_S
+
+
+class Hosts:
+    """Where the runs are; what the agents say is `look`."""
+
+    def __init__(self, folder: RunsFolder) -> None:
+        self.folder = folder
+        self.look = Look(processes=(), errors=())
+
+    def on(self, stack: store.Stack, slice_name: str) -> Any:
+        (one,) = stack.inventory.slices
+        assert (one.name, len(one.hosts)) == (slice_name, 4)
+        return dataclasses.replace(
+            on_this_machine(hosts="1", platform="cpu"), runs_url=self.folder.url, files=self.folder.files
+        )
+
+
+@dataclasses.dataclass
+class Lab:
+    """A stack with one slice that was made at NOW_S, and its keeper."""
+
+    means: Means
+    hosts: Hosts
+    api: TpuApi
+    said: list[str]
+    clock_s: float = NOW_S
+
+    def is_there(self) -> bool:
+        return bool(self.api.control.alive()["queuedResources"])
+
+    def after(self, hours: float) -> bool:
+        """Whether the slice is still there after a look so many hours later."""
+        self.clock_s = NOW_S + hours * HOUR_S
+        idle.give_back(self.means)
+        return self.is_there()
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    clock = Clock(frozen_at=NOW_S)
+    said: list[str] = []
+    with TpuApi(clock=clock) as api:
+        monkeypatch.setenv("GOOGLE_TPU_V2_CUSTOM_ENDPOINT", api.url)
+        backoff = Backoff(say=said.append, now=clock.now, sleep=api.control.advance)
+        documents = Documents(str(tmp_path / "store"))
+        props = wanted_props(wait_s=600)
+        main = dataclasses.replace(MAIN, hosts=(), created="")
+        here = on_this_machine(hosts="1", platform="cpu")
+        inventory = dataclasses.replace(here.inventory, stack="dev", slices=(main,), idle_hours=6.0)
+        stack = {
+            "project": "grant",
+            "owner": OWNER,
+            "slices": {"main": props},
+            "inventory": to_json(inventory),
+        }
+        documents.change(store.STACK, lambda _: stack)
+        hosts = Hosts(RunsFolder(url=str(tmp_path / "runs"), files=here.files))
+        with contextlib.closing(Client(read_settings(lambda _: None), backoff)) as client:
+            Lifecycle(client, backoff).create(props)
+            means = Means(
+                documents=documents,
+                client=lambda: client,
+                backoff=backoff,
+                hosts=hosts,  # type: ignore[arg-type]
+                say=said.append,
+                lease_of=lambda name: Lease(documents, name, myself("the keeper")),
+            )
+            made = Lab(means=means, hosts=hosts, api=api, said=said)
+            monkeypatch.setattr(Documents, "now_s", lambda _: made.clock_s)
+            monkeypatch.setattr(runs, "look_at_all", lambda _: hosts.look)
+            yield made
+
+
+def test_a_slice_that_no_run_has_used_is_given_back_and_commands_see_that(lab: Lab) -> None:
+    assert lab.after(5.9)
+    assert lab.after(6.3)  # no time to look
+    assert not lab.after(6.5)
+    assert "main: no run has used it for 6 h" in lab.said[-2] + lab.said[-1]
+    vacant = store.read_stack(lab.means.documents).inventory
+    kept = json.dumps(lab.means.documents.read(store.INVENTORY).value).encode()
+    (one,) = with_kept(dataclasses.replace(vacant, slices=(MAIN,)), kept).slices
+    assert one.hosts == ()
+    assert datetime.datetime.fromisoformat(one.created).timestamp() == lab.clock_s
+    assert not lab.after(6.75) and len(lab.said) < 10
+
+
+def running(lab: Lab) -> None:
+    lab.hosts.look = Look(processes=({"state": "running", "ended": None},), errors=())
+
+
+def silent(lab: Lab) -> None:
+    lab.hosts.look = Look(processes=(), errors=(HostError(host="h", reason="no answer"),))
+
+
+def ended(lab: Lab) -> None:
+    lab.hosts.look = Look(processes=({"state": "exited", "ended": NOW_S + 2 * HOUR_S},), errors=())
+
+
+def kept(lab: Lab) -> None:
+    entry = {"stack": "dev", "slice": "main", "runs_url": "gs://b/runs"}
+    lab.means.documents.change(store.WANTED, lambda _: {"r": {**entry, "state": "waiting"}})
+
+
+def queued(lab: Lab) -> None:
+    entries = [{"state": "cancelled"}, {"state": "waiting"}]
+    lab.means.documents.change(store.QUEUE, lambda _: {"entries": entries})
+
+
+def leased(lab: Lab) -> None:
+    def hold(lease: Lease) -> contextlib.AbstractContextManager[Lease]:
+        raise LeaseHeldError("`pulumi up` is changing main")
+
+    lab.means = dataclasses.replace(lab.means, hold=hold)
+
+
+def not_configured(lab: Lab) -> None:
+    def without(stack: Any) -> Any:
+        return {**stack, "inventory": json.dumps({**json.loads(stack["inventory"]), "idle_hours": None})}
+
+    lab.means.documents.change(store.STACK, without)
+
+
+@pytest.mark.parametrize("keep", [running, silent, ended, kept, queued, leased, not_configured])
+def test_a_slice_that_somebody_may_want_stays(lab: Lab, keep: Callable[[Lab], None]) -> None:
+    keep(lab)
+    assert lab.after(7)
+
+
+def test_a_run_on_it_is_use(lab: Lab) -> None:
+    run_id = "flax_mlm-20261120-214500-abcd"
+    directory = lab.hosts.folder.directory(run_id)
+    attempt = {"attempt": 0, "started": "2020-11-20T21:45:00Z", "processes": 1}
+    directory.write_json(
+        "run.json", {"version": 1, "slice": {"name": "main"}, "attempts": [attempt], "run_id": run_id}
+    )
+    directory.write_json("result.json", {"attempt": 0, "outcome": "done", "time": NOW_S + 2 * HOUR_S})
+    assert lab.after(7)
+    assert not lab.after(8.5)
