@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 from collections.abc import Sequence
 
@@ -23,7 +24,9 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m keeper", description="Look at the runs that are kept, and bring back what was lost."
     )
     parser.add_argument(
-        "--store", required=True, help="the stack's documents: gs://BUCKET/keeper, or a folder"
+        "--store",
+        default=os.environ.get(STORE, ""),
+        help=f"the stack's documents: gs://BUCKET/keeper, or a folder (default: ${STORE})",
     )
     parser.add_argument(
         "--every", type=float, default=0.0, help="look again every so many seconds (default: once)"

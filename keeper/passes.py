@@ -225,7 +225,8 @@ class Attempt:
 
     def _has_ended(self, wanted: Wanted) -> bool:
         """End an entry whose run needs no slice any more, as far as that can be seen without hosts."""
-        if self._standing not in ("absent", "lost"):
+        sign = self._signs.get(wanted.run_id)
+        if self._standing not in ("absent", "lost") and not (sign is not None and sign.has_result):
             return False
         found = self._hosts.without_hosts(wanted)
         if found is None:
