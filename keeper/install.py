@@ -183,8 +183,9 @@ def _host_keys(gateway: Gateway, project: str) -> tuple[str, ...]:
         ) from None
     except subprocess.SubprocessError as error:
         said = str(getattr(error, "stderr", None) or error).strip().splitlines()
+        why = next((line for line in said if line.startswith("ERROR")), said[-1])
         raise HostError(
-            host=gateway.name, reason=f"its host keys cannot be read: {said[-1]}", remedy=remedy
+            host=gateway.name, reason=f"its host keys cannot be read: {why}", remedy=remedy
         ) from None
     except (ValueError, LookupError, TypeError):
         found = ()
@@ -267,11 +268,12 @@ def _service(place: Place, code: str, inventory: Inventory) -> Step:
         for name, text in files.items()
     )
     stays = 'loginctl enable-linger || say "it runs only while you are logged in: sudo loginctl enable-linger $USER"'
+    missing = f"there is no systemd here; let another timer do: cd {code} && {_words(place, inventory)}"
+    systemd = f'[ -d /run/systemd/system ] || {{ echo "{missing}"; exit 1; }}'
     return Step(
         name="service",
         check=f"""
-[ -d /run/systemd/system ] ||
-  {{ echo "there is no systemd here; let another timer run: {_words(place, inventory)}"; exit 1; }}
+{systemd}
 {same}
 {ctl} is-active --quiet {timer} || {{ echo '{timer} is not active'; exit 1; }}
 [ "$({ctl} show --property Result --value {service})" = success ] ||
@@ -279,7 +281,7 @@ def _service(place: Place, code: str, inventory: Inventory) -> Step:
 echo "a pass every {EVERY_S} s: {ctl} list-timers {timer}"
 """,
         change=f"""
-[ -d /run/systemd/system ] || exit 1
+{systemd}
 set -e
 mkdir -p {units}
 {write}

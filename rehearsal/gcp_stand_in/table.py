@@ -42,7 +42,9 @@ class Kind:
 
     def id_of(self, inputs: Mapping[str, Any]) -> str:
         """The id that Google and the provider know a resource by. Raises KeyError for an input that is missing."""
-        return self.id.format_map({name: _last(str(value)) for name, value in inputs.items()})
+        # A binding with a condition is another than the same without.
+        condition = f"/{inputs['condition']['title']}" if inputs.get("condition") else ""
+        return self.id.format_map({name: _last(str(value)) for name, value in inputs.items()}) + condition
 
     def as_kept(self, inputs: Json) -> Json:
         """The inputs as Google gives them back."""

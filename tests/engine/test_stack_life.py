@@ -250,6 +250,24 @@ def test_data_is_protected_a_gateway_moves_without_its_disk_being_pulled_and_all
 
     engine.configure(stack("us-central1-a", slices=[]))
     assert engine.up().ok
+    without_keeper = engine.world.things()
+    engine.configure(stack("us-central1-a", slices=[], keeper=True, notify={"slack": "my-slack"}))
+    on = engine.up()
+    assert on.ok, on.text
+    assert done(on, "update") == ["machine"]
+    described = json.loads(on.outputs["keeper"])
+    assert described["store"] == "gs://our-runs/keeper" and len(described["owner"]) == 20
+    (document,) = engine.world.of_type("storage:BucketObject")
+    assert document.outputs["content"] == on.outputs["keeper"]
+    (machine,) = engine.world.of_type("compute:Instance")
+    assert machine.outputs["serviceAccount"]["email"].startswith("tpu-stack-dev-keeper@")
+    assert set(engine.up().changes) == {"same"}
+    engine.configure(stack("us-central1-a", slices=[]))
+    off = engine.up()
+    assert off.ok and "keeper" not in off.outputs, off.text
+    assert {key: each.inputs for key, each in engine.world.things().items()} == {
+        key: each.inputs for key, each in without_keeper.items()
+    }
     # The real provider takes a disk out of a machine that runs, and Google refuses to delete an address in use.
     for zone in ("us-central1-b", "us-east1-d"):
         engine.configure(stack(zone, slices=[]))
