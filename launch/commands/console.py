@@ -274,7 +274,17 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
     run = finalize(run, after, None) if after not in run_directory.ACTIVE else run
     for line in run_record.summary(run, after):
         say(console)(line)
+    if after in run_directory.ACTIVE and not any(
+        isinstance(answer, HostError) or answer["stopped"] for answer in answers
+    ):
+        say(console)(NOT_OURS)
     return 0 if after in ("stopped", "done") else 1
+
+
+NOT_OURS = (
+    "it goes on: none of its processes is your user's on the hosts, so another user has started this attempt, such as "
+    "the keeper; docs/operations.md, Who a resumed run belongs to, says how to stop it"
+)
 
 
 def _only_active(target: Target) -> Run:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from contracts import run_directory
 from contracts.errors import RequestError
 from jobs.runtime.host_samples import HostSamples
 from launch import targets
@@ -168,6 +169,16 @@ def test_what_is_asked_of_a_run_that_does_not_run_is_answered_in_words(
         console.logs(here(), "latest", host=2, keep_on=False, lines=40)
     assert console.logs(here(), "latest", host=0, keep_on=False, lines=40) == 1
     assert capsys.readouterr().err.startswith("h/0: "), "the agent knows no such log"
+
+
+def test_a_run_of_another_user_cannot_be_stopped_and_that_is_said(
+    write_run: WriteRun, beat: Beat, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The agent keeps its records by user: it knows nothing of what the keeper has started, and that beats."""
+    monkeypatch.setattr(run_directory, "FINISHING_LIMIT_S", 0.0)
+    write_run(beats=[beat("stepping", time=time.time()), beat("stepping", time=time.time())])
+    assert console.stop(here(), "latest", grace_s=1) == 1
+    assert console.NOT_OURS in capsys.readouterr().out
 
 
 LINES = [f"line {number} " + "x" * (number % 90) for number in range(20_000)]
