@@ -166,7 +166,7 @@ def budget(max_usd: float | None, one: Slice, before: Run | None) -> Budget | No
     if found.left_s <= 0 and before is not None:
         raise RequestError(
             f"--max-usd {wanted:g}: {before.run_id} has spent {found.spent_usd:,.2f} of its {wanted:,.2f} USD; "
-            f"allow it more, as in: fab train --resume {before.run_id} --max-usd {2 * wanted:g}"
+            f"allow it more, as in: fab train --resume {before.run_id} --max-usd {2 * max(wanted, found.spent_usd):.2f}"
         )
     return found
 

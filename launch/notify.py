@@ -51,7 +51,7 @@ SECRET_MANAGER = "https://secretmanager.googleapis.com/v1"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NONE = (
     "no channel is set; put the address of one into "
-    f"{', '.join(f'${variable}' for variable in VARIABLES.values())} (docs/operations.md)"
+    f"{', '.join(f'${variable}' for variable in VARIABLES.values())} (docs/monitoring.md)"
 )
 
 KIND_OF_STATE: dict[str, Kind] = {

@@ -107,7 +107,7 @@ def test_a_budget_is_of_all_attempts_and_counts_a_grants_hours(write_run: WriteR
     assert costs.budget(4 * HOUR, free, run) == dataclasses.replace(kept, max_usd=4 * HOUR)
     spent = write_run(attempts=attempts, result={**ended, "wall_s": 3600.0}, max_usd=2 * HOUR)
     with pytest.raises(
-        RequestError, match=r"has spent 7.84 of its 7.84 USD; allow it more, as in: .*-usd 15"
+        RequestError, match=r"has spent 7.84 of its 7.84 USD; allow it more, as in: .*-usd 15\.68"
     ):
         costs.budget(None, free, spent)
     assert costs.budget(None, MAIN, write_run(result=ended)) is None
