@@ -217,6 +217,60 @@ def test_what_is_out_of_stock_is_waited_for_taken_over_or_given_up(engine: Engin
     assert alive(api) == ([], [])
 
 
+def test_a_slice_with_several_zones_is_kept_in_one_whatever_was_interrupted_and_goes_where_there_is_room(
+    engine: Engine, api: TpuApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # there is no store; what zones offer is not remembered
+    zones = ["us-central1-a", "us-west4-a", "europe-west4-b"]
+    pools = [f"{zone}:v5litepod:spot" for zone in zones]
+
+    def configured(**changes: Any) -> dict[str, Any]:
+        storage = {"bucket": {"name": "our-runs"}, "nfs": {"kind": "none"}}
+        return configuration(
+            slices=[a_slice(zones=zones, **changes)], storage=storage, allow_cross_region=True
+        )
+
+    def stands() -> dict[str, str]:
+        found = api.control.alive()["queuedResources"]
+        return {each["name"].split("/")[3]: each["state"]["state"] for each in found}
+
+    for pool in pools:
+        api.control.set_capacity(pool, 0)
+    engine.configure(configured(strategy="race"))
+    killed = engine.begin("up")
+    killed.wait_for("us-central1-a WAITING_FOR_RESOURCES, us-west4-a WAITING")
+    killed.kill()
+    assert not killed.report().ok
+    assert stands() == dict.fromkeys(zones, "WAITING_FOR_RESOURCES")
+    for pool in pools[1:]:  # both are served while nobody is there
+        api.control.set_capacity(pool, 16)
+    api.control.advance(3600)
+    engine.cancel()
+    report = engine.up()
+    assert report.ok and len(hosts(report.outputs)) == 4, report.text
+    api.control.advance(3600)
+    assert stands() == {"us-west4-a": "ACTIVE"}
+    (one,) = inventory.from_json(report.outputs["inventory"]).slices
+    assert (one.zone, one.zones) == ("us-west4-a", tuple(zones))
+    assert set(engine.up().changes) == {"same"}
+
+    # One zone at a time from now on, each for a minute; and it is preempted.
+    engine.configure(configured(zone_wait="1m"))
+    api.control.set_capacity(pools[1], 0)
+    api.control.preempt(f"projects/my-project/locations/us-west4-a/queuedResources/{NAME}")
+    again = engine.begin("up", refresh=True)
+    for zone in zones[:2]:
+        again.wait_for(f"{zone} WAITING_FOR_RESOURCES")
+        api.control.advance(90)
+        again.wait_for(f"withdrawn in {zone}: nothing within 1 min")
+    report = again.report()
+    assert report.ok, report.text
+    (one,) = inventory.from_json(report.outputs["inventory"]).slices
+    assert (one.zone, len(one.hosts)) == ("europe-west4-b", 4)
+    assert engine.destroy().ok
+    assert alive(api) == ([], [])
+
+
 def test_data_is_protected_a_gateway_moves_without_its_disk_being_pulled_and_all_can_go(
     engine: Engine, api: TpuApi
 ) -> None:
