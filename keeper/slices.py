@@ -64,7 +64,11 @@ def have(
         infra.lease.LeaseLostError: somebody else may be changing it.
     """
     mine = dataclasses.replace(backoff, is_awaited=lambda: backoff.is_awaited() and lease.require())
-    outputs = Lifecycle(client, mine).create({**stack.slices[name], "wait_s": wait_s})
+    props = stack.slices[name]
+    here = next(each.zone for each in stack.inventory.slices if each.name == name)
+    # Of two in its zones, which an interrupted request may have left, the one that hosts are known of stays.
+    home = {"zone": here} if here in (props.get("zones") or ()) else {}
+    outputs = Lifecycle(client, mine).create({**props, **home, "wait_s": wait_s})
     return entry(stack, name, outputs)
 
 

@@ -210,6 +210,12 @@ class Search:
         for zone, look in held.items():
             if look.kind == "lost" and look.may_be_running:
                 self._lifecycle.ask(self._all[zone], is_recorded=self._is_recorded)  # says so, and raises
+            if look.kind == "active" and zone not in self._specs and not self._is_recorded:
+                raise RunningError(
+                    f"{self._all[zone].name}: an earlier `pulumi up` of this stack, which was interrupted, has made it"
+                    " in a zone that is none of its zones any more, and it is ACTIVE. Nothing that runs is deleted"
+                    f" without being asked:\nadd {zone} to its zones, or delete it: {self._all[zone].how_to_delete}"
+                )
         if active := self._of_kind(held, "active"):
             self._lifecycle.ask(self._specs[active[0]], is_recorded=self._is_recorded)
             self._open.add(active[0])

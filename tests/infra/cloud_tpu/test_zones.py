@@ -220,6 +220,49 @@ def test_a_change_of_zones_moves_a_slice_only_from_a_zone_that_is_none_of_them_a
     assert found({**two, "others": [B]}, two) == (True, [])
 
 
+@pytest.mark.parametrize("strategy", ["first", "race"])
+def test_what_an_up_that_was_cut_off_has_left_in_zones_that_are_none_any_more_is_found_too(
+    sold_out: Cloud, strategy: str
+) -> None:
+    def cut() -> None:
+        raise PowerCut
+
+    props = {**ANYWHERE, "strategy": strategy}
+    stack = Stack(cloud=sold_out)
+    sold_out.at_sleep(2, cut)
+    with pytest.raises(PowerCut):
+        stack.up(**props, wait_s=3600)
+    sold_out.while_sleeping = lambda: None
+    left = dict.fromkeys(ZONES if strategy == "race" else [A], "WAITING_FOR_RESOURCES")
+    assert ours(sold_out) == left
+    fewer = props | {"zones": [B, C], "zone": B}
+    stack.up(**fewer, wait_s=0)
+    sold_out.control.advance(60)
+    assert set(ours(sold_out)) == ({B, C} if strategy == "race" else {B})
+
+    again = Stack(cloud=sold_out)
+    stack.destroy()
+    sold_out.at_sleep(2, cut)
+    with pytest.raises(PowerCut):
+        again.up(**props, wait_s=3600)
+    sold_out.while_sleeping = lambda: None
+    sold_out.control.set_capacity(pool(A), 16)  # served, and nobody is there
+    sold_out.control.advance(600)
+    with pytest.raises(
+        CloudTpuError, match=r"none of its zones any more, and it is ACTIVE[\s\S]*add us-central1-a"
+    ):
+        again.up(**fewer, wait_s=3600)
+    assert ours(sold_out)[A] == "ACTIVE"
+
+
+def test_of_two_that_a_cut_has_left_the_one_stays_in_which_the_caller_knows_of_hosts(cloud: Cloud) -> None:
+    for zone in (A, C):
+        Stack(cloud=cloud).up(zone=zone, wait_s=600)
+    assert cloud.create(**ANYWHERE, zone=C, wait_s=0)["zone"] == C
+    cloud.control.advance(60)
+    assert ours(cloud) == {C: "ACTIVE"}
+
+
 def test_what_is_nobodys_or_anothers_is_passed_over_and_left_alone(cloud: Cloud) -> None:
     cloud.put(owner="someone-else")  # in A
     cloud.control.advance(60)
@@ -293,8 +336,8 @@ class Machine(RuleBasedStateMachine):
         self.props |= {**props, "zones": zones, "zone": zones[0]}
         if self.kept not in zones:
             self.kept = None  # it is replaced
-        self._act(lambda: self.stack.up(**self.props, wait_s=wait_s), cut)
-        if cut is None and self.stack.state is not None:
+        if self._act(lambda: self.stack.up(**self.props, wait_s=wait_s), cut):
+            assert self.stack.state is not None
             self._hand_over(self.stack.state)
 
     @rule(cut=st.none() | st.tuples(st.integers(1, 25), st.booleans()))
@@ -340,7 +383,8 @@ class Machine(RuleBasedStateMachine):
     def inject(self, kind: Any, times: int) -> None:
         self.api.control.inject(kind, "*", times)
 
-    def _act(self, action: Callable[[], None], cut: tuple[int, bool] | None) -> None:
+    def _act(self, action: Callable[[], None], cut: tuple[int, bool] | None) -> bool:
+        """Whether it succeeded."""
         left, before = cut or (0, False)
 
         def call(*arguments: Any, **more: Any) -> Any:
@@ -356,8 +400,9 @@ class Machine(RuleBasedStateMachine):
         self.cloud.client._call = call  # type: ignore[method-assign]
         try:
             action()
+            return True
         except (CloudTpuError, PowerCut):
-            pass
+            return False
         finally:
             self.cloud.client._call = self.call  # type: ignore[method-assign]
 
