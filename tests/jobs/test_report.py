@@ -32,7 +32,7 @@ from jobs.runtime.report.chart import (
     value_axis,
 )
 from jobs.runtime.report.page import escape, number
-from jobs.runtime.report.render import MEANINGS, read_and_render, render
+from jobs.runtime.report.render import MEANINGS, read_and_render, render, spent
 
 RUN: dict[str, Any] = {
     "version": 1,
@@ -499,3 +499,27 @@ def test_an_axis_turns_to_a_log_scale_where_a_value_diverges_and_draws_what_lies
     assert [number(value) for value in nothing] == [None] * len(nothing)
     axis = step_axis(0, 10)
     assert (axis.part(-1), axis.part(5), axis.part(11)) == (0.0, 0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [
+        ({"usd_per_hour": 4.0, "billed_usd_per_hour": 4.0}, "2.00 USD <small>at list prices</small>"),
+        (
+            {"usd_per_hour": 4.0, "billed_usd_per_hour": 0.0},
+            "free by the grant <small>2.00 USD at list prices</small>",
+        ),
+        (
+            {"usd_per_hour": 4.0, "billed_usd_per_hour": None},
+            "2.00 USD <small>at list prices, less what a grant covers</small>",
+        ),
+        (None, None),
+        ("x", None),
+        ({"usd_per_hour": "4"}, None),
+        ({"usd_per_hour": float("nan")}, None),
+    ],
+)
+def test_the_cost_is_told_where_it_is_known(price: object, said: str | None) -> None:
+    assert spent({"attempts": [{"attempt": 0, "price": price}]}, 1800.0) == said
+    assert spent({"attempts": [{"attempt": 0, "price": price}]}, None) is None
+    assert spent({"attempts": "x"}, 1800.0) is None

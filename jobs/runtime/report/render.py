@@ -203,10 +203,8 @@ def spent(run: Json, wall_s: float | None) -> str | None:
     found = cost(rows(run.get("attempts")), wall_s)
     if found is None:
         return None
-    if found.billed_usd is None or found.billed_usd > 0:
-        usd = found.usd if found.billed_usd is None else found.billed_usd
-        return f"{usd:,.2f} USD <small>at list prices</small>"
-    return f"free by the grant <small>{found.usd:,.2f} USD at list prices</small>"
+    told, unit, rest = found.text().partition(" (" if found.text().startswith("free") else " USD")
+    return f"{told}{unit.rstrip(' (')} <small>{rest.strip(' )')}</small>"
 
 
 def _best(definitions: Metrics, metrics: Sequence[Json], latest: Mapping[str, float]) -> dict[str, str]:
