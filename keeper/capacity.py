@@ -29,8 +29,8 @@ HEADINGS = (
 )
 NEVER, SERVED, SOME, OUT = "·", "○", "◐", "●"
 LEGEND = (
-    f"asked, in vain: hours of the last %d days. A slot an hour from 00: {OUT} in vain, {SOME} both, {SERVED} served, "
-    f"{NEVER} not asked"
+    f"asked, in vain: hours of the last %d days. A mark for each hour from 00: {OUT} in vain, {SOME} both, "
+    f"{SERVED} served, {NEVER} not asked"
 )
 
 

@@ -69,8 +69,9 @@ class SliceConfig:
 
     @property
     def where(self) -> str:
-        """Its zones in words: us-central1-a, or us-west4-a."""
-        return ", or ".join(self.zones)
+        """Its zones in words: us-central1-a, us-west4-a or europe-west4-b."""
+        *others, last = self.zones
+        return f"{', '.join(others)} or {last}" if others else last
 
     @property
     def region(self) -> str:
