@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -48,6 +49,10 @@ KEPT = (
 )
 """Variables of this shell that the keeper on this machine needs too."""
 ADDRESSES_LIMIT_S = 60.0
+CLOSED = (
+    "RuntimeDirectoryPreserve", "NoNewPrivileges", "ProtectHome", "PrivateTmp", "PrivateDevices", "LockPersonality",
+    "ProtectKernelTunables", "ProtectKernelModules", "ProtectControlGroups", "RestrictNamespaces", "RestrictSUIDSGID",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -259,17 +264,21 @@ def _service(place: Place, code: str, inventory: Inventory) -> Step:
     service, timer = f"{place.name}.service", f"{place.name}.timer"
     files = {service: service_unit(place, code, inventory), timer: timer_unit(inventory)}
     units, root, ctl = at_home(place.units), at_home(place.root), place.systemctl
+    units_of = {f"{units}/{name}": shlex.quote(text) for name, text in files.items()}
     same = "\n".join(
-        f"printf %s {shlex.quote(text)} | cmp -s - {units}/{name} || {{ echo '{name} is not there, or old'; exit 1; }}"
-        for name, text in files.items()
+        f"printf %s {text} | cmp -s - {path} || {{ echo {path}' is not there, or old'; exit 1; }}"
+        for path, text in units_of.items()
     )
     write = "\n".join(
-        f"printf %s {shlex.quote(text)} >{units}/.{name}.new && mv {units}/.{name}.new {units}/{name}"
-        for name, text in files.items()
+        f"printf %s {text} >{path}.new && mv {path}.new {path}" for path, text in units_of.items()
     )
     stays = 'loginctl enable-linger || say "it runs only while you are logged in: sudo loginctl enable-linger $USER"'
-    missing = f"there is no systemd here; let another timer do: cd {code} && {_words(place, inventory)}"
-    systemd = f'[ -d /run/systemd/system ] || {{ echo "{missing}"; exit 1; }}'
+    by_hand = f"cd {code} && {place.python} -m keeper --store {inventory.keeper}"
+    systemd = f"""[ -d /run/systemd/system ] ||
+  {{ echo "there is no systemd here; let another timer do: {by_hand}"; exit 1; }}"""
+    # What the keeper itself has written, without systemd's own lines.
+    field = "_SYSTEMD_UNIT" if place.system else "--user _SYSTEMD_USER_UNIT"
+    said = f"$(journalctl --lines 1 --output cat --no-pager {field}={service} 2>/dev/null)"
     return Step(
         name="service",
         check=f"""
@@ -277,7 +286,7 @@ def _service(place: Place, code: str, inventory: Inventory) -> Step:
 {same}
 {ctl} is-active --quiet {timer} || {{ echo '{timer} is not active'; exit 1; }}
 [ "$({ctl} show --property Result --value {service})" = success ] ||
-  {{ echo "the last pass failed: $({_last_words(place)})"; exit 1; }}
+  {{ echo "the last pass failed: {said}"; exit 1; }}
 echo "a pass every {EVERY_S} s: {ctl} list-timers {timer}"
 """,
         change=f"""
@@ -296,7 +305,7 @@ timeout {FIRST_PASS_S} {ctl} start {service} 2>/dev/null || status=$?
 case $status in
   0) ;;
   124) say "a pass is under way" ;;
-  *) echo "the first pass failed: $({_last_words(place)})"; exit 1 ;;
+  *) echo "the first pass failed: {said}"; exit 1 ;;
 esac
 # What was used before the last two installations, nobody uses any more.
 touch {at_home(code)} {at_home(place.python.removesuffix("/bin/python"))}
@@ -311,67 +320,35 @@ done
     )
 
 
-def _last_words(place: Place) -> str:
-    """The last line that the keeper itself has written, without systemd's own."""
-    field = "_SYSTEMD_UNIT" if place.system else "--user _SYSTEMD_USER_UNIT"
-    return f"journalctl --lines 1 --output cat --no-pager {field}={place.name}.service 2>/dev/null"
-
-
-def _words(place: Place, inventory: Inventory) -> str:
-    return f"{place.python} -m keeper --store {inventory.keeper}"
-
-
 def service_unit(place: Place, code: str, inventory: Inventory) -> str:
     """One pass, which looks, does what is to be done, and ends. A service of the machine sees little of it."""
-    home = "%h" if not place.system else ""
-    folder = code.replace("~", home, 1) if code.startswith("~/") else code
+    folder = f"%h{code[1:]}" if code.startswith("~/") else code
     lines = [
-        "[Unit]",
-        f"Description=The keeper of tpu-stack {inventory.stack}: one look at its runs",
-        "Wants=network-online.target",
-        "After=network-online.target",
-        "",
-        "[Service]",
-        "Type=oneshot",
-        f"ExecStart={_words(place, inventory)}",
-        f"WorkingDirectory={folder}",
-        "Environment=PYTHONUNBUFFERED=1",
-        *(f'Environment="{name}={_escaped(value)}"' for name, value in place.environment),
-        f"TimeoutStartSec={PASS_LIMIT_S}",
-        "Nice=5",
+        f"[Unit]\nDescription=The keeper of tpu-stack {inventory.stack}: one look at its runs",
+        "Wants=network-online.target\nAfter=network-online.target nfs-server.service\n",
+        f"[Service]\nType=oneshot\nExecStart={place.python} -m keeper --store {inventory.keeper}",
+        f"WorkingDirectory={folder}\nTimeoutStartSec={PASS_LIMIT_S}\nNice=5",
+        # In quotes in a unit, % and backslashes mean something.
+        *(
+            'Environment="{}={}"'.format(name, re.sub(r'(["\\\\])', r"\\\1", value).replace("%", "%%"))
+            for name, value in (("PYTHONUNBUFFERED", "1"), *place.environment)
+        ),
     ]
     if place.system:
+        lines += [f"{name}={NAME}" for name in ("User", "StateDirectory", "RuntimeDirectory")]
         lines += [
-            f"User={NAME}",
-            f"StateDirectory={NAME}",
-            f"RuntimeDirectory={NAME}",
             "RuntimeDirectoryMode=0700",
-            "RuntimeDirectoryPreserve=yes",
-            *(f"BindPaths=-{source}:{target}" for source, target in place.binds),
             "MemoryMax=1G",
-            "NoNewPrivileges=yes",
             "CapabilityBoundingSet=",
             "ProtectSystem=strict",
-            "ProtectHome=yes",
-            "PrivateTmp=yes",
-            "PrivateDevices=yes",
-            "ProtectKernelTunables=yes",
-            "ProtectKernelModules=yes",
-            "ProtectControlGroups=yes",
+        ]
+        lines += [f"{name}=yes" for name in CLOSED]
+        lines += [
             "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK",
-            "RestrictNamespaces=yes",
-            "RestrictSUIDSGID=yes",
-            "LockPersonality=yes",
             "SystemCallArchitectures=native",
         ]
-        if place.binds:
-            lines[3] += " nfs-server.service"
+        lines += [f"BindPaths=-{source}:{target}" for source, target in place.binds]
     return "\n".join([*lines, ""])
-
-
-def _escaped(value: str) -> str:
-    """A value in quotes in a unit, where % and backslashes mean something."""
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
 def timer_unit(inventory: Inventory) -> str:
