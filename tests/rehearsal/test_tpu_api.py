@@ -394,6 +394,9 @@ def test_a_list_is_of_its_project_and_zone_and_a_dash_stands_for_all_zones(lab: 
     assert listed("projects/grant/locations/us-central1-a") == ["us-central1-a"]
     assert listed("projects/grant/locations/-") == ["us-central1-a", "us-west4-a"]
     assert listed("projects/grant/locations/us-south1-a") == []
+    lab.control.advance(3600)
+    nodes = lab.nodes.list(parent="projects/grant/locations/-").execute()["nodes"]
+    assert [each["name"].split("/")[3] for each in nodes] == ["us-central1-a", "us-west4-a"]
     nowhere = lab.queue.list(parent="projects/grant/locations/us-nowhere1-a")
     assert lab.refused(nowhere)["status"] == "PERMISSION_DENIED"
 
@@ -402,7 +405,10 @@ def test_a_list_is_of_its_project_and_zone_and_a_dash_stands_for_all_zones(lab: 
     assert all(each["type"].startswith("v4-") for each in found)
     (v4_8,) = [each for each in found if each["type"] == "v4-8"]
     assert v4_8["acceleratorConfigs"] == [{"type": "V4", "topology": "2x2x1"}]
-    for request in (types.list(parent=lab.zone, filter="type=v6e-8"), lab.nodes.list(parent=lab.zone)):
+    for request in (
+        types.list(parent=lab.zone, filter="type=v6e-8"),
+        lab.nodes.stop(name=f"{lab.zone}/nodes/n", body={}),
+    ):
         assert lab.refused(request)["status"] == "UNIMPLEMENTED"  # said instead of ignored
 
 
