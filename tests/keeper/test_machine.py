@@ -1,0 +1,448 @@
+"""Any sequence of what a keeper, a second one, Pulumi, a user and the cloud do, also in the middle of each other.
+
+The keeper's passes and Pulumi's provider are the real ones, against the simulator over HTTP and documents in a folder;
+hosts and runs are modelled. Sleeping moves the clock, and what happens in the middle happens in a sleep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from contracts.errors import RequestError
+from contracts.inventory import Inventory, Slice, Storage, to_json
+from infra import lease
+from infra.cloud_tpu import request
+from infra.cloud_tpu.retry import CloudTpuError
+from infra.documents import Documents, DocumentsError
+from keeper import passes, store
+from keeper.hosts import Examined
+from keeper.rules import Facts, Sign
+from keeper.store import Stack, Wanted
+from rehearsal.tpu_api import ApiError, Clock, TpuApi
+from tests.infra.cloud_tpu.lab import OWNER, PARENT, POOL, Cloud, wanted_props
+from tests.infra.cloud_tpu.lab import Stack as Pulumi
+
+QR = f"{PARENT}/queuedResources/main"
+RUN_ID = "flax_mlm-20261123-100000-abcd"
+STEPS, EVERY = 100, 10
+INVENTORY = Inventory(
+    stack="dev",
+    project="grant",
+    storage=Storage(bucket_url="gs://b", bucket_region=None, nfs_source=None, nfs_mount=None),
+    images={},
+    gateway=None,
+    slices=(
+        Slice(
+            name="main",
+            accelerator_type="v5litepod-16",
+            generation="v5e",
+            topology="4x4",
+            zone="us-central1-a",
+            capacity="spot",
+            origin="queued-resource main",
+            count=1,
+            devices_per_host=4,
+            hosts=(),
+        ),
+    ),
+    keeper="gs://b/keeper",
+)
+EVENTS = ("preempt", "preempt-leave", "terminate", "vanish", "stock-out", "restock", "documents-away")
+IN_THE_MIDDLE = st.one_of(
+    st.sampled_from(["keeper", "keeper-dies", "up", "destroy"]),
+    st.sampled_from([*EVENTS, "progress", "crash"]),
+)
+
+
+class PowerCut(BaseException):
+    """The program ends: no `except` and no clean-up of ours runs any more."""
+
+
+@dataclasses.dataclass
+class World:
+    """A run and its hosts. on: the instance names of the hosts that it was started on."""
+
+    machine: Machine
+    step: int = 0
+    saved: tuple[int, ...] = ()
+    on: tuple[str, ...] = ()
+    outcome: str | None = None
+    attempt: int = 0
+    told: list[str] = dataclasses.field(default_factory=list)
+
+    def instances(self) -> tuple[str, ...]:
+        nodes = self.machine.api.cloud.nodes.values()
+        return tuple(name for node in nodes if node.state == "READY" for name in node.instances)
+
+    @property
+    def runs(self) -> bool:
+        return self.outcome is None and bool(self.on) and set(self.on) <= set(self.instances())
+
+    # --- what the keeper sees and does ------------------------------------------------------------------------------
+
+    def signs(self, wanted: Sequence[Wanted]) -> dict[str, Sign]:
+        age_s = 0.0 if self.runs else 1000.0
+        return {each.run_id: Sign(beat_age_s=age_s, has_result=self.outcome is not None) for each in wanted}
+
+    def without_hosts(self, wanted: Wanted) -> Any:
+        return Examined(run=self, facts=self.facts())  # type: ignore[arg-type]
+
+    def facts(self) -> Facts:
+        state: Any = self.outcome or ("running" if self.runs else "lost")
+        return Facts(state=state, saved=self.saved, error="out of memory" if state == "failed" else "")
+
+    def target(self, wanted: Wanted, stack: Stack) -> tuple[str, ...]:
+        hosts = stack.inventory.slices[0].hosts
+        if not hosts:
+            raise RequestError("the slice has no hosts yet")
+        return tuple(host.name for host in hosts)
+
+    def silent(self, target: Sequence[str]) -> list[str]:
+        return sorted({*target} - {*self.instances()})
+
+    def prepare(self, reopen: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+        self.machine.sleep(5.0)
+        if self.silent(reopen()):
+            raise RequestError("hosts do not answer")
+        self.machine.sleep(5.0)
+        return reopen()
+
+    def examine(self, wanted: Wanted, target: Any, now_s: float) -> Any:
+        return self.without_hosts(wanted)
+
+    def resume(self, run: World, target: tuple[str, ...]) -> Any:
+        if self.silent(target):
+            raise RequestError("hosts do not answer")
+        assert not self.runs, "a run that runs was started a second time"
+        self.step, self.outcome, self.on = (self.saved or (0,))[-1], None, target
+        self.attempt += 1
+        self.machine.sleep(5.0)
+        return self
+
+    def write_acts(self, wanted: Wanted, run: Any) -> None:
+        """Nobody reads them here."""
+
+    def tell(self, run: Any, what: str) -> None:
+        self.told.append(what)
+
+    # --- what befalls it --------------------------------------------------------------------------------------------
+
+    def progress(self, steps: int) -> None:
+        if self.runs:
+            self.step = min(STEPS, self.step + steps)
+            whole = self.step - self.step % EVERY
+            self.saved = (*self.saved, whole) if whole > (self.saved or (0,))[-1] else self.saved
+            self.outcome = "done" if self.step == STEPS else None
+
+    def crash(self) -> None:
+        if self.runs:
+            self.outcome = "failed"
+
+
+class Away(Documents):
+    """Documents in a folder, as a bucket that may be away, with the machine's clock."""
+
+    def __init__(self, machine: Machine, ahead_s: float = 0.0) -> None:
+        super().__init__(machine.folder)
+        self._machine, self._ahead_s = machine, ahead_s
+
+    def now_s(self) -> float:
+        return self._machine.clock.now() + self._ahead_s
+
+    def read(self, name: str) -> Any:
+        self._require()
+        return super().read(name)
+
+    def write(self, name: str, value: Any, *, version: int) -> int:
+        self._require()
+        return super().write(name, value, version=version)
+
+    def _require(self) -> None:
+        if self._machine.clock.now() < self._machine.away_until_s:
+            raise DocumentsError("the bucket does not answer")
+
+
+class Machine(RuleBasedStateMachine):
+    """destroyed: `pulumi destroy` was the last that was asked of Pulumi, and it succeeded."""
+
+    @initialize(ahead_s=st.sampled_from([0.0, 0.0, 3600.0, -3600.0]))
+    def start(self, ahead_s: float) -> None:
+        self.exits = contextlib.ExitStack()
+        self.folder = self.exits.enter_context(tempfile.TemporaryDirectory())
+        self.clock = Clock(frozen_at=1_800_000_000.0)
+        self.away_until_s = 0.0
+        self.ahead_s = ahead_s
+        self.api = self.exits.enter_context(TpuApi(clock=self.clock, capacity={POOL: 64}))
+        self.cloud = Cloud(self.api, self.clock)
+        self.cloud.session.backoff = dataclasses.replace(self.cloud.session.backoff, sleep=self.sleep)
+        self.control = self.api.control
+        self.pulumi = Pulumi(cloud=self.cloud)
+        self.world = World(self)
+        self.plan: list[tuple[int, str]] = []
+        self.depth = 0
+        self.destroyed = False
+        self.asked: list[tuple[int, int]] = []
+        patch = pytest.MonkeyPatch()
+        self.exits.callback(patch.undo)
+        patch.setattr(lease, "of_url", lambda url, who: self.lease_of("main", who))
+        patch.setattr(lease, "held", self.held)
+        self.up()
+        self.world.on = self.world.instances()
+        entry = Wanted(
+            run_id=RUN_ID,
+            stack="dev",
+            slice="main",
+            runs_url="gs://b/runs",
+            project="grant",
+            origin="queued-resource main",
+        )
+        store.change_wanted(Documents(self.folder), RUN_ID, lambda _: entry)
+
+    # --- time, and what happens in it -------------------------------------------------------------------------------
+
+    def sleep(self, seconds: float) -> None:
+        """Let what was planned happen, and the time pass."""
+        due = [event for left, event in self.plan if left <= 1]
+        self.plan = [(left - 1, event) for left, event in self.plan if left > 1]
+        for event in due:
+            self.happen(event)
+        self.control.advance(seconds)
+
+    def happen(self, event: str) -> None:
+        if event == "keeper-dies":
+            raise PowerCut
+        if event in ("keeper", "up", "destroy") and self.depth < 3:
+            getattr(self, event)()
+        elif event == "documents-away":
+            self.away_until_s = self.clock.now() + 300.0
+        elif event in ("stock-out", "restock"):
+            self.control.set_capacity(POOL, 64 if event == "restock" else 0)
+        elif event == "progress":
+            self.world.progress(EVERY + 5)
+        elif event == "crash":
+            self.world.crash()
+        else:
+            with contextlib.suppress(ApiError, ValueError):
+                match event:
+                    case "preempt" | "preempt-leave":
+                        self.control.preempt(QR, leave_nodes=event.endswith("leave"))
+                    case "terminate" | "vanish":
+                        getattr(self.control, event)(QR)
+
+    def lease_of(self, name: str, who: str) -> lease.Lease:
+        return lease.Lease(Away(self), name, who, now=self.clock.now, sleep=self.sleep)
+
+    @contextlib.contextmanager
+    def held(self, mine: lease.Lease, **how: Any) -> Iterator[lease.Lease]:
+        """As `lease.held`, without its thread: whoever sleeps long enough does not renew it, as if stopped."""
+        mine.take(
+            **{name: min(value, 600.0) if name == "patience_s" else value for name, value in how.items()}
+        )
+        try:
+            yield mine
+        except PowerCut:
+            raise
+        except BaseException:
+            mine.release()
+            raise
+        else:
+            mine.release()
+
+    # --- who does what ----------------------------------------------------------------------------------------------
+
+    @rule()
+    def keeper(self) -> None:
+        """One pass. What it changes is checked by the invariants; what it may not do ends the test."""
+        self.depth += 1
+        documents = Away(self, self.ahead_s)
+        means = passes.Means(
+            documents=documents,
+            client=lambda: self.cloud.client,
+            backoff=dataclasses.replace(self.cloud.session.backoff, say=self.cloud.lines.append),
+            hosts=self.world,  # type: ignore[arg-type]
+            say=self.cloud.lines.append,
+            lease_of=lambda name: self.lease_of(name, "keeper"),
+            hold=self.held,
+            at_once=1,
+        )
+        try:
+            passes.run_pass(means)
+        except DocumentsError:
+            pass
+        except PowerCut:
+            if self.depth > 1:
+                raise
+        finally:
+            self.depth -= 1
+
+    @rule(plan=st.lists(st.tuples(st.integers(1, 6), IN_THE_MIDDLE), min_size=1, max_size=3))
+    def keeper_while_something_happens(self, plan: list[tuple[int, str]]) -> None:
+        self.control.set_capacity(POOL, 64)
+        self.up()
+        self.happen("preempt")
+        self.plan = plan
+        self.keeper()
+        self.plan = []
+
+    @rule(plan=st.lists(st.tuples(st.integers(1, 6), IN_THE_MIDDLE), max_size=2))
+    def pulumi_while_something_happens(self, plan: list[tuple[int, str]]) -> None:
+        self.plan = plan
+        with contextlib.suppress(PowerCut):
+            self.up()
+        self.plan = []
+
+    def up(self) -> None:
+        self.destroyed = False
+        url = lease.url_of("gs://b/keeper", "main")
+        self._describe({"main": wanted_props(lease_url=url)})
+        self._pulumi(lambda: self.pulumi.up(wait_s=60, lease_url=url))
+
+    @rule()
+    def destroy(self) -> None:
+        self._describe(None)
+        if self._pulumi(self.pulumi.destroy):
+            self._pulumi(lambda: self.cloud.session.lifecycle().remove_all("grant", OWNER))
+            self.destroyed = True
+
+    @rule()
+    def refresh(self) -> None:
+        self._pulumi(self.pulumi.refresh)
+
+    def _describe(self, slices: Any) -> None:
+        documents = Documents(self.folder)
+        found = documents.read(store.STACK)
+        if slices is None:
+            documents.delete(store.STACK, version=found.version)
+        else:
+            value = {"project": "grant", "owner": OWNER, "slices": slices, "inventory": to_json(INVENTORY)}
+            documents.write(store.STACK, value, version=found.version)
+
+    def _pulumi(self, action: Callable[[], None]) -> bool:
+        self.depth += 1
+        before = len(self.control.journal())
+        try:
+            action()
+        except CloudTpuError:
+            return False
+        finally:
+            self.depth -= 1
+            self.asked.append((before, len(self.control.journal())))
+        return True
+
+    # --- what befalls them ------------------------------------------------------------------------------------------
+
+    @rule(event=st.sampled_from(EVENTS))
+    def befall(self, event: str) -> None:
+        self.happen(event)
+
+    @rule(steps=st.integers(1, 60))
+    def progress(self, steps: int) -> None:
+        self.world.progress(steps)
+
+    @rule()
+    def crash(self) -> None:
+        self.world.crash()
+
+    @rule(seconds=st.sampled_from([5, 60, 600, 7200]))
+    def time_passes(self, seconds: float) -> None:
+        self.control.advance(seconds)
+
+    # --- what must hold ---------------------------------------------------------------------------------------------
+
+    @invariant()
+    def there_is_one_slice_at_most(self) -> None:
+        alive = self.control.alive()
+        assert (
+            len([each for each in alive["queuedResources"] if request.is_owned(request.node_of(each), OWNER)])
+            <= 1
+        )
+        assert len([each for each in alive["nodes"] if request.is_owned(each, OWNER)]) <= 1
+
+    @invariant()
+    def what_is_destroyed_stays_so(self) -> None:
+        if self.destroyed:
+            assert self.cloud.alive() == []
+
+    @invariant()
+    def nothing_that_runs_was_deleted_but_by_pulumi(self) -> None:
+        last: dict[str, str] = {}
+        for index, line in enumerate(self.control.journal()):
+            if line.state == "DELETING" and last.get(line.name) == "ACTIVE":
+                assert any(start <= index < end for start, end in self.asked), line
+            last[line.name] = line.state
+
+    def teardown(self) -> None:
+        """Once all is well again, the run is done, or is no longer kept and it is said why."""
+        if not hasattr(self, "exits"):
+            return
+        try:
+            self.plan, self.away_until_s = [], 0.0
+            self.control.set_capacity(POOL, 64)
+            for _ in range(80):
+                entry = store.read_wanted(Documents(self.folder))[RUN_ID]
+                if entry.state == "ended" or self.destroyed or self.pulumi.state is None:
+                    break
+                self.keeper()
+                self.world.progress(EVERY + 5)
+                self.control.advance(120.0)
+            else:
+                raise AssertionError(f"it is never brought back: {entry}\n{self.cloud.said}")
+            if entry.state == "ended" and self.world.outcome != "done":
+                assert "twice from" in entry.reason or "attempts" in entry.reason, entry.reason
+            self.destroy()
+            self.keeper()
+            assert self.cloud.alive() == []
+        finally:
+            self.cloud.client.close()
+            self.exits.close()
+            assert threading.active_count() < 20
+
+
+@pytest.mark.parametrize(
+    "event", ["keeper", "keeper-dies", "up", "destroy", "preempt", "vanish", "stock-out", "documents-away"]
+)
+def test_whatever_happens_at_any_moment_of_a_recovery(event: str) -> None:
+    """At each of its sleeps, until there is none that is so late."""
+    moment, is_over = 0, False
+    while not is_over:
+        moment += 1
+        one = Machine()
+        one.start(0.0)
+        try:
+            one.happen("preempt")
+            one.plan = [(moment, event)]
+            one.keeper()
+            is_over, one.plan = bool(one.plan), []
+            one.there_is_one_slice_at_most()
+            one.what_is_destroyed_stays_so()
+            one.nothing_that_runs_was_deleted_but_by_pulumi()
+            if is_over:
+                assert one.world.runs
+        finally:
+            one.teardown()
+    assert moment > 5
+
+
+def machine(max_examples: int) -> Any:
+    case: Any = type(f"{max_examples} examples", (Machine.TestCase,), {})
+    case.settings = settings(
+        max_examples=max_examples,
+        stateful_step_count=12,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    return case
+
+
+TestMachine = machine(100)
+TestMachineForLonger = pytest.mark.slow(pytest.mark.nightly(machine(300)))
