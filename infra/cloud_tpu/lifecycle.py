@@ -22,7 +22,7 @@ from infra.cloud_tpu.retry import (
     RunningError,
     poll_pause_s,
 )
-from infra.cloud_tpu.zones import LATE_S, LOOK_AGAIN_S, SAY_EVERY_S, Placed, Search
+from infra.cloud_tpu.zones import LATE_S, LOOK_AGAIN_S, SAY_EVERY_S, Placed, Search, strays
 from infra.documents import Documents, DocumentsError
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ class Lifecycle:
         """With its nodes and whatever is left of them; over when all are gone. What is not ours (any more) stays."""
         wanted = Spec.of(props)
         troubles: list[CloudTpuError] = []
-        for spec in wanted.everywhere:
+        beside = strays(self._client, wanted, wanted.zones) if wanted.zones else []
+        for spec in [*wanted.everywhere, *beside]:
             try:
                 self._delete(spec)
             except AbandonedError:

@@ -11,7 +11,7 @@ or has failed. `race` has one in every zone. A zone that has refused or failed i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from contracts.durations import spoken
@@ -55,6 +55,14 @@ class Placed:
     others: tuple[str, ...] = ()
 
 
+def strays(client: Client, spec: Spec, known: Collection[str]) -> list[Spec]:
+    """The same in zones beside its known ones that have it: an `up` was cut off, and then the zones changed."""
+    found = client.queued_resources(f"projects/{spec.project}/locations/-")
+    names = [each["name"].split("/") for each in found if request.is_owned(request.node_of(each), spec.owner)]
+    zones = [name[3] for name in names if name[5] == spec.queued_resource_id and name[3] not in known]
+    return [dataclasses.replace(spec, zone=zone) for zone in zones]
+
+
 class Search:
     """For one slice in its zones. before: as the state has it; None: the state does not know of it.
 
@@ -95,25 +103,13 @@ class Search:
                 )
         return None
 
-    def _elsewhere(self) -> dict[str, Spec]:
-        """Zones that have one of ours which is none of theirs any more: an `up` was cut off, and the zones changed."""
-        wanted = self._wanted
-        found = self._client.queued_resources(f"projects/{wanted.project}/locations/-")
-        names = [
-            each["name"].split("/") for each in found if request.is_owned(request.node_of(each), wanted.owner)
-        ]
-        zones = [
-            name[3] for name in names if name[5] == wanted.queued_resource_id and name[3] not in self._all
-        ]
-        return {zone: dataclasses.replace(wanted, zone=zone) for zone in zones}
-
     def run(self) -> Placed:
         """See to it that it is asked for, and wait until it is ACTIVE or wait_s is over.
 
         Raises CloudTpuError where no zone takes or keeps the request, or something runs that only a person may delete.
         """
-        if not self._is_recorded:
-            self._all |= self._elsewhere()
+        self._strays = {spec.zone: spec for spec in strays(self._client, self._wanted, self._all)}
+        self._all |= self._strays
         self._begin(self._survey(LATE_S))
         started = said = self._backoff.now()
         last = ""
@@ -210,7 +206,7 @@ class Search:
         for zone, look in held.items():
             if look.kind == "lost" and look.may_be_running:
                 self._lifecycle.ask(self._all[zone], is_recorded=self._is_recorded)  # says so, and raises
-            if look.kind == "active" and zone not in self._specs and not self._is_recorded:
+            if look.kind == "active" and zone in self._strays:
                 raise RunningError(
                     f"{self._all[zone].name}: an earlier `pulumi up` of this stack, which was interrupted, has made it"
                     " in a zone that is none of its zones any more, and it is ACTIVE. Nothing that runs is deleted"
