@@ -35,6 +35,7 @@ from invoke.parser.context import ParserContext
 
 from contracts.errors import RequestError
 from fabfile.host_tasks import deploy, doctor, get, jupyter, put, run, ssh, ssh_config, trust, verify
+from fabfile.queue_tasks import queue, submit, sweep
 from fabfile.tasks import (
     accelerators,
     build,
@@ -91,6 +92,7 @@ for command in (
         prune,
         jobs,
     ),
+    *(submit, sweep, queue),
     *(deploy, verify, doctor, trust, run, put, get, ssh, ssh_config, jupyter),
     *(build, push, images),
     *(rehearsal, accelerators, capacity, zombies),
@@ -225,6 +227,8 @@ def _refuse_another_checkout(cwd: Path) -> None:
 HELP = ("-h", "--help")
 AFTER_DASHES = {
     "train": "OPTIONS OF THE JOB",
+    "submit": "OPTIONS OF THE JOB",
+    "sweep": "OPTIONS OF THE JOB",
     "run": "COMMAND …",
     "compare": "RUN …",
     "predict": "INPUT …",
@@ -232,10 +236,13 @@ AFTER_DASHES = {
 }
 """The commands that take the words after `--`, and what those words are."""
 INPUTS = {
-    "compare": "another RUN to compare the first one with",
+    "compare": "RUNs to compare",
     "predict": "INPUT (a text, a question, or the path of a picture)",
+    "queue": "",
 }
-"""Of these the command that takes as many as there are before `--` too, the last of its line therefore."""
+"""The commands that take as many words as there are before `--` too, and what they need; each ends its line."""
+TRAINERS = ("train", "submit", "sweep")
+"""The commands that take a job's options."""
 
 JobOptions = Callable[[], Mapping[str, Names[str]]]
 """Gives each job's options as they are typed: {"flax_mlm": ["--steps", …]}."""
@@ -296,8 +303,9 @@ class Line:
         if command and missing:
             needed = " and ".join(f"{name.upper()} ({command.args[name].help})" for name in missing)
             raise RequestError(f"`fab {command.name}` needs {needed}: {usage(command)}")
-        if command and command.name in INPUTS and not [*inputs, *self.after]:
-            raise RequestError(f"`fab {command.name}` needs {INPUTS[command.name]}: {usage(command)}")
+        needs = INPUTS.get(str(command.name)) if command and not self._values("--sweep") else None
+        if command and needs and not [*inputs, *self.after]:
+            raise RequestError(f"`fab {command.name}` needs {needs}: {usage(command)}")
         self._check_after()
         return Checked(None, words, [*inputs, *self.after])
 
@@ -339,7 +347,7 @@ class Line:
 
     def _jobs(self, command: ParserContext) -> Mapping[str, Names[str]]:
         """Return the options of the named job, or of all jobs; none if the command trains nothing."""
-        if command.name != "train":
+        if command.name not in TRAINERS:
             return {}
         jobs = self.job_options()
         return {name: options for name, options in jobs.items() if name in self._values("--job")} or jobs
@@ -359,7 +367,7 @@ class Line:
             meant = (
                 self._moved(command)
                 .replace(f" {name}", f" {near}")
-                .replace("fab train", f"fab train{chosen}")
+                .replace(f"fab {command.name}", f"fab {command.name}{chosen}")
             )
             said = (
                 f"`fab {command.name}` has no option {name}; {near} is an option of {' and '.join(owners)}, and a "
@@ -372,12 +380,12 @@ class Line:
     def _unexpected(self, command: ParserContext, word: str) -> RequestError:
         name, line = command.name, f'"{word}" is not a command, nor an argument of `fab {command.name}`'
         given = self._values("--args")
-        if name == "train" and given and given[-1].startswith("-") and " " not in given[-1]:
+        if name in TRAINERS and given and given[-1].startswith("-") and " " not in given[-1]:
             return RequestError(
                 "--args takes the job's options as one word, in quotes; without quotes they come after --:\n  "
                 + self._moved(command)
             )
-        if name == "train" and word in self.job_options():
+        if name in TRAINERS and word in self.job_options():
             return RequestError(f"{line}; did you mean --job {word}?")
         if name == "run":
             start = list(self.words).index(word)
@@ -419,14 +427,14 @@ class Line:
             *several, last = (f"`fab {name}`" for name in AFTER_DASHES)
             only = f"{', '.join(several)} and {last}"
             raise RequestError(f"-- {shlex.join(self.after)}: only {only} take words after --")
-        if "train" in takers and self.after:
-            command = self.commands["train"]
+        if self.after and (trainer := next((name for name in takers if name in TRAINERS), None)):
+            command = self.commands[trainer]
             theirs = {option for options in self._jobs(command).values() for option in options}
             for word in self.after:
                 name = word.partition("=")[0]
                 if name in command.flags and name.startswith("--") and name not in theirs:
                     raise RequestError(
-                        f"{name} is an option of `fab train`, not of the job: write it before --"
+                        f"{name} is an option of `fab {trainer}`, not of the job: write it before --"
                     )
 
 
@@ -442,7 +450,7 @@ def usage(command: ParserContext) -> str:
     places = [str(argument.name).upper() for argument in command.positional_args]
     after = AFTER_DASHES.get(str(command.name))
     if command.name in INPUTS:
-        return " ".join(["fab", str(command.name), *places, str(after), "[--options]"])
+        return " ".join(["fab", str(command.name), *places, after or "[WORDS]", "[--options]"])
     dashes = [] if after is None else ([f"-- {after}"] if command.name == "run" else [f"[-- {after}]"])
     return " ".join(["fab", str(command.name), *places, "[--options]", *dashes])
 

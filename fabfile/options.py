@@ -6,9 +6,10 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import fabric.tasks
@@ -58,6 +59,13 @@ def target(
     from keeper import store  # most stacks have none
 
     return dataclasses.replace(found, alone=functools.partial(store.alone, found))
+
+
+def any_target(stack: str = "", slice: str = "", *, runs: str = "") -> Target:
+    """Return the target of one of the slices that may be meant, for what concerns the whole stack."""
+    from launch.targets import resolve_each
+
+    return resolve_each(wanted(stack, slice, runs=runs))[0]
 
 
 def wanted(
@@ -114,11 +122,29 @@ def _rehearsal() -> Given:
 
 
 class Command(fabric.tasks.Task):  # type: ignore[misc]  # Fabric has no types
-    """A task of which -h means --help, and not the first option with an h."""
+    """A task of which -h means --help, and not the first option with an h; a dash is no letter."""
 
     def arg_opts(self, name: str, default: str, taken_names: set[str]) -> dict[str, Any]:
-        opts: dict[str, Any] = super().arg_opts(name, default, {*taken_names, "h"})
+        opts: dict[str, Any] = super().arg_opts(name, default, {*taken_names, "h", "-"})
         return opts
+
+
+def with_options_of(
+    body: Callable[..., Any], *, without: Collection[str]
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Give a task that takes `**given` the options of another one besides its own, so that they are said once."""
+
+    def extended(own: Callable[..., int]) -> Callable[..., int]:
+        _, *theirs = inspect.signature(body).parameters.values()
+        mine = [
+            each for each in inspect.signature(own).parameters.values() if each.kind is not each.VAR_KEYWORD
+        ]
+        left_out = {*without, *(each.name for each in mine)}
+        added = [each for each in theirs if each.name not in left_out]
+        own.__signature__ = inspect.Signature([*mine, *added])  # type: ignore[attr-defined]
+        return own
+
+    return extended
 
 
 task = functools.partial(fabric.tasks.task, klass=Command)

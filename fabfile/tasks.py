@@ -381,14 +381,25 @@ def runs(
     return console.list_runs(target, limit=None if all else 20, as_json=json)
 
 
-@task(positional=["run"], help={"run": RUN_HELP, "json": JSON, **SLICES, "runs": RUNS})
+@task(
+    positional=[],
+    help={"sweep": "a sweep of `fab sweep`, over its seeds", "json": JSON, **SLICES, "runs": RUNS},
+)
 @reported
-def compare(c: Any, run: str, json: bool = False, stack: str = "", slice: str = "", runs: str = "") -> int:
-    """Compare runs: the settings that differ, and what was measured."""
+def compare(
+    c: Any, sweep: str = "", json: bool = False, stack: str = "", slice: str = "", runs: str = ""
+) -> int:
+    """Compare runs, or a sweep: the settings, what was measured."""
     from launch.commands import console
 
-    wanted = [run, *options.after_dashes(c)]
-    return console.compare(options.target(stack, slice, runs=runs), wanted, as_json=json)
+    wanted = options.after_dashes(c)
+    if not sweep:
+        return console.compare(options.target(stack, slice, runs=runs), wanted, as_json=json)
+    if wanted:
+        raise RequestError(f"--sweep {sweep}: compares all its runs; leave {' '.join(wanted)} out")
+    from keeper import queue_commands
+
+    return queue_commands.compare(options.any_target(stack, slice, runs=runs), sweep, as_json=json)
 
 
 @task(

@@ -174,7 +174,7 @@ def _carry_out(
         state = _to_its_end(console, run, target)
         if state is None:
             return DONE
-        run = _concluded(run, state)
+        run = concluded(run, state)
         _notify(run, state, say(console))
         decision = decide(state, run)
         if not decision.resume or restarts == 0 or state == "stopped":
@@ -220,7 +220,7 @@ def _to_its_end(console: Console, run: Run, target: Target) -> State | None:
         shown.close()
 
 
-def _concluded(run: Run, state: State) -> Run:
+def concluded(run: Run, state: State) -> Run:
     try:
         run = runs.read(run.directory) or run
         return run if state in ("done", "lost") else finalize(run, state, None)
@@ -321,6 +321,13 @@ def _tell_unheard(display: Display, known: runs.Look, before: set[str]) -> set[s
     for host in sorted(before - now):
         display.note(f"{host} answers again")
     return now
+
+
+def is_ending(known: runs.Look) -> bool:
+    """Whether the agents of a run in which a process failed may still end others and write its result."""
+    return any(p["state"] == "running" or p.get("supervised") for p in known.processes) or _recently_ended(
+        known
+    )
 
 
 def _recently_ended(known: runs.Look) -> bool:

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from contracts.errors import RequestError
+from contracts.run_directory import OWN_COMMAND
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 
 TYROS_HINT = re.compile(r"For full helptext, (see|run) .* --help")
@@ -227,6 +228,10 @@ class Submitted:
     code: Mapping[str, Any]
     cwd: str
     bundles: tuple[Bundle, ...]
+
+    @property
+    def is_own_command(self) -> bool:
+        return self.name == OWN_COMMAND
 
     def config_of(self, _run_id: str, _stored: Mapping[str, Any]) -> Any:
         """Return what was submitted, with which the run began."""

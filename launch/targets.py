@@ -244,10 +244,7 @@ def resolve(wanted: Wanted, like: Run | None = None) -> Target:
     Raises:
         RequestError: there is no such stack, slice, host or platform, or it has no place for runs.
     """
-    if wanted.platform is not None and wanted.platform not in PLATFORMS:
-        raise RequestError(
-            f'--platform: "{wanted.platform}" is not a platform; choose one of {", ".join(PLATFORMS)}'
-        )
+    _require_platform(wanted)
     if wanted.stack == LOCAL:
         if wanted.slice not in (None, LOCAL):
             raise RequestError(f"--slice {wanted.slice}: this machine has no slices; say --stack as well")
@@ -264,6 +261,31 @@ def resolve(wanted: Wanted, like: Run | None = None) -> Target:
 
     inventory = wanted.given.inventory if wanted.given else inventories.read(wanted.stack)
     return of_inventory(inventories.renewed(inventory), wanted)
+
+
+def _require_platform(wanted: Wanted) -> None:
+    if wanted.platform is not None and wanted.platform not in PLATFORMS:
+        raise RequestError(
+            f'--platform: "{wanted.platform}" is not a platform; choose one of {", ".join(PLATFORMS)}'
+        )
+
+
+def resolve_each(wanted: Wanted) -> list[Target]:
+    """Return the target of every slice that may be meant, those without hosts left out.
+
+    Raises:
+        RequestError: as `resolve`, or no slice has hosts.
+    """
+    _require_platform(wanted)
+    if wanted.stack == LOCAL:
+        return [resolve(wanted)]
+    from launch import inventories  # this machine needs none
+
+    found = wanted.given.inventory if wanted.given else inventories.read(wanted.stack)
+    inventory = inventories.renewed(found)
+    named = [each.name for each in inventory.slices if each.hosts and wanted.slice in (None, each.name)]
+    several = [dataclasses.replace(wanted, slice=name) for name in named]
+    return [of_inventory(inventory, each) for each in several] or [of_inventory(inventory, wanted)]
 
 
 def on_this_machine(

@@ -98,6 +98,11 @@ NOT_RUN = {
     "fab rehearsal kill --host 1": BY_REHEARSE,
     "fab build": FORM + "tests/launch/images/test_build.py",
     "fab push": FORM + "tests/launch/images/test_push.py",
+    "fab submit --job flax_mlm": "`make train` is the same run; tests/keeper/test_queue.py",
+    "fab queue work": "wants a queue; tests/keeper/test_queue.py",
+    "fab sweep --job flax_mlm --grid learning-rate=1e-4,3e-4 --seeds 3": "takes ten minutes on two cores; "
+    "tests/keeper/test_queue.py",
+    "fab compare --sweep NAME": FORM + "tests/keeper/test_queue.py",
     "fab compare RUN RUN": FORM + "tests/launch/commands/test_console.py",
     "fab dashboard": "runs until a person ends it; tests/launch/dashboard/test_server.py",
     "fab export RUN --to FOLDER": FORM + "tests/launch/commands/test_export.py",

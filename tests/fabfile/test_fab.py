@@ -57,6 +57,7 @@ TASKS = [
         "prune",
         "jobs",
     ),
+    *("submit", "sweep", "queue"),
     *("deploy", "verify", "doctor", "trust", "run", "put", "get", "ssh", "ssh-config", "jupyter"),
     *("build", "push", "images"),
     *("rehearsal", "accelerators", "capacity", "zombies"),
@@ -187,6 +188,16 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ("train --args --detach", "--args needs a value: the job's own options in one word"),
         ("train --job x --detatch", "`fab train` has no option --detatch; did you mean --detach?"),
         ("train --job jax_hello -- --hosts 3", "--hosts is an option of `fab train`, not of the job"),
+        ("submit --job jax_hello -- --hosts 3", "--hosts is an option of `fab submit`, not of the job"),
+        (
+            "submit --job jax_hello --steps 9",
+            STEPS.replace("train", "submit").format("--steps", "jax_hello")
+            + "fab submit --job jax_hello -- --steps 9",
+        ),
+        ("compare", "`fab compare` needs RUNs to compare"),
+        ("compare a b --sweep c", "--sweep c: compares all its runs; leave a b out"),
+        ("queue move", "fab queue move: write fab queue, fab queue work, fab queue cancel ENTRY …, or"),
+        ("queue move one first", "fab queue move one: must be a whole number of at least 1"),
         ("train flax_mlm", NO_ARGUMENT.format("flax_mlm", "train") + "did you mean --job flax_mlm?"),
         ("train -job flax_mlm", "`fab train` has no option -job; did you mean --job?"),
         ("train --job", "--job needs a value: the job to train"),
@@ -200,7 +211,7 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ),
         (
             "status -- ls",
-            "-- ls: only `fab train`, `fab run`, `fab compare`, `fab predict` and `fab serve` take words after --",
+            "-- ls: only `fab train`, `fab submit`, `fab sweep`, `fab run`, `fab compare`, `fab predict` and `fab s",
         ),
         (
             "predict latest",
@@ -309,7 +320,7 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     )
     assert (done.returncode, done.stderr.partition(";")[0]) == (2, said)
     done = called(CHECKOUT, sys.executable, "-m", "fabric", "status", "--", "ls")
-    named = "`fab train`, `fab run`, `fab compare`, `fab predict` and `fab serve`"
+    named = "`fab train`, `fab submit`, `fab sweep`, `fab run`, `fab compare`, `fab predict` and `fab serve`"
     said = f"error: -- ls: only {named} take words after --\n"
     assert (done.returncode, done.stderr) == (2, said), "Fabric's own `fab` hands over to it"
 

@@ -1,0 +1,234 @@
+"""Sweeps: a family of runs that differ in some options, and what came of them side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from contracts.durations import spoken
+from contracts.errors import RequestError
+from jobs.runtime.metric_definitions import Metric
+from keeper.queue import Entry, Queue
+from launch import jobs, overview, runs
+from launch.display import printable, say, terminal
+from launch.launch import Request
+from launch.runs import Run
+from launch.targets import Target
+
+SEED = "seed"
+MOST_MEMBERS = 1000
+
+Member = Mapping[str, str]
+"""What a run of a sweep has for each option of its grid."""
+
+
+def members(grid: Sequence[str], seeds: int | None) -> list[Member]:
+    """Return the options of each member: every combination of the grid's values, with every seed.
+
+    grid: as it is typed, "learning-rate=1e-4,3e-4" for each option. seeds: how many, from 0 on; None: no option --seed.
+
+    Raises:
+        RequestError: an option has no values, or is there twice, or these are too many runs.
+    """
+    axes: dict[str, list[str]] = {}
+    for text in grid:
+        name, equals, listed = text.partition("=")
+        name = name.strip().removeprefix("--").replace("_", "-")
+        values = [value.strip() for value in listed.split(",")]
+        if not (name and equals and all(values)):
+            raise RequestError(
+                f"--grid {text}: write it as OPTION=VALUE,VALUE, such as learning-rate=1e-4,3e-4"
+            )
+        if name in axes or len({*values}) < len(values):
+            raise RequestError(f"--grid {text}: has an option or a value twice; name each once")
+        axes[name] = values
+    if seeds is not None:
+        if SEED in axes:
+            raise RequestError(f"--seeds {seeds}: --grid names the seeds already; leave one of them out")
+        axes[SEED] = [str(seed) for seed in range(seeds)]
+    if not axes:
+        raise RequestError(
+            "--grid: say what the runs differ in, such as --grid learning-rate=1e-4,3e-4, or --seeds 3"
+        )
+    found = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    if len(found) > MOST_MEMBERS:
+        raise RequestError(f"--grid: makes {len(found)} runs, and a sweep has at most {MOST_MEMBERS}")
+    return [*found]
+
+
+def requests(asked: Request, name: str, grid: Sequence[Member]) -> Iterator[Request]:
+    """Yield the request of each member. The options of an own command are added to its words.
+
+    Raises:
+        RequestError: an option of the grid is given for all members too.
+    """
+    words = asked.command.config.words if asked.command else asked.arguments
+    given = {word.partition("=")[0] for word in words}
+    if twice := [option for option in grid[0] if f"--{option}" in given]:
+        raise RequestError(f"--{twice[0]}: is an option of the grid; leave it out after --")
+    switches = () if asked.command else jobs.find(asked.job, asked.framework).options()
+    for index, member in enumerate(grid, start=1):
+        more = tuple(word for option, value in member.items() for word in _words(option, value, switches))
+        command = asked.command and dataclasses.replace(
+            asked.command, config=dataclasses.replace(asked.command.config, words=(*words, *more))
+        )
+        yield dataclasses.replace(
+            asked,
+            command=command,
+            arguments=asked.arguments if command else (*words, *more),
+            name=f"{name}-{index}",
+            sweep={"name": name, "options": dict(member)},
+        )
+
+
+def _words(option: str, value: str, known: Sequence[str]) -> tuple[str, ...]:
+    if f"--no-{option}" in known and value in ("true", "false"):
+        return (f"--{option}" if value == "true" else f"--no-{option}",)
+    return f"--{option}", value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """Members of a sweep that differ in their seed alone.
+
+    options: of the grid. values: the headline metric of each run that is done. states: how many members are in which.
+    wall_s: of each run that is done. best: the run with the best value.
+    """
+
+    options: Member
+    values: tuple[float, ...]
+    states: Mapping[str, int]
+    wall_s: tuple[float, ...]
+    best: str | None
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def deviation(self) -> float | None:
+        """The sample standard deviation; None of fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Found:
+    """What is known of one member."""
+
+    options: Member
+    state: str
+    overview: Mapping[str, Any] | None = None
+    reason: str | None = None
+
+
+def rows(found: Sequence[Found], metric: Metric | None) -> list[Row]:
+    """Return the members by their options, the best first; those that have no value last."""
+    lower = -1 if metric is not None and metric.better == "higher" else 1
+    groups: dict[tuple[tuple[str, str], ...], list[Found]] = {}
+    for each in found:
+        key = tuple((name, value) for name, value in each.options.items() if name != SEED)
+        groups.setdefault(key, []).append(each)
+    listed = []
+    for key, several in groups.items():
+        done = [each.overview for each in several if each.overview is not None and each.state == "done"]
+        known = [each for each in done if metric is not None and metric.name in each["metrics"]]
+        assert metric is not None or not known
+        ranked = sorted(known, key=lambda each: lower * each["metrics"][metric.name]) if metric else []
+        listed.append(
+            Row(
+                options=dict(key),
+                values=tuple(each["metrics"][metric.name] for each in ranked) if metric else (),
+                states={
+                    state: sum(each.state == state for each in several)
+                    for state in sorted({each.state for each in several})
+                },
+                wall_s=tuple(each["wall_s"] for each in done if each["wall_s"] is not None),
+                best=ranked[0]["run"] if ranked else None,
+            )
+        )
+    return sorted(listed, key=lambda row: (row.mean is None, lower * (row.mean or 0.0)))
+
+
+def compare(target: Target, queue: Queue, name: str, *, as_json: bool) -> int:
+    """Print what came of a sweep: a line for each combination, over its seeds.
+
+    Raises:
+        RequestError: there is no such sweep.
+    """
+    several = [run for run in reversed(runs.list_runs(target.runs)) if of_run(run).get("name") == name]
+    entries = [entry for entry in queue.entries() if entry.sweep == name]
+    if not several and not entries:
+        raise RequestError(
+            f"--sweep {name}: there is none, in {target.runs_url} or in the queue; `fab queue --all`"
+        )
+    known = runs.look_at_all(target.agents_of_all(several))
+    found = [_of_run(run, runs.state_by(run, known)) for run in several]
+    there = {run.run_id for run in several}
+    found += [_of_entry(entry) for entry in entries if entry.run_id not in there]
+    metric = next((run.metrics.get(run.metrics.headline) for run in several if run.metrics.headline), None)
+    compared = rows(found, metric)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "sweep": name,
+                    "metric": metric and metric.name,
+                    "rows": [
+                        {**dataclasses.asdict(row), "mean": row.mean, "deviation": row.deviation}
+                        for row in compared
+                    ],
+                    "runs": [each.overview for each in found if each.overview],
+                }
+            )
+        )
+        return 0
+    console = terminal()
+    options = list(dict.fromkeys(option for row in compared for option in row.options))
+    title = metric.title if metric else "measured"
+    table = Table(
+        *options, "runs", title, "wall time", "best run", box=None, pad_edge=False, header_style="dim"
+    )
+    for index, row in enumerate(compared):
+        table.add_row(
+            *(printable(row.options.get(option, "-")) for option in options),
+            ", ".join(f"{count} {state}" for state, count in row.states.items()),
+            _figure(row, metric) + ("  best" if index == 0 and row.values and len(compared) > 1 else ""),
+            spoken(statistics.fmean(row.wall_s)) if row.wall_s else "-",
+            row.best or "-",
+        )
+    console.print(table)
+    for each in found:
+        if each.reason:
+            say(console)(
+                printable(
+                    f"{' '.join(f'{k}={v}' for k, v in each.options.items())} {each.state}: {each.reason}"
+                )
+            )
+    return 0
+
+
+def _figure(row: Row, metric: Metric | None) -> str:
+    if metric is None or row.mean is None:
+        return "-"
+    scale = 100 if metric.unit.startswith("%") else 1
+    return metric.text(row.mean) + (f" ± {scale * row.deviation:.2g}" if row.deviation is not None else "")
+
+
+def of_run(run: Run) -> Mapping[str, Any]:
+    return run.described.get("sweep") or {}
+
+
+def _of_run(run: Run, state: str) -> Found:
+    said = overview.overview(run, state)  # type: ignore[arg-type]
+    reason = said["error"] if state not in ("done", "starting", "running", "saving") else None
+    return Found(options=of_run(run)["options"], state=state, overview=said, reason=reason)
+
+
+def _of_entry(entry: Entry) -> Found:
+    return Found(options=entry.request["sweep"]["options"], state=entry.state, reason=entry.reason or None)
