@@ -1,4 +1,6 @@
-"""`make rehearse`: runs the whole path of a new user, with two faults on the way, and removes everything at the end.
+"""`make rehearse`: runs the whole path of a new user, with faults on the way, and removes everything at the end.
+
+In the first act a person mends what was lost, in the second the keeper does, with nobody there.
 
     python -m rehearsal.rehearse [--hosts N]
 
@@ -28,12 +30,13 @@ from rehearsal.machines import docker_engine, guardian
 from rehearsal.machines.docker_engine import MachinesError
 
 RUNS = "/mnt/share/runs"
-UNDISTURBED, DISTURBED = "undisturbed", "disturbed"
+UNDISTURBED, DISTURBED, KEPT = "undisturbed", "disturbed", "kept"
 STEPS = 400  # most of a minute on 2 cores
-FIRST_ACCIDENT, SECOND_ACCIDENT = 60, 200
+FIRST_ACCIDENT, SECOND_ACCIDENT, THIRD_ACCIDENT = 60, 200, 120
 JOB = f"--steps {STEPS} --checkpoint-every 50 --log-every 10"
 POLL_S = 1.0
 PROGRESS_LIMIT_S = 300.0
+RECOVERY_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 1800.0
 # Of a loss, where it is not equal to the last digit: another order of sums on another number of hosts.
 TOLERANCE = 1e-5
@@ -94,6 +97,18 @@ class Story:
         )  # fmt: skip
         return done.stdout
 
+    def until_done(self, run: str) -> None:
+        """Waits until a run is done. Raises StoryError where it is not within RECOVERY_LIMIT_S."""
+        deadline = time.monotonic() + RECOVERY_LIMIT_S
+        while not is_done(said := self.answer(f"fab status --stack rehearsal --run {run}")):
+            if time.monotonic() > deadline:
+                raise StoryError(
+                    f"the run {run} is not done after {RECOVERY_LIMIT_S:.0f} s; status:\n{said}\n"
+                    f"{self.answer('fab keeper status --stack rehearsal')}"
+                )
+            time.sleep(POLL_S)
+        self.say("  … the run is done")
+
     def until_step(self, run: str, step: int) -> None:
         """Waits until a run has got so far. Raises StoryError where it does not within PROGRESS_LIMIT_S."""
         deadline = time.monotonic() + PROGRESS_LIMIT_S
@@ -123,6 +138,11 @@ def has_ended(status: str) -> bool:
     return re.match(r"\S+ +(done|failed|stopped|lost|hung|preempted)\b", status) is not None
 
 
+def is_done(status: str) -> bool:
+    """Whether `fab status` tells of a run that has got to its end."""
+    return re.match(r"\S+ +done\b", status) is not None
+
+
 def tell(story: Story, hosts: int, scratch: Path) -> None:
     """The story. Raises StoryError."""
     story.tell(
@@ -130,7 +150,7 @@ def tell(story: Story, hosts: int, scratch: Path) -> None:
         f" {hosts} containers as hosts, each with its own address, SSH server and host key."
     )
     try:
-        story.type(f"fab rehearsal up --hosts {hosts}")
+        story.type(f"fab rehearsal up --hosts {hosts} --keeper")
     except StoryError as problem:
         raise NotBegunError(f"{problem}; what is missing is said above") from None
 
@@ -165,18 +185,36 @@ def tell(story: Story, hosts: int, scratch: Path) -> None:
     story.tell(
         "Every step computes only from (seed, step) and the parameters: two accidents must have changed nothing."
     )
+    compare(story, DISTURBED, scratch)
+
+    story.tell(
+        "The second act, with nobody there: the run is handed to the keeper on the gateway, which looks every few"
+        " seconds here and every minute at Google. Its spot slice is taken back too."
+    )
+    story.type(
+        f"fab train --stack rehearsal --job flax_mlm --name {KEPT} --args {shlex.quote(JOB)} --keep --detach"
+    )
+    story.until_step(KEPT, THIRD_ACCIDENT)
+    story.type("fab rehearsal preempt")
+    story.until_done(KEPT)
+    story.type("fab keeper status --stack rehearsal")
+    compare(story, KEPT, scratch)
+
+
+def compare(story: Story, disturbed: str, scratch: Path) -> None:
+    """Compares the losses of a run with the undisturbed one's. Raises StoryError where they differ."""
     found = {}
-    for name in (UNDISTURBED, DISTURBED):
+    for name in (UNDISTURBED, disturbed):
         run_id = run_id_in(story.answer("fab runs --stack rehearsal --all"), name)
         story.type(
             f"fab get --stack rehearsal --hosts 0 {RUNS}/{run_id}/metrics.jsonl {scratch / name}.jsonl"
         )
         found[name] = read_losses(scratch / f"{name}.jsonl")
-    equal, lines = compare_losses(found[UNDISTURBED], found[DISTURBED], steps=STEPS)
+    equal, lines = compare_losses(found[UNDISTURBED], found[disturbed], steps=STEPS)
     for line in lines:
         story.say(f"  {line}")
     if not equal:
-        raise StoryError("the losses of the disturbed run are not those of the undisturbed one")
+        raise StoryError(f"the losses of the {disturbed} run are not those of the undisturbed one")
 
 
 def run_id_in(listing: str, name: str) -> str:

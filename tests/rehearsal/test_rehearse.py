@@ -18,8 +18,10 @@ FAB = """#!/bin/sh
 echo "$*" >> "$LOG"
 case "$*" in $FAILS) exit 1 ;; esac
 case "$1" in
-  status) echo "some-id  running  step $STEPS/$STEPS  loss 1.0" ;;
-  runs) echo "run name job"; echo "a-1 undisturbed flax_mlm"; echo "b-2 disturbed flax_mlm" ;;
+  status) state=running; case "$*" in *kept*) [ -e "$LOG.preempted" ] && state=done ;; esac
+          echo "some-id  $state  step $STEPS/$STEPS  loss 1.0" ;;
+  rehearsal) case "$*" in *preempt*) grep -q "name kept" "$LOG" && touch "$LOG.preempted" ;; esac; true ;;
+  runs) echo "run name job"; echo "a-1 undisturbed flax_mlm"; echo "b-2 disturbed flax_mlm"; echo "c-3 kept flax_mlm" ;;
   get) for target; do :; done
        loss=1.0; case "$*" in *b-2*) loss=$LOSS ;; esac
        echo "{\\"step\\": $STEPS, \\"loss\\": $loss}" > "$target" ;;
@@ -58,7 +60,8 @@ def test_the_story_is_told_to_its_end_every_command_is_shown_and_it_is_taken_dow
     acts = [words for words in typed if words.split()[0] not in ("status", "runs", "get")]
     assert [" ".join(line.split()[:2]) for line in acts] == [
         "rehearsal up", "deploy --stack", "train --stack", "train --stack", "rehearsal kill", "recover --stack",
-        "rehearsal preempt", "recover --stack", "rehearsal down",
+        "rehearsal preempt", "recover --stack", "train --stack", "rehearsal preempt", "keeper status",
+        "rehearsal down",
     ]  # fmt: skip
     shown = [" ".join(shlex.split(line)[2:]) for line in said if line.startswith("$ fab ")]
     behind_the_scenes = ("status", "runs")

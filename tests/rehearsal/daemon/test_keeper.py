@@ -1,0 +1,296 @@
+"""A run that is kept, in a rehearsal, with nobody there: whatever happens, it ends with the losses of an undisturbed
+one or with a reason, there is never more than one slice for it, and nobody else's request is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rehearsal import state
+from rehearsal.daemon import cli
+from rehearsal.rehearse import read_losses
+from tests.rehearsal.daemon.conftest import LIMIT_S, ROOT, Person
+from tests.rehearsal.daemon.test_rehearsal_up import (
+    LAUNCH_LIMIT_S,
+    OPTIONS,
+    fetched,
+    run_started,
+    status,
+    step_of,
+)
+from tests.rehearsal.waiting import until
+
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+TRAIN = f"fab train --stack rehearsal --job flax_mlm --args '{OPTIONS}'"
+RECOVERY_LIMIT_S = 600.0
+THEIRS = "projects/my-rehearsal/locations/us-west4-a"
+LEASE_S = 60.0
+AWAY_S = 300.0
+ANOTHER = """
+import os, runpy, time
+real = time.time
+time.time = lambda: real() + float(os.environ["OFF_S"])
+while True:
+    try:
+        runpy.run_module("keeper", run_name="__main__")
+    except SystemExit:
+        pass
+    time.sleep(2)
+"""
+
+
+class Cloud:
+    """What the simulated API shows, looked at twice a second. most: nodes of the slice that were there at once."""
+
+    def __init__(self, url: str) -> None:
+        self._url, self.most, self._over = url, 0, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            f"{self._url}/v2/{path}", data=data, method=method, headers={"content-type": "application/json"}
+        )
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+            return json.loads(answer.read())
+
+    def requests(self) -> list[dict[str, Any]]:
+        found = self.ask("GET", "projects/my-rehearsal/locations/-/queuedResources").get(
+            "queuedResources", []
+        )
+        return [each for each in found if not each["name"].endswith("/theirs")]
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.5):
+            nodes = self.ask("GET", "projects/my-rehearsal/locations/-/nodes").get("nodes", [])
+            alive = [
+                node for node in nodes if node["state"] in ("CREATING", "READY", "RESTARTING", "STARTING")
+            ]
+            self.most = max(self.most, len(alive))
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory, environ: Mapping[str, str]) -> Iterator[Person]:
+    """Whose rehearsal is up, with a keeper; somebody else waits for a TPU in another zone of the project."""
+    person = Person(tmp_path_factory.mktemp("kept") / "rehearsal", environ)
+    try:
+        cli.up(person.folder, 2, person.said.append, keeper=True)
+        person.succeed("fab deploy --stack rehearsal", LAUNCH_LIMIT_S)
+        cloud = Cloud(state.require(person.folder).tpu_url)
+        node = {
+            "acceleratorType": "v5litepod-4",
+            "runtimeVersion": "v2-alpha-tpuv5-lite",
+            "labels": {"owner": "them"},
+        }
+        theirs = {"tpu": {"nodeSpec": [{"parent": THEIRS, "nodeId": "theirs", "node": node}]}, "spot": {}}
+        cloud.ask("POST", f"{THEIRS}/queuedResources?queuedResourceId=theirs", theirs)
+        cloud.close()
+        yield person
+    finally:
+        cli.down(person.folder, person.said.append)
+
+
+@pytest.fixture(scope="module")
+def right(kept: Person, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
+    """The losses of an undisturbed run."""
+    run = run_started(kept.succeed(TRAIN, LAUNCH_LIMIT_S))
+    return read_losses(fetched(kept, run, tmp_path_factory.mktemp("right")) / "metrics.jsonl")
+
+
+@pytest.fixture
+def cloud(kept: Person) -> Iterator[Cloud]:
+    made = Cloud(state.require(kept.folder).tpu_url)
+    yield made
+    made.close()
+    theirs = made.ask("GET", f"{THEIRS}/queuedResources/theirs")
+    assert theirs["state"]["state"] in ("ACCEPTED", "WAITING_FOR_RESOURCES")
+
+
+def log(person: Person) -> str:
+    return (person.folder / "keeper.log").read_text(errors="replace")
+
+
+def is_asked_for(cloud: Cloud, before: str) -> bool:
+    """Whether the slice that was preempted has been asked for again."""
+    return any(
+        each["state"]["state"] != "SUSPENDED" and each["createTime"] > before for each in cloud.requests()
+    )
+
+
+def preempt(person: Person, cloud: Cloud) -> str:
+    """Take the slice; return when it had been made."""
+    (request,) = cloud.requests()
+    person.act("preempt")
+    return str(request["createTime"])
+
+
+def until_step(person: Person, step: int) -> None:
+    until(lambda: step_of(person) >= step, RECOVERY_LIMIT_S)
+
+
+def at_a_random_moment(person: Person, cloud: Cloud, _tmp: Path) -> None:
+    """In any phase: starting, joining, stepping, saving, evaluating."""
+    rng = random.Random(os.environ.get("SEED", "0"))
+    for least, most in ((-1, 0), (1, 100), (200, 1200)):
+        step = rng.randint(least, most)
+        until_step(person, step)
+        preempt(person, cloud)
+        until(lambda: status(person).count(" stepping ") == 2 or " done " in status(person), RECOVERY_LIMIT_S)
+
+
+def in_a_stock_out(person: Person, cloud: Cloud, _tmp: Path) -> None:
+    until_step(person, 100)
+    person.act("stockout")
+    before = preempt(person, cloud)
+    until(lambda: is_asked_for(cloud, before), LIMIT_S)
+    threading.Event().wait(30)  # it goes on waiting
+    person.act("restock")
+
+
+def twice_in_a_row(person: Person, cloud: Cloud, _tmp: Path) -> None:
+    until_step(person, 100)
+    before = preempt(person, cloud)
+    until(lambda: is_asked_for(cloud, before), LIMIT_S)
+    until(lambda: any(each["state"]["state"] == "ACTIVE" for each in cloud.requests()), LIMIT_S)
+    preempt(person, cloud)
+
+
+def gateway_off_in_mid_recovery(person: Person, cloud: Cloud, _tmp: Path) -> None:
+    """Its lease is left behind too, by a keeper that is dead."""
+    until_step(person, 100)
+    before = preempt(person, cloud)
+    until(lambda: is_asked_for(cloud, before), LIMIT_S)
+    person.act("gateway-off")
+    threading.Event().wait(10)
+    person.act("gateway-on")
+
+
+def bucket_away(person: Person, cloud: Cloud, _tmp: Path) -> None:
+    until_step(person, 100)
+    person.act("bucket-away")
+    preempt(person, cloud)
+    threading.Event().wait(AWAY_S)
+    person.act("bucket-back")
+
+
+def with_another(person: Person, cloud: Cloud, tmp_path: Path, off_s: float) -> Callable[[], None]:
+    """Start another keeper, on a machine whose clock is off."""
+    opened = state.open_rehearsal(person.environ).environment
+    environ = {
+        **person.environ, **opened, "OFF_S": str(off_s), "TPU_STACK_KEEPER": "gs://my-rehearsal-runs/keeper",
+        "GOOGLE_TPU_V2_CUSTOM_ENDPOINT": state.require(person.folder).tpu_url,
+    }  # fmt: skip
+    with (tmp_path / "another.log").open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", ANOTHER],
+            env=environ,
+            cwd=ROOT,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+
+    def end() -> None:
+        process.kill()
+        process.wait()
+
+    return end
+
+
+def two_keepers(person: Person, cloud: Cloud, tmp_path: Path) -> None:
+    until_step(person, 100)
+    end = with_another(person, cloud, tmp_path, 0.0)
+    try:
+        preempt(person, cloud)
+        until(lambda: " done " in status(person), RECOVERY_LIMIT_S)
+    finally:
+        end()
+
+
+def a_clock_that_is_off(person: Person, cloud: Cloud, tmp_path: Path) -> None:
+    """By an hour, of the only keeper; and of a host."""
+    until_step(person, 100)
+    person.act("gateway-off")
+    end = with_another(person, cloud, tmp_path, 3600.0)
+    try:
+        preempt(person, cloud)
+        until(lambda: " done " in status(person), RECOVERY_LIMIT_S)
+    finally:
+        end()
+        person.act("gateway-on")
+
+
+def pulumi_up_in_the_middle(person: Person, cloud: Cloud, _tmp: Path) -> None:
+    until_step(person, 100)
+    before = preempt(person, cloud)
+    until(lambda: is_asked_for(cloud, before), LIMIT_S)
+    done = person.type(
+        "pulumi",
+        "up",
+        "--refresh",
+        "--yes",
+        "--skip-preview",
+        "--stack",
+        "rehearsal",
+        limit_s=RECOVERY_LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+STORIES = (
+    at_a_random_moment, in_a_stock_out, twice_in_a_row, gateway_off_in_mid_recovery, two_keepers, a_clock_that_is_off,
+    pulumi_up_in_the_middle, bucket_away,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_a_kept_run_ends_with_the_losses_of_an_undisturbed_one(
+    kept: Person,
+    right: dict[int, float],
+    cloud: Cloud,
+    tmp_path: Path,
+    story: Callable[[Person, Cloud, Path], None],
+) -> None:
+    run = run_started(kept.succeed(f"{TRAIN} --keep --detach", LAUNCH_LIMIT_S))
+    story(kept, cloud, tmp_path)
+    try:
+        until(lambda: f"{run} " in status(kept) and " done " in status(kept), RECOVERY_LIMIT_S)
+    except AssertionError:
+        raise AssertionError(
+            status(kept) + kept.type("fab", "keeper", "status").stdout + log(kept)[-3000:]
+        ) from None
+    assert read_losses(fetched(kept, run, tmp_path) / "metrics.jsonl") == right
+    assert cloud.most == 1 and len(cloud.requests()) == 1
+    said = kept.succeed("fab keeper status --stack rehearsal")
+    assert re.search(rf"{run}.*done", said, re.DOTALL)
+
+
+def test_a_stack_that_is_destroyed_in_the_middle_is_gone_and_its_run_ends_with_a_reason(
+    kept: Person, cloud: Cloud, tmp_path: Path
+) -> None:
+    """The last: nothing is left of the stack."""
+    run = run_started(kept.succeed(f"{TRAIN} --keep --detach", LAUNCH_LIMIT_S))
+    until_step(kept, 100)
+    before = preempt(kept, cloud)
+    until(lambda: is_asked_for(cloud, before), LIMIT_S)
+    kept.succeed("pulumi destroy --yes --skip-preview --stack rehearsal", RECOVERY_LIMIT_S)
+    threading.Event().wait(LEASE_S)  # the keeper has looked often enough since
+    assert cloud.requests() == [] and cloud.most == 1
+    assert "stack" in log(kept).splitlines()[-1] and run
