@@ -103,17 +103,7 @@ class Hosts:
 
     def on(self, stack: Stack, slice_name: str, runs_url: str | None = None) -> Target:
         """Return a slice of a stack. runs_url: where its runs are; None: where they are by default."""
-        inventory = stack.inventory
-        if stack.reach is not None:
-            slices = [
-                dataclasses.replace(
-                    each,
-                    hosts=tuple(dataclasses.replace(host, reach=stack.reach) for host in each.hosts),
-                )
-                for each in inventory.slices
-            ]
-            inventory = dataclasses.replace(inventory, slices=tuple(slices))
-        inventory = login.from_here(inventory, os.environ)
+        inventory = login.from_here(stack.inventory, os.environ)
         given = None
         if stack.platform is not None:
             given = Given(

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from contracts.errors import RequestError
 from contracts.files import is_url
-from contracts.inventory import Inventory, InventoryError, Reach, from_json
+from contracts.inventory import Inventory, InventoryError, from_json
 from infra import lease
 from infra.documents import Documents, DocumentsError
 from launch.runs import Run
@@ -97,9 +97,8 @@ class Stack:
     """What the keeper has to know of a stack that Pulumi made.
 
     owner: the id that tells its slices from others'. slices: of each queued slice, by name, the properties that ask for
-    it. inventory: of the stack, its slices without hosts. environment: variables of the keeper. reach: how its machine
-    gets to hosts, where that is another way than the inventory's. platform, python, stand_in_devices: of a rehearsal's
-    hosts.
+    it. inventory: of the stack, its slices without hosts. environment: variables of the keeper. platform,
+    python, stand_in_devices: of a rehearsal's hosts.
     """
 
     project: str
@@ -107,7 +106,6 @@ class Stack:
     slices: Mapping[str, Mapping[str, Any]]
     inventory: Inventory
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    reach: Reach | None = None
     platform: str | None = None
     python: str | None = None
     stand_in_devices: tuple[str, ...] | None = None
@@ -167,7 +165,6 @@ def read_stack(documents: Documents) -> Stack:
             owner=str(found["owner"]),
             slices=dict(found["slices"]),
             inventory=from_json(found["inventory"]),
-            reach=found.get("reach"),
             environment=dict(found.get("environment") or {}),
             platform=found.get("platform"),
             python=found.get("python"),
