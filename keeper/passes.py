@@ -109,8 +109,8 @@ def run_pass(means: Means, *, looks_s: Sequence[float] = LOOKS_S) -> None:
             return
         means.backoff.sleep(max(0.0, began_s + look_s - means.backoff.now()))
         found = slices.listed(means.client(), projects, means.say) if projects else {}
-        _look([*wanted.values()], found, signs if number == 0 else dict.fromkeys(wanted, WELL), means)
-        if number + 1 < len(looks_s):
+        seen = signs if number == 0 else dict.fromkeys(wanted, WELL)
+        if _look([*wanted.values()], found, seen, means) and number + 1 < len(looks_s):
             wanted = {
                 run_id: each
                 for run_id, each in store.read_wanted(means.documents).items()
@@ -123,7 +123,8 @@ def _look(
     found: Mapping[str, list[dict[str, Any]]],
     signs: Mapping[str, Sign],
     means: Means,
-) -> None:
+) -> bool:
+    """Act on what was seen; False: all is well."""
     now_s = means.documents.now_s()
     standing = {each.run_id: slices.standing(each, found) for each in wanted}
     troubled = [
@@ -137,9 +138,10 @@ def _look(
     if means.at_once == 1:
         for each in attempts:
             each.attend()
-        return
-    with concurrent.futures.ThreadPoolExecutor(means.at_once) as pool:
-        list(pool.map(Attempt.attend, attempts))
+    elif attempts:
+        with concurrent.futures.ThreadPoolExecutor(means.at_once) as pool:
+            list(pool.map(Attempt.attend, attempts))
+    return bool(attempts)
 
 
 class Attempt:

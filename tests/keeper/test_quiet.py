@@ -1,0 +1,58 @@
+"""While all is well a pass reads what is wanted once, lists once, and writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.cloud_tpu.retry import Backoff
+from infra.documents import Documents
+from keeper import hosts, passes, store
+from keeper.store import Wanted
+
+
+def test_fifty_runs_that_are_well_cost_four_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "runs"
+    for number in range(50):
+        beats = folder / f"run-{number}" / "heartbeats"
+        beats.mkdir(parents=True)
+        (beats / "host-0.json").write_text("{}")
+        entry = Wanted(
+            run_id=f"run-{number}",
+            stack="dev",
+            slice="main",
+            runs_url=str(folder),
+            project="p",
+            origin="queued-resource dev-main",
+        )
+        store.change_wanted(Documents(str(tmp_path)), entry.run_id, lambda _, entry=entry: entry)  # type: ignore[misc]
+    asked: list[str] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            asked.append(name)
+            return function(*args, **more)
+
+        return call
+
+    for name in ("read", "write", "ages_s"):
+        monkeypatch.setattr(Documents, name, noted(name, getattr(Documents, name)))
+
+    class Client:
+        def queued_resources(self, parent: str) -> list[dict[str, Any]]:
+            asked.append(parent)
+            return [{"name": f"{parent}/queuedResources/dev-main", "state": {"state": "ACTIVE"}}]
+
+    means = passes.Means(
+        documents=Documents(str(tmp_path)),
+        client=Client,  # type: ignore[arg-type]
+        backoff=Backoff(sleep=lambda _: None),
+        hosts=hosts.Hosts(print),
+        say=print,
+        lease_of=lambda name: pytest.fail(f"the lease of {name} was wanted"),
+    )
+    passes.run_pass(means)
+    assert asked == ["read", "ages_s", "projects/p/locations/-", "projects/p/locations/-"]
