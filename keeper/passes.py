@@ -22,7 +22,7 @@ from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.documents import Documents, DocumentsError
 from infra.lease import Lease, LeaseHeldError, LeaseLostError
 from keeper import hosts as hosts_
-from keeper import idle, rules, slices, store
+from keeper import idle, queue_commands, rules, slices, store
 from keeper.rules import Sign
 from keeper.store import Stack, Wanted
 from launch.hosts import HostError, HostsError
@@ -83,6 +83,7 @@ def watch(documents: Documents, say: Say, *, every_s: float = 0.0) -> int:
         try:
             run_pass(means := means_of(documents, say))
             code = DONE
+            queue_commands.attend(documents, means.hosts, say)
             idle.give_back(means)
         except REFUSALS as error:
             say(f"error: {error}")

@@ -17,11 +17,12 @@ from rich.table import Table
 from contracts.errors import DONE, RequestError
 from infra.documents import Documents
 from infra.lease import Lease, LeaseHeldError, held, myself
-from keeper import sweep
+from keeper import slices, sweep
+from keeper.hosts import Hosts
 from keeper.queue import AT_WORK, Entry, Queue, describe, require
 from keeper.queue_worker import Open, Worker
 from keeper.queue_worker import work as work_on
-from keeper.store import read_wanted, store_of
+from keeper.store import STACK, read_stack, read_wanted, store_of
 from launch import follow, runs
 from launch import launch as launching
 from launch.commands import console as consoles
@@ -29,7 +30,7 @@ from launch.commands import track as tracking
 from launch.display import printable, say, terminal
 from launch.jobs import Bundle, Submitted
 from launch.launch import Request
-from launch.targets import Target
+from launch.targets import Target, Wanted, resolve_each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,14 +81,14 @@ def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) 
     bundles: dict[str, Bundle] = {}
     for asked in several:
         follow.require_job(asked)
-        submitted, slices = _checked(targets, asked)
+        submitted, fitting = _checked(targets, asked)
         entries.append(
             Entry(
                 number=0,
                 what=_what(submitted),
                 **describe(dataclasses.replace(asked, job=submitted.name, track=track), submitted),
                 where=wishes.where,
-                slices=slices,
+                slices=fitting,
                 by=getpass.getuser(),
                 added=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
                 priority=wishes.priority,
@@ -144,6 +145,30 @@ def work(target: Target, open_targets: Open, *, stay: bool) -> int:
         goes_on = f"; {len(left)} of its runs go on" if left else ""
         tell(f"no longer working{goes_on}; `fab queue work` works on, `fab queue cancel NUMBER` ends one")
         return DONE
+
+
+def attend(documents: Documents, hosts: Hosts, say: Callable[[str], None]) -> None:
+    """Do for the queue what a look of the keeper does: see to what runs, start what waits.
+
+    Raises:
+        RequestError: the stack cannot be read.
+    """
+    queue = Queue(documents)
+    if not any(entry.is_pending for entry in queue.entries()):
+        return
+    found = documents.read(STACK).value  # this machine has none
+    stack = slices.with_newest(read_stack(documents), documents) if found else None
+    if stack is not None:
+        os.environ.update({name: os.environ.get(name, value) for name, value in stack.environment.items()})
+
+    def targets_of(where: Mapping[str, str]) -> list[Target]:
+        if stack is None:
+            return resolve_each(Wanted(**where))  # type: ignore[arg-type]  # texts alone
+        names = [each.name for each in stack.inventory.slices if each.hosts]
+        return [hosts.on(stack, name, where.get("runs")) for name in names]
+
+    hold = leases_of(documents, "the keeper")
+    Worker(queue, targets_of, hold, say, lambda: kept_runs(documents)).step()
 
 
 def kept_runs(documents: Documents) -> set[str]:
