@@ -113,6 +113,22 @@ def unkeep(target: Target, wanted: str) -> int:
     return DONE
 
 
+def stop(target: Target, wanted: str) -> bool:
+    """Let the keeper stop a run that it keeps, at its next look, and not bring it back; False: it keeps no such run."""
+    if target.inventory.keeper is None:
+        return False
+    run_id = runs.find(target.runs, wanted).run_id
+
+    def change(now: Wanted | None) -> Wanted | None:
+        return None if now is None else dataclasses.replace(now, stop=True)
+
+    try:
+        found = store.change_wanted(store.store_of(target), run_id, change)
+    except DocumentsError as error:
+        raise RequestError(f"{run_id}: the keeper cannot be told to stop it: {error}") from None
+    return found is not None and found.state != "ended"
+
+
 def status(target: Target) -> int:
     """Carry out `fab keeper status`: what it did, what it will do, and why."""
     documents, console = store.store_of(target), terminal()

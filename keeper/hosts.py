@@ -22,7 +22,8 @@ from keeper.rules import Facts, Sign
 from keeper.store import Stack, Wanted
 from launch import costs, notify, recovery, runs, targets
 from launch import launch as launching
-from launch.hosts import HostError
+from launch.follow import STOP_GRACE_S
+from launch.hosts import HostError, stop_processes
 from launch.runs import Run
 from launch.targets import Given, Target
 
@@ -151,6 +152,10 @@ class Hosts:
         except RequestError as error:
             raise WrongRequestError(str(error)) from None
         return launching.launch(request, target, self._say)
+
+    def stop(self, run: Run, target: Target) -> None:
+        """Stop a run with a checkpoint, as `fab stop` does, also where the keeper's own user has resumed it."""
+        stop_processes(target.find_agents(run.described), run.run_id, run.attempt, grace_s=STOP_GRACE_S)
 
     def write_acts(self, wanted: Wanted, run: Run) -> None:
         """Write what was done about a run into its directory."""

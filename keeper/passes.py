@@ -288,6 +288,9 @@ class Attempt:
             self._end(wanted, step.reason, found)
         elif step.do == "resume":
             self._resume(wanted, found, target, step.reason, mine)
+        elif step.do == "stop":
+            self._hosts.stop(found.run, target)
+            self._note(wanted, "stops", "`fab stop` asked for it")
         elif found.facts.state in rules.ACTIVE:
             self._is_well(wanted, found)
         else:

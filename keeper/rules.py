@@ -49,7 +49,8 @@ class Facts:
         return self.saved[-1] if self.saved else -1
 
 
-Do = Literal["nothing", "examine", "ask", "resume", "end"]
+Do = Literal["nothing", "examine", "ask", "resume", "stop", "end"]
+STOPPED = "`fab stop` has ended it"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,12 +64,12 @@ def glance(wanted: Wanted, of_slice: Slice, sign: Sign | None, now_s: float) -> 
     if wanted.state == "ended" or of_slice == "unread":
         return Step(do="nothing")
     if of_slice in ("absent", "lost", "waiting"):
-        if refusal := _refusal(wanted, now_s):
+        if refusal := STOPPED if wanted.stop else _refusal(wanted, now_s):
             return Step(do="end", reason=refusal)
         if of_slice == "waiting" or wanted.not_before_s > now_s:
             return Step(do="nothing")
         return Step(do="ask", reason=f"its slice is {'gone' if of_slice == 'absent' else 'lost'}")
-    if sign is None or sign.has_result or wanted.state != "watched":
+    if wanted.stop or sign is None or sign.has_result or wanted.state != "watched":
         return Step(do="examine")
     if sign.beat_age_s is None or sign.beat_age_s > SILENT_S:
         return Step(do="examine")
@@ -78,7 +79,9 @@ def glance(wanted: Wanted, of_slice: Slice, sign: Sign | None, now_s: float) -> 
 def next_step(wanted: Wanted, facts: Facts, now_s: float) -> Step:
     """Decide about a run that was examined, whose slice is there."""
     if facts.state in ACTIVE:
-        return Step(do="nothing", reason=f"it is {facts.state}")
+        return Step(do="stop" if wanted.stop else "nothing", reason=f"it is {facts.state}")
+    if wanted.stop:
+        return Step(do="end", reason=f"{STOPPED}; it is {facts.state}")
     if facts.state == "done":
         return Step(do="end", reason="it is done")
     if facts.state == "stopped":

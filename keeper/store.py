@@ -48,7 +48,8 @@ class Wanted:
     last_restored_step: of the checkpoint that it was last resumed from, -1 for none; None: not resumed yet.
     not_before_s: the next try. failures: tries since the last new checkpoint. slice_lost: its slice was lost since it
     was last started, so that its end is no fault of its own.
-    reason: of its state, in words. acts: what was done, the newest last: {time, act, reason}.
+    reason: of its state, in words. stop: whether `fab stop` was asked to end the run.
+    acts: what was done, the newest last: {time, act, reason}.
     """
 
     run_id: str
@@ -67,6 +68,7 @@ class Wanted:
     origin: str = ""
     state: State = "watched"
     reason: str = ""
+    stop: bool = False
     acts: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod

@@ -247,8 +247,8 @@ def _print_json(said: list[dict[str, Any]], known: runs.Look) -> int:
     return 0
 
 
-def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
-    """Stop a run on all its hosts; it saves a checkpoint first."""
+def stop(target: Target, wanted: str | None, *, grace_s: float, is_kept: bool = False) -> int:
+    """Stop a run on all its hosts; it saves a checkpoint first. is_kept: the keeper has been told to stop it too."""
     console = terminal()
     run = runs.find(target.runs, wanted) if wanted else _only_active(target)
     agents = target.find_agents(run.described)
@@ -277,10 +277,15 @@ def stop(target: Target, wanted: str | None, *, grace_s: float) -> int:
     if after in run_directory.ACTIVE and not any(
         isinstance(answer, HostError) or answer["stopped"] for answer in answers
     ):
-        say(console)(NOT_OURS)
+        say(console)(KEEPERS if is_kept else NOT_OURS)
+        return 0 if is_kept else 1
     return 0 if after in ("stopped", "done") else 1
 
 
+KEEPERS = (
+    "its processes are the keeper's on the hosts, so the keeper stops it at its next look, within two minutes: "
+    "`fab keeper status`"
+)
 NOT_OURS = (
     "it goes on: none of its processes is your user's on the hosts, so another user has started this attempt, such as "
     "the keeper; docs/operations.md, Who a resumed run belongs to, says how to stop it"

@@ -42,6 +42,9 @@ def wanted(**changes: Any) -> Wanted:
         (wanted(attempts_left=0), "lost", FRESH, "end"),
         (wanted(state="waiting", deadline_s=NOW_S - 1), "waiting", SILENT, "end"),
         (wanted(deadline_s=NOW_S - 1), "active", FRESH, "nothing"),
+        (wanted(stop=True), "active", FRESH, "examine"),
+        (wanted(stop=True), "lost", FRESH, "end"),
+        (wanted(stop=True, state="waiting"), "waiting", SILENT, "end"),
     ],
 )
 def test_a_look_is_enough_as_long_as_all_is_well(
@@ -55,6 +58,8 @@ def test_a_look_is_enough_as_long_as_all_is_well(
     [
         (wanted(), Facts(state="running"), "nothing", "it is running"),
         (wanted(attempts_left=0), Facts(state="saving"), "nothing", "it is saving"),
+        (wanted(stop=True), Facts(state="running"), "stop", "it is running"),
+        (wanted(stop=True), Facts(state="preempted", saved=(5,)), "end", "`fab stop` has ended it"),
         (wanted(), Facts(state="done"), "end", "it is done"),
         (wanted(), Facts(state="stopped", error="its budget is spent"), "end", "budget is spent"),
         (wanted(), Facts(state="failed", is_wrong=True, error="no text"), "end", "would fail again: no text"),

@@ -179,6 +179,8 @@ def test_a_run_of_another_user_cannot_be_stopped_and_that_is_said(
     write_run(beats=[beat("stepping", time=time.time()), beat("stepping", time=time.time())])
     assert console.stop(here(), "latest", grace_s=1) == 1
     assert console.NOT_OURS in capsys.readouterr().out
+    assert console.stop(here(), "latest", grace_s=1, is_kept=True) == 0
+    assert console.KEEPERS in capsys.readouterr().out
 
 
 LINES = [f"line {number} " + "x" * (number % 90) for number in range(20_000)]
