@@ -27,9 +27,8 @@ from typing import Literal
 
 from infra.catalogue import accelerator
 from infra.catalogue.prices import PRICES
-
-ZONE_WAIT_S = 600.0
-PERIOD_S = 60.0
+from infra.config.slice_keys import ZONE_WAIT_S
+from keeper.install import EVERY_S
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 YEAR_S = 365 * DAY_S
@@ -170,7 +169,7 @@ def next_up(zone: Zone, now: float) -> Interval:
 def acts_at(policy: Policy, now: float, assumed: Assumed, rng: random.Random) -> float:
     """Return when somebody acts on what happened at `now`. The year begins on a Monday at midnight."""
     if policy.who == "keeper":
-        return now + rng.random() * PERIOD_S
+        return now + rng.random() * EVERY_S
     now += rng.random() * assumed.looks_s
     day, hour = int(now // DAY_S), now % DAY_S / HOUR_S
     while day % 7 >= 5 or hour >= 18:

@@ -269,6 +269,6 @@ class Training:
     def save(self, step: int) -> None:
         """Begin a checkpoint of the state after `step`."""
         with self.run.time.part("checkpoint"):
-            self.run.heartbeat.state("saving")
+            self.run.begin_saving()
             self.checkpoints.save(step, self.state, notes=self.guard.notes())
             self.run.heartbeat.tick()

@@ -342,7 +342,7 @@ class Training:
     def save(self, step: int) -> None:
         """Begin a checkpoint of the state after `step`."""
         with self.run.time.part("checkpoint"):
-            self.run.heartbeat.state("saving")
+            self.run.begin_saving()
             notes = {"began_from": self.beginning.fingerprint, **self.evaluations.notes()}
             self.checkpoints.save(step, self.state(), notes=notes)
             self.run.heartbeat.tick()

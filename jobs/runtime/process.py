@@ -76,6 +76,12 @@ class Run:
         if self.environment.is_first:
             self.directory.write_json(run_directory.SETTINGS, settings)
 
+    def begin_saving(self) -> None:
+        """Say that a checkpoint is being written, and write before it the metrics of the steps that it has: a run that
+        is resumed from it takes those steps no more."""
+        self.heartbeat.state("saving")
+        preemption.watch.flush()
+
     def leave(self, step: int, checkpoints: _Writes, *records: _Closes | None) -> NoReturn:
         """End this process, as a host was told to stop; the checkpoint after `step` has begun.
 

@@ -317,7 +317,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
     def save(self, step: int) -> None:
         """Begin a checkpoint of the state after `step`."""
         with self.run.time.part("checkpoint"):
-            self.run.heartbeat.state("saving")
+            self.run.begin_saving()
             self.even_out()
             self.checkpoints.save(step, {"data": self.index.fingerprint, **self.evaluations.notes()})
             self.run.heartbeat.tick()

@@ -311,7 +311,7 @@ class Training:
     def save(self, step: int) -> None:
         """Write a checkpoint of the state after `step`."""
         with self.run.time.part("checkpoint"):
-            self.run.heartbeat.state("saving")
+            self.run.begin_saving()
             self.checkpoints.save(step, {"began_from": self.beginning.fingerprint})
             self.run.heartbeat.tick()
 

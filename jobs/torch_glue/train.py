@@ -262,7 +262,7 @@ class Training:
     def save(self, step: int) -> None:
         """Begin a checkpoint of the state after `step`."""
         with self.run.time.part("checkpoint"):
-            self.run.heartbeat.state("saving")
+            self.run.begin_saving()
             self.checkpoints.save(step, {**self.notes, **self.evaluations.notes()})
             self.run.heartbeat.tick()
 

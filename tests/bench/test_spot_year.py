@@ -10,6 +10,7 @@ import pytest
 
 from bench import spot_year
 from bench.spot_year import DAY_S, HOUR_S, POLICIES, YEAR_S, Assumed, Policy
+from infra.config.slice_keys import ZONE_WAIT_S
 
 PERSON, KEEPER, FIRST, RACE = POLICIES
 ALWAYS = [(0.0, 2 * YEAR_S)]
@@ -44,7 +45,7 @@ def test_a_year_without_preemption_is_all_progress_and_one_without_capacity_none
     # The third zone is found by either strategy.
     for policy in (FIRST, RACE):
         found = spot_year.simulate([NEVER, NEVER, ALWAYS], policy, Assumed(), random.Random(0))
-        assert found.seconds["no capacity"] == (2 * spot_year.ZONE_WAIT_S if policy == FIRST else 0)
+        assert found.seconds["no capacity"] == (2 * ZONE_WAIT_S if policy == FIRST else 0)
 
 
 def test_a_person_acts_in_working_hours_only_and_the_keeper_within_a_minute() -> None:

@@ -20,7 +20,9 @@ from jobs.runtime import metrics as metrics_module
 from jobs.runtime import preemption
 from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.evaluations import Evaluations
+from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.metrics import Metrics, Part, Rates, TimeSplit
+from jobs.runtime.process import Run
 from tests.jobs.groups import run_in
 
 
@@ -125,6 +127,19 @@ def test_in_a_bucket_the_files_are_put_anew_now_and_then_and_whole_at_the_end(
     assert scalars(here, "loss") == {1: 1.0, 2: 2.0, 3: 3.0}
     written(bucket, 2, {3: 3.5})
     assert [line["loss"] for line in bucket.read_metrics()] == [1.0, 2.0, 3.5]
+
+
+def test_a_checkpoint_in_a_bucket_has_no_step_whose_metrics_are_not_there(
+    bucket: RunDirectory, environment: ProcessEnvironment
+) -> None:
+    """Who resumes from it takes those steps no more."""
+    metrics = Metrics(bucket, 0)
+    metrics.write(1, {"loss": 1.0})
+    run = Run(environment=environment, directory=bucket, heartbeat=Heartbeat(bucket, environment))
+    assert steps_of(bucket) == []
+    run.begin_saving()
+    assert steps_of(bucket) == [1]
+    metrics.close()
 
 
 def test_every_rank_may_record_and_what_rank_0_recorded_is_complete_however_the_loop_is_left(
