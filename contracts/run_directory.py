@@ -183,7 +183,7 @@ def state(
     heartbeats: Sequence[Mapping[str, Any] | None],
     processes: Sequence[Mapping[str, Any]],
     unanswered: int = 0,
-    gone: int = 0,
+    knowing: int = 0,
     now_s: float,
 ) -> State:
     """What a run is doing, from its directory and from what the agents say of its latest attempt's processes.
@@ -191,8 +191,8 @@ def state(
     started_s: when the attempt was started. result, heartbeats: of the latest attempt, None where there is none yet.
     processes: the agents' status entries of that attempt. unanswered: hosts that could not be asked; what they do is
     told by heartbeats only, as long as those are fresh. So is that of a run that no agent has a record of: agents keep
-    theirs by user, and somebody else may have started it, such as the keeper. gone: hosts that there are no more, and
-    what ran there does not run.
+    theirs by user, and somebody else may have started it, such as the keeper. knowing: hosts of which all is known:
+    those that there are no more, and this machine, where runs are one user's.
     """
     alive = [process for process in processes if process["state"] in ("starting", "running")]
     if result is not None and not alive:
@@ -201,7 +201,7 @@ def state(
     states = [beat["state"] if beat else "starting" for beat in heartbeats]
     if "failed" in states:
         return "failed"
-    if alive or ((unanswered or not (processes or gone)) and _is_fresh(heartbeats, now_s)):
+    if alive or ((unanswered or not (processes or knowing)) and _is_fresh(heartbeats, now_s)):
         if "saving" in states:
             return "saving"
         return "running" if all(each not in ("starting", "joined") for each in states) else "starting"

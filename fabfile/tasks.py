@@ -252,7 +252,8 @@ def keeper(
     runs: str = "",
 ) -> int:
     """Show what the keeper does, let it look now, or install it."""
-    from keeper import commands, install, passes, store
+    from keeper import commands, install, store
+    from keeper.__main__ import watch
 
     if action == "install":
         return install.install(options.inventory(stack), on_this_machine=here)
@@ -262,7 +263,7 @@ def keeper(
     if action == "status":
         return commands.status(target)
     every_s = float(whole("--every", every, least=1) or 0)
-    return passes.watch(store.store_of(target), functools.partial(print, flush=True), every_s=every_s)
+    return watch(store.store_of(target), functools.partial(print, flush=True), every_s=every_s)
 
 
 @task(

@@ -11,12 +11,31 @@ import argparse
 import functools
 import os
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
+from contracts.errors import DONE, FAILED
 from infra.documents import Documents
-from keeper import passes
+from keeper import idle, passes, queue_commands
 
 STORE = "TPU_STACK_KEEPER"
+
+
+def watch(documents: Documents, say: Callable[[str], None], *, every_s: float = 0.0) -> int:
+    """Carry out one pass, or one every so many seconds until interrupted; FAILED where the last could not be."""
+    while True:
+        began_s = time.monotonic()
+        try:
+            passes.run_pass(means := passes.means_of(documents, say))
+            code = DONE
+            queue_commands.attend(documents, means.hosts, say)
+            idle.give_back(means)
+        except passes.REFUSALS as error:
+            say(f"error: {error}")
+            code = FAILED
+        if not every_s:
+            return code
+        time.sleep(max(0.0, began_s + every_s - time.monotonic()))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if not given.store:
         parser.error(f"--store: say where the stack's documents are, or set ${STORE}")
-    return passes.watch(Documents(given.store), functools.partial(print, flush=True), every_s=given.every)
+    return watch(Documents(given.store), functools.partial(print, flush=True), every_s=given.every)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,9 @@ class Hosts:
         if run is None:
             raise RequestError(f"{wanted.runs_url}/{wanted.run_id}: there is no such run any more")
         known = runs.look(target.find_agents(run.described), run)
-        state = runs.state(run, known.processes, unanswered=len(known.errors), gone=known.gone, now_s=now_s)
+        state = runs.state(
+            run, known.processes, unanswered=len(known.errors), knowing=known.knowing, now_s=now_s
+        )
         return Examined(run=run, facts=_facts(run, state))
 
     def silent(self, target: Target) -> list[HostError]:

@@ -12,17 +12,16 @@ import dataclasses
 import functools
 import itertools
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from contracts.errors import DONE, FAILED, RequestError
+from contracts.errors import RequestError
 from infra import lease
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.documents import Documents, DocumentsError
 from infra.lease import Lease, LeaseHeldError, LeaseLostError
 from keeper import hosts as hosts_
-from keeper import idle, queue_commands, rules, slices, store
+from keeper import rules, slices, store
 from keeper.rules import Sign
 from keeper.store import Stack, Wanted
 from launch.hosts import HostError, HostsError
@@ -74,23 +73,6 @@ def means_of(documents: Documents, say: Say) -> Means:
         say=say,
         lease_of=lambda name: Lease(documents, name, lease.myself("the keeper")),
     )
-
-
-def watch(documents: Documents, say: Say, *, every_s: float = 0.0) -> int:
-    """Carry out one pass, or one every so many seconds until interrupted; FAILED where the last could not be."""
-    while True:
-        began_s = time.monotonic()
-        try:
-            run_pass(means := means_of(documents, say))
-            code = DONE
-            queue_commands.attend(documents, means.hosts, say)
-            idle.give_back(means)
-        except REFUSALS as error:
-            say(f"error: {error}")
-            code = FAILED
-        if not every_s:
-            return code
-        time.sleep(max(0.0, began_s + every_s - time.monotonic()))
 
 
 def run_pass(means: Means, *, looks_s: Sequence[float] = LOOKS_S) -> None:

@@ -18,7 +18,7 @@ from contracts.errors import RequestError
 from contracts.files import Files
 from contracts.run_directory import RUN_VERSION, RunDirectory, State
 from jobs.runtime.metric_definitions import Metrics, finite, of_run
-from launch.hosts import Agent, GoneLink, HostError, ask_all
+from launch.hosts import Agent, GoneLink, HostError, LocalTransport, ProcessLink, ask_all
 
 RUN_ID = re.compile(r"^[a-z][a-z0-9_]*-\d{8}-\d{6}-[a-z]{4}$")
 NAME = re.compile(r"^\w(?:[\w. -]{0,98}\w)?\Z")
@@ -288,7 +288,7 @@ def check_name(folder: RunsFolder, name: str | None, own: str | None = None) -> 
 
 
 def state(
-    run: Run, processes: Sequence[Mapping[str, Any]], *, unanswered: int = 0, gone: int = 0, now_s: float
+    run: Run, processes: Sequence[Mapping[str, Any]], *, unanswered: int = 0, knowing: int = 0, now_s: float
 ) -> State:
     """Return what a run is doing; see `contracts.run_directory.state`."""
     return run_directory.state(
@@ -297,18 +297,18 @@ def state(
         heartbeats=run.current(),
         processes=processes,
         unanswered=unanswered,
-        gone=gone,
+        knowing=knowing,
         now_s=now_s,
     )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Look:
-    """What the agents say of processes, and the hosts that said nothing. gone: how many there are no more."""
+    """What the agents say of processes, and the hosts that said nothing. knowing: see contracts.run_directory.state."""
 
     processes: tuple[dict[str, Any], ...]
     errors: tuple[HostError, ...]
-    gone: int = 0
+    knowing: int = 0
 
     def of(self, run: Run) -> Look:
         """Return the part that is about the latest attempt of one run."""
@@ -335,13 +335,19 @@ def look_at_all(agents: Sequence[Agent]) -> Look:
 def state_by(run: Run, known: Look) -> State:
     """Return what the run is doing now."""
     return state(
-        run, known.of(run).processes, unanswered=len(known.errors), gone=known.gone, now_s=time.time()
+        run, known.of(run).processes, unanswered=len(known.errors), knowing=known.knowing, now_s=time.time()
     )
 
 
 def state_now(agents: Sequence[Agent], run: Run) -> State:
     """Ask the agents, and return what the run is doing now."""
     return state_by(run, look(agents, run))
+
+
+def _knows_all(agent: Agent) -> bool:
+    link = agent.link
+    is_here = isinstance(link, ProcessLink) and isinstance(link.transport, LocalTransport)
+    return is_here or isinstance(link, GoneLink)
 
 
 def _ask(agents: Sequence[Agent], request: dict[str, Any]) -> Look:
@@ -355,7 +361,7 @@ def _ask(agents: Sequence[Agent], request: dict[str, Any]) -> Look:
             entry for answer in answers if not isinstance(answer, HostError) for entry in answer["processes"]
         ),
         errors=tuple(answer for answer in answers if isinstance(answer, HostError)),
-        gone=sum(isinstance(agent.link, GoneLink) for agent in asked),
+        knowing=sum(_knows_all(agent) for agent in asked),
     )
 
 

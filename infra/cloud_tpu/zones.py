@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from contracts.durations import spoken
 from infra import stock_outs
@@ -29,7 +29,6 @@ from infra.cloud_tpu.retry import (
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client
-    from infra.cloud_tpu.lifecycle import Lifecycle
 
 LATE_S = 60.0
 """What is not shown may only be late: live ones must not be deleted because an answer was old."""
@@ -63,6 +62,15 @@ def strays(client: Client, spec: Spec, known: Collection[str]) -> list[Spec]:
     return [dataclasses.replace(spec, zone=zone) for zone in zones]
 
 
+class OneZone(Protocol):
+    """What is done in one zone, as `infra.cloud_tpu.lifecycle.Lifecycle` has it."""
+
+    def ask(self, spec: Spec, *, is_recorded: bool) -> str | None: ...
+    def look(self, spec: Spec, found: dict[str, Any]) -> Look: ...
+    def remember(self, spec: Spec, look: Look, *, is_new: bool = False) -> None: ...
+    def require_pending(self, spec: Spec, operation: str | None, waited_s: float) -> None: ...
+
+
 class Search:
     """For one slice in its zones. before: as the state has it; None: the state does not know of it.
 
@@ -71,7 +79,7 @@ class Search:
     """
 
     def __init__(
-        self, lifecycle: Lifecycle, client: Client, backoff: Backoff, wanted: Spec, before: Spec | None
+        self, lifecycle: OneZone, client: Client, backoff: Backoff, wanted: Spec, before: Spec | None
     ) -> None:
         self._lifecycle = lifecycle
         self._client = client

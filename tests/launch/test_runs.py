@@ -19,6 +19,7 @@ from contracts.files import DiskFiles
 from launch import runs
 from launch.hosts import Agent, GoneLink
 from launch.runs import Run
+from launch.targets import on_this_machine
 
 STARTED_S = 1605908700.0
 LONG_AFTER_S = STARTED_S + 3600
@@ -251,11 +252,13 @@ def test_what_no_agent_knows_of_is_believed_to_run_as_long_as_its_heartbeat_is_f
     """A host cannot be asked; or another user has started the run, such as the keeper, whose agent has the record."""
     run = write_run(beats=[word and beat(word, time=LONG_AFTER_S - age_s) for word in beats])
     assert runs.state(run, [], unanswered=unanswered, now_s=LONG_AFTER_S) == state
-    # A process that is known to have ended has ended, whatever it said last, and so has one whose host is no more.
+    # A process that is known to have ended has ended, whatever it said last.
     assert runs.state(run, [EXITED], now_s=LONG_AFTER_S) == "lost"
+    # On a host that is no more nothing runs, and on this machine nothing that its one user has no record of.
     gone = Agent(host="w", link=GoneLink("", ""), root="/")
-    known = runs.look([gone, gone], run)
-    assert runs.state(run, known.processes, gone=known.gone, now_s=LONG_AFTER_S) == "lost"
+    for agents in ([gone, gone], on_this_machine(hosts=None, platform="cpu").agents):
+        known = runs.look(agents, run)
+        assert runs.state(run, known.processes, knowing=known.knowing, now_s=LONG_AFTER_S) == "lost"
 
 
 def test_an_option_may_name_the_latest_run_of_a_job_that_is_done_or_a_run_by_its_id(
