@@ -95,8 +95,13 @@ def ids(api: TpuApi) -> set[str]:
 
 
 def test_what_nobody_knows_of_is_removed_and_nothing_else(
-    api: TpuApi, make: Callable[..., None], stack: Callable[..., Wanted], capsys: pytest.CaptureFixture[str]
+    api: TpuApi,
+    make: Callable[..., None],
+    stack: Callable[..., Wanted],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     make("main")  # in the inventory
     make("main", "europe-west4-b")  # where the same slice may be, as in a race
     make("second")  # in Pulumi's state
