@@ -360,16 +360,14 @@ def stop(c: Any, run: str = "", grace: str = "120", stack: str = "", slice: str 
     from launch.commands import console
 
     target = options.target(stack, slice, runs=runs)
-    is_kept = bool(run) and not target.is_local and _stopped_by_keeper(target, run)
-    return console.stop(
-        target, run or None, grace_s=float(whole("--grace", grace, least=0) or 0), is_kept=is_kept
-    )
 
+    def by_keeper(run_id: str) -> bool:
+        from keeper import commands  # most stacks have none
 
-def _stopped_by_keeper(target: Any, run: str) -> bool:
-    from keeper import commands  # most stacks have none
+        return commands.stop(target, run_id)
 
-    return commands.stop(target, run)
+    grace_s = float(whole("--grace", grace, least=0) or 0)
+    return console.stop(target, run or None, grace_s=grace_s, by_keeper=by_keeper)
 
 
 @task(

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts import atomic
+from contracts.errors import Unreachable
 from contracts.files import is_url
 
 GOOGLE = "https://storage.googleapis.com"
@@ -46,7 +47,7 @@ ABSENT = 0
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
 
 
-class DocumentsError(Exception):
+class DocumentsError(Unreachable):
     """The documents cannot be read or written; the message names the place, the reason and the remedy."""
 
 
@@ -253,7 +254,7 @@ class _Bucket:
 
     def read(self, name: str) -> tuple[bytes | None, int]:
         status, data, headers = self._ask("GET", f"{self._object(name)}?alt=media", (200, 404))
-        if status == 404 and b"bucket" not in data:
+        if status == 404 and b"bucket does not exist" not in data:
             return None, ABSENT
         if status == 404:
             raise DocumentsError(f"{self._url}: {_message(data)}; `pulumi up` makes a stack's bucket")

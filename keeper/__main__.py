@@ -28,7 +28,7 @@ def watch(documents: Documents, say: Callable[[str], None], *, every_s: float = 
         try:
             passes.run_pass(means := passes.means_of(documents, say))
             code = DONE
-            queue_commands.attend(documents, means.hosts, say)
+            queue_commands.attend(means)
             idle.give_back(means)
         except passes.REFUSALS as error:
             say(f"error: {error}")

@@ -113,11 +113,10 @@ def unkeep(target: Target, wanted: str) -> int:
     return DONE
 
 
-def stop(target: Target, wanted: str) -> bool:
+def stop(target: Target, run_id: str) -> bool:
     """Let the keeper stop a run that it keeps, at its next look, and not bring it back; False: it keeps no such run."""
     if target.inventory.keeper is None:
         return False
-    run_id = runs.find(target.runs, wanted).run_id
 
     def change(now: Wanted | None) -> Wanted | None:
         return None if now is None else dataclasses.replace(now, stop=True)

@@ -36,6 +36,9 @@ AT_ONCE = 8
 """Slices that are seen to at the same time."""
 LOOKS_S = (0.0, 30.0)
 """Of one pass: with a timer of a minute a lost slice is found within half of one."""
+MOST_PREPARED = 12
+"""Tries to prepare the hosts of one run without a new checkpoint; with the growing pauses that is some seven hours."""
+WRONG = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "PERMISSION_DENIED"})
 WELL = Sign(beat_age_s=0.0, has_result=False)
 REFUSALS = (CloudTpuError, DocumentsError, HostError, HostsError, RequestError)
 """What may be better at the next look."""
@@ -216,7 +219,10 @@ class Attempt:
         found = self._hosts.without_hosts(wanted)
         if found is None:
             return False
-        step = rules.next_step(wanted, found.facts, self._now_s())
+        is_lost = self._standing in ("absent", "lost")  # which is no fault of the run's own
+        step = rules.next_step(
+            dataclasses.replace(wanted, slice_lost=wanted.slice_lost or is_lost), found.facts, self._now_s()
+        )
         if step.do == "end":
             self._end(wanted, step.reason, found)
         return step.do == "end"
@@ -230,7 +236,7 @@ class Attempt:
             if step.do == "end":
                 self._end(each, step.reason, None)
                 self._group.remove(each)
-            elif step.do == "ask":
+            elif step.do == "ask" and self._standing != "waiting":
                 self._note(each, "asks", step.reason, state="recovering", slice_lost=True)
         if not self._group:
             if was_asked and self._standing == "waiting" and not self._others:
@@ -238,9 +244,19 @@ class Attempt:
             return False
         try:
             made = slices.have(
-                self._means.client(), self._means.backoff, stack, self._name, mine, wait_s=slices.WAIT_S
+                self._means.client(),
+                self._means.backoff,
+                stack,
+                self._name,
+                mine,
+                # One that waits already is looked at, so that the next zone has its turn.
+                wait_s=0.0 if self._standing == "waiting" else slices.WAIT_S,
             )
         except CloudTpuError as error:
+            if error.status in WRONG:
+                for each in self._group:
+                    self._end(each, f"its slice would be refused again: {error}", None)
+                return False
             for each in self._group:
                 failures = each.failures + 1
                 not_before_s = self._now_s() + rules.pause_s(failures)
@@ -263,6 +279,8 @@ class Attempt:
         target = reopen()
         is_doubtful = wanted.slice_lost or wanted.failures > 1
         if stack is not None and (is_doubtful or self._hosts.silent(target)):
+            if not self._may_prepare(wanted):
+                return
             target = self._hosts.prepare(reopen)
         found = self._hosts.examine(wanted, target, self._now_s())
         step = rules.next_step(wanted, found.facts, self._now_s())
@@ -277,6 +295,26 @@ class Attempt:
             self._is_well(wanted, found)
         else:
             self._note(wanted, "waits", step.reason)
+
+    def _may_prepare(self, wanted: Wanted) -> bool:
+        """Count a try to prepare hosts, which cost money while they cannot be: the limits of a run hold for it too."""
+        if wanted.not_before_s > self._now_s():
+            return False
+        if refusal := rules.STOPPED if wanted.stop else rules.refusal(wanted, self._now_s()):
+            self._end(wanted, refusal, None)
+            return False
+        failures = wanted.failures + 1
+        if failures > MOST_PREPARED:
+            self._end(wanted, f"its hosts could not be prepared {MOST_PREPARED} times", None)
+            return False
+        now_s = self._now_s()
+        self._change(
+            wanted,
+            lambda now: dataclasses.replace(
+                now, failures=failures, not_before_s=now_s + rules.pause_s(failures)
+            ),
+        )
+        return True
 
     def _resume(self, wanted: Wanted, found: Examined, target: Any, reason: str, mine: Lease) -> None:
         now_s = self._now_s()

@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.table import Table
 
-from contracts.errors import DONE, RequestError
+from contracts.errors import DONE, FAILED, RequestError
+from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.documents import Documents
 from infra.lease import Lease, LeaseHeldError, held, myself
 from keeper import slices, sweep
-from keeper.hosts import Hosts
+from keeper.passes import Means
 from keeper.queue import AT_WORK, Entry, Queue, describe, require
 from keeper.queue_worker import Open, Worker
 from keeper.queue_worker import work as work_on
-from keeper.store import STACK, read_stack, read_wanted, store_of
+from keeper.store import STACK, Stack, read_stack, read_wanted, store_of
 from launch import follow, runs
 from launch import launch as launching
 from launch.commands import console as consoles
@@ -147,19 +148,24 @@ def work(target: Target, open_targets: Open, *, stay: bool) -> int:
         return DONE
 
 
-def attend(documents: Documents, hosts: Hosts, say: Callable[[str], None]) -> None:
+def attend(means: Means) -> None:
     """Do for the queue what a look of the keeper does: see to what runs, start what waits.
 
     Raises:
         RequestError: the stack cannot be read.
+        CloudTpuError: Google does not tell which hosts there are.
     """
+    documents, hosts, say = means.documents, means.hosts, means.say
     queue = Queue(documents)
-    if not any(entry.is_pending for entry in queue.entries()):
+    pending = [entry for entry in queue.entries() if entry.is_pending]
+    if not pending:
         return
     found = documents.read(STACK).value  # this machine has none
     stack = slices.with_newest(read_stack(documents), documents) if found else None
     if stack is not None:
         os.environ.update({name: os.environ.get(name, value) for name, value in stack.environment.items()})
+        if any(entry.state == "waiting" for entry in pending):
+            stack = _with_hosts(means, stack)
 
     def targets_of(where: Mapping[str, str]) -> list[Target]:
         if stack is None:
@@ -169,6 +175,20 @@ def attend(documents: Documents, hosts: Hosts, say: Callable[[str], None]) -> No
 
     hold = leases_of(documents, "the keeper")
     Worker(queue, targets_of, hold, say, lambda: kept_runs(documents)).step()
+
+
+def _with_hosts(means: Means, stack: Stack) -> Stack:
+    """The stack with the hosts that its slices have now: what `pulumi up` wrote for the keeper names none."""
+    lifecycle = Lifecycle(means.client(), means.backoff)
+    now = {each.name: each for each in stack.inventory.slices}
+    for name, props in stack.slices.items():
+        outputs = lifecycle.read(props)
+        fresh = None if outputs is None else slices.entry(stack, name, outputs)
+        if fresh is not None and fresh != now[name]:
+            slices.record(means.documents, fresh)
+        now[name] = fresh or dataclasses.replace(now[name], hosts=())
+    inventory = dataclasses.replace(stack.inventory, slices=tuple(now.values()))
+    return dataclasses.replace(stack, inventory=inventory)
 
 
 def kept_runs(documents: Documents) -> set[str]:
@@ -264,11 +284,17 @@ def cancel(target: Target, open_targets: Open, wanted: Sequence[str], *, grace_s
         ]
 
     queue.change_all(end)
-    say(terminal())(f"cancelled: {', '.join(str(number) for number in sorted(numbers))}")
+    tell, code = say(terminal()), DONE
+    tell(f"cancelled: {', '.join(str(number) for number in sorted(numbers))}")
     for entry in stopping:
-        where = next(each for each in open_targets(entry.where) if each.slice.name == entry.slice)
-        consoles.stop(where, entry.run_id, grace_s=grace_s)
-    return DONE
+        where = next((each for each in open_targets(entry.where) if each.slice.name == entry.slice), None)
+        stopped = FAILED if where is None else consoles.stop(where, entry.run_id, grace_s=grace_s)
+        if stopped != DONE:
+            tell(
+                f"{entry.run_id} may go on: `fab status --run {entry.run_id}`, `fab stop --run {entry.run_id}`"
+            )
+            code = FAILED
+    return code
 
 
 def move(target: Target, number: int, place: str, *, priority: int | None) -> int:

@@ -64,8 +64,8 @@ def glance(wanted: Wanted, of_slice: Slice, sign: Sign | None, now_s: float) -> 
     if wanted.state == "ended" or of_slice == "unread":
         return Step(do="nothing")
     if of_slice in ("absent", "lost", "waiting"):
-        if refusal := STOPPED if wanted.stop else _refusal(wanted, now_s):
-            return Step(do="end", reason=refusal)
+        if told := STOPPED if wanted.stop else refusal(wanted, now_s):
+            return Step(do="end", reason=told)
         if of_slice == "waiting" or wanted.not_before_s > now_s:
             return Step(do="nothing")
         return Step(do="ask", reason=f"its slice is {'gone' if of_slice == 'absent' else 'lost'}")
@@ -96,15 +96,15 @@ def next_step(wanted: Wanted, facts: Facts, now_s: float) -> Step:
             reason=f"it {facts.state} twice from {where}, with no new checkpoint between"
             f"{f': {facts.error}' if facts.error else ''}",
         )
-    if refusal := _refusal(wanted, now_s, facts.cost_usd):
-        return Step(do="end", reason=refusal)
+    if told := refusal(wanted, now_s, facts.cost_usd):
+        return Step(do="end", reason=told)
     if wanted.not_before_s > now_s:
         return Step(do="nothing", reason=f"the next try is in {spoken(wanted.not_before_s - now_s)}")
     where = f"the checkpoint of step {facts.newest}" if facts.saved else "the start"
     return Step(do="resume", reason=f"it was {facts.state}, and goes on from {where}")
 
 
-def _refusal(wanted: Wanted, now_s: float, cost_usd: float | None = None) -> str:
+def refusal(wanted: Wanted, now_s: float, cost_usd: float | None = None) -> str:
     """Why it may not be brought back any more; "" where it may."""
     if wanted.attempts_left <= 0:
         return "it has no attempts left"

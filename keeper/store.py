@@ -229,7 +229,9 @@ def keep(documents: Documents, run: Run, target: Target, now_s: float, **limits:
     def change(before: Wanted | None) -> Wanted:
         if before is None or before.state == "ended":
             return dataclasses.replace(fresh, acts=before.acts if before else ())
-        return dataclasses.replace(before, slice=fresh.slice, runs_url=fresh.runs_url, **limits)
+        return dataclasses.replace(
+            before, slice=fresh.slice, runs_url=fresh.runs_url, max_usd=fresh.max_usd, stop=False, **limits
+        )
 
     found = change_wanted(documents, run.run_id, change)
     assert found is not None

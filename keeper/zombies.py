@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -253,6 +254,8 @@ def _carry_out(
     tell(f"{project} holds {len(found)}; {len(zombies)} are {stack}'s and nobody knows of them")
     if not zombies or not remove:
         return DONE
+    if not yes and not sys.stdin.isatty():
+        raise RequestError("--remove: nobody is there to be asked; add --yes")
     if not yes and input(f"remove {len(zombies)} for good? [y/N] ").strip().lower() != "y":
         return DONE
     known, fresh = look()  # what Pulumi has begun meanwhile, it knows of

@@ -247,8 +247,17 @@ def _print_json(said: list[dict[str, Any]], known: runs.Look) -> int:
     return 0
 
 
-def stop(target: Target, wanted: str | None, *, grace_s: float, is_kept: bool = False) -> int:
-    """Stop a run on all its hosts; it saves a checkpoint first. is_kept: the keeper has been told to stop it too."""
+def stop(
+    target: Target,
+    wanted: str | None,
+    *,
+    grace_s: float,
+    by_keeper: Callable[[str], bool] = lambda _: False,
+) -> int:
+    """Stop a run on all its hosts; it saves a checkpoint first.
+
+    by_keeper: lets the keeper stop a run whose processes are none of this user's; False: it does not keep that run.
+    """
     console = terminal()
     run = runs.find(target.runs, wanted) if wanted else _only_active(target)
     agents = target.find_agents(run.described)
@@ -277,6 +286,7 @@ def stop(target: Target, wanted: str | None, *, grace_s: float, is_kept: bool = 
     if after in run_directory.ACTIVE and not any(
         isinstance(answer, HostError) or answer["stopped"] for answer in answers
     ):
+        is_kept = by_keeper(run.run_id)
         say(console)(KEEPERS if is_kept else NOT_OURS)
         return 0 if is_kept else 1
     return 0 if after in ("stopped", "done") else 1

@@ -180,7 +180,7 @@ def test_a_run_of_another_user_cannot_be_stopped_and_that_is_said(
     write_run(beats=[beat("stepping", time=time.time()), beat("stepping", time=time.time())])
     assert console.stop(here(), "latest", grace_s=1) == 1
     assert console.NOT_OURS in capsys.readouterr().out
-    assert console.stop(here(), "latest", grace_s=1, is_kept=True) == 0
+    assert console.stop(here(), "latest", grace_s=1, by_keeper=lambda _: True) == 0
     assert console.KEEPERS in capsys.readouterr().out
 
 
