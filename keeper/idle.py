@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import os
 from typing import TYPE_CHECKING
 
 from contracts.durations import HOUR_S, MINUTE_S, spoken
 from contracts.inventory import Slice
-from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import CloudTpuError
 from infra.lease import LeaseHeldError, LeaseLostError
 from keeper import slices, store
-from keeper.store import QUEUE, STACK, Stack
+from keeper.queue import PENDING
+from keeper.store import QUEUE, Stack
 from launch import idle, runs
 
 if TYPE_CHECKING:
@@ -37,13 +36,11 @@ def give_back(means: Means) -> None:
     """
     if means.documents.now_s() % EVERY_S > WITHIN_S:
         return
-    if means.documents.read(STACK).value is None:  # runs of this machine are kept, and no slices
+    stack = store.find_stack(means.documents)
+    hours = None if stack is None else stack.inventory.idle_hours
+    if stack is None or hours is None:
         return
-    stack = store.read_stack(means.documents)
-    hours = stack.inventory.idle_hours
-    if hours is None:
-        return
-    os.environ.update({name: os.environ.get(name, value) for name, value in stack.environment.items()})
+    stack.take_environment()
     for name in stack.slices:
         if _is_wanted(means, name) or (before := _seen(means, stack, name)) is None:
             continue
@@ -74,14 +71,8 @@ def _is_wanted(means: Means, name: str) -> bool:
     return waiting or any(each.slice == name and each.state != "ended" for each in kept)
 
 
-PENDING = ("waiting", "starting", "running")
-"""Of an entry of the queue (`keeper.queue`)."""
-
-
 def _seen(means: Means, stack: Stack, name: str) -> Slice | None:
-    """The slice as Google has it; None where it is not there, or not ours."""
-    outputs = Lifecycle(means.client(), means.backoff).read(stack.slices[name])
-    return None if outputs is None else slices.entry(stack, name, outputs)
+    return slices.seen(means.client(), means.backoff, stack, name)
 
 
 def _unused_s(means: Means, stack: Stack, one: Slice) -> float:

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +161,7 @@ class Attempt:
         if self._group[0].project is None:
             return None
         stack = slices.with_newest(store.read_stack(self._documents), self._documents)
-        os.environ.update({name: os.environ.get(name, value) for name, value in stack.environment.items()})
+        stack.take_environment()
         return stack
 
     def _all_run(self) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from rich.table import Table
 
 from contracts.errors import DONE, FAILED, RequestError
-from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.documents import Documents
 from infra.lease import Lease, LeaseHeldError, held, myself
 from keeper import slices, sweep
@@ -23,7 +22,7 @@ from keeper.passes import Means
 from keeper.queue import AT_WORK, Entry, Queue, describe, require
 from keeper.queue_worker import Open, Worker
 from keeper.queue_worker import work as work_on
-from keeper.store import STACK, Stack, read_stack, read_wanted, store_of
+from keeper.store import Stack, find_stack, read_wanted, store_of
 from launch import follow, runs
 from launch import launch as launching
 from launch.commands import console as consoles
@@ -160,10 +159,10 @@ def attend(means: Means) -> None:
     pending = [entry for entry in queue.entries() if entry.is_pending]
     if not pending:
         return
-    found = documents.read(STACK).value  # this machine has none
-    stack = slices.with_newest(read_stack(documents), documents) if found else None
+    stack = find_stack(documents)
     if stack is not None:
-        os.environ.update({name: os.environ.get(name, value) for name, value in stack.environment.items()})
+        stack = slices.with_newest(stack, documents)
+        stack.take_environment()
         if any(entry.state == "waiting" for entry in pending):
             stack = _with_hosts(means, stack)
 
@@ -179,11 +178,9 @@ def attend(means: Means) -> None:
 
 def _with_hosts(means: Means, stack: Stack) -> Stack:
     """The stack with the hosts that its slices have now: what `pulumi up` wrote for the keeper names none."""
-    lifecycle = Lifecycle(means.client(), means.backoff)
     now = {each.name: each for each in stack.inventory.slices}
-    for name, props in stack.slices.items():
-        outputs = lifecycle.read(props)
-        fresh = None if outputs is None else slices.entry(stack, name, outputs)
+    for name in stack.slices:
+        fresh = slices.seen(means.client(), means.backoff, stack, name)
         if fresh is not None and fresh != now[name]:
             slices.record(means.documents, fresh)
         now[name] = fresh or dataclasses.replace(now[name], hosts=())

@@ -92,6 +92,12 @@ def entry(stack: Stack, name: str, outputs: Mapping[str, Any]) -> InventorySlice
     )
 
 
+def seen(client: Client, backoff: Backoff, stack: Stack, name: str) -> InventorySlice | None:
+    """Return a slice as Google has it; None where it is not there, or not ours. Raises CloudTpuError, as `entry`."""
+    outputs = Lifecycle(client, backoff).read(stack.slices[name])
+    return None if outputs is None else entry(stack, name, outputs)
+
+
 def withdraw(client: Client, backoff: Backoff, stack: Stack, name: str, lease: Lease) -> None:
     """Give back a slice that was asked for and that nobody wants any more. Raises as `have`."""
     mine = dataclasses.replace(backoff, is_awaited=lambda: backoff.is_awaited() and lease.require())

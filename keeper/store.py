@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -112,6 +113,10 @@ class Stack:
     python: str | None = None
     stand_in_devices: tuple[str, ...] | None = None
 
+    def take_environment(self) -> None:
+        """Set the variables of the keeper in this process, but for those that it has."""
+        os.environ.update({name: os.environ.get(name, value) for name, value in self.environment.items()})
+
 
 def url_of(*, bucket_url: str | None, runs_url: str) -> str:
     """Return where a stack's documents are: in its bucket, else beside its runs. Pure."""
@@ -156,10 +161,24 @@ def read_stack(documents: Documents) -> Stack:
     Raises:
         RequestError: there is nothing, or nothing that this version can read.
     """
+    found = find_stack(documents)
+    if found is None:
+        raise RequestError(f"{documents.url}/{STACK}: there is none; {WRITES_IT}")
+    return found
+
+
+WRITES_IT = "`pulumi up` with tpu-stack:keeper: true writes it"
+
+
+def find_stack(documents: Documents) -> Stack | None:
+    """Return what `pulumi up` has written of the stack; None where it has not, as for this machine.
+
+    Raises:
+        RequestError: this version cannot read it.
+    """
     found = documents.read(STACK).value
-    again = "`pulumi up` with tpu-stack:keeper: true writes it"
     if not isinstance(found, dict):
-        raise RequestError(f"{documents.url}/{STACK}: there is none; {again}")
+        return None
     try:
         devices = found.get("stand_in_devices")
         return Stack(
@@ -173,7 +192,7 @@ def read_stack(documents: Documents) -> Stack:
             stand_in_devices=None if devices is None else tuple(devices),
         )
     except (KeyError, TypeError, ValueError, InventoryError) as error:
-        raise RequestError(f"{documents.url}/{STACK} cannot be read ({error}); {again}") from None
+        raise RequestError(f"{documents.url}/{STACK} cannot be read ({error}); {WRITES_IT}") from None
 
 
 def read_wanted(documents: Documents) -> dict[str, Wanted]:
