@@ -15,7 +15,8 @@ from typing import Any, Literal
 VERSION = 1
 
 Reach = Literal["local", "direct", "gateway", "iap"]
-Capacity = Literal["on-demand", "spot", "reserved"]
+Capacity = Literal["on-demand", "spot", "reserved", "flex-start"]
+"""flex-start: of node pools only; nodes for at most seven days, from Google's queue."""
 
 
 class InventoryError(ValueError):
@@ -36,13 +37,30 @@ class Host:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class NodePool:
+    """The nodes of a cluster that are one slice. A run's pods are its hosts, so that slice has no hosts of its own.
+
+    accelerator: the nodes' label cloud.google.com/gke-tpu-accelerator; Slice.topology is their gke-tpu-topology.
+    nodes: of each of the slice's `count` equal slices. reservation: the name that nodes of capacity reserved ask for.
+    """
+
+    machine_type: str
+    accelerator: str
+    nodes: int
+    reservation: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Hosts that train together, in worker order. `origin`: "queued-resource ID", "node ID" or "local".
+    """Hosts that train together, in worker order.
+
+    origin: "queued-resource ID", "node ID", "node-pool NAME" or "local".
 
     count: 1, or of how many equal slices it is made (multislice): `accelerator_type` and `topology` are those of each,
     and the hosts of the first come before those of the second.
     created: when Google made what it is now (RFC 3339); of two entries of a slice it tells the newer. "": not known.
     granted_chips: how many of its chips a grant covers; None: not known.
+    pool: where it is node pools of the inventory's cluster, called NAME, or NAME-0, NAME-1, … with a count.
     zones: where it may be, if that is more than one zone; `zone` is where it is.
     """
 
@@ -59,6 +77,7 @@ class Slice:
     created: str = ""
     zones: tuple[str, ...] = ()
     granted_chips: int | None = None
+    pool: NodePool | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,11 +102,32 @@ class Gateway:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """A Kubernetes cluster, reached by a kubeconfig or, on GKE, by its endpoint and the user's Google credentials.
+
+    kubeconfig: a path; None: the user's own ($KUBECONFIG, else ~/.kube/config). context: of that file.
+    endpoint: an https URL; ca_certificate: what it is checked against, PEM; None: the system's authorities.
+    namespace, service_account: what runs of this stack are made in, and act as.
+    pod_environment: what every pod finds in its environment besides, such as where a stand-in for a bucket is.
+    """
+
+    name: str
+    context: str | None
+    kubeconfig: str | None = None
+    endpoint: str | None = None
+    ca_certificate: str | None = None
+    namespace: str
+    service_account: str
+    pod_environment: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Inventory:
     """Everything a launcher needs to know of a stack.
 
     idle_hours: after how long without a run a slice counts as idle; None: not configured.
     keeper: the URL of its keeper's store (`keeper.store`), None where it has no keeper.
+    cluster: where the slices with a `pool` are; None: none has one.
     """
 
     stack: str
@@ -98,6 +138,7 @@ class Inventory:
     slices: tuple[Slice, ...]
     keeper: str | None = None
     idle_hours: float | None = None
+    cluster: Cluster | None = None
     version: int = VERSION
 
 
@@ -172,7 +213,11 @@ def _decode_dataclass(kind: type, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise InventoryError(f"{path}: {value!r} is not an object")
     hints = typing.get_type_hints(kind)
-    optional = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
+    optional = {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+    }
     missing = [name for name in hints if name not in value and name not in optional]
     unknown = [name for name in value if name not in hints]
     if missing or unknown:

@@ -48,7 +48,7 @@ KEEP = 10
 MOST_KEPT = 1000
 MOST_CHIPS = 1_000_000
 GRANTED_CAPACITIES: tuple[Capacity, ...] = tuple(
-    each for each in typing.get_args(Capacity) if each != "reserved"
+    each for each in typing.get_args(Capacity) if each not in ("reserved", "flex-start")
 )
 
 KINDS: tuple[NfsKind | typing.Literal["none"], ...] = (*typing.get_args(NfsKind), "none")

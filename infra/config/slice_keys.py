@@ -19,7 +19,7 @@ from infra.catalogue import Accelerator, CatalogueError
 from infra.config import DataDisk, DiskMode, GrantLine, Provisioning, SliceConfig, Strategy, formats
 from infra.config.section import Section
 
-CAPACITIES: tuple[Capacity, ...] = typing.get_args(Capacity)
+CAPACITIES = tuple(each for each in typing.get_args(Capacity) if each != "flex-start")
 PROVISIONINGS: tuple[Provisioning, ...] = typing.get_args(Provisioning)
 STRATEGIES: tuple[Strategy, ...] = typing.get_args(Strategy)
 
