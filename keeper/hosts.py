@@ -10,17 +10,16 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 from contracts import run_directory
 from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
-from contracts.run_directory import State
+from contracts.run_directory import RunDirectory, State
 from infra.documents import Documents, DocumentsError
 from keeper import login
 from keeper.rules import Facts, Sign
 from keeper.store import Stack, Wanted
-from launch import costs, notify, recovery, runs, targets
+from launch import costs, recovery, runs, targets
 from launch import launch as launching
 from launch.follow import STOP_GRACE_S
 from launch.hosts import HostError, stop_processes
@@ -81,13 +80,17 @@ class Hosts:
         """Return what a listing shows of each run; runs that cannot be listed from this machine are left out."""
         return _signs(wanted, self._say)
 
-    def without_hosts(self, wanted: Wanted) -> Examined | None:
-        """Return a run whose hosts are gone, as its directory tells it; None where that cannot be read from here."""
+    def directory(self, wanted: Wanted) -> RunDirectory | None:
+        """Return a run's directory as this machine sees it without hosts; None where it does not."""
         if not is_url(wanted.runs_url) and not Path(wanted.runs_url).is_dir():
             return None
         here = targets.resolve(targets.Wanted(runs=wanted.runs_url))
-        run = runs.read(here.runs.directory(wanted.run_id))
-        if run is None:
+        return here.runs.directory(wanted.run_id)
+
+    def without_hosts(self, wanted: Wanted) -> Examined | None:
+        """Return a run whose hosts are gone, as its directory tells it; None where that cannot be read from here."""
+        directory = self.directory(wanted)
+        if directory is None or (run := runs.read(directory)) is None:
             return None
         outcome = (run.current_result() or {"outcome": "lost"}).get("outcome")
         state: State = next((known for known in run_directory.OUTCOMES if known == outcome), "lost")
@@ -163,7 +166,3 @@ class Hosts:
         """Write what was done about a run into its directory."""
         text = "".join(json.dumps(dict(act)) + "\n" for act in wanted.acts)
         run.directory.write_text(run_directory.KEEPER, text)
-
-    def tell(self, run: Run, what: State | Literal["recovered"]) -> None:
-        """Send word to people."""
-        notify.about(run, what, self._say)

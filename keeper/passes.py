@@ -20,9 +20,11 @@ from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.documents import Documents, DocumentsError
 from infra.lease import Lease, LeaseHeldError, LeaseLostError
 from keeper import hosts as hosts_
-from keeper import rules, slices, store
+from keeper import news, rules, slices, store
+from keeper.news import Post
 from keeper.rules import Sign
 from keeper.store import Stack, Wanted
+from launch import notify
 from launch.hosts import HostError, HostsError
 from launch.launch import LaunchFailed
 
@@ -56,6 +58,10 @@ class Means:
     hold: Callable[[Lease], contextlib.AbstractContextManager[Lease]] = lease.held
     at_once: int = AT_ONCE
 
+    @functools.cached_property
+    def post(self) -> Post:
+        return Post(self.documents, self.hosts, self.say)
+
 
 def means_of(documents: Documents, say: Say) -> Means:
     """Return what a pass on this machine works with."""
@@ -84,9 +90,13 @@ def run_pass(means: Means, *, looks_s: Sequence[float] = LOOKS_S) -> None:
         DocumentsError: what is wanted cannot be read.
     """
     began_s = means.backoff.now()
-    wanted = {
-        run_id: each for run_id, each in store.read_wanted(means.documents).items() if each.state != "ended"
-    }
+    entries = store.read_wanted(means.documents)
+    means.post.send(entries.values())
+    _looks({name: each for name, each in entries.items() if each.state != "ended"}, means, began_s, looks_s)
+    means.post.settle()
+
+
+def _looks(wanted: dict[str, Wanted], means: Means, began_s: float, looks_s: Sequence[float]) -> None:
     projects = {each.project for each in wanted.values() if each.project is not None}
     signs = means.hosts.signs([*wanted.values()])
     for number, look_s in enumerate(looks_s):
@@ -137,7 +147,7 @@ class Attempt:
     ) -> None:
         self._means, self._group, self._standing, self._signs = means, list(group), standing, signs
         self._name, self._others = group[0].slice, False
-        self._documents, self._hosts = means.documents, means.hosts
+        self._documents, self._hosts, self._post = means.documents, means.hosts, means.post
 
     def attend(self) -> None:
         """See to the slice and the runs, unless somebody else is at it."""
@@ -230,13 +240,16 @@ class Attempt:
         """See to it that the slice is there; False: not now."""
         now_s, is_gone = self._now_s(), self._standing in ("absent", "lost", "waiting")
         was_asked = any(each.state == "waiting" for each in self._group)
-        for each in [*self._group] if is_gone else []:
+        for each in [*self._group] if is_gone else ():
             step = rules.glance(each, self._standing, self._signs.get(each.run_id), now_s)
             if step.do == "end":
                 self._end(each, step.reason, None)
                 self._group.remove(each)
             elif step.do == "ask" and self._standing != "waiting":
-                self._note(each, "asks", step.reason, state="recovering", slice_lost=True)
+                told = self._post.item(each, "preempted", LOST) if each.state == "watched" else None
+                self._group[self._group.index(each)] = self._note(
+                    each, "asks", step.reason, told, state="recovering", slice_lost=True
+                )
         if not self._group:
             if was_asked and self._standing == "waiting" and not self._others:
                 slices.withdraw(self._means.client(), self._means.backoff, stack, self._name, mine)
@@ -259,7 +272,11 @@ class Attempt:
             for each in self._group:
                 failures = each.failures + 1
                 not_before_s = self._now_s() + rules.pause_s(failures)
-                changes = {"state": "waiting", "failures": failures, "not_before_s": not_before_s}
+                changes: dict[str, Any] = {
+                    "state": "waiting",
+                    "failures": failures,
+                    "not_before_s": not_before_s,
+                }
                 self._note(each, "asked", str(error), **changes)
             return False
         if made is None:
@@ -318,11 +335,17 @@ class Attempt:
     def _resume(self, wanted: Wanted, found: Examined, target: Any, reason: str, mine: Lease) -> None:
         now_s = self._now_s()
         mine.require()
+        loss = notify.KIND_OF_STATE.get("preempted" if wanted.slice_lost else found.facts.state)
+        told = self._post.item(wanted, loss, "", found.run) if wanted.state == "watched" else None
         counted = self._change(
-            wanted, lambda now: rules.resumed(now, found.facts, now_s).noted("resumes", reason, now_s)
+            wanted,
+            lambda now: rules.resumed(now, found.facts, now_s).noted(
+                "resumes", reason, now_s, news=_more(now, told)
+            ),
         )
         if counted is None:
             return  # nobody wants it any more
+        self._post.send([counted])
         self._means.say(f"{wanted.run_id}: {reason}")
         try:
             run = self._hosts.resume(found.run, target)
@@ -332,9 +355,10 @@ class Attempt:
             self._means.say(f"{wanted.run_id}: {error}")
             self._written(self._note(counted, "did not start", str(error)), found)
         else:
-            wanted = self._note(counted, "runs", f"attempt {run.attempt}", state="watched", slice_lost=False)
+            told = self._post.item(counted, "recovered", "", run)
+            reason = f"attempt {run.attempt}"
+            wanted = self._note(counted, "runs", reason, told, state="watched", slice_lost=False)
             self._written(wanted, found)
-            self._hosts.tell(run, "recovered")
 
     # --- what is written --------------------------------------------------------------------------------------------
 
@@ -350,29 +374,35 @@ class Attempt:
         fresh = store.change_wanted(self._documents, wanted.run_id, change)
         return None if fresh is None or fresh.state == "ended" else fresh
 
-    def _note(self, wanted: Wanted, act: str, reason: str, **changes: Any) -> Wanted:
-        """Write a line about a run, unless that was the last one."""
+    def _note(
+        self, wanted: Wanted, act: str, reason: str, told: news.Item | None = None, **changes: Any
+    ) -> Wanted:
+        """Write a line about a run, unless that was the last one. told: what people are told of it."""
         now_s = self._now_s()
 
         def note(now: Wanted) -> Wanted:
-            last = now.acts[-1] if now.acts else {}
+            last, more = (now.acts[-1] if now.acts else {}), {**changes, "news": _more(now, told)}
             if (last.get("act"), last.get("reason")) == (act, reason):
-                return dataclasses.replace(now, reason=reason, **changes)
-            return now.noted(act, reason, now_s, **changes)
+                return dataclasses.replace(now, reason=reason, **more)
+            return now.noted(act, reason, now_s, **more)
 
-        return self._change(wanted, note) or wanted
+        fresh = self._change(wanted, note) or wanted
+        self._post.send([fresh])
+        return fresh
 
     def _end(self, wanted: Wanted, reason: str, found: Examined | None) -> None:
         self._means.say(f"{wanted.run_id}: no longer kept: {reason}")
         now_s = self._now_s()
-        ended = store.change_wanted(
-            self._documents,
-            wanted.run_id,
-            lambda now: None if now is None else now.noted("ends", reason, now_s, state="ended"),
-        )
-        if found is not None and ended is not None:
-            self._written(ended, found)
-            self._hosts.tell(found.run, found.facts.state)
+        told = self._post.item(wanted, *news.of_end(wanted, found, reason), found.run if found else None)
+
+        def end(now: Wanted | None) -> Wanted | None:
+            return now and now.noted("ends", reason, now_s, state="ended", news=_more(now, told))
+
+        ended = store.change_wanted(self._documents, wanted.run_id, end)
+        if ended is not None:
+            self._post.send([ended])
+            if found is not None:
+                self._written(ended, found)
 
     def _written(self, wanted: Wanted, found: Examined) -> None:
         try:
@@ -381,6 +411,11 @@ class Attempt:
             self._means.say(f"warning: {wanted.run_id}: keeper.jsonl could not be written: {error}")
 
 
+def _more(now: Wanted, told: news.Item | None) -> tuple[news.Item, ...]:
+    return now.news if told is None else (*now.news, told)
+
+
+LOST = "Its slice is lost. The keeper asks for it again."
 REMOVED = (
     "its slice was removed by `pulumi destroy`; `pulumi up` makes it again, `fab unkeep` forgets the run"
 )

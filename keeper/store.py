@@ -50,7 +50,8 @@ class Wanted:
     not_before_s: the next try. failures: tries since the last new checkpoint. slice_lost: its slice was lost since it
     was last started, so that its end is no fault of its own.
     reason: of its state, in words. stop: whether `fab stop` was asked to end the run.
-    acts: what was done, the newest last: {time, act, reason}.
+    acts: what was done, the newest last: {time, act, reason}. news: what people are still to be told, as
+    `keeper.news` has it.
     """
 
     run_id: str
@@ -71,6 +72,7 @@ class Wanted:
     reason: str = ""
     stop: bool = False
     acts: tuple[Mapping[str, Any], ...] = ()
+    news: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def of(cls, run_id: str, value: Mapping[str, Any]) -> Wanted:
@@ -80,8 +82,9 @@ class Wanted:
             DocumentsError: a key is missing.
         """
         known = {field.name: value[field.name] for field in dataclasses.fields(cls) if field.name in value}
+        lists = {name: tuple(value.get(name, ())) for name in ("acts", "news")}
         try:
-            return cls(**{**known, "run_id": run_id, "acts": tuple(value.get("acts", ()))})
+            return cls(**{**known, **lists, "run_id": run_id})
         except TypeError as error:
             raise DocumentsError(f"{WANTED}: {run_id}: {error}; `fab unkeep {run_id}`") from None
 

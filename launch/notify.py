@@ -22,12 +22,12 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from contracts import run_directory
 from contracts.errors import DONE, FAILED, RequestError
-from contracts.run_directory import State
+from contracts.run_directory import RunDirectory, State
 from launch import costs, runs
 from launch.display import printable, say, terminal
 from launch.hosts import HostError, in_thread
@@ -69,12 +69,13 @@ type ReadSecret = Callable[[str], str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """What happened. text: a sentence or two. run, name: of the run, where it is about one. cost_usd: of it so far."""
+    """What happened. text: a sentence or two. run, name, attempt: of the run that it is about. cost_usd: so far."""
 
     kind: Kind
     text: str
     run: str = ""
     name: str | None = None
+    attempt: int | None = None
     stack: str = ""
     cost_usd: float | None = None
 
@@ -89,62 +90,96 @@ class Undelivered(Exception):
 
 
 def send(
-    event: Event, environ: Mapping[str, str] | None = None, read_secret: ReadSecret | None = None
-) -> list[str]:
-    """Send an event to every channel that is set; return a line for each that did not take it. Raises nothing."""
+    event: Event,
+    environ: Mapping[str, str] | None = None,
+    read_secret: ReadSecret | None = None,
+    told: Collection[str] = (),
+) -> dict[str, str]:
+    """Send an event to every channel that is set, but for those that were `told`; return by channel why it failed.
+
+    Raises nothing.
+    """
     found = os.environ if environ is None else environ
-    wanted = [each.strip() for each in found.get(WANTED, "").split(",") if each.strip()]
-    if wanted and event.kind not in (*wanted, "test"):
-        return []
     sending = {
         in_thread(lambda channel=channel: _deliver(channel, event, found, read_secret or secret)): channel  # type: ignore[misc]
-        for channel in channels(found)
+        for channel in channels(found, event.kind)
+        if channel not in told
     }
     concurrent.futures.wait(sending, LIMIT_S)
-    problems = []
+    problems = {}
     for future, channel in sending.items():
         if not future.done():
-            problems.append(f"{channel}: no answer within {LIMIT_S:.0f} s")
+            problems[channel] = f"{channel}: no answer within {LIMIT_S:.0f} s"
         elif error := future.exception():
             # Of what is not ours only the kind is told: its text may have the address.
-            problems.append(f"{channel}: {error if isinstance(error, Undelivered) else type(error).__name__}")
+            said = error if isinstance(error, Undelivered) else type(error).__name__
+            problems[channel] = f"{channel}: {said}"
     return problems
 
 
-def channels(environ: Mapping[str, str]) -> list[str]:
-    """Return the channels that are set."""
+def channels(environ: Mapping[str, str], kind: Kind = "test") -> list[str]:
+    """Return the channels that are set and get events of a kind."""
+    wanted = [each.strip() for each in environ.get(WANTED, "").split(",") if each.strip()]
+    if wanted and kind not in (*wanted, "test"):
+        return []
     return [channel for channel, variable in VARIABLES.items() if environ.get(variable)]
 
 
 def about(run: Run, what: State | Literal["recovered"], say: Callable[[str], None]) -> None:
     """Send what has become of a run's latest attempt, unless somebody has done so; say what could not be sent.
 
-    what: its state, or that it runs again after it was lost. A state that is no news, such as one that somebody asked
-    for, is not sent.
+    what: its state, or that it runs again after it was lost.
     """
-    result = run.current_result() or {}
-    kind = "out of budget" if what == "stopped" and result.get("out_of_budget") else KIND_OF_STATE.get(what)
-    if kind is None or not channels(os.environ):
-        return
-    key = f"{run.attempt}/{kind}"
-    try:
-        told = run.directory.read_json(run_directory.NOTICES) or {}
-        if key in told:
-            return
-        run.directory.write_json(run_directory.NOTICES, {**told, key: time.time()})
-    except (HostError, OSError):
-        pass  # twice is better than never
+    kind = kind_of(run, what)
+    if kind is not None and channels(os.environ, kind):
+        _, problems = deliver(event_of(run, kind), run.directory)
+        for problem in problems:
+            say(f"not notified by {problem}")
+
+
+def kind_of(run: Run, what: State | Literal["recovered"]) -> Kind | None:
+    """Return which event a state of a run is; None if it is no news, such as a stop that somebody asked for."""
+    is_spent = what == "stopped" and (run.current_result() or {}).get("out_of_budget")
+    return "out of budget" if is_spent else KIND_OF_STATE.get(what)
+
+
+def event_of(run: Run, kind: Kind, text: str = "") -> Event:
+    """Return an event about a run's latest attempt. text: what happened; "": what the run directory says of it."""
     cost = costs.of_run(run)
-    event = Event(
+    return Event(
         kind=kind,
-        text=_text(run, kind),
+        text=text or _text(run, kind),
         run=run.run_id,
         name=run.described.get("name"),
+        attempt=run.attempt,
         stack=str(run.described.get("target")),
         cost_usd=cost.usd if cost else None,
     )
-    for problem in send(event):
-        say(f"not notified by {problem}")
+
+
+def deliver(
+    event: Event, directory: RunDirectory | None, told: Collection[str] = ()
+) -> tuple[set[str], list[str]]:
+    """Send an event of a run to the channels that have not taken it yet; return those that have, and the problems.
+
+    directory: of the run, where it is noted which channels have taken it, once they have: whoever is killed between
+    the two, or meets another sender, lets an event come twice. None: it cannot be reached. told: channels that are
+    known to have it.
+    """
+    key, known = f"{event.attempt}/{event.kind}/", {*told}
+
+    def noted() -> dict[str, float]:
+        return (directory.read_json(run_directory.NOTICES) or {}) if directory else {}
+
+    with contextlib.suppress(HostError, OSError):
+        known |= {name.removeprefix(key) for name in noted() if name.startswith(key)}
+    problems = send(event, told=known)
+    fresh = {*channels(os.environ, event.kind)} - {*problems} - known
+    with contextlib.suppress(HostError, OSError):
+        if directory and fresh:
+            marks = dict.fromkeys((key + channel for channel in sorted(fresh)), time.time())
+            directory.write_json(run_directory.NOTICES, {**noted(), **marks})
+    return known | fresh, list(problems.values())
 
 
 def _text(run: Run, kind: Kind) -> str:
@@ -179,7 +214,7 @@ def command(*, test: bool) -> int:
     if not test:
         return DONE
     problems = send(Event(kind="test", text="This is a test of tpu-stack's notifications."))
-    for problem in problems:
+    for problem in problems.values():
         tell_user(f"not sent by {problem}")
     tell_user(f"sent by {len(found) - len(problems)} of {len(found)}")
     return FAILED if problems else DONE

@@ -78,7 +78,6 @@ class World:
     on: tuple[str, ...] = ()
     outcome: str | None = None
     attempt: int = 0
-    told: list[str] = dataclasses.field(default_factory=list)
 
     def instances(self) -> tuple[str, ...]:
         nodes = self.machine.api.cloud.nodes.values()
@@ -131,9 +130,6 @@ class World:
 
     def write_acts(self, wanted: Wanted, run: Any) -> None:
         """Nobody reads them here."""
-
-    def tell(self, run: Any, what: str) -> None:
-        self.told.append(what)
 
     # --- what befalls it --------------------------------------------------------------------------------------------
 

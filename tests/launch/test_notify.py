@@ -103,7 +103,7 @@ def test_every_channel_gets_the_event_in_its_own_form(
         "TPU_STACK_SMTP": f"smtp://127.0.0.1:{port}?from=a%40b.c&to=d%40e.f&to=g%40h.i",
     }
     assert (
-        send(EVENT, environ, lambda name: f"{url}/json\n" if name == "projects/p/secrets/hook" else "") == []
+        send(EVENT, environ, lambda name: f"{url}/json\n" if name == "projects/p/secrets/hook" else "") == {}
     )
     sent = {path.rpartition("/")[2]: body for path, body in got}
     assert sent["slack"] == {
@@ -152,7 +152,7 @@ def test_a_channel_that_does_not_take_it_is_told_of_without_its_address(
         raise Undelivered("none to be had")
 
     given = address.replace("WEB", web[0]).replace("MAIL", str(mail[0]))
-    (problem,) = send(EVENT, {variable: given}, read_secret)
+    (problem,) = send(EVENT, {variable: given}, read_secret).values()
     assert problem.startswith(said)
     assert SECRET_PART not in problem and "kcRe7s" not in problem
     assert not any(path == "/elsewhere" for path, _ in web[1])
@@ -164,7 +164,7 @@ def test_one_that_is_slow_holds_nobody_up_and_no_other_back(
     monkeypatch.setattr(notify, "LIMIT_S", 0.5)
     began_s = time.monotonic()
     environ = {"TPU_STACK_SLACK_WEBHOOK": f"{web[0]}/slow", "TPU_STACK_WEBHOOK": f"{web[0]}/json"}
-    (problem,) = send(EVENT, environ)
+    (problem,) = send(EVENT, environ).values()
     assert time.monotonic() - began_s < 1.5
     assert problem.startswith("slack: ")
     assert {path.rpartition("/")[2] for path, _ in web[1]} == {"slow", "json"}
@@ -173,7 +173,7 @@ def test_one_that_is_slow_holds_nobody_up_and_no_other_back(
 def test_only_the_wanted_events_are_sent(web: tuple[str, list[Any]]) -> None:
     environ = {"TPU_STACK_WEBHOOK": web[0], "TPU_STACK_NOTIFY": "done, out of budget"}
     for kind in notify.KINDS:
-        assert send(Event(kind=kind, text=""), environ) == []
+        assert send(Event(kind=kind, text=""), environ) == {}
     assert [body["event"] for _, body in web[1]] == ["done", "out of budget"]
 
 
@@ -201,6 +201,19 @@ def test_an_end_is_told_once_by_whoever_sees_it_first_and_a_stop_that_was_asked_
     monkeypatch.setenv("TPU_STACK_WEBHOOK", f"{web[0]}/500")
     notify.about(run, "hung", said.append)
     assert said == ["not notified by webhook: 127.0.0.1 answers HTTP 500"]
+
+
+def test_only_what_did_not_take_an_event_gets_it_again(
+    write_run: Callable[..., Run], web: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said = write_run(), list[str]()
+    monkeypatch.setenv("TPU_STACK_SLACK_WEBHOOK", f"{web[0]}/slack")
+    for path in ("503", "json", "json"):
+        monkeypatch.setenv("TPU_STACK_WEBHOOK", f"{web[0]}/{path}")
+        notify.about(run, "preempted", said.append)
+    last = [path.rpartition("/")[2] for path, _ in web[1]]
+    assert sorted(last) == ["503", "json", "slack"] and last[-1] == "json"
+    assert said == ["not notified by webhook: 127.0.0.1 answers HTTP 503"]
 
 
 def test_fab_notify_says_what_is_set_and_tries_it(
