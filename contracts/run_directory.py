@@ -1,6 +1,7 @@
 """Contract 3, the run directory: what lies in it, who writes which file, and what state its run is in.
 
     run.json                 the launcher, before anything starts: RUN_VERSION, job, options, code, hosts, attempts
+    code.tar.gz.base64       the launcher, where a keeper may resume the run: the code bundle of the latest attempt
     folder.tar.gz.base64     the launcher, where a command of the user's own runs: its folder as it was last sent
     settings.json            process 0: every option with the value that it had in the end
     metrics.jsonl            process 0: one object a log step
@@ -16,7 +17,8 @@
                              probability}]; the report shows them
     trackers/<name>.json     the mirror of `--track`: how far a tracker is
     serving.json             process 0 of a server, once it answers: address, port, task, takes, example
-    notices.json             whoever has told a person how an attempt ended: ATTEMPT/KIND → when, in Unix seconds
+    notices.json             whoever has told a person how an attempt ended, after that: ATTEMPT/KIND/CHANNEL →
+                             when, in Unix seconds
     keeper.jsonl             the keeper: what it did about the run and why: {time, act, reason}
     report.html              process 0, or the launcher when the run ended without it
     result.json              written last, once an attempt: process 0, else the agent of the first host that is left,
@@ -60,7 +62,7 @@ else:
     Outcome = State = str
 
 RUN = "run.json"
-FOLDER = "folder.tar.gz.base64"
+CODE, FOLDER = "code.tar.gz.base64", "folder.tar.gz.base64"
 """Text, because what is written through the hosts of a stack is text."""
 SETTINGS = "settings.json"
 METRICS = "metrics.jsonl"

@@ -143,13 +143,15 @@ class Hosts:
         return recovery.prepared(reopen, self._say)
 
     def resume(self, run: Run, target: Target) -> Run:
-        """Start the next attempt of a run, and return when every process has joined.
+        """Start the next attempt of a run with the code of its latest one, and return when every process has joined.
+
+        Where its directory does not have that code, it goes on with the code that this keeper was installed with.
 
         Raises:
             WrongRequestError: it cannot be resumed as it is described.
             launch.launch.LaunchFailed: they did not join.
         """
-        request = recovery.resuming(run)
+        request = dataclasses.replace(recovery.resuming(run), submitted=recovery.as_it_was(run))
         try:
             launching.work_out(request, target)
         except Unreachable:

@@ -356,7 +356,8 @@ class Attempt:
             self._written(self._note(counted, "did not start", str(error)), found)
         else:
             told = self._post.item(counted, "recovered", "", run)
-            reason = f"attempt {run.attempt}"
+            codes = {each.described["code"]["bundle"] for each in (found.run, run)}
+            reason = f"attempt {run.attempt}" + ("" if len(codes) == 1 else OTHER_CODE)
             wanted = self._note(counted, "runs", reason, told, state="watched", slice_lost=False)
             self._written(wanted, found)
 
@@ -415,6 +416,7 @@ def _more(now: Wanted, told: news.Item | None) -> tuple[news.Item, ...]:
     return now.news if told is None else (*now.news, told)
 
 
+OTHER_CODE = ", with the code that the keeper was installed with, as the run directory does not have its own"
 LOST = "Its slice is lost. The keeper asks for it again."
 REMOVED = (
     "its slice was removed by `pulumi destroy`; `pulumi up` makes it again, `fab unkeep` forgets the run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import difflib
@@ -202,6 +203,20 @@ class Bundle:
         with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
             names = frozenset(packed.getnames())
         return cls(sha256=hashlib.sha256(archive).hexdigest(), archive=archive, names=names)
+
+    @classmethod
+    def of_text(cls, text: str | None, sha256: str) -> Bundle | None:
+        """Return the bundle that `text` keeps; None if it is not the one of that hash."""
+        try:
+            archive = base64.b64decode(text or "", validate=True)
+        except ValueError:
+            return None
+        return cls.of_archive(archive) if hashlib.sha256(archive).hexdigest() == sha256 else None
+
+    @property
+    def text(self) -> str:
+        """Its archive as text keeps it."""
+        return base64.b64encode(self.archive).decode()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,6 @@ Each phase is one question to every host, asked of all at once.
 
 from __future__ import annotations
 
-import base64
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -119,9 +118,12 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             before=before,
         )
         directory.remove(run_directory.RESULT)
-        for folder in planned.bundles[1:]:
+        code, *folders = planned.bundles
+        if target.is_local or target.inventory.keeper is not None:
+            directory.write_text(run_directory.CODE, code.text)
+        for folder in folders:
             if before is None or before["code"]["folder"] != folder.sha256:
-                directory.write_text(run_directory.FOLDER, base64.b64encode(folder.archive).decode())
+                directory.write_text(run_directory.FOLDER, folder.text)
         directory.write_json(run_directory.RUN, described)
         _start_and_join(plan, target, directory, say)
         say(f"all joined after {time.monotonic() - began_s:.1f} s")
@@ -529,8 +531,7 @@ def stage_if_missing(bundle: Bundle, agents: Sequence[Agent]) -> int:
 def _send(bundle: Bundle, missing: Sequence[Agent]) -> int:
     # Hosts that share one directory (the local target's) need it once.
     missing = list({(agent.root, agent.link): agent for agent in missing}.values())
-    archive = base64.b64encode(bundle.archive).decode()
-    request = {"sha256": bundle.sha256, "archive_base64": archive}
+    request = {"sha256": bundle.sha256, "archive_base64": bundle.text}
     all_or_error("the code could not be sent:", ask_all(missing, "stage", [request] * len(missing)))
     return len(missing)
 

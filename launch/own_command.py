@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
 import os
 import shlex
 import shutil
@@ -82,15 +80,14 @@ class Command:
             now = self.folder()
             changed = f"{workdir} has changed: its files replace those of the copies on the hosts"
             return now, None if now.sha256 == before else changed
-        kept = run.directory.read_text(FOLDER)
-        data = base64.b64decode(kept or "")
-        if hashlib.sha256(data).hexdigest() != before:
+        kept = Bundle.of_text(run.directory.read_text(FOLDER), before)
+        if kept is None:
             raise RequestError(
                 f"--resume {run.run_id}: {workdir} is not there, and {run.directory.path(FOLDER)} does not have it; "
                 "make the folder again, or start a new run"
             )
         said = f"{workdir} is not there: the command goes on with the folder as it was last sent"
-        return Bundle.of_archive(data), said
+        return kept, said
 
     def planned(self, target: Target, folder: Bundle, python: str, *, in_container: bool) -> OwnCommand:
         """Return what the plan says of it. python: the framework's interpreter on the hosts.

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError
-from contracts.run_directory import State
+from contracts.run_directory import CODE, FOLDER, State
 from launch import runs
-from launch.jobs import CHECKOUT
+from launch.jobs import CHECKOUT, Bundle, Submitted
 from launch.launch import Request
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from launch.runs import Run
@@ -148,4 +148,25 @@ def resuming(run: Run) -> Request:
         resume=run,
         hang_floor_s=float(run.described.get("hang_limit_s", HANG_FLOOR_S)),
         heartbeat_limit_s=float(run.described.get("heartbeat_limit_s", HEARTBEAT_LIMIT_S)),
+    )
+
+
+def as_it_was(run: Run) -> Submitted | None:
+    """Return a run with the code and folder of its latest attempt; None where its directory does not have them."""
+    code = run.described["code"]
+    wanted = {CODE: code["bundle"], **({FOLDER: code["folder"]} if "folder" in code else {})}
+    texts = run.directory.read_texts([*wanted])
+    bundles = map(Bundle.of_text, texts, wanted.values())
+    found = tuple(bundle for bundle in bundles if bundle is not None)
+    if len(found) < len(wanted):
+        return None
+    return Submitted(
+        name=run.described["job"],
+        framework=run.described["stack"],
+        options=run.described["config"],
+        arguments=tuple(run.described["args"]),
+        metric_definitions=run.described["metric_definitions"],
+        code={name: code[name] for name in ("git_commit", "git_dirty")},
+        cwd=run.described["cwd"],
+        bundles=found,
     )

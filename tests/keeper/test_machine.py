@@ -78,6 +78,7 @@ class World:
     on: tuple[str, ...] = ()
     outcome: str | None = None
     attempt: int = 0
+    described: dict[str, Any] = dataclasses.field(default_factory=lambda: {"code": {"bundle": "same"}})
 
     def instances(self) -> tuple[str, ...]:
         nodes = self.machine.api.cloud.nodes.values()
