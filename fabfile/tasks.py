@@ -736,6 +736,7 @@ ACTIONS = (
         "keeper": "with `up`: a gateway with a keeper",
         "host": 'the target of a fault: a host\'s index or name, or "share"',
         "amount": "the amount of a fault: seconds or milliseconds",
+        "zone": "where chips run out, of a slice with several zones",
         "for_good": "a host that is killed is not started again",
     },
 )
@@ -748,6 +749,7 @@ def rehearsal(
     keeper: bool = False,
     host: str = "",
     amount: str = "",
+    zone: str = "",
     for_good: bool = False,
 ) -> int:
     """Run a simulated cloud on this machine, and inject faults."""
@@ -762,6 +764,7 @@ def rehearsal(
         keeper=keeper,
         host=host,
         amount=amount,
+        zone=zone,
         for_good=for_good,
     )
     try:

@@ -138,9 +138,9 @@ class Hosts:
     def silent(self, target: Target) -> list[HostError]:
         return list(runs.look_at_all(target.agents).errors)
 
-    def prepare(self, reopen: Callable[[], Target]) -> Target:
-        """Wait until new hosts answer, and prepare them."""
-        return recovery.prepared(reopen, self._say)
+    def prepare(self, reopen: Callable[[], Target], require_there: Callable[[], None]) -> Target:
+        """Wait until new hosts answer, and prepare them. require_there: raises once their slice is lost."""
+        return recovery.prepared(reopen, self._say, require_there)
 
     def resume(self, run: Run, target: Target) -> Run:
         """Start the next attempt of a run with the code of its latest one, and return when every process has joined.

@@ -45,6 +45,10 @@ REFUSALS = (CloudTpuError, DocumentsError, HostError, HostsError, RequestError)
 """What may be better at the next look."""
 
 
+class SliceLostError(Exception):
+    """The slice was lost while its hosts were waited for."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Means:
     """What a pass works with. lease_of: of a slice, by name. hold: as `infra.lease.held`."""
@@ -297,7 +301,15 @@ class Attempt:
         if stack is not None and (is_doubtful or self._hosts.silent(target)):
             if not self._may_prepare(wanted):
                 return
-            target = self._hosts.prepare(reopen)
+            try:
+                target = self._hosts.prepare(reopen, lambda: self._require_there(wanted))
+            except SliceLostError as error:
+                # No fault of the hosts: it is asked for again at the next look, without a pause.
+                self._note(
+                    wanted, "lost", str(error), slice_lost=True, failures=wanted.failures,
+                    not_before_s=wanted.not_before_s,
+                )  # fmt: skip
+                return
         found = self._hosts.examine(wanted, target, self._now_s())
         step = rules.next_step(wanted, found.facts, self._now_s())
         if step.do == "end":
@@ -311,6 +323,13 @@ class Attempt:
             self._is_well(wanted, found)
         else:
             self._note(wanted, "waits", step.reason)
+
+    def _require_there(self, wanted: Wanted) -> None:
+        """Raise SliceLostError where the slice whose hosts are waited for has been lost meanwhile."""
+        assert wanted.project is not None
+        found = slices.listed(self._means.client(), {wanted.project}, self._means.say)
+        if slices.standing(wanted, found) in ("absent", "lost"):
+            raise SliceLostError(f"{self._name} was lost while its hosts were being prepared")
 
     def _may_prepare(self, wanted: Wanted) -> bool:
         """Count a try to prepare hosts, which cost money while they cannot be: the limits of a run hold for it too."""

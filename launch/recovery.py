@@ -28,6 +28,7 @@ REPAIR_LIMIT_S = 13 * 3600.0
 """Longer than a slice waits for capacity by default (tpu-stack:slices[].wait, 12 h)."""
 BOOT_LIMIT_S = 300.0
 BOOT_POLL_S = 1.0
+THERE_POLL_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,14 +86,18 @@ def repaired(target: Target, reopen: Callable[[], Target], say: Say) -> Target:
     return prepared(reopen, say)
 
 
-def prepared(reopen: Callable[[], Target], say: Say) -> Target:
+def prepared(
+    reopen: Callable[[], Target], say: Say, require_there: Callable[[], None] = lambda: None
+) -> Target:
     """Return a target whose slice is new, once all its hosts answer and can run something.
+
+    require_there: raises, now and then, when the slice is lost while its hosts are waited for.
 
     Raises:
         RequestError: some do not answer, or cannot be prepared.
     """
     fresh = reopen()
-    wait_for_hosts(fresh)
+    wait_for_hosts(fresh, require_there)
     say(f"all {len(fresh.hosts)} hosts of {fresh.slice.name} answer")
     from launch.deploy.deploy import deploy  # few runs ever need it
 
@@ -119,14 +124,18 @@ def _run_pulumi(command: Sequence[str]) -> None:
         )
 
 
-def wait_for_hosts(target: Target) -> None:
+def wait_for_hosts(target: Target, require_there: Callable[[], None]) -> None:
     """Wait until the SSH servers of new hosts answer.
 
     Raises:
         RequestError: some do not answer within BOOT_LIMIT_S.
     """
     deadline = time.monotonic() + BOOT_LIMIT_S
+    looked_s = time.monotonic()
     while silent := runs.look_at_all(target.agents).errors:
+        if time.monotonic() - looked_s > THERE_POLL_S:
+            require_there()
+            looked_s = time.monotonic()
         if time.monotonic() > deadline:
             raise RequestError(
                 "\n  ".join(

@@ -59,6 +59,7 @@ class Typed:
     hosts: int
     kind: Kind = "plain"
     host: str = ""
+    zone: str = ""
     amount: str = ""
     for_good: bool = False
     keeper: bool = False
@@ -80,7 +81,7 @@ def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
         for line in LISTINGS[typed.action](folder):
             say(line)
     elif typed.action in COMMANDS:
-        asked = FaultRequest(host=typed.host, amount=_number(typed), for_good=typed.for_good)
+        asked = FaultRequest(host=typed.host, zone=typed.zone, amount=_number(typed), for_good=typed.for_good)
         socket_path = state.require(folder).socket
         say(str(ask(socket_path, "act", {"name": typed.action, "asked": dataclasses.asdict(asked)})))
     else:

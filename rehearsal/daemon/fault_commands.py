@@ -23,9 +23,11 @@ SHARE = "share"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FaultRequest:
-    """host: an index, an instance name, or "share" where that makes sense; empty: none was named."""
+    """host: an index, an instance name, or "share" where that makes sense; empty: none was named. zone: of the chips;
+    empty: the stack's own."""
 
     host: str = ""
+    zone: str = ""
     amount: float | None = None
     for_good: bool = False
 
@@ -96,15 +98,17 @@ class FaultCommands:
         self._control.vanish(self._node())
         return f"the slice {SLICE} is gone, as if somebody had deleted it. Mend: fab recover"
 
-    def stockout(self, _request: FaultRequest) -> str:
-        self._control.set_capacity(self._pool, 0)
-        return (
-            f"{self._pool} has no chips any more; who has some keeps them. Look: fab recover after a preempt"
-        )
+    def stockout(self, request: FaultRequest) -> str:
+        self._control.set_capacity(pool := self._pool_in(request.zone), 0)
+        return f"{pool} has no chips any more; who has some keeps them. Look: fab recover after a preempt"
 
-    def restock(self, _request: FaultRequest) -> str:
-        self._control.set_capacity(self._pool, self._chips)
-        return f"{self._pool} has {self._chips} chips again; a request that waits is served"
+    def restock(self, request: FaultRequest) -> str:
+        self._control.set_capacity(pool := self._pool_in(request.zone), self._chips)
+        return f"{pool} has {self._chips} chips again; a request that waits is served"
+
+    def _pool_in(self, zone: str) -> str:
+        own, _, kind = self._pool.partition(":")
+        return f"{zone or own}:{kind}"
 
     def bucket_away(self, _request: FaultRequest) -> str:
         self._freeze_bucket(frozen=True)
@@ -130,10 +134,11 @@ class FaultCommands:
         return self._gateway
 
     def _node(self) -> str:
-        nodes = self._control.alive()["nodes"]
-        if not nodes:
+        """The stack's own first: somebody else may have one in the project."""
+        names = [str(node["name"]) for node in self._control.alive()["nodes"]]
+        if not names:
             raise RehearsalError("there is no slice now; `pulumi up --refresh` makes it again")
-        return str(nodes[0]["name"])
+        return min(names, key=lambda name: not name.endswith(f"-{SLICE}"))
 
     # --- machines ---------------------------------------------------------------------------------------------
 
@@ -233,8 +238,8 @@ COMMANDS: Mapping[str, Command] = {
     "heal": _of_machine("it is back on the network", Faults.heal, "{name} is on the network again"),
     "preempt": _of_cloud("Google takes the slice back, without notice", FaultCommands.preempt),
     "vanish": _of_cloud("somebody deletes the slice", FaultCommands.vanish),
-    "stockout": _of_cloud("there are no chips to be had any more", FaultCommands.stockout),
-    "restock": _of_cloud("there are chips again", FaultCommands.restock),
+    "stockout": _of_cloud("there are no chips to be had any more (--zone: in another zone)", FaultCommands.stockout),
+    "restock": _of_cloud("there are chips again (--zone: there)", FaultCommands.restock),
     "bucket-away": _of_cloud("the bucket answers nobody any more", FaultCommands.bucket_away),
     "bucket-back": _of_cloud("it answers again", FaultCommands.bucket_back),
     "gateway-off": _of_cloud(

@@ -110,8 +110,12 @@ class World:
     def silent(self, target: Sequence[str]) -> list[str]:
         return sorted({*target} - {*self.instances()})
 
-    def prepare(self, reopen: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+    def prepare(
+        self, reopen: Callable[[], tuple[str, ...]], require_there: Callable[[], None]
+    ) -> tuple[str, ...]:
         self.machine.sleep(5.0)
+        if self.silent(reopen()):
+            require_there()
         if self.silent(reopen()):
             raise RequestError("hosts do not answer")
         self.machine.sleep(5.0)

@@ -334,6 +334,23 @@ def test_a_slice_that_lost_a_host_is_refreshed_and_brought_up_and_waited_for(
     assert said[-1] == "all 1 hosts of local answer"
 
 
+def test_hosts_of_a_slice_that_is_lost_meanwhile_are_waited_for_no_longer(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper asks for the slice again instead; 300 s would pass otherwise."""
+
+    class LostError(Exception):
+        pass
+
+    def lost() -> None:
+        raise LostError
+
+    monkeypatch.setattr(recovery, "BOOT_POLL_S", 0)
+    monkeypatch.setattr(recovery, "THERE_POLL_S", 0.0)
+    with pytest.raises(LostError):
+        recovery.prepared(lambda: target(make_agent(gone)), lambda text: None, lost)
+
+
 def test_what_cannot_be_made_whole_is_told_with_what_to_do(
     make_agent: MakeAgent, pulumi: Callable[[int], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

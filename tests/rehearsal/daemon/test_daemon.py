@@ -168,8 +168,10 @@ def test_a_fault_does_what_it_says_to_the_host_the_share_or_the_cloud() -> None:
     commands.close()
     for name in ("preempt", "vanish", "stockout", "restock"):
         assert commands.carry_out(name, FaultRequest())
+    assert "us-south1-a:" in commands.carry_out("stockout", FaultRequest(zone="us-south1-a"))
     assert [each for each in rehearsal.control.method_calls if each != call.alive()] == [
         call.preempt(NODE), call.vanish(NODE), call.set_capacity(POOL, 0), call.set_capacity(POOL, 32),
+        call.set_capacity(f"us-south1-a:{POOL.partition(':')[2]}", 0),
     ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -33,9 +34,10 @@ from tests.rehearsal.waiting import until
 
 pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-TRAIN = f"fab train --stack rehearsal --job flax_mlm --args '{OPTIONS}'"
+TRAIN = f"fab train --stack rehearsal --job flax_mlm --args '{OPTIONS} --eval-fraction 0.01'"
 RECOVERY_LIMIT_S = 600.0
 THEIRS = "projects/my-rehearsal/locations/us-west4-a"
+ALIVE = ("CREATING", "READY", "RESTARTING", "STARTING")
 LEASE_S = 60.0
 AWAY_S = 300.0
 ANOTHER = """
@@ -49,6 +51,15 @@ while True:
         pass
     time.sleep(2)
 """
+
+
+def is_ours(found: Mapping[str, Any]) -> bool:
+    """Whether a node or a request is not somebody else's."""
+    return not found["name"].endswith("/theirs")
+
+
+def state_of(request: Mapping[str, Any]) -> str:
+    return str(request["state"]["state"])
 
 
 class Cloud:
@@ -71,7 +82,10 @@ class Cloud:
         found = self.ask("GET", "projects/my-rehearsal/locations/-/queuedResources").get(
             "queuedResources", []
         )
-        return [each for each in found if not each["name"].endswith("/theirs")]
+        return [each for each in found if is_ours(each)]
+
+    def theirs(self) -> Any:
+        return self.ask("GET", f"{THEIRS}/queuedResources/theirs")
 
     def close(self) -> None:
         self._over.set()
@@ -80,18 +94,16 @@ class Cloud:
     def _look(self) -> None:
         while not self._over.wait(0.5):
             nodes = self.ask("GET", "projects/my-rehearsal/locations/-/nodes").get("nodes", [])
-            alive = [
-                node for node in nodes if node["state"] in ("CREATING", "READY", "RESTARTING", "STARTING")
-            ]
+            alive = [node for node in nodes if is_ours(node) and node["state"] in ALIVE]
             self.most = max(self.most, len(alive))
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory, environ: Mapping[str, str]) -> Iterator[Person]:
-    """Whose rehearsal is up, with a keeper; somebody else waits for a TPU in another zone of the project."""
+    """Whose rehearsal is up, with a keeper; somebody else has a TPU in another zone of the project."""
     person = Person(tmp_path_factory.mktemp("kept") / "rehearsal", environ)
     try:
-        cli.up(person.folder, 2, person.said.append, keeper=True)
+        cli.up(person.folder, 1, person.said.append, keeper=True)
         person.succeed("fab deploy --stack rehearsal", LAUNCH_LIMIT_S)
         cloud = Cloud(state.require(person.folder).tpu_url)
         node = {
@@ -101,6 +113,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory, environ: Mapping[str, str]) -
         }
         theirs = {"tpu": {"nodeSpec": [{"parent": THEIRS, "nodeId": "theirs", "node": node}]}, "spot": {}}
         cloud.ask("POST", f"{THEIRS}/queuedResources?queuedResourceId=theirs", theirs)
+        until(lambda: state_of(cloud.theirs()) == "ACTIVE", LIMIT_S)
         cloud.close()
         yield person
     finally:
@@ -117,10 +130,10 @@ def right(kept: Person, tmp_path_factory: pytest.TempPathFactory) -> dict[int, f
 @pytest.fixture
 def cloud(kept: Person) -> Iterator[Cloud]:
     made = Cloud(state.require(kept.folder).tpu_url)
+    before = made.theirs()
     yield made
     made.close()
-    theirs = made.ask("GET", f"{THEIRS}/queuedResources/theirs")
-    assert theirs["state"]["state"] in ("ACCEPTED", "WAITING_FOR_RESOURCES")
+    assert made.theirs() == before
 
 
 def log(person: Person) -> str:
@@ -129,9 +142,7 @@ def log(person: Person) -> str:
 
 def is_asked_for(cloud: Cloud, before: str) -> bool:
     """Whether the slice that was preempted has been asked for again."""
-    return any(
-        each["state"]["state"] != "SUSPENDED" and each["createTime"] > before for each in cloud.requests()
-    )
+    return any(state_of(each) != "SUSPENDED" and each["createTime"] > before for each in cloud.requests())
 
 
 def preempt(person: Person, cloud: Cloud) -> str:
@@ -152,7 +163,7 @@ def at_a_random_moment(person: Person, cloud: Cloud, _tmp: Path) -> None:
         step = rng.randint(least, most)
         until_step(person, step)
         preempt(person, cloud)
-        until(lambda: status(person).count(" stepping ") == 2 or " done " in status(person), RECOVERY_LIMIT_S)
+        until(lambda: " stepping " in status(person) or " done " in status(person), RECOVERY_LIMIT_S)
 
 
 def in_a_stock_out(person: Person, cloud: Cloud, _tmp: Path) -> None:
@@ -168,7 +179,7 @@ def twice_in_a_row(person: Person, cloud: Cloud, _tmp: Path) -> None:
     until_step(person, 100)
     before = preempt(person, cloud)
     until(lambda: is_asked_for(cloud, before), LIMIT_S)
-    until(lambda: any(each["state"]["state"] == "ACTIVE" for each in cloud.requests()), LIMIT_S)
+    until(lambda: any(state_of(each) == "ACTIVE" for each in cloud.requests()), LIMIT_S)
     preempt(person, cloud)
 
 
@@ -280,6 +291,56 @@ def test_a_kept_run_ends_with_the_losses_of_an_undisturbed_one(
     assert cloud.most == 1 and len(cloud.requests()) == 1
     said = kept.succeed("fab keeper status --stack rehearsal")
     assert re.search(rf"{run}.*done", said, re.DOTALL)
+
+
+FIRST_ZONE, SECOND_ZONE = "us-central1-a", "us-south1-a"
+
+
+def losses_in_the_bucket(person: Person, run: str) -> dict[int, float]:
+    """The losses of a run whose directory is there, as is that of every slice with several zones."""
+    opened = state.open_rehearsal(person.environ).environment
+    name = urllib.parse.quote(f"runs/{run}/metrics.jsonl", safe="")
+    url = f"{opened['STORAGE_EMULATOR_HOST']}/storage/v1/b/my-rehearsal-runs/o/{name}?alt=media"
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=10) as answer:
+        (person.folder / "metrics.jsonl").write_bytes(answer.read())
+    return read_losses(person.folder / "metrics.jsonl")
+
+
+def zone_of(cloud: Cloud) -> str:
+    """Where the only request of the slice is; "" where it is not served."""
+    (one, *others) = [*cloud.requests(), None]
+    return one["name"].split("/")[3] if one and others == [None] and state_of(one) == "ACTIVE" else ""
+
+
+@pytest.mark.parametrize("strategy", ["first", "race"])
+def test_a_kept_run_goes_on_in_the_zone_that_has_chips(
+    kept: Person, right: dict[int, float], cloud: Cloud, strategy: str
+) -> None:
+    """The keeper brings it back in the second zone and, once nobody keeps it any more, `fab recover` in the first."""
+    turns = {"slices[0].zone-wait": "1m"} if strategy == "first" else {}
+    config = {
+        "slices[0].zones[0]": FIRST_ZONE, "slices[0].zones[1]": SECOND_ZONE, "slices[0].strategy": strategy, **turns,
+        "allow-cross-region": "true",
+    }  # fmt: skip
+    kept.type("pulumi", "config", "rm", "--path", "tpu-stack:slices[0].zone-wait", "--stack", "rehearsal")
+    for key, value in config.items():
+        kept.succeed(f"pulumi config set --path 'tpu-stack:{key}' {value} --stack rehearsal")
+    kept.succeed("pulumi up --refresh --yes --skip-preview --stack rehearsal")
+    assert zone_of(cloud) == FIRST_ZONE
+    run = run_started(kept.succeed(f"{TRAIN} --keep --detach", LAUNCH_LIMIT_S))
+    until_step(kept, 100)
+    kept.act("stockout")
+    preempt(kept, cloud)
+    until(lambda: zone_of(cloud) == SECOND_ZONE, RECOVERY_LIMIT_S)
+    kept.act("restock")
+    until(lambda: " stepping " in status(kept), RECOVERY_LIMIT_S)
+    kept.succeed(f"fab unkeep {run} --stack rehearsal")
+    kept.act("stockout", zone=SECOND_ZONE)
+    preempt(kept, cloud)
+    assert "is done" in kept.succeed(f"fab recover --run {run} --stack rehearsal", RECOVERY_LIMIT_S)
+    kept.act("restock", zone=SECOND_ZONE)
+    assert zone_of(cloud) == FIRST_ZONE and cloud.most == 1
+    assert losses_in_the_bucket(kept, run) == right
 
 
 def test_a_stack_that_is_destroyed_in_the_middle_is_gone_and_its_run_ends_with_a_reason(
