@@ -1,15 +1,20 @@
-"""Slices that no run has used for `tpu-stack:idle-hours`: the keeper gives them back.
+"""Slices that nobody has used for `tpu-stack:idle-hours`: the keeper gives them back.
 
 Nothing is removed on one word alone: no run may want the slice or be queued for it, every host of it has to answer and
-to say that nothing runs there, and none of its runs may have been heard of, by the hosts' clocks and the store's.
+to say that nothing runs there and that no program, of whatever user, has a TPU open, and none of its runs may have been
+heard of, by the hosts' clocks and the store's. That a TPU was open is remembered in the store, as nothing else tells it
+once the program has ended.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from contracts.device_nodes import DEVICE_GLOBS
 from contracts.durations import HOUR_S, MINUTE_S, spoken
 from contracts.inventory import Slice
 from infra.cloud_tpu.retry import CloudTpuError
@@ -18,6 +23,8 @@ from keeper import slices, store
 from keeper.queue import PENDING
 from keeper.store import QUEUE, Stack
 from launch import idle, runs
+from launch.hosts import HostError
+from launch.targets import Target
 
 if TYPE_CHECKING:
     from keeper.passes import Means
@@ -25,6 +32,11 @@ if TYPE_CHECKING:
 EVERY_S = 15 * MINUTE_S
 WITHIN_S = 2 * MINUTE_S
 """Of every EVERY_S, the time in which a pass looks for idle slices: so nothing has to be remembered between two."""
+USED = "used.json"
+"""Slice → when a pass last saw a TPU of it open."""
+LOOK_LIMIT_S = 30.0
+AS_ROOT = 'if [ "$(id -u)" = 0 ]; then sh -c "$0"; else sudo -n -- sh -c "$0"; fi'
+"""Another user's open files show to root alone."""
 
 
 def give_back(means: Means) -> None:
@@ -83,6 +95,45 @@ def _unused_s(means: Means, stack: Stack, one: Slice) -> float:
     known = runs.look_at_all(target.agents)
     if known.errors or any(each["state"] in ("starting", "running") for each in known.processes):
         return 0.0
+    try:
+        open_on = devices_open_on(target)
+    except HostError as error:
+        means.say(f"{one.name}: it is not given back: {error}")
+        return 0.0
+    if open_on:
+        means.documents.change(USED, lambda value: {**(value or {}), one.name: means.documents.now_s()})
+        return 0.0
+    seen: Mapping[str, float] = means.documents.read(USED).value or {}
     ended_s = [float(each["ended"]) for each in known.processes if each.get("ended")]
     last_s = idle.used_s(one, runs.list_runs(target.runs))
-    return 0.0 if last_s is None else max(0.0, means.documents.now_s() - max([last_s, *ended_s]))
+    if last_s is None:
+        return 0.0
+    return max(0.0, means.documents.now_s() - max([last_s, *ended_s, seen.get(one.name, 0.0)]))
+
+
+def devices_open_on(target: Target) -> list[str]:
+    """Return the hosts on which a program has a TPU open, whoever's it is.
+
+    Raises:
+        HostError: it cannot be seen, as where this user may not become root.
+    """
+    patterns = target.stand_in_devices or DEVICE_GLOBS[target.platform]
+    if not patterns:
+        return []
+    names = " -o ".join(f"-lname {shlex.quote(each)}" for each in patterns)
+    # A process that ends meanwhile is no failure; without the last word nobody has looked.
+    words = ["sh", "-c", AS_ROOT, f"find /proc/[0-9]*/fd {names} 2>/dev/null; echo looked"]
+    begun = [transport.begin(words, "", timeout_s=LOOK_LIMIT_S) for transport in target.transports]
+    found = []
+    for host, future in zip(target.hosts, begun, strict=True):
+        answer = future.result()
+        *held, last = answer.stdout.split() or [""]
+        if last != "looked":
+            said = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
+            raise HostError(
+                host=host.name,
+                reason=f"whether a program has a TPU open cannot be seen ({said})",
+                remedy="give the keeper's user sudo on that host, or leave tpu-stack:idle-hours out",
+            )
+        found += [host.name] * bool(held)
+    return found

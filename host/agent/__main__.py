@@ -1,4 +1,5 @@
-"""`python3 -S -E host/agent/__main__.py`: how a supervisor is started, and one verb carried out.
+"""`python3 -S -E host/agent/__main__.py`: how a supervisor is started, a lock file is looked at as root, and one verb
+is carried out.
 
 A verb's request is on stdin and its answer goes to stdout. Exit status: 0 done, 1 could not be carried out, 2 the
 request was wrong.
@@ -16,6 +17,11 @@ def main(arguments: list[str]) -> int:
         from .supervisor import supervise
 
         return supervise(arguments[1])
+    if len(arguments) == 2 and arguments[0] == "_lockfile":
+        from .preflight import check_lockfile
+
+        print(json.dumps(check_lockfile(arguments[1])))
+        return 0
     from .protocol import respond
 
     verb = arguments[0] if len(arguments) == 1 else " ".join(arguments)

@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 
@@ -316,6 +317,8 @@ def answer_of(path: str) -> Json:
     return {"error": None}
 
 
+ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__main__.py")
+ROOT_LIMIT_S = 20.0
 LOCKFILES: dict[str, list[str]] = {"tpu": ["/tmp/libtpu_lockfile"], "gpu": [], "cpu": []}
 
 
@@ -350,7 +353,10 @@ def check_lockfiles(platform: str, paths: list[str] | None) -> list[Json]:
 
 
 def check_lockfile(path: str) -> Json:
-    """A lock file that outlived its process, as SIGKILL leaves one, is removed; a held one is left alone."""
+    """A lock file that outlived its process, as SIGKILL leaves one, is removed; a held one is left alone.
+
+    One of another user's is looked at and removed as root, where this user may become that: root sees every holder.
+    """
     real = os.path.realpath(path)
     held_by = holders([real])[real]
     remedy = "stop the run that holds it, or end that process"
@@ -362,8 +368,22 @@ def check_lockfile(path: str) -> Json:
         return check("lockfile", f"{path} is not there")
     except OSError as error:
         message = f"{path} cannot be looked at or removed: {error.strerror}"
-        return check("lockfile", message, f"if nobody needs it: sudo rm {path}")
+        refused = check("lockfile", message, f"if nobody needs it: sudo rm {path}")
+        return (isinstance(error, PermissionError) and lockfile_as_root(path)) or refused
     return check("lockfile", f"removed {path}, left over from a process that has ended")
+
+
+def lockfile_as_root(path: str) -> Json | None:
+    """The finding that root's look at a lock file gives; None where this user may not become root."""
+    if os.geteuid() == 0:
+        return None
+    words = ["sudo", "-n", "--", sys.executable, "-S", "-E", ENTRY, "_lockfile", path]
+    try:
+        said = subprocess.run(words, capture_output=True, timeout=ROOT_LIMIT_S, check=True).stdout
+        found: Json = json.loads(said)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return found
 
 
 def is_locked(path: str) -> bool:

@@ -257,3 +257,30 @@ def test_a_held_lock_file_is_left_to_its_holder(
     assert found["ok"] and f"removed {lock}" in found["message"]
     assert not lock.exists()
     assert preflight.check_lockfiles("tpu", None) == []
+
+
+@pytest.mark.parametrize("sudo", ["may", "may not"])
+@pytest.mark.parametrize("is_held", [True, False])
+def test_a_lock_file_of_another_user_is_looked_at_as_root_where_that_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sudo: str, is_held: bool
+) -> None:
+    lock, program = tmp_path / "libtpu_lockfile", tmp_path / "sudo"
+    lock.touch()
+    program.write_text("#!/bin/sh\n" + {"may": 'shift 2; exec "$@"', "may not": "exit 1"}[sudo])
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def refused(_: str) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(preflight, "is_locked", refused)
+    monkeypatch.setattr(preflight, "holders", lambda targets: {target: [] for target in targets})
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    with held(lock, "flock") if is_held else contextlib.nullcontext():
+        found = preflight.check_lockfile(str(lock))
+    told = {(True, True): "is held by pid", (True, False): "removed"}
+    assert (
+        told.get((sudo == "may", is_held), "cannot be looked at or removed: Permission denied")
+        in found["message"]
+    )
+    assert found["ok"] is (sudo == "may" and not is_held) is not lock.exists()

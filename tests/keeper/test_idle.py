@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,10 @@ class Hosts:
         (one,) = stack.inventory.slices
         assert (one.name, len(one.hosts)) == (slice_name, 4)
         return dataclasses.replace(
-            on_this_machine(hosts="1", platform="cpu"), runs_url=self.folder.url, files=self.folder.files
+            on_this_machine(hosts="1", platform="cpu"),
+            runs_url=self.folder.url,
+            files=self.folder.files,
+            stand_in_devices=(f"{self.folder.url}/accel*",),
         )
 
 
@@ -58,6 +62,7 @@ class Lab:
     hosts: Hosts
     api: TpuApi
     said: list[str]
+    patch: pytest.MonkeyPatch
     clock_s: float = NOW_S
 
     def is_there(self) -> bool:
@@ -73,6 +78,10 @@ class Lab:
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "sudo").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')  # whoever tests may not be root
+    (tmp_path / "bin" / "sudo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     clock = Clock(frozen_at=NOW_S)
     said: list[str] = []
     with TpuApi(clock=clock) as api:
@@ -101,7 +110,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
                 say=said.append,
                 lease_of=lambda name: Lease(documents, name, myself("the keeper")),
             )
-            made = Lab(means=means, hosts=hosts, api=api, said=said)
+            made = Lab(means=means, hosts=hosts, api=api, said=said, patch=monkeypatch)
             monkeypatch.setattr(Documents, "now_s", lambda _: made.clock_s)
             monkeypatch.setattr(runs, "look_at_all", lambda _: hosts.look)
             yield made
@@ -132,6 +141,13 @@ def ended(lab: Lab) -> None:
     lab.hosts.look = Look(processes=({"state": "exited", "ended": NOW_S + 2 * HOUR_S},), errors=())
 
 
+def open_elsewhere(lab: Lab) -> None:
+    def refused(target: Any) -> list[str]:
+        raise HostError(host="h", reason="whether a program has a TPU open cannot be seen")
+
+    lab.patch.setattr(idle, "devices_open_on", refused)
+
+
 def kept(lab: Lab) -> None:
     entry = {"stack": "dev", "slice": "main", "runs_url": "gs://b/runs"}
     lab.means.documents.change(store.WANTED, lambda _: {"r": {**entry, "state": "waiting"}})
@@ -156,7 +172,9 @@ def not_configured(lab: Lab) -> None:
     lab.means.documents.change(store.STACK, without)
 
 
-@pytest.mark.parametrize("keep", [running, silent, ended, kept, queued, leased, not_configured])
+@pytest.mark.parametrize(
+    "keep", [running, silent, ended, open_elsewhere, kept, queued, leased, not_configured]
+)
 def test_a_slice_that_somebody_may_want_stays(lab: Lab, keep: Callable[[Lab], None]) -> None:
     keep(lab)
     assert lab.after(7)
@@ -172,3 +190,13 @@ def test_a_run_on_it_is_use(lab: Lab) -> None:
     directory.write_json("result.json", {"attempt": 0, "outcome": "done", "time": NOW_S + 2 * HOUR_S})
     assert lab.after(7)
     assert not lab.after(8.5)
+
+
+def test_a_program_that_has_a_device_open_holds_the_slice_and_the_time_counts_from_its_end(
+    lab: Lab, tmp_path: Path
+) -> None:
+    lab.hosts.folder.directory("x").write_text("y", "")
+    with open(tmp_path / "runs" / "accel0", "w"):
+        assert lab.after(7)
+    assert lab.after(12.75)
+    assert not lab.after(13.25)
