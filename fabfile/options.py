@@ -63,9 +63,10 @@ def target(
 
 def any_target(stack: str = "", slice: str = "", *, runs: str = "") -> Target:
     """Return the target of one of the slices that may be meant, for what concerns the whole stack."""
-    from launch.targets import resolve_each
+    from launch.targets import inventory_of, of_each, resolve
 
-    return resolve_each(wanted(stack, slice, runs=runs))[0]
+    asked = wanted(stack, slice, runs=runs)
+    return next(iter(of_each(inventory_of(asked), asked)), None) or resolve(asked)
 
 
 def wanted(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from contracts.errors import RequestError
@@ -11,7 +11,9 @@ from fabfile.options import SLICES, reported, task, whole, with_options_of
 from fabfile.tasks import JSON, RUNS, TRAIN, asked_for, train
 
 if TYPE_CHECKING:
+    from keeper.queue import Queue
     from keeper.queue_commands import Wishes
+    from keeper.queue_worker import Open
     from launch.launch import Request
     from launch.targets import Target
 
@@ -98,18 +100,18 @@ def queue(
     from keeper import queue_commands
 
     action, *words = options.after_dashes(c) or ["show"]
-    target = options.any_target(stack, slice, runs=runs)
+    found, open_stack = _queue(stack, runs), _opener(stack, slice, runs)
     if action == "show" and not words:
-        return queue_commands.show(target, everything=all, as_json=json)
+        return queue_commands.show(found, everything=all, as_json=json)
     if action == "work" and not words:
-        return queue_commands.work(target, _opener(stack, slice, runs), stay=stay)
+        return queue_commands.work(found, open_stack, stay=stay)
     if action == "cancel" and words:
         grace_s = float(whole("--grace", grace, least=0) or 0)
-        return queue_commands.cancel(target, _opener(stack, slice, runs), words, grace_s=grace_s)
+        return queue_commands.cancel(found, open_stack, words, grace_s=grace_s)
     if action == "move" and 1 <= len(words) <= 2:
         number = whole("fab queue move", words[0], least=1) or 0
         wanted = _priority(priority) if priority else None
-        return queue_commands.move(target, number, "".join(words[1:]), priority=wanted)
+        return queue_commands.move(found, number, "".join(words[1:]), priority=wanted)
     raise RequestError(
         f"fab queue {' '.join([action, *words])}: write fab queue, fab queue work, fab queue cancel ENTRY …, or fab "
         "queue move ENTRY first (or last, before:N, --priority P)"
@@ -119,7 +121,7 @@ def queue(
 def _read(c: Any, priority: str, given: Mapping[str, str]) -> tuple[Request, list[Target], Wishes]:
     """Return what is to be queued, and the targets that it may run on."""
     from keeper.queue_commands import Wishes
-    from launch.targets import resolve_each
+    from launch.targets import inventory_of, of_each, resolve, with_expected_hosts
 
     rest = {
         name: given[name]
@@ -130,7 +132,8 @@ def _read(c: Any, priority: str, given: Mapping[str, str]) -> tuple[Request, lis
     where = {
         name: given[name] for name in OF_TARGET if given[name] and not (name == "python" and asked.command)
     }
-    targets = resolve_each(options.wanted(given["stack"], given["slice"], **where))
+    wanted = options.wanted(given["stack"], given["slice"], **where)
+    targets = of_each(with_expected_hosts(inventory_of(wanted)), wanted) or [resolve(wanted)]
     restarts = whole("--max-restarts", given["max_restarts"], least=0) or 0
     return (
         asked,
@@ -139,10 +142,22 @@ def _read(c: Any, priority: str, given: Mapping[str, str]) -> tuple[Request, lis
     )
 
 
-def _opener(stack: str, slice: str, runs: str) -> Callable[[Mapping[str, str]], list[Target]]:
-    from launch.targets import resolve_each
+def _queue(stack: str, runs: str) -> Queue:
+    """Return the queue of a stack, whether it has hosts or not."""
+    from keeper.queue import Queue
+    from keeper.store import documents_of, store_of
+    from launch.targets import LOCAL, inventory_of, resolve
 
-    return lambda where: resolve_each(options.wanted(stack, slice, **{"runs": runs, **where}))
+    asked = options.wanted(stack, runs=runs)
+    if asked.stack == LOCAL:
+        return Queue(store_of(resolve(asked)))
+    return Queue(documents_of(inventory_of(asked), asked.stack, runs))
+
+
+def _opener(stack: str, slice: str, runs: str) -> Open:
+    from keeper.queue_commands import opened
+
+    return lambda where: opened(options.wanted(stack, slice, **{"runs": runs, **where}))
 
 
 def _priority(text: str) -> int:

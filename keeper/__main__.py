@@ -26,9 +26,9 @@ def watch(documents: Documents, say: Callable[[str], None], *, every_s: float = 
     while True:
         began_s = time.monotonic()
         try:
-            passes.run_pass(means := passes.means_of(documents, say))
+            has_slices = passes.run_pass(means := passes.means_of(documents, say))
             code = DONE
-            queue_commands.attend(means)
+            queue_commands.attend(means, has_slices=has_slices)
             idle.give_back(means)
         except passes.REFUSALS as error:
             say(f"error: {error}")

@@ -99,7 +99,8 @@ def unkeep(target: Target, wanted: str) -> int:
     """Carry out `fab unkeep`: the run itself goes on."""
     documents = store.store_of(target)
     try:
-        entries = store.read_wanted(documents)
+        read = store.read_wanted(documents)
+        entries = {run_id: each for run_id, each in read.items() if not each.for_queue}
         fitting = [run_id for run_id in entries if wanted in (run_id, "") or run_id.endswith(wanted)]
         if len(fitting) != 1:
             run_id = runs.find(target.runs, wanted).run_id

@@ -78,11 +78,11 @@ class Hosts:
 
     def signs(self, wanted: Sequence[Wanted]) -> dict[str, Sign]:
         """Return what a listing shows of each run; runs that cannot be listed from this machine are left out."""
-        return _signs(wanted, self._say)
+        return _signs([each for each in wanted if not each.for_queue], self._say)
 
     def directory(self, wanted: Wanted) -> RunDirectory | None:
         """Return a run's directory as this machine sees it without hosts; None where it does not."""
-        if not is_url(wanted.runs_url) and not Path(wanted.runs_url).is_dir():
+        if wanted.for_queue or (not is_url(wanted.runs_url) and not Path(wanted.runs_url).is_dir()):
             return None
         here = targets.resolve(targets.Wanted(runs=wanted.runs_url))
         return here.runs.directory(wanted.run_id)
@@ -103,7 +103,7 @@ class Hosts:
             here = targets.resolve(place)
             run = runs.read(here.runs.directory(wanted.run_id))
             return targets.resolve(place, run) if run else here
-        return self.on(stack, wanted.slice, wanted.runs_url)
+        return self.on(stack, wanted.slice, wanted.runs_url or None)
 
     def on(self, stack: Stack, slice_name: str, runs_url: str | None = None) -> Target:
         """Return a slice of a stack. runs_url: where its runs are; None: where they are by default."""

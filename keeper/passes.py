@@ -87,8 +87,8 @@ def means_of(documents: Documents, say: Say) -> Means:
     )
 
 
-def run_pass(means: Means, *, looks_s: Sequence[float] = LOOKS_S) -> None:
-    """Look at all wanted runs, and act.
+def run_pass(means: Means, *, looks_s: Sequence[float] = LOOKS_S) -> bool:
+    """Look at all wanted runs, and act; return whether any of them is a slice that the queue wants.
 
     Raises:
         DocumentsError: what is wanted cannot be read.
@@ -98,6 +98,7 @@ def run_pass(means: Means, *, looks_s: Sequence[float] = LOOKS_S) -> None:
     means.post.send(entries.values())
     _looks({name: each for name, each in entries.items() if each.state != "ended"}, means, began_s, looks_s)
     means.post.settle()
+    return any(each.for_queue for each in entries.values())
 
 
 def _looks(wanted: dict[str, Wanted], means: Means, began_s: float, looks_s: Sequence[float]) -> None:
@@ -183,6 +184,10 @@ class Attempt:
         try:
             stack = self._stack()
             for each in self._group:
+                if each.for_queue and each.state == "watched":
+                    continue
+                if each.for_queue:
+                    return False
                 found = self._hosts.examine(each, self._hosts.target(each, stack), self._now_s())
                 if rules.next_step(each, found.facts, self._now_s()).do != "nothing":
                     return False
@@ -310,6 +315,10 @@ class Attempt:
                     not_before_s=wanted.not_before_s,
                 )  # fmt: skip
                 return
+        if wanted.for_queue:
+            ready = {"state": "watched", "slice_lost": False, "failures": 0, "not_before_s": 0.0}
+            self._note(wanted, "is there", f"{self._name} is there for the queue", **ready)
+            return
         found = self._hosts.examine(wanted, target, self._now_s())
         step = rules.next_step(wanted, found.facts, self._now_s())
         if step.do == "end":

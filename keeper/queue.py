@@ -19,12 +19,12 @@ from keeper.store import QUEUE
 from launch.jobs import Bundle, Submitted
 from launch.launch import Request
 
-State = Literal["waiting", "cancelled"] | run_directory.State
-"""Once it is started, that of its run; `starting` only while a worker starts it."""
-AT_WORK: tuple[State, ...] = ("starting", "running")
+State = Literal["waiting", "stopping", "cancelled"] | run_directory.State
+"""Once it is started, that of its run; `starting` only while a worker starts it, `stopping` until its run has ended."""
+AT_WORK: tuple[State, ...] = ("starting", "running", "stopping")
 PENDING: tuple[State, ...] = ("waiting", *AT_WORK)
 MOST_ENDED = 200
-"""Entries that have ended and are still listed; with the oldest of them goes the code that no other has."""
+"""Entries that have ended and are still listed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,8 @@ class Entry:
     number: what people call it by. what: its job or script. request, submitted: the fields of Request and Submitted
     that JSON can hold. bundles: hashes of its code. where: what was said of the target besides stack and slice. slices:
     those it may run on. restarts: how often it may still be started again. starts: tries in which its hosts were not
-    ready. saved_step: of the newest checkpoint when it was last started, -1 for none. reason: of its state, in words.
+    ready. losses: how often in a row its hosts were lost before there was a new checkpoint. saved_step: of the newest
+    checkpoint when it was last started, -1 for none. reason: of its state, in words.
     """
 
     number: int
@@ -52,6 +53,7 @@ class Entry:
     slice: str | None = None
     run_id: str | None = None
     starts: int = 0
+    losses: int = 0
     saved_step: int = -1
     reason: str = ""
 
@@ -108,10 +110,8 @@ class Queue:
             RequestError: one has the name of another that waits.
         """
         added: list[Entry] = []
-        before: list[Entry] = []
 
         def append(value: Any) -> dict[str, Any]:
-            before[:] = _entries(value)
             entries, number = _entries(value), (value or {}).get("next", 1)
             names = {each.request["name"]: each for each in entries if each.is_pending}
             for each in several:
@@ -125,10 +125,10 @@ class Queue:
             return _document([*entries, *added], number + len(added))
 
         self._keep(bundles)
-        now = _entries(self.documents.change(QUEUE, append))
-        self._keep(bundles)  # an entry that had them too may have been the oldest one meanwhile
-        for sha256 in _code(before) - _code(now):
-            self.documents.delete(_place(sha256), version=self.documents.read(_place(sha256)).version)
+        self.documents.change(QUEUE, append)
+        self._keep(
+            bundles
+        )  # whoever removed them before the entries were there looks whether they are needed now
         return added
 
     def change(self, number: int, function: Callable[[Entry], Entry]) -> Entry:
@@ -147,10 +147,18 @@ class Queue:
     def change_all(self, function: Callable[[list[Entry]], list[Entry]]) -> list[Entry]:
         """Change the entries, in the order in which they were submitted or moved, and return them."""
 
-        def all_of_them(value: Any) -> dict[str, Any]:
-            return _document(function(_entries(value)), (value or {}).get("next", 1))
+        needed: set[str] = set()
 
-        return _entries(self.documents.change(QUEUE, all_of_them))
+        def all_of_them(value: Any) -> dict[str, Any]:
+            entries = _entries(value)
+            needed.clear()
+            needed.update(_code(entries))
+            return _document(function(entries), (value or {}).get("next", 1))
+
+        now = _entries(self.documents.change(QUEUE, all_of_them))
+        if needed - _code(now):
+            self._remove_code()
+        return now
 
     def claim(self, number: int, slice_name: str, run_id: str) -> Entry | None:
         """Take an entry to a slice, and return it; None where it does not wait any more, or the slice is taken.
@@ -205,6 +213,20 @@ class Queue:
             )
         return bundle
 
+    def _remove_code(self) -> None:
+        """Remove the code that no pending entry needs, also that of a submission that was broken off."""
+        for name in self.documents.names("bundles/"):
+            if name in self._code_in_need():
+                continue
+            found = self.documents.read(name)
+            with contextlib.suppress(ChangedError):
+                self.documents.delete(name, version=found.version)
+                if found.value is not None and name in self._code_in_need():  # of an entry added just now
+                    self.documents.write(name, found.value, version=ABSENT)
+
+    def _code_in_need(self) -> set[str]:
+        return {_place(sha256) for sha256 in _code(_entries(self.documents.read(QUEUE).value))}
+
     def _keep(self, bundles: Sequence[Bundle]) -> None:
         there = {*self.documents.names("bundles/")}
         for each in bundles:
@@ -215,7 +237,8 @@ class Queue:
 
 
 def _code(entries: Sequence[Entry]) -> set[str]:
-    return {sha256 for entry in entries for sha256 in entry.bundles}
+    """The hashes of the code that entries need which wait or run."""
+    return {sha256 for entry in entries if entry.is_pending for sha256 in entry.bundles}
 
 
 def require(entries: Sequence[Entry], number: int) -> Entry:

@@ -10,27 +10,29 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from rich.table import Table
 
+from contracts.durations import spoken
 from contracts.errors import DONE, FAILED, RequestError
+from contracts.files import is_url
 from infra.documents import Documents
 from infra.lease import Lease, LeaseHeldError, held, myself
-from keeper import slices, sweep
+from keeper import slices, store, sweep
 from keeper.passes import Means
-from keeper.queue import AT_WORK, Entry, Queue, describe, require
-from keeper.queue_worker import Open, Worker
+from keeper.queue import AT_WORK, Entry, Queue, State, describe, require
+from keeper.queue_worker import Hold, Open, Opened, Worker
 from keeper.queue_worker import work as work_on
 from keeper.store import Stack, find_stack, read_wanted, store_of
 from launch import follow, runs
 from launch import launch as launching
-from launch.commands import console as consoles
 from launch.commands import track as tracking
 from launch.display import printable, say, terminal
+from launch.hosts import HostError
 from launch.jobs import Bundle, Submitted
 from launch.launch import Request
-from launch.targets import Target, Wanted, resolve_each
+from launch.targets import Target, Wanted, inventory_of, of_each
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,15 @@ def submit(targets: Sequence[Target], asked: Request, wishes: Wishes) -> int:
     Raises:
         RequestError: it could be carried out on none of them.
     """
-    runs.check_name(targets[0].runs, asked.name)
+    _check_name(targets[0], asked.name)
     return _add(targets, [asked], wishes)
+
+
+def _check_name(target: Target, name: str | None) -> None:
+    """Check a name where that can be done without hosts, or they answer; it is checked again when the run starts."""
+    if is_url(target.runs_url) or target.hosts[0].internal_address:
+        with contextlib.suppress(HostError):
+            runs.check_name(target.runs, name)
 
 
 def submit_sweep(
@@ -65,14 +74,24 @@ def submit_sweep(
     now = datetime.datetime.now(datetime.UTC)
     name = asked.name or f"{asked.job or 'sweep'}-{now:%Y%m%d-%H%M%S}"
     members = [*sweep.requests(asked, name, sweep.members(grid, seeds))]
-    runs.check_name(targets[0].runs, members[0].name)
+    _check_name(targets[0], members[0].name)
     there = {entry.sweep for entry in _queue(targets[0]).entries()}
-    if name in there or any(sweep.of_run(run).get("name") == name for run in runs.list_runs(targets[0].runs)):
+    if name in there or name in _sweeps(targets[0]):
         raise RequestError(f"--name {name}: is a sweep already; choose another name")
     code = _add(targets, members, wishes)
     where = "" if targets[0].is_local else f" --stack {targets[0].name}"
     say(terminal())(f"sweep {name}: {len(members)} runs; `fab compare --sweep {name}{where}` compares them")
     return code
+
+
+def _sweeps(target: Target) -> set[str]:
+    """The names of the sweeps that runs are of; none where no host answers that could read them."""
+    if not is_url(target.runs_url) and not target.hosts[0].internal_address:
+        return set()
+    try:
+        return {str(sweep.of_run(run).get("name")) for run in runs.list_runs(target.runs)}
+    except HostError:
+        return set()
 
 
 def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) -> int:
@@ -100,9 +119,12 @@ def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) 
     before = sum(entry.state == "waiting" for entry in queue.entries()) - len(added)
     numbers = f"entry {added[0].number}" + (f" to {added[-1].number}" if len(added) > 1 else "")
     where = "" if targets[0].is_local else f" --stack {targets[0].name}"
-    say(terminal())(
-        f"{numbers} of the queue, {before} waiting before; `fab queue work{where}` or the keeper starts it"
-    )
+    tell = say(terminal())
+    tell(f"{numbers} of the queue, {before} waiting before; `fab queue work{where}` or the keeper starts it")
+    if not any(target.hosts[0].internal_address for target in targets):
+        tell(
+            f"{targets[0].name} has no hosts now; `pulumi up --refresh` asks for them, or the keeper if it has one"
+        )
     return DONE
 
 
@@ -131,13 +153,11 @@ def _what(submitted: Submitted) -> str:
     return next((word for word in words if word.endswith((".py", ".sh"))), words[0]).rpartition("/")[2]
 
 
-def work(target: Target, open_targets: Open, *, stay: bool) -> int:
+def work(queue: Queue, open_stack: Open, *, stay: bool) -> int:
     """Take entries of the queue to the slices that are free, until none waits or runs; with `stay` until Ctrl-C."""
-    documents = store_of(target)
-    queue, tell = Queue(documents), say(terminal())
-    worker = Worker(
-        queue, open_targets, leases_of(documents, "fab queue work"), tell, lambda: kept_runs(documents)
-    )
+    tell, documents = say(terminal()), queue.documents
+    hold = leases_of(documents, "fab queue work")
+    worker = Worker(queue, open_stack, hold, tell, lambda: kept_runs(documents))
     try:
         return work_on(worker, queue, tell, stay=stay)
     except KeyboardInterrupt:
@@ -147,8 +167,21 @@ def work(target: Target, open_targets: Open, *, stay: bool) -> int:
         return DONE
 
 
-def attend(means: Means) -> None:
-    """Do for the queue what a look of the keeper does: see to what runs, start what waits.
+def opened(asked: Wanted) -> Opened:
+    """Return a stack, or this machine, as it is now, as a Worker wants it.
+
+    Raises:
+        RequestError: there is no such stack.
+    """
+    inventory = inventory_of(asked)
+    names = frozenset(each.name for each in inventory.slices)
+    return Opened(slices=names, targets=of_each(inventory, asked))
+
+
+def attend(means: Means, *, has_slices: bool = False) -> None:
+    """Do for the queue what a look of the keeper does: have its slices, see to what runs, start what waits.
+
+    has_slices: whether the keeper has slices for it already.
 
     Raises:
         RequestError: the stack cannot be read.
@@ -157,7 +190,7 @@ def attend(means: Means) -> None:
     documents, hosts, say = means.documents, means.hosts, means.say
     queue = Queue(documents)
     pending = [entry for entry in queue.entries() if entry.is_pending]
-    if not pending:
+    if not pending and not has_slices:
         return
     stack = find_stack(documents)
     if stack is not None:
@@ -165,15 +198,66 @@ def attend(means: Means) -> None:
         stack.take_environment()
         if any(entry.state == "waiting" for entry in pending):
             stack = _with_hosts(means, stack)
+        _want_slices(means, stack, slices_needed(pending, stack))
+    if not pending:
+        return
 
-    def targets_of(where: Mapping[str, str]) -> list[Target]:
+    def open_stack(where: Mapping[str, str]) -> Opened:
         if stack is None:
-            return resolve_each(Wanted(**where))  # type: ignore[arg-type]  # texts alone
+            return opened(Wanted(**where))  # type: ignore[arg-type]  # texts alone
         names = [each.name for each in stack.inventory.slices if each.hosts]
-        return [hosts.on(stack, name, where.get("runs")) for name in names]
+        return Opened(
+            slices=frozenset(each.name for each in stack.inventory.slices),
+            targets=[hosts.on(stack, name, where.get("runs")) for name in names],
+        )
 
     hold = leases_of(documents, "the keeper")
-    Worker(queue, targets_of, hold, say, lambda: kept_runs(documents)).step()
+    Worker(queue, open_stack, hold, say, lambda: kept_runs(documents)).step()
+
+
+def slices_needed(pending: Sequence[Entry], stack: Stack) -> set[str]:
+    """Return the queued slices that are needed: where entries run, and one for those that wait. Pure."""
+    there = {each.name for each in stack.inventory.slices if each.hosts}
+    needed = {each.slice for each in pending if each.state in AT_WORK and each.slice is not None}
+    for each in pending:
+        if each.state == "waiting" and needed.isdisjoint(each.slices):
+            needed.add(next((name for name in each.slices if name in there), each.slices[0]))
+    return needed & {*stack.slices}
+
+
+def _want_slices(means: Means, stack: Stack, needed: Collection[str]) -> None:
+    """Let the keeper have the slices that the queue needs, and these alone.
+
+    One that was refused is not asked for again until somebody has brought it back.
+    """
+    before = {each.slice: each for each in read_wanted(means.documents).values() if each.for_queue}
+    now_s = means.documents.now_s()
+    for name in {*needed} - {*before}:
+        known = next(each for each in stack.inventory.slices if each.name == name)
+        fresh = store.Wanted(
+            run_id=f"{FOR_QUEUE}{name}",
+            stack=stack.inventory.stack,
+            slice=name,
+            runs_url="",
+            added_s=now_s,
+            project=stack.project,
+            origin=known.origin,
+            reason="entries of the queue need it",
+            for_queue=True,
+        )
+        store.change_wanted(means.documents, fresh.run_id, lambda found, fresh=fresh: found or fresh)  # type: ignore[misc]
+    for name, each in before.items():
+        is_back = (
+            each.state == "ended"
+            and name in needed
+            and slices.seen(means.client(), means.backoff, stack, name) is not None
+        )
+        if name not in needed or is_back:
+            store.change_wanted(means.documents, each.run_id, lambda _: None)
+
+
+FOR_QUEUE = "queue/"
+"""What the id of a slice that is kept for the queue begins with, where others have the id of a run."""
 
 
 def _with_hosts(means: Means, stack: Stack) -> Stack:
@@ -193,8 +277,8 @@ def kept_runs(documents: Documents) -> set[str]:
     return {run_id for run_id, each in read_wanted(documents).items() if each.state != "ended"}
 
 
-def leases_of(documents: Documents, program: str) -> Callable[[str], contextlib.AbstractContextManager[bool]]:
-    """Return what holds the lease of a slice, as a Worker wants it."""
+def leases_of(documents: Documents, program: str) -> Hold:
+    """Return what holds the lease of a slice, as a Worker wants it; False too while its hosts are not prepared yet."""
 
     @contextlib.contextmanager
     def hold(slice_name: str) -> Iterator[bool]:
@@ -204,14 +288,17 @@ def leases_of(documents: Documents, program: str) -> Callable[[str], contextlib.
             except LeaseHeldError:
                 yield False
                 return
-            yield True
+            yield not any(
+                each.for_queue and each.slice == slice_name and each.state in ("waiting", "recovering")
+                for each in read_wanted(documents).values()
+            )
 
     return hold
 
 
-def show(target: Target, *, everything: bool, as_json: bool) -> int:
+def show(queue: Queue, *, everything: bool, as_json: bool) -> int:
     """Print the entries that wait or run, in their order, then some that have ended."""
-    entries = _queue(target).entries()
+    entries = queue.entries()
     console = terminal()
     if as_json:
         left_out = ("request", "submitted", "bundles")
@@ -231,13 +318,14 @@ def show(target: Target, *, everything: bool, as_json: bool) -> int:
     ended = [each for each in entries if not each.is_pending]
     shown = [*pending, *(ended if everything else ended[-MOST_SHOWN:])]
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for heading in ("entry", "run", "priority", "state", "slice", "by", "age", "says"):
+    for heading in ("entry", "name", "run", "priority", "state", "slice", "by", "age", "says"):
         right = heading in ("entry", "priority", "age")
         table.add_column(heading, justify="right" if right else "left", overflow="fold")
     for each in shown:
         table.add_row(
             str(each.number),
-            printable(each.run_id or each.request["name"] or each.what),
+            printable(each.request["name"] or each.what),
+            each.run_id or "-",
             str(each.priority),
             each.state,
             printable(each.slice or " or ".join(each.slices)),
@@ -246,6 +334,9 @@ def show(target: Target, *, everything: bool, as_json: bool) -> int:
             printable(each.reason.partition("\n")[0]),
         )
     console.print(table)
+    for kept in read_wanted(queue.documents).values() if pending else ():
+        if kept.for_queue and kept.state != "watched":
+            say(console)(printable(f"{kept.slice}: {kept.reason}"))
     if len(shown) < len(entries):
         say(console)(f"{len(entries) - len(shown)} more that have ended: `fab queue --all`")
     return DONE
@@ -255,46 +346,42 @@ MOST_SHOWN = 10
 
 
 def _age(added: str) -> str:
-    from contracts.durations import spoken
-
     return spoken(max(0.0, time.time() - runs.parse_time(added)), units=1)
 
 
-def cancel(target: Target, open_targets: Open, wanted: Sequence[str], *, grace_s: float) -> int:
+def cancel(queue: Queue, open_stack: Open, wanted: Sequence[str], *, grace_s: float) -> int:
     """Take entries out of the queue; a run that has started is stopped, with a checkpoint.
 
     Raises:
         RequestError: there is no such entry, or it has ended.
     """
-    queue = _queue(target)
     chosen = [entry for text in wanted for entry in chosen_by(queue.entries(), text)]
     numbers = {entry.number for entry in chosen}
-    stopping: list[Entry] = []
 
-    def end(entries: list[Entry]) -> list[Entry]:
-        stopping[:] = [each for each in entries if each.number in numbers and each.state == "running"]
-        return [
-            dataclasses.replace(each, state="cancelled", reason=f"by {getpass.getuser()}")
-            if each.number in numbers and each.is_pending
-            else each
-            for each in entries
-        ]
+    def end(each: Entry) -> Entry:
+        if each.number not in numbers or not each.is_pending:
+            return each
+        state: State = "stopping" if each.state in AT_WORK else "cancelled"
+        return dataclasses.replace(each, state=state, reason=f"by {getpass.getuser()}")
 
-    queue.change_all(end)
+    now = queue.change_all(lambda entries: [end(each) for each in entries])
     tell, code = say(terminal()), DONE
-    tell(f"cancelled: {', '.join(str(number) for number in sorted(numbers))}")
-    for entry in stopping:
-        where = next((each for each in open_targets(entry.where) if each.slice.name == entry.slice), None)
-        stopped = FAILED if where is None else consoles.stop(where, entry.run_id, grace_s=grace_s)
-        if stopped != DONE:
+    if ended := [str(each.number) for each in now if each.number in numbers and each.state == "cancelled"]:
+        tell(f"cancelled: {', '.join(ended)}")
+    hold = leases_of(queue.documents, "fab queue cancel")
+    worker = Worker(queue, open_stack, hold, tell, stop_grace_s=grace_s)
+    for entry in (each for each in now if each.number in numbers and each.state == "stopping"):
+        tell(f"stopping entry {entry.number} ({entry.run_id}), up to {spoken(grace_s)} to save a checkpoint")
+        if not worker.stop(entry):
             tell(
-                f"{entry.run_id} may go on: `fab status --run {entry.run_id}`, `fab stop --run {entry.run_id}`"
+                f"entry {entry.number} is not stopped yet: the keeper or the `fab queue work` that started it does so; "
+                f"`fab queue` shows it, `fab queue cancel {entry.number}` tries again"
             )
             code = FAILED
     return code
 
 
-def move(target: Target, number: int, place: str, *, priority: int | None) -> int:
+def move(queue: Queue, number: int, place: str, *, priority: int | None) -> int:
     """Change an entry's place among those of its priority, or its priority. place: first, last, before:N or "".
 
     Raises:
@@ -326,10 +413,14 @@ def move(target: Target, number: int, place: str, *, priority: int | None) -> in
         raise RequestError(f"{place}: is no place; choose first, last, or before:NUMBER")
     if not place and priority is None:
         raise RequestError(f"{number}: say where to, first, last or before:NUMBER, or give a --priority")
-    queue = _queue(target)
     queue.change_all(moved)
     waiting = [each.number for each in queue.entries() if each.state == "waiting"]
-    say(terminal())(f"entry {number} is number {waiting.index(number) + 1} of {len(waiting)} that wait")
+    said = (
+        f"number {waiting.index(number) + 1} of {len(waiting)} that wait"
+        if number in waiting
+        else "taken just now"
+    )
+    say(terminal())(f"entry {number} is {said}")
     return DONE
 
 

@@ -20,11 +20,12 @@ from contracts.errors import DONE, FAILED, RequestError, Unreachable
 from contracts.files import is_url
 from contracts.run_directory import State
 from keeper.queue import AT_WORK, Entry, Queue
+from keeper.queue import State as EntryState
 from launch import follow, notify, recovery, runs
 from launch import launch as launching
 from launch.commands import track as tracking
 from launch.hosts import STOP_NOW_S, HostError, HostsError, stop_processes
-from launch.runs import Run
+from launch.runs import Look, Run
 from launch.targets import Target
 
 MOST_STARTS = 5
@@ -33,8 +34,29 @@ POLL_S = 3.0
 BUCKET_POLL_S = 15.0
 """Every look at a bucket is billed."""
 
-Open = Callable[[Mapping[str, str]], Sequence[Target]]
-"""Gives the target of each slice, for what an entry says of the target besides."""
+FOREIGN_LIMIT_S = 300.0
+"""Without a heartbeat, after which a run that no agent has a record of is lost. Agents keep theirs by user, so another
+one may have started it; nobody but its heartbeats can tell, and what they lie in may be away for a while."""
+IN_USE_PAUSE_S = 60.0
+"""Between two tries to start something on hosts that somebody else uses."""
+INTERRUPTED = "its worker was interrupted while it started the run"
+MOST_LOSSES = 5
+"""Times in a row that a run may lose its hosts before it has a new checkpoint, without taking a restart."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A stack as it is now. slices: the names of all; targets: of those that have hosts."""
+
+    slices: frozenset[str]
+    targets: Sequence[Target]
+
+    def find(self, name: str | None) -> Target | None:
+        return next((each for each in self.targets if each.slice.name == name), None)
+
+
+Open = Callable[[Mapping[str, str]], Opened]
+"""Gives the stack, for what an entry says of the target besides."""
 Hold = Callable[[str], AbstractContextManager[bool]]
 """Holds the lease of a slice; False: somebody else has it."""
 
@@ -42,20 +64,24 @@ Hold = Callable[[str], AbstractContextManager[bool]]
 class Worker:
     """One of any number of workers of a queue.
 
-    open_targets, hold: see Open and Hold. kept: the ids of runs that somebody else resumes.
+    open_stack, hold: see Open and Hold. kept: the ids of runs that somebody else resumes. stop_grace_s: for a
+    checkpoint of a run that is cancelled.
     """
 
     def __init__(
         self,
         queue: Queue,
-        open_targets: Open,
+        open_stack: Open,
         hold: Hold,
         say: Callable[[str], None],
         kept: Callable[[], Collection[str]] = frozenset,
+        stop_grace_s: float = follow.STOP_GRACE_S,
     ) -> None:
-        self._queue, self._open, self._hold, self._say, self._kept = queue, open_targets, hold, say, kept
-        self._targets: dict[tuple[tuple[str, str], ...], Sequence[Target]] = {}
+        self._queue, self._open, self._hold, self._say, self._kept = queue, open_stack, hold, say, kept
+        self._stop_grace_s = stop_grace_s
+        self._opened: dict[tuple[tuple[str, str], ...], Opened] = {}
         self._told: dict[str, str] = {}
+        self._in_use_until_s: dict[str, float] = {}
 
     def step(self) -> list[Entry]:
         """Do what can be done now, which may take as long as a run takes to start; return all entries after it."""
@@ -64,30 +90,64 @@ class Worker:
         for entry in entries:
             if entry.state == "running":
                 self._guarded(entry, functools.partial(self._look_after, entry, kept))
-            elif entry.state == "starting":
+            elif entry.state in AT_WORK:
                 self._guarded(entry, functools.partial(self._take_over, entry))
         if any(each.state == "waiting" for each in entries):
             self._start_waiting()
         return self._queue.entries() if any(each.is_pending for each in entries) else entries
 
+    def stop(self, entry: Entry) -> bool:
+        """Stop the run of an entry that is `stopping`; False where it goes on for now, which was said."""
+        self._guarded(entry, functools.partial(self._take_over, entry))
+        return not any(each.number == entry.number and each.is_pending for each in self._queue.entries())
+
     def _guarded(self, entry: Entry, act: Callable[[Target], None]) -> None:
         """Act on an entry where it runs; what does not answer now is tried again in the next step."""
         try:
-            found = [each for each in self._targets_of(entry) if each.slice.name == entry.slice]
-            if found:
-                act(found[0])
+            opened = self._open_for(entry)
+            if (target := opened.find(entry.slice)) is not None:
+                act(target)
+            elif opened.slices and entry.slice not in opened.slices:
+                self._without_slice(entry, opened)
             else:
+                self._opened.clear()
                 self._tell(
                     f"{entry.number}", f"entry {entry.number}: the stack has no hosts of {entry.slice} now"
                 )
         except (HostError, HostsError, RequestError) as error:
+            self._opened.clear()
             self._tell(f"{entry.number}", f"entry {entry.number}: {error}")
 
-    def _targets_of(self, entry: Entry) -> Sequence[Target]:
+    def _without_slice(self, entry: Entry, opened: Opened) -> None:
+        """See to an entry of which the stack has the slice no more: it goes on on another one, or has ended."""
+        reason = f"the stack has no slice {entry.slice} any more"
+        if entry.state == "stopping":
+            self._end(entry, "cancelled", entry.reason)
+        elif opened.slices.isdisjoint(entry.slices):
+            self._end(entry, "lost", reason)
+        else:
+            self._queue.change(
+                entry.number,
+                lambda now: dataclasses.replace(now, state="waiting", reason=reason) if now == entry else now,
+            )
+
+    def _open_for(self, entry: Entry) -> Opened:
         key = tuple(sorted(entry.where.items()))
-        if key not in self._targets:
-            self._targets[key] = self._open(entry.where)
-        return self._targets[key]
+        if key not in self._opened:
+            self._opened[key] = self._open(entry.where)
+        return self._opened[key]
+
+    def _state(self, entry: Entry, run: Run, target: Target) -> tuple[State, Look]:
+        """Return what a run is doing, by the clock of the queue, and what the hosts that it was started on say."""
+        there = self._open_for(entry).find(str((run.described.get("slice") or {}).get("name")))
+        known = runs.look((there or target).find_agents(run.described), run)
+        now_s = self._queue.documents.now_s()
+        if _is_foreign(known):
+            now_s -= FOREIGN_LIMIT_S - run_directory.SILENCE_LIMIT_S
+        state = runs.state(
+            run, known.processes, unanswered=len(known.errors), knowing=known.knowing, now_s=now_s
+        )
+        return state, known
 
     def _tell(self, about: str, text: str) -> None:
         """Say it, unless it is what was said last."""
@@ -105,22 +165,30 @@ class Worker:
             if entry.state != "waiting":
                 continue
             try:
-                targets = [each for each in self._targets_of(entry) if each.slice.name in entry.slices]
+                opened = self._open_for(entry)
             except RequestError as error:
                 self._tell(f"{entry.number}", f"entry {entry.number}: {error}")
                 continue
-            for target in targets:
-                if target.slice.name not in taken:
-                    taken.add(target.slice.name)
+            if opened.slices and opened.slices.isdisjoint(entry.slices):
+                named = " or ".join(entry.slices)
+                self._end(entry, "failed", f"the stack has no slice {named} any more; submit it again")
+                continue
+            for target in opened.targets:
+                name = target.slice.name
+                if name not in taken and name in entry.slices:
+                    taken.add(name)
                     if self._is_free(target) and self._start(entry, target):
                         break
 
     def _is_free(self, target: Target) -> bool:
         """Whether all hosts of a slice answer and none has a run."""
-        name, known = target.slice.name, runs.look_at_all(target.agents)
+        name = target.slice.name
+        if self._in_use_until_s.get(name, 0.0) > time.monotonic():
+            return False
+        known = runs.look_at_all(target.agents)
         busy = {each["run_id"] for each in known.processes if each["state"] in ("starting", "running")}
         if known.errors:
-            self._targets.clear()  # the slice may have been made again, with other hosts
+            self._opened.clear()  # the slice may have been made again, with other hosts
             where = (
                 "" if target.is_local else f"; `fab recover --stack {target.name}` or the keeper restores it"
             )
@@ -146,70 +214,111 @@ class Worker:
 
     def _launch(self, entry: Entry, target: Target) -> None:
         assert entry.run_id is not None
-        label = f"entry {entry.number} ({entry.what})"
+        label, where = f"entry {entry.number} ({entry.what})", target.slice.name
         before = runs.read(target.runs.directory(entry.run_id))
         saved = before.directory.checkpoint_steps() if before else []
         try:
-            if before is None or runs.state_now(target.find_agents(before.described), before) not in _SETTLED:
-                self._say(f"{label} {'is resumed' if before else 'starts'} on {target.slice.name}")
+            state = self._state(entry, before, target)[0] if before else "lost"
+            if before is not None and state in _AT_WORK_OR_DONE:
+                where = str(before.described["slice"]["name"])
+            else:
+                self._tell(f"{label} starts", f"{label} {'is resumed' if before else 'starts'} on {where}")
                 request = dataclasses.replace(self._queue.request(entry), resume=before)
                 if before is not None:
                     request = dataclasses.replace(request, name=None, run_id=None)
                 tracking.start(launching.launch(request, target, self._say), target, self._say)
-        except launching.LaunchFailed:
-            pass  # it has a result, which the next look finds
-        except (HostError, HostsError, Unreachable) as error:
-            self._put_back(entry, str(error))
+        except launching.LaunchFailed as failure:
+            if failure.is_interrupted:
+                self._put_back(entry, INTERRUPTED, counts=False)
+                raise KeyboardInterrupt from None
+            # else it has a result, which the next look finds
+        except (HostError, HostsError, Unreachable, launching.AtWorkError) as error:
+            self._put_back(entry, str(error), counts=not self._is_in_use(error, target))
             return
         except RequestError as error:
             self._end(entry, "failed", str(error))
             return
         except BaseException:
-            self._queue.change(
-                entry.number, lambda now: dataclasses.replace(now, state="waiting", slice=None)
-            )
+            self._put_back(entry, INTERRUPTED, counts=False)
             raise
         newest = saved[-1] if saved else -1
         now = self._queue.change(
             entry.number,
             lambda now: dataclasses.replace(
-                now, state="running" if now.state == "starting" else now.state, starts=0, saved_step=newest
+                now,
+                state="running" if now.state == "starting" else now.state,
+                slice=where,
+                starts=0,
+                losses=0 if newest > now.saved_step else now.losses,
+                saved_step=newest,
             ),
         )
-        if now.state == "cancelled":
+        if now.state == "stopping":
             self._stop(now, target)
 
-    def _put_back(self, entry: Entry, reason: str) -> None:
-        """Let an entry wait again that could not be started, or end it after so many tries."""
+    def _is_in_use(self, error: Exception, target: Target) -> bool:
+        """Whether a run could not be started because somebody else is at work there; then it is left for a while."""
+        hosts = error.errors if isinstance(error, HostsError) else ()
+        found = isinstance(error, launching.AtWorkError) or (
+            bool(hosts) and all(each.is_in_use for each in hosts)
+        )
+        if found:
+            self._in_use_until_s[target.slice.name] = time.monotonic() + IN_USE_PAUSE_S
+        return found
+
+    def _put_back(self, entry: Entry, reason: str, *, counts: bool) -> None:
+        """Let an entry wait again that could not be started, or end it after so many tries that count."""
 
         def put_back(now: Entry) -> Entry:
             if now.state != "starting":
                 return now
+            if not counts:
+                return dataclasses.replace(now, state="waiting", reason=reason)
             ends = now.starts + 1 >= MOST_STARTS
             said = f"given up after {MOST_STARTS} tries: {reason}" if ends else reason
-            back = dataclasses.replace(now, slice=None, starts=now.starts + 1, reason=said)
-            return dataclasses.replace(back, state="failed" if ends else "waiting")
+            return dataclasses.replace(
+                now, starts=now.starts + 1, reason=said, state="failed" if ends else "waiting"
+            )
 
         now = self._queue.change(entry.number, put_back)
-        self._say(f"entry {entry.number} ({entry.what}) {now.state}: {now.reason}")
+        self._tell(f"{entry.number}", f"entry {entry.number} ({entry.what}) {now.state}: {now.reason}")
 
     def _take_over(self, entry: Entry, target: Target) -> None:
-        """See to an entry whose worker was lost while it started the run."""
+        """See to an entry that is starting, of which the worker may be lost, or that is to be stopped."""
+        label = f"entry {entry.number} ({entry.what})"
         with self._hold(target.slice.name) as is_held:
-            if not is_held or entry.run_id is None:
-                return
             now = next((each for each in self._queue.entries() if each.number == entry.number), entry)
-            if now.state != "starting" or now.run_id != entry.run_id:
+            if not is_held or entry.run_id is None or (now.state, now.run_id) != (entry.state, entry.run_id):
                 return  # it was not lost
             run = runs.read(target.runs.directory(entry.run_id))
-            state = runs.state_now(target.find_agents(run.described), run) if run else "lost"
-            if state in _SETTLED:
+            state: State = "lost"
+            known = None
+            if run is not None:
+                state, known = self._state(entry, run, target)
+            if now.state == "stopping":
+                if run is not None and state in run_directory.ACTIVE:
+                    self._stop(now, target)
+                    run = runs.read(run.directory) or run
+                    state, known = self._state(entry, run, target)
+                if run is not None and state in run_directory.ACTIVE:
+                    self._tell(
+                        f"{entry.number}", f"{label}: {run.run_id} is {state}, and is still to be stopped"
+                    )
+                    return
+                if run is not None:
+                    follow.concluded(run, state)
+                self._end(now, "cancelled", now.reason)
+            elif state in ("running", "saving", "done"):
                 self._queue.change(entry.number, lambda now: dataclasses.replace(now, state="running"))
-                self._say(f"entry {entry.number} ({entry.what}): its worker is gone, and its run {state}")
-                return
-            if run is not None:  # not all its processes had been started
-                stop_processes(target.agents, run.run_id, run.attempt, grace_s=STOP_NOW_S)
-            self._put_back(entry, "its worker was lost while it started the run")
+                self._say(f"{label}: its worker is gone, and its run {state}")
+            elif known is not None and state == "starting" and _is_foreign(known):
+                self._tell(
+                    f"{entry.number}", f"{label}: another user's worker is gone, and its run is starting"
+                )
+            else:
+                if run is not None:  # not all its processes had been started
+                    stop_processes(target.agents, run.run_id, run.attempt, grace_s=STOP_NOW_S)
+                self._put_back(now, "its worker was lost while it started the run", counts=True)
 
     # --- entries that run -------------------------------------------------------------------------------------------
 
@@ -220,10 +329,9 @@ class Worker:
         if run is None:
             self._end(entry, "failed", f"{target.runs_url}/{entry.run_id} is gone")
             return
-        known = runs.look(target.find_agents(run.described), run)
-        state = runs.state_by(run, known)
+        state, known = self._state(entry, run, target)
         if known.errors and run.current_result() is None:
-            self._targets.clear()
+            self._opened.clear()
             hosts = f"{len(known.errors)} of {run.processes} hosts do not answer"
             self._tell(run.run_id, f"entry {entry.number} ({run.run_id}): {hosts}, and it has no result")
         elif state == "failed" and run.current_result() is None and follow.is_ending(known):
@@ -233,35 +341,41 @@ class Worker:
                 return
             run = follow.concluded(run, state)
             notify.about(run, state, self._say)
-            again = self._again(entry, run, state)
+            names = {host.name for host in target.hosts}
+            hosts_lost = bool(known.errors) or any(
+                host["name"] not in names for host in run.described["hosts"]
+            )
+            again = self._again(entry, run, state, hosts_lost=hosts_lost)
             if again is None:
                 self._end(entry, state, _reason(run, state))
             else:
                 self._queue.change(entry.number, lambda now: again if now == entry else now)
                 self._say(f"entry {entry.number} ({run.run_id}) {again.reason}")
 
-    def _again(self, entry: Entry, run: Run, state: State) -> Entry | None:
+    def _again(self, entry: Entry, run: Run, state: State, *, hosts_lost: bool) -> Entry | None:
         """Return the entry as it waits to be resumed; None where it has ended.
 
-        A run that was preempted or lost goes on as long as it has a new checkpoint each time; else it takes a restart.
+        A run that was preempted or lost goes on as long as it has a new checkpoint each time, and one whose hosts were
+        lost so often without one as MOST_LOSSES says; else it takes a restart.
         """
         decision = recovery.decide(state, run)
         if not decision.resume or state == "stopped":
             return None
         newest = [-1, *run.directory.checkpoint_steps()][-1]
-        is_free = state in ("preempted", "lost") and newest > entry.saved_step
+        is_new = newest > entry.saved_step
+        losses = 0 if is_new else entry.losses + hosts_lost
+        is_free = (is_new and state in ("preempted", "lost")) or (hosts_lost and losses <= MOST_LOSSES)
         if not is_free and entry.restarts == 0:
             return None
-        left = entry.restarts - (not is_free)
         return dataclasses.replace(
             entry,
             state="waiting",
-            slice=None,
-            restarts=left,
+            losses=losses,
+            restarts=entry.restarts - (not is_free),
             reason=f"{decision.reason}, when a slice is free",
         )
 
-    def _end(self, entry: Entry, state: State, reason: str) -> None:
+    def _end(self, entry: Entry, state: EntryState, reason: str) -> None:
         ended = self._queue.change(
             entry.number,
             lambda now: dataclasses.replace(now, state=state, reason=reason) if now.is_pending else now,
@@ -272,11 +386,17 @@ class Worker:
     def _stop(self, entry: Entry, target: Target) -> None:
         run = runs.read(target.runs.directory(str(entry.run_id)))
         if run is not None:
-            stop_processes(target.agents, run.run_id, run.attempt, grace_s=follow.STOP_GRACE_S)
+            stop_processes(
+                target.find_agents(run.described), run.run_id, run.attempt, grace_s=self._stop_grace_s
+            )
 
 
-_SETTLED: tuple[State, ...] = ("running", "saving", "done")
-"""States of a run that nobody has to start."""
+def _is_foreign(known: Look) -> bool:
+    """Whether no agent has a record of a run, as of one that another user has started."""
+    return not (known.processes or known.knowing)
+
+
+_AT_WORK_OR_DONE: tuple[State, ...] = (*run_directory.ACTIVE, "done")
 
 
 def _reason(run: Run, state: State) -> str:

@@ -69,6 +69,8 @@ def glance(wanted: Wanted, of_slice: Slice, sign: Sign | None, now_s: float) -> 
         if of_slice == "waiting" or wanted.not_before_s > now_s:
             return Step(do="nothing")
         return Step(do="ask", reason=f"its slice is {'gone' if of_slice == 'absent' else 'lost'}")
+    if wanted.for_queue:
+        return Step(do="nothing" if wanted.state == "watched" else "examine")
     if wanted.stop or sign is None or sign.has_result or wanted.state != "watched":
         return Step(do="examine")
     if sign.beat_age_s is None or sign.beat_age_s > SILENT_S:

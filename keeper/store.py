@@ -49,7 +49,8 @@ class Wanted:
     last_restored_step: of the checkpoint that it was last resumed from, -1 for none; None: not resumed yet.
     not_before_s: the next try. failures: tries since the last new checkpoint. slice_lost: its slice was lost since it
     was last started, so that its end is no fault of its own.
-    reason: of its state, in words. stop: whether `fab stop` was asked to end the run.
+    reason: of its state, in words. stop: whether `fab stop` was asked to end the run. for_queue: no run but its slice
+    is kept, because entries of the queue need it; the queue itself starts what runs there.
     acts: what was done, the newest last: {time, act, reason}. news: what people are still to be told, as
     `keeper.news` has it.
     """
@@ -71,6 +72,7 @@ class Wanted:
     state: State = "watched"
     reason: str = ""
     stop: bool = False
+    for_queue: bool = False
     acts: tuple[Mapping[str, Any], ...] = ()
     news: tuple[Mapping[str, Any], ...] = ()
 
@@ -132,11 +134,17 @@ def store_of(target: Target) -> Documents:
     Raises:
         RequestError: it has no place for them that this machine sees.
     """
-    storage = target.inventory.storage
-    found = target.inventory.keeper or url_of(bucket_url=storage.bucket_url, runs_url=target.runs_url)
-    if not is_url(found) and not target.is_local:
+    if target.is_local:
+        return Documents(url_of(bucket_url=None, runs_url=target.runs_url))
+    return documents_of(target.inventory, target.name, target.runs_url)
+
+
+def documents_of(inventory: Inventory, stack: str, runs_url: str) -> Documents:
+    """Return the documents of a stack. stack: as it was typed. runs_url: "" for the default. Raises as `store_of`."""
+    found = inventory.keeper or url_of(bucket_url=inventory.storage.bucket_url, runs_url=runs_url)
+    if not is_url(found):
         raise RequestError(
-            f"--stack {target.name}: what is to be kept or queued is written into its bucket, and it has none; set "
+            f"--stack {stack}: what is to be kept or queued is written into its bucket, and it has none; set "
             "tpu-stack:storage.bucket, then `pulumi up`"
         )
     return Documents(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -48,18 +49,18 @@ def members(grid: Sequence[str], seeds: int | None) -> list[Member]:
         if name in axes or len({*values}) < len(values):
             raise RequestError(f"--grid {text}: has an option or a value twice; name each once")
         axes[name] = values
+    if seeds is not None and SEED in axes:
+        raise RequestError(f"--seeds {seeds}: --grid names the seeds already; leave one of them out")
+    count = math.prod(map(len, axes.values())) * (1 if seeds is None else seeds)
+    if count > MOST_MEMBERS:
+        raise RequestError(f"--grid: makes {count} runs, and a sweep has at most {MOST_MEMBERS}")
     if seeds is not None:
-        if SEED in axes:
-            raise RequestError(f"--seeds {seeds}: --grid names the seeds already; leave one of them out")
         axes[SEED] = [str(seed) for seed in range(seeds)]
     if not axes:
         raise RequestError(
             "--grid: say what the runs differ in, such as --grid learning-rate=1e-4,3e-4, or --seeds 3"
         )
-    found = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    if len(found) > MOST_MEMBERS:
-        raise RequestError(f"--grid: makes {len(found)} runs, and a sweep has at most {MOST_MEMBERS}")
-    return [*found]
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def requests(asked: Request, name: str, grid: Sequence[Member]) -> Iterator[Request]:

@@ -28,11 +28,15 @@ from launch.display import printable
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class HostError(Exception):
-    """What went wrong on one host, and what to do about it. Not frozen: raising sets an exception's traceback."""
+    """What went wrong on one host, and what to do about it. Not frozen: raising sets an exception's traceback.
+
+    is_in_use: the host is at work, for somebody else or another run.
+    """
 
     host: str
     reason: str
     remedy: str = ""
+    is_in_use: bool = False
 
     def __str__(self) -> str:
         return f"{self.host}: {self.reason}" + (f" → {self.remedy}" if self.remedy else "")

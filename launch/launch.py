@@ -71,12 +71,19 @@ class Request:
     max_usd: float | None = None
 
 
-class LaunchFailed(Exception):
-    """The processes did not form a group; they have been stopped and `run` says why."""
+class AtWorkError(RequestError):
+    """The run is at work, or somebody else is starting it."""
 
-    def __init__(self, run: Run) -> None:
+
+class LaunchFailed(Exception):
+    """The processes did not form a group; they have been stopped and `run` says why.
+
+    is_interrupted: somebody interrupted this process meanwhile.
+    """
+
+    def __init__(self, run: Run, *, is_interrupted: bool = False) -> None:
         super().__init__(f"{run.run_id} did not start")
-        self.run = run
+        self.run, self.is_interrupted = run, is_interrupted
 
 
 def launch(request: Request, target: Target, say: Say) -> Run:
@@ -294,7 +301,8 @@ def _start_and_join(plan: Plan, target: Target, directory: RunDirectory, say: Sa
         raise LaunchFailed(finalize(_read(directory), error.outcome, str(error))) from None
     except KeyboardInterrupt:
         stop_all()
-        raise LaunchFailed(finalize(_read(directory), "stopped", "interrupted")) from None
+        ended = finalize(_read(directory), "stopped", "interrupted")
+        raise LaunchFailed(ended, is_interrupted=True) from None
     except BaseException:
         stop_all()
         raise
@@ -422,7 +430,7 @@ def _next_attempt(resume: Run | None, target: Target) -> int:
     agents = target.find_agents(fresh.described)
     now = runs.state_now(agents, fresh)
     if now in run_directory.ACTIVE:
-        raise RequestError(
+        raise AtWorkError(
             f"--resume {fresh.run_id}: the run is {now}; `fab stop --run {fresh.run_id}` stops it"
         )
     if now == "done":
@@ -431,7 +439,7 @@ def _next_attempt(resume: Run | None, target: Target) -> int:
     deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
     while any(entry["supervised"] for entry in runs.look(agents, fresh).processes):
         if time.monotonic() > deadline:
-            raise RequestError(
+            raise AtWorkError(
                 f"--resume {fresh.run_id}: its processes are still ending; try again in a moment"
             )
         time.sleep(POLL_S)
@@ -454,7 +462,7 @@ def only_launch_of(run_id: str) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise RequestError(f"{run_id} is being launched by another process; `fab status` shows it") from None
+        raise AtWorkError(f"{run_id} is being launched by another process; `fab status` shows it") from None
     try:
         yield
     finally:
@@ -484,6 +492,10 @@ class NotJoined(Exception):
         self.outcome = outcome
 
 
+IN_USE = ("device", "lockfile", "leftovers")
+"""Checks that fail of a host that is at work, which is no fault of the host."""
+
+
 def preflight(plan: Plan, agents: Sequence[Agent]) -> list[dict[str, Any]]:
     """Ask every host whether the run can start there; return the facts of each.
 
@@ -498,7 +510,12 @@ def preflight(plan: Plan, agents: Sequence[Agent]) -> list[dict[str, Any]]:
             errors.append(answer)
             continue
         errors += [
-            HostError(host=agent.host, reason=check["message"], remedy=check["remedy"] or "")
+            HostError(
+                host=agent.host,
+                reason=check["message"],
+                remedy=check["remedy"] or "",
+                is_in_use=check["name"] in IN_USE,
+            )
             for check in answer["checks"]
             if not check["ok"]
         ]

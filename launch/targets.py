@@ -270,22 +270,47 @@ def _require_platform(wanted: Wanted) -> None:
         )
 
 
-def resolve_each(wanted: Wanted) -> list[Target]:
-    """Return the target of every slice that may be meant, those without hosts left out.
+def inventory_of(wanted: Wanted) -> Inventory:
+    """Return the inventory of a stack as it is now, whether it has hosts or not; of this machine its own.
 
     Raises:
-        RequestError: as `resolve`, or no slice has hosts.
+        RequestError: there is no such stack.
     """
     _require_platform(wanted)
     if wanted.stack == LOCAL:
-        return [resolve(wanted)]
+        return resolve(wanted).inventory
     from launch import inventories  # this machine needs none
 
-    found = wanted.given.inventory if wanted.given else inventories.read(wanted.stack)
-    inventory = inventories.renewed(found)
+    return inventories.renewed(wanted.given.inventory if wanted.given else inventories.read(wanted.stack))
+
+
+def of_each(inventory: Inventory, wanted: Wanted) -> list[Target]:
+    """Return the target of every slice that may be meant, those without hosts left out. Raises as `resolve`."""
+    if wanted.stack == LOCAL:
+        return [resolve(wanted)]
     named = [each.name for each in inventory.slices if each.hosts and wanted.slice in (None, each.name)]
-    several = [dataclasses.replace(wanted, slice=name) for name in named]
-    return [of_inventory(inventory, each) for each in several] or [of_inventory(inventory, wanted)]
+    return [of_inventory(inventory, dataclasses.replace(wanted, slice=name)) for name in named]
+
+
+def with_expected_hosts(inventory: Inventory) -> Inventory:
+    """Return the inventory with the hosts that slices without any will have, so that a request can be checked. Pure.
+
+    They have no addresses. A slice that is not in the catalogue stays as it is.
+    """
+
+    def expected(one_slice: Slice) -> Slice:
+        known = None if one_slice.hosts else _in_catalogue(one_slice.accelerator_type)
+        count = known.hosts * one_slice.count if known else 0
+        hosts = tuple(
+            Host(
+                index=index, name=f"{one_slice.name}-{index}", internal_address="0.0.0.0", external_address=None,
+                user=None, host_keys=(), reach="direct",
+            )
+            for index in range(count)
+        )  # fmt: skip
+        return dataclasses.replace(one_slice, hosts=hosts) if hosts else one_slice
+
+    return dataclasses.replace(inventory, slices=tuple(map(expected, inventory.slices)))
 
 
 def on_this_machine(

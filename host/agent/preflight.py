@@ -336,7 +336,7 @@ def check_device(platform: str, globs: list[str] | None) -> Json:
     devices = sorted(path for pattern in globs for path in glob.glob(pattern))
     if not devices:
         message = f"no {name} on this host: none of {', '.join(globs)} exists"
-        return check("device", message, f"choose a host that has one, or another platform than {platform}")
+        return check("devices", message, f"choose a host that has one, or another platform than {platform}")
     if platform != "gpu":
         real = {os.path.realpath(path): path for path in devices}
         for target, held_by in sorted(holders(real).items()):

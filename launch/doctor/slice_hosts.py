@@ -18,13 +18,12 @@ from launch.deploy.deploy import FRAMEWORK
 from launch.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
 from launch.doctor.workstation import Ask
 from launch.hosts import HostError, ask_all
+from launch.launch import IN_USE
 from launch.plan import Plan
 from launch.remote_files import Buckets, within
 from launch.ssh.access import ATTRIBUTES_POLICY
 from launch.targets import Target
 
-IN_USE = ("device", "lockfile", "leftovers")
-"""Checks that fail of a host that is at work, which is no fault of the host."""
 ALIKE = ("kernel", "cpus")
 """Facts in which the hosts of a slice do not differ."""
 NOTHING = "0" * 64

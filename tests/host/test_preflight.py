@@ -224,7 +224,7 @@ def held(path: Path, how: str) -> Iterator[int]:
 def test_a_device_that_is_missing_or_held_is_named_with_its_holder(host: Any, tmp_path: Path) -> None:
     globs = [str(tmp_path / "accel*"), str(tmp_path / "vfio/[0-9]*")]
     for platform, name in (("tpu", "TPU"), ("gpu", "GPU")):
-        ok, message = host.finding("device", platform=platform, device_globs=globs)
+        ok, message = host.finding("devices", platform=platform, device_globs=globs)
         assert not ok
         assert f"no {name} on this host: none of {globs[0]}, {globs[1]} exists" in message
     device = tmp_path / "accel0"

@@ -15,9 +15,10 @@ import pytest
 
 from contracts.errors import RequestError
 from fabfile.command_line import fab as run_fab
-from infra.documents import Documents
+from infra.documents import ABSENT, Documents
 from keeper import sweep
 from keeper.queue import MOST_ENDED, Entry, Queue
+from keeper.queue_commands import opened
 from keeper.queue_worker import MOST_STARTS, Worker
 from launch import jobs, targets
 from launch import launch as launching
@@ -72,9 +73,7 @@ def worker(queue: Queue, said: list[str]) -> Worker:
     def hold(_name: str) -> Iterator[bool]:
         yield True
 
-    return Worker(
-        queue, lambda where: targets.resolve_each(targets.Wanted(hosts=where.get("hosts"))), hold, said.append
-    )
+    return Worker(queue, lambda where: opened(targets.Wanted(hosts=where.get("hosts"))), hold, said.append)
 
 
 def test_the_order_is_by_priority_then_as_submitted_or_moved(queue: Queue, fab: Fab) -> None:
@@ -115,16 +114,43 @@ def test_of_many_that_claim_at_once_one_has_the_entry_and_a_slice_has_one(queue:
     assert queue.claim(other, "another", "x") is not None
 
 
-def test_code_goes_with_the_last_entry_that_has_it(queue: Queue) -> None:
-    bundles = [Bundle.of_archive(tar({"a": text})) for text in (b"1", b"2")]
-    first, second = (each.sha256 for each in bundles)
-    old = [entry(0, state="done", bundles=(first,)), entry(0, state="done", bundles=(first, second))]
-    queue.add(old, bundles)
-    assert queue.documents.names("bundles/") == sorted(f"bundles/{sha256}.json" for sha256 in (first, second))
-    queue.add([entry(0, state="done") for _ in range(MOST_ENDED - 1)], [])
-    assert len(queue.entries()) == MOST_ENDED
-    queue.add([entry(0, bundles=(first,)), entry(0, state="done")], bundles[:1])
-    assert queue.documents.names("bundles/") == [f"bundles/{first}.json"]
+def test_code_is_there_as_long_as_an_entry_that_waits_or_runs_needs_it(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundles = [Bundle.of_archive(tar({"a": text})) for text in (b"1", b"2", b"3")]
+    first, second, third = (f"bundles/{each.sha256}.json" for each in bundles)
+
+    def of(*some: Bundle) -> Entry:
+        return entry(0, bundles=tuple(each.sha256 for each in some))
+
+    def end(number: int) -> None:
+        queue.change(number, lambda now: dataclasses.replace(now, state="done"))
+
+    queue.add([of(bundles[0]), of(*bundles[:2])], bundles[:2])
+    queue.documents.write(third, {"archive": ""}, version=ABSENT)  # of a submission that was broken off
+    assert queue.documents.names("bundles/") == sorted((first, second, third))
+    end(1)
+    assert queue.documents.names("bundles/") == sorted((first, second, third))
+    end(2)
+    assert queue.documents.names("bundles/") == []
+
+    # Somebody submits the same code while it is being removed: after the removal looked, and before it removes.
+    queue.add([of(bundles[0])], bundles[:1])
+    delete, late = queue.documents.delete, Queue(Documents(queue.documents.url))
+
+    def delete_later(name: str, *, version: int) -> None:
+        monkeypatch.undo()
+        late.add([of(bundles[0])], bundles[:1])
+        delete(name, version=version)
+
+    monkeypatch.setattr(queue.documents, "delete", delete_later)
+    end(3)
+    assert queue.documents.names("bundles/") == [first]
+
+
+def test_the_oldest_ended_entries_go(queue: Queue) -> None:
+    queue.add([entry(0, state="done") for _ in range(MOST_ENDED + 2)], [])
+    assert [each.number for each in queue.entries()] == [*range(3, MOST_ENDED + 3)]
 
 
 def test_a_run_is_what_was_submitted_whatever_the_checkout_holds_by_then(
