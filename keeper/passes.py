@@ -255,7 +255,9 @@ class Attempt:
                 self._end(each, step.reason, None)
                 self._group.remove(each)
             elif step.do == "ask" and self._standing != "waiting":
-                told = self._post.item(each, "preempted", LOST) if each.state == "watched" else None
+                told = None
+                if each.state == "watched" and not each.for_queue:  # the queue tells of its runs
+                    told = self._post.item(each, "preempted", LOST)
                 self._group[self._group.index(each)] = self._note(
                     each, "asks", step.reason, told, state="recovering", slice_lost=True
                 )
@@ -316,7 +318,12 @@ class Attempt:
                 )  # fmt: skip
                 return
         if wanted.for_queue:
-            ready = {"state": "watched", "slice_lost": False, "failures": 0, "not_before_s": 0.0}
+            ready: dict[str, Any] = {
+                "state": "watched",
+                "slice_lost": False,
+                "failures": 0,
+                "not_before_s": 0.0,
+            }
             self._note(wanted, "is there", f"{self._name} is there for the queue", **ready)
             return
         found = self._hosts.examine(wanted, target, self._now_s())
