@@ -45,8 +45,10 @@ BASE_VARIABLE = "TPU_STACK_BASE_IMAGE"
 FILES = {
     "Dockerfile": "rehearsal/images/host/Dockerfile",
     "sshd_config": "rehearsal/images/host/sshd_config",
-    "start": "rehearsal/images/host/start",
-    "start-docker": "rehearsal/images/host/start-docker",
+    **{
+        name: f"rehearsal/images/host/{name}"
+        for name in ("start", "open-cgroups", "start-docker", "pause.py", "start-node")
+    },
     "requirements/uv.txt": "requirements/uv.txt",
     "requirements/jobs.txt": "requirements/jobs.txt",
 }
@@ -65,8 +67,8 @@ LINES_OF_ERROR = 15
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 Say = Callable[[str], None]
-Kind = Literal["plain", "docker"]
-"""A stage of the Dockerfile: a host without Docker, or with a daemon of its own."""
+Kind = Literal["plain", "docker", "kubernetes"]
+"""A stage of the Dockerfile: a host without Docker, or with a daemon of its own, or a node of a cluster."""
 
 
 def require_base(environ: Mapping[str, str], kind: Kind) -> None:

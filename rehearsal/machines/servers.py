@@ -53,6 +53,7 @@ CONFLICT = 409
 # No C library: it has to run in whatever the hosts' base image is.
 GO_SETTINGS = {"GOFLAGS": "-mod=readonly", "GOWORK": "off", "CGO_ENABLED": "0", "GOOS": "linux"}
 GO_FLAGS = ("-trimpath", "-ldflags=-s -w")
+VERSION_SYMBOL = "k8s.io/component-base/version.gitVersion"
 
 Say = Callable[[str], None]
 
@@ -331,11 +332,16 @@ def _ask(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GoProgram:
-    """what: as people call it. folder: of its go.mod and go.sum, in rehearsal/images. package: of its main function."""
+    """what: as people call it. folder: of its go.mod and go.sum, in rehearsal/images. package: of its main function.
+
+    name: of the file, where a folder has several programs. version: of Kubernetes, which its programs are told to tell.
+    """
 
     what: str
     folder: str
     package: str
+    name: str = "server"
+    version: str = ""
 
     @property
     def module(self) -> Path:
@@ -345,7 +351,14 @@ class GoProgram:
     def recipe(self) -> str:
         """Changes when the program would."""
         parts = [(self.module / name).read_bytes() for name in ("go.mod", "go.sum")]
-        return hashlib.sha256(b"".join([*parts, repr((GO_SETTINGS, GO_FLAGS)).encode()])).hexdigest()[:16]
+        return hashlib.sha256(b"".join([*parts, repr((GO_SETTINGS, self.flags)).encode()])).hexdigest()[:16]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Of the compiler."""
+        if not self.version:
+            return GO_FLAGS
+        return (*GO_FLAGS[:-1], f"{GO_FLAGS[-1]} -X {VERSION_SYMBOL}={self.version}")
 
 
 BUCKET_SERVER = GoProgram(
@@ -360,7 +373,7 @@ REGISTRY_SERVER = GoProgram(
 
 def find_or_build_program(program: GoProgram, environ: Mapping[str, str], say: Say) -> Path:
     """Where it is; a minute or two the first time. Raises MachinesError."""
-    target = cache_folder(environ) / f"{program.folder}-server-{program.recipe}"
+    target = cache_folder(environ) / f"{program.folder}-{program.name}-{program.recipe}"
     with one_at_a_time(target):
         if not target.is_file():
             _build_program(program, target, environ, say)
@@ -374,11 +387,11 @@ def _build_program(program: GoProgram, target: Path, environ: Mapping[str, str],
         raise MachinesError(
             f"the rehearsal builds {program.what} with Go, and {error}; install it and try again"
         ) from None
-    say(f"building {program.what} with {compiler}; once, a minute or two on two cores …")
+    say(f"building {program.what} with {compiler}; once, some minutes on two cores …")
     new = target.with_name(f"{target.name}.new")
     try:
         done = subprocess.run(
-            [compiler, "build", *GO_FLAGS, "-o", str(new), program.package], cwd=program.module,
+            [compiler, "build", *program.flags, "-o", str(new), program.package], cwd=program.module,
             env={**environ, **GO_SETTINGS}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True, errors="replace", timeout=BUILD_LIMIT_S, check=False,
         )  # fmt: skip

@@ -1,0 +1,282 @@
+"""etcd, the API server, the controllers and DNS of one cluster: what they are told, and as processes of this machine.
+
+    with LocalControlPlane(folder=tmp_path / "kubernetes", programs=find_or_build(os.environ, print)) as cluster:
+        ...  # cluster.kubeconfig: of an administrator, for the official client
+
+A process of this machine listens on loopback. Without a node no pod ever runs, but everything that an API server
+refuses it refuses here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import http.client
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Literal
+
+from rehearsal.kubernetes.credentials import Authority
+from rehearsal.machines.docker_engine import MachinesError
+from rehearsal.machines.servers import GoProgram, find_or_build_program
+
+Say = Callable[[str], None]
+Name = Literal["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "coredns"]
+
+VERSION = "v1.35.4"
+DOMAIN = "cluster.local"
+ADMINISTRATORS = "system:masters"
+SERVICES = "10.96.0.0/16"
+CONTEXT = "rehearsal"
+
+READY_LIMIT_S = 60.0
+END_LIMIT_S = 10.0
+ANSWER_LIMIT_S = 5.0
+LOOK_AGAIN_S = 0.05
+LAST_LINES = 15
+# A cloud sees at once that a node is gone. Here a node that says nothing for so long is not ready, and half a minute
+# later its pods are evicted; Kubernetes' own defaults are 50 s and 5 minutes.
+NODE_GRACE_S = 20
+EVICTION_S = 30
+
+
+def _of_kubernetes(name: str, what: str) -> GoProgram:
+    return GoProgram(
+        what=what, folder="kubernetes", package=f"k8s.io/kubernetes/cmd/{name}", name=name, version=VERSION
+    )
+
+
+PROGRAMS: Mapping[Name, GoProgram] = {
+    "etcd": GoProgram(what="etcd", folder="etcd", package="go.etcd.io/etcd/server/v3"),
+    "kube-apiserver": _of_kubernetes("kube-apiserver", "the API server of Kubernetes"),
+    "kube-controller-manager": _of_kubernetes("kube-controller-manager", "the controllers of Kubernetes"),
+    "kube-scheduler": _of_kubernetes("kube-scheduler", "the scheduler of Kubernetes"),
+    "kubelet": _of_kubernetes("kubelet", "the kubelet"),
+    "coredns": GoProgram(what="CoreDNS", folder="coredns", package="github.com/coredns/coredns"),
+}
+OF_API: tuple[Name, ...] = ("etcd", "kube-apiserver")
+OF_CONTROLLERS: tuple[Name, ...] = ("kube-controller-manager", "kube-scheduler")
+
+
+def find_or_build(environ: Mapping[str, str], say: Say, names: Sequence[Name] = OF_API) -> dict[Name, Path]:
+    """Where these programs are; 4 minutes the first time, for all of them. Raises MachinesError."""
+    return {name: find_or_build_program(PROGRAMS[name], environ, say) for name in names}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """credentials: the folder of an Authority, as the components see it. data: a folder for etcd.
+
+    address, port: where the API server is. etcd_port, peer_port: of etcd, on the components' own loopback."""
+
+    credentials: str
+    data: str
+    address: str
+    port: int = 6443
+    etcd_port: int = 2379
+    peer_port: int = 2380
+
+    @property
+    def server(self) -> str:
+        return f"https://{self.address}:{self.port}"
+
+
+def write_credentials(folder: Path, layout: Layout) -> Authority:
+    """All that the components need, in a new folder; Layout.credentials names it as they see it."""
+    authority = Authority(folder)
+    addresses = [layout.address, "127.0.0.1", "localhost", "kubernetes.default.svc"]
+    authority.issue("apiserver", "kube-apiserver", addresses=addresses)
+    authority.issue("apiserver-kubelet", "kube-apiserver", groups=[ADMINISTRATORS])
+    authority.signing_pair("service-account")
+    for name in (*OF_CONTROLLERS, "coredns"):
+        user = "rehearsal-dns" if name == "coredns" else f"system:{name}"
+        groups = [ADMINISTRATORS] if name == "coredns" else []
+        authority.kubeconfig(
+            folder / f"{name}.kubeconfig", layout.server, user, groups=groups, context=CONTEXT
+        )
+    return authority
+
+
+def arguments(name: Name, layout: Layout) -> list[str]:
+    """What a component is told, but for its program. Pure."""
+    return _ARGUMENTS[name](layout)
+
+
+def _etcd(layout: Layout) -> list[str]:
+    client, peer = f"http://127.0.0.1:{layout.etcd_port}", f"http://127.0.0.1:{layout.peer_port}"
+    return [
+        f"--data-dir={layout.data}", f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}",
+        # It is thrown away: nothing is lost by a power cut that was not lost anyway.
+        "--unsafe-no-fsync", "--log-level=warn",
+    ]  # fmt: skip
+
+
+def _api_server(layout: Layout) -> list[str]:
+    at = layout.credentials
+    return [
+        f"--etcd-servers=http://127.0.0.1:{layout.etcd_port}",
+        f"--bind-address={layout.address}", f"--advertise-address={layout.address}", f"--secure-port={layout.port}",
+        f"--tls-cert-file={at}/apiserver.crt", f"--tls-private-key-file={at}/apiserver.key",
+        f"--client-ca-file={at}/ca.crt", "--endpoint-reconciler-type=none", f"--service-cluster-ip-range={SERVICES}",
+        f"--kubelet-client-certificate={at}/apiserver-kubelet.crt",
+        f"--kubelet-client-key={at}/apiserver-kubelet.key", "--kubelet-preferred-address-types=InternalIP",
+        f"--service-account-issuer=https://kubernetes.default.svc.{DOMAIN}",
+        f"--service-account-key-file={at}/service-account.pub",
+        f"--service-account-signing-key-file={at}/service-account.key",
+        "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+        f"--default-not-ready-toleration-seconds={EVICTION_S}",
+        f"--default-unreachable-toleration-seconds={EVICTION_S}",
+    ]  # fmt: skip
+
+
+def _controllers(layout: Layout) -> list[str]:
+    at = layout.credentials
+    return [
+        f"--kubeconfig={at}/kube-controller-manager.kubeconfig", "--leader-elect=false", "--secure-port=0",
+        f"--root-ca-file={at}/ca.crt", f"--service-account-private-key-file={at}/service-account.key",
+        f"--node-monitor-grace-period={NODE_GRACE_S}s",
+    ]  # fmt: skip
+
+
+def _scheduler(layout: Layout) -> list[str]:
+    return [
+        f"--kubeconfig={layout.credentials}/kube-scheduler.kubeconfig", "--leader-elect=false", "--secure-port=0",
+    ]  # fmt: skip
+
+
+def _dns(layout: Layout) -> list[str]:
+    return ["-conf", f"{layout.credentials}/Corefile"]
+
+
+_ARGUMENTS: Mapping[Name, Callable[[Layout], list[str]]] = {
+    "etcd": _etcd,
+    "kube-apiserver": _api_server,
+    "kube-controller-manager": _controllers,
+    "kube-scheduler": _scheduler,
+    "coredns": _dns,
+}
+
+
+def corefile(layout: Layout) -> str:
+    """Of CoreDNS: the names of the cluster's services and pods, and no other. Pure."""
+    kubeconfig = f"{layout.credentials}/coredns.kubeconfig"
+    return (
+        f".:53 {{\n  errors\n  bind {layout.address}\n  kubernetes {DOMAIN} in-addr.arpa {{\n"
+        f"    kubeconfig {kubeconfig}\n    ttl 1\n  }}\n}}\n"
+    )
+
+
+def answers(layout: Layout, path: str = "/readyz") -> str:
+    """Why the API server is not ready; empty: it is. Nobody in particular asks, which it allows for these paths."""
+    context = ssl._create_unverified_context()
+    connection = http.client.HTTPSConnection(
+        layout.address, layout.port, timeout=ANSWER_LIMIT_S, context=context
+    )
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        said = answer.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return str(error)
+    finally:
+        connection.close()
+    return "" if answer.status == 200 else f"{answer.status}: {said[:300]}"
+
+
+class LocalControlPlane:
+    """etcd and the API server as processes of this machine, from `with` to the end of its block; with
+    `controllers` also those that make pods of jobs and give them nodes. They end with this process.
+
+    folder: a new one, which is removed. programs: of `find_or_build`, with those of OF_CONTROLLERS where they are asked
+    for. kubeconfig: of an administrator.
+    """
+
+    def __init__(self, *, folder: Path, programs: Mapping[Name, Path], controllers: bool = False) -> None:
+        ports = _free_ports(3)
+        self.layout = Layout(
+            credentials=str(folder / "credentials"),
+            data=str(folder / "etcd"),
+            address="127.0.0.1",
+            port=ports[0],
+            etcd_port=ports[1],
+            peer_port=ports[2],
+        )
+        self.kubeconfig = folder / "kubeconfig"
+        self._folder = folder
+        self.programs = programs
+        self._names = [*OF_API, *(OF_CONTROLLERS if controllers else ())]
+        self.running: dict[Name, subprocess.Popen[bytes]] = {}
+        self._exits = contextlib.ExitStack()
+
+    def __enter__(self) -> LocalControlPlane:
+        """Raises MachinesError, with a component's last words."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True)
+            self._exits.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self.authority = write_credentials(self._folder / "credentials", self.layout)
+            self.authority.kubeconfig(
+                self.kubeconfig, self.layout.server, "administrator", groups=[ADMINISTRATORS], context=CONTEXT
+            )
+            for name in self._names:
+                self.start(name)
+                if name == "kube-apiserver":
+                    self.wait_until_ready()
+        except BaseException:
+            self._exits.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exits.close()
+
+    def start(self, name: Name) -> None:
+        """Starts a component, again after `end`."""
+        log: IO[bytes] = (self._folder / f"{name}.log").open("ab")
+        with log:
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", str(self.programs[name]), *arguments(name, self.layout)],
+                cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        self.running[name] = process
+        self._exits.callback(self.end, name)
+
+    def end(self, name: Name) -> None:
+        """Ends a component; nothing where it has ended."""
+        process = self.running.pop(name, None)
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def wait_until_ready(self) -> None:
+        """Until the API server is. Raises MachinesError."""
+        until = time.monotonic() + READY_LIMIT_S
+        while why := answers(self.layout):
+            ended = [name for name, process in self.running.items() if process.poll() is not None]
+            if ended or time.monotonic() > until:
+                name = ended[0] if ended else "kube-apiserver"
+                lines = (self._folder / f"{name}.log").read_text(errors="replace").splitlines()
+                raise MachinesError(
+                    f"{name} {'ended' if ended else f'is not ready after {READY_LIMIT_S:.0f} s ({why})'}; it said"
+                    " last:\n" + "\n".join(lines[-LAST_LINES:])
+                )
+            time.sleep(LOOK_AGAIN_S)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Of loopback, free now."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

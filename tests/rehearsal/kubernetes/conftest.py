@@ -1,0 +1,17 @@
+"""An API server and etcd for a whole session of tests, as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalControlPlane]:
+    folder = tmp_path_factory.mktemp("kubernetes") / "control-plane"
+    with LocalControlPlane(folder=folder, programs=find_or_build(os.environ, print)) as found:
+        yield found
