@@ -145,13 +145,9 @@ def _read(c: Any, priority: str, given: Mapping[str, str]) -> tuple[Request, lis
 def _queue(stack: str, runs: str) -> Queue:
     """Return the queue of a stack, whether it has hosts or not."""
     from keeper.queue import Queue
-    from keeper.store import documents_of, store_of
-    from launch.targets import LOCAL, inventory_of, resolve
+    from keeper.store import documents_for
 
-    asked = options.wanted(stack, runs=runs)
-    if asked.stack == LOCAL:
-        return Queue(store_of(resolve(asked)))
-    return Queue(documents_of(inventory_of(asked), asked.stack, runs))
+    return Queue(documents_for(options.wanted(stack, runs=runs)))
 
 
 def _opener(stack: str, slice: str, runs: str) -> Open:

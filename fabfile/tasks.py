@@ -219,16 +219,20 @@ def keep(
     """Let the stack's keeper bring a run back with nobody there."""
     from keeper import commands
 
-    return commands.keep_run(options.target(stack, slice, runs=runs), run, _limits(keep_attempts, keep_hours))
+    def on(name: str) -> Target:
+        return options.target(stack, slice or name, runs=runs)
+
+    target = options.any_target(stack, slice, runs=runs)
+    return commands.keep_run(target, on, run, _limits(keep_attempts, keep_hours))
 
 
-@task(positional=["run"], help={"run": RUN_HELP, **SLICES, "runs": RUNS})
+@task(positional=["run"], help={"run": RUN_HELP, "stack": options.STACK, "runs": RUNS})
 @reported
-def unkeep(c: Any, run: str, stack: str = "", slice: str = "", runs: str = "") -> int:
+def unkeep(c: Any, run: str, stack: str = "", runs: str = "") -> int:
     """Keep a run no more; if it runs, it goes on."""
-    from keeper import commands
+    from keeper import commands, store
 
-    return commands.unkeep(options.target(stack, slice, runs=runs), run)
+    return commands.unkeep(store.documents_for(options.wanted(stack, runs=runs)), run)
 
 
 @task(
@@ -237,7 +241,7 @@ def unkeep(c: Any, run: str, stack: str = "", slice: str = "", runs: str = "") -
         "action": "status: what it did and will do; run: let it look now, from here; install: put it on the gateway",
         "every": "with `run`: look again every so many seconds, until Ctrl-C",
         "here": "with `install`: put it on this machine, as a timer of this user",
-        **SLICES,
+        "stack": options.STACK,
         "runs": RUNS,
     },
 )
@@ -248,7 +252,6 @@ def keeper(
     every: str = "",
     here: bool = False,
     stack: str = "",
-    slice: str = "",
     runs: str = "",
 ) -> int:
     """Show what the keeper does, let it look now, or install it."""
@@ -259,11 +262,11 @@ def keeper(
         return install.install(options.inventory(stack), on_this_machine=here)
     if action not in ("status", "run"):
         raise RequestError(f'"{action}" is none of status, run, install')
-    target = options.target(stack, slice, runs=runs)
+    documents = store.documents_for(options.wanted(stack, runs=runs))
     if action == "status":
-        return commands.status(target)
+        return commands.status(documents)
     every_s = float(whole("--every", every, least=1) or 0)
-    return watch(store.store_of(target), functools.partial(print, flush=True), every_s=every_s)
+    return watch(documents, functools.partial(print, flush=True), every_s=every_s)
 
 
 @task(

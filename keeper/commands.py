@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
@@ -84,9 +85,11 @@ def _now_s(documents: Documents) -> float:
     return documents.now_s()
 
 
-def keep_run(target: Target, wanted: str, limits: Limits) -> int:
-    """Carry out `fab keep`."""
-    say(terminal())(_kept(keep(target, runs.find(target.runs, wanted), limits)))
+def keep_run(target: Target, on: Callable[[str], Target], wanted: str, limits: Limits) -> int:
+    """Carry out `fab keep`. target: any slice that may be meant. on: returns a slice of the stack by name."""
+    run = runs.find(target.runs, wanted)
+    own = str((run.described.get("slice") or {}).get("name") or target.slice.name)
+    say(terminal())(_kept(keep(target if own == target.slice.name else on(own), run, limits)))
     return DONE
 
 
@@ -95,23 +98,45 @@ def _kept(entry: Wanted) -> str:
     return f"{entry.run_id} is kept: at most {entry.attempts_left} more attempts{until}; `fab keeper status`"
 
 
-def unkeep(target: Target, wanted: str) -> int:
-    """Carry out `fab unkeep`: the run itself goes on."""
-    documents = store.store_of(target)
+def unkeep(documents: Documents, wanted: str) -> int:
+    """Carry out `fab unkeep`: the run itself goes on. wanted: as of any run."""
+    run_id = _meant([each for each in _entries(documents) if not each.for_queue], wanted)
     try:
-        read = store.read_wanted(documents)
-        entries = {run_id: each for run_id, each in read.items() if not each.for_queue}
-        fitting = [run_id for run_id in entries if wanted in (run_id, "") or run_id.endswith(wanted)]
-        if len(fitting) != 1:
-            run_id = runs.find(target.runs, wanted).run_id
-            if run_id not in entries:
-                raise RequestError(f"{run_id} is not kept; `fab keeper status` lists those that are")
-            fitting = [run_id]
-        store.change_wanted(documents, fitting[0], lambda _: None)
+        store.change_wanted(documents, run_id, lambda _: None)
     except DocumentsError as error:
         raise RequestError(str(error)) from None
-    say(terminal())(f"{fitting[0]} is not kept any more; if it runs, it goes on")
+    say(terminal())(f"{run_id} is not kept any more; if it runs, it goes on")
     return DONE
+
+
+def _entries(documents: Documents) -> list[Wanted]:
+    """Return what is kept, the oldest first."""
+    try:
+        return sorted(store.read_wanted(documents).values(), key=lambda each: each.added_s)
+    except DocumentsError as error:
+        raise RequestError(str(error)) from None
+
+
+def _meant(entries: Sequence[Wanted], wanted: str) -> str:
+    """Return the id of the run that is meant, of entries with the oldest first.
+
+    wanted: an id, the beginning or end of one, a name, or "latest", which is the one that was handed over last.
+
+    Raises:
+        RequestError: no run that is kept fits, or more than one does.
+    """
+    fitting = [each for each in entries if wanted in (each.run_id, each.name)] or [
+        each
+        for each in entries
+        if wanted and (each.run_id.startswith(wanted) or each.run_id.endswith(wanted))
+    ]
+    fitting = [*entries][-1:] if wanted == runs.LATEST else fitting
+    if not fitting:
+        raise RequestError(f"{wanted} is not kept; `fab keeper status` lists those that are")
+    if len(fitting) > 1:
+        named = ", ".join(each.run_id for each in fitting[:5])
+        raise RequestError(f"{wanted}: {len(fitting)} runs that are kept fit ({named}); write more of the id")
+    return fitting[0].run_id
 
 
 def stop(target: Target, run_id: str) -> bool:
@@ -129,13 +154,9 @@ def stop(target: Target, run_id: str) -> bool:
     return found is not None and found.state != "ended"
 
 
-def status(target: Target) -> int:
-    """Carry out `fab keeper status`: what it did, what it will do, and why."""
-    documents, console = store.store_of(target), terminal()
-    try:
-        entries = sorted(store.read_wanted(documents).values(), key=lambda each: each.added_s)
-    except DocumentsError as error:
-        raise RequestError(str(error)) from None
+def status(documents: Documents) -> int:
+    """Carry out `fab keeper status`: what it did, what it will do, and why, of all slices."""
+    entries, console = _entries(documents), terminal()
     if not entries:
         say(console)(f"no run is kept in {documents.url}; `fab train --keep`, or `fab keep RUN`")
         return DONE
@@ -143,11 +164,8 @@ def status(target: Target) -> int:
     for each in entries:
         until = "" if each.deadline_s is None else f"{_moment(each.deadline_s)}"
         wait_s = each.not_before_s - documents.now_s()
-        later = (
-            f"; next try in {spoken(wait_s)}"
-            if each.state in ("waiting", "recovering") and wait_s > 0
-            else ""
-        )
+        is_later = each.state in ("waiting", "recovering") and wait_s > 0
+        later = f"; next try in {spoken(wait_s)}" if is_later else ""
         table.add_row(
             each.run_id,
             each.slice,

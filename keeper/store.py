@@ -24,8 +24,10 @@ from contracts.files import is_url
 from contracts.inventory import Inventory, InventoryError, from_json
 from infra import lease
 from infra.documents import Documents, DocumentsError
+from launch import targets
 from launch.runs import Run
 from launch.targets import Target
+from launch.targets import Wanted as AskedFor
 
 WANTED, STACK, INVENTORY, QUEUE, CAPACITY = (
     "wanted.json", "stack.json", "inventory.json", "queue.json", "capacity.json",
@@ -49,8 +51,9 @@ class Wanted:
     last_restored_step: of the checkpoint that it was last resumed from, -1 for none; None: not resumed yet.
     not_before_s: the next try. failures: tries since the last new checkpoint. slice_lost: its slice was lost since it
     was last started, so that its end is no fault of its own.
-    reason: of its state, in words. stop: whether `fab stop` was asked to end the run. for_queue: no run but its slice
-    is kept, because entries of the queue need it; the queue itself starts what runs there.
+    name: as `fab train --name` gave it. reason: of its state, in words. stop: whether `fab stop` was asked to end the
+    run. for_queue: no run but its slice is kept, because entries of the queue need it; the queue itself starts what
+    runs there.
     acts: what was done, the newest last: {time, act, reason}. news: what people are still to be told, as
     `keeper.news` has it.
     """
@@ -69,6 +72,7 @@ class Wanted:
     slice_lost: bool = False
     project: str | None = None
     origin: str = ""
+    name: str | None = None
     state: State = "watched"
     reason: str = ""
     stop: bool = False
@@ -148,6 +152,17 @@ def documents_of(inventory: Inventory, stack: str, runs_url: str) -> Documents:
             "tpu-stack:storage.bucket, then `pulumi up`"
         )
     return Documents(found)
+
+
+def documents_for(asked: AskedFor) -> Documents:
+    """Return the documents of the stack that is asked for, or of this machine; no host is needed.
+
+    Raises:
+        RequestError: there is no such stack, or as `store_of`.
+    """
+    if asked.stack == targets.LOCAL:
+        return store_of(targets.resolve(asked))
+    return documents_of(targets.inventory_of(asked), asked.stack, asked.runs or "")
 
 
 @contextlib.contextmanager
@@ -251,6 +266,7 @@ def keep(documents: Documents, run: Run, target: Target, now_s: float, **limits:
         added_s=now_s,
         project=target.inventory.project,
         origin=target.slice.origin,
+        name=run.described.get("name"),
         max_usd=run.described.get("max_usd"),
         reason="it was started and handed over",
         **limits,
