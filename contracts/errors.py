@@ -7,6 +7,10 @@ RESUME_ME = 75
 """The run is saved and to be resumed: EX_TEMPFAIL of sysexits.h, the same request may succeed later."""
 PEER_LOST = 76
 """Another host of the run was lost, so this one is not to blame."""
+HUNG = 79
+"""Of a pod: the run hung, and its processes were ended with their stack traces saved."""
+FAILED_HERE = 80
+"""Of a pod other than the first: its process failed; what becomes of the run is the first pod's to say."""
 INTERRUPTED = 130
 
 

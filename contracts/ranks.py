@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from contracts.process import ProcessEnvironment
 
@@ -65,9 +66,12 @@ class Spec:
 
 def decoded(text: str) -> Spec:
     fields = json.loads(text)
-    said = fields["ranks"]
-    ranks = Ranks(**{**said, "hosts": tuple(said["hosts"]), "ports": tuple(map(tuple, said["ports"]))})
-    return Spec(**{**fields, "words": tuple(fields["words"]), "ranks": ranks})
+    return Spec(**{**fields, "words": tuple(fields["words"]), "ranks": ranks_of(fields["ranks"])})
+
+
+def ranks_of(said: dict[str, Any]) -> Ranks:
+    """The ranks that `dataclasses.asdict` has made to JSON."""
+    return Ranks(**{**said, "hosts": tuple(said["hosts"]), "ports": tuple(map(tuple, said["ports"]))})
 
 
 TORCH_TPU_FIRST_PORT = 8070

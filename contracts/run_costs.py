@@ -7,7 +7,9 @@ zero.
 
 from __future__ import annotations
 
+import calendar
 import math
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 HOUR_S = 3600.0
+MOMENT = "%Y-%m-%dT%H:%M:%SZ"
+"""How run.json writes when an attempt started, in UTC."""
 
 
 class Cost:
@@ -58,3 +62,15 @@ def number(value: object) -> float | None:
     """The value, if it is a finite number of at least 0."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return float(value) if is_number and 0 <= value < math.inf else None  # type: ignore[arg-type, operator]
+
+
+def wall_s(attempt: Any, result: Any, heartbeats: Sequence[Any]) -> float | None:
+    """Of one attempt: what its result says, else until its last heartbeat, or until it was ended without one; None
+    where nothing is known of it."""
+    found = result or {}
+    said = number(found.get("wall_s"))
+    seen_s = [beat["time"] for beat in heartbeats] or [found.get("time")]
+    known_s = [at_s for each in seen_s if (at_s := number(each)) is not None]
+    if said is not None or not known_s:
+        return said
+    return max(0.0, max(known_s) - calendar.timegm(time.strptime(attempt["started"], MOMENT)))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from contracts import run_directory
+from contracts import run_costs, run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.files import Files
@@ -92,12 +92,8 @@ class Run:
     def wall_s(self) -> float | None:
         """Of the latest attempt: what its result says, else until its last heartbeat, or until it was
         ended without one; None where nothing is known of it."""
-        result = self.current_result() or {}
-        said, ended_s = finite(result.get("wall_s")), finite(result.get("time"))
-        seen_s = [beat["time"] for beat in self.current() if beat] or [ended_s]
-        if said is not None or seen_s == [None]:
-            return said
-        return max(0.0, float(max(seen_s)) - parse_time(self.described["attempts"][-1]["started"]))
+        beats = [beat for beat in self.current() if beat]
+        return run_costs.wall_s(self.described["attempts"][-1], self.current_result(), beats)
 
     def current(self) -> list[dict[str, Any] | None]:
         """Each process's heartbeat of the latest attempt; None where it has not written one yet."""

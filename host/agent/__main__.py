@@ -1,5 +1,5 @@
-"""`python3 -S -E host/agent/__main__.py`: how a supervisor is started, a lock file is looked at as root, and one verb
-is carried out.
+"""`python3 -S -E host/agent/__main__.py`: how a supervisor is started, a lock file is looked at as root, a pod is run,
+and one verb is carried out.
 
 A verb's request is on stdin and its answer goes to stdout. Exit status: 0 done, 1 could not be carried out, 2 the
 request was wrong.
@@ -22,6 +22,14 @@ def main(arguments: list[str]) -> int:
 
         print(json.dumps(check_lockfile(arguments[1])))
         return 0
+    if arguments == ["_pod"]:
+        from .pod import run
+
+        return run()
+    if arguments == ["_alive"]:
+        from .pod import is_alive
+
+        return 0 if is_alive() else 1
     from .protocol import respond
 
     verb = arguments[0] if len(arguments) == 1 else " ".join(arguments)

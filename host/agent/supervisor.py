@@ -88,8 +88,12 @@ def liveness_listener(request: Json) -> socket.socket | None:
         raise Failed(message, "start again: the preflight finds another one") from None
 
 
-def watch(process: Process, request: Json, listener: socket.socket | None) -> None:
-    """Wait for the end of the process, or bring it about when the others have to stop; then say how it ended."""
+def watch(process: Process, request: Json, listener: socket.socket | None) -> Json:
+    """Wait for the end of the process, or bring it about when the others have to stop; then put on record how it ended.
+
+    Return its code and signal, the order by which it was stopped (`order`), and on process 0 how the attempt ended
+    (`verdict`, as of `liveness_server.Group`); each None where there is none.
+    """
     files = RunFiles(request)
     news, over = threading.Event(), threading.Event()
     inherited = [] if listener is None else [listener.fileno()]
@@ -130,6 +134,7 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> No
     clear_group(process)
     finalize(process, files, ended, order, attempt)
     dismiss_guard()
+    return {**ended, "order": order, "verdict": attempt.verdict()}
 
 
 class Budget:
@@ -297,8 +302,12 @@ class Attempt:
         time.sleep(SETTLE_S if left[0] == self._rank else SETTLE_S + BACKUP_S)
         return self._verdict_without_host_0(ending)
 
+    def verdict(self) -> Json | None:
+        """How the attempt ended for all its processes, where this is process 0 and it did not end well."""
+        return None if self._server is None else self._group.verdict()
+
     def _verdict_of_all(self) -> Json | None:
-        verdict = self._group.verdict()
+        verdict = self.verdict()
         if verdict is None:
             return None
         lines = verdict["lines"]

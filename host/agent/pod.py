@@ -1,0 +1,387 @@
+"""The agent in a pod: begins an attempt together with the run's other pods, and stays until its process has ended.
+
+`_pod` is the container's process 1. It reaps what others leave, and passes SIGTERM on to the one that does the work:
+
+1. Pod 0 waits until all others have reached it. Then it begins an attempt, by way of the job's Python, which can read
+   and write run.json (`jobs.runtime.attempts`), and tells all which one it is.
+2. Each pod starts its process and supervises it, as a host's agent does.
+3. The pod ends with a code by which Kubernetes decides what follows (`exit_code`).
+
+A pod that takes the place of one that was lost comes while the others are in the middle of an attempt: nobody answers
+it before they have ended too, and the new pod 0 gathers them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from contracts import run_directory
+from contracts.errors import DONE, FAILED, FAILED_HERE, HUNG, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
+
+from .files import note, read_json
+from .liveness_client import HEARTBEAT_LIMIT_S, RETRY_S, Channel
+from .liveness_server import listen, named
+from .process import Process, plain_environment
+from .protocol import VERBS, VERSION, Refused, checked
+from .start import spawn
+from .supervisor import liveness_listener, watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .protocol import Json
+
+GATHER_LIMIT_S = 3600.0
+"""For all pods to be there: their nodes may come one after the other, and fetch gigabytes of an image."""
+SILENCE_S = 15.0
+PING_S = 2.0
+LOOK_S = 0.2
+CONNECT_LIMIT_S = 5.0
+LONELY_S = 60.0
+BEGIN_LIMIT_S = 120.0
+"""For the job's Python to begin an attempt in a bucket."""
+LAST_WORDS_S = 60.0
+"""For the guard of a supervisor that was killed to put the end on record."""
+ECHO_PERIOD_S = 0.2
+STANDS_S = 180.0
+"""Beyond the heartbeat limit: time in which a supervisor ends a process, hang dump included."""
+TERMINATION_LOG = "/dev/termination-log"
+"""Kubernetes shows what is written there as the reason of the container's end."""
+
+
+class Ended(Exception):
+    """The pod ends before a process of it has begun."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+class Over(Ended):
+    """There is nothing left to do of the run."""
+
+
+def run() -> int:
+    """Carry out the verb `_pod`; return the container's exit code."""
+    told = json.loads(os.environ.pop("TPU_STACK_POD"))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+    child = os.fork()
+    if child == 0:
+        code, reason = Pod(told, os.environ).run()
+        note(f"the pod ends with {code}: {reason}")
+        with contextlib.suppress(OSError), open(TERMINATION_LOG, "w", encoding="utf-8") as file:
+            file.write(reason[:4000])
+        return code
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: os.kill(child, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])
+    return reap(child)
+
+
+def reap(child: int) -> int:
+    """Wait for a child, and for whatever the kernel gives to process 1 meanwhile; return its exit code."""
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            break
+    if not os.WIFSIGNALED(status):
+        return os.WEXITSTATUS(status)
+    deadline = time.monotonic() + LAST_WORDS_S
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                time.sleep(LOOK_S)
+    return 128 + os.WTERMSIG(status)
+
+
+class Pod:
+    """One pod of a run. told: as `launch.kubernetes.pod_request` makes it."""
+
+    def __init__(self, told: Json, environ: Mapping[str, str]) -> None:
+        self._told, self._start = told, told["start"]
+        self._index = int(environ["JOB_COMPLETION_INDEX"])
+        self._index += told["nodes"] * int(environ.get("TPU_STACK_POD_SLICE", "0"))
+        self._name = environ.get("TPU_STACK_POD_NAME", socket.gethostname())
+        self._size: int = self._start["num_processes"]
+        self._is_told = threading.Event()
+        self._process: Process | None = None
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])
+
+    def _stop(self, *_: object) -> None:
+        """As a host's shutdown would: the process saves and leaves, and the run is to be resumed."""
+        self._is_told.set()
+        if self._process is not None:
+            self._process.terminate()
+
+    def run(self) -> tuple[int, str]:
+        """Return the exit code and the reason."""
+        try:
+            agreed = self._lead() if self._index == 0 else self._follow()
+            return self._carry_out(request_of(self._told, self._index, agreed))
+        except Ended as ended:
+            return ended.code, ended.reason
+        except Refused as refusal:
+            code = (
+                WRONG_REQUEST if refusal.status == WRONG_REQUEST else FAILED_HERE if self._index else FAILED
+            )
+            return code, f"{refusal.message}; {refusal.remedy}"
+
+    def _carry_out(self, request: Json) -> tuple[int, str]:
+        process = Process(request["root"], request["run_id"], request["attempt"], request["process_id"])
+        os.makedirs(process.dir)
+        listener = liveness_listener(request)
+        process.record = spawn(process, request)
+        self._process = process
+        if self._is_told.is_set():
+            process.terminate()
+        over = threading.Event()
+        echo = threading.Thread(target=copy_log, args=(request["log_path"], over), daemon=True)
+        echo.start()
+        ended = watch(process, request, listener)
+        over.set()
+        echo.join(10)
+        code = exit_code(ended, is_first=self._index == 0, was_asked=os.path.exists(process.stop_path))
+        reason = (ended["verdict"] or {}).get("message") or read_json(process.exit_path).get("reason")
+        return code, str(reason)
+
+    def _check(self, deadline: float, what: str) -> None:
+        if self._is_told.is_set():
+            raise Ended(128 + signal.SIGTERM, f"told to stop while it waited for {what}")
+        if time.monotonic() > deadline:
+            raise Ended(PEER_LOST, f"{what} did not come within {GATHER_LIMIT_S:g} s")
+
+    def _ask(self, program: subprocess.Popen[bytes], request: Json) -> Json:
+        """The answer of `jobs.runtime.attempts`.
+
+        Raises:
+            Ended: it could not give one.
+        """
+        try:
+            out, _ = program.communicate(json.dumps(request).encode(), BEGIN_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            program.wait()
+            raise Ended(PEER_LOST, f"no attempt could be begun within {BEGIN_LIMIT_S:g} s") from None
+        if program.returncode:
+            raise Ended(PEER_LOST, "no attempt could be begun; the pod's log says why")
+        answer: Json = json.loads(out)
+        if "over" in answer:
+            raise Over(answer["over"], answer["reason"])
+        return answer
+
+    def _program(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [self._start["argv"][0], "-P", "-m", "jobs.runtime.attempts", self._start["env"]["RUN_DIR"]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env={**plain_environment(), **self._start["env"]},
+        )
+
+    # --- pod 0 ---
+
+    def _lead(self) -> Json:
+        """Gather the other pods, begin an attempt, and tell them."""
+        program = self._program()  # what it imports takes a second, in which the others come
+        channels: list[Channel] = []
+        try:
+            channels = self._gather() if self._size > 1 else []
+            request = {
+                "first": self._start["attempt"],
+                "pod": self._name,
+                "budget_s": self._start.get("budget_s"),
+                "budget_reason": self._start.get("budget_reason"),
+                "needs_progress": self._told["needs_progress"],
+            }
+            try:
+                agreed = {**self._ask(program, request), "token": os.urandom(16).hex()}
+            except Over as over:
+                for channel in channels:
+                    channel.send({"over": over.code, "reason": over.reason})
+                raise
+            for channel in channels:
+                channel.send(agreed)
+            return agreed
+        finally:
+            for channel in channels:
+                channel.close()
+            program.kill()
+            program.communicate()
+
+    def _gather(self) -> list[Channel]:
+        """Return a connection of each other pod, as soon as all are there."""
+        deadline, pinged, said = time.monotonic() + GATHER_LIMIT_S, 0.0, [0]
+        found: dict[int, Channel] = {}
+        strangers: list[Channel] = []
+        listener = listen("0.0.0.0", self._told["port"], 2 * self._size + 16)
+        with contextlib.closing(listener):
+            while True:
+                missing = [index for index in range(1, self._size) if index not in found]
+                if not missing:
+                    return [found[index] for index in sorted(found)]
+                self._check(deadline, named(missing))
+                if missing != said:
+                    said = missing
+                    note(f"waiting for {named(missing)}")
+                with contextlib.suppress(BlockingIOError):
+                    strangers.append(Channel(listener.accept()[0]))
+                    continue
+                for channel in list(strangers):
+                    for message in channel.receive():
+                        if message.get("run_id") == self._start["run_id"] and message.get("index") in missing:
+                            found[message["index"]] = channel
+                            strangers.remove(channel)
+                            break
+                if time.monotonic() - pinged > PING_S:
+                    pinged = time.monotonic()
+                    for channel in found.values():
+                        channel.send({"waiting_for": missing})
+                for channel in found.values():
+                    channel.receive()
+                found = {index: channel for index, channel in found.items() if channel.broken is None}
+                strangers = [channel for channel in strangers if channel.broken is None]
+                time.sleep(LOOK_S / 4)
+
+    # --- the others ---
+
+    def _follow(self) -> Json:
+        """Ask pod 0 for the attempt until it answers; an earlier one that still lives does not.
+
+        Where nobody answers for long it is looked whether the run is done: then pod 0 has left for good.
+        """
+        now = time.monotonic()
+        deadline, look_at = now + GATHER_LIMIT_S, now + LONELY_S
+        address = self._start["liveness_host"], self._told["port"]
+        note(f"waiting for pod 0 at {address[0]}:{address[1]}")
+        while True:
+            self._check(deadline, "pod 0")
+            if time.monotonic() > look_at:
+                self._ask(self._program(), {"look": True})
+                look_at = time.monotonic() + LONELY_S
+            try:
+                sock = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
+            except OSError:
+                time.sleep(RETRY_S)
+                continue
+            with contextlib.closing(Channel(sock)) as channel:
+                channel.send({"run_id": self._start["run_id"], "index": self._index})
+                agreed = self._answer(channel, deadline)
+            look_at = time.monotonic() + LONELY_S
+            if agreed is None:
+                continue
+            if "over" in agreed:
+                raise Over(agreed["over"], agreed["reason"])
+            return agreed
+
+    def _answer(self, channel: Channel, deadline: float) -> Json | None:
+        heard = time.monotonic()
+        while channel.broken is None and time.monotonic() - heard < SILENCE_S:
+            self._check(deadline, "the other pods")
+            for message in channel.receive():
+                heard = time.monotonic()
+                if "waiting_for" not in message:
+                    return message
+            time.sleep(LOOK_S / 4)
+        return None
+
+
+def request_of(told: Json, index: int, agreed: Json) -> Json:
+    """Return the start request of one pod's process, complete and checked.
+
+    agreed: attempt, token, and the seconds that are left of a budget.
+    """
+    import dataclasses
+
+    from contracts import process as process_environment
+    from contracts import ranks
+
+    start, attempt = told["start"], agreed["attempt"]
+    mine = dataclasses.replace(process_environment.read(start["env"]), attempt=attempt, process_id=index)
+    variables = mine.variables()
+    if told["ranks"] is not None:
+        variables = ranks.rank_variables(mine, ranks.ranks_of(told["ranks"]), 0)
+    own = start["run_dir"] or os.path.join(start["root"], "runs", start["run_id"])
+    request = {
+        **start,
+        "version": VERSION,
+        "attempt": attempt,
+        "process_id": index,
+        "env": {**start["env"], **variables},
+        "log_path": os.path.join(own, run_directory.log(attempt, index)),
+        "liveness_token": agreed["token"],
+    }
+    if index == 0:  # by its own name, which the cluster's DNS may not know yet
+        request["liveness_host"] = "0.0.0.0"
+    if agreed.get("budget_s") is not None:
+        request["budget_s"] = agreed["budget_s"]
+    return checked("start", f"root:path {VERBS['start'][1]}", request)
+
+
+def exit_code(ended: Json, *, is_first: bool, was_asked: bool) -> int:
+    """Return the code by which Kubernetes decides what follows, by the Job's podFailurePolicy.
+
+    0 done; 1, 2 and 130 (failed, wrong request, told to stop) end the run; with all others the pod is started again.
+    A process fails where it loses another one, and does not always know it: so of a failure only the first pod says 1,
+    which knows how all ended. ended: as `supervisor.watch` returns it.
+    """
+    code, signum, order, verdict = (ended[name] for name in ("code", "signal", "order", "verdict"))
+    if code in (DONE, WRONG_REQUEST):
+        return int(code)
+    if was_asked:
+        return INTERRUPTED
+    if code == RESUME_ME:
+        return RESUME_ME
+    if "hung" in ((order or {}).get("outcome"), (verdict or {}).get("outcome")):
+        return HUNG
+    if is_first and verdict is not None:
+        blamed = verdict["exit_code"]
+        if blamed == WRONG_REQUEST:
+            return WRONG_REQUEST
+        if blamed not in (None, PEER_LOST):
+            return FAILED
+    if order is not None or code == PEER_LOST:
+        return PEER_LOST
+    if signum is not None:
+        return 128 + int(signum)
+    return FAILED if is_first and verdict is None else FAILED_HERE
+
+
+def copy_log(path: str, over: threading.Event) -> None:
+    """Copy a log to stdout as it grows, for `kubectl logs`, until `over` is set and all of it has been copied."""
+    with contextlib.suppress(OSError), open(path, "rb") as log:
+        while True:
+            was_over = over.wait(ECHO_PERIOD_S)
+            while data := log.read(1 << 16):
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+            if was_over:
+                return
+
+
+def is_alive() -> bool:
+    """Whether the supervisor of this pod does its work: one that does has ended a process whose heartbeat stopped."""
+    told = json.loads(os.environ["TPU_STACK_POD"])
+    limit_s = (told["start"].get("heartbeat_limit_s") or HEARTBEAT_LIMIT_S) + STANDS_S
+    runs = os.path.join(told["start"]["root"], "runs", told["start"]["run_id"])
+    try:
+        names = [name for name in os.listdir(runs) if name.replace("-", "").isdigit()]
+    except OSError:
+        return True  # it has not begun
+    for name in names:
+        beat = read_json(os.path.join(runs, name, "heartbeat.json"))
+        has_ended = os.path.exists(os.path.join(runs, name, "exit.json"))
+        if not has_ended and beat and time.time() - beat["time"] > limit_s:
+            print(f"no heartbeat for more than {limit_s:g} s, and the supervisor has not ended the process")
+            return False
+    return True

@@ -1,0 +1,142 @@
+"""Begins the next attempt of a run whose pods start themselves: `python -m jobs.runtime.attempts RUN_DIR`.
+
+The request is JSON on stdin: {"first": the attempt that the launcher made ready, "pod": who asks, "budget_s",
+"budget_reason": of that attempt and all that follow, "needs_progress": whether attempts without a new checkpoint come
+to nothing}. The answer on stdout is {"attempt", "budget_s"}; where nothing is left to do {"over": exit code, "reason"}.
+run.json and result.json are then as after a resume by a launcher. The request {"look": true} begins nothing and is
+answered {"over"} where the run is done, else {}. Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from contracts import run_directory
+from contracts.errors import DONE, FAILED, INTERRUPTED
+from contracts.run_costs import MOMENT, number, wall_s
+from contracts.run_directory import RunDirectory
+from jobs.runtime.bucket_files import files_of
+
+MOST_WITHOUT_PROGRESS = 3
+"""Attempts in a row that saved nothing new; another one would save nothing either."""
+
+
+def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dict[str, Any]:
+    """Begin an attempt, and put the end of the last one on record; return the answer."""
+    described = directory.read_json(run_directory.RUN)
+    if described is None:
+        return {"over": FAILED, "reason": f"{directory.path(run_directory.RUN)} is not there"}
+    attempts = described["attempts"]
+    if request.get("look"):
+        found = directory.read_json(run_directory.RESULT) or {}
+        is_done = found.get("outcome") == "done" and found.get("attempt") == attempts[-1]["attempt"]
+        return {"over": DONE, "reason": "the run is done"} if is_done else {}
+    last, first = attempts[-1], request["first"]
+    if "pod" in last and last["attempt"] >= first:
+        result = directory.read_json(run_directory.RESULT)
+        result = result if result is not None and result.get("attempt") == last["attempt"] else None
+        names = [run_directory.heartbeat(index) for index in range(last["processes"])]
+        beats = [
+            beat for beat in directory.read_jsons(names) if beat and beat.get("attempt") == last["attempt"]
+        ]
+        outcome = run_directory.state(
+            started_s=0.0,
+            result=result,
+            heartbeats=beats,
+            processes=[],
+            knowing=last["processes"],
+            now_s=float("inf"),
+        )
+        last |= {"outcome": outcome, "wall_s": wall_s(last, result, beats)}
+        directory.write_json(run_directory.RUN, described)
+        if outcome == "done":
+            return {"over": DONE, "reason": "the run is done"}
+        if result is not None and result.get("out_of_budget"):
+            return {"over": INTERRUPTED, "reason": str(result.get("reason"))}
+        if (over := given_up(directory, request, described, result, now_s)) is not None:
+            return over
+        last = {**last, "attempt": last["attempt"] + 1}
+        attempts.append(last)
+    left_s = budget_left_s(request, attempts[:-1])
+    saved = directory.checkpoint_steps()
+    last |= {
+        "pod": request["pod"],
+        "started": time.strftime(MOMENT, time.gmtime(now_s)),
+        "checkpoint": saved[-1] if saved else None,
+        "outcome": None,
+    }
+    last.pop("wall_s", None)
+    directory.remove(run_directory.RESULT)
+    directory.write_json(run_directory.RUN, described)
+    return {"attempt": last["attempt"], "budget_s": left_s}
+
+
+def of_pods(request: dict[str, Any], attempts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The attempts that pods have begun since the launcher made the first of them ready."""
+    return [each for each in attempts if "pod" in each and each["attempt"] >= request["first"]]
+
+
+def budget_left_s(request: dict[str, Any], before: Sequence[dict[str, Any]]) -> int | None:
+    if request["budget_s"] is None:
+        return None
+    return int(
+        request["budget_s"] - sum(number(each.get("wall_s")) or 0 for each in of_pods(request, before))
+    )
+
+
+def given_up(
+    directory: RunDirectory,
+    request: dict[str, Any],
+    described: dict[str, Any],
+    result: dict[str, Any] | None,
+    now_s: float,
+) -> dict[str, Any] | None:
+    """Say that the run ends here, and why, where another attempt would be of no use; None where it goes on."""
+    begun, last = of_pods(request, described["attempts"]), described["attempts"][-1]
+    left_s, saved = budget_left_s(request, begun), directory.checkpoint_steps()
+    newest = saved[-1] if saved else None
+    if left_s is not None and left_s <= 0:
+        ended = run_directory.result(
+            "stopped",
+            attempt=last["attempt"],
+            steps=newest or 0,
+            time=now_s,
+            measured=run_directory.out_of_budget(request["budget_reason"]),
+        )
+        directory.write_json(run_directory.RESULT, ended)
+        return {"over": INTERRUPTED, "reason": request["budget_reason"]}
+    tried = begun[-MOST_WITHOUT_PROGRESS:]
+    is_in_vain = len(tried) == MOST_WITHOUT_PROGRESS and all(each["checkpoint"] == newest for each in tried)
+    if not request["needs_progress"] or not is_in_vain:
+        return None
+    since = (
+        "there is no checkpoint" if newest is None else f"the last checkpoint is still that of step {newest}"
+    )
+    reason = f"given up after {len(tried)} attempts: {since}"
+    said = (result or {}).get("error") or "nothing is known of its end"
+    ended = run_directory.result(
+        "failed",
+        attempt=last["attempt"],
+        steps=newest or 0,
+        time=now_s,
+        error=f"{reason}\nthe last of them: {said}",
+        failed_host=(result or {}).get("failed_host"),
+    )
+    directory.write_json(run_directory.RESULT, ended)
+    return {"over": FAILED, "reason": reason}
+
+
+def main(arguments: Sequence[str]) -> int:
+    (url,) = arguments
+    directory = RunDirectory(url, files_of(url))
+    directory.read_text(run_directory.RUN)  # loads the bucket's library and connects, before it is asked
+    print(json.dumps(begin(directory, json.loads(sys.stdin.read()), time.time())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
