@@ -1,4 +1,4 @@
-"""While all is well a pass reads what is wanted once, lists once, and writes nothing."""
+"""While all is well a pass reads what is wanted and the queue once, lists once, and writes nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 
 from infra.cloud_tpu.retry import Backoff
 from infra.documents import Documents
-from keeper import hosts, passes, store
+from keeper import hosts, idle, passes, store
+from keeper.__main__ import watch
 from keeper.store import Wanted
 
 
-def test_fifty_runs_that_are_well_cost_four_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fifty_runs_that_are_well_cost_five_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "runs"
     for number in range(50):
         beats = folder / f"run-{number}" / "heartbeats"
@@ -33,7 +34,7 @@ def test_fifty_runs_that_are_well_cost_four_requests(tmp_path: Path, monkeypatch
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
-            asked.append(name)
+            asked.append(name if name == "ages_s" else f"{name} {args[1]}")
             return function(*args, **more)
 
         return call
@@ -54,5 +55,10 @@ def test_fifty_runs_that_are_well_cost_four_requests(tmp_path: Path, monkeypatch
         say=print,
         lease_of=lambda name: pytest.fail(f"the lease of {name} was wanted"),
     )
-    passes.run_pass(means)
-    assert asked == ["read", "ages_s", "projects/p/locations/-", "projects/p/locations/-"]
+    monkeypatch.setattr(passes, "means_of", lambda *_: means)
+    monkeypatch.setattr(
+        Documents, "now_s", lambda _: idle.WITHIN_S + 1
+    )  # not one of the looks for idle slices
+    assert watch(means.documents, print) == 0
+    tpus = "projects/p/locations/-"
+    assert asked == ["read wanted.json", "ages_s", tpus, tpus, "read queue.json"]
