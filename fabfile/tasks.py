@@ -109,7 +109,7 @@ KEEP = {
         "resume": "resume " + RUN_HELP,
         "dry_run": "print what would be sent and started, and what it costs; start nothing",
         "detach": "return when the run has started",
-        "keep": "hand the run over to the stack's keeper, which brings it back with nobody there",
+        "keep": "hand the run over to the stack's keeper, which resumes it after a loss",
         **KEEP,
     }
 )
@@ -178,7 +178,7 @@ def train(
 
         if max_restarts != "0":
             raise RequestError(
-                "--keep --max-restarts: a run that is kept has one who restarts it; leave one out"
+                "--keep --max-restarts: the keeper restarts a run that it keeps; leave one of the two out"
             )
         hand_over = commands.HandOver(limits=_limits(keep_attempts, keep_hours))
 
@@ -216,7 +216,7 @@ def keep(
     slice: str = "",
     runs: str = "",
 ) -> int:
-    """Let the stack's keeper bring a run back with nobody there."""
+    """Let the stack's keeper resume a run after a loss."""
     from keeper import commands
 
     def on(name: str) -> Target:
@@ -238,8 +238,8 @@ def unkeep(c: Any, run: str, stack: str = "", runs: str = "") -> int:
 @task(
     positional=["action"],
     help={
-        "action": "status: what it did and will do; run: let it look now, from here; install: put it on the gateway",
-        "every": "with `run`: look again every so many seconds, until Ctrl-C",
+        "action": "status: what it did and will do; run: a pass now, from here; install: put it on the gateway",
+        "every": "with `run`: a pass every so many seconds, until Ctrl-C",
         "here": "with `install`: put it on this machine, as a timer of this user",
         "stack": options.STACK,
         "runs": RUNS,
@@ -254,7 +254,7 @@ def keeper(
     stack: str = "",
     runs: str = "",
 ) -> int:
-    """Show what the keeper does, let it look now, or install it."""
+    """Show what the keeper does, carry out a pass, or install it."""
     from keeper import commands, install, store
     from keeper.__main__ import watch
 

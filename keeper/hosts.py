@@ -1,6 +1,6 @@
-"""Wanted runs on their hosts: their signs of life, by one listing of each bucket, and how one is examined and resumed.
+"""Kept runs on their hosts: their signs of life by one listing of each bucket; a run examined, resumed or stopped.
 
-To resume one is `launch.recovery` and `launch.launch`, as for `fab recover`.
+A run is resumed by `launch.recovery` and `launch.launch`, as `fab recover` does it.
 """
 
 from __future__ import annotations

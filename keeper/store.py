@@ -1,11 +1,12 @@
-"""What a stack's keeper keeps: documents in `<bucket>/keeper`, which it, `fab` and `pulumi up` read and change.
+"""The store: a stack's documents in `<bucket>/keeper`, which the keeper, `fab` and `pulumi up` read and change.
 
     stack.json          what is to be known of the stack, written by `pulumi up`: see `Stack`
     wanted.json         the runs to keep, by run id: see `Wanted`; all in one, so that a look costs one read
     inventory.json      slices that the keeper has made again, by name, as contracts.inventory has them
     leases/<slice>.json who may change a slice now: see `infra.lease`
-    queue.json          runs that wait for a slice
-    capacity.json       stock-outs that were seen
+    queue.json          runs that wait for a slice: see `keeper.queue`
+    capacity.json       stock-outs that were seen: see `infra.stock_outs`
+    used.json           when a TPU of a slice was last seen open: see `keeper.idle`
 
 On this machine they are in `.keeper` of the runs folder; a stack without a bucket has none.
 """
