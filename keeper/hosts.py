@@ -16,7 +16,6 @@ from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
 from contracts.run_directory import RunDirectory, State
 from infra.documents import Documents, DocumentsError
-from keeper import login
 from keeper.rules import Facts, Sign
 from keeper.store import Stack, Wanted
 from launch import costs, recovery, runs, targets
@@ -107,6 +106,8 @@ class Hosts:
 
     def on(self, stack: Stack, slice_name: str, runs_url: str | None = None) -> Target:
         """Return a slice of a stack. runs_url: where its runs are; None: where they are by default."""
+        from keeper import login  # with asyncssh, which a quiet pass does without
+
         inventory = login.from_here(stack.inventory, os.environ)
         given = None
         if stack.platform is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,3 +64,9 @@ def test_fifty_runs_that_are_well_cost_five_requests(tmp_path: Path, monkeypatch
     assert watch(means.documents, print) == 0
     tpus = "projects/p/locations/-"
     assert asked == ["read wanted.json", "ages_s", tpus, tpus, "read queue.json"]
+
+
+def test_a_quiet_pass_does_without_what_logs_in_to_hosts() -> None:
+    """Its import takes as long as all the others together, every minute."""
+    code = "import keeper.__main__, sys; sys.exit('asyncssh' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
