@@ -181,7 +181,8 @@ def find(name: str, framework: str | None = None) -> Job:
     )
 
 
-FOLDERS = ("contracts", "jobs")
+FOLDERS = ("contracts", "host", "jobs")
+"""Of the checkout, in the code bundle: what a job imports, and for a pod its agent."""
 LARGEST_BYTES = 16 * 2**20
 LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"})
 

@@ -241,6 +241,7 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
             },
             "failurePolicy": {
                 "maxRestarts": options.restarts,
+                "restartStrategy": "BlockingRecreate",  # two processes of one rank would be two too many
                 "rules": [
                     {
                         "name": "fail",
