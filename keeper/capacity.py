@@ -11,9 +11,9 @@ from rich.table import Table
 
 from contracts.durations import HOUR_S, spoken
 from contracts.errors import RequestError
-from infra.documents import Documents, DocumentsError
+from infra.documents import DocumentsError
 from infra.stock_outs import Hours, Offer, hour_of, read
-from keeper.store import url_of
+from keeper.store import documents_for
 from launch.targets import LOCAL, Wanted
 
 DAYS = 30
@@ -40,9 +40,11 @@ def show(console: Console, wanted: Wanted, *, days: int, as_json: bool) -> int:
     Raises:
         RequestError: the stack has no place where that is remembered, or it does not answer.
     """
-    url = store_url(wanted)
+    if wanted.stack == LOCAL:
+        raise RequestError("this machine asks for no TPUs; say --stack as well")
+    documents = documents_for(wanted)
     try:
-        found = read(Documents(url))
+        found = read(documents)
     except DocumentsError as error:
         raise RequestError(str(error)) from None
     if as_json:
@@ -50,27 +52,13 @@ def show(console: Console, wanted: Wanted, *, days: int, as_json: bool) -> int:
         console.print(json.dumps(lines), highlight=False, markup=False, soft_wrap=True)
     elif not found:
         console.print(
-            f"{url}: no request has been noted yet; those of slices with several zones are, and with a keeper all"
+            f"{documents.url}: no request has been noted yet; those for slices with several zones are, and with a "
+            "keeper all"
         )
     else:
         console.print(table(found, days=days, now=datetime.datetime.now(datetime.UTC)))
         console.print(LEGEND % days, style="dim")
     return 0
-
-
-def store_url(wanted: Wanted) -> str:
-    """Return where a stack's documents are, whether or not it has hosts now."""
-    if wanted.stack == LOCAL:
-        raise RequestError("this machine asks for no TPUs; say --stack as well")
-    from launch import inventories
-
-    inventory = wanted.given.inventory if wanted.given else inventories.read(wanted.stack)
-    if inventory.keeper is None and inventory.storage.bucket_url is None:
-        raise RequestError(
-            f"--stack {wanted.stack}: stock-outs are remembered in its bucket, and it has none; set "
-            "tpu-stack:storage.bucket, then `pulumi up`"
-        )
-    return inventory.keeper or url_of(bucket_url=inventory.storage.bucket_url, runs_url="")
 
 
 def table(found: Mapping[Offer, Hours], *, days: int, now: datetime.datetime) -> Table:

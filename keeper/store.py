@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from contracts.errors import RequestError
-from contracts.files import is_url
 from contracts.inventory import Inventory, InventoryError, from_json
 from infra import lease
 from infra.documents import Documents, DocumentsError
@@ -128,31 +127,15 @@ class Stack:
         os.environ.update({name: os.environ.get(name, value) for name, value in self.environment.items()})
 
 
-def url_of(*, bucket_url: str | None, runs_url: str) -> str:
-    """Return where a stack's documents are: in its bucket, else beside its runs. Pure."""
-    return f"{bucket_url.rstrip('/')}/keeper" if bucket_url else f"{runs_url.rstrip('/')}/.keeper"
-
-
 def store_of(target: Target) -> Documents:
-    """Return the documents of a target's stack.
+    """Return the documents of a target's stack, or of this machine, beside its runs.
 
     Raises:
-        RequestError: it has no place for them that this machine sees.
+        RequestError: the stack has no place for them.
     """
     if target.is_local:
-        return Documents(url_of(bucket_url=None, runs_url=target.runs_url))
-    return documents_of(target.inventory, target.name, target.runs_url)
-
-
-def documents_of(inventory: Inventory, stack: str, runs_url: str) -> Documents:
-    """Return the documents of a stack. stack: as it was typed. runs_url: "" for the default. Raises as `store_of`."""
-    found = inventory.keeper or url_of(bucket_url=inventory.storage.bucket_url, runs_url=runs_url)
-    if not is_url(found):
-        raise RequestError(
-            f"--stack {stack}: what is to be kept or queued is written into its bucket, and it has none; set "
-            "tpu-stack:storage.bucket, then `pulumi up`"
-        )
-    return Documents(found)
+        return Documents(f"{target.runs_url.rstrip('/')}/.keeper")
+    return _documents_of(target.inventory, target.name)
 
 
 def documents_for(asked: AskedFor) -> Documents:
@@ -163,7 +146,17 @@ def documents_for(asked: AskedFor) -> Documents:
     """
     if asked.stack == targets.LOCAL:
         return store_of(targets.resolve(asked))
-    return documents_of(targets.inventory_of(asked), asked.stack, asked.runs or "")
+    return _documents_of(targets.inventory_of(asked), asked.stack)
+
+
+def _documents_of(inventory: Inventory, stack: str) -> Documents:
+    url = inventory.keeper or inventory.storage.bucket_url
+    if url is None:
+        raise RequestError(
+            f"--stack {stack}: what is kept or queued, and stock-outs, are noted in its bucket, and it has none; set "
+            "tpu-stack:storage.bucket, then `pulumi up`"
+        )
+    return Documents(inventory.keeper or f"{url.rstrip('/')}/keeper")
 
 
 @contextlib.contextmanager

@@ -53,10 +53,10 @@ def test_what_requests_have_found_is_shown_of_a_stack_that_has_no_hosts(
     plain = make_inventory(dataclasses.replace(make_slice((make_host(0),)), hosts=()), storage=NO_STORAGE)
     file = tmp_path / "stack.json"
     file.write_text(inventory.to_json(plain))
-    with pytest.raises(RequestError, match="stock-outs are remembered in its bucket, and it has none"):
-        capacity.store_url(Wanted(stack=str(file)))
+    with pytest.raises(RequestError, match="stock-outs, are noted in its bucket, and it has none"):
+        capacity.show(Console(), Wanted(stack=str(file)), days=30, as_json=False)
     with pytest.raises(RequestError, match="this machine asks for no TPUs"):
-        capacity.store_url(Wanted())
+        capacity.show(Console(), Wanted(), days=30, as_json=False)
 
     store = tmp_path / "keeper"
     file.write_text(inventory.to_json(dataclasses.replace(plain, keeper=str(store))))
