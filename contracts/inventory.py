@@ -49,6 +49,20 @@ class NodePool:
     nodes: int
     reservation: str | None = None
 
+    @property
+    def chips_per_node(self) -> int:
+        """What a pod asks for as google.com/tpu: 4 of ct5lp-hightpu-4t. For TPU7x it is half of the devices.
+
+        Raises:
+            InventoryError: the machine type does not end in a number of chips.
+        """
+        number = self.machine_type.rpartition("-")[2].removesuffix("t")
+        if not number.isdecimal():
+            raise InventoryError(
+                f"inventory: machine type {self.machine_type!r} does not end in -Nt, N being its chips"
+            )
+        return int(number)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slice:

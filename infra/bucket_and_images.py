@@ -65,23 +65,27 @@ class StorageBucket(pulumi.ComponentResource):
             labels=naming.labels(args.config.stack),
             opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
         )
-        self.name = bucket.name
-        kept = f"projects/_/buckets/{args.bucket.name}/objects/{KEEPER_FOLDER}/"
+        self.name, self.bucket = bucket.name, bucket
         for what, role in BUCKET_ROLES.items():
             storage.BucketIAMMember(
                 what,
                 bucket=bucket.name,
                 role=role,
                 member=args.member,
-                # By what is in there TPUs are made, which is not for a job to decide.
-                condition=storage.BucketIAMMemberConditionArgs(
-                    title="All but what the keeper keeps", expression=f'!resource.name.startsWith("{kept}")'
-                )
-                if args.config.keeper and role == READ_AND_WRITE
-                else None,
+                condition=bucket_condition(args.config, role),
                 opts=pulumi.ResourceOptions(parent=self),
             )
         self.register_outputs({})
+
+
+def bucket_condition(config: Config, role: str) -> storage.BucketIAMMemberConditionArgs | None:
+    """What jobs may not touch: by what the keeper keeps TPUs are made, which is not for a job to decide."""
+    if config.bucket is None or not config.keeper or role != READ_AND_WRITE:
+        return None
+    kept = f"projects/_/buckets/{config.bucket.name}/objects/{KEEPER_FOLDER}/"
+    return storage.BucketIAMMemberConditionArgs(
+        title="All but what the keeper keeps", expression=f'!resource.name.startsWith("{kept}")'
+    )
 
 
 READ_IMAGES = "roles/artifactregistry.reader"

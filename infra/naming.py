@@ -19,6 +19,8 @@ PREFIX = "tpu-stack"
 STACK_LABEL = "tpu-stack"
 SLICE_LABEL = "tpu-stack-slice"
 OWNER_LABEL = "tpu-stack-owner"
+SYSTEM_POOL = "system"
+"""The node pool of GKE's own pods; slices have the others."""
 RESERVED_LABELS = (STACK_LABEL, SLICE_LABEL, OWNER_LABEL)
 
 

@@ -76,7 +76,7 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
     if isinstance(credentials, Exception):
         return Offered(not_asked=_said(credentials))
     api = _Api(credentials)
-    wanted = dict.fromkeys(zone for each in config.slices for zone in each.zones)
+    wanted = dict.fromkeys(zone for each in config.slices for zone in each.zones if not each.in_cluster)
     tpus = f"{settings.endpoint}/v2/projects/{config.project}/locations"
     questions: dict[tuple[str, str], Callable[[], Any]] = {}
     for zone in wanted:

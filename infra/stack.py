@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pulumi
 from pulumi_gcp import projects
@@ -11,6 +11,7 @@ from pulumi_gcp import projects
 from contracts import inventory
 from infra import keeper_access, startup
 from infra.bucket_and_images import Registry, RegistryArgs, StorageBucket, StorageBucketArgs
+from infra.cluster import Gke, GkeArgs, Pools, PoolsArgs, existing, slice_entry
 from infra.config import Config, NfsConfig
 from infra.file_server import Filestore, FilestoreArgs, Gateway, GatewayArgs
 from infra.iam import Access, AccessArgs, Identity
@@ -24,6 +25,10 @@ SERVICES = (
 )  # fmt: skip
 FILESTORE_SERVICE = "file"
 SECRETS_SERVICE = "secretmanager"
+CLUSTER_SERVICE = "container"
+
+
+_Slices = Sequence[pulumi.Input[inventory.Slice]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,8 +74,16 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
     # A server installs its packages through the network's way out, so that has to be there first.
     server = _file_server(config, config.nfs, network, keeper) if config.nfs else None
     ready = [part for part in (network, identity, registry, bucket) if part is not None]
-    slices = [
-        TpuSlice(
+    cluster = _cluster(config, network, bucket, owner, [registry, *([bucket] if bucket else [])])
+    after_cluster = pulumi.ResourceOptions(depends_on=[network, *([cluster] if cluster else [])])
+    for each in config.slices:
+        if each.in_cluster and cluster and config.gke:
+            pools = PoolsArgs(
+                config=config, asked=each, cluster=cluster.name, zone=config.gke.zone, nodes=cluster.nodes
+            )
+            Pools(each.name, pools, after_cluster)
+    vms = {
+        each.name: TpuSlice(
             each.name,
             TpuSliceArgs(
                 config=config,
@@ -87,7 +100,12 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
             pulumi.ResourceOptions(depends_on=ready),
         )
         for each in config.slices
-    ]
+        if not each.in_cluster
+    }
+
+    def all_slices(which: Callable[[TpuSlice], pulumi.Input[inventory.Slice]]) -> _Slices:
+        return [which(vms[each.name]) if each.name in vms else slice_entry(each) for each in config.slices]
+
     described = (
         Description(
             "description",
@@ -95,8 +113,8 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
                 config=config,
                 bucket=bucket.name,
                 owner=owner,
-                slices={each.vacant.name: each.inputs for each in slices if each.inputs is not None},
-                vacant=_inventory(config, server, [each.vacant for each in slices], granted),
+                slices={name: each.inputs for name, each in vms.items() if each.inputs is not None},
+                vacant=_inventory(config, server, all_slices(lambda each: each.vacant), granted, cluster),
             ),
             after_services,
         )
@@ -104,7 +122,7 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
         else None
     )
     return Stack(
-        inventory=_inventory(config, server, [each.entry for each in slices], granted),
+        inventory=_inventory(config, server, all_slices(lambda each: each.entry), granted, cluster),
         image_repository=registry.url,
         keeper=described.text if described else None,
     )
@@ -113,14 +131,17 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
 def _inventory(
     config: Config,
     server: Gateway | Filestore | None,
-    slices: Sequence[pulumi.Input[inventory.Slice]],
+    slices: _Slices,
     granted: Sequence[int | None],
+    cluster: Gke | None,
 ) -> pulumi.Output[inventory.Inventory]:
     parts = pulumi.Output.all(
         slices=list(slices),
         gateway=server.entry if isinstance(server, Gateway) else None,
         share=server.share if server else None,
+        cluster=cluster.entry if cluster else None,
     )
+    elsewhere = existing(config.cluster) if config.cluster and config.cluster.context else None
     return parts.apply(
         lambda known: inventory.Inventory(
             stack=config.stack,
@@ -134,6 +155,7 @@ def _inventory(
             ),
             keeper=keeper_access.store_url(config),
             idle_hours=config.idle_hours,
+            cluster=known["cluster"] or elsewhere,
         )
     )
 
@@ -148,6 +170,7 @@ class Services(pulumi.ComponentResource):
         super().__init__("tpu-stack:services:Services", name, {}, opts)
         filestore = config.nfs is not None and config.nfs.kind == "filestore"
         more = [FILESTORE_SERVICE] * filestore + [SECRETS_SERVICE] * bool(config.notify.secrets)
+        more += [CLUSTER_SERVICE] * bool(config.gke)
         for service in (*SERVICES, *more):
             projects.Service(
                 service,
@@ -157,6 +180,26 @@ class Services(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self),
             )
         self.register_outputs({})
+
+
+def _cluster(
+    config: Config,
+    network: Network,
+    bucket: StorageBucket | None,
+    owner: pulumi.Input[str],
+    needed: Sequence[pulumi.Resource],
+) -> Gke | None:
+    if config.gke is None:
+        return None
+    args = GkeArgs(
+        config=config,
+        cluster=config.gke,
+        owner=owner,
+        network=network.network,
+        subnetwork=network.subnetworks[config.gke.region],
+        bucket=bucket.bucket if bucket else None,
+    )
+    return Gke("cluster", args, pulumi.ResourceOptions(depends_on=[network, *needed]))
 
 
 def _file_server(

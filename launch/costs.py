@@ -29,7 +29,7 @@ def listed_price(said: Mapping[str, Any]) -> dict[str, float | None] | None:
     from infra import catalogue
 
     try:
-        kind = catalogue.accelerator(said["accelerator_type"])
+        kind = catalogue.accelerator(said["accelerator_type"], "any")
         usd = catalogue.price_usd_per_hour(kind, said["zone"], said["capacity"])
         if usd is None:
             return None

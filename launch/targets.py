@@ -149,7 +149,7 @@ def _in_catalogue(type_name: str) -> Accelerator | None:
     from infra.catalogue import CatalogueError, accelerator  # few launches are on TPUs
 
     try:
-        return accelerator(type_name)
+        return accelerator(type_name, "any")
     except CatalogueError:
         return None
 

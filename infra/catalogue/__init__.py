@@ -7,20 +7,24 @@ Cloud TPU API's own lists of accelerator types and runtime versions are the trut
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from contracts.inventory import Capacity
 from infra.catalogue import prices
 from infra.catalogue.generations import GENERATIONS, OFFERED, Generation, chips_in, is_made_of_cubes
+from infra.catalogue.machine_types import NODE_KINDS, NodeKind
 from infra.catalogue.zones import ZONE
 
 __all__ = [
     "ACCELERATORS",
     "GENERATIONS",
+    "OFFERS",
     "PRICES_READ_IN",
     "ZONE",
     "Accelerator",
     "CatalogueError",
     "Generation",
+    "Offer",
     "accelerator",
     "by_topology",
     "generation",
@@ -74,6 +78,16 @@ class Accelerator:
         return self.chips * self.generation.peak_bf16_flops_per_s_per_chip
 
     @property
+    def node_kind(self) -> NodeKind | None:
+        """What its hosts are as nodes of a cluster; None where GKE has none of its generation."""
+        return NODE_KINDS.get(self.generation.name)
+
+    @property
+    def machine_type(self) -> str | None:
+        """Of those nodes, such as ct6e-standard-4t."""
+        return f"{self.node_kind.prefix}-{self.chips_per_host}t" if self.node_kind else None
+
+    @property
     def zones(self) -> tuple[str, ...]:
         """Where this type is listed; a slice may have fewer zones than one host of the same generation."""
         return self.generation.one_host_zones if self.hosts == 1 else self.generation.slice_zones
@@ -91,40 +105,51 @@ def _accelerator(which: Generation, chips: int, shape: str) -> Accelerator:
     )
 
 
-ACCELERATORS: dict[str, Accelerator] = {
+_ALL: dict[str, Accelerator] = {
     made.type_name: made
-    for which in OFFERED
+    for which in GENERATIONS
     for made in (_accelerator(which, chips, which.topology_of(chips)) for chips in which.sizes_chips)
 }
+
+ACCELERATORS = {name: made for name, made in _ALL.items() if made.generation.offered}
 """Type name → accelerator, in order of generation and size: all that the Cloud TPU API offers."""
 
+Offer = Literal["cloud-tpu", "gke", "any"]
+"""Of whom an accelerator is asked for: the Cloud TPU API (the default), GKE, or either of them."""
 
-def accelerator(type_name: str) -> Accelerator:
+OFFERS: dict[Offer, dict[str, Accelerator]] = {
+    "cloud-tpu": ACCELERATORS,
+    "gke": {name: made for name, made in _ALL.items() if made.node_kind},
+    "any": _ALL,
+}
+
+
+def accelerator(type_name: str, offer: Offer = "cloud-tpu") -> Accelerator:
     """The accelerator called `type_name`, such as v6e-16, in the topology that its name stands for by itself.
 
     Raises:
-        CatalogueError: no such generation or size, or one that the Cloud TPU API does not offer.
+        CatalogueError: no such generation or size, or one that is not offered.
     """
-    if type_name in ACCELERATORS:
-        return ACCELERATORS[type_name]
+    among = OFFERS[offer]
+    if type_name in among:
+        return among[type_name]
     plain = type_name.strip().lower().removeprefix("tpu-")
-    if plain in ACCELERATORS:
+    if plain in among:
         raise CatalogueError(f'"{type_name}" is not an accelerator type; did you mean {plain}?')
     prefix, _, number = plain.partition("-")
     which = _find(prefix)
     if which is None:
         raise CatalogueError(
-            f'"{type_name}" is not an accelerator type; write one such as v4-8 or v6e-16, of {NAMES}'
+            f'"{type_name}" is not an accelerator type; write one such as v4-8 or v6e-16, of {_names(offer)}'
         )
-    if not which.offered:
-        raise _elsewhere(type_name)
+    shapes = _shapes(type_name, which, offer)
     renamed = f"{which.type_prefix}-{number}"
-    if renamed in ACCELERATORS:
+    if renamed in among:
         raise CatalogueError(
             f'"{type_name}" is not an accelerator type: those of {which.name} are called {which.type_prefix}; '
             f"did you mean {renamed}?"
         )
-    names = [made.type_name for made in ACCELERATORS.values() if made.generation is which]
+    names = [made.type_name for made in shapes.values()]
     counted = f"; the number counts TensorCores, {which.cores_per_chip} a chip"
     raise CatalogueError(
         f'"{type_name}" is not a {which.name} size; choose one of {_few(names)}'
@@ -132,19 +157,17 @@ def accelerator(type_name: str) -> Accelerator:
     )
 
 
-def by_topology(generation_name: str, shape: str) -> Accelerator:
+def by_topology(generation_name: str, shape: str, offer: Offer = "cloud-tpu") -> Accelerator:
     """The accelerator of a generation in a topology.
 
-    v4 and v5p come in other shapes of whole cubes too (4x4x16 beside the 4x8x8 that v4-512 stands for): such a one has
-    the same type name and `has_default_topology` False.
+    v4, v5p and tpu7x come in other shapes of whole cubes too (4x4x16 beside the 4x8x8 that v4-512 stands for): such a
+    one has the same type name and `has_default_topology` False.
 
     Raises:
-        CatalogueError: no such generation, none that the Cloud TPU API offers, or no such topology.
+        CatalogueError: no such generation, one that is not offered, or no such topology.
     """
-    which = generation(generation_name)
-    if not which.offered:
-        raise _elsewhere(generation_name)
-    shapes = {made.topology: made for made in ACCELERATORS.values() if made.generation is which}
+    which = generation(generation_name, offer)
+    shapes = _shapes(generation_name, which, offer)
     if shape in shapes:
         return shapes[shape]
     try:
@@ -159,7 +182,16 @@ def by_topology(generation_name: str, shape: str) -> Accelerator:
     )
 
 
-def generation(name: str) -> Generation:
+def _shapes(asked: str, which: Generation, offer: Offer) -> dict[str, Accelerator]:
+    """The accelerators of a generation by their topology. asked: what is named where it is not offered."""
+    shapes = {made.topology: made for made in OFFERS[offer].values() if made.generation is which}
+    if shapes:
+        return shapes
+    by_whom = "GKE" if offer == "gke" else "the Cloud TPU API, only by Compute Engine and GKE"
+    raise CatalogueError(f'"{asked}" is not offered by {by_whom}; choose one of {_names(offer)}')
+
+
+def generation(name: str, offer: Offer = "cloud-tpu") -> Generation:
     """The generation called `name`, or whose types begin with it (v5litepod is v5e); offered or not.
 
     Raises:
@@ -167,7 +199,7 @@ def generation(name: str) -> Generation:
     """
     which = _find(name)
     if which is None:
-        raise CatalogueError(f'"{name}" is not a TPU generation; choose one of {NAMES}')
+        raise CatalogueError(f'"{name}" is not a TPU generation; choose one of {_names(offer)}')
     return which
 
 
@@ -197,16 +229,15 @@ def price_usd_per_hour(asked: Accelerator, zone: str, capacity: Capacity) -> flo
 
 
 NAMES = ", ".join(which.name for which in OFFERED)
+"""Of the generations that the Cloud TPU API offers."""
 
 
 def _find(name: str) -> Generation | None:
     return next((which for which in GENERATIONS if name in (which.name, which.type_prefix)), None)
 
 
-def _elsewhere(asked: str) -> CatalogueError:
-    return CatalogueError(
-        f'"{asked}" is not offered by the Cloud TPU API, only by Compute Engine and GKE; choose one of {NAMES}'
-    )
+def _names(offer: Offer) -> str:
+    return ", ".join(dict.fromkeys(made.generation.name for made in OFFERS[offer].values()))
 
 
 def _few(names: list[str]) -> str:

@@ -106,6 +106,7 @@ class Generation:
     """One generation. A type is called `type_prefix`-number, the number counting TensorCores or chips.
 
     A slice of up to `most_chips_on_one_host` chips is one VM; a larger one has `chips_per_slice_host` on each.
+    offered: by the Cloud TPU API; Compute Engine and GKE have others.
     """
 
     name: str
@@ -122,11 +123,7 @@ class Generation:
     runtime_version: str | None
     one_host_zones: tuple[str, ...]
     slice_zones: tuple[str, ...]
-
-    @property
-    def offered(self) -> bool:
-        """Whether the Cloud TPU API makes it; Compute Engine and GKE have others."""
-        return bool(self.sizes_chips)
+    offered: bool = True
 
     @property
     def zones(self) -> tuple[str, ...]:
@@ -177,6 +174,8 @@ _V6E_ZONES = (
     "asia-southeast1-b",
     "southamerica-west1-a",
 )
+
+_TPU7X_ZONES = ("us-central1-ai1a", "us-central1-c")
 
 V2 = Generation(
     name="v2",
@@ -278,10 +277,11 @@ TPU7X = Generation(
     hbm_gib_per_chip=192,
     peak_bf16_tflops_per_chip=2307,
     most_chips_on_one_host=4,
-    sizes_chips=(),
+    sizes_chips=_cubes(most_chips=9216),
     runtime_version=None,
-    one_host_zones=("us-central1-c",),
-    slice_zones=("us-central1-c",),
+    one_host_zones=_TPU7X_ZONES,
+    slice_zones=_TPU7X_ZONES,
+    offered=False,
 )
 
 GENERATIONS = (V2, V3, V4, V5E, V5P, V6E, TPU7X)

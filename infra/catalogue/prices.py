@@ -78,10 +78,19 @@ PRICES: dict[str, dict[str, Price]] = {
 }
 """Generation → region → price."""
 
+DEAREST = "v5p"
+"""Of the generations above."""
+
 
 def lowest_usd_per_chip_hour(generation: str, capacity: Capacity) -> float | None:
-    """The least that a chip of a generation costs in any region; None where no price is known."""
-    found = [price.usd_per_chip_hour(capacity) for price in PRICES.get(generation, {}).values()]
+    """The least that a chip of a generation costs in any region; None where no price is known.
+
+    Where a newer generation has no price at all, the dearest of the others stands for it; for flex-start, which has
+    none, spot does, which is no dearer.
+    """
+    as_known: Capacity = "spot" if capacity == "flex-start" else capacity
+    table = PRICES[generation] if generation in PRICES else PRICES[DEAREST]
+    found = [price.usd_per_chip_hour(as_known) for price in table.values()]
     return min((usd for usd in found if usd is not None), default=None)
 
 

@@ -12,12 +12,13 @@ from typing import Literal
 
 from contracts.inventory import Capacity
 from infra import catalogue
-from infra.catalogue import Accelerator
+from infra.catalogue import Accelerator, zones
 
-Provisioning = Literal["queued", "direct"]
+Provisioning = Literal["queued", "direct", "node-pool"]
 DiskMode = Literal["read-write", "read-only"]
 Strategy = Literal["first", "race"]
 NfsKind = Literal["gateway", "filestore"]
+ReleaseChannel = Literal["rapid", "regular", "stable"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class SliceConfig:
     wait_s: how long one `pulumi up` waits for the slice; a request still queued then stays so, and the next waits on.
     reservation: full name, projects/P/locations/Z/reservations/R (or folders/…, organizations/…; R may be "-", any);
     there exactly when capacity is reserved.
+    scale_to_zero: of a node pool: it has nodes only while a run asks for them.
     more_zones: where else than in `zone` it may be, in this order; strategy: whether one zone is asked at a time, each
     for zone_wait_s, or all at once.
     """
@@ -61,6 +63,12 @@ class SliceConfig:
     more_zones: tuple[str, ...] = ()
     strategy: Strategy = "first"
     zone_wait_s: int = 0
+    scale_to_zero: bool = False
+
+    @property
+    def in_cluster(self) -> bool:
+        """Whether it is node pools of a cluster, and no TPU VMs."""
+        return self.provisioning == "node-pool"
 
     @property
     def zones(self) -> tuple[str, ...]:
@@ -182,6 +190,31 @@ class GrantLine:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """The cluster of the slices that are node pools: one that is made (GKE), or that of a kubeconfig's `context`.
+
+    zone: of its control plane; slices may be in the other zones of the region. authorized_networks: who reaches the API
+    server by its address, as CIDR blocks; empty: it has none, and is reached by its DNS endpoint.
+    """
+
+    context: str | None
+    zone: str
+    release_channel: ReleaseChannel
+    authorized_networks: tuple[str, ...]
+    namespace: str
+    service_account: str
+
+    @property
+    def region(self) -> str:
+        return catalogue.region_of(self.zone)
+
+    @property
+    def machine_type(self) -> str:
+        """Of the one node that GKE's own pods are on, and JobSet's and Kueue's where they are installed."""
+        return "e2-standard-4" if "e2" in zones.families_in(self.zone) else "n1-standard-4"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Allowances:
     """What is refused unless the user says that it is meant."""
 
@@ -202,6 +235,7 @@ class Config:
     slices: tuple[SliceConfig, ...]
     bucket: BucketConfig | None
     nfs: NfsConfig | None
+    cluster: ClusterConfig | None
     network: NetworkConfig
     access: AccessConfig
     images: ImagesConfig
@@ -216,8 +250,18 @@ class Config:
     @property
     def regions(self) -> tuple[str, ...]:
         """Every region that has a VM, in the order of the configuration."""
-        of_slices = [region for each in self.slices for region in each.regions]
-        return tuple(dict.fromkeys([*of_slices, *([self.nfs.region] if self.nfs else [])]))
+        of_slices = [region for each in self.slices for region in each.regions if not self.is_elsewhere(each)]
+        others = [*([self.nfs.region] if self.nfs else []), *([self.gke.region] if self.gke else [])]
+        return tuple(dict.fromkeys([*of_slices, *others]))
+
+    @property
+    def gke(self) -> ClusterConfig | None:
+        """The cluster, where it is the stack's own."""
+        return self.cluster if self.cluster is not None and self.cluster.context is None else None
+
+    def is_elsewhere(self, each: SliceConfig) -> bool:
+        """Whether a slice is in a cluster that is not the stack's, so that nothing is made or paid for it here."""
+        return each.in_cluster and self.gke is None
 
     @property
     def gateway(self) -> NfsConfig | None:

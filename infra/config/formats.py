@@ -10,6 +10,7 @@ line's own rule.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Collection
 
@@ -198,6 +199,22 @@ def reference(text: str) -> str | None:
 
 FRAMEWORKS = ("jax", "tensorflow", "pytorch", "pytorch_xla")
 """The folders of `images/`: what an image can be of, and a run asks the inventory for."""
+
+
+def cidr(text: str) -> str | None:
+    try:
+        ipaddress.IPv4Network(text if "/" in text else "")
+    except ValueError:
+        return "is no range of IPv4 addresses; write it as 203.0.113.0/24, or 203.0.113.7/32 for one address"
+    return None
+
+
+def context(text: str) -> str | None:
+    return (
+        None
+        if text == text.strip()
+        else "has blanks around it; `kubectl config get-contexts` shows the names"
+    )
 
 
 def framework(text: str) -> str | None:

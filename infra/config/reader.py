@@ -14,7 +14,7 @@ import importlib.util
 import posixpath
 import re
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from contracts.inventory import Capacity
@@ -24,6 +24,7 @@ from infra.config import (
     AccessConfig,
     Allowances,
     BucketConfig,
+    ClusterConfig,
     Config,
     ConfigError,
     GrantLine,
@@ -32,6 +33,8 @@ from infra.config import (
     NfsConfig,
     NfsKind,
     NotifyConfig,
+    ReleaseChannel,
+    SliceConfig,
     formats,
     slice_keys,
 )
@@ -50,6 +53,9 @@ MOST_CHIPS = 1_000_000
 GRANTED_CAPACITIES: tuple[Capacity, ...] = tuple(
     each for each in typing.get_args(Capacity) if each not in ("reserved", "flex-start")
 )
+
+CHANNELS: tuple[ReleaseChannel, ...] = typing.get_args(ReleaseChannel)
+MOST_NETWORKS = 100
 
 KINDS: tuple[NfsKind | typing.Literal["none"], ...] = (*typing.get_args(NfsKind), "none")
 DEFAULT_GIB: dict[NfsKind, int] = {"gateway": 200, "filestore": 1024}
@@ -116,6 +122,7 @@ def read(
             slices=slices,
             bucket=bucket,
             nfs=nfs,
+            cluster=_cluster(root, home, slices),
             network=_network(root),
             access=_access(root),
             images=_images(root, home),
@@ -233,6 +240,48 @@ def _nfs(storage: Section, home: Home) -> NfsConfig | None:
         return NfsConfig(
             kind=kind, zone=zone, size_gib=size_gib, machine_type=machine_type or default_type, mount=mount
         )
+
+
+def _cluster(root: Section, home: Home, slices: Sequence[SliceConfig]) -> ClusterConfig | None:
+    """Of the slices that are node pools; there is one where one of them is, or where it is configured."""
+    in_it = [(index, each) for index, each in enumerate(slices) if each.in_cluster]
+    if not in_it and not root.has("cluster"):
+        return None
+    with root.section("cluster") as section:
+        context = section.text("context", None, rule=formats.context)
+        first = next((each.zone for _, each in in_it if each.zone), home.zone or "")
+        zone = section.text("zone", zones.parent_of(first), rule=formats.zone(unlisted=home.unlisted))
+        made = ClusterConfig(
+            context=context,
+            zone=zone,
+            release_channel=section.choice("release-channel", "regular", CHANNELS),
+            authorized_networks=section.texts("authorized-networks", rule=formats.cidr),
+            namespace=section.text(
+                "namespace", naming.resource_name(home.stack), rule=formats.name(longest=naming.LONGEST)
+            ),
+            service_account=section.text(
+                "service-account", naming.PREFIX, rule=formats.name(longest=naming.LONGEST)
+            ),
+        )
+        for key in ("zone", "release-channel", "authorized-networks"):
+            if context is not None and section.has(key):
+                section.say(
+                    key, "is of a cluster that is made, and context names one that exists; remove one of them"
+                )
+        if len(made.authorized_networks) > MOST_NETWORKS:
+            section.say(
+                "authorized-networks",
+                f"{len(made.authorized_networks)} ranges; GKE takes {MOST_NETWORKS}; join some",
+            )
+        if context is None and zone and section.fine("zone"):
+            for index, each in in_it:
+                if each.zone and each.region != made.region:
+                    section.say(
+                        "zone",
+                        f"{zone} is not in {each.region}, where tpu-stack:slices[{index}] is, and a cluster is in one "
+                        "region; write a zone of that region, or give the slice a stack of its own",
+                    )
+        return made
 
 
 def _mount_rule(text: str) -> str | None:

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from contracts.durations import DAY_S, HOUR_S, MINUTE_S, spoken
 from contracts.inventory import Capacity
 from infra import catalogue, naming
-from infra.catalogue import Accelerator, CatalogueError
+from infra.catalogue import Accelerator, CatalogueError, Offer
 from infra.config import DataDisk, DiskMode, GrantLine, Provisioning, SliceConfig, Strategy, formats
 from infra.config.section import Section
 
-CAPACITIES = tuple(each for each in typing.get_args(Capacity) if each != "flex-start")
+CAPACITIES: tuple[Capacity, ...] = typing.get_args(Capacity)
 PROVISIONINGS: tuple[Provisioning, ...] = typing.get_args(Provisioning)
 STRATEGIES: tuple[Strategy, ...] = typing.get_args(Strategy)
 
@@ -33,12 +33,25 @@ MOST_SLICES_IN_ONE = 256
 LEAST_S, MOST_S = MINUTE_S, 30 * DAY_S
 ZONE_WAIT_S = 30 * MINUTE_S
 """A queued request is often served within minutes or not for hours."""
-WAIT_S: dict[Provisioning, int] = {"queued": 12 * HOUR_S, "direct": 15 * MINUTE_S}
+WAIT_S: dict[Provisioning, int] = {"queued": 12 * HOUR_S, "direct": 15 * MINUTE_S, "node-pool": 30 * MINUTE_S}
 
 MOST_LABELS = 64 - len(naming.RESERVED_LABELS) - 1
 """Google takes 64 on a resource; beside ours the provider sets one too (goog-pulumi-provisioned)."""
 
 OF_ONE_ZONE = "of one zone, and the slice has several; write one of them as zone, or remove this"
+OF_NODE_POOLS = "is only for provisioning node-pool"
+NOT_OF_NODE_POOLS = (
+    *(
+        "runtime-version",
+        "valid-until",
+        "guaranteed-for",
+        "zones",
+        "anywhere-in-grant",
+        "strategy",
+        "zone-wait",
+    ),
+    "data-disks",
+)
 OF_THE_QUEUE = "works only with provisioning queued; remove it, or take queued"
 RESERVATION = re.compile(
     r"(?:projects|folders|organizations)/([^/]+)/(?:locations/([^/]+)/)?reservations/([^/]+)"
@@ -107,9 +120,9 @@ def read(root: Section, home: Home) -> tuple[SliceConfig, ...]:
 def _slice(section: Section, home: Home) -> SliceConfig:
     name_rule = formats.name(longest=LONGEST_NAME)
     name = section.text("name", "", rule=name_rule, missing="each slice needs one, such as main")
-    accelerator = _accelerator(section)
-    capacity = section.choice("capacity", "on-demand", CAPACITIES)
     provisioning = section.choice("provisioning", "queued", PROVISIONINGS)
+    accelerator = _accelerator(section, "gke" if provisioning == "node-pool" else "cloud-tpu")
+    capacity = section.choice("capacity", "on-demand", CAPACITIES)
     count = section.integer("count", 1, least=1, most=MOST_SLICES_IN_ONE)
     zones = _zones(section, accelerator, home, capacity, count)
     zone = zones[0] if zones else None
@@ -136,20 +149,33 @@ def _slice(section: Section, home: Home) -> SliceConfig:
         more_zones=zones[1:],
         strategy=strategy,
         zone_wait_s=(zone_wait_s or ZONE_WAIT_S) if len(zones) > 1 and strategy == "first" else 0,
+        scale_to_zero=section.flag("scale-to-zero", default=capacity == "flex-start"),
     )
-    if valid_until_s is not None and wait_s is not None and wait_s > valid_until_s:
-        gives_up = f"valid-until {spoken(valid_until_s)}, when the queue gives up"
+    if provisioning == "node-pool":
+        _check_node_pool(section, made, accelerator)
+    else:
+        _check_tpu_vms(section, made, wait_s)
+        _check_zones(section, made)
+    return made
+
+
+def _check_tpu_vms(section: Section, made: SliceConfig, wait_s: int | None) -> None:
+    """wait_s: as it is configured."""
+    if made.valid_until_s is not None and wait_s is not None and wait_s > made.valid_until_s:
+        gives_up = f"valid-until {spoken(made.valid_until_s)}, when the queue gives up"
         section.refuse("wait", f"is longer than {gives_up}; shorten it")
-    if capacity == "spot" and section.has("guaranteed-for"):
+    if made.capacity == "spot" and section.has("guaranteed-for"):
         section.say("guaranteed-for", "nothing is guaranteed for capacity spot; remove it, or take on-demand")
-    if provisioning == "direct" and capacity == "reserved":
+    if made.provisioning == "direct" and made.capacity == "reserved":
         section.say("provisioning", "direct cannot name a reservation; write queued")
-    if provisioning == "direct":
-        for key in ("valid-until", "guaranteed-for", *(["count"] if count > 1 else [])):
+    if made.provisioning == "direct":
+        for key in ("valid-until", "guaranteed-for", *(["count"] if made.count > 1 else [])):
             if section.has(key):
                 section.say(key, OF_THE_QUEUE)
-    _check_zones(section, made)
-    return made
+    if made.capacity == "flex-start":
+        section.say("capacity", f"flex-start {OF_NODE_POOLS}; write that, or take spot or on-demand")
+    if section.has("scale-to-zero"):
+        section.say("scale-to-zero", f"{OF_NODE_POOLS}; write that, or remove it")
 
 
 def _check_zones(section: Section, made: SliceConfig) -> None:
@@ -171,7 +197,35 @@ def _check_zones(section: Section, made: SliceConfig) -> None:
         section.say("zone-wait", "is for strategy first; a race waits in every zone at once; remove it")
 
 
-def _accelerator(section: Section) -> Accelerator | None:
+def _check_node_pool(section: Section, made: SliceConfig, accelerator: Accelerator | None) -> None:
+    """What only TPU VMs have, and what Google refuses of node pools.
+
+    Multislice needs pools of several hosts: https://cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice;
+    flex-start makes nodes only when they are asked for: …/docs/concepts/dws (November 2026).
+    """
+    if made.name == naming.SYSTEM_POOL:
+        section.refuse("name", "is the name of the cluster's own node pool; take another")
+    for key in NOT_OF_NODE_POOLS:
+        if section.has(key):
+            section.say(key, "is of TPU VMs, and this slice is node pools; remove it")
+    if made.count > 1 and accelerator is not None and accelerator.hosts == 1:
+        section.refuse(
+            "count",
+            f"slices of one host each ({accelerator.type_name}) do not train together on GKE; take a larger type, or 1",
+        )
+    if made.capacity == "flex-start" and not made.scale_to_zero:
+        section.say(
+            "scale-to-zero", "false: nodes of capacity flex-start come only when a run asks; remove it"
+        )
+    if made.reservation and not re.match(r"projects/[^/]+/", made.reservation):
+        section.refuse(
+            "reservation", "is not of a project, as a node pool's must be; write projects/P/reservations/NAME"
+        )
+    elif made.reservation and made.reservation.endswith(f"/{ANY}"):
+        section.refuse("reservation", "names none, and a node pool needs one; write its name")
+
+
+def _accelerator(section: Section, offer: Offer) -> Accelerator | None:
     type_name = section.text("accelerator", None)
     generation = section.text("generation", None)
     shape = section.text("topology", None)
@@ -191,12 +245,12 @@ def _accelerator(section: Section) -> Accelerator | None:
         section.say("topology", "missing; generation needs it, such as 4x4")
     elif type_name is not None:
         try:
-            return catalogue.accelerator(type_name)
+            return catalogue.accelerator(type_name, offer)
         except CatalogueError as error:
             section.say("accelerator", str(error))
     elif generation is not None and shape is not None:
         try:
-            return catalogue.by_topology(generation, shape)
+            return catalogue.by_topology(generation, shape, offer)
         except CatalogueError as error:
             about_generation = str(error).startswith(f'"{generation}"')
             section.say("generation" if about_generation else "topology", str(error))
@@ -308,7 +362,8 @@ def _reservation(section: Section, capacity: Capacity, project: str | None, zone
     if section.fine("capacity"):
         if capacity == "reserved" and not section.has("reservation"):
             section.say(
-                "reservation", "missing; capacity reserved needs a name, or - for any of the project's own"
+                "reservation",
+                "missing; capacity reserved needs a name, or, of TPU VMs, - for any of the project's own",
             )
         if capacity != "reserved" and section.has("reservation"):
             section.say("reservation", "is used only with capacity reserved; write that, or remove it")
@@ -349,7 +404,11 @@ def _boot_disk_kms_key(section: Section, provisioning: Provisioning, zones: Sequ
                 region = elsewhere[0]
                 wrong = f"is a key of {location}, the slice is in {region}; take one of {region} or global"
                 boot_disk.refuse("kms-key", wrong)
-        if boot_disk.has("size-gib"):
+        if boot_disk.has("size-gib") and provisioning == "node-pool":
+            boot_disk.say(
+                "size-gib", "nodes have the 100 GiB that GKE gives them; remove it and use the bucket"
+            )
+        elif boot_disk.has("size-gib"):
             boot_disk.say(
                 "size-gib",
                 "the Cloud TPU API has no size for a boot disk; remove it and use data-disks, a bucket or NFS",

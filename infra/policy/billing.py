@@ -43,6 +43,13 @@ REGISTRY = ListPrice(
     read="November 2026",
 )
 
+GKE_FEE = ListPrice(
+    usd=0.10,
+    per="cluster and hour; 74.40 USD a month are free for zonal ones",
+    source="https://cloud.google.com/kubernetes-engine/pricing",
+    read="November 2026, in a stored copy of unknown date",
+)
+
 REQUESTS_PAGE = "https://cloud.google.com/storage/pricing-examples"
 LISTING = ListPrice(
     usd=0.005,

@@ -11,12 +11,21 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from infra import catalogue
 from infra.catalogue import prices
-from infra.config import GATEWAY_BOOT_GIB, GATEWAY_DISK_TYPE, Config, NfsConfig, SliceConfig
+from infra.config import (
+    GATEWAY_BOOT_GIB,
+    GATEWAY_DISK_TYPE,
+    ClusterConfig,
+    Config,
+    NfsConfig,
+    SliceConfig,
+)
 from infra.policy import billing
 
 HOURS_PER_DAY = 24
 NOT_KNOWN = "not known"
 PASSES_PER_HOUR = 60
+NODE_BOOT_GIB = 100
+"""What GKE gives a node where nothing is said, as pd-balanced where the machine takes that."""
 LISTINGS_OF_A_PASS, READS_OF_A_PASS = 1, 2
 """Of the keeper in the bucket, while all is well; the Cloud TPU API, which it asks too, is free of charge."""
 
@@ -104,11 +113,19 @@ def cost_of(config: Config, covered_chips: Sequence[int]) -> Cost:
     slices = [
         line
         for each, covered in zip(config.slices, covered_chips, strict=True)
+        if not config.is_elsewhere(each)
         for line in _slice_lines(each, covered)
     ]
     nat = tuple(_nat_lines(config))
     return Cost(
-        lines=(*slices, *_nfs_lines(config.nfs), *_address_lines(config), *nat, *_keeper_lines(config)),
+        lines=(
+            *slices,
+            *_cluster_lines(config.gke),
+            *_nfs_lines(config.nfs),
+            *_address_lines(config),
+            *nat,
+            *_keeper_lines(config),
+        ),
         rates=_rates(config, nat=bool(nat)),
         assumptions=_assumptions(config),
     )
@@ -130,7 +147,7 @@ def least_usd_per_hour(config: Config, covered_chips: Sequence[int]) -> float:
         (prices.lowest_usd_per_chip_hour(each.accelerator.generation.name, each.capacity) or 0.0)
         * (each.chips - covered)
         for each, covered in zip(config.slices, covered_chips, strict=True)
-        if chips_usd_per_hour(each, 1) is None
+        if chips_usd_per_hour(each, 1) is None and not config.is_elsewhere(each)
     )
     return cost_of(config, covered_chips).usd_per_hour + unpriced
 
@@ -142,14 +159,37 @@ def _slice_lines(each: SliceConfig, covered: int) -> Iterator[CostLine]:
         if chips:
             yield CostLine(
                 what=f"slice {each.name}: {number}{each.accelerator.type_name}, {each.where}",
-                quantity=f"{_counted(chips, 'chip')}, {each.capacity}",
+                quantity=f"{_counted(chips, 'chip')}, {each.capacity}"
+                + (", while asked for" if each.scale_to_zero else ""),
                 usd_per_hour=chips_usd_per_hour(each, chips),
                 covered_by_grant=by_grant,
             )
+    if each.in_cluster:
+        of_node = _disk_line("", node_disk_type(each), NODE_BOOT_GIB, each.region)
+        disks = None if of_node.usd_per_hour is None else of_node.usd_per_hour * each.hosts
+        yield CostLine(
+            what=f"slice {each.name}: boot disks",
+            quantity=f"{each.hosts} x {of_node.quantity}",
+            usd_per_hour=disks,
+        )
     for disk in each.data_disks:
         if disk.size_gib is not None:
             what = f"slice {each.name}: disk {disk.name}"
             yield _disk_line(what, disk.disk_type, disk.size_gib, each.region)
+
+
+def node_disk_type(each: SliceConfig) -> str:
+    """v6e and TPU7x take no Persistent Disk."""
+    return "pd-balanced" if each.accelerator.generation.name in ("v4", "v5e", "v5p") else "hyperdisk-balanced"
+
+
+def _cluster_lines(gke: ClusterConfig | None) -> Iterator[CostLine]:
+    if gke is not None:
+        yield CostLine(what="cluster: GKE", quantity="1 cluster", usd_per_hour=billing.GKE_FEE.usd)
+        kind = gke.machine_type
+        price = billing.machine_usd_per_hour(kind, gke.region)
+        yield CostLine(what="cluster: VM", quantity=f"1 {kind}", usd_per_hour=price)
+        yield _disk_line("cluster: boot disk", "pd-balanced", NODE_BOOT_GIB, gke.region)
 
 
 def _disk_line(what: str, disk_type: str, size_gib: int, region: str) -> CostLine:
@@ -170,7 +210,7 @@ def _nfs_lines(nfs: NfsConfig | None) -> Iterator[CostLine]:
 
 def _address_lines(config: Config) -> Iterator[CostLine]:
     if config.network.external_addresses:
-        hosts = sum(each.hosts for each in config.slices)
+        hosts = sum(each.hosts for each in config.slices if not each.in_cluster)
         price = billing.EXTERNAL_ADDRESS.usd * hosts
         yield CostLine(what="external addresses", quantity=_counted(hosts, "host"), usd_per_hour=price)
 
@@ -179,7 +219,11 @@ def _nat_lines(config: Config) -> Iterator[CostLine]:
     """One gateway a region, used by the VMs without an address of their own. An existing network has its own NAT."""
     vms = dict.fromkeys(config.regions, 0)
     for each in config.slices:
-        vms[each.region] += 0 if config.network.external_addresses else each.hosts
+        if not config.is_elsewhere(each):
+            # Nodes never have an address of their own.
+            vms[each.region] += each.hosts if each.in_cluster or not config.network.external_addresses else 0
+    if config.gke is not None:
+        vms[config.gke.region] += 1
     if config.nfs is not None and config.nfs.kind == "gateway":
         vms[config.nfs.region] += 1
     for region, number in vms.items():
@@ -221,6 +265,12 @@ def _assumptions(config: Config) -> tuple[str, ...]:
             f"No list of VMs, disks and buckets is known for {', '.join(strangers)}: {billing.STAND_IN}'s is taken; "
             f"other regions cost up to {billing.regions_differ_by():.0%} more."
         )
+    if config.gke is not None:
+        said.append(
+            "GKE gives 74.40 USD a month on zonal clusters: the fee of one of a billing account is free."
+        )
+    if any(each.scale_to_zero for each in config.slices):
+        said.append("Chips that are there only while asked for are counted as if they always were.")
     if config.nfs is not None and config.nfs.kind == "filestore" and config.nfs.region != "us-west1":
         said.append(f"Filestore in {config.nfs.region} is priced as in us-west1, the only known.")
     return tuple(said)

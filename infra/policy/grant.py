@@ -76,7 +76,7 @@ def findings(config: Config, coverage: Coverage, today: datetime.date) -> Iterat
         yield from _of_line(index, line, today)
     live = [line for line in config.grant if not _ended(line, today)]
     for index, (each, covered) in enumerate(zip(config.slices, coverage.covered_chips, strict=True)):
-        if covered < each.chips:
+        if covered < each.chips and not config.is_elsewhere(each):
             yield _uncovered(config, index, covered, coverage.least_in[index], live)
         if each.provisioning == "direct":
             yield warning(
@@ -131,6 +131,11 @@ def _reason(
     """The key that is to blame, and why the grant does not cover it all in a zone."""
     generation = each.accelerator.generation.name
     asked = f"{generation} {each.capacity}"
+    if each.in_cluster:
+        return (
+            "provisioning",
+            "a grant is quota of the Cloud TPU API, and node pools use Compute Engine's quota, which it does not cover",
+        )
     of_generation = [line for line in live if _generation(line) == generation]
     there = [line for line in of_generation if line.zone == zone]
     granted = sum(line.chips for line in there if line.capacity == each.capacity)
@@ -154,7 +159,7 @@ def _reason(
 
 def _matches(line: GrantLine, each: SliceConfig, zone: str) -> bool:
     asked = (each.accelerator.generation.name, zone, each.capacity)
-    return asked == (_generation(line), line.zone, line.capacity)
+    return not each.in_cluster and asked == (_generation(line), line.zone, line.capacity)
 
 
 def _generation(line: GrantLine) -> str:

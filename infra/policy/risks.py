@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from contracts.durations import spoken
 from infra import catalogue
 from infra.catalogue import generations, zones
+from infra.catalogue.machine_types import FLEX_START_ZONES
 from infra.config import Config, SliceConfig
 from infra.policy import billing
 from infra.policy.findings import Finding, error, note, refused, slice_path, warning
@@ -16,6 +17,7 @@ OLD = ("v2", "v3")
 ADDRESSES_IN_USE = 8
 """The quota of external addresses in use that a project begins with."""
 
+NFS_ZONE = "tpu-stack:storage.nfs.zone"
 GIB_PER_TB = 1e12 / 2**30
 
 CONTINENTS = {
@@ -47,6 +49,8 @@ def supply(config: Config) -> Iterator[Finding]:
     """How likely each slice comes as it is asked for, and what happens when it does not."""
     for index, each in enumerate(config.slices):
         yield from _place(config, index, each)
+        if each.in_cluster:
+            yield from _node_pool(config, index, each)
         if each.provisioning == "direct":
             yield from _direct(config, index, each)
         chips = each.accelerator.chips
@@ -94,6 +98,34 @@ def _place(config: Config, index: int, each: SliceConfig) -> Iterator[Finding]:
         )
 
 
+def _node_pool(config: Config, index: int, each: SliceConfig) -> Iterator[Finding]:
+    if config.bucket is None:
+        yield error(
+            slice_path(index, "provisioning"),
+            f'"{each.name}" is node pools, whose pods fetch code from the bucket and keep their runs there, and there '
+            "is none; remove storage.bucket: false, or write queued",
+        )
+    listed = FLEX_START_ZONES.get(each.accelerator.generation.name, ())
+    if each.capacity == "flex-start" and each.zone not in listed:
+        known = f"it lists {', '.join(listed)}" if listed else "it lists no zone for it"
+        yield warning(
+            slice_path(index, "capacity"),
+            f"Google does not list flex-start for {each.accelerator.generation.name} in {each.zone}; {known}",
+        )
+    if each.capacity == "flex-start" and each.count > 1:
+        yield note(
+            slice_path(index, "count"),
+            f"{each.count} slices of flex-start come together through Kueue, which has to be installed in the cluster: "
+            "start runs with --queue (docs/kubernetes.md)",
+        )
+    elif each.count > 1:
+        yield note(
+            slice_path(index, "count"),
+            f"{each.count} slices train together as a JobSet, whose controller has to be installed in the cluster "
+            "(docs/kubernetes.md)",
+        )
+
+
 def _direct(config: Config, index: int, each: SliceConfig) -> Iterator[Finding]:
     """Google answers a used-up quota with 429, which the provider takes for a passing fault."""
     path = slice_path(index, "provisioning")
@@ -116,6 +148,8 @@ def _not_known(config: Config) -> Iterator[Finding]:
     named: list[tuple[str, str, bool]] = []
     for index, each in enumerate(config.slices):
         version = each.runtime_version
+        if each.in_cluster:
+            continue
         named.append((slice_path(index, "runtime-version"), version, generations.is_runtime_version(version)))
     for index, line in enumerate(config.grant):
         named.append((f"tpu-stack:grant[{index}].zone", line.zone, line.zone in zones.ZONES))
@@ -164,18 +198,22 @@ def estimate(source: str, destination: str) -> str:
 def egress(config: Config) -> Iterator[Finding]:
     """One for each store and each other region that has slices; a note where only the zone differs."""
     for path, what, home in _stores(config):
-        yield from _across(config, path, what, home)
+        mounted = path == NFS_ZONE
+        readers = [each for each in config.slices if not (mounted and each.in_cluster)]
+        yield from _across(config, path, what, home, readers)
     nfs = config.nfs
     if nfs is not None:
         apart = [
             each.name
             for each in config.slices
-            if any(catalogue.region_of(zone) == nfs.region and zone != nfs.zone for zone in each.zones)
+            # Pods do not mount the share.
+            if not each.in_cluster
+            and any(catalogue.region_of(zone) == nfs.region and zone != nfs.zone for zone in each.zones)
         ]
         if apart:
             price = billing.CROSS_ZONE.usd
             yield note(
-                "tpu-stack:storage.nfs.zone",
+                NFS_ZONE,
                 f"the NFS server is in {nfs.zone}, {_named(apart)} in another zone of the region: traffic between them "
                 f"costs about {price * GIB_PER_TB:.0f} USD per TB ({price:.2f} USD per GiB)",
             )
@@ -186,20 +224,23 @@ def _stores(config: Config) -> Iterator[tuple[str, str, str]]:
     if config.bucket is not None:
         yield "tpu-stack:storage.bucket.region", f'bucket "{config.bucket.name}"', config.bucket.region
     if config.nfs is not None:
-        yield "tpu-stack:storage.nfs.zone", "the NFS server", config.nfs.region
+        yield NFS_ZONE, "the NFS server", config.nfs.region
     images = config.images
     yield "tpu-stack:images.region", f'image repository "{images.repository}"', images.region
 
 
-def _across(config: Config, path: str, what: str, home: str) -> Iterator[Finding]:
+def _across(
+    config: Config, path: str, what: str, home: str, slices: Sequence[SliceConfig]
+) -> Iterator[Finding]:
+    """slices: those that read from it."""
     readers: dict[str, list[str]] = {}
-    for each in config.slices:
+    for each in slices:
         for region in each.regions:
             readers.setdefault(region, []).append(each.name)
     # A store is in one region, whichever that is.
     apart = "give the slices of each region a stack of their own"
     remedy = apart if len(readers) > 1 else "put it into that region"
-    if any(len(each.regions) > 1 for each in config.slices):
+    if any(len(each.regions) > 1 for each in slices):
         remedy = f"write only zones of {home}"
     for region, names in readers.items():
         if region != home:
@@ -227,7 +268,7 @@ def _continent(region: str) -> str | None:
 def exposure(config: Config) -> Iterator[Finding]:
     """Who can reach the hosts, and what can be lost."""
     if config.network.external_addresses:
-        hosts = sum(each.hosts for each in config.slices)
+        hosts = sum(each.hosts for each in config.slices if not each.in_cluster)
         of = "more than" if hosts > ADDRESSES_IN_USE else "of"
         yield warning(
             "tpu-stack:network.external-addresses",
@@ -245,6 +286,7 @@ def exposure(config: Config) -> Iterator[Finding]:
             f'"{config.network.existing}" has firewall rules of its own that this stack leaves as they are: {rules}; '
             "its subnets need Private Google Access, and Cloud NAT for what is not Google's",
         )
+    yield from _cluster(config)
     if not (config.access.members or config.access.administrators):
         yield warning(
             "tpu-stack:access",
@@ -264,6 +306,34 @@ def exposure(config: Config) -> Iterator[Finding]:
         )
 
 
+def _cluster(config: Config) -> Iterator[Finding]:
+    gke = config.gke
+    if gke is not None and not gke.authorized_networks:
+        yield note(
+            "tpu-stack:cluster",
+            "its API server has no address, only a DNS name that answers everywhere: IAM turns away who may not "
+            "connect (container.clusters.connect); authorized-networks gives it an address for those networks instead",
+        )
+    for index, network in enumerate(gke.authorized_networks if gke else ()):
+        if network.endswith("/0"):
+            yield warning(
+                f"tpu-stack:cluster.authorized-networks[{index}]",
+                f'"{network}" lets all of the internet reach the API server, so that only its own checks are left; '
+                "write your networks, or remove the list for the DNS endpoint",
+            )
+    if gke is not None and config.network.existing is not None:
+        yield note(
+            "tpu-stack:network.existing",
+            "GKE takes ranges for pods and services of its own choice from that network, and adds firewall rules for "
+            "its nodes",
+        )
+    if config.nfs is not None and config.slices and all(each.in_cluster for each in config.slices):
+        yield note(
+            "tpu-stack:storage.nfs",
+            "pods do not mount the share, and all slices are node pools; write kind: none to do without its server",
+        )
+
+
 def _keeper(config: Config) -> Iterator[Finding]:
     path = "tpu-stack:keeper"
     if config.gateway is None:
@@ -279,6 +349,11 @@ def _keeper(config: Config) -> Iterator[Finding]:
             "on or off restarts the gateway, and what uses the share waits for a minute (docs/security.md)",
         )
     direct = [each.name for each in config.slices if each.provisioning == "direct"]
+    pools = [each.name for each in config.slices if each.in_cluster]
+    if pools:
+        yield note(
+            path, f"{_named(pools)}: is left to its cluster, which starts pods again and makes nodes anew"
+        )
     if direct:
         yield warning(
             path, f"{_named(direct)}: is not brought back, as only queued ones are; set provisioning: queued"

@@ -45,19 +45,16 @@ def choose(*, zone: str | None, generation: str | None) -> list[Accelerator]:
     which = None
     if generation is not None:
         try:
-            which = catalogue.generation(generation.lower())
+            which = catalogue.generation(generation.lower(), "any")
         except CatalogueError as error:
             raise RequestError(f"--generation: {error}") from None
-        if not which.offered:
-            raise RequestError(
-                f"--generation: {which.name} is not offered by the Cloud TPU API, only by Compute Engine and GKE"
-            )
-    known = sorted({each for made in catalogue.ACCELERATORS.values() for each in made.zones})
+    everything = catalogue.OFFERS["any"].values()
+    known = sorted({each for made in everything for each in made.zones})
     if zone is not None and zone not in known:
         raise RequestError(f'--zone: no TPU is listed in "{zone}"; choose one of {", ".join(known)}')
     found = [
         made
-        for made in catalogue.ACCELERATORS.values()
+        for made in everything
         if (which is None or made.generation is which) and (zone is None or zone in made.zones)
     ]
     if not found and which is not None:
@@ -115,6 +112,8 @@ def notes(found: Sequence[Accelerator], shown: Sequence[Accelerator], zone: str 
                 else f"{which.name}: one host {', '.join(alone)}; more {', '.join(slices)}"
             )
     where = f"in {zone}" if zone else "in its cheapest zone"
+    if any(not each.generation.offered for each in shown):
+        said.append("tpu7x: only as node pools of a cluster, docs/kubernetes.md")
     said.append(
         f"USD per hour for the whole slice {where}: list prices of {catalogue.PRICES_READ_IN}, spot floats"
     )

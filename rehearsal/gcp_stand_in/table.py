@@ -117,10 +117,24 @@ def _filestore(inputs: Json, number: int) -> Json:
     return {"networks": networks, "createTime": "2026-01-01T00:00:00Z"}
 
 
+def _cluster(inputs: Json, number: int) -> Json:
+    """Google fills in both endpoints, whichever is open, and an authority of its own."""
+    given = inputs.get("controlPlaneEndpointsConfig") or {}
+    name = f"gke-{number:012x}-1.{inputs['location'].rpartition('-')[0]}.gke.goog"
+    return {
+        "endpoint": f"10.127.0.{number % 250}",
+        "controlPlaneEndpointsConfig": given
+        | {"dnsEndpointConfig": (given.get("dnsEndpointConfig") or {}) | {"endpoint": name}},
+        "masterAuth": (inputs.get("masterAuth") or {}) | {"clusterCaCertificate": "c3RhbmQtaW4="},
+        "masterVersion": "1.35.4-gke.1000000",
+    }
+
+
 def _member(of: str) -> Kind:
     return Kind(id=f"{of}/{{role}}/{{member}}", fill=lambda _inputs, number: {"etag": f"BwY{number:09d}="})
 
 
+_CLUSTER = "projects/{project}/locations/{location}/clusters/{cluster}"
 _REGION = "projects/{project}/regions/{region}"
 _ZONE = "projects/{project}/zones/{zone}"
 _PLACE = "projects/{project}/locations/{location}"
@@ -209,6 +223,22 @@ KINDS: Mapping[str, Kind] = {
     ),
     "gcp:artifactregistry/repositoryIamMember:RepositoryIamMember": _member(
         f"{_PLACE}/repositories/{{repository}}"
+    ),
+    "gcp:compute/resourcePolicy:ResourcePolicy": Kind(
+        id=f"{_REGION}/resourcePolicies/{{name}}", names_itself=True
+    ),
+    "gcp:container/cluster:Cluster": Kind(
+        id=f"{_PLACE}/clusters/{{name}}",
+        names_itself=True,
+        in_place="controlPlaneEndpointsConfig masterAuthorizedNetworksConfig releaseChannel workloadIdentityConfig "
+        "resourceLabels deletionProtection removeDefaultNodePool",
+        fill=_cluster,
+    ),
+    "gcp:container/nodePool:NodePool": Kind(
+        id=f"{_CLUSTER}/nodePools/{{name}}",
+        names_itself=True,
+        in_place="autoscaling management nodeCount nodeLocations",
+        fill=lambda _inputs, _number: {"version": "1.35.4-gke.1000000"},
     ),
     "gcp:filestore/instance:Instance": Kind(
         id=f"{_PLACE}/instances/{{name}}",

@@ -124,8 +124,8 @@ NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
         ),
         ("logs --lines -5", "--lines -5: must be a whole number of at least 0"),
         (
-            "accelerators --generation tpu7x",
-            "--generation: tpu7x is not offered by the Cloud TPU API, only by Compute Engine and GKE",
+            "accelerators --generation v7",
+            '--generation: "v7" is not a TPU generation; choose one of v2, v3, v4, v5e, v5p, v6e, tpu7x',
         ),
         (
             "predict latest @/no/such",

@@ -41,6 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "existing network": {"network": {"existing": "default"}},
     "Filestore": {"storage": {"nfs": {"kind": "filestore"}}},
     "no slices": {"slices": []},
+    "node pools": {"slices": [{"name": "p", "accelerator": "v5litepod-16", "provisioning": "node-pool"}]},
     "no storage at all": {"storage": {"bucket": False, "nfs": {"kind": "none"}}},
 }
 
@@ -212,6 +213,14 @@ class _Computed(mocks.Mocks):
                 state["state"] = "ACTIVE"
             case "NodeWorkers":
                 state["workers"] = [_worker("direct", 0)]
+            case "Bucket":
+                state["projectNumber"] = 4711
+            case "Cluster":
+                state["endpoint"] = "10.9.9.9"
+                config = dict(state["controlPlaneEndpointsConfig"])
+                config["dnsEndpointConfig"] = {"endpoint": "gke-1.us-east5.gke.goog"}
+                state["controlPlaneEndpointsConfig"] = config
+                state["masterAuth"] = {"clusterCaCertificate": "YXV0aG9yaXR5"}
             case "V2Vm":
                 state["networkEndpoints"] = [{"ipAddress": "10.0.0.10", "accessConfigs": []}]
             case "StackIdentity":

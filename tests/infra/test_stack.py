@@ -85,8 +85,8 @@ def test_every_resource_has_a_legal_name_the_label_of_its_stack_a_component_and_
             assert each.inputs["labels"]["tpu-stack"] == "dev", each.urn
     for queued in any_stack.all("QueuedResource"):
         assert NAME.fullmatch(queued.inputs["queued_resource_id"])
-    account = any_stack.one("Account").inputs["accountId"]
-    assert re.fullmatch(r"[a-z][-a-z0-9]{4,28}[a-z0-9]", account)
+    for account in any_stack.all("Account"):
+        assert re.fullmatch(r"[a-z][-a-z0-9]{4,28}[a-z0-9]", account.inputs["accountId"])
     assert inventory.from_json(inventory.to_json(any_stack.inventory)) == any_stack.inventory
 
 

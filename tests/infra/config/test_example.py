@@ -154,6 +154,7 @@ TOGETHER = {
     "zone-wait": (r"^      #: zones: ", "      zones: "),
     "notify": (r"^  #: tpu-stack:keeper: false$", "  tpu-stack:keeper: true"),
     "guaranteed-for": (r"capacity: spot$", "capacity: on-demand"),
+    "scale-to-zero": (r"^      #: provisioning: queued$", "      provisioning: node-pool"),
 }
 """What has to change with an example of what excludes something else, or needs it."""
 
@@ -249,6 +250,7 @@ def test_every_key_is_declared_that_can_be() -> None:
         "region",
         "budget-usd-per-hour",
         "idle-hours",
+        "cluster",
     }
     assert set(PROJECT["config"]) <= set(keys_of(""))
     assert [key for key, declared in PROJECT["config"].items() if "default" not in declared] == ["slices"]

@@ -1,0 +1,417 @@
+"""The cluster of a stack (GKE), its node pools, and who may do what in it. Nodes have no way in.
+
+What is inside a cluster is not declared here: the launcher makes the namespace, the service account and the network
+policy of a stack when they are missing, in a GKE cluster as in any other. A second provider, which has to reach the
+API server at every `pulumi up`, would be needed for three objects.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+
+import pulumi
+from pulumi_gcp import artifactregistry, compute, container, projects, serviceaccount, storage
+
+from contracts import inventory
+from infra import naming
+from infra.bucket_and_images import BUCKET_ROLES, READ_IMAGES, bucket_condition
+from infra.cloud_tpu.request import SCOPES
+from infra.config import ClusterConfig, Config, SliceConfig
+from infra.iam import LONGEST_ACCOUNT_ID
+
+LONGEST_NAME = 40
+"""Of a cluster and of a node pool, too (https://cloud.google.com/kubernetes-engine/docs/reference/rest)."""
+
+POD_RANGE, SERVICE_RANGE = "172.20.0.0/14", "172.24.0.0/20"
+"""Outside the range of the subnets (`infra.network.OWN_RANGE`), so that a region that joins later meets neither."""
+
+PODS_PER_NODE = 15
+"""A node of a TPU has one pod of a run beside GKE's own; each takes a /27 of the pods' range so."""
+
+SPOT_GRACE_S, SPOT_GRACE_OF_SYSTEM_S = 120, 15
+"""How long a node goes on after Google has taken it back, and the part of it that GKE's own pods have. By default it is
+30 s and 15 (https://docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms; from 1.35.0-gke.1171000 on)."""
+
+NODE_ROLE = "roles/container.defaultNodeServiceAccount"
+"""Logs and metrics of nodes: the least that GKE asks for its nodes
+(https://cloud.google.com/kubernetes-engine/docs/how-to/hardening-your-cluster#use_least_privilege_sa)."""
+
+_VERBS = {
+    "clusters": "connect get list",
+    "events": "list",
+    "jobs": "create delete get list update",
+    "namespaces": "create get list",
+    "networkPolicies": "create get update",
+    "nodes": "get list",
+    "pods": "delete exec get getLogs list",
+    "selfSubjectAccessReviews": "create",
+    "serviceAccounts": "create get list",
+    "services": "create delete get list update",
+    "thirdPartyObjects": "create delete get list update",
+}
+LAUNCH = tuple(f"container.{what}.{verb}" for what, verbs in _VERBS.items() for verb in verbs.split())
+"""What launching needs (https://docs.cloud.google.com/iam/docs/roles-permissions/container). JobSets are third-party
+objects. No secret, no role, no node of the cluster can be changed with it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GkeArgs:
+    """network, subnetwork: full names, of the cluster's region. bucket: its resource; None where there is none."""
+
+    config: Config
+    cluster: ClusterConfig
+    owner: pulumi.Input[str]
+    network: pulumi.Input[str]
+    subnetwork: pulumi.Input[str]
+    bucket: storage.Bucket | None
+
+
+class Gke(pulumi.ComponentResource):
+    """`entry` is what the inventory says of it, `name` its name, `nodes` the email of what its nodes act as."""
+
+    entry: pulumi.Output[inventory.Cluster]
+
+    def __init__(self, name: str, args: GkeArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("tpu-stack:cluster:Gke", name, {}, opts)
+        config, cluster, child = args.config, args.cluster, pulumi.ResourceOptions(parent=self)
+        self.nodes = _node_account(config, child)
+        own_network = config.network.existing is None
+        made = container.Cluster(
+            "cluster",
+            name=naming.resource_name(config.stack, longest=LONGEST_NAME),
+            project=config.project,
+            location=cluster.zone,
+            description=f"tpu-stack {config.stack}",
+            network=args.network,
+            subnetwork=args.subnetwork,
+            networking_mode="VPC_NATIVE",
+            ip_allocation_policy=container.ClusterIpAllocationPolicyArgs(
+                cluster_ipv4_cidr_block=POD_RANGE if own_network else None,
+                services_ipv4_cidr_block=SERVICE_RANGE if own_network else None,
+            ),
+            private_cluster_config=container.ClusterPrivateClusterConfigArgs(enable_private_nodes=True),
+            control_plane_endpoints_config=_endpoints(cluster),
+            master_authorized_networks_config=_authorized(cluster),
+            master_auth=container.ClusterMasterAuthArgs(
+                client_certificate_config=container.ClusterMasterAuthClientCertificateConfigArgs(
+                    issue_client_certificate=False
+                )
+            ),
+            enable_legacy_abac=False,
+            # Dataplane V2 is what enforces network policies.
+            datapath_provider="ADVANCED_DATAPATH",
+            release_channel=container.ClusterReleaseChannelArgs(channel=cluster.release_channel.upper()),
+            workload_identity_config=container.ClusterWorkloadIdentityConfigArgs(
+                workload_pool=_identity_pool(config)
+            ),
+            # A cluster cannot be made without nodes: these go at once, and the pool below takes their place.
+            remove_default_node_pool=True,
+            initial_node_count=1,
+            node_config=container.ClusterNodeConfigArgs(
+                service_account=self.nodes, oauth_scopes=list(SCOPES), machine_type=cluster.machine_type
+            ),
+            deletion_protection=False,
+            resource_labels=naming.labels(config.stack),
+            # What GKE shows of the nodes that are gone would make it all again.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["nodeConfig", "initialNodeCount"]),
+        )
+        self.name = made.name
+        container.NodePool(
+            naming.SYSTEM_POOL,
+            name=naming.SYSTEM_POOL,
+            project=config.project,
+            cluster=made.name,
+            location=cluster.zone,
+            node_count=1,
+            node_config=_node_config(config, self.nodes, cluster.machine_type),
+            opts=child,
+        )
+        _let_pods_use_the_bucket(config, cluster, args.bucket, made, child)
+        _let_people_launch(config, args.owner, child)
+        self.entry = pulumi.Output.all(
+            name=made.name,
+            dns=made.control_plane_endpoints_config.dns_endpoint_config.endpoint,
+            address=made.endpoint,
+            authority=made.master_auth.cluster_ca_certificate,
+        ).apply(lambda it: entry(cluster, **it))
+        self.register_outputs({"name": self.name})
+
+
+def existing(cluster: ClusterConfig) -> inventory.Cluster:
+    """The cluster of a kubeconfig's context: nothing of it is made."""
+    return inventory.Cluster(
+        name=cluster.context or "",
+        context=cluster.context,
+        namespace=cluster.namespace,
+        service_account=cluster.service_account,
+    )
+
+
+def entry(
+    cluster: ClusterConfig, *, name: str, dns: str | None, address: str | None, authority: str | None
+) -> inventory.Cluster:
+    """A cluster as the inventory has it. dns, address: of its API server. authority: base64, of that address."""
+    by_address = bool(cluster.authorized_networks)
+    return inventory.Cluster(
+        name=name,
+        context=None,
+        endpoint=f"https://{address if by_address else dns}",
+        # Google's own authorities have signed what answers under the DNS name.
+        ca_certificate=base64.b64decode(authority).decode() if by_address and authority else None,
+        namespace=cluster.namespace,
+        service_account=cluster.service_account,
+    )
+
+
+def _endpoints(cluster: ClusterConfig) -> container.ClusterControlPlaneEndpointsConfigArgs:
+    """By a DNS name, where IAM judges before anything reaches the API server, or by an address that few may reach."""
+    by_address = bool(cluster.authorized_networks)
+    return container.ClusterControlPlaneEndpointsConfigArgs(
+        dns_endpoint_config=container.ClusterControlPlaneEndpointsConfigDnsEndpointConfigArgs(
+            allow_external_traffic=not by_address
+        ),
+        ip_endpoints_config=container.ClusterControlPlaneEndpointsConfigIpEndpointsConfigArgs(
+            enabled=by_address
+        ),
+    )
+
+
+def _authorized(cluster: ClusterConfig) -> container.ClusterMasterAuthorizedNetworksConfigArgs | None:
+    if not cluster.authorized_networks:
+        return None
+    return container.ClusterMasterAuthorizedNetworksConfigArgs(
+        cidr_blocks=[
+            container.ClusterMasterAuthorizedNetworksConfigCidrBlockArgs(cidr_block=each)
+            for each in cluster.authorized_networks
+        ],
+        gcp_public_cidrs_access_enabled=False,
+    )
+
+
+def _identity_pool(config: Config) -> str:
+    return f"{config.project}.svc.id.goog"
+
+
+def _node_account(config: Config, opts: pulumi.ResourceOptions) -> pulumi.Output[str]:
+    """The nodes' service account: it pulls images, and writes logs and metrics. What pods may do is not its to say."""
+    account = serviceaccount.Account(
+        "nodes",
+        account_id=naming.resource_name(config.stack, "nodes", longest=LONGEST_ACCOUNT_ID),
+        project=config.project,
+        display_name=f"Nodes of {config.stack}",
+        opts=opts,
+    )
+    member = account.email.apply(lambda email: f"serviceAccount:{email}")
+    projects.IAMMember("nodes", project=config.project, role=NODE_ROLE, member=member, opts=opts)
+    artifactregistry.RepositoryIamMember(
+        "nodes",
+        project=config.project,
+        location=config.images.region,
+        repository=config.images.repository,
+        role=READ_IMAGES,
+        member=member,
+        opts=opts,
+    )
+    return account.email
+
+
+def _let_pods_use_the_bucket(
+    config: Config,
+    cluster: ClusterConfig,
+    bucket: storage.Bucket | None,
+    made: container.Cluster,
+    opts: pulumi.ResourceOptions,
+) -> None:
+    """To the pods' service account itself, by Workload Identity, with no account of Google's between
+    (https://cloud.google.com/kubernetes-engine/docs/concepts/workload-identity).
+    Its pool is there once a cluster is.
+    """
+    if bucket is None:
+        return
+    subject = f"{_identity_pool(config)}/subject/ns/{cluster.namespace}/sa/{cluster.service_account}"
+    member = bucket.project_number.apply(
+        lambda number: (
+            f"principal://iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/{subject}"
+        )
+    )
+    for what, role in BUCKET_ROLES.items():
+        storage.BucketIAMMember(
+            f"pods {what}",
+            bucket=bucket.name,
+            role=role,
+            member=member,
+            condition=bucket_condition(config, role),
+            opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[made])),
+        )
+
+
+def _let_people_launch(config: Config, owner: pulumi.Input[str], opts: pulumi.ResourceOptions) -> None:
+    people = dict.fromkeys((*config.access.administrators, *config.access.members))
+    role = projects.IAMCustomRole(
+        "launch",
+        # A role that was deleted keeps its id for weeks, and a stack of the same name has another owner.
+        role_id=pulumi.Output.from_input(owner).apply(lambda owner: f"tpuStackLaunch_{owner}"),
+        project=config.project,
+        title=f"Launch runs of tpu-stack {config.stack}",
+        description="Starts, follows and stops runs in clusters of the project",
+        permissions=list(LAUNCH),
+        opts=opts,
+    )
+    for person in people:
+        projects.IAMMember(
+            f"launch {person}", project=config.project, role=role.name, member=person, opts=opts
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PoolsArgs:
+    """asked: the slice's own part of `config`. cluster, zone: the name and the zone of
+    the cluster. nodes: what they act as, an email."""
+
+    config: Config
+    asked: SliceConfig
+    cluster: pulumi.Input[str]
+    zone: str
+    nodes: pulumi.Input[str]
+
+
+class Pools(pulumi.ComponentResource):
+    """The node pools of one slice: one, or `count`."""
+
+    def __init__(self, name: str, args: PoolsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("tpu-stack:cluster:Pools", name, {}, opts)
+        asked, child = args.asked, pulumi.ResourceOptions(parent=self)
+        placement = _placement(args, child)
+        flex_start = asked.capacity == "flex-start"
+        for pool in pool_names(asked):
+            container.NodePool(
+                pool,
+                name=pool,
+                project=args.config.project,
+                cluster=args.cluster,
+                location=args.zone,
+                node_locations=[asked.zone],
+                max_pods_per_node=PODS_PER_NODE,
+                node_count=None if asked.scale_to_zero else asked.accelerator.hosts,
+                initial_node_count=0 if asked.scale_to_zero else None,
+                # Google holds the size of a slice against the limit of its one zone, not against a total
+                # (https://github.com/vllm-project/ci-infra/pull/545).
+                autoscaling=container.NodePoolAutoscalingArgs(
+                    min_node_count=0, max_node_count=asked.accelerator.hosts, location_policy="ANY"
+                )
+                if asked.scale_to_zero
+                else None,
+                placement_policy=placement,
+                # Nodes of flex-start are not repaired: they end, and Google's queue gives others.
+                management=container.NodePoolManagementArgs(auto_repair=not flex_start, auto_upgrade=True),
+                # Several slices at once, or none: that is what Kueue asks Google's queue for.
+                queued_provisioning=container.NodePoolQueuedProvisioningArgs(enabled=True)
+                if flex_start and asked.count > 1
+                else None,
+                node_config=_node_config(args.config, args.nodes, asked.accelerator.machine_type, asked),
+                opts=pulumi.ResourceOptions(
+                    parent=self,
+                    # The name is fixed, so that one that failed is not made again beside its remains.
+                    delete_before_replace=True,
+                    custom_timeouts=pulumi.CustomTimeouts(create=f"{asked.wait_s}s"),
+                ),
+            )
+        self.register_outputs({})
+
+
+def pool_names(asked: SliceConfig) -> tuple[str, ...]:
+    """NAME, or NAME-0, NAME-1, …: within their cluster, and no longer than Google takes."""
+    if asked.count == 1:
+        return (asked.name,)
+    return tuple(f"{asked.name}-{number}" for number in range(asked.count))
+
+
+def slice_entry(asked: SliceConfig) -> inventory.Slice:
+    """The slice as the inventory has it. A run's pods are its hosts."""
+    accelerator, kind = asked.accelerator, asked.accelerator.node_kind
+    assert kind is not None and accelerator.machine_type is not None
+    return inventory.Slice(
+        name=asked.name,
+        accelerator_type=accelerator.type_name,
+        generation=accelerator.generation.name,
+        topology=accelerator.topology,
+        zone=asked.zone,
+        capacity=asked.capacity,
+        origin=f"node-pool {asked.name}",
+        count=asked.count,
+        devices_per_host=accelerator.devices_per_host,
+        hosts=(),
+        pool=inventory.NodePool(
+            machine_type=accelerator.machine_type,
+            accelerator=kind.label,
+            nodes=accelerator.hosts,
+            reservation=asked.reservation.rpartition("/")[2] if asked.reservation else None,
+        ),
+    )
+
+
+def _placement(args: PoolsArgs, opts: pulumi.ResourceOptions) -> container.NodePoolPlacementPolicyArgs | None:
+    """How the nodes of a slice are wired; one node alone is a slice by itself."""
+    asked, kind = args.asked, args.asked.accelerator.node_kind
+    if asked.accelerator.hosts == 1 or kind is None:
+        return None
+    topology = asked.accelerator.topology
+    if not kind.workload_policy:
+        return container.NodePoolPlacementPolicyArgs(type="COMPACT", tpu_topology=topology)
+    policy = compute.ResourcePolicy(
+        asked.name,
+        name=naming.resource_name(args.config.stack, asked.name),
+        project=args.config.project,
+        region=asked.region,
+        description=f"Slice {asked.name} of tpu-stack {args.config.stack}",
+        workload_policy=compute.ResourcePolicyWorkloadPolicyArgs(
+            type="HIGH_THROUGHPUT", accelerator_topology=topology
+        ),
+        opts=opts,
+    )
+    # Google shows no type of such a pool: with one, every `up` would replace it.
+    return container.NodePoolPlacementPolicyArgs(type="", policy_name=policy.name, tpu_topology=topology)
+
+
+def _node_config(
+    config: Config, nodes: pulumi.Input[str], machine_type: str | None, asked: SliceConfig | None = None
+) -> container.NodePoolNodeConfigArgs:
+    """asked: the slice that the nodes are of; None: they are for GKE's own pods."""
+    capacity = asked.capacity if asked else "on-demand"
+    labels = naming.labels(config.stack, slice_name=asked.name if asked else None)
+    return container.NodePoolNodeConfigArgs(
+        machine_type=machine_type,
+        service_account=nodes,
+        oauth_scopes=list(SCOPES),
+        # Pods see their own account there, and not the node's.
+        workload_metadata_config=container.NodePoolNodeConfigWorkloadMetadataConfigArgs(mode="GKE_METADATA"),
+        metadata={"disable-legacy-endpoints": "true", "block-project-ssh-keys": "TRUE"},
+        resource_labels={**(asked.labels if asked else {}), **labels},
+        boot_disk_kms_key=asked.boot_disk_kms_key if asked else None,
+        reservation_affinity=_reservation(config, asked) if asked else None,
+        # Google shows nothing of what is not spot or flex-start.
+        spot=True if capacity == "spot" else None,
+        flex_start=True if capacity == "flex-start" else None,
+        kubelet_config=container.NodePoolNodeConfigKubeletConfigArgs(
+            shutdown_grace_period_seconds=SPOT_GRACE_S,
+            shutdown_grace_period_critical_pods_seconds=SPOT_GRACE_OF_SYSTEM_S,
+        )
+        if capacity == "spot"
+        else None,
+    )
+
+
+def _reservation(
+    config: Config, asked: SliceConfig
+) -> container.NodePoolNodeConfigReservationAffinityArgs | None:
+    if asked.capacity == "flex-start":
+        return container.NodePoolNodeConfigReservationAffinityArgs(consume_reservation_type="NO_RESERVATION")
+    if asked.reservation is None:
+        return None
+    _, project, *_, name = asked.reservation.split("/")
+    return container.NodePoolNodeConfigReservationAffinityArgs(
+        consume_reservation_type="SPECIFIC_RESERVATION",
+        key="compute.googleapis.com/reservation-name",
+        values=[name if project == config.project else f"projects/{project}/reservations/{name}"],
+    )
