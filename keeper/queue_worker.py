@@ -409,7 +409,7 @@ def _reason(run: Run, state: State) -> str:
 
 def work(worker: Worker, queue: Queue, say: Callable[[str], None], *, stay: bool) -> int:
     """Work until nothing waits or runs, or with `stay` until interrupted; FAILED if a run ended otherwise than done."""
-    pending: set[int] = set()
+    pending = {each.number for each in queue.entries() if each.is_pending}
     ended: dict[int, str] = {}
     while True:
         entries = worker.step()
