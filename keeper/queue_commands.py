@@ -122,9 +122,7 @@ def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) 
     tell = say(terminal())
     tell(f"{numbers} of the queue, {before} waiting before; `fab queue work{where}` or the keeper starts it")
     if not any(target.hosts[0].internal_address for target in targets):
-        tell(
-            f"{targets[0].name} has no hosts now; `pulumi up --refresh` asks for them, or the keeper if it has one"
-        )
+        tell(f"{targets[0].slice.name} has no hosts now; `pulumi up --refresh` or its keeper asks for them")
     return DONE
 
 

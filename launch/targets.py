@@ -303,7 +303,7 @@ def with_expected_hosts(inventory: Inventory) -> Inventory:
         count = known.hosts * one_slice.count if known else 0
         hosts = tuple(
             Host(
-                index=index, name=f"{one_slice.name}-{index}", internal_address="0.0.0.0", external_address=None,
+                index=index, name=f"{one_slice.name}-{index}", internal_address="", external_address=None,
                 user=None, host_keys=(), reach="direct",
             )
             for index in range(count)

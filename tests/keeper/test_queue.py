@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,26 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
+from contracts.inventory import to_json
+from contracts.run_directory import RUN_VERSION, RunDirectory
 from fabfile.command_line import fab as run_fab
+from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.documents import ABSENT, Documents
-from keeper import sweep
+from infra.lease import Lease, LeaseHeldError
+from keeper import passes, queue_commands, store, sweep
 from keeper.queue import MOST_ENDED, Entry, Queue
 from keeper.queue_commands import opened
-from keeper.queue_worker import MOST_STARTS, Worker
-from launch import jobs, targets
+from keeper.queue_worker import FOREIGN_LIMIT_S, MOST_LOSSES, MOST_STARTS, Opened, Worker
+from keeper.store import Stack
+from launch import jobs, runs, targets
 from launch import launch as launching
-from launch.hosts import HostsError
+from launch.hosts import HostError, HostsError
 from launch.jobs import Bundle, tar
+from launch.runs import Look
+from tests.keeper import test_idle as idle_lab
+from tests.launch.test_costs import MAIN
+
+lab = idle_lab.lab
 
 SCRIPT = "import sys\nif '3' in sys.argv: sys.exit('no threes')\n"
 Fab = Callable[..., tuple[int, str]]
@@ -232,18 +243,24 @@ def test_a_sweep_whose_member_fails_goes_on_and_is_compared(fab: Fab, queue: Que
     assert "n=3 seed=1 failed: " in fab("compare", "--sweep", "mine")[1]
 
 
+def fails(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> list[str]:
+    """Let every launch fail so; return the list of the runs that were tried."""
+    tried: list[str] = []
+
+    def launch(request: launching.Request, *_: Any) -> None:
+        tried.append(str(request.run_id))
+        raise error
+
+    monkeypatch.setattr(launching, "launch", launch)
+    return tried
+
+
 def test_an_entry_whose_hosts_are_never_ready_lets_others_go_first_and_fails_in_the_end(
     fab: Fab, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
         assert fab("submit", "--job", "jax_hello")[0] == 0
-    tried: list[str] = []
-
-    def launch(request: launching.Request, *_: Any) -> None:
-        tried.append(str(request.run_id))
-        raise HostsError("preflight failed, nothing was started:", [])
-
-    monkeypatch.setattr(launching, "launch", launch)
+    tried = fails(monkeypatch, HostsError("preflight failed, nothing was started:", []))
     told: list[str] = []
     working = worker(queue, told)
     for _ in range(2 * MOST_STARTS):
@@ -254,13 +271,293 @@ def test_an_entry_whose_hosts_are_never_ready_lets_others_go_first_and_fails_in_
     assert queue.entries()[0].reason.startswith(f"given up after {MOST_STARTS} tries: preflight failed")
 
 
+def test_hosts_that_somebody_else_uses_are_waited_for_and_take_no_try(
+    fab: Fab, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fab("submit", "--job", "jax_hello")[0] == 0
+    held = HostError(host="w-0", reason="/dev/accel0 is held by pid 7", is_in_use=True)
+    for error in (HostsError("preflight failed:", [held]), launching.AtWorkError("the run is running")):
+        tried = fails(monkeypatch, error)
+        for _ in range(MOST_STARTS):
+            worker(queue, []).step()
+        (one,) = queue.entries()
+        assert (one.state, one.starts, len(tried)) == ("waiting", 0, MOST_STARTS)
+        assert one.reason == str(error)
+    told: list[str] = []
+    patient, tried = worker(queue, told), fails(monkeypatch, HostsError("preflight failed:", [held]))
+    patient.step(), patient.step()
+    assert len(tried) == 1 and len(told) == 2  # the same worker leaves them alone for a while
+    alone = HostError(host="w-1", reason="the disk is full")
+    fails(monkeypatch, HostsError("preflight failed:", [held, alone]))
+    worker(queue, []).step()
+    assert queue.entries()[0].starts == 1
+
+
+def test_whoever_interrupts_a_worker_while_it_starts_a_run_gets_it_back_into_the_queue(
+    fab: Fab, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fab("submit", "--job", "jax_hello")[0] == 0
+    stopped: Any = dataclasses.make_dataclass("Stopped", [("run_id", str)])("x")
+    fails(monkeypatch, launching.LaunchFailed(stopped, is_interrupted=True))
+    with pytest.raises(KeyboardInterrupt):
+        worker(queue, []).step()
+    (one,) = queue.entries()
+    assert (one.state, one.starts, one.run_id is not None) == ("waiting", 0, True)
+
+    def cancelled_meanwhile(*_: Any) -> None:
+        queue.change(1, lambda now: dataclasses.replace(now, state="stopping"))
+        raise OSError("no more files")
+
+    monkeypatch.setattr(launching, "launch", cancelled_meanwhile)
+    with pytest.raises(OSError, match="no more files"):
+        worker(queue, []).step()
+    assert queue.entries()[0].state == "stopping"
+    worker(queue, []).step()  # nothing had been started
+    assert queue.entries()[0].state == "cancelled"
+
+
+def test_what_is_cancelled_while_it_starts_is_stopped_by_whoever_has_the_lease_of_the_slice(
+    fab: Fab, queue: Queue
+) -> None:
+    assert fab("submit", "--job", "jax_hello")[0] == 0
+    assert queue.claim(1, "local", "jax_hello-20261123-000000-aaaa") is not None
+
+    def taken(*_: Any, **__: Any) -> None:
+        raise LeaseHeldError("its worker lives")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lease, "take", taken)
+        code, said = fab("queue", "cancel", "1")
+    assert (code, queue.entries()[0].state) == (1, "stopping")
+    assert "entry 1 is not stopped yet: the keeper or the `fab queue work` that started it does so" in said
+    assert fab("queue", "cancel", "1")[0] == 0
+    assert [(each.state, each.reason[:3]) for each in queue.entries()] == [("cancelled", "by ")]
+
+
+class Foreign:
+    """A run that another user has started: its directory, and hosts that have no record of it."""
+
+    def __init__(self, queue: Queue, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.run_id = "jax_hello-20261123-000000-aaaa"
+        self.directory = RunDirectory(str(folder / self.run_id))
+        self.queue, self.ahead_s = queue, 0.0
+        name = targets.on_this_machine(hosts="2", platform="cpu").hosts[0].name
+        hosts = [{"index": 0, "name": name, "address": "127.0.0.1"}]
+        attempt = {"attempt": 0, "processes": 1, "started": "2026-11-23T00:00:00Z"}
+        described = {"version": RUN_VERSION, "run_id": self.run_id, "job": "jax_hello", "attempts": [attempt]}
+        more = {
+            "hosts": hosts,
+            "slice": {"name": "local"},
+            "name": None,
+            "config": {},
+            "cache_dir": str(folder),
+        }
+        self.described: dict[str, Any] = {**described, **more}
+        self.directory.write_json("run.json", self.described)
+        patch.setattr(runs, "look", lambda *_: Look(processes=(), errors=()))
+        patch.setattr(Documents, "now_s", lambda _: time.time() + self.ahead_s)
+
+    def beats(self, state: str, age_s: float) -> None:
+        """By the clock of the hosts, which is the documents' too."""
+        beat = {
+            "state": state,
+            "rank": 0,
+            "attempt": 0,
+            "step": 5,
+            "time": time.time() + self.ahead_s - age_s,
+        }
+        self.directory.write_json("heartbeats/host-0.json", beat)
+
+    def after_a_step(self, state: str, age_s: float) -> str:
+        self.beats("stepping" if state == "running" else "starting", age_s)
+        at_work = entry(0, state=state, slice="local", run_id=self.run_id)
+        self.queue.change_all(lambda _: [dataclasses.replace(at_work, number=1)])
+        worker(self.queue, []).step()
+        return self.queue.entries()[0].state
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0, -3600.0])
+def test_a_run_of_another_user_is_lost_after_minutes_without_a_heartbeat_by_the_clock_of_the_documents(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    run = Foreign(queue, tmp_path / "runs", monkeypatch)
+    monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
+    run.ahead_s = ahead_s
+    assert run.after_a_step("running", 10.0) == "running"
+    assert run.after_a_step("running", FOREIGN_LIMIT_S - 10.0) == "running"
+    assert run.after_a_step("running", FOREIGN_LIMIT_S + 10.0) == "lost"
+    assert (
+        run.after_a_step("starting", 10.0) == "starting"
+    )  # its own worker is gone, and its processes may join
+    assert run.after_a_step("starting", FOREIGN_LIMIT_S + 10.0) == "waiting"
+
+
+def test_an_entry_whose_slice_left_the_stack_goes_on_on_another_or_ends_with_the_reason(queue: Queue) -> None:
+    def step(*there: str) -> Entry:
+        stack = Opened(slices=frozenset(there), targets=[])
+        Worker(queue, lambda _: stack, lambda _: contextlib.nullcontext(True), print).step()
+        return queue.entries()[0]
+
+    several = entry(0, state="running", slice="a", slices=("a", "b"), run_id="x")
+    queue.add([several], [])
+    assert step("a", "b").state == "running"
+    assert (step("b").state, step("b").reason) == ("waiting", "the stack has no slice a any more")
+    assert step("c").state == "failed"
+    assert queue.entries()[0].reason == "the stack has no slice a or b any more; submit it again"
+    queue.change(1, lambda _: dataclasses.replace(several, number=1, slices=("a",)))
+    assert step("c").state == "lost"
+    queue.change(1, lambda _: dataclasses.replace(several, number=1, state="stopping", reason="by me"))
+    assert (step("c").state, step("c").reason) == ("cancelled", "by me")
+
+
+def test_a_run_that_lost_its_hosts_goes_on_without_a_restart_but_not_for_ever(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its processes say of it: they lose each other before they are lost."""
+    run = Foreign(queue, tmp_path / "runs", monkeypatch)
+    monkeypatch.setenv("TPU_STACK_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setattr(runs, "look", lambda *_: Look(processes=(), errors=(), knowing=1))
+    gone = {"index": 0, "name": "gone", "address": "127.0.0.1"}
+    run.directory.write_json("run.json", {**run.described, "hosts": [gone]})
+    run.directory.write_json("result.json", {"outcome": "failed", "attempt": 0, "error": "a peer was lost"})
+    queue.add([entry(0, state="running", slice="local", run_id=run.run_id)], [])
+    for _ in range(MOST_LOSSES):
+        worker(queue, []).step()
+        assert queue.entries()[0].state == "waiting"
+        queue.change(1, lambda now: dataclasses.replace(now, state="running"))
+    worker(queue, []).step()
+    assert queue.entries()[0].state == "failed"
+
+
+@pytest.fixture
+def bucket_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A stack whose slice has no hosts, and whose documents are in a folder in place of its bucket."""
+    one = dataclasses.replace(MAIN, hosts=())
+    here = targets.on_this_machine(hosts="1", platform="cpu").inventory
+    storage = dataclasses.replace(here.storage, bucket_url="gs://b", bucket_region="us-central1")
+    inventory = dataclasses.replace(here, stack="dev", project="grant", storage=storage, slices=(one,))
+    (tmp_path / "dev.json").write_text(to_json(inventory))
+    monkeypatch.setattr("keeper.store.Documents", lambda _: Documents(str(tmp_path / "runs" / ".keeper")))
+    monkeypatch.setattr("launch.remote_files.reach", lambda *_, **__: None)
+    yield str(tmp_path / "dev.json")
+
+
+def test_the_queue_of_a_stack_without_hosts_takes_entries_and_gives_them_back(
+    fab: Fab, queue: Queue, bucket_stack: str
+) -> None:
+    where = ("--stack", bucket_stack)
+    code, said = fab("submit", *where, "--platform", "cpu", "--job", "jax_hello", "--", "--batch-size", "3")
+    assert code == 2 and "must be a multiple of the 4 devices" in said
+    for _ in range(2):
+        code, said = fab("submit", *where, "--platform", "cpu", "--job", "jax_hello")
+        assert (
+            code == 0 and "main has no hosts now; `pulumi up --refresh` or its keeper asks for them" in said
+        )
+    assert fab("queue", "move", "2", "first", *where)[0] == 0
+    assert numbers(queue) == [2, 1]
+    assert fab("queue", *where)[0] == 0
+    assert fab("queue", "cancel", "all", *where)[0] == 0
+    assert numbers(queue) == []
+
+
+def test_the_slices_that_entries_need_are_where_they_run_and_one_for_those_that_wait(
+    bucket_stack: str,
+) -> None:
+    inventory = targets.inventory_of(targets.Wanted(stack=bucket_stack))
+    gone, there = inventory.slices[0], dataclasses.replace(MAIN, name="there")
+    direct = dataclasses.replace(MAIN, name="direct")
+    both = Stack(
+        project="p",
+        owner="o",
+        slices={"main": {}, "there": {}},
+        inventory=dataclasses.replace(inventory, slices=(gone, there, direct)),
+    )
+    for several, needed in (
+        ([entry(1, slices=("main", "there"))], {"there"}),
+        ([entry(1, slices=("main",))], {"main"}),
+        ([entry(1, slices=("direct",))], set()),
+        ([entry(1, state="running", slice="main"), entry(2, slices=("main", "there"))], {"main"}),
+        ([entry(1, state="stopping", slice="there"), entry(2, slices=("main",))], {"there", "main"}),
+    ):
+        assert queue_commands.slices_needed(several, both) == needed, several
+
+
+class Prepared(idle_lab.Hosts):
+    """Hosts that answer once they are there."""
+
+    def signs(self, wanted: Any) -> dict[str, Any]:
+        assert all(each.for_queue for each in wanted)
+        return {}
+
+    def without_hosts(self, _: Any) -> None:
+        return None
+
+    def target(self, *_: Any) -> None: ...
+
+    def silent(self, _: Any) -> list[Any]:
+        return []
+
+    def prepare(self, *_: Any) -> None: ...
+
+
+def test_a_lost_slice_that_entries_need_is_had_again_and_given_up_with_the_last_of_them(
+    lab: idle_lab.Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was refused is not asked for again before somebody has brought it back."""
+    hosts: Any = Prepared(lab.hosts.folder)
+    means, queue = dataclasses.replace(lab.means, hosts=hosts), Queue(lab.means.documents)
+    monkeypatch.setattr(Worker, "step", lambda _: [])
+
+    def wanted() -> list[tuple[str, str]]:
+        found = store.read_wanted(means.documents).values()
+        return [(each.slice, each.state) for each in found]
+
+    def keeper() -> None:
+        queue_commands.attend(means, has_slices=passes.run_pass(means, looks_s=(0.0,)))
+
+    def vanish() -> None:
+        for kind in ("queuedResources", "nodes"):
+            for each in lab.api.control.alive()[kind]:
+                lab.api.control.vanish(each["name"])
+
+    keeper()
+    assert wanted() == []
+    queue.add([entry(0, slices=("main",), slice="main", state="running")], [])
+    keeper()
+    assert wanted() == [("main", "watched")]
+    vanish()
+    assert not lab.is_there()
+    lab.clock_s += 60.0
+    keeper()
+    assert lab.is_there() and wanted() == [("main", "watched")]
+
+    def end(now: store.Wanted | None) -> store.Wanted:
+        assert now is not None
+        return dataclasses.replace(now, state="ended", reason="it would be refused again")
+
+    vanish()
+    store.change_wanted(means.documents, "queue/main", end)
+    for _ in range(2):
+        keeper()
+    assert not lab.is_there() and wanted() == [("main", "ended")]
+    with contextlib.closing(means.client()) as client:
+        Lifecycle(client, means.backoff).create(store.read_stack(means.documents).slices["main"])
+        for _ in range(2):
+            keeper()
+    assert wanted() == [("main", "watched")]
+    queue.change(1, lambda now: dataclasses.replace(now, state="done"))
+    keeper()
+    assert wanted() == []
+
+
 def test_the_grid_of_a_sweep_is_every_combination_and_its_rows_are_means_over_seeds() -> None:
     found = sweep.members(["--learning_rate=1,2", "x=a"], 2)
     assert found == [
         {"learning-rate": rate, "x": "a", "seed": seed} for rate in ("1", "2") for seed in ("0", "1")
     ]
-    with pytest.raises(RequestError, match="makes 2000 runs"):
-        sweep.members([f"a={','.join(map(str, range(1000)))}"], 2)
+    for grid, seeds in ([f"a={','.join(map(str, range(1000)))}"], 2), ([], 999_999_999):
+        with pytest.raises(RequestError, match=r"makes (2000|999999999) runs"):
+            sweep.members(grid, seeds)
     from jobs.jax_hello import METRICS
 
     metric = METRICS.get(METRICS.headline)
