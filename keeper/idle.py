@@ -35,8 +35,9 @@ WITHIN_S = 2 * MINUTE_S
 USED = "used.json"
 """Slice → when a pass last saw a TPU of it open."""
 LOOK_LIMIT_S = 30.0
-AS_ROOT = 'if [ "$(id -u)" = 0 ]; then sh -c "$0"; else sudo -n -- sh -c "$0"; fi'
-"""Another user's open files show to root alone."""
+AS_ROOT = 'if [ "$(id -u)" = 0 ]; then sh -c "$0"; else sh -c "$0" 2>/dev/null; sudo -n -- sh -c "$0"; fi'
+"""What another user has open shows to root alone; root of a container sees less than a user sees of his own."""
+GONE, LOOKED = ("No such file or directory", "No such process"), "looked"
 
 
 def give_back(means: Means) -> None:
@@ -121,19 +122,20 @@ def devices_open_on(target: Target) -> list[str]:
     if not patterns:
         return []
     names = " -o ".join(f"-lname {shlex.quote(each)}" for each in patterns)
-    # A process that ends meanwhile is no failure; without the last word nobody has looked.
-    words = ["sh", "-c", AS_ROOT, f"find /proc/[0-9]*/fd {names} 2>/dev/null; echo looked"]
+    words = ["sh", "-c", AS_ROOT, f"LC_ALL=C find /proc/[0-9]*/fd {names}; echo {LOOKED}"]
     begun = [transport.begin(words, "", timeout_s=LOOK_LIMIT_S) for transport in target.transports]
-    found = []
+    found, unseen = [], []
     for host, future in zip(target.hosts, begun, strict=True):
         answer = future.result()
-        *held, last = answer.stdout.split() or [""]
-        if last != "looked":
-            said = (answer.stderr.strip().splitlines() or ["no answer"])[-1]
-            raise HostError(
-                host=host.name,
-                reason=f"whether a program has a TPU open cannot be seen ({said})",
-                remedy="give the keeper's user sudo on that host, or leave tpu-stack:idle-hours out",
-            )
-        found += [host.name] * bool(held)
+        problems = [line for line in answer.stderr.splitlines() if not line.endswith(GONE)]
+        if any(line.startswith("/proc/") for line in answer.stdout.splitlines()):
+            found.append(host.name)
+        elif problems or not answer.stdout.endswith(f"{LOOKED}\n"):
+            unseen.append((host.name, [*problems, "no answer"][0]))
+    if unseen and not found:
+        raise HostError(
+            host=unseen[0][0],
+            reason=f"whether a program has a TPU open cannot be seen ({unseen[0][1]})",
+            remedy="give the keeper's user sudo on that host, or leave tpu-stack:idle-hours out",
+        )
     return found

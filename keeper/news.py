@@ -64,7 +64,7 @@ class Post:
         """Return what an entry holds of an event until it was sent; None where nobody is to be told."""
         if kind is None or not self.is_wanted:
             return None
-        event = Event(kind=kind, text=text, run=wanted.run_id, stack=wanted.stack)
+        event = Event(kind=kind, text=text, run=wanted.run_id, name=wanted.name, stack=wanted.stack)
         with contextlib.suppress(HostError, RequestError, OSError):  # then less is known of the run
             if run is None and (found := self._hosts.without_hosts(wanted)) is not None:
                 run = found.run

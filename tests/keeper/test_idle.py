@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,21 @@ class Lab:
         return self.is_there()
 
 
+def make_program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "sudo").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')  # whoever tests may not be root
-    (tmp_path / "bin" / "sudo").chmod(0o755)
+    # Whoever tests may not be root, or root of a container, who may not look into others' processes.
+    for name, program in [
+        ("sudo", 'shift 2; exec "$@"'),
+        ("find", f'{shutil.which("find")} "$@" 2>/dev/null'),
+    ]:
+        make_program(tmp_path / "bin" / name, program)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     clock = Clock(frozen_at=NOW_S)
     said: list[str] = []
@@ -200,3 +210,13 @@ def test_a_program_that_has_a_device_open_holds_the_slice_and_the_time_counts_fr
         assert lab.after(7)
     assert lab.after(12.75)
     assert not lab.after(13.25)
+
+
+def test_what_root_may_not_look_into_is_not_taken_for_idle(lab: Lab, tmp_path: Path) -> None:
+    for said, stays in [
+        ("/proc/9/fd/3': Permission denied", True),
+        ("/proc/9/fd': No such file or directory", False),
+    ]:
+        make_program(tmp_path / "bin" / "find", f"""echo "find: '{said}" >&2; exit 1""")
+        assert lab.after(7) is stays
+    assert any("cannot be seen (find: '/proc/9/fd/3': Permission denied)" in line for line in lab.said)
