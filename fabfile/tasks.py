@@ -736,6 +736,7 @@ ACTIONS = (
         "action": ACTIONS,
         "hosts": "how many hosts `up` makes (default: 2)",
         "docker": "with `up`: hosts with Docker, and an image registry",
+        "kubernetes": "with `up`: a cluster of real Kubernetes, and its nodes as the slice",
         "keeper": "with `up`: a gateway with a keeper",
         "host": 'the target of a fault: a host\'s index or name, or "share"',
         "amount": "the amount of a fault: seconds or milliseconds",
@@ -749,6 +750,7 @@ def rehearsal(
     action: str,
     hosts: str = "2",
     docker: bool = False,
+    kubernetes: bool = False,
     keeper: bool = False,
     host: str = "",
     amount: str = "",
@@ -760,10 +762,12 @@ def rehearsal(
     from rehearsal.state import RehearsalError
 
     count = whole("--hosts", hosts, least=1) or 0
+    if kubernetes and (docker or keeper):
+        raise RequestError("--kubernetes: a cluster needs no --docker, and has no keeper; leave them out")
     typed = Typed(
         action=action,
         hosts=count,
-        kind="docker" if docker else "plain",
+        kind="kubernetes" if kubernetes else "docker" if docker else "plain",
         keeper=keeper,
         host=host,
         amount=amount,

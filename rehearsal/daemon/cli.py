@@ -49,6 +49,15 @@ READY_FOR_IMAGES = (
     ' rehearsal --framework jax --platform cpu; eval "$(fab rehearsal env)"; pulumi up --yes; fab deploy; fab train'
     " --job flax_mlm; and play: fab rehearsal acts. It goes by itself after a day; fab rehearsal down ends it"
 )
+READY_AS_CLUSTER = (
+    "the rehearsal is up, as a cluster. Now: fab train --job flax_mlm --stack rehearsal; and play: fab rehearsal acts."
+    " It goes by itself after a day; fab rehearsal down ends it"
+)
+READY_WORDS: Mapping[Kind, str] = {
+    "plain": READY,
+    "docker": READY_FOR_IMAGES,
+    "kubernetes": READY_AS_CLUSTER,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +81,7 @@ def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
         owner = environ.get(OWNER_VARIABLE)
         owned = int(owner) if owner else None
         up(folder, typed.hosts, say, kind=typed.kind, owner=owned, keeper=typed.keeper)
-        say(READY if typed.kind == "plain" else READY_FOR_IMAGES)
+        say(READY_WORDS[typed.kind])
     elif typed.action == "down":
         say(
             "the rehearsal is down" if down(folder, say) else "no rehearsal is up, and nothing of one is left"
@@ -80,14 +89,14 @@ def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
     elif typed.action in LISTINGS:
         for line in LISTINGS[typed.action](folder):
             say(line)
-    elif typed.action in COMMANDS:
+    elif typed.action in COMMANDS or typed.action in _cluster_commands():
         asked = FaultRequest(host=typed.host, zone=typed.zone, amount=_number(typed), for_good=typed.for_good)
         socket_path = state.require(folder).socket
         say(str(ask(socket_path, "act", {"name": typed.action, "asked": dataclasses.asdict(asked)})))
     else:
         raise RehearsalError(
             f'"{typed.action}" is nothing that a rehearsal can do; choose one of '
-            + ", ".join(["up", "down", *LISTINGS, *COMMANDS])
+            + ", ".join(dict.fromkeys(["up", "down", *LISTINGS, *COMMANDS, *_cluster_commands()]))
         )
 
 
@@ -106,18 +115,40 @@ def status(folder: Path) -> Iterator[str]:
         yield f"  slice {node['name'].rpartition('/')[2]}: {node['state']}"
     for index, host in enumerate(told["hosts"]):
         yield f"  host {index}: {host['name']} {host['address']} {host['is']}"
+    if told["cluster"] is not None:
+        yield from _cluster_lines(told["cluster"])
+        return
     for name, why in told["failed"].items():
         yield f"  {name}: {why}"
     if told["phase"] == "ready" and not told["nodes"]:
         yield "  no slice now; `fab recover`, or `pulumi up --refresh`, makes it again"
 
 
+def _cluster_lines(told: Mapping[str, Any]) -> Iterator[str]:
+    for node in told["nodes"]:
+        yield f"  {node['name']}: {node['is']}"
+    for pod in told["pods"]:
+        yield f"  pod {pod['name']} on {pod['node']}: {pod['is']}"
+    if told["problem"]:
+        yield f"  {told['problem']}"
+
+
+def _cluster_commands() -> Mapping[str, Any]:
+    """Imported where they are asked for: the client of Kubernetes takes a second."""
+    from rehearsal.daemon.cluster_faults import CLUSTER_COMMANDS
+
+    return CLUSTER_COMMANDS
+
+
 def acts(_folder: Path) -> Iterator[str]:
     """Every act, with what it does and needs."""
-    wide = max(map(len, COMMANDS))
-    for name, act in COMMANDS.items():
-        needs = "".join(f" --{each}" for each in act.needs)
-        yield f"  {name:<{wide}}  {act.help}{f'  [{needs.strip()}]' if needs else ''}"
+    of_cluster = _cluster_commands()
+    wide = max(map(len, [*COMMANDS, *of_cluster]))
+    for title, commands in (("of hosts:", COMMANDS), ("of a cluster:", of_cluster)):
+        yield title
+        for name, act in commands.items():
+            needs = "".join(f" --{each}" for each in act.needs)
+            yield f"  {name:<{wide}}  {act.help}{f'  [{needs.strip()}]' if needs else ''}"
 
 
 def exports(folder: Path) -> Iterator[str]:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import filelock
 
@@ -32,6 +32,8 @@ from rehearsal.daemon.gateway import Gateway
 from rehearsal.daemon.node_machines import NodeMachines, new_identity
 from rehearsal.daemon.rehearsal_stack import RehearsalStack
 from rehearsal.gcp_stand_in import bucket_server
+from rehearsal.kubernetes.control_plane import Name as ProgramName
+from rehearsal.kubernetes.control_plane import find_or_build as find_or_build_programs
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.host_image import DEVICE, PYTHON, USER, Kind, require_base
 from rehearsal.machines.machines import Machines
@@ -39,6 +41,10 @@ from rehearsal.machines.servers import Registry
 from rehearsal.state import RehearsalError, State
 from rehearsal.tpu_api import Delays, TpuApi
 from tools import pulumi_cli
+
+if TYPE_CHECKING:
+    from rehearsal.daemon.cluster_faults import ClusterFaults
+    from rehearsal.daemon.cluster_rehearsal import ClusterRehearsal
 
 Say = Callable[[str], None]
 
@@ -75,7 +81,8 @@ class Daemon:
         self._writing = threading.Lock()
         self.problem = ""
         self.done = threading.Event()
-        self.faults: FaultCommands | None = None
+        self.faults: FaultCommands | ClusterFaults | None = None
+        self.cluster: ClusterRehearsal | None = None
         self.registry: Registry | None = None
         self.gateway = Gateway(environ=self._of_keeper, log=folder / KEEPER_LOG) if keeper else None
         self.hosts: NodeMachines | None = None
@@ -101,6 +108,10 @@ class Daemon:
         """
         try:
             require_base(os.environ, self._kind)
+            if self._kind == "kubernetes":
+                self._open_cluster()
+                self.set_phase("ready")
+                return
             cli = pulumi_cli.find_or_build(
                 {**os.environ, "PATH": state.without_stand_ins(os.environ.get("PATH", os.defpath))}, self.say
             )
@@ -129,6 +140,33 @@ class Daemon:
         """Nothing is begun any more once the end has."""
         if self._phase == "ending":
             raise RehearsalError("it was ended before it was ready")
+
+    def _open_cluster(self) -> None:
+        from rehearsal.daemon.cluster_rehearsal import (
+            ClusterRehearsal,  # a second, for the client of Kubernetes
+        )
+
+        programs = find_or_build_programs(os.environ, self.say, get_args(ProgramName))
+        self._require_going_on()
+        self.machines = self._exits.enter_context(
+            Machines(name=state.name_of(self.folder), say=self.say, kind=self._kind)
+        )
+        self._require_going_on()
+        self.cluster = self._exits.enter_context(
+            ClusterRehearsal(
+                folder=self.folder / "kubernetes",
+                machines=self.machines,
+                programs=programs,
+                accelerator=self.accelerator,
+                say=self.say,
+            )
+        )
+        self.faults = self.cluster.faults
+        self._environment = {
+            **self.machines.storage.environment,
+            "TPU_STACK_REHEARSAL_PYTHON": sys.executable,
+            "KUBECONFIG": str(self.cluster.cluster.kubeconfig),
+        }
 
     def _open_machines(self) -> None:
         self.machines = self._exits.enter_context(
@@ -226,7 +264,7 @@ class Daemon:
                     pid=os.getpid(),
                     socket=str(self._socket_path),
                     hosts=self._hosts_wanted,
-                    inventory=self.stack.inventory if self.stack else "",
+                    inventory=self._inventory(),
                     environment=self._environment,
                     instances=self.hosts.instances() if self.hosts else {},
                     tpu_url=self.api.url if self.stack else "",
@@ -235,6 +273,11 @@ class Daemon:
                     devices=(DEVICE,),
                 ),
             )
+
+    def _inventory(self) -> str:
+        if self.cluster is not None:
+            return self.cluster.inventory
+        return self.stack.inventory if self.stack else ""
 
     # --- what is asked of it ----------------------------------------------------------------------------------
 
@@ -256,6 +299,8 @@ class Daemon:
 
     def pulumi(self, arguments: list[str], caller: Caller) -> Mapping[str, Any]:
         """What was typed behind `pulumi`: its exit code, and what goes to its standard output as it is."""
+        if self.cluster is not None:
+            raise RehearsalError("this rehearsal is a cluster that Pulumi has not made; fab rehearsal status")
         if self.stack is None:
             raise RehearsalError("the rehearsal has no stack yet; `fab rehearsal status` says how far it is")
         asked = rehearsal_stack.parse_pulumi(arguments)
@@ -286,6 +331,7 @@ class Daemon:
                 for name, address in instances.items()
             ],
             "failed": dict(self.hosts.failed) if self.hosts else {},
+            "cluster": self.cluster.status() if self.cluster else None,
         }
 
     def destroy(self, caller: Caller) -> None:

@@ -140,7 +140,7 @@ def _controllers(layout: Layout) -> list[str]:
     return [
         f"--kubeconfig={at}/kube-controller-manager.kubeconfig", "--leader-elect=false", "--secure-port=0",
         f"--root-ca-file={at}/ca.crt", f"--service-account-private-key-file={at}/service-account.key",
-        f"--node-monitor-grace-period={NODE_GRACE_S}s",
+        f"--node-monitor-grace-period={NODE_GRACE_S}s", "--use-service-account-credentials",
     ]  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def corefile(layout: Layout) -> str:
     kubeconfig = f"{layout.credentials}/coredns.kubeconfig"
     return (
         f".:53 {{\n  errors\n  bind {layout.address}\n  kubernetes {DOMAIN} in-addr.arpa {{\n"
-        f"    kubeconfig {kubeconfig}\n    ttl 1\n  }}\n}}\n"
+        f"    kubeconfig {kubeconfig}\n    ttl 1\n  }}\n  template ANY ANY {{\n    rcode NXDOMAIN\n  }}\n}}\n"
     )
 
 

@@ -1,0 +1,256 @@
+"""The faults that a person can cause in a rehearsal that is a cluster, by name: `fab rehearsal drain --host 1`.
+
+Each tells in one line what was done, and what to look at now. The kubernetes package takes a second to import.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import kubernetes.client
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from rehearsal.daemon.fault_commands import AGAIN_S, FaultRequest
+from rehearsal.kubernetes.cluster import NAMESPACE, Cluster
+from rehearsal.kubernetes.nodes import CHIPS
+from rehearsal.machines.docker_engine import MachinesError, asking
+from rehearsal.machines.machines import Machines
+from rehearsal.state import RehearsalError
+
+Say = Callable[[str], None]
+
+RUN_LABEL = "tpu-stack/run"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+CONTAINER = "run"
+"""Of a run's pods: the job's."""
+QUOTA = "chips"
+
+
+class ClusterFaults:
+    """The faults of one cluster. close: what was to come later does not."""
+
+    def __init__(self, *, cluster: Cluster, machines: Machines, say: Say) -> None:
+        self._cluster, self._machines, self._say = cluster, machines, say
+        self._core = kubernetes.client.CoreV1Api(cluster.api)
+        self._timers: list[threading.Timer] = []
+        self._wedged: dict[str, list[int]] = {}
+
+    def carry_out(self, name: str, request: FaultRequest) -> str:
+        """The line that is told. Raises RehearsalError."""
+        command = CLUSTER_COMMANDS.get(name)
+        if command is None:
+            raise RehearsalError(
+                f'"{name}" is no act of a cluster; choose one of {", ".join(CLUSTER_COMMANDS)}'
+            )
+        if "host" in command.needs and not request.host:
+            raise RehearsalError(f"{name}: which one? Say --host and its index, such as --host 0")
+        if "amount" in command.needs and request.amount is None:
+            raise RehearsalError(f"{name}: how much? {command.help}; such as --amount 4")
+        try:
+            return command.run(self, request)
+        except ApiException as error:
+            raise RehearsalError(f"{name}: the API server answers {error.status}: {error.body}") from None
+        except (HTTPError, MachinesError) as error:
+            raise RehearsalError(f"{name}: {error}") from None
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+    # --- pods --------------------------------------------------------------------------------------------------
+
+    def kill_pod(self, request: FaultRequest) -> str:
+        pod = self._pod(request)
+        container = next(each for each in pod.status.container_statuses if each.name == CONTAINER)
+        task = container.container_id.removeprefix("containerd://")
+        self._cluster.run_on(
+            pod.spec.node_name, ["ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", task]
+        )
+        return f"the first process of {pod.metadata.name} is killed. Look: fab status"
+
+    def evict(self, request: FaultRequest) -> str:
+        pod = self._pod(request)
+        self._evict(pod)
+        return f"{pod.metadata.name} has to leave its node, as for maintenance. Look: fab status"
+
+    def wedge(self, request: FaultRequest) -> str:
+        node = self._pod(request).spec.node_name
+        process = self._cluster.faults.wedge(node)
+        self._wedged.setdefault(node, []).append(process)
+        return f"process {process} of {node} is stopped in mid-work (SIGSTOP). Look: the hang watchdog, in fab status"
+
+    def unwedge(self, request: FaultRequest) -> str:
+        node = self._node(request)
+        found = self._wedged.pop(node, [])
+        for process in found:
+            self._cluster.faults.unwedge(node, process)
+        return f"{len(found)} processes of {node} go on"
+
+    def _evict(self, pod: Any) -> None:
+        body = {"metadata": {"name": pod.metadata.name, "namespace": NAMESPACE}}
+        self._core.create_namespaced_pod_eviction(pod.metadata.name, NAMESPACE, body)
+
+    def _pod(self, request: FaultRequest) -> Any:
+        """That of this index of the newest run."""
+        running = self._core.list_namespaced_pod(
+            NAMESPACE, label_selector=RUN_LABEL, field_selector="status.phase=Running"
+        ).items
+        if not running:
+            raise RehearsalError("no pod of a run is running now; start one: fab train --stack rehearsal")
+        newest = max(running, key=lambda each: each.metadata.creation_timestamp).metadata.labels[RUN_LABEL]
+        found = {
+            each.metadata.labels[INDEX_LABEL]: each
+            for each in running
+            if each.metadata.labels[RUN_LABEL] == newest
+        }
+        if request.host not in found:
+            raise RehearsalError(
+                f"--host {request.host}: {newest} has no such pod that runs; choose one of {', '.join(sorted(found))}"
+            )
+        return found[request.host]
+
+    # --- nodes -------------------------------------------------------------------------------------------------
+
+    def drain(self, request: FaultRequest) -> str:
+        node = self._node(request)
+        self._set_unschedulable(node, True)
+        on_it = self._core.list_namespaced_pod(NAMESPACE, field_selector=f"spec.nodeName={node}").items
+        for pod in on_it:
+            self._evict(pod)
+        self._later(node, lambda: self._set_unschedulable(node, False), request)
+        return f"{node} is drained: {len(on_it)} pods have to leave it. {self._again(request)}"
+
+    def node_gone(self, request: FaultRequest) -> str:
+        node = self._node(request)
+        self._cluster.kill_node(node)
+        self._later(node, lambda: self._cluster.restart_node(node), request)
+        return f"{node} is gone, as when Google takes a spot machine back. {self._again(request)}"
+
+    def node_back(self, request: FaultRequest) -> str:
+        node = self._node(request)
+        self._set_unschedulable(node, False)
+        return f"{node} takes pods again"
+
+    def cut(self, request: FaultRequest) -> str:
+        node = self._node(request)
+        self._cluster.faults.cut(node)
+        return f"the kubelet of {node} hears and says nothing any more; its pods do. Mend: fab rehearsal heal"
+
+    def heal(self, request: FaultRequest) -> str:
+        node = self._node(request)
+        self._cluster.faults.heal(node)
+        return f"{node} is on the network again"
+
+    def _node(self, request: FaultRequest) -> str:
+        names = list(self._cluster.nodes)
+        if request.host.isdecimal() and int(request.host) < len(names):
+            return names[int(request.host)]
+        if request.host in names:
+            return request.host
+        raise RehearsalError(f"--host {request.host}: there is none; choose one of 0 … {len(names) - 1}")
+
+    def _set_unschedulable(self, node: str, value: bool) -> None:
+        self._core.patch_node(node, {"spec": {"unschedulable": value}})
+
+    def _later(self, node: str, act: Callable[[], None], request: FaultRequest) -> None:
+        """Brings a node back, unless it is away for good."""
+
+        def bring_back() -> None:
+            try:
+                act()
+            except (ApiException, HTTPError, MachinesError) as error:
+                self._say(f"{node} does not come back: {error}")
+
+        if request.for_good:
+            return
+        timer = threading.Timer(AGAIN_S, bring_back)
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
+
+    @staticmethod
+    def _again(request: FaultRequest) -> str:
+        return "It stays so" if request.for_good else f"It is back in {AGAIN_S:.0f} s. Look: fab status"
+
+    # --- the cluster -------------------------------------------------------------------------------------------
+
+    def api_away(self, _request: FaultRequest) -> str:
+        container = self._cluster.component("kube-apiserver")
+        with asking("the API server"):
+            if container.status == "running":
+                container.pause()
+        return "the API server answers nobody; pods go on. Look: fab status; mend: fab rehearsal api-back"
+
+    def api_back(self, _request: FaultRequest) -> str:
+        container = self._cluster.component("kube-apiserver")
+        with asking("the API server"):
+            if container.status == "paused":
+                container.unpause()
+        return "the API server answers again"
+
+    def bucket_away(self, _request: FaultRequest) -> str:
+        self._machines.freeze_bucket(frozen=True)
+        return "the bucket answers nobody. Look: fab status"
+
+    def bucket_back(self, _request: FaultRequest) -> str:
+        self._machines.freeze_bucket(frozen=False)
+        return "the bucket answers again"
+
+    def quota(self, request: FaultRequest) -> str:
+        assert request.amount is not None
+        self._forget_quota()
+        chips = f"{request.amount:.0f}"
+        body = {"metadata": {"name": QUOTA}, "spec": {"hard": {f"requests.{CHIPS}": chips}}}
+        self._core.create_namespaced_resource_quota(NAMESPACE, body)
+        return f"the namespace {NAMESPACE} may have {chips} chips from now on. Mend: fab rehearsal no-quota"
+
+    def no_quota(self, _request: FaultRequest) -> str:
+        self._forget_quota()
+        return f"the namespace {NAMESPACE} may have any number of chips"
+
+    def _forget_quota(self) -> None:
+        try:
+            self._core.delete_namespaced_resource_quota(QUOTA, NAMESPACE)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterCommand:
+    """help: for the list of faults. run: → the line that is told. needs: "host", "amount" or none."""
+
+    help: str
+    run: Callable[[ClusterFaults, FaultRequest], str]
+    needs: tuple[str, ...] = ()
+
+
+def _of_one(help: str, run: Callable[[ClusterFaults, FaultRequest], str]) -> ClusterCommand:
+    return ClusterCommand(help=help, run=run, needs=("host",))
+
+
+CLUSTER_COMMANDS: Mapping[str, ClusterCommand] = {
+    "kill-pod": _of_one("the first process of a run's pod is killed", ClusterFaults.kill_pod),
+    "evict": _of_one("a run's pod has to leave its node", ClusterFaults.evict),
+    "wedge": _of_one("the training process of a run's pod is stopped in mid-work", ClusterFaults.wedge),
+    "unwedge": _of_one("those of a node go on", ClusterFaults.unwedge),
+    "drain": _of_one("a node takes no pods for a while, and has to be left", ClusterFaults.drain),
+    "node-gone": _of_one(
+        "a node is gone; another takes its place (--for-good: not)", ClusterFaults.node_gone
+    ),
+    "node-back": _of_one("a drained node takes pods again", ClusterFaults.node_back),
+    "cut": _of_one("a node's kubelet is cut off the network", ClusterFaults.cut),
+    "heal": _of_one("it is back on the network", ClusterFaults.heal),
+    "api-away": ClusterCommand(help="the API server answers nobody any more", run=ClusterFaults.api_away),
+    "api-back": ClusterCommand(help="it answers again", run=ClusterFaults.api_back),
+    "bucket-away": ClusterCommand(help="the bucket answers nobody any more", run=ClusterFaults.bucket_away),
+    "bucket-back": ClusterCommand(help="it answers again", run=ClusterFaults.bucket_back),
+    "quota": ClusterCommand(
+        help="the namespace may have --amount chips", run=ClusterFaults.quota, needs=("amount",)
+    ),
+    "no-quota": ClusterCommand(help="any number of chips", run=ClusterFaults.no_quota),
+}

@@ -1,0 +1,164 @@
+"""A rehearsal whose slice is nodes of a cluster: that cluster, and the inventory that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import kubernetes.client
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from contracts.inventory import Cluster as ClusterRecord
+from contracts.inventory import Inventory, NodePool, Slice, Storage, to_json
+from infra.catalogue import Accelerator
+from rehearsal.daemon.cluster_faults import ClusterFaults
+from rehearsal.daemon.rehearsal_stack import ACCOUNT, BUCKET, zone_of
+from rehearsal.kubernetes.cluster import NAMESPACE, SERVICE_ACCOUNT, Cluster
+from rehearsal.kubernetes.control_plane import CONTEXT
+from rehearsal.kubernetes.control_plane import Name as ProgramName
+from rehearsal.kubernetes.nodes import Node
+from rehearsal.machines.machines import Machines
+from rehearsal.state import SLICE, STACK
+
+Say = Callable[[str], None]
+
+CLUSTER = "rehearsal"
+ANSWER_LIMIT_S = 30
+
+
+def pool(accelerator: Accelerator, addresses: list[str]) -> list[Node]:
+    """Nodes as GKE makes them for a spot slice of that type, one for each address. Pure."""
+    assert accelerator.node_kind is not None and accelerator.machine_type is not None
+    labels = {
+        "cloud.google.com/gke-nodepool": SLICE,
+        "cloud.google.com/gke-tpu-accelerator": accelerator.node_kind.label,
+        "cloud.google.com/gke-tpu-topology": accelerator.topology,
+        "cloud.google.com/gke-spot": "true",
+        "node.kubernetes.io/instance-type": accelerator.machine_type,
+    }
+    return [
+        Node(
+            index=index,
+            name=f"node-{index}",
+            address=address,
+            chips=accelerator.chips_per_host,
+            labels=labels,
+        )
+        for index, address in enumerate(addresses)
+    ]
+
+
+def inventory(
+    accelerator: Accelerator, zone: str, bucket: str, cluster: Cluster, pod_environment: Mapping[str, str]
+) -> str:
+    """As `pulumi up` would export it: a spot slice of one node pool, and a bucket. Pure."""
+    assert accelerator.node_kind is not None and accelerator.machine_type is not None
+    found = Slice(
+        name=SLICE,
+        accelerator_type=accelerator.type_name,
+        generation=accelerator.generation.name,
+        topology=accelerator.topology,
+        zone=zone,
+        capacity="spot",
+        origin=f"node-pool {SLICE}",
+        count=1,
+        devices_per_host=accelerator.chips_per_host * accelerator.generation.devices_per_chip,
+        hosts=(),
+        pool=NodePool(
+            machine_type=accelerator.machine_type,
+            accelerator=accelerator.node_kind.label,
+            nodes=accelerator.hosts,
+        ),
+    )
+    record = ClusterRecord(
+        name=CLUSTER,
+        context=CONTEXT,
+        kubeconfig=str(cluster.kubeconfig),
+        namespace=NAMESPACE,
+        service_account=SERVICE_ACCOUNT,
+        pod_environment=dict(pod_environment),
+    )
+    return to_json(
+        Inventory(
+            stack=STACK,
+            project=None,
+            storage=Storage(bucket_url=f"gs://{bucket}", bucket_region=None, nfs_source=None, nfs_mount=None),
+            images=dict(cluster.images),
+            gateway=None,
+            slices=(found,),
+            cluster=record,
+        )
+    )
+
+
+class ClusterRehearsal:
+    """From `with` to the end of its block: a cluster with a node for each host of the slice. faults: what can go wrong.
+
+    folder: a new one. programs: all that control_plane.PROGRAMS names.
+    """
+
+    inventory: str
+    faults: ClusterFaults
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        machines: Machines,
+        programs: Mapping[ProgramName, Path],
+        accelerator: Accelerator,
+        say: Say,
+    ) -> None:
+        addresses = machines.network.addresses(accelerator.hosts)
+        self._accelerator, self._machines, self._say = accelerator, machines, say
+        self.cluster = Cluster(
+            folder=folder,
+            machines=machines,
+            programs=programs,
+            pool=pool(accelerator, addresses),
+            user=ACCOUNT,
+            say=say,
+        )
+
+    def __enter__(self) -> ClusterRehearsal:
+        """Raises MachinesError."""
+        cluster, storage = self.cluster.__enter__(), self._machines.storage
+        storage.make_bucket(BUCKET)
+        self.faults = ClusterFaults(cluster=cluster, machines=self._machines, say=self._say)
+        self.inventory = inventory(
+            self._accelerator, zone_of(self._accelerator), BUCKET, cluster, storage.environment
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.faults.close()
+        self.cluster.__exit__()
+
+    def status(self) -> Mapping[str, Any]:
+        """Nodes and pods, in words, as the API server has them; where it does not answer, that."""
+        core = kubernetes.client.CoreV1Api(self.cluster.api)
+        try:
+            found = core.list_node(_request_timeout=ANSWER_LIMIT_S).items
+            pods = core.list_namespaced_pod(NAMESPACE, _request_timeout=ANSWER_LIMIT_S).items
+        except (ApiException, HTTPError) as error:
+            return {"nodes": [], "pods": [], "problem": f"the API server does not answer: {error}"}
+        return {
+            "nodes": [{"name": each.metadata.name, "is": _node_word(each)} for each in found],
+            "pods": [
+                {
+                    "name": each.metadata.name,
+                    "node": each.spec.node_name or "no node",
+                    "is": each.status.phase,
+                }
+                for each in pods
+            ],
+            "problem": "",
+        }
+
+
+def _node_word(node: Any) -> str:
+    ready = {each.type: each.status for each in node.status.conditions or []}.get("Ready") == "True"
+    word = "ready" if ready else "not ready"
+    return f"{word}, takes no pods" if node.spec.unschedulable else word

@@ -1,0 +1,315 @@
+"""The cluster of one rehearsal: its control plane and its nodes as containers beside the bucket server.
+
+Everything carries the rehearsal's label, so that its guardian removes it however the rehearsal ends. The parts of the
+control plane share a network, and each can be stopped by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import docker
+import docker.types
+import kubernetes.client
+import kubernetes.config
+from docker.models.containers import Container
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from rehearsal.kubernetes import nodes
+from rehearsal.kubernetes.control_plane import (
+    ADMINISTRATORS,
+    CONTEXT,
+    OF_API,
+    OF_CONTROLLERS,
+    READY_LIMIT_S,
+    Layout,
+    Name,
+    answers,
+    arguments,
+    corefile,
+    write_credentials,
+)
+from rehearsal.kubernetes.nodes import CREDENTIALS, DATA, IMAGES, KUBELET, MEMORY_MIB, Node
+from rehearsal.machines.docker_engine import MachinesError, archive, asking, labels, wait_for
+from rehearsal.machines.faults import Faults
+from rehearsal.machines.machines import DOCKER_RIGHTS, Machines
+
+Say = Callable[[str], None]
+
+NAMESPACE = "tpu-stack"
+SERVICE_ACCOUNT = "tpu-stack-runs"
+PROGRAM = "/opt/tpu-stack/program"
+COMPONENTS: tuple[Name, ...] = (*OF_API, *OF_CONTROLLERS, "coredns")
+NODE_LIMIT_S = 120.0
+IMPORT_LIMIT_S = 600
+ANSWER_LIMIT_S = 10
+# A repository and what `fab build` calls an image for machines without TPUs.
+IMAGE_PREFIX = "tpu-stack/"
+IMAGE_VERSION = "cpu-"
+
+
+class Cluster:
+    """From `with` to the end of its block. folder: a new one, for files that nobody else may read.
+
+    machines: of the same rehearsal, for its network and its guardian. user: whom its kubeconfig is for. images:
+    references by digest, by framework. kubeconfig: of that user, who may do everything in one namespace only.
+    """
+
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        machines: Machines,
+        programs: Mapping[Name, Path],
+        pool: Sequence[Node],
+        user: str,
+        say: Say,
+    ) -> None:
+        self.folder = folder
+        self.kubeconfig = folder / "kubeconfig"
+        self.images: dict[str, str] = {}
+        self.nodes = {node.name: node for node in pool}
+        self._machines = machines
+        self._programs = programs
+        self._user = user
+        self._say = say
+        self._exits = contextlib.ExitStack()
+
+    def __enter__(self) -> Cluster:
+        """Returns when every node is ready and has the images. Raises MachinesError."""
+        try:
+            self._open()
+        except BaseException:
+            self._exits.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The containers are removed with the rehearsal's other ones."""
+        self._exits.close()
+
+    def _open(self) -> None:
+        machines = self._machines
+        # Importing images takes a while, during which Docker says nothing.
+        self.client = docker.from_env(timeout=IMPORT_LIMIT_S)
+        self._exits.callback(self.client.close)
+        self.faults = Faults(self.client, self.node_container, machines.image)
+        address = nodes.control_plane_address(machines.network)
+        self.layout = Layout(credentials=CREDENTIALS, data="/var/lib/etcd", address=address)
+        self.folder.mkdir(mode=0o700, parents=True)
+        (self.folder / "images").mkdir()
+        self.authority = write_credentials(self.folder / "credentials", self.layout)
+        server = self.layout.server
+        administrator = self.folder / "administrator"
+        self.authority.kubeconfig(
+            administrator, server, "administrator", context=CONTEXT, groups=[ADMINISTRATORS]
+        )
+        self.authority.kubeconfig(self.kubeconfig, server, self._user, context=CONTEXT, namespace=NAMESPACE)
+        with ThreadPoolExecutor() as threads:
+            saving = threads.submit(self._save_images)
+            self._start_control_plane()
+            self.api = kubernetes.config.new_client_from_config(str(administrator), context=CONTEXT)
+            self._exits.callback(self.api.close)
+            self._declare()
+            list(threads.map(self._make_node, self.nodes.values()))
+            archives = saving.result()
+            list(threads.map(lambda name: self._import_images(name, archives), self.nodes))
+            list(threads.map(self.register, self.nodes))
+        for each in archives.values():
+            (self.folder / "images" / each).unlink()
+
+    # --- control plane ---------------------------------------------------------------------------------------------
+
+    def _start_control_plane(self) -> None:
+        files = {
+            f"{CREDENTIALS}/{path.name}": (path.read_bytes(), 0o600)
+            for path in (self.folder / "credentials").iterdir()
+        }
+        files[f"{CREDENTIALS}/Corefile"] = (corefile(self.layout).encode(), 0o644)
+        packed = archive(files)
+        for name in COMPONENTS:
+            with asking(f"starting {name}"):
+                container = self.client.containers.create(
+                    self._machines.image, name=self._container_name(name), entrypoint=[PROGRAM],
+                    command=arguments(name, self.layout), init=True, cap_drop=["ALL"], cap_add=["NET_BIND_SERVICE"],
+                    labels=labels(self._machines.name, role="control-plane"),
+                    mounts=[_program_at(PROGRAM, self._programs[name])], **self._network_of(name),
+                )  # fmt: skip
+                container.put_archive("/", packed)
+                container.start()
+            if name == "kube-apiserver":
+                what = f"the API server at {self.layout.server}"
+                wait_for(lambda: not answers(self.layout), READY_LIMIT_S, container, what)
+
+    def _network_of(self, name: Name) -> dict[str, Any]:
+        """etcd has the address, and the others are in its network: so they may come and go."""
+        first = self._container_name("etcd")
+        if name != "etcd":
+            return {"network_mode": f"container:{first}"}
+        network = self._machines.network.name
+        endpoint = self.client.api.create_endpoint_config(
+            ipv4_address=self.layout.address, aliases=["kubernetes"]
+        )
+        return {"network": network, "networking_config": {network: endpoint}, "hostname": "control-plane"}
+
+    def _declare(self) -> None:
+        """The namespace of the stack's runs, whom they act as, and what the user may do."""
+        core = kubernetes.client.CoreV1Api(self.api)
+        binding = {
+            "metadata": {"name": "rehearsal"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
+            "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": self._user}],
+        }
+        with _answered("declaring the stack's namespace"):
+            core.create_namespace({"metadata": {"name": NAMESPACE}})
+            core.create_namespaced_service_account(NAMESPACE, {"metadata": {"name": SERVICE_ACCOUNT}})
+            kubernetes.client.RbacAuthorizationV1Api(self.api).create_namespaced_role_binding(
+                NAMESPACE, binding
+            )
+
+    def component(self, name: Name) -> Container:
+        """Raises MachinesError where it is gone."""
+        with asking(name):
+            return self.client.containers.get(self._container_name(name))
+
+    # --- nodes -----------------------------------------------------------------------------------------------------
+
+    def _make_node(self, node: Node) -> None:
+        machines = self._machines
+        network, name = machines.network, node.name
+        path = self.folder / "credentials" / f"{name}.kubeconfig"
+        user = f"system:node:{name}"
+        self.authority.kubeconfig(path, self.layout.server, user, groups=["system:nodes"], context=CONTEXT)
+        told = nodes.files(node, network, path.read_bytes(), self.authority.certificate)
+        data = docker.types.Mount(DATA, None, type="volume", labels=labels(machines.name))
+        images = docker.types.Mount(IMAGES, str(self.folder / "images"), type="bind", read_only=True)
+        endpoint = self.client.api.create_endpoint_config(ipv4_address=node.address, aliases=[name])
+        with asking(f"node {name}"):
+            container = self.client.containers.create(
+                machines.image, name=self._container_name(name), command=nodes.kubelet_arguments(node), init=True,
+                hostname=name, labels=labels(machines.name, role="node", machine=name, address=node.address),
+                network=network.name, networking_config={network.name: endpoint}, cgroupns="private",
+                mounts=[data, images, _program_at(KUBELET, self._programs["kubelet"])],
+                mem_limit=f"{MEMORY_MIB}m", **DOCKER_RIGHTS,
+            )  # fmt: skip
+            container.put_archive("/", archive(told))
+            container.start()
+
+    def register(self, name: str) -> None:
+        """Returns when the node is ready and offers its chips. Raises MachinesError."""
+        core = kubernetes.client.CoreV1Api(self.api)
+
+        def is_ready() -> bool:
+            try:
+                found = core.read_node(name, _request_timeout=ANSWER_LIMIT_S)
+            except (ApiException, HTTPError):
+                return False
+            conditions = {each.type: each.status for each in found.status.conditions or []}
+            return conditions.get("Ready") == "True"
+
+        wait_for(is_ready, NODE_LIMIT_S, self.node_container(name), f"the kubelet of {name}")
+        with _answered(f"the chips of {name}"):
+            core.patch_node_status(name, nodes.chips_patch(self.nodes[name].chips))
+
+    def kill_node(self, name: str) -> None:
+        """It loses power, and the cloud takes it off the cluster's list, as that does which made it."""
+        container = self.node_container(name)
+        with asking(f"killing {name}"):
+            if container.status in ("running", "paused"):
+                container.kill("SIGKILL")
+        self.forget_node(name)
+
+    def forget_node(self, name: str) -> None:
+        """It is not on the cluster's list; its pods are removed within a minute."""
+        with _answered(f"node {name}", but=404):
+            kubernetes.client.CoreV1Api(self.api).delete_node(name)
+
+    def restart_node(self, name: str) -> None:
+        """Starts what was killed; returns when it is ready, with the images that it had and no pod."""
+        container = self.node_container(name)
+        with asking(f"starting {name}"):
+            container.start()
+        self.register(name)
+
+    def node_container(self, name: str) -> Container:
+        """Raises MachinesError where there is none of that name."""
+        if name not in self.nodes:
+            raise MachinesError(f"there is no node {name!r}; there are: {', '.join(self.nodes)}")
+        with asking(f"node {name}"):
+            return self.client.containers.get(self._container_name(name))
+
+    def run_on(self, name: str, command: Sequence[str]) -> str:
+        """What a command says that ends well on a node. Raises MachinesError."""
+        with asking(f"on {name}"):
+            done = self.node_container(name).exec_run(list(command), demux=True)
+        said, complained = (part.decode(errors="replace") if part else "" for part in done.output)
+        if done.exit_code != 0:
+            raise MachinesError(
+                f"on {name}: {command[0]}: exit code {done.exit_code}: {complained.strip()[-500:]}"
+            )
+        return said
+
+    # --- images ----------------------------------------------------------------------------------------------------
+
+    def _save_images(self) -> dict[str, str]:
+        """The newest image of each framework for CPUs that was built here, as an archive: its name → the file's."""
+        with asking("this machine's images"):
+            found = sorted(self.client.images.list(), key=lambda each: str(each.attrs["Created"]))
+        newest = {
+            tag.partition(":")[0].removeprefix(IMAGE_PREFIX): tag
+            for image in found
+            for tag in image.tags
+            if tag.startswith(IMAGE_PREFIX) and tag.partition(":")[2].startswith(IMAGE_VERSION)
+            and not tag.endswith("-failed")
+        }  # fmt: skip
+        if not newest:
+            raise MachinesError(
+                "pods need an image, and none for CPUs was built on this machine: fab build --framework jax --platform"
+                " cpu, then try again"
+            )
+        archives = {}
+        for framework, tag in newest.items():
+            self._say(f"the image {tag}, for the nodes")
+            with asking(f"saving {tag}"), (self.folder / "images" / f"{framework}.tar").open("wb") as file:
+                for chunk in self.client.images.get(tag).save(named=tag):
+                    file.write(chunk)
+            archives[tag] = f"{framework}.tar"
+        return archives
+
+    def _import_images(self, name: str, archives: Mapping[str, str]) -> None:
+        """And names them by digest too, as a registry would."""
+        control = ["ctr", "--namespace", "k8s.io", "images"]
+        for tag, file in archives.items():
+            full = f"docker.io/{tag}"
+            self.run_on(name, [*control, "import", f"{IMAGES}/{file}"])
+            listed = self.run_on(name, [*control, "list", f"name=={full}"]).split()
+            digest = next(each for each in listed if each.startswith("sha256:"))
+            reference = f"{full.rpartition(':')[0]}@{digest}"
+            self.run_on(name, [*control, "tag", "--force", full, reference])
+            self.images[tag.partition(":")[0].removeprefix(IMAGE_PREFIX)] = reference
+
+    def _container_name(self, name: str) -> str:
+        return f"tpu-stack-{self._machines.name}-{name}"
+
+
+def _program_at(path: str, program: Path) -> docker.types.Mount:
+    return docker.types.Mount(path, str(program), type="bind", read_only=True)
+
+
+@contextlib.contextmanager
+def _answered(what: str, but: int = 0) -> Iterator[None]:
+    """What the API server refuses becomes a MachinesError, except for one status."""
+    try:
+        yield
+    except ApiException as error:
+        if error.status != but:
+            raise MachinesError(
+                f"{what}: the API server answers {error.status}: {str(error.body)[:500]}"
+            ) from None
+    except HTTPError as error:
+        raise MachinesError(f"{what}: the API server does not answer: {error}") from None
