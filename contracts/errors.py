@@ -10,7 +10,7 @@ PEER_LOST = 76
 HUNG = 79
 """Of a pod: the run hung, and its processes were ended with their stack traces saved."""
 FAILED_HERE = 80
-"""Of a pod other than the first: its process failed; what becomes of the run is the first pod's to say."""
+"""Of a pod: its process failed, and whether the run has failed is not its to say; it may have lost a peer."""
 INTERRUPTED = 130
 
 

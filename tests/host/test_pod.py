@@ -1,0 +1,164 @@
+"""What a pod makes of what it is told, and the codes that it ends with; pods that run are in tests/runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.process import ProcessEnvironment
+from host.agent.pod import exit_code, is_alive, request_of
+
+ENVIRONMENT = ProcessEnvironment(
+    run_id="r",
+    run_dir="gs://b/runs/r",
+    job="j",
+    framework="jax",
+    attempt=0,
+    num_processes=4,
+    process_id=0,
+    coordinator="r-0.r:8576",
+    platform="tpu",
+    cache_dir="/tpu-stack/cache",
+    local_devices=None,
+    peak_flops_per_s=None,
+    control_dir=None,
+)
+TOLD: dict[str, Any] = {
+    "start": {
+        "run_id": "r",
+        "attempt": 0,
+        "process_id": 0,
+        "argv": ["python", "-m", "jobs.j"],
+        "env": {**ENVIRONMENT.variables(), "PYTHONPATH": "/code"},
+        "cwd": "/",
+        "log_path": "/tpu-stack/agent/runs/r/logs/0/host-0.log",
+        "run_dir": None,
+        "num_processes": 4,
+        "cpus": None,
+        "liveness_host": "r-0.r",
+        "liveness_port": 8577,
+        "liveness_token": "",
+        "hang_floor_s": 120.0,
+        "heartbeat_limit_s": 300.0,
+        "container": None,
+        "root": "/tpu-stack/agent",
+        "budget_s": 100,
+        "budget_reason": "spent",
+    },
+    "ranks": None,
+    "nodes": 2,
+    "port": 8578,
+    "needs_progress": True,
+}
+AGREED = {"attempt": 3, "token": "t", "budget_s": 40}
+
+
+def test_each_pod_makes_the_request_of_process_0_its_own() -> None:
+    found = request_of(TOLD, 2, AGREED)
+    assert (found["attempt"], found["process_id"], found["liveness_token"]) == (3, 2, "t")
+    assert found["log_path"] == "/tpu-stack/agent/runs/r/logs/3/host-2.log"
+    assert (found["liveness_host"], found["budget_s"]) == ("r-0.r", 40)
+    env = found["env"]
+    assert (env["RUN_ATTEMPT"], env["RUN_PROCESS_ID"], env["RUN_NUM_PROCESSES"]) == ("3", "2", "4")
+    assert env["PYTHONPATH"] == "/code"
+    assert found["assemble_s"] is None  # complete, as the supervisor reads it
+
+
+def test_pod_0_listens_whether_or_not_its_name_is_known_yet() -> None:
+    assert request_of(TOLD, 0, AGREED)["liveness_host"] == "0.0.0.0"
+
+
+def test_frameworks_that_find_their_peers_by_rank_are_told_their_own() -> None:
+    hosts = [f"r-{index}.r" for index in range(4)]
+    told = {**TOLD, "ranks": {"hosts": hosts, "ports": [[8580]] * 4, "per_host": 1, "topology": None}}
+    told["start"] = {
+        **TOLD["start"],
+        "env": {**TOLD["start"]["env"], "RUN_FRAMEWORK": "tensorflow", "RUN_PLATFORM": "cpu"},
+    }
+    env = request_of(told, 1, AGREED)["env"]
+    assert (env["RANK"], env["WORLD_SIZE"], env["MASTER_ADDR"]) == ("1", "4", "r-0.r")
+    assert json.loads(env["TF_CONFIG"]) == {
+        "cluster": {"worker": [f"{host}:8580" for host in hosts]},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+ORDER = {"outcome": "failed", "reason": "host 1 was lost"}
+HANGS = {"outcome": "hung", "reason": "the run hung"}
+
+
+def blamed(exit_code: int | None, outcome: str = "failed") -> dict[str, Any]:
+    return {"outcome": outcome, "exit_code": exit_code}
+
+
+@pytest.mark.parametrize(
+    ("ended", "is_first", "was_asked", "code"),
+    [
+        pytest.param({"code": 0}, True, False, 0, id="done"),
+        pytest.param({"code": 0}, True, True, 0, id="done before it heard of a stop"),
+        pytest.param({"code": 75}, False, False, 75, id="saved"),
+        pytest.param({"code": 75}, False, True, 130, id="saved, because somebody stopped the run"),
+        pytest.param({"signal": 9}, True, True, 130, id="killed, because it was slow to stop"),
+        pytest.param({"code": 2}, False, False, 2, id="a wrong request is wrong on every pod"),
+        pytest.param({"code": 1, "verdict": blamed(1)}, True, False, 1, id="the first pod failed"),
+        pytest.param({"code": 1}, False, False, 80, id="another pod failed, or lost one and cannot tell"),
+        pytest.param(
+            {"signal": 9, "order": ORDER, "verdict": blamed(1)},
+            True,
+            False,
+            1,
+            id="it was another one's failure",
+        ),
+        pytest.param(
+            {"signal": 9, "order": ORDER, "verdict": blamed(2)},
+            True,
+            False,
+            2,
+            id="another one's wrong request",
+        ),
+        pytest.param(
+            {"code": 1, "verdict": blamed(None)}, True, False, 80, id="it failed because another was lost"
+        ),
+        pytest.param({"signal": 9, "order": ORDER, "verdict": blamed(None)}, True, False, 76, id="lost"),
+        pytest.param({"signal": 9, "order": ORDER}, False, False, 76, id="lost, seen by another pod"),
+        pytest.param({"code": 76, "verdict": blamed(76)}, True, False, 76, id="lost, by its own account"),
+        pytest.param(
+            {"signal": 9, "order": HANGS, "verdict": blamed(None, "hung")}, True, False, 79, id="hung"
+        ),
+        pytest.param({"signal": 9, "order": HANGS}, False, False, 79, id="hung, seen by another pod"),
+        pytest.param({"signal": 11, "verdict": blamed(None)}, True, False, 139, id="crashed"),
+        pytest.param({"signal": 15}, False, False, 143, id="ended before it could save"),
+        pytest.param({"code": 1}, True, False, 1, id="nobody to say more"),
+    ],
+)
+def test_the_code_of_a_pod_says_what_is_to_follow(
+    ended: dict[str, Any], is_first: bool, was_asked: bool, code: int
+) -> None:
+    nothing = {"code": None, "signal": None, "order": None, "verdict": None}
+    assert exit_code({**nothing, **ended}, is_first=is_first, was_asked=was_asked) == code
+
+
+@pytest.mark.parametrize(
+    ("age_s", "has_ended", "alive"),
+    [(None, False, True), (400.0, False, True), (500.0, False, False), (500.0, True, True)],
+)
+def test_a_supervisor_that_leaves_a_silent_process_alone_is_not_alive(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    age_s: float | None,
+    has_ended: bool,
+    alive: bool,
+) -> None:
+    told = {**TOLD, "start": {**TOLD["start"], "root": str(tmp_path)}}
+    monkeypatch.setenv("TPU_STACK_POD", json.dumps(told))
+    folder = tmp_path / "runs" / "r" / "3-2"
+    if age_s is not None:
+        folder.mkdir(parents=True)
+        (folder / "heartbeat.json").write_text(json.dumps({"time": time.time() - age_s}))
+    if has_ended:
+        (folder / "exit.json").write_text("{}")
+    assert is_alive() is alive
