@@ -12,7 +12,7 @@ from fabfile import options
 from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, reported, task, whole
 
 if TYPE_CHECKING:
-    from keeper.commands import Limits
+    from keeper.commands import HandOver
     from launch.launch import Request
     from launch.runs import Run
     from launch.targets import Target
@@ -174,13 +174,11 @@ def train(
     python = "" if asked.command else python  # of an own command it is among what it says itself
     hand_over = None
     if keep:
-        from keeper import commands
-
         if max_restarts != "0":
             raise RequestError(
                 "--keep --max-restarts: the keeper restarts a run that it keeps; leave one of the two out"
             )
-        hand_over = commands.HandOver(limits=_limits(keep_attempts, keep_hours))
+        hand_over = _hand_over(keep_attempts, keep_hours)
 
     def open_target(like: Run | None) -> Target:
         return options.target(stack, slice, hosts, platform=platform, python=python, runs=runs, like=like)
@@ -197,10 +195,10 @@ def train(
     )
 
 
-def _limits(attempts: str, hours: str) -> Limits:
-    from keeper.commands import Limits
+def _hand_over(attempts: str, hours: str) -> HandOver:
+    from keeper.commands import HandOver
 
-    return Limits(
+    return HandOver(
         attempts=whole("--keep-attempts", attempts, least=1), hours=whole("--keep-hours", hours, least=1)
     )
 
@@ -223,7 +221,7 @@ def keep(
         return options.target(stack, slice or name, runs=runs)
 
     target = options.any_target(stack, slice, runs=runs)
-    return commands.keep_run(target, on, run, _limits(keep_attempts, keep_hours))
+    return commands.keep(target, on, run, _hand_over(keep_attempts, keep_hours))
 
 
 @task(positional=["run"], help={"run": RUN_HELP, "stack": options.STACK, "runs": RUNS})

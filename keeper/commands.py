@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.table import Table
 
@@ -22,80 +23,92 @@ SHOWN_ACTS = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Until when a run is brought back. None: the default, or no limit."""
+class HandOver:
+    """`fab keep` and `fab train --keep`: see `launch.follow.HandOver`.
+
+    attempts, hours: how often and for how long the run is resumed; None: as often as by default, without an end.
+    """
 
     attempts: int | None = None
     hours: float | None = None
 
-
-def require_keeper(target: Target) -> None:
-    """Make sure that somebody keeps the runs of a target, and can.
-
-    Raises:
-        RequestError: its stack has no keeper, or the slice is none that it could make again.
-    """
-    if target.is_local:
-        return
-    if target.inventory.keeper is None:
-        raise RequestError(
-            f"--stack {target.name}: it has no keeper; set tpu-stack:keeper: true, then `pulumi up` and `fab keeper "
-            "install`; without one, `fab train --max-restarts` brings a run back as long as the command runs"
-        )
-    if not target.slice.origin.startswith("queued-resource "):
-        raise RequestError(
-            f"{target.slice.name}: it is a {target.slice.origin}, and the keeper makes only queued slices again; set "
-            "provisioning: queued for it, then `pulumi up`"
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HandOver:
-    """`fab train --keep`: see `launch.follow.HandOver`."""
-
-    limits: Limits
-
     def check(self, target: Target) -> None:
-        require_keeper(target)
+        """Make sure that a keeper keeps the runs of a target, and can.
+
+        Raises:
+            RequestError: its stack has no keeper, or the slice is none that it could make again.
+        """
+        if target.is_local:
+            return
+        if target.inventory.keeper is None:
+            raise RequestError(
+                f"--stack {target.name}: it has no keeper; set tpu-stack:keeper: true, then `pulumi up` and `fab "
+                "keeper install`; without one, `fab train --max-restarts` brings a run back as long as the command runs"
+            )
+        if not target.slice.origin.startswith("queued-resource "):
+            raise RequestError(
+                f"{target.slice.name}: it is a {target.slice.origin}, and the keeper makes only queued slices again; "
+                "set provisioning: queued for it, then `pulumi up`"
+            )
 
     def take(self, run: Run, target: Target) -> str:
         """What has been started goes on, whether it can be handed over or not."""
         try:
-            return _kept(keep(target, run, self.limits))
+            return self.keep(run, target)
         except RequestError as error:
             return f"warning: {error}; `fab keep {run.run_id}` tries again"
 
+    def keep(self, run: Run, target: Target) -> str:
+        """Add a run to those that are kept, or give it new limits; return a line about it.
 
-def keep(target: Target, run: Run, limits: Limits) -> Wanted:
-    """Hand a run over to the keeper. Raises RequestError: it cannot be kept."""
-    require_keeper(target)
-    documents = store.store_of(target)
-    given: dict[str, float | None] = {"attempts_left": limits.attempts}
-    try:
-        if limits.hours is not None:
-            given["deadline_s"] = _now_s(documents) + 3600.0 * limits.hours
-        known = {name: value for name, value in given.items() if value is not None}
-        return store.keep(documents, run, target, _now_s(documents), **known)
-    except DocumentsError as error:
-        raise RequestError(f"{run.run_id} is not kept: {error}") from None
+        Raises:
+            RequestError: it cannot be kept.
+        """
+        self.check(target)
+        documents = store.store_of(target)
+        limits: dict[str, Any] = {} if self.attempts is None else {"attempts_left": self.attempts}
+        where: dict[str, Any] = {
+            "slice": target.slice.name,
+            "runs_url": target.runs_url,
+            "max_usd": run.described.get("max_usd"),
+        }
+
+        def change(before: Wanted | None) -> Wanted:
+            if before is not None and before.state != "ended":
+                return dataclasses.replace(before, stop=False, **where, **limits)
+            return Wanted(
+                run_id=run.run_id,
+                stack=target.inventory.stack,
+                added_s=documents.now_s(),
+                project=target.inventory.project,
+                origin=target.slice.origin,
+                name=run.described.get("name"),
+                reason="it was started and handed over",
+                acts=before.acts if before else (),
+                **where,
+                **limits,
+            )
+
+        try:
+            documents.read(store.WANTED)  # by whose clock it is now
+            if self.hours is not None:
+                limits["deadline_s"] = documents.now_s() + 3600.0 * self.hours
+            entry = store.change_wanted(documents, run.run_id, change)
+        except DocumentsError as error:
+            raise RequestError(f"{run.run_id} is not kept: {error}") from None
+        assert entry is not None
+        until = "" if entry.deadline_s is None else f", until {_moment(entry.deadline_s)}"
+        return (
+            f"{entry.run_id} is kept: at most {entry.attempts_left} more attempts{until}; `fab keeper status`"
+        )
 
 
-def _now_s(documents: Documents) -> float:
-    documents.read(store.WANTED)
-    return documents.now_s()
-
-
-def keep_run(target: Target, on: Callable[[str], Target], wanted: str, limits: Limits) -> int:
+def keep(target: Target, on: Callable[[str], Target], wanted: str, hand_over: HandOver) -> int:
     """Carry out `fab keep`. target: any slice that may be meant. on: returns a slice of the stack by name."""
     run = runs.find(target.runs, wanted)
     own = str((run.described.get("slice") or {}).get("name") or target.slice.name)
-    say(terminal())(_kept(keep(target if own == target.slice.name else on(own), run, limits)))
+    say(terminal())(hand_over.keep(run, target if own == target.slice.name else on(own)))
     return DONE
-
-
-def _kept(entry: Wanted) -> str:
-    until = "" if entry.deadline_s is None else f", until {_moment(entry.deadline_s)}"
-    return f"{entry.run_id} is kept: at most {entry.attempts_left} more attempts{until}; `fab keeper status`"
 
 
 def unkeep(documents: Documents, wanted: str) -> int:

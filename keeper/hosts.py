@@ -32,24 +32,6 @@ class WrongRequestError(Exception):
     """A run cannot be resumed as it is described, however often that is tried."""
 
 
-def _signs(wanted: Sequence[Wanted], say: Say) -> dict[str, Sign]:
-    found: dict[str, Sign] = {}
-    for folder in sorted({each.runs_url for each in wanted}):
-        ids = sorted(each.run_id for each in wanted if each.runs_url == folder)
-        if not is_url(folder) and not Path(folder).is_dir():
-            continue
-        names = [run_directory.heartbeat(0), run_directory.RESULT]
-        try:
-            ages_s = Documents(folder).ages_s(ids, names)
-        except DocumentsError as error:
-            say(str(error))
-            continue
-        for run_id in ids:
-            beat, result = (f"{run_id}/{name}" for name in names)
-            found[run_id] = Sign(beat_age_s=ages_s.get(beat), has_result=result in ages_s)
-    return found
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Examined:
     """A run as it was read, and what the rules have to know of it."""
@@ -77,7 +59,21 @@ class Hosts:
 
     def signs(self, wanted: Sequence[Wanted]) -> dict[str, Sign]:
         """Return what a listing shows of each run; runs that cannot be listed from this machine are left out."""
-        return _signs([each for each in wanted if not each.for_queue], self._say)
+        found: dict[str, Sign] = {}
+        names = [run_directory.heartbeat(0), run_directory.RESULT]
+        for folder in sorted({each.runs_url for each in wanted if not each.for_queue}):
+            ids = sorted(each.run_id for each in wanted if each.runs_url == folder)
+            if not is_url(folder) and not Path(folder).is_dir():
+                continue
+            try:
+                ages_s = Documents(folder).ages_s(ids, names)
+            except DocumentsError as error:
+                self._say(str(error))
+                continue
+            for run_id in ids:
+                beat, result = (f"{run_id}/{name}" for name in names)
+                found[run_id] = Sign(beat_age_s=ages_s.get(beat), has_result=result in ages_s)
+        return found
 
     def directory(self, wanted: Wanted) -> RunDirectory | None:
         """Return a run's directory as this machine sees it without hosts; None where it does not."""

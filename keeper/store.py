@@ -25,7 +25,6 @@ from contracts.inventory import Inventory, InventoryError, from_json
 from infra import lease
 from infra.documents import Documents, DocumentsError
 from launch import targets
-from launch.runs import Run
 from launch.targets import Target
 from launch.targets import Wanted as AskedFor
 
@@ -245,34 +244,3 @@ def change_wanted(
 
     documents.change(WANTED, change)
     return changed[0]
-
-
-def keep(documents: Documents, run: Run, target: Target, now_s: float, **limits: Any) -> Wanted:
-    """Add a run to those that are kept; one that is kept already gets the new limits.
-
-    limits: attempts_left and deadline_s, as Wanted has them.
-    """
-    fresh = Wanted(
-        run_id=run.run_id,
-        stack=target.inventory.stack,
-        slice=target.slice.name,
-        runs_url=target.runs_url,
-        added_s=now_s,
-        project=target.inventory.project,
-        origin=target.slice.origin,
-        name=run.described.get("name"),
-        max_usd=run.described.get("max_usd"),
-        reason="it was started and handed over",
-        **limits,
-    )
-
-    def change(before: Wanted | None) -> Wanted:
-        if before is None or before.state == "ended":
-            return dataclasses.replace(fresh, acts=before.acts if before else ())
-        return dataclasses.replace(
-            before, slice=fresh.slice, runs_url=fresh.runs_url, max_usd=fresh.max_usd, stop=False, **limits
-        )
-
-    found = change_wanted(documents, run.run_id, change)
-    assert found is not None
-    return found
