@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from fabfile import options
-from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, reported, task, whole
+from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, hosts_of, reported, task, whole
 
 
 @task(
@@ -31,7 +31,7 @@ def deploy(
     """Prepare every host for runs, and report changes."""
     from launch.deploy import deploy as deployment
 
-    target = options.target(stack, slice, hosts, python=python)
+    target = hosts_of(options.target(stack, slice, hosts, python=python), "deploy")
     return deployment.deploy(target, with_comforts=comforts, runtime=runtime or None)
 
 
@@ -61,7 +61,9 @@ def verify(
     from launch.commands import verify as verification
 
     target = options.target(stack, slice, hosts, platform=platform, python=python)
-    return verification.verify(target, framework, runtime or None, container_access or None)
+    return verification.verify(
+        hosts_of(target, "verify"), framework, runtime or None, container_access or None
+    )
 
 
 @task(
@@ -106,7 +108,7 @@ def trust(
 
     wanted = options.wanted(stack, slice)
     return trusting.trust(
-        targets.resolve(wanted),
+        hosts_of(targets.resolve(wanted), "trust"),
         targets.keys_file(wanted),
         hosts=host,
         instance=instance or None,
@@ -137,7 +139,8 @@ def run(
 
     argv = execute.argv_of(options.after_dashes(c), command)
     timeout_s = whole("--timeout", timeout, least=1)
-    return execute.run(options.target(stack, slice, hosts), argv, grouped=group, timeout_s=timeout_s)
+    target = hosts_of(options.target(stack, slice, hosts), "run")
+    return execute.run(target, argv, grouped=group, timeout_s=timeout_s)
 
 
 @task(
@@ -155,7 +158,7 @@ def put(
     """Copy a file or folder to all hosts."""
     from launch.commands import copies
 
-    return copies.put(options.target(stack, slice, hosts), source, target, force=force)
+    return copies.put(hosts_of(options.target(stack, slice, hosts), "put"), source, target, force=force)
 
 
 @task(
@@ -173,20 +176,29 @@ def get(
     """Copy a file or folder from all hosts."""
     from launch.commands import copies
 
-    return copies.get(options.target(stack, slice, hosts), source, target, force=force)
+    return copies.get(hosts_of(options.target(stack, slice, hosts), "get"), source, target, force=force)
 
 
-@task(help={"host": "which host, by index (default: the first)", **WHERE})
+@task(
+    help={
+        "host": "which host, by index (default: the first)",
+        **WHERE,
+        "run": "in a cluster: the run whose pod it is (default: the one that is active)",
+    }
+)
 @reported
-def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "") -> int:
+def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "", run: str = "") -> int:
     """Open a shell on a host."""
     from launch.commands import shells
 
     index = whole("--host", host, least=0)
-    argv = shells.command(options.target(stack, slice, hosts), index)
-    sys.stdout.flush()
-    # In place of this process, so that the terminal, its signals and its size are ssh's own.
-    os.execvp(argv[0], argv)
+    target = options.target(stack, slice, hosts)
+    if target.cluster is None:
+        argv = shells.command(target, index)
+        sys.stdout.flush()
+        # In place of this process, so that the terminal, its signals and its size are ssh's own.
+        os.execvp(argv[0], argv)
+    return shells.in_pod(target, run or None, index or 0)
 
 
 @task(help={**WHERE, "write": "write it to ~/.ssh, where ssh and VS Code find it"})
@@ -195,7 +207,7 @@ def ssh_config(c: Any, stack: str = "", slice: str = "", hosts: str = "", write:
     """Print a configuration of the hosts for ssh and VS Code."""
     from launch.commands import shells
 
-    return shells.show_config(options.target(stack, slice, hosts), write=write)
+    return shells.show_config(hosts_of(options.target(stack, slice, hosts), "ssh-config"), write=write)
 
 
 @task(
@@ -219,4 +231,5 @@ def jupyter(
     """Serve notebooks from the first host, for this machine only."""
     from launch.commands import notebook
 
-    return notebook.serve(options.target(stack, slice, hosts, python=python), module, browser=browser)
+    target = hosts_of(options.target(stack, slice, hosts, python=python), "jupyter")
+    return notebook.serve(target, module, browser=browser)

@@ -134,6 +134,7 @@ def _read(c: Any, priority: str, given: Mapping[str, str]) -> tuple[Request, lis
     }
     wanted = options.wanted(given["stack"], given["slice"], **where)
     targets = of_each(with_expected_hosts(inventory_of(wanted)), wanted) or [resolve(wanted)]
+    targets = [options.hosts_of(target, "submit") for target in targets]
     restarts = whole("--max-restarts", given["max_restarts"], least=0) or 0
     return (
         asked,

@@ -43,7 +43,7 @@ TRAIN = {
     "track": "mirror the run to mlflow, wandb, or both with a comma between (default: $TPU_STACK_TRACK)",
     "name": "a name of your own for the run",
     "max_usd": "stop the run when all its attempts have cost so much at list prices; it can be resumed",
-    "max_restarts": "how often the run is started again after it was lost, failed or hung",
+    "max_restarts": "how often the run is started again after it was lost, failed or hung (default: 0; of pods: 10)",
     "hang_limit": "stop a run as hung after 20 usual step times without a step, and at least so many seconds",
     "heartbeat_limit": "also stop a run as hung after so many seconds without a heartbeat",
 }
@@ -67,6 +67,8 @@ def asked_for(
     heartbeat_limit: str,
     max_usd: str = "",
     resume: str = "",
+    queue: str = "",
+    wait: str = "",
 ) -> Request:
     """Return the run that the options ask for. Raises RequestError: they contradict each other."""
     from launch import costs, follow
@@ -94,6 +96,8 @@ def asked_for(
         runtime=runtime or None,
         container_access=container_access or None,
         max_usd=costs.amount("--max-usd", max_usd),
+        queue=queue or None,
+        wait_s=None if (wait_s := whole("--wait", wait, least=1)) is None else float(wait_s),
     )
 
 
@@ -109,6 +113,8 @@ KEEP = {
         "resume": "resume " + RUN_HELP,
         "dry_run": "print what would be sent and started, and what it costs; start nothing",
         "detach": "return when the run has started",
+        "queue": "in a cluster: the queue of Kueue that admits the run",
+        "wait": "in a cluster: seconds that all pods may take to be placed (default: 900; in a queue 12 hours)",
         "keep": "hand the run over to the stack's keeper, which resumes it after a loss",
         **KEEP,
     }
@@ -135,10 +141,12 @@ def train(
     track: str = "",
     name: str = "",
     max_usd: str = "",
-    max_restarts: str = "0",
+    max_restarts: str = "",
     hang_limit: str = "120",
     heartbeat_limit: str = "300",
     detach: bool = False,
+    queue: str = "",
+    wait: str = "",
     keep: bool = False,
     keep_attempts: str = "",
     keep_hours: str = "",
@@ -166,6 +174,8 @@ def train(
         heartbeat_limit=heartbeat_limit,
         max_usd=max_usd,
         resume=resume,
+        queue=queue,
+        wait=wait,
     )
     if {"-h", "--help"} & {*asked.arguments}:
         from launch.commands import console
@@ -174,21 +184,22 @@ def train(
     python = "" if asked.command else python  # of an own command it is among what it says itself
     hand_over = None
     if keep:
-        if max_restarts != "0":
+        if max_restarts not in ("", "0"):
             raise RequestError(
                 "--keep --max-restarts: the keeper restarts a run that it keeps; leave one of the two out"
             )
         hand_over = _hand_over(keep_attempts, keep_hours)
 
     def open_target(like: Run | None) -> Target:
-        return options.target(stack, slice, hosts, platform=platform, python=python, runs=runs, like=like)
+        found = options.target(stack, slice, hosts, platform=platform, python=python, runs=runs, like=like)
+        return options.hosts_of(found, "keep") if keep else found
 
     return training.train(
         open_target,
         asked,
         resume=resume or None,
         detach=detach,
-        restarts=whole("--max-restarts", max_restarts, least=0) or 0,
+        restarts=whole("--max-restarts", max_restarts, least=0),
         track=track,
         dry_run=dry_run,
         hand_over=hand_over,

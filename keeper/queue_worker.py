@@ -306,7 +306,7 @@ class Worker:
                     )
                     return
                 if run is not None:
-                    follow.concluded(run, state)
+                    follow.concluded(run, state, target)
                 self._end(now, "cancelled", now.reason)
             elif state in ("running", "saving", "done"):
                 self._queue.change(entry.number, lambda now: dataclasses.replace(now, state="running"))
@@ -339,7 +339,7 @@ class Worker:
         elif state not in run_directory.ACTIVE:
             if run.run_id in kept and state != "done":
                 return
-            run = follow.concluded(run, state)
+            run, state = follow.concluded(run, state, target)
             notify.about(run, state, self._say)
             names = {host.name for host in target.hosts}
             hosts_lost = bool(known.errors) or any(

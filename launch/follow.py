@@ -52,7 +52,7 @@ def train(
     *,
     resume: str | None,
     detach: bool,
-    restarts: int,
+    restarts: int | None,
     track: str = "",
     dry_run: bool = False,
     hand_over: HandOver | None = None,
@@ -60,8 +60,8 @@ def train(
     """Start or resume a run and, unless `detach`, follow it to its end.
 
     asked: its job is "" where none was named. resume: the run that it is to resume. restarts: how often the run may be
-    started again. track: as it was asked for. dry_run: only print what would be done. hand_over: gets the run once
-    it has started.
+    started again, in a cluster by the cluster; None: the default. track: as it was asked for. dry_run: only print what
+    would be done. hand_over: gets the run once it has started.
     """
     console = terminal()
     target = open_target(None)
@@ -75,6 +75,7 @@ def train(
         asked,
         job=asked.job or (old.described["job"] if old else ""),
         resume=old,
+        restarts=restarts if target.cluster is not None else None,
         track=tracking.asked_for(track, os.environ, old.described.get("track", ()) if old else None),
     )
     if dry_run:
@@ -83,7 +84,8 @@ def train(
         for line in showing.lines(launching.work_out(request, target), target):
             console.print(line, soft_wrap=True)
         return DONE
-    return _carry_out(console, request, target, open_target, restarts, detach=detach, hand_over=hand_over)
+    by_us = 0 if target.cluster is not None else restarts or 0
+    return _carry_out(console, request, target, open_target, by_us, detach=detach, hand_over=hand_over)
 
 
 def require_job(asked: Request) -> None:
@@ -174,7 +176,7 @@ def _carry_out(
         state = _to_its_end(console, run, target)
         if state is None:
             return DONE
-        run = concluded(run, state)
+        run, state = concluded(run, state, target)
         _notify(run, state, say(console))
         decision = decide(state, run)
         if not decision.resume or restarts == 0 or state == "stopped":
@@ -220,12 +222,16 @@ def _to_its_end(console: Console, run: Run, target: Target) -> State | None:
         shown.close()
 
 
-def concluded(run: Run, state: State) -> Run:
+def concluded(run: Run, state: State, target: Target) -> tuple[Run, State]:
+    """Return a run that has ended with its result, and how it ended: what a cluster says of a lost one is a failure."""
     try:
         run = runs.read(run.directory) or run
-        return run if state in ("done", "lost") else finalize(run, state, None)
+        why = target.cluster.why(run.run_id) if state == "lost" and target.cluster is not None else None
+        if why is not None:
+            return finalize(run, "failed", why), "failed"
+        return (run if state in ("done", "lost") else finalize(run, state, None)), state
     except HostError:  # its hosts are gone, and its directory with them for now
-        return run
+        return run, state
 
 
 def _left(restarts: int) -> str:
@@ -277,7 +283,7 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
         if now == "failed" and any(p["state"] == "running" or p.get("supervised") for p in known.processes):
             # The hosts end it among themselves, and of a run that hung they save the stacks first.
             failed_s = failed_s or time.monotonic()
-            if time.monotonic() - failed_s > ENDING_LIMIT_S:
+            if time.monotonic() - failed_s > ENDING_LIMIT_S and not known.is_by_cluster:
                 stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_NOW_S)
         elif now == "failed" and run.current_result() is None and _recently_ended(known):
             pass  # the agent is finding out which host failed first

@@ -255,7 +255,10 @@ STOP_NOW_S = 2.0
 
 
 class Link(Protocol):
-    """How one host's agent is asked."""
+    """How one host's agent is asked. knows_all: whether its `status` is all that is to be known of a run there."""
+
+    @property
+    def knows_all(self) -> bool: ...
 
     def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
         """Begin to ask. The answer is one line of JSON in `stdout`; `exit_code` is None where none came in time.
@@ -272,6 +275,10 @@ class ProcessLink:
     transport: Transport
     command: tuple[str, ...]
 
+    @property
+    def knows_all(self) -> bool:
+        return isinstance(self.transport, LocalTransport)
+
     def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
         return self.transport.begin([*self.command, verb], request, timeout_s=timeout_s)
 
@@ -282,6 +289,7 @@ class GoneLink:
 
     reason: str
     remedy: str
+    knows_all = True
 
     def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:  # noqa: ARG002 - it is a Link
         answer: Future[Completed] = Future()

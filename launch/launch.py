@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
+import functools
 import os
 import random
 import secrets
@@ -35,6 +36,7 @@ from launch.runs import Run
 from launch.targets import Target
 
 if TYPE_CHECKING:
+    from launch.kubernetes import Options
     from launch.own_command import Command
 
 Say = Callable[[str], None]
@@ -49,8 +51,9 @@ class Request:
     `launch.plan.ranks_of_job` takes it. A resumed run keeps both. runtime, container_access: as
     `launch.plan.choose_container` takes them. track: the trackers that it is mirrored to. max_usd: what it may cost
     in all its attempts; None: as it was, if it is resumed. run_id: of a new run; None: one is made up. sweep: what
-    run.json has of the sweep that it is a member of. submitted: the run as it was when it was submitted; job, command
-    and arguments are then not read.
+    run.json has of the sweep that it is a member of. restarts, queue, wait_s: of pods, as `launch.kubernetes.Options`
+    and `launch.pods.ClusterRuns.start` take them; None: as the run began, or the default. submitted: the run as it was
+    when it was submitted; job, command and arguments are then not read.
     """
 
     job: str
@@ -69,6 +72,9 @@ class Request:
     sweep: Mapping[str, Any] | None = None
     submitted: Submitted | None = None
     max_usd: float | None = None
+    restarts: int | None = None
+    queue: str | None = None
+    wait_s: float | None = None
 
 
 class AtWorkError(RequestError):
@@ -108,7 +114,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             say(plan.budget.text)
         began_s = time.monotonic()
         try:
-            plan = prepare(plan, planned.bundles, target, say)
+            plan = prepare(plan, planned.bundles, target, say, planned.pods)
         except BaseException:
             _remove_if_empty(plan, target)
             raise
@@ -123,6 +129,7 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             submitted=request.submitted,
             now=now,
             before=before,
+            pods=planned.pods,
         )
         directory.remove(run_directory.RESULT)
         code, *folders = planned.bundles
@@ -132,7 +139,10 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             if before is None or before["code"]["folder"] != folder.sha256:
                 directory.write_text(run_directory.FOLDER, folder.text)
         directory.write_json(run_directory.RUN, described)
-        _start_and_join(plan, target, directory, say)
+        begin = functools.partial(start, plan, target.agents)
+        if target.cluster is not None and planned.pods is not None:
+            begin = functools.partial(target.cluster.start, plan, planned.pods, say, wait_s=request.wait_s)
+        _start_and_join(plan, target, directory, say, begin)
         say(f"all joined after {time.monotonic() - began_s:.1f} s")
     return _read(directory)
 
@@ -143,6 +153,7 @@ class Planned:
 
     bundles: what the hosts need, our code first. note: what to say of them. needs_environment: whether the framework's
     environment on this machine has to be there. processes_per_host: as it was asked for when the run began.
+    pods: of a run in a cluster, how it is made there.
     """
 
     plan: Plan
@@ -152,6 +163,7 @@ class Planned:
     note: str | None = None
     needs_environment: bool = False
     processes_per_host: str | None = None
+    pods: Options | None = None
 
 
 def work_out(request: Request, target: Target) -> Planned:
@@ -178,6 +190,8 @@ def work_out(request: Request, target: Target) -> Planned:
     _check(request, job, config, target, per_host)
     cwd = _cwd(request, target)
     box = _container(request, job, config, target, cwd)
+    if target.cluster is not None and box is None:
+        raise RequestError(_NO_IMAGE.format(framework=job.framework, stack=target.name))
     python = command.config.python if command else target.python if target.python_is_given else None
     needs_environment = python is None and box is None and target.is_local
     python = python or environments.interpreter(target, job.framework, in_container=box is not None)
@@ -208,6 +222,13 @@ def work_out(request: Request, target: Target) -> Planned:
         if command
         else None,
     )
+    options = _of_pods(request, target)
+    if target.cluster is not None:
+        from launch import kubernetes  # few runs are in a cluster
+
+        plan = kubernetes.placed(plan)
+        agents = target.cluster.agents_called([host.name for host in plan.target.hosts])
+        plan = dataclasses.replace(plan, target=dataclasses.replace(plan.target, agents=agents))
     return Planned(
         plan=plan,
         config=config,
@@ -216,7 +237,33 @@ def work_out(request: Request, target: Target) -> Planned:
         note=note,
         needs_environment=needs_environment,
         processes_per_host=asked,
+        pods=options,
     )
+
+
+_NO_IMAGE = (
+    "--runtime bare: pods run images, and the stack {stack} has none of {framework}, or this leaves it out; "
+    "`fab build --framework {framework}`, `fab push --stack {stack} --framework {framework}`, then `pulumi up`"
+)
+
+
+def _of_pods(request: Request, target: Target) -> Options | None:
+    """Return how a run is made in a cluster; None where its hosts are machines.
+
+    Raises:
+        RequestError: it asks machines for what only a cluster has.
+    """
+    if target.cluster is None:
+        if request.queue is not None or request.wait_s is not None:
+            raise RequestError(
+                f"--queue, --wait: the slice {target.slice.name} is no node pool of a cluster; leave them out"
+            )
+        return None
+    from launch.kubernetes import Options  # few runs are in a cluster
+
+    before = (request.resume.described.get("pods") or {}) if request.resume else {}
+    asked = {"restarts": request.restarts, "queue": request.queue}
+    return Options(**{**before, **{name: value for name, value in asked.items() if value is not None}})
 
 
 def _with_exports(job: Job, config: Any, target: Target) -> Any:
@@ -257,12 +304,26 @@ def _own_command(request: Request) -> Command | None:
     return own_command.of_run(config, given.bundles[1] if given else None)
 
 
-def prepare(plan: Plan, bundles: Sequence[Bundle], target: Target, say: Say) -> Plan:
+def prepare(
+    plan: Plan, bundles: Sequence[Bundle], target: Target, say: Say, pods: Options | None = None
+) -> Plan:
     """Preflight every host, send the code and pull the image; return the plan with what the preflight found.
+
+    pods: in a cluster, which pulls images itself, how the run is made there.
 
     Raises:
         HostsError: a host is not ready; nothing has been started.
+        RequestError, HostError: the cluster would not take the run; nothing has been started.
     """
+    if target.cluster is not None and pods is not None:
+        if plan.attempt:
+            target.cluster.clear(plan.run_id)
+        target.cluster.check(plan, pods)
+        sent = target.cluster.put(plan, bundles)
+        say(
+            f"{target.cluster.connection.name} takes the run, its code {'was put' if sent else 'is'} in the bucket"
+        )
+        return plan
     facts = preflight(plan, target.agents)
     code, *folders = bundles
     sent = stage(code, target.agents, facts)
@@ -274,8 +335,12 @@ def prepare(plan: Plan, bundles: Sequence[Bundle], target: Target, say: Say) -> 
     return plans.settled(plan, facts, token=secrets.token_hex(16))
 
 
-def _start_and_join(plan: Plan, target: Target, directory: RunDirectory, say: Say) -> None:
+def _start_and_join(
+    plan: Plan, target: Target, directory: RunDirectory, say: Say, begin: Callable[[], None]
+) -> None:
     """Start every process and wait until all have joined; otherwise stop all, and write the reason to result.json.
+
+    begin: starts them, or none.
 
     Raises:
         HostsError: a process could not be started.
@@ -286,11 +351,11 @@ def _start_and_join(plan: Plan, target: Target, directory: RunDirectory, say: Sa
         stop_processes(target.agents, plan.run_id, plan.attempt, grace_s=STOP_NOW_S)
 
     try:
-        start(plan, target.agents)
+        begin()
         attempt = f", attempt {plan.attempt}" if plan.attempt else ""
         say(f"started {plan.run_id}{attempt} in {directory.url}")
         join(plan, target.agents)
-    except HostsError as error:  # what had been started has been stopped again
+    except (HostsError, HostError, RequestError) as error:  # what had been started has been stopped again
         finalize(_read(directory), "failed", str(error))
         raise
     except NotJoined as error:

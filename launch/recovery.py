@@ -73,6 +73,8 @@ def repaired(target: Target, reopen: Callable[[], Target], say: Say) -> Target:
     silent = runs.look_at_all(target.agents).errors
     if not silent:
         return target
+    if target.cluster is not None:  # its nodes are the cluster's, which brings them back
+        raise silent[0]
     for error in silent:
         say(f"no answer from {error}")
     if target.pulumi_stack is None:

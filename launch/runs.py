@@ -18,7 +18,7 @@ from contracts.errors import RequestError
 from contracts.files import Files
 from contracts.run_directory import RUN_VERSION, RunDirectory, State
 from jobs.runtime.metric_definitions import Metrics, finite, of_run
-from launch.hosts import Agent, GoneLink, HostError, LocalTransport, ProcessLink, ask_all
+from launch.hosts import Agent, HostError, ask_all
 
 RUN_ID = re.compile(r"^[a-z][a-z0-9_]*-\d{8}-\d{6}-[a-z]{4}$")
 NAME = re.compile(r"^\w(?:[\w. -]{0,98}\w)?\Z")
@@ -287,15 +287,25 @@ def state(
     run: Run, processes: Sequence[Mapping[str, Any]], *, unanswered: int = 0, knowing: int = 0, now_s: float
 ) -> State:
     """Return what a run is doing; see `contracts.run_directory.state`."""
+    # A pod that was started again may not have begun its attempt: what an earlier pod said is not its own.
+    pods = {entry["process_id"]: entry for entry in processes if "pod" in entry}
+    beats = [
+        None if beat and rank in pods and not _is_by(pods[rank], beat) else beat
+        for rank, beat in enumerate(run.current())
+    ]
     return run_directory.state(
         started_s=parse_time(run.described["attempts"][-1]["started"]),
         result=run.current_result(),
-        heartbeats=run.current(),
+        heartbeats=beats,
         processes=processes,
         unanswered=unanswered,
         knowing=knowing,
         now_s=now_s,
     )
+
+
+def _is_by(pod: Mapping[str, Any], beat: Mapping[str, Any]) -> bool:
+    return pod["state"] != "starting" and float(beat["time"]) >= float(pod["started"] or 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -313,9 +323,14 @@ class Look:
             processes=tuple(
                 entry
                 for entry in self.processes
-                if (entry["run_id"], entry["attempt"]) == (run.run_id, run.attempt)
+                if entry["run_id"] == run.run_id and entry["attempt"] in (None, run.attempt)
             ),
         )
+
+    @property
+    def is_by_cluster(self) -> bool:
+        """Whether these are pods, which their cluster starts again and ends, and no launcher."""
+        return any("pod" in entry for entry in self.processes)
 
 
 def look(agents: Sequence[Agent], run: Run) -> Look:
@@ -340,12 +355,6 @@ def state_now(agents: Sequence[Agent], run: Run) -> State:
     return state_by(run, look(agents, run))
 
 
-def _knows_all(agent: Agent) -> bool:
-    link = agent.link
-    is_here = isinstance(link, ProcessLink) and isinstance(link.transport, LocalTransport)
-    return is_here or isinstance(link, GoneLink)
-
-
 def _ask(agents: Sequence[Agent], request: dict[str, Any]) -> Look:
     # Hosts that are this machine share one agent directory; it is asked once.
     asked = list({(agent.root, agent.link): agent for agent in agents}.values())
@@ -357,7 +366,7 @@ def _ask(agents: Sequence[Agent], request: dict[str, Any]) -> Look:
             entry for answer in answers if not isinstance(answer, HostError) for entry in answer["processes"]
         ),
         errors=tuple(answer for answer in answers if isinstance(answer, HostError)),
-        knowing=sum(_knows_all(agent) for agent in asked),
+        knowing=sum(agent.link.knows_all for agent in asked),
     )
 
 

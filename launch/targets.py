@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.errors import RequestError
 from contracts.files import DiskFiles, Files, is_url
-from contracts.inventory import Host, Inventory, Slice, Storage
+from contracts.inventory import Host, Inventory, NodePool, Slice, Storage
 from contracts.process import PLATFORMS
 from jobs.runtime.cache import user_cache_dir
 from launch.hosts import Agent, GoneLink, LocalTransport, ProcessLink, Transport, address_and_port
@@ -27,6 +27,7 @@ from launch.runs import Run, RunsFolder
 
 if TYPE_CHECKING:
     from infra.catalogue import Accelerator
+    from launch.pods import ClusterRuns
 
 LOCAL = "local"
 PYTHON = "~/.local/share/tpu-stack/venv/bin/python"
@@ -53,6 +54,7 @@ class Target:
     cpu_devices: how many devices a process has where the platform is "cpu".
     stand_in_devices: files that stand in for a TPU's device nodes in a rehearsal.
     alone: inside it nobody else changes the slice or starts a run on it; raises RequestError where somebody does.
+    cluster: where the hosts are pods, what it has of runs; `transports` is empty then, and `agents` of all runs.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Target:
     cpu_devices: int = 1
     stand_in_devices: tuple[str, ...] | None = None
     alone: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    cluster: ClusterRuns | None = None
 
     @property
     def is_local(self) -> bool:
@@ -183,7 +186,7 @@ def choose_slice(inventory: Inventory, wanted: str | None) -> Slice:
     found = [each for each in inventory.slices if wanted in (None, each.name)]
     if not found:
         raise RequestError(f'--slice: "{wanted}" is not a slice of {inventory.stack}; choose one of {names}')
-    if not found[0].hosts:
+    if not found[0].hosts and found[0].pool is None:
         raise RequestError(
             f"the slice {found[0].name} has no hosts yet: its {found[0].origin} was still waiting for capacity when "
             f"the stack was last updated; `pulumi up --stack {inventory.stack}` waits on"
@@ -288,7 +291,8 @@ def of_each(inventory: Inventory, wanted: Wanted) -> list[Target]:
     """Return the target of every slice that may be meant, those without hosts left out. Raises as `resolve`."""
     if wanted.stack == LOCAL:
         return [resolve(wanted)]
-    named = [each.name for each in inventory.slices if each.hosts and wanted.slice in (None, each.name)]
+    there = [each for each in inventory.slices if each.hosts or each.pool]
+    named = [each.name for each in there if wanted.slice in (None, each.name)]
     return [of_inventory(inventory, dataclasses.replace(wanted, slice=name)) for name in named]
 
 
@@ -299,18 +303,22 @@ def with_expected_hosts(inventory: Inventory) -> Inventory:
     """
 
     def expected(one_slice: Slice) -> Slice:
-        known = None if one_slice.hosts else _in_catalogue(one_slice.accelerator_type)
-        count = known.hosts * one_slice.count if known else 0
-        hosts = tuple(
-            Host(
-                index=index, name=f"{one_slice.name}-{index}", internal_address="", external_address=None,
-                user=None, host_keys=(), reach="direct",
-            )
-            for index in range(count)
-        )  # fmt: skip
-        return dataclasses.replace(one_slice, hosts=hosts) if hosts else one_slice
+        known = None if one_slice.hosts or one_slice.pool else _in_catalogue(one_slice.accelerator_type)
+        return _with_hosts(one_slice, known.hosts * one_slice.count) if known else one_slice
 
     return dataclasses.replace(inventory, slices=tuple(map(expected, inventory.slices)))
+
+
+def _with_hosts(one_slice: Slice, count: int) -> Slice:
+    """Return a slice with hosts that have no addresses yet."""
+    hosts = tuple(
+        Host(
+            index=index, name=f"{one_slice.name}-{index}", internal_address="", external_address=None,
+            user=None, host_keys=(), reach="direct",
+        )
+        for index in range(count)
+    )  # fmt: skip
+    return dataclasses.replace(one_slice, hosts=hosts)
 
 
 def on_this_machine(
@@ -449,6 +457,8 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
 
     inventory = inventories.with_keys(inventory, inventories.read_keys(keys_file(wanted)))
     one_slice = choose_slice(inventory, wanted.slice)
+    if one_slice.pool is not None:
+        return _on_cluster(inventory, one_slice, one_slice.pool, wanted)
     hosts = choose_hosts(one_slice.hosts, wanted.hosts)
     given = wanted.given
     transports = transports_of(inventory, one_slice, [host.index for host in hosts])
@@ -479,6 +489,46 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
     )
 
 
+def _on_cluster(inventory: Inventory, one_slice: Slice, pool: NodePool, wanted: Wanted) -> Target:
+    """Return the pods that a run on node pools has; nothing is asked of the cluster yet."""
+    from launch import inventories, kubernetes, pods
+    from launch.remote_files import Buckets
+
+    if inventory.cluster is None:
+        raise RequestError(
+            f"the slice {one_slice.name} is in a cluster, and the inventory of {inventory.stack} has none; "
+            f"`pulumi up --stack {inventory.stack}` writes it"
+        )
+    one_slice = _with_hosts(one_slice, pool.nodes * one_slice.count)
+    runs_url = _runs_url(inventory, one_slice, wanted.runs)
+    if not is_url(runs_url):
+        raise RequestError(
+            f"--runs {runs_url}: pods share no disk; name a URL such as gs://…, or leave it out"
+        )
+    files = Buckets()
+    cluster = pods.ClusterRuns(inventory.cluster, files, runs_url)
+    hosts = choose_hosts(one_slice.hosts, wanted.hosts)
+    return Target(
+        name=wanted.stack,
+        pulumi_stack=None if inventories.is_file(wanted.stack) else inventory.stack,
+        inventory=inventory,
+        slice=one_slice,
+        hosts=hosts,
+        platform=wanted.platform or (wanted.given.platform if wanted.given else "tpu"),
+        transports=(),
+        agents=cluster.agents_called([inventory.cluster.name]),
+        find_agents=cluster.agents,
+        python="python",
+        runs_url=runs_url,
+        files=files,
+        agent_root=kubernetes.AGENT_ROOT,
+        cache_dir=kubernetes.CACHE_DIR,
+        cpus=(None,) * len(hosts),
+        coordinator_host="",
+        cluster=cluster,
+    )
+
+
 def _runs_url(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
     if asked is not None:
         if not is_url(asked) and not asked.startswith("/"):
@@ -487,8 +537,13 @@ def _runs_url(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
             )
         return asked.rstrip("/")
     # A slice that may be in several zones finds its runs in the bucket, whichever it is in.
-    mount = None if one_slice.zones else inventory.storage.nfs_mount
+    mount = None if one_slice.zones or one_slice.pool else inventory.storage.nfs_mount
     place = mount or inventory.storage.bucket_url
+    if place is None and one_slice.pool is not None:
+        raise RequestError(
+            f"the stack {inventory.stack} has no bucket, and the runs of {one_slice.name}, whose hosts are pods, have "
+            "to be in one; set tpu-stack:storage.bucket, or say where with --runs"
+        )
     if place is None and one_slice.zones:
         raise RequestError(
             f"the stack {inventory.stack} has no bucket, and {one_slice.name} may be in {', '.join(one_slice.zones)}: "

@@ -132,16 +132,33 @@ def logs(target: Target, wanted: str, *, host: int | None, keep_on: bool, lines:
     def show(index: int, line: str) -> None:
         print(line if host is not None else f"[{index}] {line}", flush=True)
 
-    all_answered = show_all(
-        target.find_agents(run.described),
-        run,
-        chosen,
-        lines=lines,
-        keep_on=keep_on,
-        show=show,
-        tell=lambda text: print(text, file=sys.stderr, flush=True),
-    )
+    def show_attempt(run: Run, lines: int) -> bool:
+        return show_all(
+            target.find_agents(run.described),
+            run,
+            chosen,
+            lines=lines,
+            keep_on=keep_on,
+            show=show,
+            tell=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+
+    all_answered = show_attempt(run, lines)
+    while keep_on and target.cluster is not None and (again := _started_again(target, run)) is not None:
+        print(f"attempt {again.attempt}", file=sys.stderr, flush=True)
+        run, all_answered = again, show_attempt(again, 0)
     return 0 if all_answered else 1
+
+
+def _started_again(target: Target, run: Run) -> Run | None:
+    """Wait for the next attempt of a run that its cluster starts again; None: it has ended."""
+    while True:
+        fresh = runs.read(run.directory)
+        if fresh is None or fresh.attempt > run.attempt:
+            return fresh
+        if runs.state_now(target.agents, fresh) not in run_directory.ACTIVE:
+            return None
+        time.sleep(ASK_AGAIN_S)
 
 
 def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> int:
@@ -259,7 +276,7 @@ def stop(
     by_keeper: lets the keeper stop a run whose processes are none of this user's; False: it does not keep that run.
     """
     console = terminal()
-    run = runs.find(target.runs, wanted) if wanted else _only_active(target)
+    run = runs.find(target.runs, wanted) if wanted else only_active(target)
     agents = target.find_agents(run.described)
     before = runs.state_now(agents, run)
     if before not in run_directory.ACTIVE:
@@ -274,7 +291,8 @@ def stop(
             continue
         for entry in answer["stopped"]:
             note = f"; {printable(entry['note'])}" if entry.get("note") else ""
-            say(console)(f"  {agent.host}: process {entry['pid']} {entry['how']}{note}")
+            pid = "" if entry["pid"] is None else f" {entry['pid']}"
+            say(console)(f"  {agent.host}: process{pid} {entry['how']}{note}")
     deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
     while (after := runs.state_now(agents, runs.read(run.directory) or run)) in run_directory.ACTIVE:
         if time.monotonic() > deadline:
@@ -302,7 +320,7 @@ NOT_OURS = (
 )
 
 
-def _only_active(target: Target) -> Run:
+def only_active(target: Target) -> Run:
     everything = runs.list_runs(target.runs)
     known = runs.look_at_all(target.agents_of_all(everything))
     active = [run for run in everything if runs.state_by(run, known) in run_directory.ACTIVE]

@@ -168,7 +168,12 @@ def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
             if told is None:  # it has failed before
                 return []
             address = told["address"] if target.is_local else HERE
-            port = tunnel.enter_context(target.transports[0].forward(HERE, told["port"]))
+            way = (
+                target.transports[0].forward(HERE, told["port"])
+                if target.cluster is None
+                else target.cluster.forward(run.run_id, 0, told["port"])
+            )
+            port = tunnel.enter_context(way)
             return lines(run, told, address, port, stops=stops)
 
         shown = _Shown(console, opened)

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from contracts import atomic
 from contracts.errors import RequestError
 from contracts.inventory import Slice
 from jobs.runtime.cache import user_cache_dir
+from launch import runs
+from launch.commands import console
 from launch.display import say, terminal
 from launch.hosts import HostError
 from launch.ssh import login
@@ -172,6 +175,21 @@ class Keys:
 
     files: tuple[str, ...]
     only: bool
+
+
+def in_pod(target: Target, wanted: str | None, index: int) -> int:
+    """Open a shell in a pod of a run, the active one without a name; return its exit code.
+
+    Raises:
+        RequestError: there is no such run or pod, or this is no terminal.
+        HostError: the pod does not run.
+    """
+    if target.cluster is None or not sys.stdin.isatty():
+        raise RequestError("fab ssh: a shell in a pod needs a terminal")
+    run = runs.find(target.runs, wanted) if wanted else console.only_active(target)
+    if index >= run.processes:
+        raise RequestError(f"--host {index}: {run.run_id} has the hosts 0 to {run.processes - 1}")
+    return target.cluster.shell(run.run_id, index)
 
 
 def host_alias(stack: str, one_slice: Slice, index: int) -> str:

@@ -82,6 +82,8 @@ class SshTransport:
     def stream(self, argv: Sequence[str], show: Show, *, timeout_s: float | None) -> Future[int | None]:
         return self._ssh.begin(self._follow(argv, show, timeout_s))
 
+    knows_all = False
+
     def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
         return self._ssh.begin(self._sessions.ask(verb, request, timeout_s=timeout_s))
 

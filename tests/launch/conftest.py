@@ -30,6 +30,7 @@ class Answering:
 
     answer: Callable[[str, dict[str, Any]], Mapping[str, Any] | Completed]
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    knows_all: bool = False
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(4))
 
     def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:

@@ -17,9 +17,9 @@ import pytest
 from contracts import run_directory
 from contracts.errors import RequestError
 from jobs.runtime.host_samples import HostSamples
-from launch import runs, targets
+from launch import targets
 from launch.commands import console
-from launch.hosts import Agent, Completed
+from launch.hosts import Agent, Completed, ProcessLink
 from launch.runs import Run
 from launch.targets import Target
 
@@ -176,7 +176,7 @@ def test_a_run_of_another_user_cannot_be_stopped_and_that_is_said(
 ) -> None:
     """The agent keeps its records by user: it knows nothing of what the keeper has started, and that beats."""
     monkeypatch.setattr(run_directory, "FINISHING_LIMIT_S", 0.0)
-    monkeypatch.setattr(runs, "_knows_all", lambda _: False)  # as on a host of a stack
+    monkeypatch.setattr(ProcessLink, "knows_all", False)  # as on a host of a stack
     write_run(beats=[beat("stepping", time=time.time()), beat("stepping", time=time.time())])
     assert console.stop(here(), "latest", grace_s=1) == 1
     assert console.NOT_OURS in capsys.readouterr().out

@@ -1,0 +1,450 @@
+"""A cluster's API: requests, watches, programs in pods, ports of pods. With it comes the official client, lazily."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from contracts import atomic
+from contracts.errors import RequestError
+from contracts.inventory import Cluster
+from jobs.runtime.cache import user_cache_dir
+from launch.hosts import HostError, in_thread
+
+Object = dict[str, Any]
+"""A Kubernetes object, as its JSON says it."""
+
+CONNECT_LIMIT_S = 5.0
+ANSWER_LIMIT_S = 15.0
+WATCH_S = 240
+"""After which a watch is taken up anew where it was."""
+WATCH_SILENCE_S = 90.0
+"""The API server sends a bookmark about every minute."""
+WATCH_PAUSE_S = 1.0
+FIRST_LOOK_S = 20.0
+REMEMBERED = 256
+"""How many objects that are gone a watch still knows."""
+FORBIDDEN, NOT_FOUND, CONFLICT, TOO_OLD = 403, 404, 409, 410
+MERGE = "application/merge-patch+json"
+GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class ApiError(HostError):
+    """What the API server refused, or why it cannot be asked. status: of HTTP; None: it gave no answer."""
+
+    status: int | None = None
+
+
+class Connection:
+    """The API server of a cluster, as this user. It connects at its first use."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._watches: dict[str, Watch] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        return f"cluster {self.cluster.name}"
+
+    def path(self, kind: str, name: str = "") -> str:
+        """Return the path of a kind in the namespace ("pods", "jobs", …), or of one object of it."""
+        return "/".join([PLACES[kind], "namespaces", self.cluster.namespace, kind, *([name] if name else [])])
+
+    def get(self, path: str, **query: str) -> Object:
+        return self.ask("GET", path, None, **query)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: Object | None = None,
+        *,
+        content: str = "application/json",
+        **query: str,
+    ) -> Object:
+        """Carry out one request and return the answer.
+
+        Raises:
+            ApiError: the API server refuses it, or cannot be reached.
+            RequestError: this machine knows no such cluster.
+        """
+        found: Object = json.loads(
+            self._send(method, path, body, content, query, ANSWER_LIMIT_S).data or b"{}"
+        )
+        return found
+
+    def events(self, path: str, **query: str) -> Iterator[Object]:
+        """Begin a watch; return its events as they come, until the API server ends it. Raises ApiError."""
+        answer = self._send("GET", path, None, "application/json", {**query, "watch": "1"}, WATCH_SILENCE_S)
+
+        def told() -> Iterator[Object]:
+            left = b""
+            with contextlib.closing(answer), self._errors():
+                for piece in answer.stream(None, decode_content=False):
+                    *lines, left = (left + piece).split(b"\n")
+                    yield from map(json.loads, lines)
+
+        return told()
+
+    def watched(self, kind: str, labels: str) -> Watch:
+        """Return the watch over objects of a kind; there is one, however many ask."""
+        with self._lock:
+            return self._watches.setdefault(f"{kind} {labels}", Watch(self, self.path(kind), labels))
+
+    def program(self, pod: str, container: str, argv: Sequence[str], *, terminal: bool = False) -> Any:
+        """Start a program in a pod; return its streams, as `kubernetes.stream.ws_client.WSClient` has them."""
+        from kubernetes import stream
+
+        return self._channel(
+            stream.stream,
+            "connect_get_namespaced_pod_exec",
+            pod,
+            container=container,
+            command=[*argv],
+            stdin=True,
+            stdout=True,
+            stderr=not terminal,
+            tty=terminal,
+            binary=True,
+            _preload_content=False,
+        )
+
+    @contextlib.contextmanager
+    def forwarded(self, pod: str, port: int) -> Iterator[int]:
+        """Open a port of this machine's loopback that leads to one of a pod."""
+        from kubernetes import stream
+
+        def lead(near: socket.socket) -> None:
+            with near, contextlib.suppress(OSError, HostError):
+                call = "connect_get_namespaced_pod_portforward"
+                tunnel = self._channel(stream.portforward, call, pod, ports=str(port))
+                with contextlib.closing(tunnel), tunnel.socket(port) as far:
+                    there = in_thread(functools.partial(_pump, near, far))
+                    _pump(far, near)
+                    there.result()
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # the listener is closed
+                while True:
+                    near, _ = listener.accept()
+                    in_thread(functools.partial(lead, near))
+
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            in_thread(serve)
+            try:
+                yield listener.getsockname()[1]
+            finally:
+                with contextlib.suppress(OSError):
+                    listener.shutdown(socket.SHUT_RDWR)  # a close alone does not wake up who waits
+
+    def _channel(self, opened: Callable[..., Any], call: str, pod: str, **options: Any) -> Any:
+        import kubernetes.client
+
+        with self._errors():  # each with a client of its own: it is changed for the length of the call
+            api = kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(self._configuration))
+            return opened(getattr(api, call), pod, self.cluster.namespace, **options)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: Object | None,
+        content: str,
+        query: Mapping[str, str],
+        limit_s: float,
+    ) -> Any:
+        headers = {"Accept": "application/json", "Content-Type": content}
+        with self._errors():
+            return self._client.call_api(
+                path,
+                method,
+                query_params=[*query.items()],
+                header_params=headers,
+                body=body,
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
+                _preload_content=False,
+                _request_timeout=(CONNECT_LIMIT_S, limit_s),
+            )
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        import google.auth.exceptions
+        import urllib3.exceptions
+        import websocket
+        from kubernetes.client.exceptions import ApiException
+
+        try:
+            yield
+        except ApiException as error:
+            raise self._refused(error) from None
+        except google.auth.exceptions.GoogleAuthError as error:
+            reason, remedy = (
+                f"no credentials of Google's ({_line(error)})",
+                "`gcloud auth application-default login`",
+            )
+            raise ApiError(host=self.name, reason=reason, remedy=remedy) from None
+        except (urllib3.exceptions.HTTPError, websocket.WebSocketException, OSError) as error:
+            raise self._unreachable(error) from None
+
+    def _refused(self, error: Any) -> ApiError:
+        try:
+            said = json.loads(error.body)["message"]
+        except (ValueError, KeyError, TypeError):
+            said = error.reason or "no reason given"
+        if not error.status:  # of a program or a port: the client says why in words only
+            return ApiError(host=self.name, reason=_line(said))
+        remedy = {
+            401: "log in again, as its kubeconfig wants it; on GKE `gcloud auth application-default login`",
+            FORBIDDEN: "have it granted in the cluster (docs/kubernetes.md)",
+        }.get(error.status, "")
+        return ApiError(host=self.name, reason=_line(said), remedy=remedy, status=error.status)
+
+    def _unreachable(self, error: BaseException) -> ApiError:
+        reason = getattr(error, "reason", None) or error
+        where = self._configuration.host
+        return ApiError(
+            host=self.name,
+            reason=f"its API server {where} cannot be reached ({_line(reason)})",
+            remedy="see that this machine may reach it",
+        )
+
+    @functools.cached_property
+    def _client(self) -> Any:
+        import kubernetes.client
+
+        return kubernetes.client.ApiClient(self._configuration)
+
+    @functools.cached_property
+    def _configuration(self) -> Any:
+        import kubernetes.client
+        import urllib3
+
+        configuration = kubernetes.client.Configuration()
+        configuration.retries = urllib3.Retry(connect=0, read=0, redirect=0, other=0, status=0)
+        if self.cluster.endpoint is None:
+            _read_kubeconfig(self.cluster, configuration)
+        else:
+            _use_google(self.cluster, configuration)
+        return configuration
+
+
+PLACES = {
+    "pods": "/api/v1",
+    "services": "/api/v1",
+    "events": "/api/v1",
+    "serviceaccounts": "/api/v1",
+    "jobs": "/apis/batch/v1",
+    "networkpolicies": "/apis/networking.k8s.io/v1",
+    "jobsets": "/apis/jobset.x-k8s.io/v1alpha2",
+}
+
+
+def _read_kubeconfig(cluster: Cluster, configuration: Any) -> None:
+    import kubernetes.config
+
+    path = os.path.expanduser(cluster.kubeconfig) if cluster.kubeconfig else None
+    try:
+        kubernetes.config.load_kube_config(path, cluster.context, configuration, persist_config=False)
+    except (kubernetes.config.ConfigException, OSError) as error:
+        where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
+        context = f" context {cluster.context}" if cluster.context else ""
+        raise RequestError(
+            f"tpu-stack:cluster: {where}:{context} cannot be used ({_line(error)}); "
+            "`kubectl config get-contexts` lists what there is"
+        ) from None
+    host = configuration.host.partition("://")[2]
+    if host.startswith(("127.", "localhost", "[::1]")):
+        configuration.proxy = None  # it is on this machine, whatever proxy leads to the world
+
+
+def _use_google(cluster: Cluster, configuration: Any) -> None:
+    """Ask the endpoint of a GKE cluster with the user's application default credentials."""
+    import google.auth
+    import google.auth.transport.requests
+
+    configuration.host = cluster.endpoint
+    if cluster.ca_certificate is not None:
+        path = user_cache_dir(os.environ) / "clusters" / f"{cluster.name}.pem"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write(path, cluster.ca_certificate)
+        configuration.ssl_ca_cert = str(path)
+    request = google.auth.transport.requests.Request()
+    found: list[Any] = []
+
+    def renew(changed: Any) -> None:
+        if not found:
+            found.append(google.auth.default(scopes=[GOOGLE_SCOPE])[0])
+        if not found[0].valid:
+            found[0].refresh(request)
+        changed.api_key["authorization"] = f"Bearer {found[0].token}"
+
+    configuration.api_key["authorization"] = ""  # without one, nothing asks the hook
+    configuration.refresh_api_key_hook = renew
+
+
+def _line(said: object) -> str:
+    lines = str(said).strip().splitlines()
+    return lines[0][:500] if lines else type(said).__name__
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    with contextlib.suppress(OSError):
+        target.shutdown(socket.SHUT_WR)
+
+
+class Watch:
+    """All objects of a kind that have certain labels, as one watch tells them from the first question on."""
+
+    def __init__(self, connection: Connection, path: str, labels: str) -> None:
+        self._connection, self._path, self._labels = connection, path, labels
+        self._changed = threading.Condition()
+        self._found: dict[str, Object] = {}
+        self._gone: dict[str, Object] = {}
+        self._error: ApiError | None = None
+        self._is_known = False
+        self._version = ""
+        self._count = 0
+        self._thread: threading.Thread | None = None
+
+    def objects(self) -> list[Object]:
+        """Return what there is.
+
+        Raises:
+            ApiError: the API server does not tell just now.
+        """
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, daemon=True, name=f"watch {self._path}")
+                self._thread.start()
+            self._changed.wait_for(lambda: self._error is not None or self._is_known, FIRST_LOOK_S)
+            if not self._is_known and self._error is None:
+                reason = f"its API server has not answered within {FIRST_LOOK_S:.0f} s"
+                self._error = ApiError(host=self._connection.name, reason=reason)
+            if (error := self._error) is not None:
+                raise ApiError(host=error.host, reason=error.reason, remedy=error.remedy, status=error.status)
+            return list(self._found.values())
+
+    def gone(self) -> list[Object]:
+        """Return objects as they were when they were removed, the latest last."""
+        with self._changed:
+            return list(self._gone.values())
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until something changes, at most so long."""
+        with self._changed:
+            count = self._count
+            self._changed.wait_for(lambda: self._count != count, limit_s)
+
+    def _watch(self) -> None:
+        while True:
+            try:
+                if not self._version:
+                    self._list()
+                self._follow()
+            except ApiError as error:
+                with self._changed:
+                    if error.status is not None:  # whatever it refuses, it is asked anew for all
+                        self._version = ""
+                    if error.status == NOT_FOUND:  # the cluster knows no such kind
+                        self._found, self._error, self._is_known = {}, None, True
+                    elif error.status != TOO_OLD:
+                        self._error = error
+                    self._note()
+                time.sleep(WATCH_S if error.status == NOT_FOUND else WATCH_PAUSE_S)
+            except RequestError as error:
+                with self._changed:
+                    self._error = ApiError(host=self._connection.name, reason=str(error))
+                    self._thread = None
+                    self._note()
+                return
+
+    def _list(self) -> None:
+        answer = self._connection.get(self._path, labelSelector=self._labels)
+        kind = answer["kind"].removesuffix("List")
+        with self._changed:
+            fresh = {each["metadata"]["uid"]: {"kind": kind, **each} for each in answer["items"]}
+            for uid in self._found.keys() - fresh.keys():
+                self._forget(uid, self._found[uid])
+            self._found, self._error, self._is_known = fresh, None, True
+            self._note(answer["metadata"]["resourceVersion"])
+
+    def _follow(self) -> None:
+        events = self._connection.events(
+            self._path,
+            labelSelector=self._labels,
+            resourceVersion=self._version,
+            allowWatchBookmarks="true",
+            timeoutSeconds=str(WATCH_S),
+        )
+        with self._changed:
+            self._error = None
+        for event in events:
+            self._take(event["type"], event["object"])
+
+    def _take(self, what: str, found: Object) -> None:
+        if what == "ERROR":
+            raise ApiError(
+                host=self._connection.name, reason=found.get("message", ""), status=found.get("code", 500)
+            )
+        uid = found["metadata"].get("uid", "")
+        with self._changed:
+            if what == "DELETED":
+                self._found.pop(uid, None)
+                self._forget(uid, found)
+            elif what != "BOOKMARK":
+                self._found[uid] = found
+            self._note(found["metadata"]["resourceVersion"])
+
+    def _forget(self, uid: str, found: Object) -> None:
+        self._gone[uid] = found
+        while len(self._gone) > REMEMBERED:
+            del self._gone[next(iter(self._gone))]
+
+    def _note(self, version: str | None = None) -> None:
+        self._version = self._version if version is None else version
+        self._count += 1
+        self._changed.notify_all()
+
+
+def shell(program: Any) -> int:
+    """Join this terminal to a program in a pod until it ends; return its exit code."""
+    import select
+    import termios
+    import tty
+
+    def tell_size() -> None:
+        size = os.get_terminal_size(sys.stdout.fileno())
+        program.write_channel(4, json.dumps({"Width": size.columns, "Height": size.lines}).encode())
+
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    size: os.terminal_size | None = None
+    try:
+        tty.setraw(keys)
+        while program.is_open():
+            if size != (size := os.get_terminal_size(sys.stdout.fileno())):
+                tell_size()
+            select.select([keys, program.sock.sock], [], [], 0.5)
+            program.update(timeout=0)
+            sys.stdout.buffer.write(program.read_channel(1) or b"")
+            sys.stdout.buffer.flush()
+            if select.select([keys], [], [], 0)[0]:
+                program.write_channel(0, os.read(keys, 4096))
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+    return program.returncode or 0
