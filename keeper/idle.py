@@ -1,9 +1,8 @@
 """Slices that nobody has used for `tpu-stack:idle-hours`: the keeper gives them back.
 
-Nothing is removed on one word alone: no run may want the slice or be queued for it, every host of it has to answer and
-to say that nothing runs there and that no program, of whatever user, has a TPU open, and none of its runs may have been
-heard of, by the hosts' clocks and the store's. That a TPU was open is remembered in the store, as nothing else tells it
-once the program has ended.
+A slice is given back only if all of this holds: no run is kept on it or queued for it; every host answers; no process
+of ours runs there, and no program of any user has a TPU open; and no run on it was active within the time. When a TPU
+was last seen open is noted in the store, because nothing else tells it once the program has ended.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ if TYPE_CHECKING:
 
 EVERY_S = 15 * MINUTE_S
 WITHIN_S = 2 * MINUTE_S
-"""Of every EVERY_S, the time in which a pass looks for idle slices: so nothing has to be remembered between two."""
+"""Passes in the first WITHIN_S of every EVERY_S look for idle slices, so that the last look need not be noted."""
 USED = "used.json"
 """Slice → when a pass last saw a TPU of it open."""
 LOOK_LIMIT_S = 30.0
 AS_ROOT = 'if [ "$(id -u)" = 0 ]; then sh -c "$0"; else sh -c "$0" 2>/dev/null; sudo -n -- sh -c "$0"; fi'
-"""What another user has open shows to root alone; root of a container sees less than a user sees of his own."""
+"""Only root sees what other users have open. A container's root may see less than users see of their own programs."""
 GONE, LOOKED = ("No such file or directory", "No such process"), "looked"
 
 
@@ -89,7 +88,7 @@ def _seen(means: Means, stack: Stack, name: str) -> Slice | None:
 
 
 def _unused_s(means: Means, stack: Stack, one: Slice) -> float:
-    """For how long no run has used it; 0 while something runs there, or a host does not answer."""
+    """Return for how long nobody has used it; 0 while it is used, or if that cannot be seen."""
     others = [each for each in stack.inventory.slices if each.name != one.name]
     inventory = dataclasses.replace(stack.inventory, slices=(one, *others))
     target = means.hosts.on(dataclasses.replace(stack, inventory=inventory), one.name)
@@ -113,7 +112,7 @@ def _unused_s(means: Means, stack: Stack, one: Slice) -> float:
 
 
 def devices_open_on(target: Target) -> list[str]:
-    """Return the hosts on which a program has a TPU open, whoever's it is.
+    """Return the hosts on which a program of any user has a TPU open.
 
     Raises:
         HostError: it cannot be seen, as where this user may not become root.

@@ -1,7 +1,7 @@
-"""`fab keeper install`: the keeper's code, environment and timer, on the stack's gateway or on this machine.
+"""`fab keeper install`: installs the keeper's code, environment and timer on the stack's gateway or on this machine.
 
-Code and environment lie under their hashes, and only the units name which ones are used, so that a pass that is under
-way ends with what it began with, and an installation that is broken off changes nothing.
+Code and environment are in folders named by their hashes. Only the units say which of them are used. A pass that is
+under way therefore ends with the code that it began with, and an interrupted installation changes nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODULES = ("asyncssh", "googleapiclient", "gcsfs", "tyro", "rich")
 NAME = "tpu-stack-keeper"
 EVERY_S = 60
 PASS_LIMIT_S = 7200
-"""Of one pass: a slice that comes at once, hosts that are prepared, a run that starts."""
+"""The limit of one pass, in which a slice is served, its hosts are prepared, and a run starts."""
 FIRST_PASS_S = 120
 SHARE_OWNER = 1000
 """`infra.file_server.OWNER_ID`: as this user the keeper reads and writes run directories on the share."""
@@ -47,7 +47,7 @@ KEPT = (
     "CLOUDSDK_CONFIG",
     "GOOGLE_APPLICATION_CREDENTIALS",
 )
-"""Variables of this shell that the keeper on this machine needs too."""
+"""Variables of this shell that a keeper on this machine gets."""
 ADDRESSES_LIMIT_S = 60.0
 CLOSED = (
     "RuntimeDirectoryPreserve", "NoNewPrivileges", "ProtectHome", "PrivateTmp", "PrivateDevices", "LockPersonality",
@@ -81,7 +81,7 @@ class Place:
 
 
 def gateway_place(inventory: Inventory, lock: Lock) -> Place:
-    """The gateway, which has the share's folder where hosts mount it. Pure."""
+    """Return the gateway, which sees the share's folder under the path where hosts mount it. Pure."""
     root, storage = f"/opt/{NAME}", inventory.storage
     own = storage.nfs_source.partition(":")[2] if storage.nfs_source else None
     return Place(
@@ -100,7 +100,7 @@ def gateway_place(inventory: Inventory, lock: Lock) -> Place:
 
 
 def here(inventory: Inventory) -> Place:
-    """This machine: a service of this user, for each stack one, with the environment of this checkout."""
+    """Return this machine: a service of this user for each stack, with the environment of this checkout."""
     return Place(
         name=f"{NAME}-{inventory.stack}",
         root=f"~/.local/share/tpu-stack/keeper/{inventory.stack}",
@@ -166,7 +166,7 @@ def _gateway(inventory: Inventory) -> tuple[Transport, str]:
 
 
 def _host_keys(gateway: Gateway, project: str) -> tuple[str, ...]:
-    """The keys that the gateway has published as guest attributes."""
+    """Return the host keys that the gateway has published as guest attributes."""
     command = [
         "gcloud",
         "compute",
@@ -203,7 +203,7 @@ def _host_keys(gateway: Gateway, project: str) -> tuple[str, ...]:
 
 
 def steps(place: Place, inventory: Inventory, bundle: Bundle, sent: str, lock: Lock) -> tuple[Step, ...]:
-    """What a keeper needs on its machine, in order. sent: where the bundle lies there."""
+    """Return the steps that install a keeper, in order. sent: the path of the bundle on that machine."""
     code = place.code(bundle.sha256)
     before: tuple[Step, ...] = ()
     if place.system:
@@ -260,7 +260,7 @@ rm -f {sent}
 
 
 def _service(place: Place, code: str, inventory: Inventory) -> Step:
-    """The units, and a first pass, which shows whether the keeper works there."""
+    """Return the step that writes the units and waits for a first pass, which shows whether the keeper works."""
     service, timer = f"{place.name}.service", f"{place.name}.timer"
     files = {service: service_unit(place, code, inventory), timer: timer_unit(inventory)}
     units, root, ctl = at_home(place.units), at_home(place.root), place.systemctl
@@ -321,7 +321,7 @@ done
 
 
 def service_unit(place: Place, code: str, inventory: Inventory) -> str:
-    """One pass, which looks, does what is to be done, and ends. A service of the machine sees little of it."""
+    """Return the service, which carries out one pass. As a service of the machine it may see and write little."""
     folder = f"%h{code[1:]}" if code.startswith("~/") else code
     lines = [
         f"[Unit]\nDescription=The keeper of tpu-stack {inventory.stack}: one look at its runs",
@@ -352,7 +352,7 @@ def service_unit(place: Place, code: str, inventory: Inventory) -> str:
 
 
 def timer_unit(inventory: Inventory) -> str:
-    """By clocks that only go forward: whatever the time of day is set to, a look follows the one before it."""
+    """Return the timer. It uses monotonic clocks, so a change of the time of day does not disturb it."""
     return f"""[Unit]
 Description=A look of the keeper of tpu-stack {inventory.stack} every {EVERY_S} s
 

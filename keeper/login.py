@@ -1,7 +1,7 @@
-"""How the keeper on a gateway logs in to hosts: by OS Login as the gateway's own account, from inside, without gcloud.
+"""The login of a keeper on a gateway: by OS Login as the gateway's own account, inside the network, without gcloud.
 
-Its key is made here, lies in the folder that systemd makes in memory for the service (`/run`), and OS Login knows it
-for a day; a new one takes its place before that is over. Elsewhere the keeper logs in as `fab` does.
+The key is made here. It is in the folder that systemd makes in memory for the service (`/run`). OS Login knows it for a
+day, and it is replaced before that. On other machines the keeper logs in as `fab` does.
 https://cloud.google.com/compute/docs/oslogin/rest/v1/users/importSshPublicKey
 """
 
@@ -29,11 +29,11 @@ ENDPOINT = "https://oslogin.googleapis.com"
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 KEY_LIFE_S = 24 * 3600.0
 RENEW_BEFORE_S = 4 * 3600.0
-"""So long before the end a key is replaced: bringing a run back may take a few hours."""
+"""How long before its end a key is replaced, as a recovery may take a few hours."""
 
 
 def from_here(inventory: Inventory, environ: Mapping[str, str]) -> Inventory:
-    """Return the inventory with hosts as this machine gets to them.
+    """Return the inventory with the hosts as this machine reaches them.
 
     Raises:
         HostError: OS Login does not take the key.
@@ -59,7 +59,7 @@ def inside(inventory: Inventory, user_name: str) -> Inventory:
 
 
 def user(project: str, key: Path) -> str:
-    """Return the user name of this machine's account, and see to it that `key` is there and lets it in.
+    """Return the user name of this machine's account. Makes `key` and adds it to the account where that is needed.
 
     Asks Google only where there is no key yet, or it is about to expire. Raises as `from_here`.
     """
@@ -81,7 +81,7 @@ def user(project: str, key: Path) -> str:
 
 
 def _import(project: str, public_key: str) -> dict[str, Any]:
-    """Let OS Login know a key of this machine's account; return the account's profile."""
+    """Add a key to this machine's account in OS Login; return the account's profile."""
     import google.auth.compute_engine
     import google.auth.exceptions
     import google.auth.transport.requests

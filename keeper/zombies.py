@@ -1,8 +1,8 @@
-"""`fab zombies`: all TPUs that a project holds, in every zone, whose they are, and which nobody knows of.
+"""`fab zombies`: lists all TPUs that a project holds, in every zone, and whose they are; removes a stack's zombies.
 
-What is the stack's carries its owner label. Of that, what Pulumi's state or the inventory has is in use; the rest was
-left by something that was interrupted: it counts against the quota, may cost, and can be removed here. Whatever else
-the project holds is shown and never touched.
+The stack's resources carry its owner label. Those that Pulumi's state or the inventory has are in use. The others are
+zombies: an interrupted program has left them, they count against the quota, may be billed, and can be removed here.
+Resources of others are shown and never changed.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ DIRECT = "gcp:tpu/v2Vm:V2Vm"
 EMPTY_STATES = frozenset(
     {"ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED", "PREEMPTED", "TERMINATED"}
 )
-"""Of what holds no machine, so that nothing is billed."""
+"""States in which a resource holds no machine and nothing is billed."""
 QUOTAS = "https://cloudquotas.googleapis.com/v1/projects/{}/locations/global/services/tpu.googleapis.com/quotaInfos"
 QUOTA_OF = {
     "v2": "TPUV2", "v3": "TPUV3", "v4": "TPUV4", "v5e": "TPUV5sLitepod", "v5p": "TPUV5P", "v6e": "TPUV6E",
 }  # fmt: skip
-"""How the ids of a generation's quotas begin; as refusals have them, such as TPUV6EPreemptiblePerProjectPerZone…"""
+"""Generation → how the ids of its quotas begin, as in TPUV6EPreemptiblePerProjectPerZone… of Google's refusals."""
 SPOT, SERVING = "Preemptible", "Serving"
 ANSWER_LIMIT_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Known:
-    """What Pulumi has of a stack. names: ZONE/ID of its queued resources and nodes. pending: what an update that goes
-    on, or was interrupted, is about."""
+    """What Pulumi has of a stack. names: ZONE/ID of its queued resources and nodes. pending: resources of an update
+    that is under way or was interrupted."""
 
     owner: str
     names: frozenset[str]
@@ -78,18 +78,18 @@ class Holding:
 
     @property
     def pool(self) -> tuple[str, str, bool]:
-        """What a quota is of: zone, generation, and whether the chips are spot."""
+        """What a quota is for: zone, generation, and whether the chips are spot."""
         known = catalogue.ACCELERATORS.get(self.accelerator_type)
         return self.zone, known.generation.name if known else "", self.capacity == "spot"
 
     @property
     def chips(self) -> int:
-        """That it has now."""
+        """How many chips it has now."""
         known = catalogue.ACCELERATORS.get(self.accelerator_type)
         return known.chips * self.count if known and self.state not in EMPTY_STATES else 0
 
     def props(self, project: str, owner: str) -> Json:
-        """What says to `infra.cloud_tpu.lifecycle` which it is. Of several nodes each has its number behind it."""
+        """The properties by which `infra.cloud_tpu.lifecycle` finds it. The id of one of several nodes has a number."""
         number = self.own_id.removeprefix(f"{self.asked_by}-")
         count = int(number) + 1 if self.kind == "node" and number.isdigit() else self.count
         place = {"project": project, "zone": self.zone, "owner": owner}
@@ -184,7 +184,7 @@ def limits(quotas: Sequence[Json], found: Sequence[Holding]) -> Iterator[str]:
 
 
 def _value(quota: Json, zone: str) -> str | None:
-    """Its value in a zone: one of the zone's own, else one for several places of which it is one."""
+    """Return its value for a zone: the zone's own, else that of a group of places with the zone."""
     infos = [each for each in quota.get("dimensionsInfos", []) if (each.get("details") or {}).get("value")]
     own = [each for each in infos if (each.get("dimensions") or {}).get("zone") == zone]
     shared = [
@@ -194,7 +194,7 @@ def _value(quota: Json, zone: str) -> str | None:
 
 
 def command(wanted: Wanted, *, remove: bool, yes: bool) -> int:
-    """List them and, with `remove`, remove the zombies, after a question unless `yes`; FAILED where some stay.
+    """List what the project holds. remove: also remove the zombies, after a question unless `yes`; FAILED if one stays.
 
     Raises:
         RequestError: Pulumi did not make the stack, an update of it is under way, or Google does not answer.
@@ -276,7 +276,7 @@ def _carry_out(
 
 
 def _told_quotas(access: settings.Settings, project: str, found: Sequence[Holding]) -> Iterator[str]:
-    """What Google's Cloud Quotas API tells, or why it does not."""
+    """Return the lines about quotas from Google's Cloud Quotas API, or why there are none."""
     if access.is_rehearsal:
         return
     import google.auth.exceptions

@@ -75,7 +75,7 @@ def made_s(one: Slice) -> float | None:
 
 
 def of_slice(one: Slice, now_s: float) -> tuple[float, Cost | None] | None:
-    """Return since how many seconds a slice is there, and what that cost; None where it is not known, or not there."""
+    """Return the age of a slice in seconds and what it has cost; None if its age is unknown or it has no hosts."""
     at_s = made_s(one)
     if at_s is None or not one.hosts:
         return None
@@ -126,7 +126,7 @@ class Budget:
 
     @property
     def text(self) -> str:
-        """What comes of it, before it begins."""
+        """What is said of it before the attempt begins."""
         before = f", less {self.spent_usd:,.2f} USD of earlier attempts" if self.spent_usd else ""
         return (
             f"budget {self.max_usd:,.2f} USD{before}: the run is stopped after {spoken(max(0, self.left_s))}, "

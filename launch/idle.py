@@ -1,4 +1,4 @@
-"""Slices that cost and that no run uses: how long already, and the line by which every command names them."""
+"""Idle slices: since when no run has used a slice, and the line by which every command names it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOOK_LIMIT_S = 5.0
 def used_s(one: Slice, several: Sequence[Run]) -> float | None:
     """Return when a slice was last used, in Unix seconds: by one of the runs, or when it was made; None: not known.
 
-    A run on it that lives has said so within seconds, so it needs no state here.
+    An active run has renewed its heartbeat within seconds, so the state of runs is not asked for.
     """
     made_s = costs.made_s(one)
     if made_s is None or not one.hosts:
@@ -54,7 +54,7 @@ def limit_s(target: Target) -> float:
 def remarks(target: Target) -> Iterator[str]:
     """Return a line for each idle slice of a stack; nothing where the runs cannot be read in time.
 
-    What was seen of a slice is kept on this machine: as long as it was used within the limit by that, nobody is asked.
+    When a slice was last used is noted on this machine. No run is read while that is within the limit.
     """
     now_s, path = time.time(), _memory(target)
     seen = _read(path)

@@ -1,6 +1,6 @@
-"""What brings a run back: whether it is to be resumed, its slice whole again, its hosts prepared, the same request.
+"""Recovery of a run: decides whether to resume it, restores its slice, prepares its hosts, and repeats its request.
 
-`fab recover`, `fab train --max-restarts` and the keeper share it.
+`fab recover`, `fab train --max-restarts` and the keeper use it.
 """
 
 from __future__ import annotations
