@@ -301,13 +301,11 @@ def show(queue: Queue, *, everything: bool, as_json: bool) -> int:
     if as_json:
         left_out = ("request", "submitted", "bundles")
         listed = [
-            {k: v for k, v in dataclasses.asdict(each).items() if k not in left_out} for each in entries
+            {name: value for name, value in dataclasses.asdict(each).items() if name not in left_out}
+            | {"name": each.request["name"], "sweep": each.sweep}
+            for each in entries
         ]
-        print(
-            json.dumps(
-                {"entries": [{**each, "sweep": e.sweep} for each, e in zip(listed, entries, strict=True)]}
-            )
-        )
+        print(json.dumps({"entries": listed}))
         return DONE
     if not entries:
         say(console)("the queue is empty; `fab submit` takes the options of `fab train`")
@@ -329,7 +327,7 @@ def show(queue: Queue, *, everything: bool, as_json: bool) -> int:
             printable(each.slice or " or ".join(each.slices)),
             printable(each.by),
             _age(each.added),
-            printable(each.reason.partition("\n")[0]),
+            printable(" ".join(" ".join(each.reason.splitlines()[:2]).split())),
         )
     console.print(table)
     for kept in read_wanted(queue.documents).values() if pending else ():

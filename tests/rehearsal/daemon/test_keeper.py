@@ -335,6 +335,53 @@ def zone_of(cloud: Cloud) -> str:
     return one["name"].split("/")[3] if one and others == [None] and state_of(one) == "ACTIVE" else ""
 
 
+def entries(person: Person) -> dict[str, dict[str, Any]]:
+    """Of the queue, by name."""
+    found = json.loads(person.succeed("fab queue --json --stack rehearsal"))["entries"]
+    return {each["name"]: each for each in found}
+
+
+def test_what_is_queued_ends_with_the_losses_of_an_undisturbed_run(
+    kept: Person, right: dict[int, float], cloud: Cloud, tmp_path: Path
+) -> None:
+    """By priority; a worker is killed while it starts a run, and the slice is lost in a stock-out with nobody there."""
+    kept.act("gateway-off")
+    for name, priority in (("low", 0), ("gone", 1), ("high", 2)):
+        words = f"--name {name} --priority {priority} --job flax_mlm --args '{OPTIONS}'"
+        kept.succeed(f"fab submit --stack rehearsal {words}")
+    with subprocess.Popen(
+        [Path(sys.executable).with_name("fab"), "queue", "work", "--stack", "rehearsal"],
+        env={**kept.environ, **state.open_rehearsal(kept.environ).environment},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stdout is not None
+        first = next(line for line in worker.stdout if line.startswith("started "))
+        worker.kill()
+    assert entries(kept)["high"]["state"] == "starting" and entries(kept)["high"]["run_id"] in first
+    kept.succeed("fab queue cancel gone --stack rehearsal")
+    kept.act("gateway-on")
+    until(lambda: entries(kept)["high"]["state"] == "running", RECOVERY_LIMIT_S)
+    until_step(kept, 100)
+    kept.act("stockout")
+    preempt(kept, cloud)
+    kept.succeed(f"fab queue move {entries(kept)['low']['number']} first --stack rehearsal")
+    threading.Event().wait(30)  # it waits for chips
+    kept.act("restock")
+    until(
+        lambda: {each["state"] for each in entries(kept).values()} == {"done", "cancelled"}, RECOVERY_LIMIT_S
+    )
+    done = [each for each in entries(kept).values() if each["state"] == "done"]
+    assert sorted(each["name"] for each in done) == ["high", "low"]
+    for each in done:
+        place = tmp_path / each["name"]
+        place.mkdir()
+        assert read_losses(fetched(kept, each["run_id"], place) / "metrics.jsonl") == right
+    assert cloud.most == 1
+    until(lambda: "queue/" not in kept.succeed("fab keeper status --stack rehearsal"), LIMIT_S)
+
+
 @pytest.mark.parametrize("strategy", ["first", "race"])
 def test_a_kept_run_goes_on_in_the_zone_that_has_chips(
     kept: Person, right: dict[int, float], cloud: Cloud, strategy: str
