@@ -226,7 +226,10 @@ class Worker:
                 request = dataclasses.replace(self._queue.request(entry), resume=before)
                 if before is not None:
                     request = dataclasses.replace(request, name=None, run_id=None)
-                tracking.start(launching.launch(request, target, self._say), target, self._say)
+                run = launching.launch(request, target, self._say)
+                if before is not None:
+                    notify.about(run, "recovered", self._say)
+                tracking.start(run, target, self._say)
         except launching.LaunchFailed as failure:
             if failure.is_interrupted:
                 self._put_back(entry, INTERRUPTED, counts=False)
