@@ -6,7 +6,6 @@ document that it has read (`infra.documents`). The code of an entry is kept besi
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -206,8 +205,8 @@ class Queue:
 
     def _bundle(self, sha256: str) -> Bundle:
         found = self.documents.read(_place(sha256)).value
-        bundle = Bundle.of_archive(base64.b64decode(found["archive"])) if found else None
-        if bundle is None or bundle.sha256 != sha256:
+        bundle = Bundle.of_text(found["archive"], sha256) if found else None
+        if bundle is None:
             raise RequestError(
                 f"{self.documents.url}/{_place(sha256)}: the code is not there; submit it again"
             )
@@ -231,9 +230,8 @@ class Queue:
         there = {*self.documents.names("bundles/")}
         for each in bundles:
             if _place(each.sha256) not in there:
-                archive = base64.b64encode(each.archive).decode()
                 with contextlib.suppress(ChangedError):  # somebody else has written the same code
-                    self.documents.write(_place(each.sha256), {"archive": archive}, version=ABSENT)
+                    self.documents.write(_place(each.sha256), {"archive": each.text}, version=ABSENT)
 
 
 def _code(entries: Sequence[Entry]) -> set[str]:
