@@ -166,9 +166,13 @@ class _Session:
         return line
 
     async def _listen(self) -> None:
-        """Keep the end of what it says on the other output, so that it never waits for somebody to read it."""
-        while piece := await self._process.stderr.read(PIECE_BYTES):
-            self._last_words = (self._last_words + piece)[-LAST_WORDS_BYTES:]
+        """Keep the end of what it says on the other output, so that it never waits for somebody to read it.
+
+        A connection that is lost ends this without a word: who asks is told, and an idle one is not used again.
+        """
+        with contextlib.suppress(asyncssh.Error, OSError):
+            while piece := await self._process.stderr.read(PIECE_BYTES):
+                self._last_words = (self._last_words + piece)[-LAST_WORDS_BYTES:]
 
 
 def with_verb(verb: str, request: str) -> bytes:
