@@ -213,8 +213,9 @@ def steps(place: Place, inventory: Inventory, bundle: Bundle, sent: str, lock: L
             made,
             root=True,
             needs=("certificates", "code"),
-            # Where the service's user can read it, which /root is not.
-            change=f"umask 022\nexport UV_PYTHON_INSTALL_DIR={place.root}/python UV_NO_CACHE=1\n{made.change}",
+            # Where the service's user can read it, which /root is not; compiled, as it cannot write there.
+            change=f"umask 022\nexport UV_PYTHON_INSTALL_DIR={place.root}/python UV_NO_CACHE=1 "
+            f"UV_COMPILE_BYTECODE=1\n{made.change}",
         )
         before = (certificates(), _user())
     else:
@@ -292,6 +293,8 @@ echo "a pass every {EVERY_S} s: {ctl} list-timers {timer}"
         change=f"""
 {systemd}
 set -e
+umask 022
+{at_home(place.python)} -m compileall -q {at_home(code)}  # a pass cannot write there
 mkdir -p {units}
 {write}
 {ctl} daemon-reload
