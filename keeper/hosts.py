@@ -139,8 +139,10 @@ class Hosts:
         """Wait until new hosts answer, and prepare them. require_there: raises once their slice is lost."""
         return recovery.prepared(reopen, self._say, require_there)
 
-    def resume(self, run: Run, target: Target) -> Run:
+    def resume(self, run: Run, target: Target, now_s: Callable[[], float]) -> Run:
         """Start the next attempt of a run with the code of its latest one, and return when every process has joined.
+
+        now_s: the clock of the store. This machine's may be wrong, for which hosts would be refused.
 
         Where its directory does not have that code, it goes on with the code that this keeper was installed with.
 
@@ -155,7 +157,7 @@ class Hosts:
             raise
         except RequestError as error:
             raise WrongRequestError(str(error)) from None
-        return launching.launch(request, target, self._say)
+        return launching.launch(request, target, self._say, now_s=now_s)
 
     def stop(self, run: Run, target: Target) -> None:
         """Stop a run with a checkpoint, as `fab stop` does, also where the keeper's own user has resumed it."""

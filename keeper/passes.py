@@ -383,7 +383,7 @@ class Attempt:
         self._post.send([counted])
         self._means.say(f"{wanted.run_id}: {reason}")
         try:
-            run = self._hosts.resume(found.run, target)
+            run = self._hosts.resume(found.run, target, self._now_s)
         except hosts_.WrongRequestError as error:
             self._end(counted, f"it cannot be resumed: {error}", found)
         except (LaunchFailed, *REFUSALS) as error:

@@ -92,8 +92,10 @@ class LaunchFailed(Exception):
         self.run, self.is_interrupted = run, is_interrupted
 
 
-def launch(request: Request, target: Target, say: Say) -> Run:
+def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], float] = time.time) -> Run:
     """Start the run on all hosts of the target, and return when every process has joined the group.
+
+    now_s: a clock in Unix seconds, which those of the hosts are compared with.
 
     Raises:
         RequestError: the request cannot be carried out; nothing was started.
@@ -114,11 +116,11 @@ def launch(request: Request, target: Target, say: Say) -> Run:
             say(plan.budget.text)
         began_s = time.monotonic()
         try:
-            plan = prepare(plan, planned.bundles, target, say, planned.pods)
+            plan = prepare(plan, planned.bundles, target, say, now_s, planned.pods)
         except BaseException:
             _remove_if_empty(plan, target)
             raise
-        now = datetime.datetime.now(datetime.UTC)
+        now = datetime.datetime.fromtimestamp(now_s(), datetime.UTC)
         described = run_record(
             plan,
             planned.config,
@@ -305,7 +307,12 @@ def _own_command(request: Request) -> Command | None:
 
 
 def prepare(
-    plan: Plan, bundles: Sequence[Bundle], target: Target, say: Say, pods: Options | None = None
+    plan: Plan,
+    bundles: Sequence[Bundle],
+    target: Target,
+    say: Say,
+    now_s: Callable[[], float],
+    pods: Options | None = None,
 ) -> Plan:
     """Preflight every host, send the code and pull the image; return the plan with what the preflight found.
 
@@ -324,7 +331,7 @@ def prepare(
             f"{target.cluster.connection.name} takes the run, its code {'was put' if sent else 'is'} in the bucket"
         )
         return plan
-    facts = preflight(plan, target.agents)
+    facts = preflight(plan, target.agents, now_s)
     code, *folders = bundles
     sent = stage(code, target.agents, facts)
     sent += sum(stage_if_missing(folder, target.agents) for folder in folders)
@@ -561,13 +568,15 @@ IN_USE = ("device", "lockfile", "leftovers")
 """Checks that fail of a host that is at work, which is no fault of the host."""
 
 
-def preflight(plan: Plan, agents: Sequence[Agent]) -> list[dict[str, Any]]:
+def preflight(
+    plan: Plan, agents: Sequence[Agent], now_s: Callable[[], float] = time.time
+) -> list[dict[str, Any]]:
     """Ask every host whether the run can start there; return the facts of each.
 
     Raises:
         HostsError: listing every failed check of every host; nothing has been started.
     """
-    requests = [plans.preflight(plan, index, now_s=time.time()) for index in range(plan.processes)]
+    requests = [plans.preflight(plan, index, now_s=now_s()) for index in range(plan.processes)]
     answers = ask_all(agents, "preflight", requests)
     errors: list[HostError] = []
     for agent, answer in zip(agents, answers, strict=True):

@@ -124,7 +124,7 @@ class World:
     def examine(self, wanted: Wanted, target: Any, now_s: float) -> Any:
         return self.without_hosts(wanted)
 
-    def resume(self, run: World, target: tuple[str, ...]) -> Any:
+    def resume(self, run: World, target: tuple[str, ...], now_s: Callable[[], float]) -> Any:
         if self.silent(target):
             raise RequestError("hosts do not answer")
         assert not self.runs, "a run that runs was started a second time"

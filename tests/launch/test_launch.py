@@ -288,6 +288,18 @@ class Hosts:
         return [verb for verb, _ in self.asked]
 
 
+def test_hosts_clocks_are_compared_with_the_one_that_is_given(make_agent: MakeAgent) -> None:
+    """The keeper's own may be off by an hour; it gives its store's."""
+    asked: list[float] = []
+
+    def answer(verb: str, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(request["time"])
+        return {"checks": [check(True)], "facts": {}}
+
+    launch.preflight(PLAN, [make_agent(answer, host=f"w-{number}") for number in range(3)], lambda: 12.5)
+    assert asked == [12.5] * 3
+
+
 def test_a_preflight_lists_every_failed_check_of_every_host(make_agent: MakeAgent) -> None:
     def answer(number: int) -> dict[str, Any]:
         if number == 2:
