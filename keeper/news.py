@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.durations import HOUR_S
 from contracts.errors import RequestError
-from infra.documents import Documents, DocumentsError
+from infra.documents import Documents
 from keeper import store
 from keeper.store import Wanted
 from launch import notify
@@ -55,13 +55,18 @@ class Post:
 
     @functools.cached_property
     def is_wanted(self) -> bool:
-        with contextlib.suppress(RequestError, DocumentsError):
+        """Whether a channel is set. Raises DocumentsError: nobody can tell, so that no news may be dropped."""
+        with contextlib.suppress(RequestError):
             if (stack := store.find_stack(self._documents)) is not None:
                 stack.take_environment()
         return bool(notify.channels(os.environ))
 
     def item(self, wanted: Wanted, kind: Kind | None, text: str, run: Run | None = None) -> Item | None:
-        """Return what an entry holds of an event until it was sent; None where nobody is to be told."""
+        """Return what an entry holds of an event until it was sent; None where nobody is to be told.
+
+        Raises:
+            DocumentsError: as `is_wanted`.
+        """
         if kind is None or not self.is_wanted:
             return None
         event = Event(kind=kind, text=text, run=wanted.run_id, name=wanted.name, stack=wanted.stack)
@@ -84,7 +89,7 @@ class Post:
         """Wait until all is sent, or not taken; what takes longer is sent again by the next pass."""
         for future in concurrent.futures.wait(self._sending.values(), LIMIT_S).done:
             if error := future.exception():
-                self._say(f"news could not be sent: {error}")
+                self._say(f"news are sent again by the next pass: {error}")
         self._sending.clear()
 
     def _deliver(self, wanted: Wanted, item: Item) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from contracts.inventory import to_json
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
-from infra.documents import Documents
+from infra.documents import Documents, DocumentsError
 from infra.lease import Lease
 from keeper import news, passes, slices, store
 from keeper.hosts import Hosts
@@ -122,3 +124,20 @@ def test_what_is_not_taken_for_hours_is_dropped_and_a_stop_is_no_news(lab: Lab) 
     store.change_wanted(lab.documents, RUN_ID, lambda now: now and dataclasses.replace(now, state="watched"))
     lab.away = ""
     assert lab.look(stop=True) == [] and lab.entry.state == "ended"
+
+
+def test_news_are_not_dropped_while_nobody_can_tell_who_gets_them(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as away:
+        refused = raising(DocumentsError("the bucket does not answer"))
+        away.setattr("keeper.news.store", types.SimpleNamespace(find_stack=refused))
+        assert lab.look() == [] and lab.entry.state == "watched"
+    assert [kind for _, kind, _ in lab.look()] == ["preempted", "preempted"]
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def call(*_: Any) -> None:
+        raise error
+
+    return call
