@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.durations import HOUR_S
 from contracts.errors import RequestError
-from infra.documents import Documents
+from infra.documents import Documents, DocumentsError
 from keeper import store
 from keeper.store import Wanted
 from launch import notify
@@ -56,9 +56,14 @@ class Post:
     @functools.cached_property
     def is_wanted(self) -> bool:
         """Whether a channel is set. Raises DocumentsError: nobody can tell, so that no news may be dropped."""
-        with contextlib.suppress(RequestError):
-            if (stack := store.find_stack(self._documents)) is not None:
-                stack.take_environment()
+        try:
+            stack = store.find_stack(self._documents)
+        except DocumentsError:
+            raise
+        except RequestError:  # this version cannot read it, which the pass says
+            stack = None
+        if stack is not None:
+            stack.take_environment()
         return bool(notify.channels(os.environ))
 
     def item(self, wanted: Wanted, kind: Kind | None, text: str, run: Run | None = None) -> Item | None:

@@ -131,7 +131,7 @@ def test_news_are_not_dropped_while_nobody_can_tell_who_gets_them(
 ) -> None:
     with monkeypatch.context() as away:
         refused = raising(DocumentsError("the bucket does not answer"))
-        away.setattr("keeper.news.store", types.SimpleNamespace(find_stack=refused))
+        away.setattr("keeper.news.store", types.SimpleNamespace(find_stack=refused, change_wanted=None))
         assert lab.look() == [] and lab.entry.state == "watched"
     assert [kind for _, kind, _ in lab.look()] == ["preempted", "preempted"]
 
