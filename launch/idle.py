@@ -78,7 +78,7 @@ def remarks(target: Target) -> Iterator[str]:
             yield (
                 f"the slice {each.name} has had no run for {spoken(now_s - last_s, units=1)}: {costs.an_hour(each)}; "
                 + (
-                    "its keeper removes it"
+                    "its keeper gives it back unless a program has a TPU open"
                     if removed
                     else "`tpu-stack:slices: []` and `pulumi up` give it back"
                 )

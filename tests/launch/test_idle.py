@@ -70,7 +70,7 @@ def test_commands_name_an_idle_slice_and_ask_nobody_while_it_is_not(
     )
     assert not [*idle.remarks(stack(5, idle_hours=6.0))]
     (line,) = idle.remarks(stack(5, idle_hours=0.5, keeper="gs://b/keeper"))
-    assert line.endswith("; its keeper removes it")
+    assert line.endswith("; its keeper gives it back unless a program has a TPU open")
     assert len(asked) == 2
 
     # A run just now: it is looked for once, and then known for as long as the slice is not idle again.
