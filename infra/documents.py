@@ -51,6 +51,10 @@ class DocumentsError(Unreachable):
     """The documents cannot be read or written; the message names the place, the reason and the remedy."""
 
 
+class MissingError(DocumentsError):
+    """There is no such bucket (any more)."""
+
+
 class ChangedError(DocumentsError):
     """Somebody else has written or deleted the document since it was read."""
 
@@ -257,7 +261,7 @@ class _Bucket:
         if status == 404 and b"bucket does not exist" not in data:
             return None, ABSENT
         if status == 404:
-            raise DocumentsError(f"{self._url}: {_message(data)}; `pulumi up` makes a stack's bucket")
+            raise MissingError(f"{self._url}: {_message(data)}; `pulumi up` makes a stack's bucket")
         return data, int(headers["x-goog-generation"])
 
     def write(self, name: str, data: bytes, version: int) -> int:
@@ -337,6 +341,8 @@ class _Bucket:
                     self.ahead_s = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
                 if status in expected:
                     return status, body, headers
+                if status == 404:
+                    raise MissingError(f"{self._url}: {_message(body)}; `pulumi up` makes a stack's bucket")
                 why, passes = f"it answers {status}: {_message(body)}", status in PASSING
             except (OSError, http.client.HTTPException) as error:
                 cause = getattr(error, "reason", error)
@@ -386,8 +392,6 @@ class _Bucket:
     def _remedy(self, why: str) -> str:
         if "401" in why or "403" in why:
             return f"have roles/storage.objectUser on {self._bucket} granted to this account"
-        if "404" in why:
-            return f"is there a bucket {self._bucket}? `pulumi up` makes a stack's"
         return f"see that this machine reaches {urllib.parse.urlsplit(self._base).netloc}, and try again"
 
 

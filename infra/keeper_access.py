@@ -20,6 +20,7 @@ from infra import lease, naming
 from infra.bucket_and_images import BUCKET_ROLES, KEEPER_FOLDER
 from infra.config import Config, NotifyConfig, SliceConfig
 from infra.iam import LONGEST_ACCOUNT_ID, USE_ACCOUNT
+from infra.keeper_dismissal import KeeperDismissal
 
 PERMISSIONS = (
     "compute.instances.osAdminLogin", "compute.instances.osLogin", "tpu.nodes.create", "tpu.nodes.delete",
@@ -146,6 +147,8 @@ class Description(pulumi.ComponentResource):
             content_type="application/json",
             opts=pulumi.ResourceOptions(parent=self),
         )
+        store = pulumi.Output.from_input(args.bucket).apply(lambda bucket: f"gs://{bucket}/{KEEPER_FOLDER}")
+        KeeperDismissal("dismissal", store, args.owner, pulumi.ResourceOptions(parent=self))
         self.register_outputs({})
 
 

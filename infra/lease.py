@@ -4,7 +4,9 @@ A lease is a document that its holder writes anew every RENEW_S. Whoever wants i
 same version for STALE_S by his own clock: no two clocks are ever compared, so none has to be right. A holder that was
 stopped for longer than that finds the document changed at his next write, and stops.
 
-The document also says whether `pulumi destroy` has removed the slice, so that the keeper does not make it again.
+The document also says whether `pulumi destroy` has removed the slice, so that the keeper does not make it again. Who
+destroys marks it first and deletes then. What a keeper asked for before the mark is there to be deleted; after it a
+keeper asks for nothing, as it makes sure of its lease before each request.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from infra.documents import ABSENT, ChangedError, Documents, DocumentsError
+from infra.documents import ABSENT, ChangedError, Documents, DocumentsError, MissingError
 
 RENEW_S = 15.0
 STALE_S = 60.0
@@ -27,6 +29,8 @@ SURE_S = 10.0
 LOOK_S = 5.0
 OUTAGE_LIMIT_S = 900.0
 """For so long a holder waits for documents that do not answer before it gives up."""
+PATIENCE_S = 3600.0
+"""Of `pulumi`, for a keeper to end what it has begun: it prepares hosts and starts a run."""
 FOLDER = "leases"
 
 
@@ -84,10 +88,17 @@ class Lease:
         self._lost = True
         self._lock = threading.Lock()
 
-    def take(self, *, patience_s: float = 0.0, waiting: Callable[[str], None] = lambda _: None) -> None:
+    def take(
+        self,
+        *,
+        patience_s: float = 0.0,
+        outage_s: float = 0.0,
+        waiting: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Take the lease: one that is free at once, one whose holder is gone after STALE_S.
 
-        patience_s: for how long one that is renewed is waited for, at most. waiting: told once who has it.
+        patience_s: for how long one that is renewed is waited for, at most. outage_s: for how long documents that do
+        not answer are. waiting: told once who has it.
 
         Raises:
             LeaseHeldError: somebody else has it and renews it.
@@ -97,7 +108,14 @@ class Lease:
         seen: int | None = None
         is_renewed = False
         while True:
-            found = self._documents.read(self.name)
+            try:
+                found = self._documents.read(self.name)
+            except DocumentsError as error:
+                if isinstance(error, MissingError) or self._now() - began_s >= outage_s:
+                    raise
+                since_s = self._now()  # a holder cannot renew it meanwhile either
+                self._sleep(LOOK_S)
+                continue
             value = found.value if isinstance(found.value, dict) else {}
             about = f"{value.get('who')} is changing the slice {self.slice_name}"
             if seen is None and value.get("token") and patience_s:
@@ -111,6 +129,11 @@ class Lease:
             elif is_renewed and self._now() - began_s >= patience_s:
                 raise LeaseHeldError(about)
             self._sleep(LOOK_S)
+
+    def mark(self, *, removed: bool) -> None:
+        """Write whether the slice is to be made again. Raises as `renew`."""
+        self.removed = removed
+        self.renew()
 
     def renew(self) -> None:
         """Write it anew.
@@ -174,14 +197,18 @@ class Lease:
 
 @contextlib.contextmanager
 def held(
-    lease: Lease, *, patience_s: float = 0.0, waiting: Callable[[str], None] = lambda _: None
+    lease: Lease,
+    *,
+    patience_s: float = 0.0,
+    outage_s: float = 0.0,
+    waiting: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Lease]:
     """Hold a lease to the end of the block, and renew it meanwhile, by a thread.
 
     Raises:
         LeaseHeldError, DocumentsError: as `Lease.take`.
     """
-    lease.take(patience_s=patience_s, waiting=waiting)
+    lease.take(patience_s=patience_s, outage_s=outage_s, waiting=waiting)
     over = threading.Event()
 
     def renew() -> None:
@@ -200,3 +227,18 @@ def held(
         over.set()
         thread.join()
         lease.release()
+
+
+def mark_all(store_url: str, who: str, waiting: Callable[[str], None], *, removed: bool) -> None:
+    """Mark every slice that a keeper may have in hand; once all are removed none is asked for any more.
+
+    Raises:
+        LeaseHeldError, LeaseLostError, DocumentsError: not all are marked.
+    """
+    documents = Documents(store_url)
+    for name in documents.names(f"{FOLDER}/"):
+        if (documents.read(name).value or {}).get("removed", False) == removed:
+            continue
+        one = of_url(f"{store_url.rstrip('/')}/{name}", who)
+        with held(one, patience_s=PATIENCE_S, outage_s=OUTAGE_LIMIT_S, waiting=waiting):
+            one.mark(removed=removed)

@@ -24,7 +24,7 @@ from infra.cloud_tpu import plugin, request
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.plugin import Provider
 from infra.cloud_tpu.retry import CloudTpuError
-from infra.documents import DocumentsError
+from infra.documents import DocumentsError, MissingError
 
 Props = dict[str, Any]
 
@@ -97,10 +97,6 @@ class QueuedResourceArgs:
     store_url: pulumi.Input[str] | None = None
 
 
-LEASE_PATIENCE_S = 3600.0
-"""For the keeper to end what it has begun: it prepares hosts and starts a run."""
-
-
 class QueuedResourceProvider(Provider):
     """What the engine calls. It is made anew from its name in the plugin's process, and configured once there."""
 
@@ -109,7 +105,7 @@ class QueuedResourceProvider(Provider):
 
     def create(self, props: Props) -> CreateResult:
         with self._alone(props, removed=False) as lifecycle:
-            outputs = lifecycle.create(props)
+            outputs = lifecycle.settled(lifecycle.create(props))
             zone = "-" if props.get("zones") else props["zone"]
             return CreateResult(request.Spec.of({**props, "zone": zone}).name, outputs)
 
@@ -119,18 +115,37 @@ class QueuedResourceProvider(Provider):
             return ReadResult("", {}) if outputs is None else ReadResult(id_, outputs)
 
     def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
-        with self._alone(_news, removed=False) as lifecycle:
-            return UpdateResult(lifecycle.update(_olds, _news))
+        # One whose stack has no keeper any more may still be in the hands of the one that it had.
+        kept, was_kept = _news.get("lease_url"), _olds.get("lease_url")
+        with self._alone({"lease_url": kept or was_kept}, removed=not kept) as lifecycle:
+            return UpdateResult(lifecycle.settled(lifecycle.update(_olds, _news)))
 
     def delete(self, _id: str, _props: Props) -> None:
-        with self._alone(_props, removed=True) as lifecycle:
-            lifecycle.delete(_props)
+        """Without the lease where that cannot be had, as it costs money, and once more with it: see `infra.lease`."""
+        say = self.require_session().backoff.say
+        try:
+            with self._alone(_props, removed=True) as lifecycle:
+                lifecycle.delete(_props)
+            return
+        except _NoLeaseError as error:
+            say(
+                f"warning: {error}\nThe slice is deleted without its lease, and again once the lease can be had"
+            )
+        with plugin.plain_errors():
+            self.require_session().lifecycle().delete(_props)
+        try:
+            with self._alone(_props, removed=True, outage_s=lease.OUTAGE_LIMIT_S) as lifecycle:
+                lifecycle.delete(_props)
+        except _NoLeaseError as error:
+            if not error.is_missing:
+                raise
+            say("There is no bucket with a lease, and no keeper without one")
 
     @contextlib.contextmanager
-    def _alone(self, props: Props, *, removed: bool) -> Iterator[Lifecycle]:
+    def _alone(self, props: Props, *, removed: bool, outage_s: float = 0.0) -> Iterator[Lifecycle]:
         """While the keeper leaves the slice alone, where there is one. removed: it shall not make it again either.
 
-        A keeper acts only with the documents that say so, so where they do not answer nobody else is at work.
+        Raises CloudTpuError, and _NoLeaseError where the documents do not answer: nobody knows what a keeper does then.
         """
         session = self.require_session()
         with plugin.plain_errors(), contextlib.ExitStack() as over:
@@ -139,21 +154,34 @@ class QueuedResourceProvider(Provider):
                 if url := props.get("lease_url"):
                     mine = lease.of_url(str(url), lease.myself("`pulumi`"))
                     over.enter_context(
-                        lease.held(mine, patience_s=LEASE_PATIENCE_S, waiting=session.backoff.say)
+                        lease.held(
+                            mine, patience_s=lease.PATIENCE_S, outage_s=outage_s, waiting=session.backoff.say
+                        )
                     )
-                    mine.removed = removed
-                    mine.renew()
+                    mine.mark(removed=removed)
                     lifecycle = session.lifecycle(also=mine.require)
             except DocumentsError as error:
-                session.backoff.say(f"warning: {error}\nThe slice is changed without its lease")
+                raise _NoLeaseError(error) from None
             except lease.LeaseHeldError as error:
                 raise CloudTpuError(
-                    f"{error}, for more than an hour; see `fab keeper status`, then `pulumi up` again"
+                    f"{error}, for more than an hour; see `fab keeper status`, then try again"
                 ) from None
+            except lease.LeaseLostError as error:
+                raise CloudTpuError(f"{error}; try again") from None
             try:
                 yield lifecycle
             except lease.LeaseLostError as error:
-                raise CloudTpuError(f"{error}; `pulumi up` again") from None
+                raise CloudTpuError(f"{error}; try again") from None
+
+
+class _NoLeaseError(CloudTpuError):
+    """The documents with the lease do not answer."""
+
+    __module__ = "builtins"
+
+    def __init__(self, error: DocumentsError) -> None:
+        super().__init__(f"the keeper cannot be kept from the slice: {error}")
+        self.is_missing = isinstance(error, MissingError)
 
 
 class QueuedResource(Resource, module="tpu_stack", name="QueuedResource"):

@@ -59,7 +59,7 @@ class Means:
     hosts: Hosts
     say: Say
     lease_of: Callable[[str], Lease]
-    hold: Callable[[Lease], contextlib.AbstractContextManager[Lease]] = lease.held
+    hold: Callable[..., contextlib.AbstractContextManager[Lease]] = lease.held
     at_once: int = AT_ONCE
 
     @functools.cached_property
@@ -126,7 +126,17 @@ def _look(
 ) -> bool:
     """Act on what was seen; False: all is well."""
     now_s = means.documents.now_s()
-    standing = {each.run_id: slices.standing(each, found) for each in wanted}
+
+    @functools.cache
+    def stack() -> Stack | None:
+        try:
+            return store.find_stack(means.documents)
+        except RequestError:
+            return None  # said by who cannot do without
+
+    standing = {
+        each.run_id: slices.standing(each, found, stack, lambda: means.client().now()) for each in wanted
+    }
     troubled = [
         each
         for each in wanted
@@ -152,6 +162,8 @@ class Attempt:
     ) -> None:
         self._means, self._group, self._standing, self._signs = means, list(group), standing, signs
         self._name, self._others = group[0].slice, False
+        self._asked: Stack | None = None
+        """Whose slice was asked for."""
         self._documents, self._hosts, self._post = means.documents, means.hosts, means.post
 
     def attend(self) -> None:
@@ -161,13 +173,32 @@ class Attempt:
                 return
             with self._means.hold(self._means.lease_of(self._name)) as mine:
                 self._mend(mine)
-        except (LeaseHeldError, LeaseLostError) as error:
+        except LeaseHeldError as error:
             self._means.say(str(error))
+        except LeaseLostError as error:
+            self._means.say(str(error))
+            self._give_up()
         except REFUSALS as error:
             self._means.say(f"{self._name}: {error}")
             with contextlib.suppress(DocumentsError):
                 for each in self._group:
                     self._note(each, "failed", str(error))
+
+    def _give_up(self) -> None:
+        """Withdraw what was asked for after the lease was lost, if `pulumi destroy` has removed the slice meanwhile.
+
+        A process that was stopped between looking at its lease and asking can be so late.
+        """
+        if self._asked is None:
+            return
+        means, name = self._means, self._name
+        patience = {"patience_s": lease.PATIENCE_S, "outage_s": lease.OUTAGE_LIMIT_S}
+        try:
+            with means.hold(means.lease_of(name), **patience) as mine:
+                if mine.removed:
+                    slices.withdraw(means.client(), means.backoff, self._asked, name, mine)
+        except (LeaseHeldError, LeaseLostError, *REFUSALS) as error:
+            means.say(f"{name}: what was asked for may be left: {error}; `fab zombies` shows it")
 
     # --- as they are ------------------------------------------------------------------------------------------------
 
@@ -247,14 +278,15 @@ class Attempt:
 
     def _ask(self, stack: Stack, mine: Lease) -> bool:
         """See to it that the slice is there; False: not now."""
-        now_s, is_gone = self._now_s(), self._standing in ("absent", "lost", "waiting")
+        now_s, is_queued = self._now_s(), self._standing in rules.QUEUED
+        is_gone = is_queued or self._standing in ("absent", "lost")
         was_asked = any(each.state == "waiting" for each in self._group)
         for each in [*self._group] if is_gone else ():
             step = rules.glance(each, self._standing, self._signs.get(each.run_id), now_s)
             if step.do == "end":
                 self._end(each, step.reason, None)
                 self._group.remove(each)
-            elif step.do == "ask" and self._standing != "waiting":
+            elif step.do == "ask" and not is_queued:
                 told = None
                 if each.state == "watched" and not each.for_queue:  # the queue tells of its runs
                     told = self._post.item(each, "preempted", LOST)
@@ -262,9 +294,10 @@ class Attempt:
                     each, "asks", step.reason, told, state="recovering", slice_lost=True
                 )
         if not self._group:
-            if was_asked and self._standing == "waiting" and not self._others:
+            if was_asked and is_queued and not self._others:
                 slices.withdraw(self._means.client(), self._means.backoff, stack, self._name, mine)
             return False
+        self._asked = stack
         try:
             made = slices.have(
                 self._means.client(),
@@ -273,7 +306,7 @@ class Attempt:
                 self._name,
                 mine,
                 # One that waits already is looked at, so that the next zone has its turn.
-                wait_s=0.0 if self._standing == "waiting" else slices.WAIT_S,
+                wait_s=0.0 if is_queued else slices.WAIT_S,
             )
         except CloudTpuError as error:
             if error.status in WRONG:

@@ -19,8 +19,12 @@ SILENT_S = 90.0
 FIRST_PAUSE_S = 60.0
 LONGEST_PAUSE_S = 3600.0
 
-Slice = Literal["none", "absent", "waiting", "active", "lost", "unread"]
-"""Of a wanted run. none: no queued resource of this stack, as on this machine. unread: Google gives no answer."""
+Slice = Literal["none", "absent", "waiting", "overdue", "active", "doubled", "lost", "unread"]
+"""Of a wanted run. none: no queued resource of this stack, as on this machine. unread: Google gives no answer.
+
+overdue: it waits, and the next of its zones has its turn. doubled: active, and another zone has a request of it too.
+"""
+QUEUED: tuple[Slice, ...] = ("waiting", "overdue")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,9 +67,13 @@ def glance(wanted: Wanted, of_slice: Slice, sign: Sign | None, now_s: float) -> 
     """Decide by what a listing shows. sign: None where the run's directory cannot be listed from here."""
     if wanted.state == "ended" or of_slice == "unread":
         return Step(do="nothing")
-    if of_slice in ("absent", "lost", "waiting"):
+    if of_slice == "doubled":
+        return Step(do="ask", reason="another zone has a request of its slice too")
+    if of_slice in ("absent", "lost", *QUEUED):
         if told := STOPPED if wanted.stop else refusal(wanted, now_s):
             return Step(do="end", reason=told)
+        if of_slice == "overdue":
+            return Step(do="ask", reason="the next zone has its turn")
         if of_slice == "waiting" or wanted.not_before_s > now_s:
             return Step(do="nothing")
         return Step(do="ask", reason=f"its slice is {'gone' if of_slice == 'absent' else 'lost'}")

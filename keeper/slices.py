@@ -6,13 +6,14 @@ To have one again is `infra.cloud_tpu.lifecycle`, as for `pulumi up`: the same n
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from contracts.inventory import Slice as InventorySlice
 from contracts.inventory import slices_from_json, slices_to_json
-from infra.cloud_tpu import request
+from infra.cloud_tpu import request, zones
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
@@ -42,16 +43,36 @@ def listed(client: Client, projects: Iterable[str], say: Say) -> dict[str, list[
     return found
 
 
-def standing(wanted: Wanted, found: Mapping[str, list[Json]]) -> rules.Slice:
-    """Return how the slice of a wanted run stands. Pure."""
-    kind, _, own_id = wanted.origin.partition(" ")
-    if wanted.project is None or kind != "queued-resource":
+def standing(
+    wanted: Wanted,
+    found: Mapping[str, list[Json]],
+    stack_of: Callable[[], Stack | None],
+    now: Callable[[], datetime.datetime],
+) -> rules.Slice:
+    """Return how the slice of a wanted run stands. now: by Google's clock.
+
+    The stack is read only where there is not just one request of the slice's id, which is active: mostly there is.
+    """
+    origin, _, own_id = wanted.origin.partition(" ")
+    if wanted.project is None or origin != "queued-resource":
         return "none"
     if wanted.project not in found:
         return "unread"
     same = [each for each in found[wanted.project] if each["name"].rpartition("/")[2] == own_id]
-    kinds = [request.kind_of(request.state_of(each)) for each in same]
-    return next((each for each in ("active", "waiting", "lost") if each in kinds), "absent")
+    if not same or [request.state_of(each) for each in same] == [request.ACTIVE]:
+        return "active" if same else "absent"
+    if stack := stack_of():
+        same = [each for each in same if request.is_owned(request.node_of(each), stack.owner)]
+    looks = [request.look(each, {}) for each in same]
+    kinds = [look.kind for look in looks]
+    order: tuple[rules.Slice, ...] = ("active", "waiting", "lost")
+    kind: rules.Slice = next((each for each in order if each in kinds), "absent")
+    spec = request.Spec.of(stack.slices.get(wanted.slice, {}) if stack else {})
+    if kind == "active" and len(spec.zones) > 1:
+        return "doubled" if sum(look.state != "DELETING" for look in looks) > 1 else kind
+    if kind == "waiting" and len(spec.zones) > 1 and spec.strategy != "race":
+        return "overdue" if any(zones.is_over(spec, look, now()) for look in looks) else kind
+    return kind
 
 
 def have(
@@ -61,14 +82,19 @@ def have(
 
     Raises:
         CloudTpuError: it is not to be had, or not with these properties.
-        infra.lease.LeaseLostError: somebody else may be changing it.
+        infra.lease.LeaseLostError: somebody else may be changing it, and what was asked for may be there.
     """
     mine = dataclasses.replace(backoff, is_awaited=lambda: backoff.is_awaited() and lease.require())
     props = stack.slices[name]
     here = next(each.zone for each in stack.inventory.slices if each.name == name)
     # Of two in its zones, which an interrupted request may have left, the one that hosts are known of stays.
     home = {"zone": here} if here in (props.get("zones") or ()) else {}
-    outputs = Lifecycle(client, mine).create({**props, **home, "wait_s": wait_s})
+    try:
+        outputs = Lifecycle(client, mine).create({**props, **home, "wait_s": wait_s})
+    except CloudTpuError:
+        lease.require()
+        raise
+    lease.require()
     return entry(stack, name, outputs)
 
 

@@ -8,6 +8,7 @@ deletions carry a requestId, by which Google knows the second from another one.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import datetime
 import email.utils
@@ -69,6 +70,12 @@ class Client:
         self._local = threading.local()
         self._ahead = datetime.timedelta(0)
         self._connections: list[Any] = []
+
+    def under(self, backoff: Backoff) -> Client:
+        """Return the same with its own Backoff, by which requests are tried again, or not any more."""
+        other = copy.copy(self)
+        other._backoff = backoff
+        return other
 
     def close(self) -> None:
         """End the connections of all threads; the client is of no use any more."""

@@ -48,7 +48,7 @@ class Lifecycle:
     """
 
     def __init__(self, client: Client, backoff: Backoff) -> None:
-        self._client = client
+        self._client = client.under(backoff)
         self._backoff = backoff
         self._noted: set[tuple[str, str, str]] = set()
 
@@ -78,6 +78,12 @@ class Lifecycle:
         """
         return self._outputs(props, self._placed(props, before), before=(before,))
 
+    def settled(self, outputs: Json) -> Json:
+        """The outputs of a creation or change, once the zones in `others` have had time to withdraw what they have."""
+        if not (others := outputs.get("others")):
+            return outputs
+        return outputs | {"others": list(self._search(Spec.of(outputs), outputs).settle(others))}
+
     def read(self, props: Props) -> Json | None:
         """The outputs as they are; None where there is no such thing of ours. What is dead stays, in its state.
 
@@ -91,6 +97,11 @@ class Lifecycle:
         spec, look = placed.spec, placed.look
         if look.kind == "lost":
             self._backoff.say(f"{spec.queued_resource_id} is lost: {look.why}; `pulumi up` makes it again")
+        if placed.others:
+            self._backoff.say(
+                f"warning: {spec.queued_resource_id} is ACTIVE in {spec.zone}, and there is one in"
+                f" {', '.join(placed.others)} as well; `pulumi up` withdraws that"
+            )
         in_order = _in_order(spec, look) if look.kind == "active" else []
         return self._shown(props, placed, [workers.read(self._client, node) for node in in_order])
 
@@ -182,6 +193,7 @@ class Lifecycle:
                     refusal = error
                     continue
                 self._backoff.say(f"{spec.queued_resource_id}: asked for {spec.hardware}")
+                self._backoff.require_awaited()  # also that it was when the request arrived
                 return str(made["name"])
             self._require_ours(spec, found)
             look = self.look(spec, found)

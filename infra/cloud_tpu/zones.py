@@ -11,6 +11,7 @@ or has failed. `race` has one in every zone. A zone that has refused or failed i
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,6 +37,8 @@ LOOK_AGAIN_S = 5.0
 SAY_EVERY_S = 300.0
 LOOK_PATIENCE_S = 60.0
 WITHDRAW_LIMIT_S = 60.0
+SETTLE_LIMIT_S = 300.0
+"""For a zone to let go of a slice that another one has, which may be billed meanwhile."""
 # A zone that answers so is none for this slice, now; another one may be. After anything else nobody knows what it has.
 REFUSED = frozenset(
     {"ALREADY_EXISTS", "RESOURCE_EXHAUSTED", "PERMISSION_DENIED", "INVALID_ARGUMENT", "FAILED_PRECONDITION"}
@@ -52,6 +55,11 @@ class Placed:
     spec: Spec
     look: Look
     others: tuple[str, ...] = ()
+
+
+def is_over(spec: Spec, look: Look, now: datetime.datetime) -> bool:
+    """Whether a request has had its time in its zone. One that is being served may take as long as that takes."""
+    return look.state in NOT_YET and stock_outs.age_s(look, now) >= spec.zone_wait_s
 
 
 def strays(client: Client, spec: Spec, known: Collection[str]) -> list[Spec]:
@@ -264,7 +272,8 @@ class Search:
     def _next_turn(self, held: Mapping[str, Look]) -> bool:
         """Give the next zone its turn where that of the present one is over. Whether another has the request now."""
         for here, look in held.items():
-            if look.kind != "waiting" or not self._is_over(look) or not self._others(here):
+            is_over_here = is_over(self._wanted, look, self._client.now())
+            if look.kind != "waiting" or not is_over_here or not self._others(here):
                 return False
             waited = spoken(stock_outs.age_s(look, self._client.now()))
             if self._withdraw([here], f"nothing within {waited}"):
@@ -283,17 +292,17 @@ class Search:
         turn = order.index(here)
         return [zone for zone in [*order[turn + 1 :], *order[:turn]] if zone not in self._refused]
 
-    def _is_over(self, look: Look) -> bool:
-        """Whether a request has had its time. One that is being served may take as long as that takes."""
-        age_s = stock_outs.age_s(look, self._client.now())
-        return look.state in NOT_YET and age_s >= self._wanted.zone_wait_s
-
     # --- withdrawing ------------------------------------------------------------------------------------------------
 
     def _kept(self, zone: str, look: Look) -> Placed:
         others = [each for each in self._all if each != zone]
         left = self._withdraw(others, f"{zone} has it", limit_s=LOOK_AGAIN_S)
         return Placed(spec=self._specs[zone], look=look, others=tuple(left))
+
+    def settle(self, others: Sequence[str]) -> Sequence[str]:
+        """Withdraw what others than the slice's zone still have of it; those that keep it."""
+        self._all = {zone: dataclasses.replace(self._wanted, zone=zone) for zone in others} | self._all
+        return self._withdraw(others, f"{self._wanted.zone} has it", limit_s=SETTLE_LIMIT_S)
 
     def _withdraw(
         self, zones: Iterable[str], why: str, *, limit_s: float = WITHDRAW_LIMIT_S

@@ -7,6 +7,7 @@ without an engine in tests/infra/cloud_tpu.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ import pytest
 
 from contracts import inventory
 from infra import slices
+from infra.documents import Documents
+from infra.lease import Lease
 from infra.pulumi_program import declare
 from rehearsal.engine import ACCESS_TOKEN, Engine, Report
 from rehearsal.tpu_api import FaultKind, TpuApi
 from tests.engine.conftest import EngineFactory
+from tests.infra.bucket import served
 
 ROOT = Path(__file__).resolve().parents[2]
 SPOT = "us-central1-a:v5litepod:spot"
@@ -271,8 +275,16 @@ def test_a_slice_with_several_zones_is_kept_in_one_whatever_was_interrupted_and_
     assert alive(api) == ([], [])
 
 
+@pytest.fixture
+def buckets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take the part of Google's, for what the keeper keeps."""
+    with served() as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield
+
+
 def test_data_is_protected_a_gateway_moves_without_its_disk_being_pulled_and_all_can_go(
-    engine: Engine, api: TpuApi
+    buckets: None, engine: Engine, api: TpuApi
 ) -> None:
     def stack(zone: str, **more: Any) -> dict[str, Any]:
         storage = {"bucket": {"name": "our-runs"}, "nfs": {"kind": "gateway", "zone": zone}}
@@ -316,9 +328,14 @@ def test_data_is_protected_a_gateway_moves_without_its_disk_being_pulled_and_all
     (machine,) = engine.world.of_type("compute:Instance")
     assert machine.outputs["serviceAccount"]["email"].startswith("tpu-stack-dev-keeper@")
     assert set(engine.up().changes) == {"same"}
+    at_work = Lease(Documents("gs://our-runs/keeper"), "main", "the keeper")
+    at_work.take()
+    at_work.release()
     engine.configure(stack("us-central1-a", slices=[]))
     off = engine.up()
     assert off.ok and "keeper" not in off.outputs, off.text
+    at_work.take()
+    assert at_work.removed, "a keeper that was at work makes nothing again"
     assert {key: each.inputs for key, each in engine.world.things().items()} == {
         key: each.inputs for key, each in without_keeper.items()
     }

@@ -2,93 +2,21 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import multiprocessing
-import threading
-import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from infra.documents import ABSENT, ChangedError, Documents, DocumentsError
-
-
-class Bucket(http.server.BaseHTTPRequestHandler):
-    """Objects with generations. faults: what happens to the next requests, "lost" (done, unanswered) or "busy"."""
-
-    objects: dict[str, tuple[int, bytes, Any]]
-    faults: list[str]
-    counter = 0
-    lock = threading.Lock()
-
-    def do_GET(self) -> None:
-        url = urllib.parse.urlsplit(self.path)
-        query = dict(urllib.parse.parse_qsl(url.query))
-        name = urllib.parse.unquote(url.path.partition("/o/")[2])
-        if self._fault() == "busy":
-            return self._answer(503, b"busy")
-        if not name:
-            names = [{"name": each} for each in self.objects if each.startswith(query["prefix"])]
-            return self._answer(200, json.dumps({"items": names}).encode())
-        if name not in self.objects:
-            return self._answer(404, b"No such object")
-        generation, data, metadata = self.objects[name]
-        if query.get("alt") == "media":
-            return self._answer(200, data, generation)
-        return self._answer(200, json.dumps({"generation": generation, "metadata": metadata}).encode())
-
-    def do_POST(self) -> None:
-        fault = self._fault()
-        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if fault == "busy":
-            return self._answer(503, b"busy")
-        boundary = self.headers["content-type"].partition("boundary=")[2].encode()
-        about, data = (
-            part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n") for part in body.split(b"--" + boundary)[1:3]
-        )
-        described = json.loads(about)
-        with self.lock:
-            now = self.objects.get(described["name"], (0, b"", None))[0]
-            if int(query["ifGenerationMatch"]) != now:
-                return self._answer(412, b"conditionNotMet")
-            Bucket.counter += 1
-            self.objects[described["name"]] = (Bucket.counter, data, described["metadata"])
-            generation = Bucket.counter
-        if fault == "lost":
-            self.connection.close()
-            return None
-        return self._answer(200, json.dumps({"generation": str(generation)}).encode())
-
-    def _fault(self) -> str:
-        with self.lock:
-            return self.faults.pop(0) if self.faults else ""
-
-    def _answer(self, status: int, body: bytes, generation: int | None = None) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        if generation is not None:
-            self.send_header("x-goog-generation", str(generation))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None: ...
+from tests.infra.bucket import Bucket, served
 
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Bucket]]:
-    monkeypatch.setattr(Bucket, "objects", {}, raising=False)
-    monkeypatch.setattr(Bucket, "faults", [], raising=False)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bucket) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
+    with served() as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
         yield Bucket
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(params=["folder", "bucket"])

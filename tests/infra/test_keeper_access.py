@@ -33,7 +33,9 @@ def test_without_the_keeper_the_stack_is_what_it_is_with_it_less_the_keepers_own
         "Account", "BucketIAMMember", "BucketIAMMember", "Firewall", "IAMCustomRole", "IAMMember", "IAMMember",
         "KeeperAccount",
     ]  # fmt: skip
-    assert added == sorted(["BucketObject", "Description", *(on_the_gateway if gateway else [])])
+    assert added == sorted(
+        ["BucketObject", "Description", "KeeperDismissal", *(on_the_gateway if gateway else [])]
+    )
     assert set(without) <= set(with_it)
     changed = {
         (each.kind.rpartition(":")[2], name)

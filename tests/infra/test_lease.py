@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra import lease
-from infra.documents import Documents, DocumentsError
+from infra.documents import Documents, DocumentsError, Found, MissingError
 from infra.lease import RENEW_S, STALE_S, Lease, LeaseHeldError, LeaseLostError
 
 
@@ -142,6 +142,61 @@ def test_documents_that_are_away_hold_a_holder_up_and_do_not_end_it(
     time.sleep(lease.SURE_S + 1)
     with pytest.raises(LeaseLostError, match="cannot be renewed: the bucket does not answer"):
         one.require()
+
+
+def test_who_may_wait_for_an_outage_does_and_gives_a_holder_its_minute_after_it(
+    make: Callable[..., Lease], time: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder, heir = make("holder"), make("heir")
+    holder.take()
+    read, back_s = Documents.read, time.now_s + 300.0
+
+    def refuse(self: Documents, name: str) -> Found:
+        if time.now_s < back_s:
+            raise DocumentsError("the bucket does not answer")
+        return read(self, name)
+
+    monkeypatch.setattr(Documents, "read", refuse)
+    with pytest.raises(DocumentsError):
+        heir.take()
+    with pytest.raises(DocumentsError):
+        heir.take(outage_s=100.0)
+    heir.take(outage_s=900.0)
+    assert time.now_s >= back_s + STALE_S
+    back_s = float("inf")
+
+    def missing(self: Documents, name: str) -> Found:
+        raise MissingError("there is no such bucket")
+
+    monkeypatch.setattr(Documents, "read", missing)
+    began_s = time.now_s
+    with pytest.raises(MissingError):
+        make("late").take(outage_s=900.0)
+    assert time.now_s == began_s
+
+
+def test_all_slices_of_a_stack_are_marked_once_their_holders_are_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "LOOK_S", 0.01)
+    documents, url = Documents(f"{tmp_path}/keeper"), f"{tmp_path}/keeper"
+    held = Lease(documents, "one", "the keeper")
+    held.take()
+    free = Lease(documents, "two", "the keeper")
+    free.take()
+    free.release()
+    said: list[str] = []
+
+    def over(line: str) -> None:
+        said.append(line)
+        held.release()
+
+    lease.mark_all(url, "`pulumi`", over, removed=True)
+    assert len(said) == 1 and said[0].startswith("the keeper is changing the slice one")
+    assert [documents.read(each).value["removed"] for each in documents.names()] == [True, True]
+    lease.mark_all(url, "`pulumi`", over, removed=False)
+    assert [documents.read(each).value["removed"] for each in documents.names()] == [False, False]
+    assert {documents.read(each).value["token"] for each in documents.names()} == {""}
 
 
 def test_what_pulumi_destroy_has_said_stays_until_somebody_says_otherwise(make: Callable[..., Lease]) -> None:

@@ -1,0 +1,95 @@
+"""A bucket whose server takes the part of Google's, for one test at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import threading
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+
+class Bucket(http.server.BaseHTTPRequestHandler):
+    """Objects with generations. faults: what happens to the next requests, "lost" (done, unanswered) or "busy"."""
+
+    objects: dict[str, tuple[int, bytes, Any]]
+    faults: list[str]
+    counter = 0
+    lock = threading.Lock()
+
+    def do_GET(self) -> None:
+        url = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(url.query))
+        name = urllib.parse.unquote(url.path.partition("/o/")[2])
+        if self._fault() == "busy":
+            return self._answer(503, b"busy")
+        if not name:
+            names = [{"name": each} for each in self.objects if each.startswith(query["prefix"])]
+            return self._answer(200, json.dumps({"items": names}).encode())
+        if name not in self.objects:
+            return self._answer(404, b"No such object")
+        generation, data, metadata = self.objects[name]
+        if query.get("alt") == "media":
+            return self._answer(200, data, generation)
+        return self._answer(200, json.dumps({"generation": generation, "metadata": metadata}).encode())
+
+    def do_POST(self) -> None:
+        fault = self._fault()
+        query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+        body = self.rfile.read(int(self.headers["content-length"]))
+        if fault == "busy":
+            return self._answer(503, b"busy")
+        if (
+            query.get("uploadType") != "multipart"
+        ):  # a bucket, or an object of any generation, as the gcp provider does
+            Bucket.counter += 1
+            self.objects |= {query["name"]: (Bucket.counter, body, {})} if "name" in query else {}
+            return self._answer(200, b"{}")
+        boundary = self.headers["content-type"].partition("boundary=")[2].encode()
+        about, data = (
+            part.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n") for part in body.split(b"--" + boundary)[1:3]
+        )
+        described = json.loads(about)
+        with self.lock:
+            now = self.objects.get(described["name"], (0, b"", None))[0]
+            if int(query["ifGenerationMatch"]) != now:
+                return self._answer(412, b"conditionNotMet")
+            Bucket.counter += 1
+            self.objects[described["name"]] = (Bucket.counter, data, described["metadata"])
+            generation = Bucket.counter
+        if fault == "lost":
+            self.connection.close()
+            return None
+        return self._answer(200, json.dumps({"generation": str(generation)}).encode())
+
+    def do_DELETE(self) -> None:
+        name = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path.partition("/o/")[2])
+        self._answer(404 if self.objects.pop(name, None) is None else 204, b"")
+
+    def _fault(self) -> str:
+        with self.lock:
+            return self.faults.pop(0) if self.faults else ""
+
+    def _answer(self, status: int, body: bytes, generation: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        if generation is not None:
+            self.send_header("x-goog-generation", str(generation))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextlib.contextmanager
+def served() -> Iterator[str]:
+    """Serve an empty one; its URL, for STORAGE_EMULATOR_HOST."""
+    Bucket.objects, Bucket.faults = {}, []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bucket) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
