@@ -377,7 +377,8 @@ class Attempt:
         """Raise SliceLostError where the slice whose hosts are waited for has been lost meanwhile."""
         assert wanted.project is not None
         found = slices.listed(self._means.client(), {wanted.project}, self._means.say)
-        if slices.standing(wanted, found) in ("absent", "lost"):
+        stands = slices.standing(wanted, found, lambda: self._asked, lambda: self._means.client().now())
+        if stands in ("absent", "lost"):
             raise SliceLostError(f"{self._name} was lost while its hosts were being prepared")
 
     def _may_prepare(self, wanted: Wanted) -> bool:
