@@ -295,7 +295,7 @@ def _pod(plan: Plan, name: str) -> Manifest:
     }
     if plan.container.access == "privileged":
         safe = {"privileged": True}
-    chips = {"google.com/tpu": str(_chips(plan))}
+    chips = {"google.com/tpu": str(_pool(plan).chips_per_node)}
     mounts = [{"name": "tpu-stack", "mountPath": ROOT}]
     agent = ["python", "-S", "-E", f"{plan.code_dir}/{AGENT}"]
     urls = [word for sha256 in bundles_of(plan) for word in (bundle_url(plan, sha256), sha256)]
@@ -383,13 +383,6 @@ def pod_request(plan: Plan) -> dict[str, Any]:
         "port": GATHER_PORT,
         "needs_progress": plan.job not in (OWN_COMMAND, SERVER),
     }
-
-
-def _chips(plan: Plan) -> int:
-    pool, chips = _pool(plan), 1
-    for axis in plan.target.slice.topology.split("x"):
-        chips *= int(axis)
-    return max(1, chips // pool.nodes)
 
 
 def _node_selector(plan: Plan) -> dict[str, str]:
