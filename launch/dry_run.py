@@ -1,15 +1,19 @@
-"""What `fab train --dry-run` prints: what each host is told, the image, what would be sent, what an hour costs."""
+"""What `fab train --dry-run` prints: what each host or the cluster is told, the image, what would be sent, what an hour
+costs."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import shlex
+import sys
 from collections.abc import Iterator
+
+import yaml
 
 from contracts.process import read as read_environment
 from contracts.ranks import decoded, rank_variables
-from launch import costs
+from launch import costs, kubernetes
 from launch import plan as plans
 from launch.launch import Planned
 from launch.targets import Target
@@ -20,7 +24,7 @@ PORT = 1
 
 def lines(planned: Planned, target: Target) -> Iterator[str]:
     """Return the lines; the same plan gives the same lines."""
-    plan = _as_if_settled(planned.plan)
+    plan = planned.plan if planned.pods is not None else _as_if_settled(planned.plan)
     yield f"run {plan.run_id}, attempt {plan.attempt}, in {plan.run_dir}"
     yield f"target {target.name}: slice {target.slice.name} ({target.slice.accelerator_type}), {plan.processes} host(s)"
     yield f"cost: {'nothing, this machine is yours' if target.is_local else costs.an_hour(target.slice)}"
@@ -38,6 +42,11 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
         yield planned.note
     for title, bundle in zip(("our code", "your folder"), planned.bundles, strict=False):
         yield f"{title}: {len(bundle.names)} files, {len(bundle.archive) / 1024:,.0f} KiB packed, {bundle.sha256[:12]}"
+    if planned.pods is not None:
+        yield from yaml.dump_all(
+            kubernetes.manifests(plan, planned.pods), Dumper=_Plainly, sort_keys=False, width=sys.maxsize
+        ).splitlines()
+        return
     for index, (name, address, _) in enumerate(target.addresses):
         told = plans.start(plan, index)
         yield f"host {name} ({address})"
@@ -51,6 +60,19 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
             yield f"  in    {spec.work}"
         for local_rank in range(spec.ranks.per_host):
             yield from _variables(rank_variables(read_environment(told["env"]), spec.ranks, local_rank))
+
+
+class _Plainly(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes each value where it is used, and a program as it is read."""
+
+    def ignore_aliases(self, _data: object) -> bool:
+        return True
+
+    def text(self, value: str) -> object:
+        return self.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Plainly.add_representer(str, _Plainly.text)
 
 
 def _variables(found: dict[str, str]) -> Iterator[str]:

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from contracts.ranks import decoded
-from launch import jobs, kubernetes
+from contracts.run_directory import RunDirectory
+from launch import dry_run, jobs, kubernetes
 from launch.kubernetes import Options
+from launch.launch import Planned
 from tests.launch.pod_plans import CLUSTER, CODE, FOLDER, IMAGE, OWN, TABLE, a_plan
 
 NODE = "cloud.google.com/"
@@ -288,3 +291,13 @@ def test_the_code_is_unpacked_under_its_hash_and_refused_where_it_is_not_that(tm
     assert refused.returncode == 1
     assert f"its sha256 is {bundle.sha256}" in refused.stderr
     assert [path.name for path in into.iterdir()] == [bundle.sha256]
+
+
+def test_a_dry_run_prints_the_manifests_as_they_would_be_sent() -> None:
+    plan, options = TABLE["four hosts"]
+    nowhere = RunDirectory("/nowhere")
+    planned = Planned(plan=plan, config=None, bundles=(), directory=nowhere, pods=options)
+    printed = list(dry_run.lines(planned, plan.target))
+    text = "\n".join(printed[printed.index("apiVersion: batch/v1") :])
+    assert list(yaml.safe_load_all(text)) == kubernetes.manifests(plan, options)
+    assert "          import hashlib, io, os, sys, tarfile, time" in printed
