@@ -139,7 +139,8 @@ class Pod:
 
     def _carry_out(self, request: Json) -> tuple[int, str]:
         process = Process(request["root"], request["run_id"], request["attempt"], request["process_id"])
-        os.makedirs(process.dir)
+        for folder in (process.dir, request["cwd"], request["env"]["RUN_CACHE_DIR"]):
+            os.makedirs(folder, exist_ok=True)
         listener = liveness_listener(request)
         process.record = spawn(process, request)
         self._process = process
