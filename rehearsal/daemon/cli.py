@@ -89,7 +89,7 @@ def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
     elif typed.action in LISTINGS:
         for line in LISTINGS[typed.action](folder):
             say(line)
-    elif typed.action in COMMANDS or typed.action in _cluster_commands():
+    elif typed.action in COMMANDS or state.is_alive(folder):  # which knows whether it can do so
         asked = FaultRequest(host=typed.host, zone=typed.zone, amount=_number(typed), for_good=typed.for_good)
         socket_path = state.require(folder).socket
         say(str(ask(socket_path, "act", {"name": typed.action, "asked": dataclasses.asdict(asked)})))
