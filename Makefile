@@ -18,8 +18,8 @@ preview: install ## show what `pulumi up` would make; needs no account (CONFIG=P
 	@$(BIN)/python -m rehearsal.offline_preview $(if $(CONFIG),"$(CONFIG)")
 
 .PHONY: rehearse
-rehearse: install ## the whole path in containers: up, train, kill a host, recover, destroy (HOSTS=2)
-	@$(BIN)/python -m rehearsal.rehearse $(if $(HOSTS),--hosts "$(HOSTS)")
+rehearse: install ## the whole path in containers: up, train, kill a host, recover, destroy (HOSTS=2, KUBERNETES=1)
+	@$(BIN)/python -m rehearsal.rehearse $(if $(HOSTS),--hosts "$(HOSTS)") $(if $(KUBERNETES),--kubernetes)
 
 .PHONY: images
 images: install ## build and try the images of images/ (FRAMEWORK=jax PLATFORM=cpu)

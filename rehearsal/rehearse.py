@@ -1,8 +1,9 @@
 """`make rehearse`: runs the whole path of a new user, with faults on the way, and removes everything at the end.
 
-In the first act a person mends what was lost, in the second the keeper does, with nobody there.
+In the first act a person mends what was lost, in the second the keeper does, with nobody there. On a cluster there is
+one act, in which Kubernetes does.
 
-    python -m rehearsal.rehearse [--hosts N]
+    python -m rehearsal.rehearse [--hosts N] [--kubernetes]
 
 Every step is a command that can be typed; it is printed before it is run. Exit codes: 0 all of it came true; 1
 something did not, which is named; 2 the rehearsal could not begin; 130 interrupted. It is taken down in every case.
@@ -21,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -38,6 +41,7 @@ POLL_S = 1.0
 PROGRESS_LIMIT_S = 300.0
 RECOVERY_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 1800.0
+FETCH_LIMIT_S = 30.0
 # Of a loss, where it is not equal to the last digit: another order of sums on another number of hosts.
 TOLERANCE = 1e-5
 SHOWN = 8
@@ -57,7 +61,7 @@ class Story:
     """Says and does one step after the other. environ: of the commands."""
 
     def __init__(self, *, environ: Mapping[str, str], say: Say) -> None:
-        self._environ = dict(environ)
+        self.environ = dict(environ)
         self.say = say
         self._began = time.monotonic()
 
@@ -75,7 +79,7 @@ class Story:
         began = time.monotonic()
         try:
             done = subprocess.run(
-                shlex.split(line), env=self._environ, stdin=subprocess.DEVNULL, timeout=COMMAND_LIMIT_S, check=False
+                shlex.split(line), env=self.environ, stdin=subprocess.DEVNULL, timeout=COMMAND_LIMIT_S, check=False
             )  # fmt: skip
         except FileNotFoundError:
             raise StoryError(f"`{line}`: there is no such command; `make install` makes it") from None
@@ -92,7 +96,7 @@ class Story:
     def answer(self, line: str) -> str:
         """What a command prints, whether it succeeds or not."""
         done = subprocess.run(
-            shlex.split(line), env=self._environ, stdin=subprocess.DEVNULL, timeout=COMMAND_LIMIT_S, check=False,
+            shlex.split(line), env=self.environ, stdin=subprocess.DEVNULL, timeout=COMMAND_LIMIT_S, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
         return done.stdout
@@ -201,14 +205,72 @@ def tell(story: Story, hosts: int, scratch: Path) -> None:
     compare(story, KEPT, scratch)
 
 
-def compare(story: Story, disturbed: str, scratch: Path) -> None:
+def tell_on_cluster(story: Story, hosts: int, scratch: Path) -> None:
+    """The story of the same runs on pods. Raises StoryError."""
+    story.tell(
+        "A Kubernetes cluster on this machine: its own API server, controllers, scheduler and DNS, and"
+        f" {hosts} nodes with a kubelet over containerd. The nodes run pods of the image of this checkout."
+    )
+    try:
+        story.type("fab build --framework jax --platform cpu")
+        story.type(f"fab rehearsal up --kubernetes --hosts {hosts}")
+    except StoryError as problem:
+        raise NotBegunError(f"{problem}; what is missing is said above") from None
+
+    story.tell("Train on all nodes, undisturbed. Its losses are what the next run will be held against.")
+    story.type(f"fab train --stack rehearsal --job flax_mlm --name {UNDISTURBED} --args {shlex.quote(JOB)}")
+
+    story.tell("The same again, detached. In the middle of it one pod's first process is killed.")
+    story.type(
+        f"fab train --stack rehearsal --job flax_mlm --name {DISTURBED} --args {shlex.quote(JOB)} --detach"
+    )
+    story.until_step(DISTURBED, FIRST_ACCIDENT)
+    story.type(f"fab rehearsal kill-pod --host {hosts - 1}")
+
+    story.tell(
+        "The Job makes the pod again, and the run goes on from its last checkpoint. Now a node is drained, as for an"
+        " upgrade: the pod on it writes a checkpoint before it leaves."
+    )
+    story.until_step(DISTURBED, SECOND_ACCIDENT)
+    story.type("fab rehearsal drain --host 0")
+    story.until_done(DISTURBED)
+    story.type(f"fab status --stack rehearsal --run {DISTURBED}")
+
+    story.tell(
+        "Every step computes only from (seed, step) and the parameters: two accidents must have changed nothing."
+    )
+    compare(story, DISTURBED, scratch, fetch_from_bucket)
+
+
+def fetch_by_host(story: Story, run_id: str, target: Path) -> None:
+    """The metrics of a run, from the share through a host. Raises StoryError."""
+    story.type(f"fab get --stack rehearsal --hosts 0 {RUNS}/{run_id}/metrics.jsonl {target}")
+
+
+def fetch_from_bucket(story: Story, run_id: str, target: Path) -> None:
+    """Raises StoryError."""
+    opened = state.open_rehearsal(story.environ)
+    bucket = str(json.loads(opened.inventory_json)["storage"]["bucket_url"]).removeprefix("gs://")
+    name = urllib.parse.quote(f"runs/{run_id}/metrics.jsonl", safe="")
+    server = opened.environment["STORAGE_EMULATOR_HOST"]
+    url = f"{server}/download/storage/v1/b/{bucket}/o/{name}?alt=media"
+    story.say(f"$ curl --output {target} {shlex.quote(url)}")
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=FETCH_LIMIT_S) as answer:
+            target.write_bytes(answer.read())
+    except OSError as error:
+        raise StoryError(f"{url}: {error}") from None
+
+
+def compare(
+    story: Story, disturbed: str, scratch: Path, fetch: Callable[[Story, str, Path], None] = fetch_by_host
+) -> None:
     """Compares the losses of a run with the undisturbed one's. Raises StoryError where they differ."""
     found = {}
     for name in (UNDISTURBED, disturbed):
         run_id = run_id_in(story.answer("fab runs --stack rehearsal --all"), name)
-        story.type(
-            f"fab get --stack rehearsal --hosts 0 {RUNS}/{run_id}/metrics.jsonl {scratch / name}.jsonl"
-        )
+        fetch(story, run_id, scratch / f"{name}.jsonl")
         found[name] = read_losses(scratch / f"{name}.jsonl")
     equal, lines = compare_losses(found[UNDISTURBED], found[disturbed], steps=STEPS)
     for line in lines:
@@ -278,15 +340,15 @@ def what_is_left(name: str, folder: Path) -> list[str]:
     return [*made, *([str(folder)] if folder.exists() else [])]
 
 
-def rehearse(hosts: int, environ: Mapping[str, str], say: Say) -> int:
-    """Returns the exit code."""
+def rehearse(hosts: int, environ: Mapping[str, str], say: Say, *, kubernetes: bool = False) -> int:
+    """Returns the exit code. kubernetes: whether the hosts are nodes of a cluster."""
     with tempfile.TemporaryDirectory(prefix="tpu-stack-rehearse-") as scratch:
         folder = Path(scratch) / "rehearsal"
         story = Story(environ=environment(environ, folder), say=say)
         say(f"To watch from another terminal: export {state.FOLDER_VARIABLE}={folder}")
         code, began = 1, time.monotonic()
         try:
-            tell(story, hosts, Path(scratch))
+            (tell_on_cluster if kubernetes else tell)(story, hosts, Path(scratch))
             code = 0
         except StoryError as problem:
             say(f"\nnot as it should be: {problem}")
@@ -322,8 +384,12 @@ def main(arguments: Sequence[str]) -> int:
         prog="python -m rehearsal.rehearse", description="The whole path, rehearsed."
     )
     parser.add_argument("--hosts", type=int, default=2)
+    parser.add_argument("--kubernetes", action="store_true", help="on a cluster of real Kubernetes")
+    given = parser.parse_args(arguments)
     with contextlib.suppress(BrokenPipeError):
-        return rehearse(parser.parse_args(arguments).hosts, os.environ, lambda line: print(line, flush=True))
+        return rehearse(
+            given.hosts, os.environ, lambda line: print(line, flush=True), kubernetes=given.kubernetes
+        )
     return 1
 
 

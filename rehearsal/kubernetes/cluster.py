@@ -7,6 +7,7 @@ control plane share a network, and each can be stopped by itself.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ import docker
 import docker.types
 import kubernetes.client
 import kubernetes.config
+import yaml
 from docker.models.containers import Container
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
@@ -37,12 +39,15 @@ from rehearsal.kubernetes.control_plane import (
 from rehearsal.kubernetes.nodes import CREDENTIALS, DATA, IMAGES, KUBELET, MEMORY_MIB, Node
 from rehearsal.machines.docker_engine import MachinesError, archive, asking, labels, wait_for
 from rehearsal.machines.faults import Faults
+from rehearsal.machines.host_image import ROOT
 from rehearsal.machines.machines import DOCKER_RIGHTS, Machines
 
 Say = Callable[[str], None]
 
 NAMESPACE = "tpu-stack"
 SERVICE_ACCOUNT = "tpu-stack-runs"
+ROLE_PAGE = ROOT / "docs" / "kubernetes.md"
+ROLE = re.compile(r"^```yaml\n(apiVersion: rbac\.[^\n]*\nkind: Role\n.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAM = "/opt/tpu-stack/program"
 COMPONENTS: tuple[Name, ...] = (*OF_API, *OF_CONTROLLERS, "coredns")
 NODE_LIMIT_S = 120.0
@@ -57,7 +62,7 @@ class Cluster:
     """From `with` to the end of its block. folder: a new one, for files that nobody else may read.
 
     machines: of the same rehearsal, for its network and its guardian. user: whom its kubeconfig is for. images:
-    references by digest, by framework. kubeconfig: of that user, who may do everything in one namespace only.
+    references by digest, by framework. kubeconfig: of that user, who has the rights that docs/kubernetes.md names.
     """
 
     def __init__(
@@ -160,9 +165,14 @@ class Cluster:
     def _declare(self) -> None:
         """The namespace of the stack's runs, whom they act as, and what the user may do."""
         core = kubernetes.client.CoreV1Api(self.api)
+        role = launch_role(ROLE_PAGE.read_text(encoding="utf-8"))
         binding = {
-            "metadata": {"name": "rehearsal"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "admin"},
+            "metadata": {"name": role["metadata"]["name"]},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io",
+                "kind": "Role",
+                "name": role["metadata"]["name"],
+            },
             "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": self._user}],
         }
         with _answered("declaring the stack's namespace"):
@@ -295,6 +305,15 @@ class Cluster:
 
     def _container_name(self, name: str) -> str:
         return f"tpu-stack-{self._machines.name}-{name}"
+
+
+def launch_role(page: str) -> dict[str, Any]:
+    """The role that people are told to have made for them, in the rehearsal's namespace. Pure."""
+    found = ROLE.search(page)
+    if found is None:
+        raise MachinesError(f"{ROLE_PAGE} has no Role, which the rehearsal gives its user")
+    role: dict[str, Any] = yaml.safe_load(found[1])
+    return {**role, "metadata": {"name": role["metadata"]["name"]}}
 
 
 def _program_at(path: str, program: Path) -> docker.types.Mount:

@@ -164,12 +164,13 @@ _ARGUMENTS: Mapping[Name, Callable[[Layout], list[str]]] = {
 
 
 def corefile(layout: Layout) -> str:
-    """Of CoreDNS: the names of the cluster's services and pods, and no other. Pure."""
+    """Of CoreDNS: the names of the cluster's services and pods; it knows that there is no other. Pure."""
     kubeconfig = f"{layout.credentials}/coredns.kubeconfig"
-    return (
-        f".:53 {{\n  errors\n  bind {layout.address}\n  kubernetes {DOMAIN} in-addr.arpa {{\n"
-        f"    kubeconfig {kubeconfig}\n    ttl 1\n  }}\n  template ANY ANY {{\n    rcode NXDOMAIN\n  }}\n}}\n"
-    )
+    here = f"  errors\n  bind {layout.address}\n"
+    cluster = f"{here}  kubernetes {DOMAIN} in-addr.arpa {{\n    kubeconfig {kubeconfig}\n    ttl 1\n  }}\n"
+    # Of one block CoreDNS would ask `template` first, whatever the order here.
+    nothing = f"{here}  template ANY ANY {{\n    rcode NXDOMAIN\n  }}\n"
+    return f"{DOMAIN}:53 in-addr.arpa:53 {{\n{cluster}}}\n.:53 {{\n{nothing}}}\n"
 
 
 def answers(layout: Layout, path: str = "/readyz") -> str:

@@ -41,14 +41,16 @@ def try_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
     monkeypatch.setattr(rehearse, "what_is_left", lambda name, folder: [])
     monkeypatch.setattr(rehearse, "environment", lambda environ, folder: dict(environ))
 
-    def told(*, fails: str = "nothing", loss: str = "1.0") -> tuple[int, list[str], list[str]]:
+    def told(
+        *, fails: str = "nothing", loss: str = "1.0", kubernetes: bool = False
+    ) -> tuple[int, list[str], list[str]]:
         log = tmp_path / "typed"
         environ = {
             "PATH": f"{stand_in.parent}:{os.environ['PATH']}",
             "LOG": str(log), "FAILS": fails, "LOSS": loss, "STEPS": str(STEPS),
         }  # fmt: skip
         said: list[str] = []
-        code = rehearse.rehearse(2, environ, said.append)
+        code = rehearse.rehearse(2, environ, said.append, kubernetes=kubernetes)
         return code, log.read_text().splitlines(), said
 
     return told
@@ -68,6 +70,23 @@ def test_the_story_is_told_to_its_end_every_command_is_shown_and_it_is_taken_dow
     assert [line for line in typed if line.split()[0] not in behind_the_scenes] == [
         line for line in shown if line.split()[0] not in behind_the_scenes
     ]
+
+
+def test_on_a_cluster_nobody_mends_anything_by_hand(
+    try_it: Rehearse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rehearse.Story, "until_done", lambda self, run: None)
+    monkeypatch.setattr(rehearse, "fetch_from_bucket", lambda story, run_id, to: write_losses(to))
+    code, typed, said = try_it(kubernetes=True)
+    assert code == 0, said
+    assert [" ".join(line.split()[:2]) for line in typed if line.split()[0] not in ("status", "runs")] == [
+        "build --framework", "rehearsal up", "train --stack", "train --stack", "rehearsal kill-pod", "rehearsal drain",
+        "rehearsal down",
+    ]  # fmt: skip
+
+
+def write_losses(target: Path) -> None:
+    target.write_text(json.dumps({"step": STEPS, "loss": 1.0}) + "\n")
 
 
 @pytest.mark.parametrize(

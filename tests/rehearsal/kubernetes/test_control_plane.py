@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import MaxRetryError
 
+from rehearsal.kubernetes import cluster, nodes
 from rehearsal.kubernetes.control_plane import (
     CONTEXT,
     VERSION,
@@ -19,6 +22,7 @@ from rehearsal.kubernetes.control_plane import (
     corefile,
 )
 from rehearsal.machines.docker_engine import MachinesError
+from rehearsal.machines.servers import Network
 
 
 def api(kubeconfig: Path) -> Any:
@@ -84,4 +88,33 @@ def test_every_component_is_told_where_the_others_are() -> None:
     assert "--bind-address=10.0.0.9" in arguments("kube-apiserver", layout)
     for name in ("kube-controller-manager", "kube-scheduler"):
         assert f"--kubeconfig=/c/{name}.kubeconfig" in arguments(name, layout)
-    assert "bind 10.0.0.9" in corefile(layout)
+    services, others = corefile(layout).split("\n.:53 ")
+    assert "bind 10.0.0.9" in services and "kubernetes cluster.local" in services
+    # In one block CoreDNS would ask `template` before `kubernetes`, and no service would have a name.
+    assert "template" not in services and "rcode NXDOMAIN" in others
+
+
+def test_nodes_share_out_the_addresses_of_their_network_and_no_two_pods_get_the_same() -> None:
+    network = Network(
+        name="n", subnet="172.20.0.0/16", laptop_address="172.20.0.1", storage_address="172.20.255.254",
+        registry_address="172.20.255.253",
+    )  # fmt: skip
+    ranges = [
+        tuple(map(ipaddress.IPv4Address, nodes.pod_addresses(network, index)))
+        for index in range(nodes.MOST_NODES)
+    ]
+    others = [*network.addresses(240), network.storage_address, nodes.control_plane_address(network)]
+    assert all(first < last for first, last in ranges)
+    assert all(earlier[1] < later[0] for earlier, later in itertools.pairwise(ranges))
+    assert not [
+        each for each in map(ipaddress.IPv4Address, others) for first, last in ranges if first <= each <= last
+    ]
+    with pytest.raises(MachinesError, match="at most 14 nodes"):
+        nodes.pod_addresses(network, nodes.MOST_NODES)
+
+
+def test_the_rehearsals_user_has_the_rights_that_the_page_tells_people_to_ask_for() -> None:
+    role = cluster.launch_role(cluster.ROLE_PAGE.read_text())
+    resources = {each for rule in role["rules"] for each in rule["resources"]}
+    assert {"jobs", "pods", "pods/exec", "services"} <= resources and "secrets" not in resources
+    assert "namespace" not in role["metadata"]
