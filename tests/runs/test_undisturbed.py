@@ -22,7 +22,7 @@ def test_an_undisturbed_run_is_done_its_directory_is_whole_and_the_checkout_as_i
     # The sampler of a host owes nothing to a run that is over before its first sample.
     assert {path.name for path in home.iterdir()} - {"hosts"} == {
         *("run.json", "metrics.jsonl", "tensorboard", "checkpoints", "logs", "heartbeats"),
-        *("export", "report.html", "result.json", "settings.json"),
+        *("export", "report.html", "result.json", "settings.json", "code.tar.gz.base64"),
     }
     described, settings = reference.described, reference.directory.read_json("settings.json") or {}
     assert (described["version"], described["job"], described["stack"]) == (1, "flax_mlm", "jax")
