@@ -44,7 +44,7 @@ _VERBS = {
     "namespaces": "create get list",
     "networkPolicies": "create get update",
     "nodes": "get list",
-    "pods": "delete exec get getLogs list",
+    "pods": "delete exec get getLogs list portForward",
     "selfSubjectAccessReviews": "create",
     "serviceAccounts": "create get list",
     "services": "create delete get list update",

@@ -18,7 +18,7 @@ from launch import jobs
 from launch.commands import verify
 from launch.deploy.deploy import FRAMEWORK, named
 from launch.display import say, terminal
-from launch.doctor import slice_hosts, workstation
+from launch.doctor import cluster, slice_hosts, workstation
 from launch.doctor.check import Check, Finding, carry_out
 from launch.doctor.workstation import Machine
 from launch.hosts import HostError, HostsError, ask_all
@@ -85,6 +85,9 @@ def findings(here: Machine, open_target: Open, *, wants_stack: bool) -> Iterator
         yield Finding(area="stack", name="inventory", state="fail", message=str(error))
         yield from carry_out([gcloud, ssh_keys, os_login] if wants_stack else [])
         return
+    if target.cluster is not None:
+        yield from _cluster(target, here, gcloud)
+        return
     if not target.is_local:
         yield from carry_out([ssh_keys])
         if (project := target.inventory.project) is not None:
@@ -96,6 +99,29 @@ def findings(here: Machine, open_target: Open, *, wants_stack: bool) -> Iterator
         yield from carry_out(slice_hosts.stack_checks(target, here.ask))
     yield from _hosts(target)
     yield from carry_out(slice_hosts.checks(target))
+
+
+def _cluster(target: Target, here: Machine, gcloud: Check) -> Iterator[Finding]:
+    """Of a slice whose hosts are the pods of a run, so that there is no host to ask before."""
+    assert target.cluster is not None and target.slice.pool is not None
+    if target.inventory.cluster is not None and target.inventory.cluster.endpoint is not None:
+        credentials = Check(
+            workstation.AREA, "credentials", lambda: workstation.default_credentials(here.environ)
+        )
+        yield from carry_out([gcloud, credentials])
+    connection = target.cluster.connection
+    asked = cluster.Asked(
+        ask=connection.ask, cluster=connection.cluster, one_slice=target.slice, pool=target.slice.pool
+    )
+    yield from carry_out(
+        [Check("stack", "regions", lambda: slice_hosts.regions(target.inventory, target.slice))]
+    )
+    reached = list(carry_out([Check(cluster.AREA, "reached", asked.reached)]))
+    yield from reached
+    if not _failed(reached):
+        yield from carry_out(asked.checks())
+    runs = Check("storage", "runs", lambda: slice_hosts.from_here(target.files, target.runs_url))
+    yield from carry_out([runs])
 
 
 def _hosts(target: Target) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ without an engine in tests/infra/cloud_tpu.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -387,3 +388,30 @@ def test_a_direct_slice_has_the_same_inventory_and_filestore_is_mounted(
     assert f"SHARE_SOURCE={source}" in node["metadata"]["startup-script"]
     assert engine.destroy().ok
     assert alive(api) == ([], [])
+
+
+def test_one_line_makes_a_slice_node_pools_of_a_cluster_and_nothing_is_left_when_it_goes(
+    engine: Engine, api: TpuApi
+) -> None:
+    kept: dict[str, Any] = {"storage": {"nfs": {"kind": "none"}}, "network": {}, "budget_usd_per_hour": 50}
+    engine.configure(configuration(slices=[a_slice()], **kept))
+    assert engine.up().ok and alive(api) == ([NAME], [NAME])
+
+    engine.configure(configuration(slices=[a_slice(provisioning="node-pool")], **kept))
+    moved = engine.up()
+    assert moved.ok, moved.text
+    assert alive(api) == ([], [])
+    made = inventory.from_json(moved.outputs["inventory"])
+    (one,) = made.slices
+    assert made.cluster is not None and one.pool is not None and one.hosts == ()
+    assert re.fullmatch(r"https://gke-[0-9a-f]+-1\.us-central1\.gke\.goog", str(made.cluster.endpoint))
+    pool = engine.world.find(
+        "gcp:container/nodePool:NodePool",
+        "projects/my-project/locations/us-central1-a/clusters/tpu-stack-dev/nodePools/main",
+    )
+    assert pool is not None and pool.inputs["placementPolicy"]["tpuTopology"] == "4x4"
+    assert engine.refresh().ok
+    again = engine.up()
+    assert again.ok and set(again.changes) == {"same"}, again.text
+    assert engine.destroy().ok
+    assert engine.resources() == [] and engine.world.things() == {}

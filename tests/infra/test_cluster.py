@@ -33,7 +33,7 @@ def pools(declared: Declared) -> dict[str, dict[str, Any]]:
     return {each.inputs["name"]: each.inputs for each in declared.all("NodePool") if each.name != "system"}
 
 
-def of_node(declared: Declared) -> dict[str, Any]:
+def pool_of(declared: Declared) -> dict[str, Any]:
     """The inputs of the one pool of a slice."""
     return pools(declared)["main"]
 
@@ -45,80 +45,101 @@ def declared_with(declare: Declare, **changes: Any) -> Declared:
 # --- the pools of a slice -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("asked", "machine", "nodes", "placement"),
-    [
-        ({}, "ct6e-standard-4t", 4, {"type": "COMPACT", "tpuTopology": "4x4"}),
-        ({"accelerator": "v6e-8"}, "ct6e-standard-8t", 1, None),
-        ({"accelerator": "v6e-1"}, "ct6e-standard-1t", 1, None),
-        ({"accelerator": "v5litepod-4", "zone": "us-west4-a"}, "ct5lp-hightpu-4t", 1, None),
-        ({"accelerator": "v5p-32"}, "ct5p-hightpu-4t", 4, {"type": "COMPACT", "tpuTopology": "2x2x4"}),
-        ({"accelerator": "v4-16", "zone": "us-central2-b"}, "ct4p-hightpu-4t", 2,
-         {"type": "COMPACT", "tpuTopology": "2x2x2"}),
-        ({"accelerator": "tpu7x-8", "zone": "us-central1-c"}, "tpu7x-standard-4t", 1, None),
+SHAPES: dict[str, dict[str, tuple[dict[str, str], str, int, dict[str, str] | None]]] = {
+    "us-east5-a": {
+        "v6e-16": ({"zone": "us-east5-b"}, "ct6e-standard-4t", 4, {"type": "COMPACT", "tpuTopology": "4x4"}),
+        "v6e-8": ({"zone": "us-east5-b"}, "ct6e-standard-8t", 1, None),
+        "v6e-1": ({"zone": "us-east5-b"}, "ct6e-standard-1t", 1, None),
+        "v5p-32": ({}, "ct5p-hightpu-4t", 4, {"type": "COMPACT", "tpuTopology": "2x2x4"}),
+    },
+    "us-central1-c": {
+        "v5litepod-4": ({"zone": "us-central1-a"}, "ct5lp-hightpu-4t", 1, None),
+        "tpu7x-8": ({}, "tpu7x-standard-4t", 1, None),
         # Compute Engine refuses TPU7x with a compact placement policy.
-        ({"accelerator": "tpu7x-128", "zone": "us-central1-c"}, "tpu7x-standard-4t", 16,
-         {"type": "", "policyName": "tpu-stack-dev-main", "tpuTopology": "4x4x4"}),
-    ],
-)  # fmt: skip
-def test_a_pool_has_the_machines_and_the_wiring_of_its_slice(
-    declare: Declare, asked: dict[str, Any], machine: str, nodes: int, placement: dict[str, str] | None
-) -> None:
-    declared = declare(zone=asked.get("zone", "us-east5-b"), slices=[POOL | asked])
-    pool = of_node(declared)
-    assert (pool["nodeConfig"]["machineType"], pool["nodeCount"]) == (machine, nodes)
-    assert pool.get("placementPolicy") == placement
-    assert pool["nodeLocations"] == [declared.inventory.slices[0].zone]
-    policies = [each.inputs["workloadPolicy"] for each in declared.all("ResourcePolicy")]
-    wanted = {"type": "HIGH_THROUGHPUT", "acceleratorTopology": (placement or {}).get("tpuTopology")}
-    assert policies == ([wanted] if placement and "policyName" in placement else [])
-    entry = declared.inventory.slices[0]
-    assert entry.pool is not None
-    assert (entry.pool.machine_type, entry.pool.nodes, entry.hosts) == (machine, nodes, ())
-    assert entry.pool.chips_per_node == int(machine[-2])
-    assert entry.devices_per_host == entry.pool.chips_per_node * (2 if "tpu7x" in machine else 1)
+        "tpu7x-128": ({}, "tpu7x-standard-4t", 16,
+                      {"type": "", "policyName": "tpu-stack-dev-tpu7x-128", "tpuTopology": "4x4x4"}),
+    },
+    "us-central2-b": {"v4-16": ({}, "ct4p-hightpu-4t", 2, {"type": "COMPACT", "tpuTopology": "2x2x2"})},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("asked", "node", "pool"),
-    [
-        ({}, {}, {"nodeCount": 4}),
-        ({"capacity": "spot"},
-         {"spot": True,
-          "kubeletConfig": {"shutdownGracePeriodSeconds": 120, "shutdownGracePeriodCriticalPodsSeconds": 15}},
-         {"nodeCount": 4}),
-        ({"capacity": "reserved", "reservation": "spring"},
-         {"reservationAffinity": {"consumeReservationType": "SPECIFIC_RESERVATION",
-                                  "key": "compute.googleapis.com/reservation-name", "values": ["spring"]}},
-         {"nodeCount": 4}),
-        ({"capacity": "reserved", "reservation": "projects/other/reservations/spring"},
-         {"reservationAffinity": {"consumeReservationType": "SPECIFIC_RESERVATION",
-                                  "key": "compute.googleapis.com/reservation-name",
-                                  "values": ["projects/other/reservations/spring"]}},
-         {"nodeCount": 4}),
-        ({"capacity": "flex-start"},
-         {"flexStart": True, "reservationAffinity": {"consumeReservationType": "NO_RESERVATION"}},
-         {"initialNodeCount": 0,
-          "autoscaling": {"minNodeCount": 0, "maxNodeCount": 4, "locationPolicy": "ANY"}}),
-        ({"scale-to-zero": True}, {},
-         {"initialNodeCount": 0,
-          "autoscaling": {"minNodeCount": 0, "maxNodeCount": 4, "locationPolicy": "ANY"}}),
-    ],
-)  # fmt: skip
-def test_capacity_is_asked_of_gke_in_its_own_words_and_the_inventory_has_it(
-    declare: Declare, asked: dict[str, Any], node: dict[str, Any], pool: dict[str, Any]
-) -> None:
-    declared = declared_with(declare, **asked)
-    made = of_node(declared)
+@pytest.mark.parametrize("zone", SHAPES)
+def test_a_pool_has_the_machines_and_the_wiring_of_its_slice(declare: Declare, zone: str) -> None:
+    table = SHAPES[zone]
+    asked = [POOL | {"zone": zone, "name": each, "accelerator": each} | table[each][0] for each in table]
+    declared = declare(zone=zone, slices=asked)
+    entries = {each.name: each for each in declared.inventory.slices}
+    for name, (place, machine, nodes, placement) in table.items():
+        pool, entry = pools(declared)[name], entries[name]
+        assert (pool["nodeConfig"]["machineType"], pool["nodeCount"]) == (machine, nodes)
+        assert pool.get("placementPolicy") == placement
+        assert pool["nodeLocations"] == [place.get("zone", zone)] == [entry.zone]
+        assert entry.pool is not None
+        assert (entry.pool.machine_type, entry.pool.nodes, entry.hosts) == (machine, nodes, ())
+        assert entry.pool.chips_per_node == int(machine[-2])
+        assert entry.devices_per_host == entry.pool.chips_per_node * (2 if "tpu7x" in machine else 1)
+    policies = {each.inputs["name"]: each.inputs["workloadPolicy"] for each in declared.all("ResourcePolicy")}
+    wanted = [each for _, _, _, each in table.values() if each is not None and "policyName" in each]
+    assert policies == {
+        each["policyName"]: {"type": "HIGH_THROUGHPUT", "acceleratorTopology": each["tpuTopology"]}
+        for each in wanted
+    }
+
+
+ZERO_TO_ALL = {
+    "initialNodeCount": 0,
+    "autoscaling": {"minNodeCount": 0, "maxNodeCount": 4, "locationPolicy": "ANY"},
+}
+
+
+def reserved(value: str) -> dict[str, Any]:
+    key = "compute.googleapis.com/reservation-name"
+    kind = "SPECIFIC_RESERVATION"
+    return {"reservationAffinity": {"consumeReservationType": kind, "key": key, "values": [value]}}
+
+
+CAPACITIES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}, {"nodeCount": 4}),
+    "spot": (
+        {"capacity": "spot"},
+        {
+            "spot": True,
+            "kubeletConfig": {
+                "shutdownGracePeriodSeconds": 120,
+                "shutdownGracePeriodCriticalPodsSeconds": 15,
+            },
+        },
+        {"nodeCount": 4},
+    ),
+    "ours": ({"capacity": "reserved", "reservation": "spring"}, reserved("spring"), {"nodeCount": 4}),
+    "theirs": (
+        {"capacity": "reserved", "reservation": "projects/other/reservations/spring"},
+        reserved("projects/other/reservations/spring"),
+        {"nodeCount": 4},
+    ),
+    "flex": (
+        {"capacity": "flex-start"},
+        {"flexStart": True, "reservationAffinity": {"consumeReservationType": "NO_RESERVATION"}},
+        ZERO_TO_ALL,
+    ),
+    "idle": ({"scale-to-zero": True}, {}, ZERO_TO_ALL),
+}
+
+
+def test_capacity_is_asked_of_gke_in_its_own_words_and_the_inventory_has_it(declare: Declare) -> None:
+    slices = [POOL | {"name": name} | asked for name, (asked, _, _) in CAPACITIES.items()]
+    declared = declare(zone="us-east5-b", slices=slices)
     named = ("spot", "flexStart", "reservationAffinity", "kubeletConfig")
-    assert {key: made["nodeConfig"][key] for key in named if key in made["nodeConfig"]} == node
     sized = ("nodeCount", "initialNodeCount", "autoscaling", "queuedProvisioning")
-    assert {key: made[key] for key in sized if key in made} == pool
-    # Google's queue gives other nodes in place of those that fail.
-    assert made["management"]["autoRepair"] is (asked.get("capacity") != "flex-start")
-    entry = declared.inventory.slices[0]
-    assert entry.capacity == asked.get("capacity", "on-demand") and entry.pool is not None
-    assert entry.pool.reservation == ("spring" if "reservation" in asked else None)
+    for entry in declared.inventory.slices:
+        asked, node, pool = CAPACITIES[entry.name]
+        made = pools(declared)[entry.name]
+        assert {key: made["nodeConfig"][key] for key in named if key in made["nodeConfig"]} == node
+        assert {key: made[key] for key in sized if key in made} == pool
+        # Google's queue gives other nodes in place of those that fail.
+        assert made["management"]["autoRepair"] is (asked.get("capacity") != "flex-start")
+        assert entry.capacity == asked.get("capacity", "on-demand") and entry.pool is not None
+        assert entry.pool.reservation == ("spring" if "reservation" in asked else None)
 
 
 def test_several_slices_are_pools_with_numbers_and_those_of_flex_start_come_together(
@@ -135,11 +156,14 @@ def test_several_slices_are_pools_with_numbers_and_those_of_flex_start_come_toge
 
 def test_a_pool_is_labelled_runs_as_the_nodes_account_and_hides_it_from_pods(declare: Declare) -> None:
     declared = declared_with(declare, labels={"team": "nlp"}, **{"boot-disk": {"kms-key": KEY}})
-    node = of_node(declared)["nodeConfig"]
+    node = pool_of(declared)["nodeConfig"]
     assert node["resourceLabels"] == {"team": "nlp", "tpu-stack": "dev", "tpu-stack-slice": "main"}
     assert node["serviceAccount"] == "tpu-stack-dev-nodes@my-project.iam.gserviceaccount.com"
     assert node["workloadMetadataConfig"] == {"mode": "GKE_METADATA"}
     assert node["bootDiskKmsKey"] == KEY
+    # Nodes are of one shape for ever: another is another pool of the same name, so the old one goes first.
+    (pool,) = [each for each in declared.all("NodePool") if each.name == "main"]
+    assert pool.options.deleteBeforeReplace
     # Without a tag no firewall rule of the stack lets anybody in, not even IAP.
     assert "tags" not in node
 
@@ -290,6 +314,8 @@ def test_the_role_that_the_docs_give_in_a_namespace_has_the_verbs_of_the_one_in_
 IAM_WORDS = {
     ("pods/exec", "create"): ("pods", "exec"),
     ("pods/exec", "get"): ("pods", "exec"),
+    ("pods/portforward", "create"): ("pods", "portForward"),
+    ("pods/portforward", "get"): ("pods", "portForward"),
     ("pods/log", "get"): ("pods", "getLogs"),
     **{
         ("jobsets", verb): ("thirdpartyobjects", verb)

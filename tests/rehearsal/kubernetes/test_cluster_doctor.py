@@ -1,0 +1,167 @@
+"""`fab doctor` of a slice in a cluster, on a real API server: an administrator, the role of the docs, no role."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+from kubernetes import client, config
+
+from contracts.inventory import Cluster, Inventory, NodePool, Slice, Storage
+from launch import targets
+from launch.doctor import doctor
+from launch.doctor.workstation import Answer, Machine
+from launch.targets import Wanted
+from rehearsal.kubernetes.control_plane import LocalControlPlane
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "kubernetes.md"
+NAMESPACE = "doctored"
+CLUSTER = Cluster(name="rehearsal", context=None, namespace=NAMESPACE, service_account="tpu-stack")
+POOL = NodePool(machine_type="ct4p-hightpu-4t", accelerator="tpu-v4-podslice", nodes=2)
+SLICE = Slice(
+    name="main",
+    accelerator_type="v4-16",
+    generation="v4",
+    topology="2x2x2",
+    zone="us-central2-b",
+    capacity="spot",
+    origin="node-pool main",
+    count=1,
+    devices_per_host=4,
+    hosts=(),
+    pool=POOL,
+)
+LABELS = {
+    "cloud.google.com/gke-tpu-accelerator": POOL.accelerator,
+    "cloud.google.com/gke-tpu-topology": "2x2x2",
+}
+
+
+@pytest.fixture(scope="module")
+def core(control_plane: LocalControlPlane) -> Iterator[client.CoreV1Api]:
+    made = client.CoreV1Api(config.new_client_from_config(str(control_plane.kubeconfig)))
+    yield made
+    made.delete_namespace(NAMESPACE)
+    for number in range(2):
+        made.delete_node(f"tpu-{number}")
+
+
+@pytest.fixture(scope="module")
+def user(control_plane: LocalControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kubeconfig of somebody who may do nothing yet."""
+    path = tmp_path_factory.mktemp("user") / "kubeconfig"
+    server = control_plane.layout.server
+    control_plane.authority.kubeconfig(path, server, "ada", context="rehearsal", namespace=NAMESPACE)
+    return path
+
+
+def findings(kubeconfig: Path, one_slice: Slice = SLICE) -> dict[str, tuple[str, str]]:
+    """What is said of the cluster, by the last word of each check: name → state and message."""
+    inventory = Inventory(
+        stack="dev",
+        project=None,
+        storage=Storage(bucket_url="gs://none", bucket_region=None, nfs_source=None, nfs_mount=None),
+        images={},
+        gateway=None,
+        slices=(one_slice,),
+        cluster=dataclasses.replace(CLUSTER, kubeconfig=str(kubeconfig)),
+    )
+    home = kubeconfig.parent
+    target = targets.of_inventory(inventory, Wanted(stack="dev.json", runs=f"file://{home}/runs"))
+    here = Machine(environ={}, home=home, checkout=DOCS.parents[1], cache_dir=home, ask=silent)
+    told = doctor.findings(here, lambda: target, wants_stack=False)
+    return {each.name: (each.state, each.message) for each in told if each.area in ("cluster", "storage")}
+
+
+def silent(argv: Sequence[str]) -> Answer:
+    return Answer(exit_code=None)
+
+
+def add_node(core: client.CoreV1Api, number: int, chips: str = "4") -> None:
+    metadata = client.V1ObjectMeta(name=f"tpu-{number}", labels=LABELS)
+    core.create_node(client.V1Node(metadata=metadata))
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+    status = {
+        "capacity": {"google.com/tpu": chips},
+        "allocatable": {"google.com/tpu": chips},
+        "conditions": [ready],
+    }
+    core.patch_node_status(f"tpu-{number}", {"status": status})
+
+
+def test_who_may_do_nothing_is_told_what_is_missing_and_who_has_the_documented_role_may_launch(
+    control_plane: LocalControlPlane, core: client.CoreV1Api, user: Path
+) -> None:
+    before = findings(user)
+    assert before["reached"][0] == "ok" and re.search(r"Kubernetes v1\.\d+", before["reached"][1])
+    state, said = before["rights"]
+    assert state == "fail" and "create jobs, delete jobs" in said and "create pods/exec" in said
+    assert "hosts" not in before and "preflight" not in before
+    assert (before["namespace"][0], before["nodes"][0]) == ("skip", "skip")
+    as_administrator = ("ok", f"{NAMESPACE} is not there yet: the first run makes it")
+    assert findings(control_plane.kubeconfig)["namespace"] == as_administrator
+
+    core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=NAMESPACE)))
+    (written,) = re.findall(r"^```yaml\n(.*?)^```$", DOCS.read_text(), flags=re.MULTILINE | re.DOTALL)
+    role = yaml.safe_load(written)
+    role["metadata"]["namespace"] = NAMESPACE
+    rbac = client.RbacAuthorizationV1Api(core.api_client)
+    rbac.create_namespaced_role(NAMESPACE, role, field_validation="Strict")
+    binding = {
+        "metadata": {"name": "ada"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "Role",
+            "name": role["metadata"]["name"],
+        },
+        "subjects": [{"kind": "User", "name": "ada", "apiGroup": "rbac.authorization.k8s.io"}],
+    }
+    rbac.create_namespaced_role_binding(NAMESPACE, binding)
+    after = findings(user)
+    assert after["rights"] == ("ok", f"you may launch in {NAMESPACE} (12 rights asked)")
+    assert after["namespace"] == ("ok", f"{NAMESPACE}; the first run makes its service account tpu-stack")
+
+
+def test_nodes_are_counted_by_their_labels_readiness_and_chips(
+    control_plane: LocalControlPlane, core: client.CoreV1Api
+) -> None:
+    admin = control_plane.kubeconfig
+    assert findings(admin)["nodes"] == (
+        "warn",
+        f"no node has the labels {','.join(f'{key}={value}' for key, value in LABELS.items())}, a run takes 2",
+    )
+    add_node(core, 0)
+    assert findings(admin)["nodes"] == ("warn", "1 of 2 nodes of v4-16 are ready")
+    add_node(core, 1)
+    assert findings(admin)["nodes"] == ("ok", "2 nodes of v4-16 are ready, a run takes 2")
+    core.patch_node("tpu-1", {"spec": {"unschedulable": True}})
+    assert findings(admin)["nodes"] == ("warn", "1 of 2 nodes of v4-16 are ready")
+    core.patch_node("tpu-1", {"spec": {"unschedulable": None}})
+    core.patch_node_status("tpu-1", {"status": {"allocatable": {"google.com/tpu": "0"}}})
+    said = findings(admin)["nodes"][1]
+    assert said == "tpu-1 offers google.com/tpu: 0, its machine type ct4p-hightpu-4t has 4"
+
+
+def test_what_several_slices_need_is_missed_where_it_is_not_installed(
+    control_plane: LocalControlPlane,
+) -> None:
+    admin = control_plane.kubeconfig
+    assert "jobset" not in findings(admin) and findings(admin)["controllers"][0] == "skip"
+    several = dataclasses.replace(SLICE, count=2, capacity="flex-start")
+    found = findings(admin, several)
+    assert (found["jobset"][0], found["kueue"][0]) == ("fail", "fail")
+
+
+def test_a_cluster_that_does_not_answer_is_said_once(
+    control_plane: LocalControlPlane, tmp_path: Path
+) -> None:
+    path = tmp_path / "kubeconfig"
+    text = control_plane.kubeconfig.read_text().replace(control_plane.layout.server, "https://127.0.0.1:9")
+    path.write_text(text)
+    found = findings(path)
+    assert set(found) == {"reached", "runs"}
+    assert found["reached"][0] == "fail" and "cannot be reached" in found["reached"][1]
