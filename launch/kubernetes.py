@@ -49,6 +49,9 @@ NODE_LOST_S = 60
 KEPT_S = 3600
 """How long an ended run's pods stay, for `kubectl logs`; the run directory has them for ever."""
 PROBE_PERIOD_S = 60
+LEAST = {"cpu": "1", "memory": "1Gi"}
+"""A pod that asks for none of these is the last to be given a processor, and the first to be ended where memory is
+short. It may use all that the node has."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -323,7 +326,7 @@ def _pod(plan: Plan, name: str) -> Manifest:
                 "image": plan.container.image,
                 "command": [*agent, "_pod"],
                 "env": [*environment, *_told(plan)],
-                "resources": {"requests": chips, "limits": chips},
+                "resources": {"requests": {**chips, **LEAST}, "limits": chips},
                 "volumeMounts": [*mounts, {"name": "shm", "mountPath": "/dev/shm"}],
                 "securityContext": safe,
                 "livenessProbe": {

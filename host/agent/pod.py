@@ -52,6 +52,8 @@ BEGIN_LIMIT_S = 120.0
 LAST_WORDS_S = 60.0
 """For the guard of a supervisor that was killed to put the end on record."""
 ECHO_PERIOD_S = 0.2
+ANSWER_S = 3.0
+"""For the verb `stop`, which ends with the container, to answer whoever has sent it."""
 STANDS_S = 180.0
 """Beyond the heartbeat limit: time in which a supervisor ends a process, hang dump included."""
 TERMINATION_LOG = "/dev/termination-log"
@@ -152,6 +154,8 @@ class Pod:
         ended = watch(process, request, listener)
         over.set()
         echo.join(10)
+        if os.path.exists(process.stop_path):
+            time.sleep(ANSWER_S)
         code = exit_code(ended, is_first=self._index == 0, was_asked=os.path.exists(process.stop_path))
         reason = (ended["verdict"] or {}).get("message") or read_json(process.exit_path).get("reason")
         return code, str(reason)

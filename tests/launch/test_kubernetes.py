@@ -138,7 +138,10 @@ def test_a_run_on_one_host_is_this_job() -> None:
             bucket,
             {"name": "TPU_STACK_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         ],
-        "resources": {"requests": {"google.com/tpu": "4"}, "limits": {"google.com/tpu": "4"}},
+        "resources": {
+            "requests": {"google.com/tpu": "4", "cpu": "1", "memory": "1Gi"},
+            "limits": {"google.com/tpu": "4"},
+        },
         "volumeMounts": [root, {"name": "shm", "mountPath": "/dev/shm"}],
         "securityContext": safe,
         "livenessProbe": {
