@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -23,7 +24,7 @@ from launch.hosts import HostError, in_thread
 Object = dict[str, Any]
 """A Kubernetes object, as its JSON says it."""
 
-CONNECT_LIMIT_S = 5.0
+CONNECT_LIMIT_S = 10.0
 ANSWER_LIMIT_S = 15.0
 WATCH_S = 240
 """After which a watch is taken up anew where it was."""
@@ -60,6 +61,10 @@ class Connection:
     def path(self, kind: str, name: str = "") -> str:
         """Return the path of a kind in the namespace ("pods", "jobs", …), or of one object of it."""
         return "/".join([PLACES[kind], "namespaces", self.cluster.namespace, kind, *([name] if name else [])])
+
+    def load(self) -> None:
+        """Load the client, outside of any limit: it takes a second, and many where much else runs."""
+        _ = self._client
 
     def get(self, path: str, **query: str) -> Object:
         return self.ask("GET", path, None, **query)
@@ -98,9 +103,17 @@ class Connection:
         return told()
 
     def watched(self, kind: str, labels: str) -> Watch:
-        """Return the watch over objects of a kind; there is one, however many ask."""
+        """Return the watch over objects of a kind; there is one, however many ask.
+
+        JobSets are none where the cluster has no such kind, or this user no right to any.
+        """
         with self._lock:
-            return self._watches.setdefault(f"{kind} {labels}", Watch(self, self.path(kind), labels))
+            return self._watches.setdefault(
+                f"{kind} {labels}",
+                Watch(
+                    self, self.path(kind), labels, absent=(NOT_FOUND, FORBIDDEN) if kind == "jobsets" else ()
+                ),
+            )
 
     def program(self, pod: str, container: str, argv: Sequence[str], *, terminal: bool = False) -> Any:
         """Start a program in a pod; return its streams, as `kubernetes.stream.ws_client.WSClient` has them."""
@@ -212,11 +225,11 @@ class Connection:
         return ApiError(host=self.name, reason=_line(said), remedy=remedy, status=error.status)
 
     def _unreachable(self, error: BaseException) -> ApiError:
-        reason = getattr(error, "reason", None) or error
+        said = re.sub(r"^(<[^>]*>|\w+\([^)]*\)): ", "", _line(getattr(error, "reason", None) or error))
         where = self._configuration.host
         return ApiError(
             host=self.name,
-            reason=f"its API server {where} cannot be reached ({_line(reason)})",
+            reason=f"its API server {where} cannot be reached ({said})",
             remedy="see that this machine may reach it",
         )
 
@@ -308,10 +321,13 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
 
 
 class Watch:
-    """All objects of a kind that have certain labels, as one watch tells them from the first question on."""
+    """All objects of a kind that have certain labels, as one watch tells them from the first question on.
 
-    def __init__(self, connection: Connection, path: str, labels: str) -> None:
-        self._connection, self._path, self._labels = connection, path, labels
+    absent: statuses that mean that there are none.
+    """
+
+    def __init__(self, connection: Connection, path: str, labels: str, *, absent: Sequence[int]) -> None:
+        self._connection, self._path, self._labels, self._absent = connection, path, labels, absent
         self._changed = threading.Condition()
         self._found: dict[str, Object] = {}
         self._gone: dict[str, Object] = {}
@@ -360,12 +376,12 @@ class Watch:
                 with self._changed:
                     if error.status is not None:  # whatever it refuses, it is asked anew for all
                         self._version = ""
-                    if error.status == NOT_FOUND:  # the cluster knows no such kind
+                    if error.status in self._absent:
                         self._found, self._error, self._is_known = {}, None, True
                     elif error.status != TOO_OLD:
                         self._error = error
                     self._note()
-                time.sleep(WATCH_S if error.status == NOT_FOUND else WATCH_PAUSE_S)
+                time.sleep(WATCH_S if error.status in self._absent else WATCH_PAUSE_S)
             except RequestError as error:
                 with self._changed:
                     self._error = ApiError(host=self._connection.name, reason=str(error))

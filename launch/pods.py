@@ -194,11 +194,8 @@ def trouble(pod: Object) -> str | None:
     for each in _containers(pod):
         over = each["state"].get("terminated") or {}
         if over.get("exitCode"):
-            why = (
-                over["reason"]
-                if over.get("reason") not in (None, "Error")
-                else f"exit code {over['exitCode']}"
-            )
+            said = over.get("message") or (over.get("reason") if over.get("reason") != "Error" else None)
+            why = said.strip().splitlines()[-1] if said else f"exit code {over['exitCode']}"
             return why if each["name"] == kubernetes.CONTAINER else f"its code could not be had: {why}"
     for each in status.get("conditions") or ():
         is_unplaced = each["type"] == "PodScheduled" and each["status"] == "False"
@@ -577,6 +574,7 @@ class PodLink:
     knows_all = True
 
     def ask(self, verb: str, request: str, *, timeout_s: float) -> Future[Completed]:
+        self.runs.connection.load()
         asked = json.loads(request)
         own = {"status": self._status, "stop": self._stop, "join": self._join, "logs": self._logs}.get(verb)
         if own is None:

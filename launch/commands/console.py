@@ -278,7 +278,10 @@ def stop(
     console = terminal()
     run = runs.find(target.runs, wanted) if wanted else only_active(target)
     agents = target.find_agents(run.described)
-    before = runs.state_now(agents, run)
+    known = runs.look(agents, run)
+    before = runs.state_by(run, known)
+    if known.errors and target.cluster is not None:  # which alone knows, and does not say it just now
+        raise known.errors[0]
     if before not in run_directory.ACTIVE:
         say(console)(f"{run.run_id} is not running: it is {before}")
         return 0

@@ -1,0 +1,133 @@
+"""What a cluster says of a run's pods, as agents would say it; and the run's state that follows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from contracts.run_directory import RunDirectory
+from launch import runs
+from launch.kubernetes import CONTAINER, RUN_LABEL
+from launch.pods import INDEX, SLICE_INDEX, seen, trouble
+from launch.runs import Run
+from tests.launch.conftest import RUN_ID, STARTED
+
+AT = "2020-11-20T21:46:00Z"
+BEGAN_S = 1605908760.0
+
+
+def pod(
+    index: int, phase: str, state: dict[str, Any] | None = None, *, made: str = AT, **more: Any
+) -> dict[str, Any]:
+    labels = {RUN_LABEL: RUN_ID, INDEX: str(index), **more.pop("labels", {})}
+    containers = [] if state is None else [{"name": CONTAINER, "state": state, "image": "i"}]
+    metadata = {"name": f"r-{index}", "uid": f"{index}-{made}", "labels": labels, "creationTimestamp": made}
+    return {
+        "metadata": metadata,
+        "spec": {},
+        "status": {"phase": phase, "containerStatuses": containers, **more},
+    }
+
+
+def job(*, pods: int = 2, over: str | None = None) -> dict[str, Any]:
+    conditions = [{"type": over, "status": "True", "reason": "PodFailurePolicy"}] if over else []
+    metadata = {"name": "r", "uid": "j", "labels": {RUN_LABEL: RUN_ID}}
+    return {
+        "kind": "Job",
+        "metadata": metadata,
+        "spec": {"completions": pods},
+        "status": {"conditions": conditions},
+    }
+
+
+RUNNING = {"running": {"startedAt": AT}}
+FAILED = {"terminated": {"exitCode": 76, "reason": "Error", "finishedAt": AT}}
+OK = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": AT}}
+
+
+@pytest.mark.parametrize(
+    ("work", "pods", "states"),
+    [
+        (job(), [], ["starting", "starting"]),
+        (job(), [pod(0, "Running", RUNNING), pod(1, "Pending")], ["running", "starting"]),
+        (job(), [pod(0, "Running", RUNNING), pod(1, "Failed", FAILED)], ["running", "starting"]),
+        (
+            job(over="FailureTarget"),
+            [pod(0, "Running", RUNNING), pod(1, "Failed", FAILED)],
+            ["running", "exited"],
+        ),
+        (job(over="Failed"), [pod(1, "Failed", FAILED)], ["exited"]),
+        (job(), [pod(0, "Succeeded", OK), pod(1, "Running", RUNNING)], ["exited", "running"]),
+        (None, [pod(0, "Running", RUNNING)], ["running"]),
+        (None, [pod(0, "Failed", FAILED)], ["exited"]),
+    ],
+)
+def test_a_process_is_starting_for_as_long_as_the_cluster_starts_its_pod_again(
+    work: dict[str, Any] | None, pods: list[dict[str, Any]], states: list[str]
+) -> None:
+    found = seen([work] if work else [], pods)[RUN_ID]
+    assert [entry["state"] for entry in found.entries()] == states
+
+
+def test_of_the_pods_of_a_process_the_newest_counts() -> None:
+    old, new = pod(0, "Failed", FAILED), pod(0, "Running", RUNNING, made="2020-11-20T21:47:00Z")
+    assert seen([job(pods=1)], [new, old])[RUN_ID].pods == {0: new}
+
+
+def test_the_pods_of_a_jobset_are_counted_through_its_slices() -> None:
+    template = {"template": {"spec": {"completions": 2}}, "replicas": 2}
+    jobset = {**job(), "kind": "JobSet", "spec": {"replicatedJobs": [template]}}
+    child = job()
+    child["metadata"] = {**child["metadata"], "ownerReferences": [{"kind": "JobSet"}]}
+    last = pod(1, "Running", RUNNING, labels={SLICE_INDEX: "1"})
+    found = seen([child, jobset], [last])[RUN_ID]
+    assert [entry["state"] for entry in found.entries()] == ["starting"] * 3 + ["running"]
+
+
+@pytest.mark.parametrize(
+    ("beats", "pods", "result", "state"),
+    [
+        # What a pod before this one has said is not this one's.
+        ([("failed", -5.0), ("failed", -5.0)], [RUNNING, RUNNING], "failed", "starting"),
+        ([("failed", -5.0), ("failed", -5.0)], [None, None], "failed", "starting"),
+        ([("stepping", 5.0), ("stepping", 5.0)], [RUNNING, RUNNING], None, "running"),
+        ([("failed", 5.0), ("stepping", 5.0)], [RUNNING, RUNNING], None, "failed"),
+    ],
+)
+def test_what_earlier_pods_said_is_not_of_those_that_were_started_again(
+    beats: list[tuple[str, float]], pods: list[dict[str, Any] | None], result: str | None, state: str
+) -> None:
+    found = [pod(index, "Running" if each else "Pending", each) for index, each in enumerate(pods)]
+    run = Run(
+        directory=RunDirectory("/nowhere"),
+        described={"run_id": RUN_ID, "attempts": [{"attempt": 0, "started": STARTED, "processes": 2}]},
+        result={"outcome": result, "attempt": 0} if result else None,
+        heartbeats=tuple({"state": said, "attempt": 0, "time": BEGAN_S + s} for said, s in beats),
+    )
+    entries = seen([job()], found)[RUN_ID].entries()
+    assert runs.state(run, entries, knowing=1, now_s=BEGAN_S + 60) == state
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (pod(0, "Failed", {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}), "OOMKilled"),
+        (pod(0, "Failed", FAILED), "exit code 76"),
+        (
+            pod(0, "Failed", {"terminated": {"exitCode": 1, "reason": "Error", "message": "x\nno cwd\n"}}),
+            "no cwd",
+        ),
+        (pod(0, "Failed", None, reason="Evicted", message="low on memory"), "Evicted: low on memory"),
+        (
+            pod(0, "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": "no"}}),
+            "ImagePullBackOff: no",
+        ),
+        (pod(0, "Pending", {"waiting": {"reason": "ContainerCreating"}}), None),
+        (pod(0, "Succeeded", OK), None),
+    ],
+)
+def test_why_a_pod_does_not_run_is_said_in_the_words_of_whoever_knows(
+    found: dict[str, Any], why: str | None
+) -> None:
+    assert trouble(found) == why
