@@ -410,7 +410,6 @@ def test_one_line_makes_a_slice_node_pools_of_a_cluster_and_nothing_is_left_when
         "projects/my-project/locations/us-central1-a/clusters/tpu-stack-dev/nodePools/main",
     )
     assert pool is not None and pool.inputs["placementPolicy"]["tpuTopology"] == "4x4"
-    assert engine.refresh().ok
     again = engine.up()
     assert again.ok and set(again.changes) == {"same"}, again.text
     assert engine.destroy().ok
