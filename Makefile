@@ -18,7 +18,7 @@ preview: install ## show what `pulumi up` would make; needs no account (CONFIG=P
 	@$(BIN)/python -m rehearsal.offline_preview $(if $(CONFIG),"$(CONFIG)")
 
 .PHONY: rehearse
-rehearse: install ## the whole path in containers: up, train, kill a host, recover, destroy (HOSTS=2, KUBERNETES=1)
+rehearse: install ## the whole path in containers: up, train, kill, recover (HOSTS=2, KUBERNETES=1)
 	@$(BIN)/python -m rehearsal.rehearse $(if $(HOSTS),--hosts "$(HOSTS)") $(if $(KUBERNETES),--kubernetes)
 
 .PHONY: images
