@@ -22,6 +22,7 @@ from pulumi.dynamic.dynamic import serialize_provider
 from infra import naming
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.retry import AbandonedError, CloudTpuError
+from infra.keeper_dismissal import KeeperDismissalProvider
 from infra.node_workers import NodeWorkersProvider
 from infra.queued_resource import QueuedResourceProvider
 from infra.stack_identity import StackIdentityProvider
@@ -37,6 +38,7 @@ PROPS: dict[str, Any] = wanted_props(node_count=None, wait_s=60.0)
         (QueuedResourceProvider, b"infra.queued_resource"),
         (NodeWorkersProvider, b"infra.node_workers"),
         (StackIdentityProvider, b"infra.stack_identity"),
+        (KeeperDismissalProvider, b"infra.keeper_dismissal"),
     ],
 )
 def test_the_state_holds_a_providers_name_which_stays_as_it_is_and_not_its_code(

@@ -131,6 +131,24 @@ def test_of_two_that_come_at_once_the_one_that_the_state_knows_is_kept_and_the_o
     assert ours(cloud) == {here: "ACTIVE"} and stack.state["others"] == []
 
 
+@pytest.mark.parametrize(("refusals", "others"), [(20, []), (1000, [B])])
+def test_a_zone_that_does_not_let_go_of_a_slice_is_given_time_after_the_slice_is_there(
+    cloud: Cloud, refusals: int, others: list[str]
+) -> None:
+    stack = Stack(cloud=cloud)
+    props = {**ANYWHERE, "zones": [A, B], "strategy": "race", "wait_s": 600}
+    cloud.control.inject("unavailable", "queuedResources.delete", times=refusals)
+    stack.up(**props)
+    assert stack.state is not None and "could not be withdrawn in us-west4-a" in cloud.said
+    assert (stack.state["zone"], len(stack.state["nodes"]), stack.state["others"]) == (A, 1, others)
+    cloud.control.clear_faults()
+    stack.refresh()
+    assert ("us-west4-a as well; `pulumi up` withdraws that" in cloud.said) is bool(others)
+    stack.up(**props)
+    cloud.control.advance(60)
+    assert ours(cloud) == {A: "ACTIVE"}
+
+
 @pytest.mark.parametrize("strategy", ["first", "race"])
 def test_a_zone_that_refuses_or_fails_is_passed_over_and_where_all_do_every_reason_is_told(
     new_cloud: CloudFactory, strategy: str
