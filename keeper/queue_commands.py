@@ -324,7 +324,9 @@ def show(queue: Queue, *, everything: bool, as_json: bool) -> int:
             each.run_id or "-",
             str(each.priority),
             each.state,
-            printable(each.slice or " or ".join(each.slices)),
+            printable(
+                " or ".join(each.slices) if each.slice is None or each.state == "waiting" else each.slice
+            ),
             printable(each.by),
             _age(each.added),
             printable(" ".join(" ".join(each.reason.splitlines()[:2]).split())),

@@ -361,10 +361,11 @@ def test_what_is_queued_ends_with_the_losses_of_an_undisturbed_run(
         worker.kill()
     assert entries(kept)["high"]["state"] == "starting" and entries(kept)["high"]["run_id"] in first
     kept.succeed("fab queue cancel gone --stack rehearsal")
+    before = len(log(kept))
+    kept.act("stockout")  # who has chips keeps them
     kept.act("gateway-on")
-    until(lambda: entries(kept)["high"]["state"] == "running", RECOVERY_LIMIT_S)
-    until_step(kept, 100)
-    kept.act("stockout")
+    started = re.compile("all joined|its worker is gone, and its run")
+    until(lambda: started.search(log(kept)[before:]) is not None, RECOVERY_LIMIT_S, pause_s=0.2)
     preempt(kept, cloud)
     kept.succeed(f"fab queue move {entries(kept)['low']['number']} first --stack rehearsal")
     threading.Event().wait(30)  # it waits for chips
@@ -374,6 +375,7 @@ def test_what_is_queued_ends_with_the_losses_of_an_undisturbed_run(
     )
     done = [each for each in entries(kept).values() if each["state"] == "done"]
     assert sorted(each["name"] for each in done) == ["high", "low"]
+    assert "is resumed on main" in log(kept)[before:]
     for each in done:
         place = tmp_path / each["name"]
         place.mkdir()
