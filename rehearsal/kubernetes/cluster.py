@@ -178,9 +178,9 @@ class Cluster:
         with _answered("declaring the stack's namespace"):
             core.create_namespace({"metadata": {"name": NAMESPACE}})
             core.create_namespaced_service_account(NAMESPACE, {"metadata": {"name": SERVICE_ACCOUNT}})
-            kubernetes.client.RbacAuthorizationV1Api(self.api).create_namespaced_role_binding(
-                NAMESPACE, binding
-            )
+            rights = kubernetes.client.RbacAuthorizationV1Api(self.api)
+            rights.create_namespaced_role(NAMESPACE, role)
+            rights.create_namespaced_role_binding(NAMESPACE, binding)
 
     def component(self, name: Name) -> Container:
         """Raises MachinesError where it is gone."""
