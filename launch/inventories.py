@@ -71,7 +71,9 @@ KEPT = "inventory.json"
 
 
 def with_kept(inventory: Inventory, text: bytes | None) -> Inventory:
-    """Return the inventory with those of the kept slices that are newer, or that alone have hosts. Pure.
+    """Return the inventory with the hosts of those kept slices that are newer, or that alone have hosts. Pure.
+
+    Of a kept slice only what changes when it is made again is taken; the rest is as the stack declares it now.
 
     Raises:
         InventoryError: the text is no list of slices.
@@ -81,7 +83,11 @@ def with_kept(inventory: Inventory, text: bytes | None) -> Inventory:
     def newest(ours: Slice) -> Slice:
         other = kept.get(ours.name, ours)
         newer = (_moment(other), bool(other.hosts)) > (_moment(ours), bool(ours.hosts))
-        return other if newer else ours
+        return (
+            dataclasses.replace(ours, hosts=other.hosts, created=other.created, zone=other.zone)
+            if newer
+            else ours
+        )
 
     return dataclasses.replace(inventory, slices=tuple(newest(each) for each in inventory.slices))
 

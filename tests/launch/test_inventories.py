@@ -75,5 +75,11 @@ def test_of_two_entries_of_a_slice_the_newer_counts_and_of_equally_old_ones_that
     inventory = make_inventory(waiting)
     assert inventories.with_kept(inventory, slices_to_json([ours]).encode()).slices == (ours,)
     assert inventories.with_kept(inventory, None) == inventory
+    # What was recorded before the stack declared another zone does not undo that.
+    zones = ("us-central1-a", "us-south1-a")
+    declared = dataclasses.replace(ours, zones=zones, hosts=(), created="")
+    stack = dataclasses.replace(inventory, slices=(declared,))
+    (found,) = inventories.with_kept(stack, slices_to_json([ours]).encode()).slices
+    assert (found.zones, found.hosts) == (zones, ours.hosts)
     with pytest.raises(InventoryError, match="no list of slices"):
         inventories.with_kept(inventory, b"[]")

@@ -405,7 +405,7 @@ def test_a_kept_run_goes_on_in_the_zone_that_has_chips(
     preempt(kept, cloud)
     until(lambda: zone_of(cloud) == SECOND_ZONE, RECOVERY_LIMIT_S, pause_s=LOOK_S)
     kept.act("restock")
-    until_it_says(kept, " stepping ")
+    until_it_says(kept, " stepping ", " done ")
     kept.succeed(f"fab unkeep {run} --stack rehearsal")
     kept.act("stockout", zone=SECOND_ZONE)
     preempt(kept, cloud)
