@@ -57,6 +57,7 @@ REMOVE_LIMIT_S = 60.0
 """For a run to be gone, beyond its grace; and for an API server that is away to be back."""
 LOOK_S = 1.0
 BEGIN_POLL_S = 0.3
+BUCKET_POLL_S = 3.0
 ANSWER_LIMIT_S = 10.0
 KILLED = 128 + 9
 SHELL = ("sh", "-c", "exec $(command -v bash || echo sh)")
@@ -261,6 +262,13 @@ class ClusterRuns:
     def session(self, pod: Object) -> _Session:
         with self._lock:
             return self._sessions.setdefault(pod["metadata"]["uid"], _Session(self.connection, pod))
+
+    def heartbeat(self, run_id: str, attempt: int, index: int) -> dict[str, Any] | None:
+        """Return what a process that has joined says of itself in the bucket; None: nothing yet."""
+        directory = run_directory.RunDirectory(f"{self._url}/{run_id}", self._files)
+        beat = directory.read_json(run_directory.heartbeat(index)) or {}
+        has_joined = beat.get("attempt") == attempt and beat.get("state") not in (None, "starting")
+        return beat if has_joined else None
 
     def read_log(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer the verb `logs` from the run directory, for a pod that is gone. Raises HostError."""
@@ -624,7 +632,8 @@ class PodLink:
             if pod is not None and not _is_alive(pod):
                 if not main_of(pod):
                     raise HostError(host="", reason=trouble(pod) or "its pod ended before it began")
-                return {"state": "failed", "beat": None, "process": {"state": "exited"}}
+                code = (main_of(pod).get("terminated") or {}).get("exitCode")
+                return {"state": "failed" if code else "done", "beat": None, "process": {"state": "exited"}}
             why = None if pod is None else waits_in_vain(pod)
             in_vain_s = min(in_vain_s, time.monotonic()) if why else float("inf")
             if why and time.monotonic() - in_vain_s > NO_START_LIMIT_S:
@@ -634,14 +643,17 @@ class PodLink:
             if pod is None or "running" not in main_of(pod):
                 self.runs.connection.watched("pods", OURS).wait(LOOK_S)
                 continue
-            session = self.runs.session(pod)
-            with contextlib.suppress(
-                HostError
-            ):  # it has only begun, or is ending: its pod says what became of it
+            pause_s = BEGIN_POLL_S
+            try:
+                session = self.runs.session(pod)
                 if _said(session.ask("status", json.dumps(asked), ANSWER_LIMIT_S)).get("processes"):
                     request = json.dumps({**asked, "limit_s": left_s})
                     return _said(session.ask("join", request, left_s + ANSWER_LIMIT_S))
-            time.sleep(BEGIN_POLL_S)
+            except HostError:  # no program can be started there: what its process has said of itself will do
+                if beat := self.runs.heartbeat(run_id, asked["attempt"], index):
+                    return {"state": beat["state"], "beat": beat, "process": {"state": "running"}}
+                pause_s = BUCKET_POLL_S
+            time.sleep(pause_s)
         return {"state": "starting", "beat": None, "process": {"state": "starting"}}
 
     def _logs(self, asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ There is no kubelet: where pods have to exist, a test makes them as the Job cont
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import threading
 import time
@@ -245,7 +246,7 @@ def eventually(found: Callable[[], Any], wanted: Any) -> None:
         time.sleep(0.05)
 
 
-def test_a_run_is_made_placed_seen_and_stopped(make: Callable[..., Target]) -> None:
+def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target], tmp_path: Path) -> None:
     target = make()
     planned = launch.work_out(BASIC, target)
     plan, cluster = planned.plan, of(target)
@@ -274,6 +275,12 @@ def test_a_run_is_made_placed_seen_and_stopped(make: Callable[..., Target]) -> N
     pods.say(names[0], "Running", RUNNING)
     pods.say(names[1], "Running", RUNNING)
     eventually(lambda: [e["state"] for e in cluster.of(plan.run_id).entries()], ["running", "running"])
+    # No program can be started in these pods: the heartbeats in the bucket say that a process has joined.
+    beats = tmp_path / "runs" / plan.run_id / "heartbeats"
+    beats.mkdir(parents=True)
+    (beats / "host-0.json").write_text(json.dumps({"attempt": 0, "state": "stepping"}))
+    joined = plan.target.agents[0].ask("join", {**plan.process(0), "limit_s": 10.0})
+    assert joined["state"] == "stepping"
     pods.say(names[1], "Failed", KILLED)
     eventually(lambda: [e["state"] for e in cluster.of(plan.run_id).entries()], ["running", "starting"])
     assert cluster.of(plan.run_id).entries()[1]["reason"] == "OOMKilled"
