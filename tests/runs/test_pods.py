@@ -1,0 +1,283 @@
+"""Pods of a run without a cluster: each in a process namespace of its own, started again as a Job would do it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from contracts.errors import HUNG, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
+from contracts.inventory import Cluster, NodePool
+from contracts.run_directory import RunDirectory
+from launch import kubernetes, runs, targets
+from launch import launch as launching
+from launch.run_record import run_record
+from launch.runs import Run
+from tests.runs.lab import CHECKOUT, Lab, Losses, losses
+
+pytestmark = pytest.mark.timeout(600)
+
+NAMESPACE = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "--pid",
+    "--fork",
+    "--kill-child=SIGKILL",
+    "--mount-proc",
+]
+INSIDE = ["nsenter", "--user", "--pid", "--mount", "--preserve-credentials"]
+CLUSTER = Cluster(name="c", context=None, namespace="n", service_account="s")
+LIMIT_S = 200.0
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class Pods:
+    """The pods of one run, each with a folder of its own as its /tpu-stack."""
+
+    def __init__(self, lab: Lab, folder: Path, *more: str, count: int = 2, **changed: Any) -> None:
+        self.lab, self.folder, self.count = lab, folder, count
+        pool = NodePool(machine_type="ct5lp-hightpu-4t", accelerator="tpu-v5-lite-podslice", nodes=count)
+        with mock.patch.dict(os.environ, lab.environ):
+            target = targets.on_this_machine(hosts=str(count), platform="cpu")
+            request = launching.Request(
+                job=lab.job, arguments=(*lab.options(), *more), name=None, resume=None
+            )
+            planned = launching.work_out(request, target)
+        directory = RunDirectory(planned.directory.url)
+        one = dataclasses.replace(target.slice, pool=pool, topology=f"2x{2 * count}")
+        inventory = dataclasses.replace(target.inventory, cluster=CLUSTER)
+        plan = dataclasses.replace(
+            planned.plan,
+            target=dataclasses.replace(planned.plan.target, slice=one, inventory=inventory),
+            run_dir=directory.url,
+            cwd=str(CHECKOUT),
+            **changed,
+        )
+        plan = kubernetes.placed(plan)
+        now = datetime.datetime.now(datetime.UTC)
+        directory.write_json("run.json", run_record(plan, planned.config, name=None, now=now, before=None))
+        self.directory = directory
+        text = json.dumps(kubernetes.pod_request(plan)).replace(plan.target.coordinator_host, "127.0.0.1")
+        wanted = (
+            kubernetes.COORDINATOR_PORT,
+            kubernetes.LIVENESS_PORT,
+            kubernetes.GATHER_PORT,
+        )
+        for fixed, free in zip(wanted, free_ports(len(wanted)), strict=True):
+            text = text.replace(str(fixed), str(free))
+        self.told = text
+        self.bundle = plan.bundle_sha256
+        folder.mkdir()
+        self.alive: dict[int, subprocess.Popen[bytes]] = {}
+        self.started = 0
+        self.last: dict[int, int] = {}
+
+    def start(self, *indices: int) -> None:
+        for index in indices:
+            root = self.folder / f"pod-{index}-{self.started}"
+            self.last[index] = self.started
+            self.started += 1
+            bundles = root / "agent" / "bundles"
+            bundles.mkdir(parents=True)
+            (bundles / self.bundle).symlink_to(CHECKOUT)
+            environment = {
+                "TPU_STACK_POD": self.told.replace(kubernetes.ROOT, str(root)),
+                "TPU_STACK_POD_NAME": root.name,
+                "JOB_COMPLETION_INDEX": str(index),
+            }
+            with open(self.folder / f"{root.name}.log", "wb") as log:
+                self.alive[index] = subprocess.Popen(
+                    [*NAMESPACE, sys.executable, "-S", "-E", CHECKOUT / kubernetes.AGENT, "_pod"],
+                    env={**os.environ, **environment},
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+
+    def said(self) -> str:
+        """What `kubectl logs` would show of all."""
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob("pod-*.log")))
+
+    def end(self, index: int, limit_s: float = LIMIT_S) -> int:
+        """The exit code of a pod."""
+        try:
+            return self.alive.pop(index).wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"pod {index} is still there:\n{self.said()}") from None
+
+    def ends(self) -> list[int]:
+        return [self.end(index) for index in sorted(self.alive)]
+
+    def kill(self, index: int) -> None:
+        """All of it at once, as when its node is gone."""
+        self.alive[index].kill()
+        self.end(index)
+
+    def process(self, index: int) -> int:
+        """The pid of a pod's job, as this namespace has it: the one in the session that the job began."""
+        root = self.folder / f"pod-{index}-{self.last[index]}"
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if f"RUN_CONTROL_DIR={root}".encode() in path.read_bytes():
+                    pid = int(path.parent.name)
+                    if os.getpgid(pid) == pid:
+                        return pid
+        raise AssertionError(f"pod {index} has no job:\n{self.said()}")
+
+    def ask(self, index: int, verb: str, **request: Any) -> dict[str, Any]:
+        """What the agent in a pod answers, as by an exec into it."""
+        root = self.folder / f"pod-{index}-{self.last[index]}" / "agent"
+        (child,) = self._children(index)
+        done = subprocess.run(
+            [*INSIDE, f"--target={child}", sys.executable, "-S", "-E", CHECKOUT / kubernetes.AGENT, verb],
+            input=json.dumps({"version": 1, "root": str(root), **request}),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def _children(self, index: int) -> list[int]:
+        pid = self.alive[index].pid
+        return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def delete(self, *indices: int) -> None:
+        """SIGTERM to process 1, as when its node is drained."""
+        for index in indices:
+            (child,) = self._children(index)
+            os.kill(child, signal.SIGTERM)
+
+    def run(self) -> Run:
+        found = runs.read(self.directory)
+        assert found is not None
+        return found
+
+    def reach(self, step: int) -> int:
+        """Wait until a step has been taken, or a later one; the last one that has."""
+        self.lab.until(lambda: self.step() >= step or not self.alive, f"step {step}", LIMIT_S)
+        assert self.step() >= step, self.said()
+        return self.step()
+
+    def step(self) -> int:
+        return max(losses(self.run()), default=0)
+
+    def attempts(self) -> list[dict[str, Any]]:
+        return list(self.run().described["attempts"])
+
+
+Make = Callable[..., Pods]
+
+
+@pytest.fixture
+def make(lab: Lab, tmp_path: Path) -> Iterator[Make]:
+    """Pods of a run; none of them outlives the test."""
+    made: list[Pods] = []
+
+    def make_one(*more: str, **changed: Any) -> Pods:
+        made.append(Pods(lab, tmp_path / f"pods-{len(made)}", *more, **changed))
+        return made[-1]
+
+    yield make_one
+    for pods in made:
+        for index in list(pods.alive):
+            pods.kill(index)
+
+
+@pytest.mark.slow
+def test_a_run_whose_pods_are_killed_and_drained_ends_with_the_losses_of_one_that_nobody_disturbed(
+    make: Make, right_losses: Losses
+) -> None:
+    pods = make("--checkpoint-every", "1")
+    pods.start(1)  # which waits for the first one, however late that is
+    pods.start(0)
+    step = pods.reach(12)
+    pods.kill(1)
+    pods.start(1)  # in the middle of the attempt, which it must not enter
+    assert pods.end(0) == PEER_LOST
+    pods.start(0)
+    pods.reach(step + 3)
+    pods.delete(0)
+    assert pods.ends() == [RESUME_ME, RESUME_ME]
+    pods.start(0, 1)
+    assert pods.ends() == [0, 0]
+    assert losses(pods.run()) == right_losses
+    assert [each["outcome"] for each in pods.attempts()] == ["failed", "preempted", None]
+    assert [each["pod"] for each in pods.attempts()] == ["pod-0-1", "pod-0-3", "pod-0-4"]
+    steps = [each["checkpoint"] for each in pods.attempts()]
+    assert steps[0] is None and 0 < steps[1] < steps[2]
+    assert "step 20: eval loss" in pods.said()
+
+
+@pytest.mark.nightly
+def test_the_first_pod_is_lost_and_the_others_wait_for_the_next_one(make: Make, right_losses: Losses) -> None:
+    pods = make()
+    pods.start(0, 1)
+    pods.reach(12)
+    pods.kill(0)
+    pods.start(0)
+    assert pods.end(1) == PEER_LOST
+    pods.start(1)
+    assert pods.ends() == [0, 0]
+    assert losses(pods.run()) == right_losses
+
+
+@pytest.mark.slow
+def test_a_wrong_request_ends_the_run_for_good(make: Make, lab: Lab, tmp_path: Path) -> None:
+    data = tmp_path / "mislaid.jsonl"
+    data.write_bytes(lab.data.read_bytes())
+    pods = make("--data", str(data))
+    data.unlink()
+    pods.start(0, 1)
+    assert pods.ends() == [WRONG_REQUEST] * 2
+    result = pods.run().current_result()
+    assert result is not None and result["request"] is True
+
+
+@pytest.mark.nightly
+def test_a_process_that_hangs_is_ended_with_its_stack_traces_saved(make: Make) -> None:
+    pods = make(hang_floor_s=5.0, heartbeat_limit_s=5.0)
+    pods.start(0, 1)
+    pods.reach(12)
+    os.kill(pods.process(1), signal.SIGSTOP)
+    assert pods.ends() == [HUNG, HUNG]
+    assert "Thread" in (pods.directory.read_text("stacks/0/host-0.txt") or "")
+    pods.start(0, 1)
+    assert pods.ends() == [0, 0]
+    assert [each["outcome"] for each in pods.attempts()] == ["hung", None]
+
+
+@pytest.mark.nightly
+def test_fab_stop_ends_the_run_and_its_pods_are_not_to_be_started_again(make: Make) -> None:
+    pods = make("--checkpoint-every", "1")
+    pods.start(0, 1)
+    pods.reach(12)
+    run_id = pods.run().run_id
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        asked = [pool.submit(pods.ask, index, "stop", run_id=run_id, grace_s=60) for index in (0, 1)]
+    assert [each.result()["stopped"][0]["how"] for each in asked] == ["exited by itself"] * 2
+    assert pods.ends() == [INTERRUPTED] * 2
+    result = pods.run().current_result()
+    assert result is not None and result["outcome"] == "stopped"
