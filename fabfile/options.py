@@ -70,7 +70,6 @@ ON_PODS = {
     "get": "what a run leaves is in its run directory, in the stack's bucket",
     "ssh-config": "`fab ssh` opens a shell in one of an active run",
     "submit": "`fab train --queue NAME` waits in a queue of the cluster's Kueue",
-    "keep": "the cluster starts each pod again that is lost, `--max-restarts` times; leave --keep out",
     "jupyter": "take a slice of TPU VMs for notebooks",
 }
 """What to do instead of the commands for hosts that stay."""

@@ -191,8 +191,7 @@ def train(
         hand_over = _hand_over(keep_attempts, keep_hours)
 
     def open_target(like: Run | None) -> Target:
-        found = options.target(stack, slice, hosts, platform=platform, python=python, runs=runs, like=like)
-        return options.hosts_of(found, "keep") if keep else found
+        return options.target(stack, slice, hosts, platform=platform, python=python, runs=runs, like=like)
 
     return training.train(
         open_target,

@@ -1,8 +1,8 @@
 """The cluster of a stack (GKE), its node pools, and who may do what in it. Nodes have no way in.
 
-What is inside a cluster is not declared here: the launcher makes the namespace, the service account and the network
-policy of a stack when they are missing, in a GKE cluster as in any other. A second provider, which has to reach the
-API server at every `pulumi up`, would be needed for three objects.
+What is inside a cluster is not declared here: the launcher makes the namespace and the service account of a stack when
+they are missing, and a network policy for each run, in a GKE cluster as in any other. A second provider, which has to
+reach the API server at every `pulumi up`, would be needed for them.
 """
 
 from __future__ import annotations

@@ -40,6 +40,11 @@ class HandOver:
         """
         if target.is_local:
             return
+        if target.cluster is not None:
+            raise RequestError(
+                f"{target.slice.name}: the keeper has nothing to do on node pools, where the cluster starts each lost "
+                "pod again, --max-restarts times; leave --keep out"
+            )
         if target.inventory.keeper is None:
             raise RequestError(
                 f"--stack {target.name}: it has no keeper; set tpu-stack:keeper: true, then `pulumi up` and `fab "
