@@ -142,7 +142,8 @@ def test_pods_meet_by_name_with_the_rights_of_a_user_and_again_after_each_accide
             kubernetes.client.CoreV1Api(user).connect_get_namespaced_pod_exec,
             min(met()), NAMESPACE, container="run", command=["id", "-u"], stdout=True, _preload_content=False,
         )  # fmt: skip
-        with contextlib.closing(entered):
+        with contextlib.ExitStack() as exits:
+            exits.callback(entered.sock.shutdown)  # its own `close` leaves the socket of what has ended open
             entered.run_forever(timeout=30)
             assert entered.read_stdout().strip() == "10001"
 
