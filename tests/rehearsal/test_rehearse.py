@@ -77,8 +77,18 @@ def test_on_a_cluster_nobody_mends_anything_by_hand(
 ) -> None:
     monkeypatch.setattr(rehearse.Story, "until_done", lambda self, run: None)
     monkeypatch.setattr(rehearse, "fetch_from_bucket", lambda story, run_id, to: write_losses(to))
+    monkeypatch.setattr(rehearse, "POD_STEPS", STEPS)
+    monkeypatch.setattr(rehearse, "FIRST_OF_PODS", STEPS)
+    monkeypatch.setattr(rehearse, "SECOND_OF_PODS", STEPS)
+    monkeypatch.setattr(rehearse, "PROGRESS_LIMIT_S", 3)
+    code, _, said = try_it(kubernetes=True)
+    assert code == 1 and any("is not at step" in line for line in said), (
+        said
+    )  # never started again: no accident has struck it
+    monkeypatch.setattr(rehearse, "attempt_in", lambda status: 2)
     code, typed, said = try_it(kubernetes=True)
     assert code == 0, said
+    typed = typed[typed.index("rehearsal down") + 1 :]
     assert [" ".join(line.split()[:2]) for line in typed if line.split()[0] not in ("status", "runs")] == [
         "build --framework", "rehearsal up", "train --stack", "train --stack", "rehearsal kill-pod", "rehearsal drain",
         "rehearsal down",
