@@ -12,6 +12,7 @@ keeper asks for nothing, as it makes sure of its lease before each request.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import threading
@@ -123,9 +124,15 @@ class Lease:
             if found.version != seen:
                 seen, since_s, is_renewed = found.version, self._now(), seen is not None
             if not value.get("token") or self._now() - since_s >= STALE_S:
-                with contextlib.suppress(ChangedError):
+                try:
                     self._write(found.version, removed=bool(value.get("removed")))
                     return
+                except ChangedError:
+                    pass
+                except DocumentsError as error:
+                    if isinstance(error, MissingError) or self._now() - began_s >= outage_s:
+                        raise
+                    since_s = self._now()
             elif is_renewed and self._now() - began_s >= patience_s:
                 raise LeaseHeldError(about)
             self._sleep(LOOK_S)
@@ -176,6 +183,17 @@ class Lease:
                     ) from None
                 self._sleep(LOOK_S)
         return True
+
+    def patiently[T](self, act: Callable[[], T]) -> T:
+        """Carry out what needs the documents, again until they answer, for OUTAGE_LIMIT_S at most."""
+        began_s = self._now()
+        while True:
+            try:
+                return act()
+            except DocumentsError as error:
+                if isinstance(error, MissingError) or self._now() - began_s >= OUTAGE_LIMIT_S:
+                    raise
+            self._sleep(LOOK_S)
 
     def release(self) -> None:
         """Give it back; nothing happens where it is not ours. One that cannot be given back is stale in STALE_S."""
@@ -236,9 +254,10 @@ def mark_all(store_url: str, who: str, waiting: Callable[[str], None], *, remove
         LeaseHeldError, LeaseLostError, DocumentsError: not all are marked.
     """
     documents = Documents(store_url)
-    for name in documents.names(f"{FOLDER}/"):
-        if (documents.read(name).value or {}).get("removed", False) == removed:
-            continue
+    for name in of_url(url_of(store_url, ""), who).patiently(lambda: documents.names(f"{FOLDER}/")):
         one = of_url(f"{store_url.rstrip('/')}/{name}", who)
+        found = one.patiently(functools.partial(documents.read, name))
+        if (found.value or {}).get("removed", False) == removed:
+            continue
         with held(one, patience_s=PATIENCE_S, outage_s=OUTAGE_LIMIT_S, waiting=waiting):
-            one.mark(removed=removed)
+            one.patiently(functools.partial(one.mark, removed=removed))

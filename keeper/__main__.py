@@ -25,14 +25,18 @@ def watch(documents: Documents, say: Callable[[str], None], *, every_s: float = 
     """Carry out one pass, or one every so many seconds until interrupted; FAILED where the last could not be."""
     while True:
         began_s = time.monotonic()
-        try:
-            has_slices = passes.run_pass(means := passes.means_of(documents, say))
-            code = DONE
-            queue_commands.attend(means, has_slices=has_slices)
-            idle.give_back(means)
-        except passes.REFUSALS as error:
-            say(f"error: {error}")
-            code = FAILED
+        code, has_slices, means = DONE, True, passes.means_of(documents, say)
+        for step in ("look", "queue", "idle"):  # what one cannot do does not keep the others from it
+            try:
+                if step == "look":
+                    has_slices = passes.run_pass(means)
+                elif step == "queue":
+                    queue_commands.attend(means, has_slices=has_slices)
+                else:
+                    idle.give_back(means)
+            except passes.REFUSALS as error:
+                say(f"error: {error}")
+                code = FAILED
         if not every_s:
             return code
         time.sleep(max(0.0, began_s + every_s - time.monotonic()))

@@ -16,6 +16,7 @@ from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
 from contracts.run_directory import RunDirectory, State
 from infra.documents import Documents, DocumentsError
+from jobs.runtime.metric_definitions import finite
 from keeper.rules import Facts, Sign
 from keeper.store import Stack, Wanted
 from launch import costs, recovery, runs, targets
@@ -47,6 +48,7 @@ def _facts(run: Run, state: State) -> Facts:
         is_wrong=bool(result.get("request")),
         error=str(result.get("error") or "").partition("\n")[0],
         cost_usd=costs.least_usd(run),
+        max_usd=finite(run.described.get("max_usd")),
         saved=() if state in run_directory.ACTIVE else tuple(run.directory.checkpoint_steps()),
     )
 

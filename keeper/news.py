@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from contracts.durations import HOUR_S
 from contracts.errors import RequestError
 from infra.documents import Documents, DocumentsError
-from keeper import store
+from keeper import rules, store
 from keeper.store import Wanted
 from launch import notify
 from launch.hosts import HostError, in_thread
@@ -42,7 +42,8 @@ def of_end(wanted: Wanted, found: Examined | None, reason: str) -> tuple[Kind | 
     if found is not None and found.facts.state in ("done", "stopped"):
         return notify.kind_of(found.run, found.facts.state), ""
     cost_usd = found.facts.cost_usd if found is not None else None
-    is_spent = wanted.max_usd is not None and cost_usd is not None and cost_usd >= wanted.max_usd
+    max_usd = rules.limit_usd(wanted, found.facts) if found is not None else None
+    is_spent = max_usd is not None and cost_usd is not None and cost_usd >= max_usd
     return "out of budget" if is_spent else "failed", f"The keeper has given it up: {reason}."
 
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.errors import RequestError
 from infra import lease
-from infra.cloud_tpu.retry import Backoff, CloudTpuError
+from infra.cloud_tpu.retry import Backoff, CloudTpuError, LostAgainError
+from infra.cloud_tpu.zones import WRONG
 from infra.documents import Documents, DocumentsError
 from infra.lease import Lease, LeaseHeldError, LeaseLostError
 from keeper import hosts as hosts_
@@ -24,6 +25,7 @@ from keeper import news, rules, slices, store
 from keeper.news import Post
 from keeper.rules import Sign
 from keeper.store import Stack, Wanted
+from launch import launch as launching
 from launch import notify
 from launch.hosts import HostError, HostsError
 from launch.launch import LaunchFailed
@@ -38,8 +40,7 @@ AT_ONCE = 8
 LOOKS_S = (0.0, 30.0)
 """Of one pass: with a timer of a minute a lost slice is found within half of one."""
 MOST_PREPARED = 12
-"""Tries to prepare the hosts of one run without a new checkpoint; with the growing pauses that is some seven hours."""
-WRONG = frozenset({"INVALID_ARGUMENT", "OUT_OF_RANGE", "PERMISSION_DENIED"})
+"""Tries to prepare the hosts of one run, one after another; with the growing pauses that is some seven hours."""
 WELL = Sign(beat_age_s=0.0, has_result=False)
 REFUSALS = (CloudTpuError, DocumentsError, HostError, HostsError, RequestError)
 """What may be better at the next look."""
@@ -131,12 +132,19 @@ def _look(
     def stack() -> Stack | None:
         try:
             return store.find_stack(means.documents)
+        except DocumentsError:
+            raise
         except RequestError:
             return None  # said by who cannot do without
 
-    standing = {
-        each.run_id: slices.standing(each, found, stack, lambda: means.client().now()) for each in wanted
-    }
+    def standing_of(each: Wanted) -> rules.Slice:
+        try:
+            return slices.standing(each, found, stack, lambda: means.client().now())
+        except DocumentsError as error:
+            means.say(str(error))
+            return "unread"
+
+    standing = {each.run_id: standing_of(each) for each in wanted}
     troubled = [
         each
         for each in wanted
@@ -234,6 +242,7 @@ class Attempt:
     # --- to have the slice, and the run on it -----------------------------------------------------------------------
 
     def _mend(self, mine: Lease) -> None:
+        doubled = self._stack() if self._standing == "doubled" else None
         fresh = {
             run_id: each
             for run_id, each in store.read_wanted(self._documents).items()
@@ -244,6 +253,9 @@ class Attempt:
         self._group = [fresh[each.run_id] for each in self._group if each.run_id in fresh]
         self._group = [each for each in self._group if not self._has_ended(each)]
         if not self._group:
+            if doubled is not None and not mine.removed and self._name in doubled.slices:
+                # What another zone has of it is withdrawn: nobody looks at the slice after its last run.
+                slices.have(self._means.client(), self._means.backoff, doubled, self._name, mine, wait_s=0.0)
             return
         stack, is_new = self._stack(), False
         if stack is not None:
@@ -280,7 +292,7 @@ class Attempt:
         """See to it that the slice is there; False: not now."""
         now_s, is_queued = self._now_s(), self._standing in rules.QUEUED
         is_gone = is_queued or self._standing in ("absent", "lost")
-        was_asked = any(each.state == "waiting" for each in self._group)
+        was_asked = any(each.state == "waiting" or each.slice_lost for each in self._group)
         for each in [*self._group] if is_gone else ():
             step = rules.glance(each, self._standing, self._signs.get(each.run_id), now_s)
             if step.do == "end":
@@ -297,6 +309,10 @@ class Attempt:
             if was_asked and is_queued and not self._others:
                 slices.withdraw(self._means.client(), self._means.backoff, stack, self._name, mine)
             return False
+        if self._standing == "active" and all(
+            each.prepares and each.not_before_s > now_s for each in self._group
+        ):
+            return False
         self._asked = stack
         try:
             made = slices.have(
@@ -308,6 +324,15 @@ class Attempt:
                 # One that waits already is looked at, so that the next zone has its turn.
                 wait_s=0.0 if is_queued else slices.WAIT_S,
             )
+        except slices.UnpublishedError as error:
+            for each in self._group:
+                if self._may_prepare(each):
+                    self._note(each, "asked", str(error), state="recovering")
+            return False
+        except LostAgainError as error:
+            for each in self._group:
+                self._note(each, "lost", str(error), slice_lost=True)
+            return False
         except CloudTpuError as error:
             if error.status in WRONG:
                 for each in self._group:
@@ -337,7 +362,7 @@ class Attempt:
         if is_new:
             wanted = self._note(wanted, "has a new slice", f"{self._name} was made again", slice_lost=True)
         target = reopen()
-        is_doubtful = wanted.slice_lost or wanted.failures > 1
+        is_doubtful = wanted.slice_lost or wanted.failures > 1 or wanted.prepares > 0
         if stack is not None and (is_doubtful or self._hosts.silent(target)):
             if not self._may_prepare(wanted):
                 return
@@ -346,10 +371,11 @@ class Attempt:
             except SliceLostError as error:
                 # No fault of the hosts: it is asked for again at the next look, without a pause.
                 self._note(
-                    wanted, "lost", str(error), slice_lost=True, failures=wanted.failures,
+                    wanted, "lost", str(error), slice_lost=True, prepares=wanted.prepares,
                     not_before_s=wanted.not_before_s,
                 )  # fmt: skip
                 return
+            self._change(wanted, lambda now: dataclasses.replace(now, prepares=0))
         if wanted.for_queue:
             ready: dict[str, Any] = {
                 "state": "watched",
@@ -388,15 +414,15 @@ class Attempt:
         if refusal := rules.STOPPED if wanted.stop else rules.refusal(wanted, self._now_s()):
             self._end(wanted, refusal, None)
             return False
-        failures = wanted.failures + 1
-        if failures > MOST_PREPARED:
+        prepares = wanted.prepares + 1
+        if prepares > MOST_PREPARED:
             self._end(wanted, f"its hosts could not be prepared {MOST_PREPARED} times", None)
             return False
         now_s = self._now_s()
         self._change(
             wanted,
             lambda now: dataclasses.replace(
-                now, failures=failures, not_before_s=now_s + rules.pause_s(failures)
+                now, prepares=prepares, not_before_s=now_s + rules.pause_s(prepares)
             ),
         )
         return True
@@ -422,7 +448,8 @@ class Attempt:
             self._end(counted, f"it cannot be resumed: {error}", found)
         except (LaunchFailed, *REFUSALS) as error:
             self._means.say(f"{wanted.run_id}: {error}")
-            self._written(self._note(counted, "did not start", str(error)), found)
+            given_back = _as_before(wanted) if launching.is_in_use(error) else {}
+            self._written(self._note(counted, "did not start", str(error), **given_back), found)
         else:
             told = self._post.item(counted, "recovered", "", run)
             codes = {each.described["code"]["bundle"] for each in (found.run, run)}
@@ -483,6 +510,11 @@ class Attempt:
 
 def _more(now: Wanted, told: news.Item | None) -> tuple[news.Item, ...]:
     return now.news if told is None else (*now.news, told)
+
+
+def _as_before(wanted: Wanted) -> dict[str, Any]:
+    """What `rules.resumed` has counted, but for the pause, as of a try that was none."""
+    return {name: getattr(wanted, name) for name in ("attempts_left", "last_restored_step", "failures")}
 
 
 OTHER_CODE = ", with the code that the keeper was installed with, as the run directory does not have its own"

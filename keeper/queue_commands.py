@@ -10,13 +10,16 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
 from contracts.durations import spoken
 from contracts.errors import DONE, FAILED, RequestError
 from contracts.files import is_url
+from contracts.inventory import Slice
+from infra.cloud_tpu.retry import CloudTpuError
 from infra.documents import Documents
 from infra.lease import Lease, LeaseHeldError, held, myself
 from keeper import slices, store, sweep
@@ -155,7 +158,7 @@ def work(queue: Queue, open_stack: Open, *, stay: bool) -> int:
     """Take entries of the queue to the slices that are free, until none waits or runs; with `stay` until Ctrl-C."""
     tell, documents = say(terminal()), queue.documents
     hold = leases_of(documents, "fab queue work")
-    worker = Worker(queue, open_stack, hold, tell, lambda: kept_runs(documents))
+    worker = _worker(queue, open_stack, hold, tell)
     try:
         return work_on(worker, queue, tell, stay=stay)
     except KeyboardInterrupt:
@@ -183,7 +186,6 @@ def attend(means: Means, *, has_slices: bool = False) -> None:
 
     Raises:
         RequestError: the stack cannot be read.
-        CloudTpuError: Google does not tell which hosts there are.
     """
     documents, hosts, say = means.documents, means.hosts, means.say
     queue = Queue(documents)
@@ -210,7 +212,17 @@ def attend(means: Means, *, has_slices: bool = False) -> None:
         )
 
     hold = leases_of(documents, "the keeper")
-    Worker(queue, open_stack, hold, say, lambda: kept_runs(documents)).step()
+    _worker(queue, open_stack, hold, say).step()
+
+
+def _worker(queue: Queue, open_stack: Open, hold: Hold, say: Callable[[str], None]) -> Worker:
+    def is_kept_for(slice_name: str) -> str:
+        """A kept run has its slice also while it fails and is resumed, and nothing runs there."""
+        kept = read_wanted(queue.documents).values()
+        here = (each for each in kept if each.slice == slice_name and each.state != "ended")
+        return next((each.run_id for each in here if not each.for_queue), "")
+
+    return Worker(queue, open_stack, hold, say, lambda: kept_runs(queue.documents), is_kept_for=is_kept_for)
 
 
 def slices_needed(pending: Sequence[Entry], stack: Stack) -> set[str]:
@@ -230,9 +242,10 @@ def _want_slices(means: Means, stack: Stack, needed: Collection[str]) -> None:
     """
     before = {each.slice: each for each in read_wanted(means.documents).values() if each.for_queue}
     now_s = means.documents.now_s()
-    for name in {*needed} - {*before}:
+
+    def fresh(name: str, **more: Any) -> store.Wanted:
         known = next(each for each in stack.inventory.slices if each.name == name)
-        fresh = store.Wanted(
+        return store.Wanted(
             run_id=f"{FOR_QUEUE}{name}",
             stack=stack.inventory.stack,
             slice=name,
@@ -242,16 +255,27 @@ def _want_slices(means: Means, stack: Stack, needed: Collection[str]) -> None:
             origin=known.origin,
             reason="entries of the queue need it",
             for_queue=True,
+            **more,
         )
-        store.change_wanted(means.documents, fresh.run_id, lambda found, fresh=fresh: found or fresh)  # type: ignore[misc]
+
+    for name in {*needed} - {*before}:
+        one = fresh(name)
+        store.change_wanted(means.documents, one.run_id, lambda found, one=one: found or one)  # type: ignore[misc]
     for name, each in before.items():
-        is_back = (
-            each.state == "ended"
-            and name in needed
-            and slices.seen(means.client(), means.backoff, stack, name) is not None
-        )
-        if name not in needed or is_back:
+        if name not in needed:
             store.change_wanted(means.documents, each.run_id, lambda _: None)
+        elif each.state == "ended" and _seen(means, stack, name) is not None:
+            back = fresh(name, state="recovering", slice_lost=True)  # its hosts are new, and not prepared
+            store.change_wanted(means.documents, each.run_id, lambda _, back=back: back)  # type: ignore[misc]
+
+
+def _seen(means: Means, stack: Stack, name: str) -> Slice | None:
+    """A slice as Google has it; None where it is not there, or that cannot be seen now, which is said."""
+    try:
+        return slices.seen(means.client(), means.backoff, stack, name)
+    except CloudTpuError as error:
+        means.say(f"{name}: {error}")
+        return None
 
 
 FOR_QUEUE = "queue/"
@@ -262,7 +286,7 @@ def _with_hosts(means: Means, stack: Stack) -> Stack:
     """The stack with the hosts that its slices have now: what `pulumi up` wrote for the keeper names none."""
     now = {each.name: each for each in stack.inventory.slices}
     for name in stack.slices:
-        fresh = slices.seen(means.client(), means.backoff, stack, name)
+        fresh = _seen(means, stack, name)
         if fresh is not None and fresh != now[name]:
             slices.record(means.documents, fresh)
         now[name] = fresh or dataclasses.replace(now[name], hosts=())

@@ -65,7 +65,7 @@ class Worker:
     """One of any number of workers of a queue.
 
     open_stack, hold: see Open and Hold. kept: the ids of runs that somebody else resumes. stop_grace_s: for a
-    checkpoint of a run that is cancelled.
+    checkpoint of a run that is cancelled. is_kept_for: which of them a slice is for, "" for none.
     """
 
     def __init__(
@@ -76,9 +76,10 @@ class Worker:
         say: Callable[[str], None],
         kept: Callable[[], Collection[str]] = frozenset,
         stop_grace_s: float = follow.STOP_GRACE_S,
+        is_kept_for: Callable[[str], str] = lambda _: "",
     ) -> None:
         self._queue, self._open, self._hold, self._say, self._kept = queue, open_stack, hold, say, kept
-        self._stop_grace_s = stop_grace_s
+        self._stop_grace_s, self._is_kept_for = stop_grace_s, is_kept_for
         self._opened: dict[tuple[tuple[str, str], ...], Opened] = {}
         self._told: dict[str, str] = {}
         self._in_use_until_s: dict[str, float] = {}
@@ -86,14 +87,17 @@ class Worker:
     def step(self) -> list[Entry]:
         """Do what can be done now, which may take as long as a run takes to start; return all entries after it."""
         entries = self._queue.entries()
-        kept = self._kept() if any(each.state == "running" for each in entries) else ()
+        resumable = any(
+            each.state == "running" or (each.state == "waiting" and each.run_id) for each in entries
+        )
+        kept = self._kept() if resumable else ()
         for entry in entries:
             if entry.state == "running":
                 self._guarded(entry, functools.partial(self._look_after, entry, kept))
             elif entry.state in AT_WORK:
                 self._guarded(entry, functools.partial(self._take_over, entry))
         if any(each.state == "waiting" for each in entries):
-            self._start_waiting()
+            self._start_waiting(kept)
         return self._queue.entries() if any(each.is_pending for each in entries) else entries
 
     def stop(self, entry: Entry) -> bool:
@@ -157,12 +161,12 @@ class Worker:
 
     # --- entries that wait ------------------------------------------------------------------------------------------
 
-    def _start_waiting(self) -> None:
+    def _start_waiting(self, kept: Collection[str]) -> None:
         """Start the next entry on each slice that is free."""
         entries = self._queue.entries()
         taken = {each.slice for each in entries if each.state in AT_WORK}
         for entry in entries:
-            if entry.state != "waiting":
+            if entry.state != "waiting" or entry.run_id in kept:
                 continue
             try:
                 opened = self._open_for(entry)
@@ -203,11 +207,15 @@ class Worker:
 
     def _start(self, entry: Entry, target: Target) -> bool:
         """Start or resume the run of an entry; False where somebody else has the entry or the slice."""
-        with self._hold(target.slice.name) as is_held:
+        name = target.slice.name
+        with self._hold(name) as is_held:
+            if is_held and (kept := self._is_kept_for(name)):
+                self._tell(name, f"{name}: the keeper has it for {kept}; it is waited for")
+                return False
             now = datetime.datetime.now(datetime.UTC)
             job = str(entry.submitted["name"])
             run_id = runs.new_run_id(job, now, random.Random())
-            claimed = self._queue.claim(entry.number, target.slice.name, run_id) if is_held else None
+            claimed = self._queue.claim(entry.number, name, run_id) if is_held else None
             if claimed is not None:
                 self._launch(claimed, target)
             return claimed is not None
@@ -215,9 +223,9 @@ class Worker:
     def _launch(self, entry: Entry, target: Target) -> None:
         assert entry.run_id is not None
         label, where = f"entry {entry.number} ({entry.what})", target.slice.name
-        before = runs.read(target.runs.directory(entry.run_id))
-        saved = before.directory.checkpoint_steps() if before else []
         try:
+            before = runs.read(target.runs.directory(entry.run_id))
+            saved = before.directory.checkpoint_steps() if before else []
             state = self._state(entry, before, target)[0] if before else "lost"
             if before is not None and state in _AT_WORK_OR_DONE:
                 where = str(before.described["slice"]["name"])
@@ -261,11 +269,7 @@ class Worker:
 
     def _is_in_use(self, error: Exception, target: Target) -> bool:
         """Whether a run could not be started because somebody else is at work there; then it is left for a while."""
-        hosts = error.errors if isinstance(error, HostsError) else ()
-        found = isinstance(error, launching.AtWorkError) or (
-            bool(hosts) and all(each.is_in_use for each in hosts)
-        )
-        if found:
+        if found := launching.is_in_use(error):
             self._in_use_until_s[target.slice.name] = time.monotonic() + IN_USE_PAUSE_S
         return found
 
@@ -314,6 +318,9 @@ class Worker:
             elif state in ("running", "saving", "done"):
                 self._queue.change(entry.number, lambda now: dataclasses.replace(now, state="running"))
                 self._say(f"{label}: its worker is gone, and its run {state}")
+            elif run is not None and run.current_result() is not None and run.attempt > now.judged:
+                # It was started, and has ended since.
+                self._queue.change(entry.number, lambda now: dataclasses.replace(now, state="running"))
             elif known is not None and state == "starting" and _is_foreign(known):
                 self._tell(
                     f"{entry.number}", f"{label}: another user's worker is gone, and its run is starting"
@@ -375,6 +382,7 @@ class Worker:
             state="waiting",
             losses=losses,
             restarts=entry.restarts - (not is_free),
+            judged=run.attempt,
             reason=f"{decision.reason}, when a slice is free",
         )
 
@@ -410,19 +418,30 @@ def _reason(run: Run, state: State) -> str:
     return next(iter(str((run.current_result() or {}).get("error") or "").splitlines()), "")
 
 
+def _pause(queue: Queue) -> None:
+    time.sleep(BUCKET_POLL_S if is_url(queue.documents.url) else POLL_S)
+
+
 def work(worker: Worker, queue: Queue, say: Callable[[str], None], *, stay: bool) -> int:
     """Work until nothing waits or runs, or with `stay` until interrupted; FAILED if a run ended otherwise than done."""
     pending = {each.number for each in queue.entries() if each.is_pending}
     ended: dict[int, str] = {}
+    said = ""
     while True:
-        entries = worker.step()
+        try:
+            entries, said = worker.step(), ""
+        except (HostError, HostsError, Unreachable) as error:  # the bucket may be away, or a host
+            if str(error) != said:
+                say(said := str(error))
+            _pause(queue)
+            continue
         ended |= {
             each.number: each.state for each in entries if each.number in pending and not each.is_pending
         }
         pending |= {each.number for each in entries if each.is_pending}
         if not stay and not any(each.is_pending for each in entries):
             break
-        time.sleep(BUCKET_POLL_S if is_url(queue.documents.url) else POLL_S)
+        _pause(queue)
     done = [number for number, state in ended.items() if state == "done"]
     say(f"{len(done)} of {len(ended)} done; nothing waits or runs" if ended else "the queue is empty")
     return DONE if len(done) == len(ended) else FAILED

@@ -39,7 +39,8 @@ class Sign:
 class Facts:
     """A run that was examined. is_wrong: its request was; error: in words. saved: steps of its checkpoints.
 
-    cost_usd: of all its attempts so far; None where that is not known.
+    cost_usd: of all its attempts so far; None where that is not known. max_usd: as its latest attempt was started
+    with; None: as the entry has it.
     """
 
     state: State
@@ -47,6 +48,7 @@ class Facts:
     error: str = ""
     saved: tuple[int, ...] = ()
     cost_usd: float | None = None
+    max_usd: float | None = None
 
     @property
     def newest(self) -> int:
@@ -106,12 +108,18 @@ def next_step(wanted: Wanted, facts: Facts, now_s: float) -> Step:
             reason=f"it {facts.state} twice from {where}, with no new checkpoint between"
             f"{f': {facts.error}' if facts.error else ''}",
         )
-    if told := refusal(wanted, now_s, facts.cost_usd):
+    limited = dataclasses.replace(wanted, max_usd=limit_usd(wanted, facts))
+    if told := refusal(limited, now_s, facts.cost_usd):
         return Step(do="end", reason=told)
     if wanted.not_before_s > now_s:
         return Step(do="nothing", reason=f"the next try is in {spoken(wanted.not_before_s - now_s)}")
     where = f"the checkpoint of step {facts.newest}" if facts.saved else "the start"
     return Step(do="resume", reason=f"it was {facts.state}, and goes on from {where}")
+
+
+def limit_usd(wanted: Wanted, facts: Facts) -> float | None:
+    """What all its attempts may cost: `fab train --resume --max-usd` may have changed it since it is kept."""
+    return facts.max_usd if facts.max_usd is not None else wanted.max_usd
 
 
 def refusal(wanted: Wanted, now_s: float, cost_usd: float | None = None) -> str:

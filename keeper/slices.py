@@ -24,6 +24,13 @@ from keeper import rules
 from keeper.store import INVENTORY, Stack, Wanted
 from launch.inventories import with_kept
 
+
+class UnpublishedError(CloudTpuError):
+    """A slice is active, and its hosts cannot be reached yet."""
+
+    __module__ = "builtins"
+
+
 Say = Callable[[str], None]
 Json = dict[str, Any]
 
@@ -102,13 +109,13 @@ def entry(stack: Stack, name: str, outputs: Mapping[str, Any]) -> InventorySlice
     """Return what the inventory has of a slice, by the outputs of its lifecycle; None where it has no nodes.
 
     Raises:
-        CloudTpuError: its hosts cannot be reached yet.
+        UnpublishedError: its hosts cannot be reached yet.
     """
     nodes = outputs["nodes"]
     if request.kind_of(outputs["state"]) != "active" or not nodes:
         return None
     if not all(are_complete(node["workers"]) for node in nodes):
-        raise CloudTpuError(f"{name}: its hosts have not published their names and host keys yet")
+        raise UnpublishedError(f"{name}: its hosts have not published their names and host keys yet")
     known = next(each for each in stack.inventory.slices if each.name == name)
     return dataclasses.replace(
         known,

@@ -48,8 +48,9 @@ class Wanted:
     runs_url: the folder of its directory. attempts_left: how often it may still be resumed. deadline_s: Unix seconds
     after which it is not any more; None: never. max_usd: what all its attempts together may cost.
     last_restored_step: of the checkpoint that it was last resumed from, -1 for none; None: not resumed yet.
-    not_before_s: the next try. failures: tries since the last new checkpoint. slice_lost: its slice was lost since it
-    was last started, so that its end is no fault of its own.
+    not_before_s: the next try. failures: tries since the last new checkpoint. prepares: tries to prepare its hosts
+    since that last succeeded. slice_lost: its slice was lost since it was last started, so that its end is no fault of
+    its own.
     name: as `fab train --name` gave it. reason: of its state, in words. stop: whether `fab stop` was asked to end the
     run. for_queue: no run but its slice is kept, because entries of the queue need it; the queue itself starts what
     runs there.
@@ -68,6 +69,7 @@ class Wanted:
     last_restored_step: int | None = None
     not_before_s: float = 0.0
     failures: int = 0
+    prepares: int = 0
     slice_lost: bool = False
     project: str | None = None
     origin: str = ""

@@ -126,11 +126,22 @@ def known_of(stack: str, text: str) -> Known:
 
 def holdings(queued: Iterable[Json], nodes: Iterable[Json], known: Known) -> list[Holding]:
     """Return all that a project holds, zombies first. Pure."""
-    found, made = [], set()
+    found, made, queued = [], set(), [*queued]
+    serving = {
+        str(each["name"]).rpartition("/")[2]
+        for each in queued
+        if request.state_of(each) == request.ACTIVE
+        and "/".join(str(each["name"]).split("/")[3::2]) in known.names
+    }
     for each in queued:
         capacity = "spot" if "spot" in each else "reserved" if each.get("reservationName") else "on-demand"
         state, count = request.state_of(each), len(request.node_ids(each)) or 1
         found.append(_holding("queued resource", each, request.node_of(each), state, capacity, count, known))
+        one = found[-1]
+        if one.whose == "in use" and state != request.ACTIVE and one.own_id in serving:
+            # One that another of the slice's zones serves, be it ours: what a race has left.
+            is_left = request.is_owned(request.node_of(each), known.owner)
+            found[-1] = dataclasses.replace(one, whose="zombie" if is_left else one.whose)
         made.add(f"{found[-1].zone}/{found[-1].own_id}")
     for node in nodes:
         asked = node.get("schedulingConfig") or {}

@@ -81,6 +81,12 @@ class AtWorkError(RequestError):
     """The run is at work, or somebody else is starting it."""
 
 
+def is_in_use(error: Exception) -> bool:
+    """Whether a run could not be started because somebody else is at work on its hosts."""
+    errors = error.errors if isinstance(error, HostsError) else ()
+    return isinstance(error, AtWorkError) or (bool(errors) and all(each.is_in_use for each in errors))
+
+
 class LaunchFailed(Exception):
     """The processes did not form a group; they have been stopped and `run` says why.
 

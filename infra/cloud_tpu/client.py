@@ -64,8 +64,7 @@ class Client:
     def __init__(self, settings: settings_.Settings, backoff: Backoff) -> None:
         self._settings = settings
         self._backoff = backoff
-        self._credentials: google.auth.credentials.Credentials | None = None
-        self._collections: _Api | None = None
+        self._made: list[tuple[google.auth.credentials.Credentials, _Api]] = []  # once, for all copies too
         self._lock = threading.Lock()
         self._local = threading.local()
         self._ahead = datetime.timedelta(0)
@@ -221,8 +220,8 @@ class Client:
     def _api(self) -> _Api:
         """Made once: reading the API's document takes a moment, and so does making the methods of a collection."""
         with self._lock:
-            if self._collections is None:
-                self._credentials = settings_.credentials(self._settings)
+            if not self._made:
+                credentials = settings_.credentials(self._settings)
                 service = discovery.build(
                     "tpu",
                     "v2",
@@ -231,15 +230,16 @@ class Client:
                     client_options={"api_endpoint": self._settings.endpoint},
                 )
                 at = service.projects().locations()
-                self._collections = _Api(
+                api = _Api(
                     queued_resources=at.queuedResources(), nodes=at.nodes(), operations=at.operations()
                 )
-            return self._collections
+                self._made.append((credentials, api))
+            return self._made[0][1]
 
     def _http(self) -> Any:
         if not hasattr(self._local, "http"):
             plain = googleapiclient.http.set_user_agent(httplib2.Http(timeout=ANSWER_LIMIT_S), "tpu-stack")
-            self._local.http = google_auth_httplib2.AuthorizedHttp(self._credentials, http=plain)
+            self._local.http = google_auth_httplib2.AuthorizedHttp(self._made[0][0], http=plain)
             with self._lock:
                 self._connections.append(self._local.http)
         return self._local.http

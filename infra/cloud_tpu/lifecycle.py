@@ -19,6 +19,7 @@ from infra.cloud_tpu.retry import (
     Backoff,
     CloudTpuError,
     GoneError,
+    LostAgainError,
     RunningError,
     poll_pause_s,
 )
@@ -283,7 +284,8 @@ class Lifecycle:
             raise CloudTpuError(
                 f"{why}\nIts remains could not be deleted, the next `pulumi up` does that: {error}"
             ) from None
-        raise CloudTpuError(f"{why}\nNothing is left of it; `pulumi up` asks for it again.")
+        kind = LostAgainError if look.state in request.TAKEN_BACK else CloudTpuError
+        raise kind(f"{why}\nNothing is left of it; `pulumi up` asks for it again.")
 
     def _outputs(self, props: Props, placed: Placed, *, before: Sequence[Props]) -> Json:
         """Bring an active one's nodes up to date and describe it."""

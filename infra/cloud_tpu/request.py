@@ -33,6 +33,8 @@ UNREAD = "UNREAD"  # ours: it is there, but its nodes could not be read or chang
 LOST = frozenset({"SUSPENDING", "SUSPENDED", "FAILED", "DELETING", MISSING, "PREEMPTED", "TERMINATED"})
 # A node that someone has stopped, that is repaired, or whose state Google does not know may come back.
 LOST_NODE = frozenset({"PREEMPTED", "TERMINATED", "DELETING"})
+TAKEN_BACK = frozenset({"SUSPENDING", "SUSPENDED", "PREEMPTED", "TERMINATED"})
+"""Of LOST those of a request that was served."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,12 @@ class GoneError(CloudTpuError):
     __module__ = "builtins"
 
 
+class LostAgainError(CloudTpuError):
+    """A zone had capacity and took it back before the request was ACTIVE; nothing is left of it."""
+
+    __module__ = "builtins"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
     """An answer of the API that is an error."""

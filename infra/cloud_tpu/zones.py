@@ -24,6 +24,7 @@ from infra.cloud_tpu.retry import (
     Backoff,
     CloudTpuError,
     GoneError,
+    LostAgainError,
     RunningError,
     poll_pause_s,
 )
@@ -45,6 +46,8 @@ REFUSED = frozenset(
     | {"NOT_FOUND", "OUT_OF_RANGE"}
 )
 UNUSABLE = frozenset({"PERMISSION_DENIED", "INVALID_ARGUMENT"})
+WRONG = UNUSABLE | {"OUT_OF_RANGE"}
+"""Answers to a request that would be refused again."""
 NOT_YET = ("ACCEPTED", "WAITING_FOR_RESOURCES")
 
 
@@ -103,6 +106,7 @@ class Search:
         self._asked: dict[str, float] = {}  # when, of those that were not ACTIVE when the search began
         self._operations: dict[str, str] = {}  # by which they were asked for, until the request is shown
         self._refused: dict[str, str] = {}  # why a zone is not asked (again)
+        self._answers: dict[str, str] = {}  # the status or state of these
 
     def found(self) -> Placed | None:
         """How it stands now, without changing anything; None where no zone has anything of ours."""
@@ -139,7 +143,7 @@ class Search:
                 return self._kept(active[0], held[active[0]])
             lost = self._of_kind(held, "lost")
             for zone in lost:
-                self._refuse(zone, held[zone].why)
+                self._refuse(zone, held[zone].why, held[zone].state)
                 self._withdraw([zone], "it will not come")
             waiting = self._of_kind(held, "waiting")
             if self._wanted.strategy != "race" and (
@@ -147,7 +151,7 @@ class Search:
             ):
                 continue
             if not waiting:
-                raise CloudTpuError(self._nothing_left(), "RESOURCE_EXHAUSTED")
+                raise self._nothing_left()
             now_at = ", ".join(f"{zone} {held[zone].state}" for zone in waiting)
             if waited_s >= self._wanted.wait_s:
                 self._backoff.say(
@@ -182,7 +186,7 @@ class Search:
             except CloudTpuError as error:
                 if error.status not in UNUSABLE or zone == self._wanted.zone:
                     raise
-                self._refuse(zone, str(error))
+                self._refuse(zone, str(error), error.status)
                 continue
             if found is not None and request.is_owned(request.node_of(found), spec.owner):
                 held[zone] = self._lifecycle.look(spec, found)
@@ -253,7 +257,7 @@ class Search:
         except CloudTpuError as error:
             if error.status not in REFUSED and not self._open:
                 raise
-            self._refuse(zone, str(error))
+            self._refuse(zone, str(error), error.status)
             refusal = Look(kind="lost", state="FAILED", why=str(error), queued_resource={}, nodes={})
             self._lifecycle.remember(spec, refusal)
             return False
@@ -263,9 +267,9 @@ class Search:
             self._operations[zone] = operation
         return True
 
-    def _refuse(self, zone: str, why: str) -> None:
+    def _refuse(self, zone: str, why: str, answer: str = "") -> None:
         self._backoff.say(f"{self._id}: not to be had in {zone}: {why.splitlines()[0]}")
-        self._refused[zone] = why
+        self._refused[zone], self._answers[zone] = why, answer
         self._open.discard(zone)
         self._operations.pop(zone, None)
 
@@ -346,9 +350,13 @@ class Search:
                     raise
             self._backoff.pause(LOOK_AGAIN_S)
 
-    def _nothing_left(self) -> str:
+    def _nothing_left(self) -> CloudTpuError:
         reasons = "\n".join(f"  {zone}: {why}" for zone, why in self._refused.items())
-        return (
+        text = (
             f"{self._id} ({self._wanted.kind}, {self._wanted.capacity}) was not to be had in any of its zones:"
             f"\n{reasons}\n`pulumi up` asks for it again."
         )
+        answers = {self._answers.get(zone, "") for zone in self._specs}
+        if answers & request.TAKEN_BACK:
+            return LostAgainError(text)
+        return CloudTpuError(text, "INVALID_ARGUMENT" if answers <= WRONG else "RESOURCE_EXHAUSTED")
