@@ -54,6 +54,23 @@ LEAST = {"cpu": "1", "memory": "1Gi"}
 short. It may use all that the node has."""
 
 
+def rights(*, several: bool) -> list[tuple[str, str, str]]:
+    """Return what `fab train`, `status`, `logs`, `shell` and `stop` ask for: API group, resource, verb.
+
+    several: of a run on several slices, which is a JobSet.
+    """
+    works = [("batch", "jobs"), *([("jobset.x-k8s.io", "jobsets")] if several else [])]
+    return [
+        *((*work, verb) for work in works for verb in ("create", "delete", "patch", "list", "watch")),
+        *(("", "pods", verb) for verb in ("list", "watch", "delete")),
+        ("", "pods/exec", "create"),
+        ("", "pods/portforward", "create"),
+        ("", "services", "create"),
+        ("", "events", "list"),
+        ("networking.k8s.io", "networkpolicies", "create"),
+    ]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """restarts: how often each pod may be started again after a failure. queue: the Kueue queue that admits the run.
@@ -174,7 +191,10 @@ def owned(manifest: Manifest, owner: Manifest) -> Manifest:
 
 def bundle_url(plan: Plan, sha256: str) -> str:
     """Return where a pod fetches a bundle: beside the folder of the runs, where the launcher has put it."""
-    return f"{plan.target.runs_url.rpartition('/')[0]}/bundles/{sha256}.tar.gz"
+    runs_url = plan.target.runs_url.rstrip("/")
+    beside = runs_url.rpartition("/")[0]
+    # The runs may be a whole bucket, which has nothing beside it but other people's.
+    return f"{runs_url if beside.endswith(':/') else beside}/bundles/{sha256}.tar.gz"
 
 
 def bundles_of(plan: Plan) -> list[str]:
@@ -270,7 +290,8 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
 def _job_spec(plan: Plan, name: str, labels: dict[str, str]) -> Manifest:
     nodes, several = _nodes(plan), plan.target.slice.count > 1
     disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
-    saved = {"action": "Ignore", "onExitCodes": _codes(RESUME_ME)}
+    # What makes no checkpoints that can be counted would go on so for ever: of it this counts as a failure.
+    saved = [{"action": "Ignore", "onExitCodes": _codes(RESUME_ME)}] if _needs_progress(plan) else []
     final = {"action": "FailJob", "onExitCodes": _codes(FAILED, WRONG_REQUEST, INTERRUPTED)}
     return {
         "completionMode": "Indexed",
@@ -278,7 +299,7 @@ def _job_spec(plan: Plan, name: str, labels: dict[str, str]) -> Manifest:
         "parallelism": nodes,
         "podReplacementPolicy": "Failed",  # two processes of one rank would be two too many
         # In a JobSet every failure has to end the Job, which is started again with the others.
-        "podFailurePolicy": {"rules": [final] if several else [disrupted, saved, final]},
+        "podFailurePolicy": {"rules": [final] if several else [disrupted, *saved, final]},
         "template": {"metadata": {"labels": labels}, "spec": _pod(plan, name)},
     }
 
@@ -308,6 +329,7 @@ def _pod(plan: Plan, name: str) -> Manifest:
         "serviceAccountName": cluster.service_account,
         "terminationGracePeriodSeconds": GRACE_S,
         "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
         "nodeSelector": _node_selector(plan),
         "tolerations": _tolerations(plan),
         "initContainers": [
@@ -316,6 +338,7 @@ def _pod(plan: Plan, name: str) -> Manifest:
                 "image": plan.container.image,
                 "command": ["python", "-c", FETCH, f"{AGENT_ROOT}/bundles", *urls],
                 "env": environment,
+                "resources": {"requests": LEAST},
                 "volumeMounts": mounts,
                 "securityContext": safe,
             }
@@ -384,8 +407,12 @@ def pod_request(plan: Plan) -> dict[str, Any]:
         "ranks": dataclasses.asdict(plan.ranks) if one_rank else None,
         "nodes": _nodes(plan),
         "port": GATHER_PORT,
-        "needs_progress": plan.job not in (OWN_COMMAND, SERVER),
+        "needs_progress": _needs_progress(plan),
     }
+
+
+def _needs_progress(plan: Plan) -> bool:
+    return plan.job not in (OWN_COMMAND, SERVER)
 
 
 def _node_selector(plan: Plan) -> dict[str, str]:

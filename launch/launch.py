@@ -361,7 +361,10 @@ def _start_and_join(
     """
 
     def stop_all() -> None:
-        stop_processes(target.agents, plan.run_id, plan.attempt, grace_s=STOP_NOW_S)
+        answers = stop_processes(target.agents, plan.run_id, plan.attempt, grace_s=STOP_NOW_S)
+        error = next((answer for answer in answers if isinstance(answer, HostError)), None)
+        if target.cluster is not None and error is not None:  # which would start it again and again
+            say(f"{error}; it may go on: `fab stop --run {plan.run_id}`")
 
     try:
         begin()

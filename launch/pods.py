@@ -270,8 +270,15 @@ class ClusterRuns:
         has_joined = beat.get("attempt") == attempt and beat.get("state") not in (None, "starting")
         return beat if has_joined else None
 
+    def attempt(self, run_id: str) -> int | None:
+        """Return the latest attempt of a run, as its directory tells it."""
+        described = run_directory.RunDirectory(f"{self._url}/{run_id}", self._files).read_json(
+            run_directory.RUN
+        )
+        return None if described is None else int(described["attempts"][-1]["attempt"])
+
     def read_log(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer the verb `logs` from the run directory, for a pod that is gone. Raises HostError."""
+        """Answer the verb `logs` from the run directory, where its pod cannot. Raises HostError."""
         name = run_directory.log(request["attempt"], request["process_id"])
         place = (f"{self._url}/{request['run_id']}", name)
         (found,) = self._files.read_inside([place], [request["offset"]], request["limit_bytes"])
@@ -281,7 +288,7 @@ class ClusterRuns:
             )
         text = found.data.decode(errors="replace")
         told = {"offset": found.offset, "next_offset": found.next_offset, "size": found.size}
-        return {"text": text, "ended": True, **told}
+        return {"text": text, **told}
 
     def check(self, plan: Plan, options: Options) -> None:
         """Make sure that the cluster would take a run; nothing of it is made but the namespace, and who it acts as.
@@ -292,7 +299,7 @@ class ClusterRuns:
         """
         kind = "jobsets" if plan.target.slice.count > 1 else "jobs"
         self._require_groups(kind, options)
-        self._require_rights(kind)
+        self._require_rights(kubernetes.rights(several=kind == "jobsets"))
         self._require_namespace()
         for manifest in kubernetes.manifests(plan, dataclasses.replace(options, suspended=True)):
             self._create(manifest, dryRun="All")
@@ -312,33 +319,25 @@ class ClusterRuns:
                     f"{self.connection.name} has no {what}; install it there (docs/kubernetes.md)"
                 ) from None
 
-    def _require_rights(self, kind: str) -> None:
+    def _require_rights(self, wanted: Sequence[tuple[str, str, str]]) -> None:
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
-        def may(right: tuple[str, str]) -> bool:
-            verb, (resource, _, part) = right[0], right[1].partition("/")
-            group = GROUPS.get(resource, "")
-            asked = {"namespace": self.connection.cluster.namespace, "verb": verb, "group": group}
+        def may(right: tuple[str, str, str]) -> bool:
+            (group, whole, verb), cluster = right, self.connection.cluster
+            resource, _, part = whole.partition("/")
+            asked = {"namespace": cluster.namespace, "verb": verb, "group": group}
             asked |= {"resource": resource, "subresource": part}
             review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
             answer = self.connection.ask("POST", path, {**review, "spec": {"resourceAttributes": asked}})
             return bool(answer["status"]["allowed"])
 
-        wanted = [(verb, kind) for verb in ("create", "patch", "delete", "list", "watch")]
-        wanted += [
-            ("list", "pods"),
-            ("watch", "pods"),
-            ("delete", "pods"),
-            ("create", "pods/exec"),
-            ("list", "events"),
-        ]
-        wanted += [("create", "services"), ("create", "networkpolicies")]
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
             missing = [right for right, has in zip(wanted, pool.map(may, wanted), strict=True) if not has]
         if missing:
+            named = ", ".join(f"{verb} {resource}" for _, resource, verb in missing)
             raise RequestError(
                 f"{self.connection.name}: in the namespace {self.connection.cluster.namespace} this user may not "
-                f"{', '.join(' '.join(each) for each in missing)}; have it granted (docs/kubernetes.md)"
+                f"{named}; have it granted (docs/kubernetes.md)"
             )
 
     def _require_namespace(self) -> None:
@@ -363,8 +362,19 @@ class ClusterRuns:
                     raise
 
     def clear(self, run_id: str) -> None:
-        """Take away what is left of a run that has ended. Raises HostError: it cannot be."""
-        self.remove(run_id, grace_s=None, wait_s=0.0)
+        """Take away what is left of a run that has ended. Raises HostError: it cannot be, or the run goes on."""
+        until_s = time.monotonic() + REMOVE_LIMIT_S
+        # The cluster says a little later than the run that it is over.
+        while (now := self.of(run_id)).begins_pods:
+            if time.monotonic() > until_s:
+                raise HostError(
+                    host=self.connection.name,
+                    reason=f"it goes on with {run_id}",
+                    remedy=f"`fab stop --run {run_id}` ends that",
+                )
+            self.connection.watched("jobs", OURS).wait(LOOK_S)
+        if now.work is not None:
+            self.remove(run_id, grace_s=None, wait_s=0.0, uid=now.work["metadata"]["uid"])
         self.await_gone(run_id, None, kubernetes.GRACE_S + REMOVE_LIMIT_S)
 
     def put(self, plan: Plan, bundles: Sequence[Bundle]) -> int:
@@ -388,17 +398,21 @@ class ClusterRuns:
         if wait_s is None:
             in_queue = options.queue is not None or plan.target.slice.capacity == "flex-start"
             wait_s = QUEUE_WAIT_S if in_queue else WAIT_S
+        uid = None
         try:
             first, *others = kubernetes.manifests(plan, dataclasses.replace(options, suspended=True))
             owner = self._create(first)
+            uid = owner["metadata"]["uid"]
             for manifest in others:
                 self._create(kubernetes.owned(manifest, owner))
             if options.queue is None:
                 path = self.connection.path(_kind(first), first["metadata"]["name"])
                 self.connection.ask("PATCH", path, {"spec": {"suspend": False}}, content=MERGE)
             self._await_nodes(plan, options, say, wait_s)
-        except BaseException:
-            self.remove(plan.run_id, grace_s=None, wait_s=REMOVE_LIMIT_S)
+        except BaseException as error:
+            # Where the first was refused nothing was made; what has its name is another launcher's.
+            if uid is not None or not isinstance(error, RequestError):
+                self.remove(plan.run_id, grace_s=None, wait_s=REMOVE_LIMIT_S, uid=uid)
             raise
 
     def _create(self, manifest: Object, **query: str) -> Object:
@@ -414,7 +428,7 @@ class ClusterRuns:
             ) from None
 
     def _await_nodes(self, plan: Plan, options: Options, say: Say, wait_s: float) -> None:
-        began_s, told = time.monotonic(), ""
+        began_s, told, was_there = time.monotonic(), "", False
         while True:
             left_s = wait_s - (time.monotonic() - began_s)
             try:
@@ -428,10 +442,12 @@ class ClusterRuns:
             waiting = [index for index in range(plan.processes) if not _has_node(now.pods.get(index))]
             if not waiting:
                 return
-            why = self._why_waiting(now, waiting, options)
+            was_there = was_there or now.work is not None
+            is_over = was_there and not now.begins_pods
+            why = self._why_waiting(now, waiting, options, is_over)
             hosts = plan.target.hosts
-            if now.verdict is not None or left_s < 0:
-                limit = "" if now.verdict is not None else f" within {spoken(wait_s)} (--wait)"
+            if is_over or left_s < 0:
+                limit = "" if is_over else f" within {spoken(wait_s)} (--wait)"
                 raise HostsError(
                     f"{len(waiting)} of {plan.processes} pods could not be placed{limit}; all were taken away again:",
                     [HostError(host=hosts[index].name, reason=why[index]) for index in waiting],
@@ -441,11 +457,15 @@ class ClusterRuns:
                 told = _say_once(say, text, told)
             self.connection.watched("pods", OURS).wait(min(LOOK_S, max(0.1, left_s)))
 
-    def _why_waiting(self, now: Seen, waiting: Sequence[int], options: Options) -> dict[int, str]:
+    def _why_waiting(
+        self, now: Seen, waiting: Sequence[int], options: Options, is_over: bool
+    ) -> dict[int, str]:
         """Return for each process why it has no node."""
         of_work = NOT_YET
-        if now.work is None or now.verdict is not None:
+        if is_over:
             of_work = (now.verdict or {}).get("message") or "its Job was removed by somebody else"
+        elif now.work is None:  # just made, and not seen yet
+            pass
         elif options.queue is not None and now.work["spec"].get("suspend"):
             of_work = f"the queue {options.queue} has not admitted it"
         elif any(index not in now.pods for index in waiting):
@@ -464,8 +484,9 @@ class ClusterRuns:
             return None if latest is None else str(latest["message"])
         return None
 
-    def remove(self, run_id: str, *, grace_s: float | None, wait_s: float) -> None:
-        """Take away all that the cluster has of a run. grace_s: for its pods; None: their own.
+    def remove(self, run_id: str, *, grace_s: float | None, wait_s: float, uid: str | None = None) -> None:
+        """Take away all that the cluster has of a run. grace_s: for its pods; None: their own. uid: only of this Job or
+        JobSet, and of none that was made under its name since.
 
         An API server that is away is asked again, for `wait_s` at most.
 
@@ -473,12 +494,16 @@ class ClusterRuns:
             ApiError: it cannot be done.
         """
         name, until_s = kubernetes.name_of(run_id), time.monotonic() + wait_s
+        how: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Foreground"}
+        how |= {} if uid is None else {"preconditions": {"uid": uid}}
         while True:
             try:
                 for kind in reversed(WORKS):
-                    with _unless(NOT_FOUND):
-                        path = self.connection.path(kind, name)
-                        self.connection.ask("DELETE", path, propagationPolicy="Foreground")
+                    passed_over = [NOT_FOUND, *([] if uid is None else [CONFLICT])]
+                    if kind == "jobsets":  # who has no right to any has none
+                        passed_over.append(FORBIDDEN)
+                    with _unless(*passed_over):
+                        self.connection.ask("DELETE", self.connection.path(kind, name), how)
                 if grace_s is not None and grace_s < kubernetes.GRACE_S:
                     for pod in self.of(run_id).pods.values():
                         with _unless(NOT_FOUND):
@@ -500,7 +525,13 @@ class ClusterRuns:
         """
         until_s, pods = time.monotonic() + limit_s, self.connection.watched("pods", OURS)
         while True:
-            now = self.of(run_id)
+            try:
+                now = self.of(run_id)
+            except ApiError:  # an API server that is away comes back
+                if time.monotonic() > until_s:
+                    raise
+                time.sleep(LOOK_S)
+                continue
             left = (
                 now.pods if index is None else {each: pod for each, pod in now.pods.items() if each == index}
             )
@@ -509,12 +540,12 @@ class ClusterRuns:
                 return left.get(index) or last.get(index) if index is not None else None
             if time.monotonic() > until_s:
                 reason = f"its pod is not gone after {spoken(limit_s)}"
-                raise HostError(host="", reason=reason, remedy="`kubectl get pods` shows what it waits for")
+                host = self.connection.name if index is None else ""
+                raise HostError(host=host, reason=reason, remedy="`kubectl get pods` shows what it waits for")
             pods.wait(LOOK_S)
 
 
 NOT_YET = "the cluster has not come to it yet"
-GROUPS = {"jobs": "batch", "jobsets": "jobset.x-k8s.io", "networkpolicies": "networking.k8s.io"}
 
 
 def _kind(manifest: Object) -> str:
@@ -533,11 +564,11 @@ def _has_node(pod: Object | None) -> bool:
 
 
 @contextlib.contextmanager
-def _unless(status: int) -> Iterator[None]:
+def _unless(*statuses: int) -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        if error.status != status:
+        if error.status not in statuses:
             raise
 
 
@@ -605,10 +636,12 @@ class PodLink:
 
     def _stop(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         run_id, index, grace_s = asked["run_id"], asked["process_id"], asked["grace_s"]
-        before = self.runs.of(run_id).pods.get(index)
-        # By its agent it ends as stopped; a pod that is only deleted would say that it was preempted.
+        before = None
+        # By its agent it ends as stopped; a pod that is only deleted would say that it was preempted. In a session of
+        # its own: in the other one somebody may wait for the process to join.
         with contextlib.suppress(HostError):
-            session = self._session(asked)
+            before = self.runs.of(run_id).pods.get(index)
+            session = _Session(self.runs.connection, self.runs.running_pod(run_id, index))
             _said(session.ask("stop", json.dumps(asked), grace_s + ANSWER_LIMIT_S))
         self.runs.remove(run_id, grace_s=grace_s, wait_s=REMOVE_LIMIT_S)
         pod = self.runs.await_gone(run_id, index, grace_s + REMOVE_LIMIT_S)
@@ -623,7 +656,11 @@ class PodLink:
         run_id, index = asked["run_id"], asked["process_id"]
         until_s, first, in_vain_s = time.monotonic() + asked["limit_s"], None, float("inf")
         while (left_s := until_s - time.monotonic()) > 0:
-            pod = self.runs.of(run_id).pods.get(index)
+            try:
+                pod = self.runs.of(run_id).pods.get(index)
+            except ApiError:  # an API server that is away comes back
+                time.sleep(LOOK_S)
+                continue
             first = first or pod
             if first is not None and (pod is None or pod["metadata"]["uid"] != first["metadata"]["uid"]):
                 raise HostError(
@@ -657,9 +694,14 @@ class PodLink:
         return {"state": "starting", "beat": None, "process": {"state": "starting"}}
 
     def _logs(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        pod = None
         with contextlib.suppress(HostError):
+            pod = self.runs.of(asked["run_id"]).pods.get(asked["process_id"])
             return _said(self._session(asked).ask("logs", json.dumps(asked), ANSWER_LIMIT_S))
-        return self.runs.read_log(asked)
+        goes_on = (
+            pod is not None and _is_alive(pod) and self.runs.attempt(asked["run_id"]) == asked["attempt"]
+        )
+        return {**self.runs.read_log(asked), "ended": not goes_on}
 
 
 def _said(answer: Completed) -> dict[str, Any]:

@@ -92,6 +92,8 @@ class Run:
     def wall_s(self) -> float | None:
         """Of the latest attempt: what its result says, else until its last heartbeat, or until it was
         ended without one; None where nothing is known of it."""
+        if "pods" in self.described and "pod" not in self.described["attempts"][-1]:
+            return 0.0  # no pod has begun it
         beats = [beat for beat in self.current() if beat]
         return run_costs.wall_s(self.described["attempts"][-1], self.current_result(), beats)
 

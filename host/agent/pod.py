@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 
 from contracts import run_directory
 from contracts.errors import DONE, FAILED, FAILED_HERE, HUNG, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
@@ -123,7 +124,8 @@ class Pod:
     def _stop(self, *_: object) -> None:
         """As a host's shutdown would: the process saves and leaves, and the run is to be resumed."""
         self._is_told.set()
-        if self._process is not None:
+        # A second SIGTERM would cut short the saving that whoever asked for a stop has told it to do.
+        if self._process is not None and not os.path.exists(self._process.stop_path):
             self._process.terminate()
 
     def run(self) -> tuple[int, str]:
@@ -138,6 +140,9 @@ class Pod:
                 WRONG_REQUEST if refusal.status == WRONG_REQUEST else FAILED_HERE if self._index else FAILED
             )
             return code, f"{refusal.message}; {refusal.remedy}"
+        except Exception as error:  # by itself Python would exit with 1, which ends the run for good
+            traceback.print_exc()
+            return FAILED_HERE, f"{type(error).__name__}: {error}"
 
     def _carry_out(self, request: Json) -> tuple[int, str]:
         process = Process(request["root"], request["run_id"], request["attempt"], request["process_id"])
@@ -341,7 +346,7 @@ def exit_code(ended: Json, *, is_first: bool, was_asked: bool) -> int:
     which knows how all ended. ended: as `supervisor.watch` returns it.
     """
     code, signum, order, verdict = (ended[name] for name in ("code", "signal", "order", "verdict"))
-    if code in (DONE, WRONG_REQUEST):
+    if code == WRONG_REQUEST or (code == DONE and not (is_first and verdict is not None)):
         return int(code)
     if was_asked:
         return INTERRUPTED

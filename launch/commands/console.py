@@ -282,7 +282,13 @@ def stop(
     before = runs.state_by(run, known)
     if known.errors and target.cluster is not None:  # which alone knows, and does not say it just now
         raise known.errors[0]
-    if before not in run_directory.ACTIVE:
+    # Between two attempts the first has ended, and its Job goes on to the next.
+    begins_again = (
+        before not in run_directory.ACTIVE
+        and target.cluster is not None
+        and target.cluster.of(run.run_id).begins_pods
+    )
+    if before not in run_directory.ACTIVE and not begins_again:
         say(console)(f"{run.run_id} is not running: it is {before}")
         return 0
     last = "answer what is under way" if run.described["job"] == job_index.SERVER else "save a checkpoint"
@@ -296,6 +302,10 @@ def stop(
             note = f"; {printable(entry['note'])}" if entry.get("note") else ""
             pid = "" if entry["pid"] is None else f" {entry['pid']}"
             say(console)(f"  {agent.host}: process{pid} {entry['how']}{note}")
+    all_answered = not any(isinstance(answer, HostError) for answer in answers)
+    fresh = runs.read(run.directory) or run
+    if target.cluster is not None and all_answered and "pod" not in fresh.described["attempts"][-1]:
+        finalize(fresh, "stopped", None)  # no pod had begun it, which would have said so
     deadline = time.monotonic() + run_directory.FINISHING_LIMIT_S
     while (after := runs.state_now(agents, runs.read(run.directory) or run)) in run_directory.ACTIVE:
         if time.monotonic() > deadline:
@@ -310,7 +320,7 @@ def stop(
         is_kept = by_keeper(run.run_id)
         say(console)(KEEPERS if is_kept else NOT_OURS)
         return 0 if is_kept else 1
-    return 0 if after in ("stopped", "done") else 1
+    return 0 if after in ("stopped", "done") or (begins_again and all_answered) else 1
 
 
 KEEPERS = (

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from contracts.inventory import Cluster, NodePool, Slice
+from launch import kubernetes
 from launch.doctor.check import Check, Finding, fail, ok, skip, warn
 from launch.hosts import HostError
 
@@ -14,18 +15,6 @@ AREA = "cluster"
 TPU = "google.com/tpu"
 ROLE = "an administrator gives them: docs/kubernetes.md#an-existing-cluster, on GKE tpu-stack:access"
 FORBIDDEN, NOT_FOUND = 403, 404
-
-NEEDED = (
-    *(("batch", "jobs", verb) for verb in ("create", "delete", "list", "watch", "patch")),
-    *(("", "pods", verb) for verb in ("list", "watch")),
-    ("", "pods/exec", "create"),
-    ("", "pods/log", "get"),
-    ("", "services", "create"),
-    ("", "events", "list"),
-    ("networking.k8s.io", "networkpolicies", "create"),
-)
-"""What `fab train`, `status`, `logs` and `stop` ask for: API group, resource, verb."""
-JOBSETS = tuple(("jobset.x-k8s.io", "jobsets", verb) for verb in ("create", "delete", "list", "watch"))
 
 Ask = Callable[[str, str, dict[str, Any] | None], Mapping[str, Any]]
 """Method, path and body of a request to the API server → its answer. Raises HostError, with `status` where it said one.
@@ -71,7 +60,7 @@ class Asked:
 
     def rights(self) -> Finding:
         """Ask for each: an API server need not know all that its authorizers would allow."""
-        wanted = [*NEEDED, *(JOBSETS if self.one_slice.count > 1 else ())]
+        wanted = kubernetes.rights(several=self.one_slice.count > 1)
         missing = [
             f"{verb} {resource}" for group, resource, verb in wanted if not self._may(group, resource, verb)
         ]

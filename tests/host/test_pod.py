@@ -100,6 +100,8 @@ def blamed(exit_code: int | None, outcome: str = "failed") -> dict[str, Any]:
     [
         pytest.param({"code": 0}, True, False, 0, id="done"),
         pytest.param({"code": 0}, True, True, 0, id="done before it heard of a stop"),
+        pytest.param({"code": 0, "verdict": blamed(None)}, True, False, 80, id="done, and another was lost"),
+        pytest.param({"code": 0, "verdict": blamed(1)}, True, False, 1, id="done, and another one failed"),
         pytest.param({"code": 75}, False, False, 75, id="saved"),
         pytest.param({"code": 75}, False, True, 130, id="saved, because somebody stopped the run"),
         pytest.param({"signal": 9}, True, True, 130, id="killed, because it was slow to stop"),

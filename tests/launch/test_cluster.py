@@ -187,7 +187,8 @@ def test_a_user_without_rights_is_told_all_that_are_missing(
     target = make(kubeconfig=path)
     planned = launch.work_out(BASIC, target)
     with pytest.raises(
-        RequestError, match="may not create jobs, patch jobs, .*create pods/exec.*networkpolicies"
+        RequestError,
+        match="may not create jobs, delete jobs, patch jobs, .*create pods/exec.*networkpolicies",
     ):
         of(target).check(planned.plan, options(planned))
 
@@ -324,6 +325,51 @@ def test_a_run_that_cannot_be_placed_is_taken_away_again_with_the_reason(make: C
         cluster.start(planned.plan, options(planned), lambda _: None, wait_s=2)
     ended.join(10)
     eventually(lambda: cluster.of(planned.plan.run_id).work, None)
+
+
+def test_a_run_that_another_launcher_has_made_is_left_alone(make: Callable[..., Target]) -> None:
+    target = make(nodes=1)
+    planned = launch.work_out(BASIC, target)
+    pods, cluster, api = Pods(target, planned), of(target), of(target).connection
+    cluster.check(planned.plan, options(planned))
+    errors: list[HostsError] = []
+
+    def wait_for_nodes() -> None:
+        try:
+            cluster.start(planned.plan, options(planned), lambda _: None, wait_s=60)
+        except HostsError as error:
+            errors.append(error)
+
+    begun = in_background(wait_for_nodes)
+    eventually(lambda: cluster.of(planned.plan.run_id).begins_pods, True)
+    with pytest.raises(RequestError, match="already exists"):
+        cluster.start(planned.plan, options(planned), lambda _: None, wait_s=60)
+    cluster.remove(planned.plan.run_id, grace_s=None, wait_s=0, uid="another")
+    assert "deletionTimestamp" not in api.get(api.path("jobs", pods.name))["metadata"]
+    # Who waits for its nodes waits no longer when somebody else removes it.
+    ended = in_background(pods.end_what_is_deleted)
+    cluster.remove(planned.plan.run_id, grace_s=None, wait_s=0)
+    begun.join(10)
+    ended.join(10)
+    (error,) = errors
+    assert "1 of 1 pods could not be placed; all" in str(error) and "removed by somebody else" in str(error)
+
+
+def test_a_run_that_goes_on_is_not_cleared_away(
+    make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.pods.REMOVE_LIMIT_S", 0.0)
+    target = make(nodes=1)
+    planned = launch.work_out(BASIC, target)
+    pods, cluster = Pods(target, planned), of(target)
+    cluster._require_namespace()
+    cluster._create(kubernetes.manifests(planned.plan, Options(suspended=True))[0])
+    eventually(lambda: cluster.of(planned.plan.run_id).begins_pods, True)
+    with pytest.raises(HostError, match=f"goes on with {planned.plan.run_id}.*fab stop --run"):
+        cluster.clear(planned.plan.run_id)
+    ended = in_background(pods.end_what_is_deleted)
+    cluster.remove(planned.plan.run_id, grace_s=None, wait_s=0)
+    ended.join(10)
 
 
 def test_an_api_server_that_is_away_is_told_of_and_asked_again(

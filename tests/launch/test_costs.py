@@ -94,6 +94,15 @@ def test_an_attempt_that_ended_before_its_first_heartbeat_took_until_its_result(
     assert (fresh.wall_s, costs.of_run(fresh)) == (None, None)
 
 
+def test_an_attempt_that_no_pod_has_begun_cost_nothing(write_run: WriteRun) -> None:
+    ended = {"outcome": "stopped", "time": 1605908700 + 360.0}
+    waited = write_run(attempts=[attempt(0, 4.0, 4.0)], result=ended)
+    waited.described["pods"] = {"restarts": 10, "queue": None}
+    assert (cost := costs.of_run(waited)) is not None and cost.usd == 0
+    waited.described["attempts"][0]["pod"] = "r-0-abcde"
+    assert (cost := costs.of_run(waited)) is not None and cost.usd == 0.4
+
+
 def test_a_budget_is_of_all_attempts_and_counts_a_grants_hours(write_run: WriteRun) -> None:
     free = dataclasses.replace(MAIN, granted_chips=16)
     new = costs.budget(2 * HOUR, free, None)

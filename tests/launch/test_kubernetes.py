@@ -92,6 +92,7 @@ def test_a_run_on_one_host_is_this_job() -> None:
         "serviceAccountName": "runs",
         "terminationGracePeriodSeconds": 120,
         "enableServiceLinks": False,
+        "automountServiceAccountToken": False,
         "nodeSelector": {
             f"{NODE}gke-tpu-accelerator": "tpu-v5-lite-podslice",
             f"{NODE}gke-tpu-topology": "2x2",
@@ -124,6 +125,7 @@ def test_a_run_on_one_host_is_this_job() -> None:
             *[f"gs://b/bundles/{CODE}.tar.gz", CODE],
         ],
         "env": [bucket],
+        "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
         "volumeMounts": [root],
         "securityContext": safe,
     }
@@ -232,11 +234,28 @@ def test_an_own_command_finds_its_folder_and_every_rank_of_the_others() -> None:
     assert urls == [f"gs://b/bundles/{CODE}.tar.gz", CODE, f"gs://b/bundles/{FOLDER}.tar.gz", FOLDER]
     found = told(job)
     assert not found["needs_progress"]
+    rules = job["spec"]["podFailurePolicy"]["rules"]
+    assert [rule["action"] for rule in rules if "onExitCodes" in rule] == ["FailJob"], "75 is a failure too"
     spec = decoded(found["start"]["argv"][-1])
     assert spec.words == ("python", "train.py", "--name", "a b")
     assert (spec.folder, spec.python) == (f"/tpu-stack/agent/bundles/{FOLDER}", None)
     name = "flax-mlm-20261123-120000-abcd"
     assert spec.ranks.addresses() == [f"{name}-{index}.{name}:8580" for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("runs_url", "folder"),
+    [
+        ("gs://b/runs", "gs://b/bundles"),
+        ("gs://b/a/runs/", "gs://b/a/bundles"),
+        ("gs://b", "gs://b/bundles"),
+        ("gs://b/", "gs://b/bundles"),
+    ],
+)
+def test_bundles_are_in_the_bucket_of_the_runs(runs_url: str, folder: str) -> None:
+    plan = a_plan()
+    plan = dataclasses.replace(plan, target=dataclasses.replace(plan.target, runs_url=runs_url))
+    assert kubernetes.bundle_url(plan, CODE) == f"{folder}/{CODE}.tar.gz"
 
 
 def test_what_kubernetes_takes_for_a_variable_reaches_the_pod_as_it_was_typed() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from contracts.run_directory import RunDirectory
+from launch import pods as pods_module
 from launch import runs
+from launch.cluster import ApiError
 from launch.kubernetes import CONTAINER, RUN_LABEL
-from launch.pods import INDEX, SLICE_INDEX, seen, trouble
+from launch.pods import INDEX, SLICE_INDEX, ClusterRuns, PodLink, Seen, seen, trouble
 from launch.runs import Run
 from tests.launch.conftest import RUN_ID, STARTED
 
@@ -131,3 +133,25 @@ def test_why_a_pod_does_not_run_is_said_in_the_words_of_whoever_knows(
     found: dict[str, Any], why: str | None
 ) -> None:
     assert trouble(found) == why
+
+
+class Away(ClusterRuns):
+    """Runs of a cluster whose API server gives no answer now and then. answers: None: none; else the pod 0."""
+
+    def __init__(self, answers: list[dict[str, Any] | None]) -> None:
+        self.answers = answers
+
+    def of(self, run_id: str) -> Seen:
+        found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if found is None:
+            raise ApiError(host="cluster", reason="no answer")
+        return Seen(run_id=run_id, work=job(pods=1), pods={0: found})
+
+
+def test_whoever_waits_for_a_process_to_join_survives_an_api_server_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pods_module, "LOOK_S", 0.01)
+    link = PodLink(Away([None, None, pod(0, "Succeeded", OK)]))
+    asked = {"run_id": RUN_ID, "attempt": 0, "process_id": 0, "limit_s": 10.0}
+    assert link._join(asked)["state"] == "done"

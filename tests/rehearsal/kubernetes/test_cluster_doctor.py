@@ -122,7 +122,7 @@ def test_who_may_do_nothing_is_told_what_is_missing_and_who_has_the_documented_r
     }
     rbac.create_namespaced_role_binding(NAMESPACE, binding)
     after = findings(user)
-    assert after["rights"] == ("ok", f"you may launch in {NAMESPACE} (12 rights asked)")
+    assert after["rights"] == ("ok", f"you may launch in {NAMESPACE} (13 rights asked)")
     assert after["namespace"] == ("ok", f"{NAMESPACE}; the first run makes its service account tpu-stack")
 
 
