@@ -43,8 +43,8 @@ def give_back(means: Means) -> None:
     """Give back what is idle, if it is time to look.
 
     Raises:
-        contracts.errors.RequestError, launch.hosts.HostError, infra.documents.DocumentsError, CloudTpuError: it cannot
-            be seen whether something is.
+        contracts.errors.RequestError, launch.hosts.HostError, infra.documents.DocumentsError: it cannot be seen whether
+            something is.
     """
     if means.documents.now_s() % EVERY_S > WITHIN_S:
         return
@@ -54,11 +54,11 @@ def give_back(means: Means) -> None:
         return
     stack.take_environment()
     for name in stack.slices:
-        if _is_wanted(means, name) or (before := _seen(means, stack, name)) is None:
-            continue
-        if _unused_s(means, stack, before) <= hours * HOUR_S:
-            continue
         try:
+            if _is_wanted(means, name) or (before := _seen(means, stack, name)) is None:
+                continue
+            if _unused_s(means, stack, before) <= hours * HOUR_S:
+                continue
             with means.hold(means.lease_of(name)) as mine:
                 # As it is now that nobody else may change it.
                 one = _seen(means, stack, name)

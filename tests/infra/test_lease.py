@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,7 +195,20 @@ def test_all_slices_of_a_stack_are_marked_once_their_holders_are_done(
     lease.mark_all(url, "`pulumi`", over, removed=True)
     assert len(said) == 1 and said[0].startswith("the keeper is changing the slice one")
     assert [documents.read(each).value["removed"] for each in documents.names()] == [True, True]
+    refusals = iter([DocumentsError("the bucket does not answer")] * 2)
+
+    def away(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **how: Any) -> Any:
+            if error := next(refusals, None):
+                raise error
+            return function(*given, **how)
+
+        return call
+
+    for name in ("names", "read"):
+        monkeypatch.setattr(Documents, name, away(getattr(Documents, name)))
     lease.mark_all(url, "`pulumi`", over, removed=False)
+    assert next(refusals, None) is None
     assert [documents.read(each).value["removed"] for each in documents.names()] == [False, False]
     assert {documents.read(each).value["token"] for each in documents.names()} == {""}
 

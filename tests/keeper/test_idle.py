@@ -18,7 +18,7 @@ import pytest
 from contracts.inventory import to_json
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.lifecycle import Lifecycle
-from infra.cloud_tpu.retry import Backoff
+from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.cloud_tpu.settings import read as read_settings
 from infra.documents import Documents
 from infra.lease import Lease, LeaseHeldError, myself
@@ -220,3 +220,14 @@ def test_what_root_may_not_look_into_is_not_taken_for_idle(lab: Lab, tmp_path: P
         make_program(tmp_path / "bin" / "find", f"""echo "find: '{said}" >&2; exit 1""")
         assert lab.after(7) is stays
     assert any("cannot be seen (find: '/proc/9/fd/3': Permission denied)" in line for line in lab.said)
+
+
+def test_a_slice_that_cannot_be_seen_is_said_and_left_to_the_next_look(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(*_: Any) -> None:
+        raise CloudTpuError("its hosts have not published their names")
+
+    monkeypatch.setattr(idle.slices, "seen", seen)
+    assert lab.after(1000.0)
+    assert lab.said[-1] == "main: its hosts have not published their names"

@@ -19,12 +19,12 @@ from contracts.inventory import to_json
 from contracts.run_directory import RUN_VERSION, RunDirectory
 from fabfile.command_line import fab as run_fab
 from infra.cloud_tpu.lifecycle import Lifecycle
-from infra.documents import ABSENT, Documents
+from infra.documents import ABSENT, Documents, DocumentsError
 from infra.lease import Lease, LeaseHeldError
 from keeper import passes, queue_commands, store, sweep
 from keeper.queue import MOST_ENDED, Entry, Queue
 from keeper.queue_commands import opened
-from keeper.queue_worker import FOREIGN_LIMIT_S, MOST_LOSSES, MOST_STARTS, Opened, Worker
+from keeper.queue_worker import FOREIGN_LIMIT_S, MOST_LOSSES, MOST_STARTS, Opened, Worker, work
 from keeper.store import Stack
 from launch import jobs, runs, targets
 from launch import launch as launching
@@ -293,6 +293,58 @@ def test_hosts_that_somebody_else_uses_are_waited_for_and_take_no_try(
     assert queue.entries()[0].starts == 1
 
 
+def test_a_slice_whose_kept_run_is_between_two_attempts_is_not_taken_and_neither_is_a_kept_entry(
+    fab: Fab, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fab("submit", "--job", "jax_hello")[0] == 0
+    tried, told = fails(monkeypatch, launching.AtWorkError("the run is running")), list[str]()
+
+    def step(**kept: Any) -> None:
+        one = store.Wanted(run_id="mine", stack="local", runs_url="", **kept)
+        store.change_wanted(queue.documents, "mine", lambda _: one)
+        where = lambda where: opened(targets.Wanted(hosts=where.get("hosts")))  # noqa: E731
+        queue_commands._worker(queue, where, lambda _: contextlib.nullcontext(True), told.append).step()
+
+    step(slice="local", state="recovering")
+    assert told == ["local: the keeper has it for mine; it is waited for"]
+    queue.change(1, lambda now: dataclasses.replace(now, run_id="mine"))
+    step(slice="another")
+    assert tried == [] and queue.entries()[0].state == "waiting"
+    step(slice="local", state="ended")
+    assert tried == ["mine"]
+
+
+def test_a_worker_goes_on_after_an_outage_and_says_it_once(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keeper.queue_worker.POLL_S", 0.0)
+    outcomes: list[Any] = [*[DocumentsError("the bucket does not answer")] * 2, []]
+
+    def step(_: Worker) -> list[Entry]:
+        if isinstance(outcome := outcomes.pop(0), Exception):
+            raise outcome
+        return list(outcome)
+
+    monkeypatch.setattr(Worker, "step", step)
+    told: list[str] = []
+    assert work(worker(queue, told), queue, told.append, stay=False) == 0
+    assert told == ["the bucket does not answer", "the queue is empty"]
+
+
+def test_hosts_that_do_not_answer_after_the_claim_give_the_entry_back(
+    fab: Fab, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fab("submit", "--job", "jax_hello")[0] == 0
+
+    def read(_: Any) -> None:
+        raise HostError(host="w-0", reason="no answer")
+
+    monkeypatch.setattr(runs, "read", read)
+    worker(queue, []).step()
+    (one,) = queue.entries()
+    assert (one.state, one.starts) == ("waiting", 1)
+
+
 def test_whoever_interrupts_a_worker_while_it_starts_a_run_gets_it_back_into_the_queue(
     fab: Fab, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -540,11 +592,13 @@ def test_a_lost_slice_that_entries_need_is_had_again_and_given_up_with_the_last_
     for _ in range(2):
         keeper()
     assert not lab.is_there() and wanted() == [("main", "ended")]
+    prepared: list[int] = []
+    monkeypatch.setattr(hosts, "prepare", lambda *_: prepared.append(1))
     with contextlib.closing(means.client()) as client:
         Lifecycle(client, means.backoff).create(store.read_stack(means.documents).slices["main"])
         for _ in range(2):
             keeper()
-    assert wanted() == [("main", "watched")]
+    assert wanted() == [("main", "watched")] and prepared == [1]
     queue.change(1, lambda now: dataclasses.replace(now, state="done"))
     keeper()
     assert wanted() == []

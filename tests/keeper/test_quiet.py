@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from infra.cloud_tpu.retry import Backoff
+from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.documents import Documents
-from keeper import hosts, idle, passes, store
+from keeper import hosts, idle, passes, queue_commands, store
 from keeper.__main__ import watch
 from keeper.store import Wanted
 
@@ -64,6 +64,26 @@ def test_fifty_runs_that_are_well_cost_five_requests(tmp_path: Path, monkeypatch
     assert watch(means.documents, print) == 0
     tpus = "projects/p/locations/-"
     assert asked == ["read wanted.json", "ages_s", tpus, tpus, "read queue.json"]
+
+
+def test_what_one_step_cannot_do_does_not_keep_the_others_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def step(name: str) -> Callable[..., Any]:
+        def fail(*_: Any, **__: Any) -> None:
+            done.append(name)
+            raise CloudTpuError(f"no {name}")
+
+        return fail
+
+    monkeypatch.setattr(passes, "run_pass", step("look"))
+    monkeypatch.setattr(queue_commands, "attend", step("queue"))
+    monkeypatch.setattr(idle, "give_back", step("idle"))
+    said: list[str] = []
+    assert watch(Documents(str(tmp_path)), said.append) == 1
+    assert done == ["look", "queue", "idle"] and said == [f"error: no {name}" for name in done]
 
 
 def test_a_quiet_pass_does_without_what_logs_in_to_hosts() -> None:

@@ -94,6 +94,7 @@ def test_a_look_is_enough_as_long_as_all_is_well(
         (wanted(attempts_left=0), Facts(state="lost"), "end", "no attempts left"),
         (wanted(deadline_s=NOW_S - 3600), Facts(state="lost"), "end", "its deadline was 1 h"),
         (wanted(max_usd=10.0), Facts(state="lost", cost_usd=12.0), "end", "12.00 USD of at most 10.00"),
+        (wanted(max_usd=10.0), Facts(state="lost", cost_usd=12.0, max_usd=20.0), "resume", "from the start"),
         (wanted(not_before_s=NOW_S + 90), Facts(state="lost"), "nothing", "next try is in 1 min 30 s"),
     ],
 )

@@ -161,6 +161,29 @@ def test_what_pulumi_has_is_known_by_name_and_place_in_all_zones_that_it_may_be_
     assert zombies.STACK_LABEL == naming.STACK_LABEL
 
 
+def test_a_request_that_another_zone_of_its_slice_serves_is_a_zombie_if_it_is_ours() -> None:
+    known = known_of("dev", state(in_state(ZONE, "q", zones=[ZONE, OTHER_ZONE])))
+
+    def queued(zone: str, at: str, owner: str = OWNER) -> dict[str, Any]:
+        spec = Spec.of(
+            {
+                "project": "grant", "zone": zone, "queued_resource_id": "q", "owner": owner, "capacity": "spot",
+                "accelerator_type": "v5litepod-16", "runtime_version": "r",
+            }
+        )  # fmt: skip
+        return {**queued_resource(spec), "name": spec.name, "state": {"state": at}}
+
+    for others, whose in (
+        ([queued(OTHER_ZONE, "WAITING_FOR_RESOURCES")], "zombie"),
+        ([queued(OTHER_ZONE, "WAITING_FOR_RESOURCES", "d4e5f6")], "in use"),
+        ([queued(OTHER_ZONE, "ACTIVE")], "in use"),
+    ):
+        found = zombies.holdings([queued(ZONE, "ACTIVE"), *others], [], known)
+        assert {each.zone: each.whose for each in found} == {ZONE: "in use", OTHER_ZONE: whose}
+    both = [queued(ZONE, "SUSPENDED"), queued(OTHER_ZONE, "ACCEPTED")]
+    assert {each.whose for each in zombies.holdings(both, [], known)} == {"in use"}
+
+
 def test_a_quota_is_told_of_the_zone_the_generation_and_the_capacity_that_are_held() -> None:
     node = {
         "name": f"projects/p/locations/{ZONE}/nodes/n",

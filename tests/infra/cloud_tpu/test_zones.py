@@ -14,7 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from infra import stock_outs
 from infra.cloud_tpu import request
-from infra.cloud_tpu.retry import CloudTpuError
+from infra.cloud_tpu.client import Client
+from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu.retry import CloudTpuError, LostAgainError
 from infra.documents import Documents
 from infra.queued_resource import changes_between
 from rehearsal.tpu_api import ApiError, Clock, Delays, TpuApi
@@ -176,6 +178,38 @@ def test_a_zone_that_refuses_or_fails_is_passed_over_and_where_all_do_every_reas
         assert said in str(caught.value)
     cloud.control.advance(60)
     assert cloud.alive() == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "status"),
+    [
+        (("PERMISSION_DENIED", "INVALID_ARGUMENT", "OUT_OF_RANGE"), "INVALID_ARGUMENT"),
+        (("PERMISSION_DENIED", "INVALID_ARGUMENT", "NOT_FOUND"), "RESOURCE_EXHAUSTED"),
+    ],
+)
+def test_a_request_that_is_wrong_in_every_zone_is_wrong(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, answers: tuple[str, ...], status: str
+) -> None:
+    def ask(_: Any, spec: Any, **__: Any) -> None:
+        raise CloudTpuError("no", dict(zip(ZONES, answers, strict=True))[spec.zone])
+
+    monkeypatch.setattr(Lifecycle, "ask", ask)
+    with pytest.raises(CloudTpuError) as caught:
+        cloud.create(**ANYWHERE, wait_s=60)
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize("where", [{}, ANYWHERE])
+def test_what_is_taken_back_before_it_is_there_is_told_from_a_refusal(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, where: Json
+) -> None:
+    lost = request.Look(kind="lost", state="SUSPENDED", why="it is SUSPENDED", queued_resource={}, nodes={})
+    monkeypatch.setattr(Lifecycle, "ask", lambda *_, **__: "operation")
+    monkeypatch.setattr(Lifecycle, "look", lambda *_: lost)
+    monkeypatch.setattr(Client, "queued_resource", lambda *_, **__: {"name": "main"})
+    monkeypatch.setattr(request, "is_owned", lambda *_: False)
+    with pytest.raises(LostAgainError):
+        cloud.create(**where, wait_s=60)
 
 
 def test_what_is_being_served_may_take_longer_than_a_zones_time(new_cloud: CloudFactory) -> None:
