@@ -34,8 +34,8 @@ class Entry:
     that JSON can hold. bundles: hashes of its code. where: what was said of the target besides stack and slice. slices:
     those it may run on. restarts: how often it may still be started again. starts: tries in which its hosts were not
     ready. losses: how often in a row its hosts were lost before there was a new checkpoint. saved_step: of the newest
-    checkpoint when it was last started, -1 for none. judged: attempts of its run after which it waits again. reason: of
-    its state, in words.
+    checkpoint when it was last started, -1 for none. judged: the attempt of its run that has
+    ended and after which it waits again, -1 for none. reason: of its state, in words.
     """
 
     number: int
@@ -55,7 +55,7 @@ class Entry:
     starts: int = 0
     losses: int = 0
     saved_step: int = -1
-    judged: int = 0
+    judged: int = -1
     reason: str = ""
 
     @property

@@ -22,7 +22,7 @@ from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.cloud_tpu.settings import read as read_settings
 from infra.documents import Documents
 from infra.lease import Lease, LeaseHeldError, myself
-from keeper import idle, store
+from keeper import idle, slices, store
 from keeper.passes import Means
 from launch import runs
 from launch.hosts import HostError
@@ -228,6 +228,6 @@ def test_a_slice_that_cannot_be_seen_is_said_and_left_to_the_next_look(
     def seen(*_: Any) -> None:
         raise CloudTpuError("its hosts have not published their names")
 
-    monkeypatch.setattr(idle.slices, "seen", seen)
+    monkeypatch.setattr(slices, "seen", seen)
     assert lab.after(1000.0)
     assert lab.said[-1] == "main: its hosts have not published their names"

@@ -420,9 +420,9 @@ class Foreign:
         }
         self.directory.write_json("heartbeats/host-0.json", beat)
 
-    def after_a_step(self, state: str, age_s: float) -> str:
+    def after_a_step(self, state: str, age_s: float, **more: Any) -> str:
         self.beats("stepping" if state == "running" else "starting", age_s)
-        at_work = entry(0, state=state, slice="local", run_id=self.run_id)
+        at_work = entry(0, state=state, slice="local", run_id=self.run_id, **more)
         self.queue.change_all(lambda _: [dataclasses.replace(at_work, number=1)])
         worker(self.queue, []).step()
         return self.queue.entries()[0].state
@@ -442,6 +442,9 @@ def test_a_run_of_another_user_is_lost_after_minutes_without_a_heartbeat_by_the_
         run.after_a_step("starting", 10.0) == "starting"
     )  # its own worker is gone, and its processes may join
     assert run.after_a_step("starting", FOREIGN_LIMIT_S + 10.0) == "waiting"
+    run.directory.write_json("result.json", {"attempt": 0, "outcome": "failed"})
+    assert run.after_a_step("starting", 10.0) == "running"  # it was started, and is judged at the next step
+    assert run.after_a_step("starting", 10.0, judged=0) == "waiting"  # its next attempt was not started
 
 
 def test_an_entry_whose_slice_left_the_stack_goes_on_on_another_or_ends_with_the_reason(queue: Queue) -> None:
