@@ -53,6 +53,8 @@ WAIT_S = 15 * 60.0
 """For nodes to be there: an autoscaler takes some minutes to make them."""
 QUEUE_WAIT_S = 12 * 3600.0
 """The same where pods wait in a queue, Kueue's or Google's for flex-start."""
+DEADLINE_LATER_S = 120
+"""After which the cluster ends a Job whose launcher was to take it away, and has not: somebody killed it."""
 REMOVE_LIMIT_S = 60.0
 """For a run to be gone, beyond its grace; and for an API server that is away to be back."""
 LOOK_S = 1.0
@@ -401,19 +403,35 @@ class ClusterRuns:
         uid = None
         try:
             first, *others = kubernetes.manifests(plan, dataclasses.replace(options, suspended=True))
+            has_deadline = first["kind"] == "Job"
+            if has_deadline:  # for a launcher that is killed meanwhile
+                first["spec"]["activeDeadlineSeconds"] = round(wait_s) + DEADLINE_LATER_S
             owner = self._create(first)
             uid = owner["metadata"]["uid"]
             for manifest in others:
                 self._create(kubernetes.owned(manifest, owner))
+            path = self.connection.path(_kind(first), first["metadata"]["name"])
             if options.queue is None:
-                path = self.connection.path(_kind(first), first["metadata"]["name"])
                 self.connection.ask("PATCH", path, {"spec": {"suspend": False}}, content=MERGE)
             self._await_nodes(plan, options, say, wait_s)
+            if has_deadline:
+                self._end_deadline(path)
         except BaseException as error:
             # Where the first was refused nothing was made; what has its name is another launcher's.
             if uid is not None or not isinstance(error, RequestError):
                 self.remove(plan.run_id, grace_s=None, wait_s=REMOVE_LIMIT_S, uid=uid)
             raise
+
+    def _end_deadline(self, path: str) -> None:
+        until_s = time.monotonic() + REMOVE_LIMIT_S
+        while True:
+            try:
+                self.connection.ask("PATCH", path, {"spec": {"activeDeadlineSeconds": None}}, content=MERGE)
+                return
+            except ApiError as error:
+                if error.status is not None or time.monotonic() > until_s:
+                    raise
+                time.sleep(LOOK_S)
 
     def _create(self, manifest: Object, **query: str) -> Object:
         try:

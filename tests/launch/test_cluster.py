@@ -258,6 +258,9 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
     begun = in_background(lambda: cluster.start(plan, options(planned), said.append, wait_s=20))
     eventually(lambda: [e["state"] for e in cluster.of(plan.run_id).entries()], ["starting", "starting"])
     eventually(lambda: api.get(api.path("jobs", pods.name))["spec"].get("suspend"), False)
+    assert api.get(api.path("jobs", pods.name))["spec"]["activeDeadlineSeconds"] == 140, (
+        "the launcher may die"
+    )
     names = [pods.make(0, node="n0"), pods.make(1)]
     unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     pods.say(names[1], "Pending", conditions=[unplaced])
@@ -272,6 +275,7 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
         for kind in ("services", "networkpolicies")
     ]
     assert owners == [pods.name] * 2, "who removes the Job removes all"
+    assert "activeDeadlineSeconds" not in api.get(api.path("jobs", pods.name))["spec"]
 
     pods.say(names[0], "Running", RUNNING)
     pods.say(names[1], "Running", RUNNING)
