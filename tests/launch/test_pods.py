@@ -155,3 +155,26 @@ def test_whoever_waits_for_a_process_to_join_survives_an_api_server_that_is_away
     link = PodLink(Away([None, None, pod(0, "Succeeded", OK)]))
     asked = {"run_id": RUN_ID, "attempt": 0, "process_id": 0, "limit_s": 10.0}
     assert link._join(asked)["state"] == "done"
+
+
+class Refusing:
+    """A connection that refuses what is asked about JobSets, and takes all else. taken: the paths."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    def path(self, kind: str, name: str = "") -> str:
+        return f"{kind}/{name}"
+
+    def ask(self, method: str, path: str, body: dict[str, Any]) -> None:
+        if path.startswith("jobsets"):
+            raise ApiError(host="cluster", reason="forbidden", status=403)
+        self.taken.append(path)
+
+
+def test_who_has_no_right_to_jobsets_can_remove_a_run_of_one_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Away([None])
+    refusing = Refusing()
+    monkeypatch.setattr(cluster, "connection", refusing, raising=False)
+    cluster.remove("r-1", grace_s=None, wait_s=0)
+    assert refusing.taken == ["jobs/r-1"]

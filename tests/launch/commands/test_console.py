@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import itertools
 import json
@@ -20,6 +21,7 @@ from jobs.runtime.host_samples import HostSamples
 from launch import targets
 from launch.commands import console
 from launch.hosts import Agent, Completed, ProcessLink
+from launch.pods import ClusterRuns, Seen
 from launch.runs import Run
 from launch.targets import Target
 
@@ -182,6 +184,38 @@ def test_a_run_of_another_user_cannot_be_stopped_and_that_is_said(
     assert console.NOT_OURS in capsys.readouterr().out
     assert console.stop(here(), "latest", grace_s=1, by_keeper=lambda _: True) == 0
     assert console.KEEPERS in capsys.readouterr().out
+
+
+class Restarting(ClusterRuns):
+    """Of each run a Job that the cluster goes on with."""
+
+    def __init__(self) -> None:
+        pass
+
+    def of(self, run_id: str) -> Seen:
+        return Seen(run_id=run_id, work={"metadata": {}}, pods={})
+
+
+@pytest.mark.parametrize(
+    ("begun", "result", "state"),
+    [({}, None, "stopped"), ({"pod": "r-0-abcde"}, {"outcome": "failed", "attempt": 0}, "failed")],
+)
+def test_a_run_of_which_no_pod_is_there_is_stopped_where_its_job_goes_on(
+    write_run: WriteRun,
+    capsys: pytest.CaptureFixture[str],
+    begun: dict[str, Any],
+    result: dict[str, Any] | None,
+    state: str,
+) -> None:
+    run = write_run(result=result)
+    described = run.described
+    described["attempts"][0] |= begun
+    run.directory.write_json(run_directory.RUN, {**described, "pods": {"restarts": 10, "queue": None}})
+    target = dataclasses.replace(here(), cluster=Restarting())
+    assert console.stop(target, "latest", grace_s=1) == 0
+    out = capsys.readouterr().out
+    assert f"stopping {RUN_ID}" in out and f"{RUN_ID} {'was ' if begun == {} else ''}{state}" in out
+    assert (run.directory.read_json(run_directory.RESULT) or {})["outcome"] == state
 
 
 LINES = [f"line {number} " + "x" * (number % 90) for number in range(20_000)]
