@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import uvicorn
-from h11 import LocalProtocolError
+from h11 import ERROR, SEND_BODY, LocalProtocolError
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -432,6 +432,42 @@ class Guard:
         return Refused(401, 'this server needs its token, in the header "authorization: Bearer TOKEN"')
 
 
+LINGER_S = 2.0
+"""How long a sender that has not sent all of its request may take to read the answer that it was refused with."""
+
+
+class LingeringTransport:
+    """A transport that closes its own side first while bytes may still come, which are dropped.
+
+    Closing with bytes unread sends a reset, by which the sender can lose the answer (RFC 9112, section 9.6).
+    """
+
+    def __init__(self, transport: Any, loop: Any, is_cut_short: Callable[[], bool]) -> None:
+        self._transport, self._loop, self._is_cut_short = transport, loop, is_cut_short
+        self.lingers = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self.lingers or bool(self._transport.is_closing())
+
+    def write(self, data: bytes) -> None:
+        if not self.lingers:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self.is_closing():
+            return
+        if not self._is_cut_short():
+            self._transport.close()
+            return
+        self.lingers = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._loop.call_later(LINGER_S, self._transport.close)
+
+
 class BoundedProtocol(H11Protocol):
     """HTTP of one connection, of which the head of a request has to arrive within a time, and whose sender may close
     its side before the answer has come."""
@@ -449,10 +485,15 @@ class BoundedProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
+        super().connection_made(LingeringTransport(transport, self.loop, self._is_cut_short))  # type: ignore[arg-type]
         self._overdue = self.loop.call_later(self.receive_s, self._too_late)
 
+    def _is_cut_short(self) -> bool:
+        return self.conn.their_state in (SEND_BODY, ERROR) or bool(self.conn.trailing_data[0])
+
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
         super().data_received(data)
         if self._is_answering or self.transport.is_closing():
             self._in_time()
@@ -464,6 +505,8 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> Any:
+        if self.transport.is_closing():
+            return None
         if self._is_answering and not self.cycle.more_body:
             self.cycle.keep_alive = False
             return True
