@@ -319,7 +319,7 @@ def one_command(inventory: Inventory, _: Path) -> Measured:
 
 def launch(inventory: Inventory, folder: Path) -> Measured:
     """The whole launch, as `fab train` does it, but for the run's own files."""
-    from launch import jobs, plan, targets
+    from launch import host_launcher, jobs, plan, targets
     from launch import launch as rollout
     from launch.hosts import stop_processes
 
@@ -343,12 +343,12 @@ def launch(inventory: Inventory, folder: Path) -> Measured:
         for future in [transport.connect() for transport in target.transports]:  # type: ignore[attr-defined]
             future.result()
         phase.ends("connect")
-        facts = rollout.preflight(wanted, target.agents)
+        facts = host_launcher.preflight(wanted, target.agents)
         phase.ends("preflight")
-        rollout.stage(code, target.agents, facts)
+        host_launcher.stage(code, target.agents, facts)
         phase.ends("stage")
         wanted = plan.settled(wanted, facts, token="bench")
-        rollout.start(wanted, target.agents)
+        host_launcher.start(wanted, target.agents)
         phase.ends("start")
         try:
             rollout.join(wanted, target.agents)

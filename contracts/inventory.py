@@ -42,12 +42,15 @@ class NodePool:
 
     accelerator: the nodes' label cloud.google.com/gke-tpu-accelerator; Slice.topology is their gke-tpu-topology.
     nodes: of each of the slice's `count` equal slices. reservation: the name that nodes of capacity reserved ask for.
+    scales_to_zero: whether there are nodes only while a run wants them; in an existing cluster they are others'
+    at all other times.
     """
 
     machine_type: str
     accelerator: str
     nodes: int
     reservation: str | None = None
+    scales_to_zero: bool = False
 
     @property
     def chips_per_node(self) -> int:
@@ -218,7 +221,7 @@ def _decode(kind: Any, value: Any, path: str) -> Any:
         if not isinstance(value, dict):
             raise InventoryError(f"{path}: {value!r} is not an object")
         return {key: _decode(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
-    if not isinstance(value, kind) or isinstance(value, bool):
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
         raise InventoryError(f"{path}: {value!r} is not of type {kind.__name__}")
     return value
 

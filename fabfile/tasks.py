@@ -646,15 +646,11 @@ def accelerators(c: Any, zone: str = "", generation: str = "", max_chips: str = 
 @reported
 def capacity(c: Any, stack: str = "", days: str = "", json: bool = False) -> int:
     """Show which zones had capacity for the stack's slices, and when."""
-    from keeper.capacity import DAYS, show
+    from keeper import commands
     from launch.display import terminal
 
-    return show(
-        terminal(),
-        options.wanted(stack),
-        days=whole("--days", days, least=1) or DAYS,
-        as_json=json,
-    )
+    days_back = whole("--days", days, least=1) or commands.DAYS
+    return commands.capacity(terminal(), options.wanted(stack), days=days_back, as_json=json)
 
 
 @task(
@@ -668,7 +664,7 @@ def capacity(c: Any, stack: str = "", days: str = "", json: bool = False) -> int
 @reported
 def zombies(c: Any, stack: str = "", remove: bool = False, yes: bool = False) -> int:
     """List all TPUs of the project, and those left over."""
-    from keeper.zombies import command
+    from keeper.reclaim import command
 
     return command(options.wanted(stack), remove=remove, yes=yes)
 

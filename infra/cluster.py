@@ -327,7 +327,7 @@ def pool_names(asked: SliceConfig) -> tuple[str, ...]:
     return tuple(f"{asked.name}-{number}" for number in range(asked.count))
 
 
-def slice_entry(asked: SliceConfig) -> inventory.Slice:
+def slice_entry(config: Config, asked: SliceConfig) -> inventory.Slice:
     """The slice as the inventory has it. A run's pods are its hosts."""
     accelerator, kind = asked.accelerator, asked.accelerator.node_kind
     assert kind is not None and accelerator.machine_type is not None
@@ -347,6 +347,7 @@ def slice_entry(asked: SliceConfig) -> inventory.Slice:
             accelerator=kind.label,
             nodes=accelerator.hosts,
             reservation=asked.reservation.rpartition("/")[2] if asked.reservation else None,
+            scales_to_zero=asked.scale_to_zero or config.is_elsewhere(asked),
         ),
     )
 

@@ -247,6 +247,7 @@ class _Bucket:
             )
         self._url, self._bucket, self._patience_s = url, parts.netloc, patience_s
         self._folder = f"{parts.path.strip('/')}/".lstrip("/")
+        self._objects = f"/storage/v1/b/{urllib.parse.quote(self._bucket, safe='')}/o"
         stand_in = os.environ.get(STAND_IN)
         self._base = (
             GOOGLE if not stand_in else stand_in if "://" in stand_in else f"http://{stand_in}"
@@ -266,7 +267,7 @@ class _Bucket:
 
     def write(self, name: str, data: bytes, version: int) -> int:
         query = urllib.parse.urlencode({"uploadType": "multipart", "ifGenerationMatch": version})
-        path = f"/upload/storage/v1/b/{urllib.parse.quote(self._bucket, safe='')}/o?{query}"
+        path = f"/upload{self._objects}?{query}"
         writer = uuid.uuid4().hex
         about = json.dumps({"name": self._folder + name, "metadata": {"writer": writer}}).encode()
         begin = f"--{writer}\r\nContent-Type: application/json\r\n\r\n".encode()
@@ -312,8 +313,7 @@ class _Bucket:
         found: list[dict[str, Any]] = []
         query = {"prefix": self._folder + prefix, "fields": f"items({fields}),nextPageToken", **more}
         while True:
-            place = f"/storage/v1/b/{urllib.parse.quote(self._bucket, safe='')}/o"
-            _, data, _ = self._ask("GET", f"{place}?{urllib.parse.urlencode(query)}", (200,))
+            _, data, _ = self._ask("GET", f"{self._objects}?{urllib.parse.urlencode(query)}", (200,))
             answer = json.loads(data)
             found += answer.get("items", [])
             if not (token := answer.get("nextPageToken")):
@@ -321,8 +321,7 @@ class _Bucket:
             query["pageToken"] = token
 
     def _object(self, name: str) -> str:
-        quoted = urllib.parse.quote(self._folder + name, safe="")
-        return f"/storage/v1/b/{urllib.parse.quote(self._bucket, safe='')}/o/{quoted}"
+        return f"{self._objects}/{urllib.parse.quote(self._folder + name, safe='')}"
 
     def _ask(
         self,

@@ -111,30 +111,23 @@ class Lease:
         while True:
             try:
                 found = self._documents.read(self.name)
+                value = found.value if isinstance(found.value, dict) else {}
+                about = f"{value.get('who')} is changing the slice {self.slice_name}"
+                if seen is None and value.get("token") and patience_s:
+                    waiting(f"{about}; waiting for that, or for a minute in which it gives no sign of life")
+                if found.version != seen:
+                    seen, since_s, is_renewed = found.version, self._now(), seen is not None
+                if not value.get("token") or self._now() - since_s >= STALE_S:
+                    self._write(found.version, removed=bool(value.get("removed")))
+                    return
+                if is_renewed and self._now() - began_s >= patience_s:
+                    raise LeaseHeldError(about)
+            except ChangedError:
+                pass  # somebody was quicker
             except DocumentsError as error:
                 if isinstance(error, MissingError) or self._now() - began_s >= outage_s:
                     raise
                 since_s = self._now()  # a holder cannot renew it meanwhile either
-                self._sleep(LOOK_S)
-                continue
-            value = found.value if isinstance(found.value, dict) else {}
-            about = f"{value.get('who')} is changing the slice {self.slice_name}"
-            if seen is None and value.get("token") and patience_s:
-                waiting(f"{about}; waiting for that, or for a minute in which it gives no sign of life")
-            if found.version != seen:
-                seen, since_s, is_renewed = found.version, self._now(), seen is not None
-            if not value.get("token") or self._now() - since_s >= STALE_S:
-                try:
-                    self._write(found.version, removed=bool(value.get("removed")))
-                    return
-                except ChangedError:
-                    pass
-                except DocumentsError as error:
-                    if isinstance(error, MissingError) or self._now() - began_s >= outage_s:
-                        raise
-                    since_s = self._now()
-            elif is_renewed and self._now() - began_s >= patience_s:
-                raise LeaseHeldError(about)
             self._sleep(LOOK_S)
 
     def mark(self, *, removed: bool) -> None:

@@ -148,28 +148,23 @@ class QueuedResourceProvider(Provider):
         Raises CloudTpuError, and _NoLeaseError where the documents do not answer: nobody knows what a keeper does then.
         """
         session = self.require_session()
-        with plugin.plain_errors(), contextlib.ExitStack() as over:
-            lifecycle = session.lifecycle()
+        with plugin.plain_errors():
             try:
-                if url := props.get("lease_url"):
-                    mine = lease.of_url(str(url), lease.myself("`pulumi`"))
-                    over.enter_context(
-                        lease.held(
-                            mine, patience_s=lease.PATIENCE_S, outage_s=outage_s, waiting=session.backoff.say
-                        )
-                    )
-                    mine.mark(removed=removed)
-                    lifecycle = session.lifecycle(also=mine.require)
+                with contextlib.ExitStack() as over:
+                    lifecycle = session.lifecycle()
+                    if url := props.get("lease_url"):
+                        mine = lease.of_url(str(url), lease.myself("`pulumi`"))
+                        patience = {"patience_s": lease.PATIENCE_S, "outage_s": outage_s}
+                        over.enter_context(lease.held(mine, **patience, waiting=session.backoff.say))
+                        mine.mark(removed=removed)
+                        lifecycle = session.lifecycle(also=mine.require)
+                    yield lifecycle
             except DocumentsError as error:
                 raise _NoLeaseError(error) from None
             except lease.LeaseHeldError as error:
                 raise CloudTpuError(
                     f"{error}, for more than an hour; see `fab keeper status`, then try again"
                 ) from None
-            except lease.LeaseLostError as error:
-                raise CloudTpuError(f"{error}; try again") from None
-            try:
-                yield lifecycle
             except lease.LeaseLostError as error:
                 raise CloudTpuError(f"{error}; try again") from None
 

@@ -104,7 +104,9 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
     }
 
     def all_slices(which: Callable[[TpuSlice], pulumi.Input[inventory.Slice]]) -> _Slices:
-        return [which(vms[each.name]) if each.name in vms else slice_entry(each) for each in config.slices]
+        return [
+            which(vms[each.name]) if each.name in vms else slice_entry(config, each) for each in config.slices
+        ]
 
     described = (
         Description(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from contracts.errors import DONE, FAILED
 from infra.documents import Documents
-from keeper import idle, passes, queue_commands
+from keeper import passes, queue_commands, reclaim
 
 STORE = "TPU_STACK_KEEPER"
 
@@ -25,21 +25,32 @@ def watch(documents: Documents, say: Callable[[str], None], *, every_s: float = 
     """Carry out one pass, or one every so many seconds until interrupted; FAILED where the last could not be."""
     while True:
         began_s = time.monotonic()
-        code, has_slices, means = DONE, True, passes.means_of(documents, say)
-        for step in ("look", "queue", "idle"):  # what one cannot do does not keep the others from it
-            try:
-                if step == "look":
-                    has_slices = passes.run_pass(means)
-                elif step == "queue":
-                    queue_commands.attend(means, has_slices=has_slices)
-                else:
-                    idle.give_back(means)
-            except passes.REFUSALS as error:
-                say(f"error: {error}")
-                code = FAILED
+        code = one_pass(passes.means_of(documents, say))
         if not every_s:
             return code
         time.sleep(max(0.0, began_s + every_s - time.monotonic()))
+
+
+def one_pass(means: passes.Means) -> int:
+    """Carry out its steps; what one cannot do does not keep the others from it."""
+    codes: list[int] = []
+
+    def step(act: Callable[[], None]) -> None:
+        try:
+            act()
+            codes.append(DONE)
+        except passes.REFUSALS as error:
+            means.say(f"error: {error}")
+            codes.append(FAILED)
+
+    def rest() -> None:
+        step(lambda: queue_commands.attend(means))
+        step(lambda: reclaim.give_back(means))
+
+    step(lambda: passes.run_pass(means, rest))
+    if len(codes) == 1:  # what is wanted cannot be read
+        rest()
+    return max(codes)
 
 
 def main(arguments: Sequence[str]) -> int:

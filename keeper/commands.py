@@ -1,20 +1,24 @@
-"""`fab keep`, `fab unkeep`, `fab keeper` and `fab train --keep`."""
+"""`fab keep`, `fab unkeep`, `fab keeper`, `fab train --keep`, and `fab capacity`."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
-from contracts.durations import spoken
+from contracts.durations import HOUR_S, spoken
 from contracts.errors import DONE, RequestError
+from infra import stock_outs
 from infra.documents import Documents, DocumentsError
+from infra.stock_outs import Hours, Offer
 from keeper import store
 from keeper.store import Wanted
-from launch import runs
+from launch import runs, targets
 from launch.display import printable, say, terminal
 from launch.runs import Run
 from launch.targets import Target
@@ -80,7 +84,7 @@ class HandOver:
 
         def change(before: Wanted | None) -> Wanted:
             if before is not None and before.state != "ended":
-                return dataclasses.replace(before, stop=False, **where, **limits)
+                return dataclasses.replace(before, stop=False, unkept=False, **where, **limits)
             return Wanted(
                 run_id=run.run_id,
                 stack=target.inventory.stack,
@@ -117,13 +121,22 @@ def keep(target: Target, on: Callable[[str], Target], wanted: str, hand_over: Ha
 
 
 def unkeep(documents: Documents, wanted: str) -> int:
-    """Carry out `fab unkeep`: the run itself goes on. wanted: as of any run."""
-    run_id = _meant([each for each in _entries(documents) if not each.for_queue], wanted)
+    """Carry out `fab unkeep`: the run itself goes on. wanted: as of any run.
+
+    The entry of a stack's run goes at the keeper's next look, which withdraws a slice that was asked for and waits.
+    """
+    run_id = _meant([each for each in _entries(documents) if not (each.for_queue or each.unkept)], wanted)
+
+    def change(now: Wanted | None) -> Wanted | None:
+        has_slice = now is not None and now.is_kept and now.project is not None
+        return dataclasses.replace(now, unkept=True) if now is not None and has_slice else None
+
     try:
-        store.change_wanted(documents, run_id, lambda _: None)
+        left = store.change_wanted(documents, run_id, change)
     except DocumentsError as error:
         raise RequestError(str(error)) from None
-    say(terminal())(f"{run_id} is not kept any more; if it runs, it goes on")
+    asked = "; what the keeper has asked for and still waits is withdrawn at its next look" if left else ""
+    say(terminal())(f"{run_id} is not kept any more; if it runs, it goes on{asked}")
     return DONE
 
 
@@ -169,7 +182,7 @@ def stop(target: Target, run_id: str) -> bool:
         found = store.change_wanted(store.store_of(target), run_id, change)
     except DocumentsError as error:
         raise RequestError(f"{run_id}: the keeper cannot be told to stop it: {error}") from None
-    return found is not None and found.state != "ended"
+    return found is not None and found.is_kept
 
 
 def status(documents: Documents) -> int:
@@ -187,12 +200,14 @@ def status(documents: Documents) -> int:
         table.add_row(
             each.run_id,
             each.slice,
-            each.state,
+            "unkept" if each.unkept else each.state,
             str(each.attempts_left),
             until,
             printable(each.reason + later),
         )
     console.print(table)
+    if line := store.neglected(documents):
+        say(console)(line)
     for each in entries:
         for act in each.acts[-SHOWN_ACTS:]:
             line = f"{act['time']} {each.run_id} {act['act']}: {act['reason']}"
@@ -202,3 +217,92 @@ def status(documents: Documents) -> int:
 
 def _moment(unix_s: float) -> str:
     return f"{datetime.datetime.fromtimestamp(unix_s, datetime.UTC):%Y-%m-%d %H:%M} UTC"
+
+
+# --- what zones had to offer, as the requests of a stack's slices found it -------------------------------------------
+
+DAYS = 30
+HEADINGS = (
+    "zone", "type", "capacity", "asked", "in vain", "last in vain", "last served", "hours of the day, UTC",
+)  # fmt: skip
+NEVER, SERVED, SOME, OUT = "·", "○", "◐", "●"
+LEGEND = (
+    f"asked, in vain: hours of the last %d days. A mark for each hour from 00: {OUT} in vain, {SOME} both, "
+    f"{SERVED} served, {NEVER} not asked"
+)
+
+
+def capacity(console: Console, asked: targets.Wanted, *, days: int, as_json: bool) -> int:
+    """Print it, the zone that served most often first; as_json: every hour that is known.
+
+    Raises:
+        RequestError: the stack has no place where that is remembered, or it does not answer.
+    """
+    if asked.stack == targets.LOCAL:
+        raise RequestError("this machine asks for no TPUs; say --stack as well")
+    documents = store.documents_for(asked)
+    try:
+        found = stock_outs.read(documents)
+    except DocumentsError as error:
+        raise RequestError(str(error)) from None
+    if as_json:
+        lines = [vars(offer) | vars(hours) for offer, hours in found.items()]
+        console.print(json.dumps(lines), highlight=False, markup=False, soft_wrap=True)
+    elif not found:
+        console.print(
+            f"{documents.url}: no request has been noted yet; those for slices with several zones are, and with a "
+            "keeper all"
+        )
+    else:
+        console.print(capacity_table(found, days=days, now=datetime.datetime.now(datetime.UTC)))
+        console.print(LEGEND % days, style="dim")
+    return 0
+
+
+def capacity_table(found: Mapping[Offer, Hours], *, days: int, now: datetime.datetime) -> Table:
+    """Return a row for each zone, type and capacity, of the hours of the last days. Pure."""
+    since = stock_outs.hour_of(now - datetime.timedelta(days=days))
+    recent = {
+        offer: Hours(
+            out=tuple(hour for hour in hours.out if hour >= since),
+            served=tuple(hour for hour in hours.served if hour >= since),
+        )
+        for offer, hours in found.items()
+    }
+    made = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in HEADINGS:
+        made.add_column(heading, justify="right" if heading in ("asked", "in vain") else "left", no_wrap=True)
+    for offer, hours in sorted(
+        recent.items(), key=lambda item: (item[0].kind, _in_vain(item[1]), item[0].zone)
+    ):
+        asked = len({*hours.out, *hours.served})
+        made.add_row(
+            offer.zone,
+            offer.kind,
+            offer.capacity,
+            str(asked),
+            f"{_in_vain(hours):.0%}" if asked else "",
+            _ago(hours.out, now),
+            _ago(hours.served, now),
+            "".join(_slot(f"T{hour:02}", hours) for hour in range(24)),
+        )
+    return made
+
+
+def _in_vain(hours: Hours) -> float:
+    """The share of the hours in which nothing was served."""
+    asked = {*hours.out, *hours.served}
+    return len(asked - {*hours.served}) / len(asked) if asked else 1.0
+
+
+def _slot(hour: str, hours: Hours) -> str:
+    out, served = (any(each.endswith(hour) for each in kind) for kind in (hours.out, hours.served))
+    return SOME if out and served else OUT if out else SERVED if served else NEVER
+
+
+def _ago(hours: tuple[str, ...], now: datetime.datetime) -> str:
+    if not hours:
+        return "–"
+    latest = datetime.datetime.fromisoformat(f"{hours[-1]}:00:00+00:00")
+    past_s = (now - latest).total_seconds()
+    return f"{spoken(past_s, units=1)} ago" if past_s >= HOUR_S else "this hour"

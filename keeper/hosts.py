@@ -5,17 +5,21 @@ A run is resumed by `launch.recovery` and `launch.launch`, as `fab recover` does
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from contracts import run_directory
+from contracts import atomic, run_directory
 from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
+from contracts.inventory import Inventory
 from contracts.run_directory import RunDirectory, State
 from infra.documents import Documents, DocumentsError
+from infra.lease import clock_s
 from jobs.runtime.metric_definitions import finite
 from keeper.rules import Facts, Sign
 from keeper.store import Stack, Wanted
@@ -104,9 +108,7 @@ class Hosts:
 
     def on(self, stack: Stack, slice_name: str, runs_url: str | None = None) -> Target:
         """Return a slice of a stack. runs_url: where its runs are; None: where they are by default."""
-        from keeper import login  # with asyncssh, which a quiet pass does without
-
-        inventory = login.from_here(stack.inventory, os.environ)
+        inventory = from_here(stack.inventory, os.environ)
         given = None
         if stack.platform is not None:
             given = Given(
@@ -141,10 +143,13 @@ class Hosts:
         """Wait until new hosts answer, and prepare them. require_there: raises once their slice is lost."""
         return recovery.prepared(reopen, self._say, require_there)
 
-    def resume(self, run: Run, target: Target, now_s: Callable[[], float]) -> Run:
+    def resume(
+        self, run: Run, target: Target, now_s: Callable[[], float], require: Callable[[], object]
+    ) -> Run:
         """Start the next attempt of a run with the code of its latest one, and return when every process has joined.
 
-        now_s: the clock of the store. This machine's may be wrong, for which hosts would be refused.
+        now_s: the clock of the store. This machine's may be wrong, for which hosts would be refused. require: raises
+        once the slice's lease is somebody else's.
 
         Where its directory does not have that code, it goes on with the code that this keeper was installed with.
 
@@ -159,7 +164,8 @@ class Hosts:
             raise
         except RequestError as error:
             raise WrongRequestError(str(error)) from None
-        return launching.launch(request, target, self._say, now_s=now_s)
+        leased = dataclasses.replace(target, alone=lambda: contextlib.nullcontext(require))
+        return launching.launch(request, leased, self._say, now_s=now_s)
 
     def stop(self, run: Run, target: Target) -> None:
         """Stop a run with a checkpoint, as `fab stop` does, also where the keeper's own user has resumed it."""
@@ -169,3 +175,103 @@ class Hosts:
         """Write what was done about a run into its directory."""
         text = "".join(json.dumps(dict(act)) + "\n" for act in wanted.acts)
         run.directory.write_text(run_directory.KEEPER, text)
+
+
+# --- how a keeper on a gateway logs in ------------------------------------------------------------------------------
+
+# By OS Login as the gateway's own account, inside the network, without gcloud. The key is made here. It is in the
+# folder that systemd makes in memory for the service (`/run`). OS Login knows it for a day, and it is replaced before
+# that. On other machines the keeper logs in as `fab` does.
+# https://cloud.google.com/compute/docs/oslogin/rest/v1/users/importSshPublicKey
+VARIABLE = "TPU_STACK_KEEPER_LOGIN"
+METADATA = "metadata"
+"""The variable's value where the machine's account comes from Google's metadata server and hosts are in its network."""
+ENDPOINT = "https://oslogin.googleapis.com"
+SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+ANSWER_LIMIT_S = 30.0
+KEY_LIFE_S = 24 * 3600.0
+RENEW_BEFORE_S = 4 * 3600.0
+"""How long before its end a key is replaced, as a recovery may take a few hours."""
+
+
+def from_here(inventory: Inventory, environ: Mapping[str, str]) -> Inventory:
+    """Return the inventory with the hosts as this machine reaches them.
+
+    Raises:
+        HostError: OS Login does not take the key.
+    """
+    if environ.get(VARIABLE) != METADATA or inventory.project is None:
+        return inventory
+    from launch.ssh.login import KEY_VARIABLE
+
+    return inside(inventory, user(inventory.project, Path(environ[KEY_VARIABLE])))
+
+
+def inside(inventory: Inventory, user_name: str) -> Inventory:
+    """Return the inventory with every host reached at its internal address, as that user. Pure."""
+    slices = tuple(
+        dataclasses.replace(
+            each,
+            hosts=tuple(
+                dataclasses.replace(host, reach="direct", external_address=None, user=user_name)
+                for host in each.hosts
+            ),
+        )
+        for each in inventory.slices
+    )
+    return dataclasses.replace(inventory, slices=slices)
+
+
+def user(project: str, key: Path) -> str:
+    """Return the user name of this machine's account. Makes `key` and adds it to the account where that is needed.
+
+    Asks Google only where there is no key yet, or it is about to expire. Raises as `from_here`.
+    """
+    known = key.with_suffix(".json")
+    try:
+        found = json.loads(known.read_text(encoding="utf-8"))
+        if key.exists() and clock_s() < float(found["renew_at_s"]):
+            return str(found["user"])
+    except (OSError, ValueError, LookupError, TypeError):
+        pass
+    import asyncssh  # which a quiet pass does without
+
+    from launch.ssh.login import user_of_profile
+
+    known.unlink(missing_ok=True)
+    fresh = asyncssh.generate_private_key("ssh-ed25519", comment="tpu-stack keeper")
+    name = user_of_profile(_add_to_account(project, fresh.export_public_key("openssh").decode().strip()))
+    atomic.write(key, fresh.export_private_key("openssh"), mode=0o600)
+    # By a clock that begins with each boot, as the key does.
+    atomic.write(known, json.dumps({"user": name, "renew_at_s": clock_s() + KEY_LIFE_S - RENEW_BEFORE_S}))
+    return name
+
+
+def _add_to_account(project: str, public_key: str) -> str:
+    """Add a key to this machine's account in OS Login; return the account's profile as JSON."""
+    import google.auth.compute_engine
+    import google.auth.exceptions
+    import google.auth.transport.requests
+
+    try:
+        account = google.auth.compute_engine.Credentials(scopes=SCOPES)  # type: ignore[no-untyped-call]
+        account.refresh(google.auth.transport.requests.Request())  # type: ignore[no-untyped-call]
+        session = google.auth.transport.requests.AuthorizedSession(account)  # type: ignore[no-untyped-call]
+        answer = session.post(
+            f"{ENDPOINT}/v1/users/{account.service_account_email}:importSshPublicKey",
+            params={"projectId": project},
+            json={"key": public_key, "expirationTimeUsec": str(int((time.time() + KEY_LIFE_S) * 1e6))},
+            timeout=ANSWER_LIMIT_S,
+        )
+        if answer.status_code == 200:
+            return json.dumps(answer.json().get("loginProfile", {}))
+        why = str(answer.json()["error"]["message"])
+    except (LookupError, TypeError, ValueError, google.auth.exceptions.GoogleAuthError, OSError) as error:
+        why = str(error) or repr(error)
+    raise HostError(
+        host="",
+        reason=f"OS Login does not take a key of this machine's account: {why.strip().splitlines()[0]}",
+        remedy=(
+            "`pulumi up` with tpu-stack:keeper: true gives the gateway its account and switches on the OS Login API"
+        ),
+    )

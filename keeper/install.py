@@ -18,7 +18,7 @@ from pathlib import Path
 
 from contracts.errors import RequestError
 from contracts.inventory import Gateway, Inventory
-from keeper import login
+from keeper import hosts
 from launch import jobs
 from launch.deploy import deploy, python_environment
 from launch.deploy.python_environment import Lock
@@ -39,14 +39,9 @@ FIRST_PASS_S = 120
 SHARE_OWNER = 1000
 """`infra.file_server.OWNER_ID`: as this user the keeper reads and writes run directories on the share."""
 KEPT = (
-    login.VARIABLE,
-    KEY_VARIABLE,
-    "PATH",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-    "CLOUDSDK_CONFIG",
+    hosts.VARIABLE, KEY_VARIABLE, "PATH", "HTTPS_PROXY", "NO_PROXY", "CLOUDSDK_CONFIG",
     "GOOGLE_APPLICATION_CREDENTIALS",
-)
+)  # fmt: skip
 """Variables of this shell that a keeper on this machine gets."""
 ADDRESSES_LIMIT_S = 60.0
 CLOSED = (
@@ -92,7 +87,7 @@ def gateway_place(inventory: Inventory, lock: Lock) -> Place:
         system=True,
         environment=(
             ("HOME", f"/var/lib/{NAME}"),
-            (login.VARIABLE, login.METADATA),
+            (hosts.VARIABLE, hosts.METADATA),
             (KEY_VARIABLE, f"/run/{NAME}/id_ed25519"),
         ),
         binds=((own, storage.nfs_mount),) if own and storage.nfs_mount else (),
@@ -167,15 +162,8 @@ def _gateway(inventory: Inventory) -> tuple[Transport, str]:
 
 def _host_keys(gateway: Gateway, project: str) -> tuple[str, ...]:
     """Return the host keys that the gateway has published as guest attributes."""
-    command = [
-        "gcloud",
-        "compute",
-        "instances",
-        "get-guest-attributes",
-        gateway.name,
-        "--query-path=hostkeys/",
-    ]
-    command += [f"--zone={gateway.zone}", f"--project={project}", "--format=json"]
+    command = ["gcloud", "compute", "instances", "get-guest-attributes", gateway.name]
+    command += [f"--zone={gateway.zone}", f"--project={project}", "--query-path=hostkeys/", "--format=json"]
     remedy = "is it running, and may this account read it? `" + shlex.join(command) + "`"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ADDRESSES_LIMIT_S, check=True)

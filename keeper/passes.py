@@ -1,7 +1,10 @@
-"""One look at all wanted runs, and what it leads to: every minute, by a timer, in a process of its own.
+"""One pass over all wanted runs, and what it leads to: every minute, by a timer, in a process of its own.
 
-While all is well a look is a few requests and changes nothing. Where something is not, its slice's lease is taken and
+While all is well it is a few requests and changes nothing. Where something is not, its slice's lease is taken and
 everything is looked at anew: what is done follows from what there is, so it does not matter who was killed when.
+
+News of runs are written with what has happened, sent beside the pass, and sent again until they were taken. A keeper
+that is killed between two of these steps loses no news, and may send some twice.
 """
 
 from __future__ import annotations
@@ -11,24 +14,29 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from contracts.durations import HOUR_S
 from contracts.errors import RequestError
 from infra import lease
+from infra.cloud_tpu.request import Spec
 from infra.cloud_tpu.retry import Backoff, CloudTpuError, LostAgainError
 from infra.cloud_tpu.zones import WRONG
-from infra.documents import Documents, DocumentsError
+from infra.documents import Documents, DocumentsError, MissingError
 from infra.lease import Lease, LeaseHeldError, LeaseLostError
 from keeper import hosts as hosts_
-from keeper import news, rules, slices, store
-from keeper.news import Post
+from keeper import rules, slices, store
 from keeper.rules import Sign
 from keeper.store import Stack, Wanted
 from launch import launch as launching
 from launch import notify
-from launch.hosts import HostError, HostsError
+from launch.hosts import HostError, HostsError, in_thread
 from launch.launch import LaunchFailed
+from launch.notify import Event, Kind
+from launch.runs import Run
 
 if TYPE_CHECKING:
     from infra.cloud_tpu.client import Client
@@ -37,13 +45,31 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 AT_ONCE = 8
 """Slices that are seen to at the same time."""
-LOOKS_S = (0.0, 30.0)
-"""Of one pass: with a timer of a minute a lost slice is found within half of one."""
+LOOK_EVERY_S = 30.0
+"""With a timer of a minute, and two looks at least, a lost slice is found within half of one."""
+LOOKS = 60
+"""At most, of a pass in which something is being done all the time. What is under way then is waited for."""
+REST = ""
+"""What else a pass does, where the others under way have the name of a slice."""
 MOST_PREPARED = 12
 """Tries to prepare the hosts of one run, one after another; with the growing pauses that is some seven hours."""
+NEWS_LIFE_S = 6 * HOUR_S
+"""For so long an event is sent again, at each pass, to a channel that does not take it."""
+NEWS_LIMIT_S = 30.0
+"""How long the end of a pass waits for what is being sent."""
 WELL = Sign(beat_age_s=0.0, has_result=False)
 REFUSALS = (CloudTpuError, DocumentsError, HostError, HostsError, RequestError)
 """What may be better at the next look."""
+
+
+OTHER_CODE = ", with the code that the keeper was installed with, as the run directory does not have its own"
+LOST = "Its slice is lost. The keeper asks for it again."
+REMOVED = (
+    "its slice was removed by `pulumi destroy`; `pulumi up` makes it again, `fab unkeep` forgets the run"
+)
+
+type Item = Mapping[str, Any]
+"""One event in `Wanted.news`. event: of launch.notify. since_s: when it happened. told: channels that have taken it."""
 
 
 class SliceLostError(Exception):
@@ -52,20 +78,24 @@ class SliceLostError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Means:
-    """What a pass works with. lease_of: of a slice, by name. hold: as `infra.lease.held`."""
+    """What a pass works with. hold: `infra.lease.held`, of a slice by its name. at_once: 1 is without threads."""
 
     documents: Documents
     client: Callable[[], Client]
     backoff: Backoff
     hosts: Hosts
     say: Say
-    lease_of: Callable[[str], Lease]
-    hold: Callable[..., contextlib.AbstractContextManager[Lease]] = lease.held
+    hold: Callable[..., contextlib.AbstractContextManager[Lease]]
     at_once: int = AT_ONCE
 
     @functools.cached_property
     def post(self) -> Post:
         return Post(self.documents, self.hosts, self.say)
+
+    @functools.cached_property
+    def wanted(self) -> dict[str, Wanted]:
+        """All entries as the pass finds them. Raises DocumentsError."""
+        return store.read_wanted(self.documents)
 
 
 def means_of(documents: Documents, say: Say) -> Means:
@@ -84,58 +114,98 @@ def means_of(documents: Documents, say: Say) -> Means:
         backoff=backoff,
         hosts=hosts_.Hosts(say),
         say=say,
-        lease_of=lambda name: Lease(documents, name, lease.myself("the keeper")),
+        hold=lambda name, **how: lease.held(Lease(documents, name, lease.myself("the keeper")), **how),
     )
 
 
-def run_pass(means: Means, *, looks_s: Sequence[float] = LOOKS_S) -> bool:
-    """Look at all wanted runs, and act; return whether any of them is a slice that the queue wants.
+def run_pass(means: Means, rest: Callable[[], None] = lambda: None) -> None:
+    """Look at all wanted runs, and act. While something is being done, look for what else is lost, and act on that.
+
+    Every other look is for slices alone. rest: what else a pass does, beside the looks.
 
     Raises:
         DocumentsError: what is wanted cannot be read.
     """
-    began_s = means.backoff.now()
-    entries = store.read_wanted(means.documents)
-    means.post.send(entries.values())
-    _looks({name: each for name, each in entries.items() if each.state != "ended"}, means, began_s, looks_s)
+    looks = Looks(means, rest)
+    means.post.send(means.wanted.values())
+    with ThreadPoolExecutor(means.at_once + 1) as pool:
+        begin = _carried_out if means.at_once == 1 else pool.submit
+        for number in range(LOOKS):
+            looks.look(number, begin)
+            if looks.are_over(number):
+                break
     means.post.settle()
-    return any(each.for_queue for each in entries.values())
 
 
-def _looks(wanted: dict[str, Wanted], means: Means, began_s: float, looks_s: Sequence[float]) -> None:
-    projects = {each.project for each in wanted.values() if each.project is not None}
-    signs = means.hosts.signs([*wanted.values()])
-    for number, look_s in enumerate(looks_s):
-        if number and not projects:
-            return
-        means.backoff.sleep(max(0.0, began_s + look_s - means.backoff.now()))
-        found = slices.listed(means.client(), projects, means.say) if projects else {}
-        seen = signs if number == 0 else dict.fromkeys(wanted, WELL)
-        if _look([*wanted.values()], found, seen, means) and number + 1 < len(looks_s):
-            wanted = {
-                run_id: each
-                for run_id, each in store.read_wanted(means.documents).items()
-                if run_id in wanted
-            }
+class Looks:
+    """The looks of one pass."""
+
+    def __init__(self, means: Means, rest: Callable[[], None]) -> None:
+        self._means, self._rest, self._began_s = means, rest, means.backoff.now()
+        self._entries, self._has_begun = means.wanted, False
+        self._busy: dict[str, Future[None]] = {}
+        """What is being done, by the name of its slice; see REST."""
+
+    def look(self, number: int, begin: Callable[[Callable[[], None]], Future[None]]) -> None:
+        """Begin what is to be done now, and wait for it until the next look."""
+        means, busy, is_full = self._means, self._busy, number % 2 == 0
+        try:
+            if number and (is_full or self._has_begun):
+                self._entries = store.read_wanted(means.documents)
+            found = _troubled(self._entries, means, is_full=is_full)
+            begun = [each for each in found if each.name not in busy]
+            self._has_begun = bool(begun)
+            for attempt in begun[: means.at_once - len(busy.keys() - {REST})]:
+                busy[attempt.name] = begin(attempt.attend)
+            if is_full:
+                store.note_look(means.documents)
+        except DocumentsError as error:
+            means.say(str(error))
+        self._wait(number)
+        if is_full and REST not in busy:
+            busy[REST] = begin(self._rest)
+            self._wait(number)
+
+    def are_over(self, number: int) -> bool:
+        """Whether there is nothing more to be done; if there is, it is time for the next look then."""
+        for name in [name for name, each in self._busy.items() if each.done()]:
+            self._busy.pop(name).result()
+        if not self._busy and (number > 0 or not _projects(self._entries)):
+            return True
+        self._means.backoff.sleep(self._left_s(number))
+        return False
+
+    def _wait(self, number: int) -> None:
+        # On this machine one thing is done after the other: a launch changes the directory of the process.
+        limit_s = self._left_s(number) if _projects(self._entries) else None
+        concurrent.futures.wait(self._busy.values(), limit_s)
+
+    def _left_s(self, number: int) -> float:
+        next_s = self._began_s + (number + 1) * LOOK_EVERY_S
+        return max(0.0, next_s - self._means.backoff.now())
 
 
-def _look(
-    wanted: Sequence[Wanted],
-    found: Mapping[str, list[dict[str, Any]]],
-    signs: Mapping[str, Sign],
-    means: Means,
-) -> bool:
-    """Act on what was seen; False: all is well."""
+def _carried_out(act: Callable[[], None]) -> Future[None]:
+    done: Future[None] = Future()
+    act()
+    done.set_result(None)
+    return done
+
+
+def _projects(entries: Mapping[str, Wanted]) -> set[str]:
+    return {each.project for each in entries.values() if each.project is not None and each.state != "ended"}
+
+
+def _troubled(entries: Mapping[str, Wanted], means: Means, *, is_full: bool) -> list[Attempt]:
+    """Return what is to be done about slices and runs that are not well. is_full: as their signs of life say, too."""
+    wanted, projects = [each for each in entries.values() if each.state != "ended"], _projects(entries)
+    if not (is_full or projects):
+        return []
+    signs = means.hosts.signs(wanted) if is_full else dict.fromkeys(entries, WELL)
+    found = slices.listed(means.client(), projects, means.say) if projects else {}
     now_s = means.documents.now_s()
 
-    @functools.cache
-    def stack() -> Stack | None:
-        try:
-            return store.find_stack(means.documents)
-        except DocumentsError:
-            raise
-        except RequestError:
-            return None  # said by who cannot do without
+    stack = functools.cache(lambda: store.readable_stack(means.documents))
 
     def standing_of(each: Wanted) -> rules.Slice:
         try:
@@ -152,14 +222,7 @@ def _look(
     ]
     by_slice = sorted(troubled, key=lambda each: (each.slice, each.added_s))
     groups = [list(group) for _, group in itertools.groupby(by_slice, key=lambda each: each.slice)]
-    attempts = [Attempt(means, group, standing[group[0].run_id], signs) for group in groups]
-    if means.at_once == 1:
-        for each in attempts:
-            each.attend()
-    elif attempts:
-        with concurrent.futures.ThreadPoolExecutor(means.at_once) as pool:
-            list(pool.map(Attempt.attend, attempts))
-    return bool(attempts)
+    return [Attempt(means, group, standing[group[0].run_id], signs) for group in groups]
 
 
 class Attempt:
@@ -169,7 +232,7 @@ class Attempt:
         self, means: Means, group: Sequence[Wanted], standing: rules.Slice, signs: Mapping[str, Sign]
     ) -> None:
         self._means, self._group, self._standing, self._signs = means, list(group), standing, signs
-        self._name, self._others = group[0].slice, False
+        self.name = group[0].slice
         self._asked: Stack | None = None
         """Whose slice was asked for."""
         self._documents, self._hosts, self._post = means.documents, means.hosts, means.post
@@ -179,7 +242,7 @@ class Attempt:
         try:
             if self._standing in ("none", "active") and self._all_run():
                 return
-            with self._means.hold(self._means.lease_of(self._name)) as mine:
+            with self._means.hold(self.name) as mine:
                 self._mend(mine)
         except LeaseHeldError as error:
             self._means.say(str(error))
@@ -187,7 +250,7 @@ class Attempt:
             self._means.say(str(error))
             self._give_up()
         except REFUSALS as error:
-            self._means.say(f"{self._name}: {error}")
+            self._means.say(f"{self.name}: {error}")
             with contextlib.suppress(DocumentsError):
                 for each in self._group:
                     self._note(each, "failed", str(error))
@@ -195,18 +258,30 @@ class Attempt:
     def _give_up(self) -> None:
         """Withdraw what was asked for after the lease was lost, if `pulumi destroy` has removed the slice meanwhile.
 
-        A process that was stopped between looking at its lease and asking can be so late.
+        A process that was stopped between looking at its lease and asking can be so late. A bucket that is not there
+        any more has gone with the stack, and nobody else acts without it; but what was active before stays.
         """
         if self._asked is None:
             return
-        means, name = self._means, self._name
-        patience = {"patience_s": lease.PATIENCE_S, "outage_s": lease.OUTAGE_LIMIT_S}
+        means, withdraw = self._means, functools.partial(self._withdraw, self._asked)
         try:
-            with means.hold(means.lease_of(name), **patience) as mine:
-                if mine.removed:
-                    slices.withdraw(means.client(), means.backoff, self._asked, name, mine)
+            with contextlib.suppress(MissingError):
+                with means.hold(
+                    self.name, patience_s=lease.PATIENCE_S, outage_s=lease.OUTAGE_LIMIT_S
+                ) as mine:
+                    if mine.removed:
+                        withdraw(mine)
+                return
+            if self._standing not in ("active", "doubled"):
+                withdraw(None)
         except (LeaseHeldError, LeaseLostError, *REFUSALS) as error:
-            means.say(f"{name}: what was asked for may be left: {error}; `fab zombies` shows it")
+            how = Spec.of(self._asked.slices[self.name]).how_to_delete
+            means.say(
+                f"{self.name}: what was asked for may be left: {error}\nIf the stack was destroyed, delete it: {how}"
+            )
+
+    def _withdraw(self, stack: Stack, mine: Lease | None) -> None:
+        slices.withdraw(self._means.client(), self._means.backoff, stack, self.name, mine)
 
     # --- as they are ------------------------------------------------------------------------------------------------
 
@@ -223,9 +298,7 @@ class Attempt:
         try:
             stack = self._stack()
             for each in self._group:
-                if each.for_queue and each.state == "watched":
-                    continue
-                if each.for_queue:
+                if each.for_queue or each.unkept:
                     return False
                 found = self._hosts.examine(each, self._hosts.target(each, stack), self._now_s())
                 if rules.next_step(each, found.facts, self._now_s()).do != "nothing":
@@ -242,73 +315,73 @@ class Attempt:
     # --- to have the slice, and the run on it -----------------------------------------------------------------------
 
     def _mend(self, mine: Lease) -> None:
-        doubled = self._stack() if self._standing == "doubled" else None
         fresh = {
-            run_id: each
-            for run_id, each in store.read_wanted(self._documents).items()
-            if each.state != "ended"
+            name: each for name, each in store.read_wanted(self._documents).items() if each.state != "ended"
         }
-        ids = {each.run_id for each in self._group}
-        self._others = any(each.slice == self._name and each.run_id not in ids for each in fresh.values())
         self._group = [fresh[each.run_id] for each in self._group if each.run_id in fresh]
-        self._group = [each for each in self._group if not self._has_ended(each)]
+        endings = {each.run_id: found for each in self._group if (found := self._ending(each)) is not None}
+        is_awaited = any(each.slice == self.name and name not in endings for name, each in fresh.items())
+        if not is_awaited and self._standing in ("doubled", *rules.QUEUED):
+            self._let_go(mine)
+        for each in [each for each in self._group if each.run_id in endings]:
+            self._end(each, *endings[each.run_id])
+            self._group.remove(each)
         if not self._group:
-            if doubled is not None and not mine.removed and self._name in doubled.slices:
-                # What another zone has of it is withdrawn: nobody looks at the slice after its last run.
-                slices.have(self._means.client(), self._means.backoff, doubled, self._name, mine, wait_s=0.0)
             return
         stack, is_new = self._stack(), False
         if stack is not None:
-            if mine.removed or self._name not in stack.slices:
+            if mine.removed or self.name not in stack.slices:
                 for each in self._group:
                     self._note(each, "waits", REMOVED, state="waiting")
                 return
-            before = next(each for each in stack.inventory.slices if each.name == self._name)
+            were = next(each for each in stack.inventory.slices if each.name == self.name)
             if not self._ask(stack, mine):
                 return
             stack = slices.with_newest(stack, self._documents)
-            after = next(each for each in stack.inventory.slices if each.name == self._name)
-            is_new = bool(before.hosts) and before.hosts != after.hosts
+            after = next(each for each in stack.inventory.slices if each.name == self.name)
+            is_new = bool(were.hosts) and were.hosts != after.hosts
         for each in self._group:
             self._bring_back(each, stack, mine, is_new=is_new)
 
-    def _has_ended(self, wanted: Wanted) -> bool:
-        """End an entry whose run needs no slice any more, as far as that can be seen without hosts."""
-        sign = self._signs.get(wanted.run_id)
-        if self._standing not in ("absent", "lost") and not (sign is not None and sign.has_result):
-            return False
-        found = self._hosts.without_hosts(wanted)
-        if found is None:
-            return False
+    def _ending(self, wanted: Wanted) -> tuple[str, Examined | None] | None:
+        """Return why a run is kept no more, and the run, as far as that can be seen without hosts."""
         is_lost = self._standing in ("absent", "lost")  # which is no fault of the run's own
-        step = rules.next_step(
-            dataclasses.replace(wanted, slice_lost=wanted.slice_lost or is_lost), found.facts, self._now_s()
-        )
-        if step.do == "end":
-            self._end(wanted, step.reason, found)
-        return step.do == "end"
+        sign = self._signs.get(wanted.run_id)
+        if not wanted.unkept and (is_lost or (sign is not None and sign.has_result)):
+            found = self._hosts.without_hosts(wanted)
+            if found is not None:
+                lost = dataclasses.replace(wanted, slice_lost=wanted.slice_lost or is_lost)
+                step = rules.next_step(lost, found.facts, self._now_s())
+                if step.do == "end":
+                    return step.reason, found
+        step = rules.glance(wanted, self._standing, sign, self._now_s())
+        return (step.reason, None) if step.do == "end" else None
+
+    def _let_go(self, mine: Lease) -> None:
+        """Withdraw what was asked for and waits, or what a race has left: nobody looks at the slice after its last run.
+
+        What others than the keeper have asked for stays.
+        """
+        stack = self._stack()
+        if stack is None or mine.removed or self.name not in stack.slices:
+            return
+        if self._standing == "doubled":
+            slices.have(self._means.client(), self._means.backoff, stack, self.name, mine, wait_s=0.0)
+        elif any(each.state == "waiting" or each.slice_lost for each in self._group):
+            self._withdraw(stack, mine)
 
     def _ask(self, stack: Stack, mine: Lease) -> bool:
         """See to it that the slice is there; False: not now."""
         now_s, is_queued = self._now_s(), self._standing in rules.QUEUED
-        is_gone = is_queued or self._standing in ("absent", "lost")
-        was_asked = any(each.state == "waiting" or each.slice_lost for each in self._group)
-        for each in [*self._group] if is_gone else ():
-            step = rules.glance(each, self._standing, self._signs.get(each.run_id), now_s)
-            if step.do == "end":
-                self._end(each, step.reason, None)
-                self._group.remove(each)
-            elif step.do == "ask" and not is_queued:
+        for number, each in enumerate(self._group) if self._standing in ("absent", "lost") else ():
+            step = rules.glance(each, self._standing, None, now_s)
+            if step.do == "ask":
                 told = None
                 if each.state == "watched" and not each.for_queue:  # the queue tells of its runs
                     told = self._post.item(each, "preempted", LOST)
-                self._group[self._group.index(each)] = self._note(
+                self._group[number] = self._note(
                     each, "asks", step.reason, told, state="recovering", slice_lost=True
                 )
-        if not self._group:
-            if was_asked and is_queued and not self._others:
-                slices.withdraw(self._means.client(), self._means.backoff, stack, self._name, mine)
-            return False
         if self._standing == "active" and all(
             each.prepares and each.not_before_s > now_s for each in self._group
         ):
@@ -319,7 +392,7 @@ class Attempt:
                 self._means.client(),
                 self._means.backoff,
                 stack,
-                self._name,
+                self.name,
                 mine,
                 # One that waits already is looked at, so that the next zone has its turn.
                 wait_s=0.0 if is_queued else slices.WAIT_S,
@@ -340,17 +413,14 @@ class Attempt:
                 return False
             for each in self._group:
                 failures = each.failures + 1
-                not_before_s = self._now_s() + rules.pause_s(failures)
-                changes: dict[str, Any] = {
-                    "state": "waiting",
-                    "failures": failures,
-                    "not_before_s": not_before_s,
-                }
-                self._note(each, "asked", str(error), **changes)
+                until_s = self._now_s() + rules.pause_s(failures)
+                self._note(
+                    each, "asked", str(error), state="waiting", failures=failures, not_before_s=until_s
+                )
             return False
         if made is None:
             for each in self._group:
-                self._note(each, "waits", f"no capacity for {self._name} yet", state="waiting")
+                self._note(each, "waits", f"no capacity for {self.name} yet", state="waiting")
             return False
         slices.record(self._documents, made)
         return True
@@ -360,7 +430,7 @@ class Attempt:
             return self._hosts.target(wanted, stack)
 
         if is_new:
-            wanted = self._note(wanted, "has a new slice", f"{self._name} was made again", slice_lost=True)
+            wanted = self._note(wanted, "has a new slice", f"{self.name} was made again", slice_lost=True)
         target = reopen()
         is_doubtful = wanted.slice_lost or wanted.failures > 1 or wanted.prepares > 0
         if stack is not None and (is_doubtful or self._hosts.silent(target)):
@@ -370,20 +440,17 @@ class Attempt:
                 target = self._hosts.prepare(reopen, lambda: self._require_there(wanted))
             except SliceLostError as error:
                 # No fault of the hosts: it is asked for again at the next look, without a pause.
+                prepares, until_s = wanted.prepares, wanted.not_before_s
                 self._note(
-                    wanted, "lost", str(error), slice_lost=True, prepares=wanted.prepares,
-                    not_before_s=wanted.not_before_s,
-                )  # fmt: skip
+                    wanted, "lost", str(error), slice_lost=True, prepares=prepares, not_before_s=until_s
+                )
                 return
             self._change(wanted, lambda now: dataclasses.replace(now, prepares=0))
         if wanted.for_queue:
-            ready: dict[str, Any] = {
-                "state": "watched",
-                "slice_lost": False,
-                "failures": 0,
-                "not_before_s": 0.0,
-            }
-            self._note(wanted, "is there", f"{self._name} is there for the queue", **ready)
+            reason = f"{self.name} is there for the queue"
+            self._note(
+                wanted, "is there", reason, state="watched", slice_lost=False, failures=0, not_before_s=0.0
+            )
             return
         found = self._hosts.examine(wanted, target, self._now_s())
         step = rules.next_step(wanted, found.facts, self._now_s())
@@ -405,7 +472,7 @@ class Attempt:
         found = slices.listed(self._means.client(), {wanted.project}, self._means.say)
         stands = slices.standing(wanted, found, lambda: self._asked, lambda: self._means.client().now())
         if stands in ("absent", "lost"):
-            raise SliceLostError(f"{self._name} was lost while its hosts were being prepared")
+            raise SliceLostError(f"{self.name} was lost while its hosts were being prepared")
 
     def _may_prepare(self, wanted: Wanted) -> bool:
         """Count a try to prepare hosts, which cost money while they cannot be: the limits of a run hold for it too."""
@@ -418,14 +485,11 @@ class Attempt:
         if prepares > MOST_PREPARED:
             self._end(wanted, f"its hosts could not be prepared {MOST_PREPARED} times", None)
             return False
-        now_s = self._now_s()
-        self._change(
-            wanted,
-            lambda now: dataclasses.replace(
-                now, prepares=prepares, not_before_s=now_s + rules.pause_s(prepares)
-            ),
+        until_s = self._now_s() + rules.pause_s(prepares)
+        counted = self._change(
+            wanted, lambda now: dataclasses.replace(now, prepares=prepares, not_before_s=until_s)
         )
-        return True
+        return counted is not None
 
     def _resume(self, wanted: Wanted, found: Examined, target: Any, reason: str, mine: Lease) -> None:
         now_s = self._now_s()
@@ -443,7 +507,7 @@ class Attempt:
         self._post.send([counted])
         self._means.say(f"{wanted.run_id}: {reason}")
         try:
-            run = self._hosts.resume(found.run, target, self._now_s)
+            run = self._hosts.resume(found.run, target, self._now_s, mine.require)
         except hosts_.WrongRequestError as error:
             self._end(counted, f"it cannot be resumed: {error}", found)
         except (LaunchFailed, *REFUSALS) as error:
@@ -463,16 +527,16 @@ class Attempt:
         return self._documents.now_s()
 
     def _change(self, wanted: Wanted, function: Callable[[Wanted], Wanted]) -> Wanted | None:
-        """Change an entry, unless somebody has taken it out or ended it meanwhile; then None."""
+        """Change an entry, unless somebody has taken it back or ended it meanwhile; then None."""
 
         def change(now: Wanted | None) -> Wanted | None:
-            return now if now is None or now.state == "ended" else function(now)
+            return now if now is None or not now.is_kept else function(now)
 
         fresh = store.change_wanted(self._documents, wanted.run_id, change)
-        return None if fresh is None or fresh.state == "ended" else fresh
+        return fresh if fresh is not None and fresh.is_kept else None
 
     def _note(
-        self, wanted: Wanted, act: str, reason: str, told: news.Item | None = None, **changes: Any
+        self, wanted: Wanted, act: str, reason: str, told: Item | None = None, **changes: Any
     ) -> Wanted:
         """Write a line about a run, unless that was the last one. told: what people are told of it."""
         now_s = self._now_s()
@@ -490,16 +554,18 @@ class Attempt:
     def _end(self, wanted: Wanted, reason: str, found: Examined | None) -> None:
         self._means.say(f"{wanted.run_id}: no longer kept: {reason}")
         now_s = self._now_s()
-        told = self._post.item(wanted, *news.of_end(wanted, found, reason), found.run if found else None)
+        told = self._post.item(wanted, *_news_of_end(wanted, found, reason), found.run if found else None)
 
         def end(now: Wanted | None) -> Wanted | None:
+            if wanted.unkept:
+                return None if now is None or now.unkept else now
             return now and now.noted("ends", reason, now_s, state="ended", news=_more(now, told))
 
         ended = store.change_wanted(self._documents, wanted.run_id, end)
         if ended is not None:
             self._post.send([ended])
-            if found is not None:
-                self._written(ended, found)
+        if ended is not None and found is not None:
+            self._written(ended, found)
 
     def _written(self, wanted: Wanted, found: Examined) -> None:
         try:
@@ -508,7 +574,7 @@ class Attempt:
             self._means.say(f"warning: {wanted.run_id}: keeper.jsonl could not be written: {error}")
 
 
-def _more(now: Wanted, told: news.Item | None) -> tuple[news.Item, ...]:
+def _more(now: Wanted, told: Item | None) -> tuple[Item, ...]:
     return now.news if told is None else (*now.news, told)
 
 
@@ -517,8 +583,78 @@ def _as_before(wanted: Wanted) -> dict[str, Any]:
     return {name: getattr(wanted, name) for name in ("attempts_left", "last_restored_step", "failures")}
 
 
-OTHER_CODE = ", with the code that the keeper was installed with, as the run directory does not have its own"
-LOST = "Its slice is lost. The keeper asks for it again."
-REMOVED = (
-    "its slice was removed by `pulumi destroy`; `pulumi up` makes it again, `fab unkeep` forgets the run"
-)
+def _news_of_end(wanted: Wanted, found: Examined | None, reason: str) -> tuple[Kind | None, str]:
+    """Return which event it is that a run is no longer kept, and its text. found: None where its hosts are gone."""
+    if wanted.stop or wanted.unkept:
+        return None, ""
+    if found is not None and found.facts.state in ("done", "stopped"):
+        return notify.kind_of(found.run, found.facts.state), ""
+    cost_usd = found.facts.cost_usd if found is not None else None
+    max_usd = rules.limit_usd(wanted, found.facts) if found is not None else None
+    is_spent = max_usd is not None and cost_usd is not None and cost_usd >= max_usd
+    return "out of budget" if is_spent else "failed", f"The keeper has given it up: {reason}."
+
+
+class Post:
+    """What sends the news of one pass."""
+
+    def __init__(self, documents: Documents, hosts: Hosts, say: Callable[[str], None]) -> None:
+        self._documents, self._hosts, self._say = documents, hosts, say
+        self._sending: dict[tuple[str, str], concurrent.futures.Future[None]] = {}
+
+    @functools.cached_property
+    def is_wanted(self) -> bool:
+        """Whether a channel is set. Raises DocumentsError: nobody can tell, so that no news may be dropped."""
+        stack = store.readable_stack(self._documents)
+        if stack is not None:
+            stack.take_environment()
+        return bool(notify.channels(os.environ))
+
+    def item(self, wanted: Wanted, kind: Kind | None, text: str, run: Run | None = None) -> Item | None:
+        """Return what an entry holds of an event until it was sent; None where nobody is to be told.
+
+        Raises:
+            DocumentsError: as `is_wanted`.
+        """
+        if kind is None or not self.is_wanted:
+            return None
+        event = Event(kind=kind, text=text, run=wanted.run_id, name=wanted.name, stack=wanted.stack)
+        with contextlib.suppress(HostError, RequestError, OSError):  # then less is known of the run
+            if run is None and (found := self._hosts.without_hosts(wanted)) is not None:
+                run = found.run
+            if run is not None:
+                event = notify.event_of(run, kind, text)
+        return {"event": dataclasses.asdict(event), "since_s": self._documents.now_s(), "told": []}
+
+    def send(self, several: Iterable[Wanted]) -> None:
+        """Begin to send what these entries have, unless that has begun."""
+        for wanted in several:
+            for item in wanted.news:
+                key = (wanted.run_id, str(item["event"]))
+                if key not in self._sending:
+                    self._sending[key] = in_thread(functools.partial(self._deliver, wanted, item))
+
+    def settle(self) -> None:
+        """Wait until all is sent, or not taken; what takes longer is sent again by the next pass."""
+        for future in concurrent.futures.wait(self._sending.values(), NEWS_LIMIT_S).done:
+            if error := future.exception():
+                self._say(f"news are sent again by the next pass: {error}")
+        self._sending.clear()
+
+    def _deliver(self, wanted: Wanted, item: Item) -> None:
+        event, told, problems = Event(**item["event"]), {*item["told"]}, list[str]()
+        if self.is_wanted:
+            told, problems = notify.deliver(event, self._hosts.directory(wanted), told)
+        for problem in problems:
+            self._say(f"{wanted.run_id}: not notified by {problem}")
+        is_over = not problems or self._documents.now_s() - float(item["since_s"]) > NEWS_LIFE_S
+        rest = () if is_over else ({**item, "told": sorted(told)},)
+
+        def change(now: Wanted | None) -> Wanted | None:
+            if now is None:
+                return None
+            others = (each for each in now.news if each["event"] != item["event"])
+            return dataclasses.replace(now, news=(*others, *rest))
+
+        if rest != (item,):
+            store.change_wanted(self._documents, wanted.run_id, change)

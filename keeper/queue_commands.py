@@ -27,7 +27,7 @@ from keeper.passes import Means
 from keeper.queue import AT_WORK, Entry, Queue, State, describe, require
 from keeper.queue_worker import Hold, Open, Opened, Worker
 from keeper.queue_worker import work as work_on
-from keeper.store import Stack, find_stack, read_wanted, store_of
+from keeper.store import Stack, find_stack, neglected, read_wanted, store_of
 from launch import follow, runs
 from launch import launch as launching
 from launch.commands import track as tracking
@@ -157,8 +157,7 @@ def _what(submitted: Submitted) -> str:
 def work(queue: Queue, open_stack: Open, *, stay: bool) -> int:
     """Take entries of the queue to the slices that are free, until none waits or runs; with `stay` until Ctrl-C."""
     tell, documents = say(terminal()), queue.documents
-    hold = leases_of(documents, "fab queue work")
-    worker = _worker(queue, open_stack, hold, tell)
+    worker = Worker(queue, open_stack, leases_of(documents, "fab queue work"), tell)
     try:
         return work_on(worker, queue, tell, stay=stay)
     except KeyboardInterrupt:
@@ -179,10 +178,8 @@ def opened(asked: Wanted) -> Opened:
     return Opened(slices=names, targets=of_each(inventory, asked))
 
 
-def attend(means: Means, *, has_slices: bool = False) -> None:
+def attend(means: Means) -> None:
     """Do for the queue what a look of the keeper does: have its slices, see to what runs, start what waits.
-
-    has_slices: whether the keeper has slices for it already.
 
     Raises:
         RequestError: the stack cannot be read.
@@ -190,7 +187,7 @@ def attend(means: Means, *, has_slices: bool = False) -> None:
     documents, hosts, say = means.documents, means.hosts, means.say
     queue = Queue(documents)
     pending = [entry for entry in queue.entries() if entry.is_pending]
-    if not pending and not has_slices:
+    if not pending and not any(each.for_queue for each in means.wanted.values()):
         return
     stack = find_stack(documents)
     if stack is not None:
@@ -211,18 +208,7 @@ def attend(means: Means, *, has_slices: bool = False) -> None:
             targets=[hosts.on(stack, name, where.get("runs")) for name in names],
         )
 
-    hold = leases_of(documents, "the keeper")
-    _worker(queue, open_stack, hold, say).step()
-
-
-def _worker(queue: Queue, open_stack: Open, hold: Hold, say: Callable[[str], None]) -> Worker:
-    def is_kept_for(slice_name: str) -> str:
-        """A kept run has its slice also while it fails and is resumed, and nothing runs there."""
-        kept = read_wanted(queue.documents).values()
-        here = (each for each in kept if each.slice == slice_name and each.state != "ended")
-        return next((each.run_id for each in here if not each.for_queue), "")
-
-    return Worker(queue, open_stack, hold, say, lambda: kept_runs(queue.documents), is_kept_for=is_kept_for)
+    Worker(queue, open_stack, leases_of(documents, "the keeper"), say).step()
 
 
 def slices_needed(pending: Sequence[Entry], stack: Stack) -> set[str]:
@@ -294,26 +280,22 @@ def _with_hosts(means: Means, stack: Stack) -> Stack:
     return dataclasses.replace(stack, inventory=inventory)
 
 
-def kept_runs(documents: Documents) -> set[str]:
-    """Return the runs that the keeper resumes, which a worker leaves to it."""
-    return {run_id for run_id, each in read_wanted(documents).items() if each.state != "ended"}
-
-
 def leases_of(documents: Documents, program: str) -> Hold:
-    """Return what holds the lease of a slice, as a Worker wants it; False too while its hosts are not prepared yet."""
+    """Return what holds the lease of a slice, as a Worker wants it; None too while its hosts are not prepared yet."""
 
     @contextlib.contextmanager
-    def hold(slice_name: str) -> Iterator[bool]:
+    def hold(slice_name: str) -> Iterator[Callable[[], object] | None]:
         with contextlib.ExitStack() as block:
             try:
-                block.enter_context(held(Lease(documents, slice_name, myself(program))))
+                mine = block.enter_context(held(Lease(documents, slice_name, myself(program))))
             except LeaseHeldError:
-                yield False
+                yield None
                 return
-            yield not any(
+            is_awaited = any(
                 each.for_queue and each.slice == slice_name and each.state in ("waiting", "recovering")
                 for each in read_wanted(documents).values()
             )
+            yield None if is_awaited else mine.require
 
     return hold
 
@@ -359,6 +341,8 @@ def show(queue: Queue, *, everything: bool, as_json: bool) -> int:
     for kept in read_wanted(queue.documents).values() if pending else ():
         if kept.for_queue and kept.state != "watched":
             say(console)(printable(f"{kept.slice}: {kept.reason}"))
+    if pending and (line := neglected(queue.documents)):
+        say(console)(line)
     if len(shown) < len(entries):
         say(console)(f"{len(entries) - len(shown)} more that have ended: `fab queue --all`")
     return DONE

@@ -7,6 +7,7 @@ lease of its slice; an entry that is `starting` while the lease is free has lost
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -19,8 +20,10 @@ from contracts import run_directory
 from contracts.errors import DONE, FAILED, RequestError, Unreachable
 from contracts.files import is_url
 from contracts.run_directory import State
+from infra.lease import LeaseLostError
 from keeper.queue import AT_WORK, Entry, Queue
 from keeper.queue import State as EntryState
+from keeper.store import Wanted, read_wanted
 from launch import follow, notify, recovery, runs
 from launch import launch as launching
 from launch.commands import track as tracking
@@ -57,15 +60,14 @@ class Opened:
 
 Open = Callable[[Mapping[str, str]], Opened]
 """Gives the stack, for what an entry says of the target besides."""
-Hold = Callable[[str], AbstractContextManager[bool]]
-"""Holds the lease of a slice; False: somebody else has it."""
+Hold = Callable[[str], AbstractContextManager[Callable[[], object] | None]]
+"""Holds the lease of a slice; gives what raises LeaseLostError once it is lost. None: somebody else has it."""
 
 
 class Worker:
     """One of any number of workers of a queue.
 
-    open_stack, hold: see Open and Hold. kept: the ids of runs that somebody else resumes. stop_grace_s: for a
-    checkpoint of a run that is cancelled. is_kept_for: which of them a slice is for, "" for none.
+    open_stack, hold: see Open and Hold. stop_grace_s: for a checkpoint of a run that is cancelled.
     """
 
     def __init__(
@@ -74,12 +76,10 @@ class Worker:
         open_stack: Open,
         hold: Hold,
         say: Callable[[str], None],
-        kept: Callable[[], Collection[str]] = frozenset,
         stop_grace_s: float = follow.STOP_GRACE_S,
-        is_kept_for: Callable[[str], str] = lambda _: "",
     ) -> None:
-        self._queue, self._open, self._hold, self._say, self._kept = queue, open_stack, hold, say, kept
-        self._stop_grace_s, self._is_kept_for = stop_grace_s, is_kept_for
+        self._queue, self._open, self._hold, self._say = queue, open_stack, hold, say
+        self._stop_grace_s = stop_grace_s
         self._opened: dict[tuple[tuple[str, str], ...], Opened] = {}
         self._told: dict[str, str] = {}
         self._in_use_until_s: dict[str, float] = {}
@@ -90,7 +90,7 @@ class Worker:
         resumable = any(
             each.state == "running" or (each.state == "waiting" and each.run_id) for each in entries
         )
-        kept = self._kept() if resumable else ()
+        kept = {each.run_id for each in self._kept()} if resumable else ()
         for entry in entries:
             if entry.state == "running":
                 self._guarded(entry, functools.partial(self._look_after, entry, kept))
@@ -104,6 +104,10 @@ class Worker:
         """Stop the run of an entry that is `stopping`; False where it goes on for now, which was said."""
         self._guarded(entry, functools.partial(self._take_over, entry))
         return not any(each.number == entry.number and each.is_pending for each in self._queue.entries())
+
+    def _kept(self) -> list[Wanted]:
+        """The runs that the keeper resumes."""
+        return [each for each in read_wanted(self._queue.documents).values() if each.is_kept]
 
     def _guarded(self, entry: Entry, act: Callable[[Target], None]) -> None:
         """Act on an entry where it runs; what does not answer now is tried again in the next step."""
@@ -208,17 +212,21 @@ class Worker:
     def _start(self, entry: Entry, target: Target) -> bool:
         """Start or resume the run of an entry; False where somebody else has the entry or the slice."""
         name = target.slice.name
-        with self._hold(name) as is_held:
-            if is_held and (kept := self._is_kept_for(name)):
-                self._tell(name, f"{name}: the keeper has it for {kept}; it is waited for")
+        with self._hold(name) as require:
+            # A kept run has its slice also while it fails and is resumed, and nothing runs there.
+            of_runs = (each.run_id for each in self._kept() if each.slice == name and not each.for_queue)
+            if require is not None and (kept := next(of_runs, "")):
+                said = f"the keeper has it for {kept}; it is waited for (`fab unkeep {kept}` frees it)"
+                self._tell(f"{name} is kept", f"{name}: {said}")
                 return False
             now = datetime.datetime.now(datetime.UTC)
             job = str(entry.submitted["name"])
             run_id = runs.new_run_id(job, now, random.Random())
-            claimed = self._queue.claim(entry.number, name, run_id) if is_held else None
-            if claimed is not None:
-                self._launch(claimed, target)
-            return claimed is not None
+            claimed = self._queue.claim(entry.number, name, run_id) if require is not None else None
+            if require is None or claimed is None:
+                return False
+            self._launch(claimed, dataclasses.replace(target, alone=lambda: contextlib.nullcontext(require)))
+            return True
 
     def _launch(self, entry: Entry, target: Target) -> None:
         assert entry.run_id is not None
@@ -243,7 +251,10 @@ class Worker:
                 self._put_back(entry, INTERRUPTED, counts=False)
                 raise KeyboardInterrupt from None
             # else it has a result, which the next look finds
-        except (HostError, HostsError, Unreachable, launching.AtWorkError) as error:
+        except LeaseLostError as error:  # whoever has it sees to the entry
+            self._say(f"{label}: {error}")
+            return
+        except (HostError, HostsError, Unreachable, runs.AtWorkError) as error:
             self._put_back(entry, str(error), counts=not self._is_in_use(error, target))
             return
         except RequestError as error:
@@ -293,9 +304,13 @@ class Worker:
     def _take_over(self, entry: Entry, target: Target) -> None:
         """See to an entry that is starting, of which the worker may be lost, or that is to be stopped."""
         label = f"entry {entry.number} ({entry.what})"
-        with self._hold(target.slice.name) as is_held:
+        with self._hold(target.slice.name) as require:
             now = next((each for each in self._queue.entries() if each.number == entry.number), entry)
-            if not is_held or entry.run_id is None or (now.state, now.run_id) != (entry.state, entry.run_id):
+            if (
+                require is None
+                or entry.run_id is None
+                or (now.state, now.run_id) != (entry.state, entry.run_id)
+            ):
                 return  # it was not lost
             run = runs.read(target.runs.directory(entry.run_id))
             state: State = "lost"

@@ -69,15 +69,17 @@ def glance(wanted: Wanted, of_slice: Slice, sign: Sign | None, now_s: float) -> 
     """Decide by what a listing shows. sign: None where the run's directory cannot be listed from here."""
     if wanted.state == "ended" or of_slice == "unread":
         return Step(do="nothing")
+    if wanted.unkept:
+        return Step(do="end", reason="`fab unkeep` has taken it back")
     if of_slice == "doubled":
         return Step(do="ask", reason="another zone has a request of its slice too")
     if of_slice in ("absent", "lost", *QUEUED):
         if told := STOPPED if wanted.stop else refusal(wanted, now_s):
             return Step(do="end", reason=told)
-        if of_slice == "overdue":
-            return Step(do="ask", reason="the next zone has its turn")
         if of_slice == "waiting" or wanted.not_before_s > now_s:
             return Step(do="nothing")
+        if of_slice == "overdue":
+            return Step(do="ask", reason="the next zone has its turn")
         return Step(do="ask", reason=f"its slice is {'gone' if of_slice == 'absent' else 'lost'}")
     if wanted.for_queue:
         return Step(do="nothing" if wanted.state == "watched" else "examine")

@@ -36,7 +36,6 @@ Json = dict[str, Any]
 
 WAIT_S = 120.0
 """For a slice that was asked for just now; if it is served in that time, nobody waits for the next look."""
-LIST_PATIENCE_S = 20.0
 
 
 def listed(client: Client, projects: Iterable[str], say: Say) -> dict[str, list[Json]]:
@@ -91,13 +90,12 @@ def have(
         CloudTpuError: it is not to be had, or not with these properties.
         infra.lease.LeaseLostError: somebody else may be changing it, and what was asked for may be there.
     """
-    mine = dataclasses.replace(backoff, is_awaited=lambda: backoff.is_awaited() and lease.require())
     props = stack.slices[name]
     here = next(each.zone for each in stack.inventory.slices if each.name == name)
     # Of two in its zones, which an interrupted request may have left, the one that hosts are known of stays.
     home = {"zone": here} if here in (props.get("zones") or ()) else {}
     try:
-        outputs = Lifecycle(client, mine).create({**props, **home, "wait_s": wait_s})
+        outputs = Lifecycle(client, _leased(backoff, lease)).create({**props, **home, "wait_s": wait_s})
     except CloudTpuError:
         lease.require()
         raise
@@ -131,10 +129,17 @@ def seen(client: Client, backoff: Backoff, stack: Stack, name: str) -> Inventory
     return None if outputs is None else entry(stack, name, outputs)
 
 
-def withdraw(client: Client, backoff: Backoff, stack: Stack, name: str, lease: Lease) -> None:
-    """Give back a slice that was asked for and that nobody wants any more. Raises as `have`."""
-    mine = dataclasses.replace(backoff, is_awaited=lambda: backoff.is_awaited() and lease.require())
-    Lifecycle(client, mine).delete(stack.slices[name])
+def withdraw(client: Client, backoff: Backoff, stack: Stack, name: str, lease: Lease | None) -> None:
+    """Give back a slice that was asked for and that nobody wants any more. lease: None: there can be none.
+
+    Raises as `have`.
+    """
+    Lifecycle(client, _leased(backoff, lease) if lease else backoff).delete(stack.slices[name])
+
+
+def _leased(backoff: Backoff, lease: Lease) -> Backoff:
+    """Return what asks for the lease too before each request."""
+    return dataclasses.replace(backoff, is_awaited=lambda: backoff.is_awaited() and lease.require())
 
 
 def record(documents: Documents, fresh: InventorySlice) -> None:

@@ -6,7 +6,8 @@
     leases/<slice>.json who may change a slice now: see `infra.lease`
     queue.json          runs that wait for a slice: see `keeper.queue`
     capacity.json       stock-outs that were seen: see `infra.stock_outs`
-    used.json           when a TPU of a slice was last seen open: see `keeper.idle`
+    used.json           when a TPU of a slice was last seen open: see `keeper.reclaim`
+    looked.json         when a pass last began, as it notes now and then: see `note_look`
 
 On this machine they are in `.keeper` of the runs folder; a stack without a bucket has none.
 """
@@ -20,6 +21,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+from contracts.durations import MINUTE_S, spoken
 from contracts.errors import RequestError
 from contracts.inventory import Inventory, InventoryError, from_json
 from infra import lease
@@ -31,6 +33,10 @@ from launch.targets import Wanted as AskedFor
 WANTED, STACK, INVENTORY, QUEUE, CAPACITY = (
     "wanted.json", "stack.json", "inventory.json", "queue.json", "capacity.json",
 )  # fmt: skip
+
+LOOKED = "looked.json"
+NOTED_EVERY_S, NOTED_WITHIN_S = 15 * MINUTE_S, 2 * MINUTE_S
+NEGLECTED_S = 2 * NOTED_EVERY_S
 
 State = Literal["watched", "waiting", "recovering", "ended"]
 MOST_ACTS = 100
@@ -50,7 +56,7 @@ class Wanted:
     last_restored_step: of the checkpoint that it was last resumed from, -1 for none; None: not resumed yet.
     not_before_s: the next try. failures: tries since the last new checkpoint. prepares: tries to prepare its hosts
     since that last succeeded. slice_lost: its slice was lost since it was last started, so that its end is no fault of
-    its own.
+    its own. unkept: whether `fab unkeep` has taken it back; the next look withdraws what was asked for.
     name: as `fab train --name` gave it. reason: of its state, in words. stop: whether `fab stop` was asked to end the
     run. for_queue: no run but its slice is kept, because entries of the queue need it; the queue itself starts what
     runs there.
@@ -77,9 +83,14 @@ class Wanted:
     state: State = "watched"
     reason: str = ""
     stop: bool = False
+    unkept: bool = False
     for_queue: bool = False
     acts: tuple[Mapping[str, Any], ...] = ()
     news: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def is_kept(self) -> bool:
+        return self.state != "ended" and not self.unkept
 
     @classmethod
     def of(cls, run_id: str, value: Mapping[str, Any]) -> Wanted:
@@ -161,16 +172,16 @@ def _documents_of(inventory: Inventory, stack: str) -> Documents:
 
 
 @contextlib.contextmanager
-def alone(target: Target) -> Iterator[None]:
-    """Keep the keeper and `pulumi up` from changing a target's slice.
+def alone(target: Target) -> Iterator[Callable[[], object]]:
+    """Keep the keeper and `pulumi up` from changing a target's slice, as `launch.targets.Target.alone`.
 
     Raises:
         RequestError: one of them is at it, or nobody can tell.
     """
     try:
-        with lease.held(lease.Lease(store_of(target), target.slice.name, lease.myself("`fab`"))):
-            yield
-    except lease.LeaseHeldError as error:
+        with lease.held(lease.Lease(store_of(target), target.slice.name, lease.myself("`fab`"))) as mine:
+            yield mine.require
+    except (lease.LeaseHeldError, lease.LeaseLostError) as error:
         raise RequestError(f"{error}; `fab keeper status` says more, then try again") from None
     except DocumentsError as error:
         raise RequestError(str(error)) from None
@@ -189,6 +200,20 @@ def read_stack(documents: Documents) -> Stack:
 
 
 WRITES_IT = "`pulumi up` with tpu-stack:keeper: true writes it"
+
+
+def readable_stack(documents: Documents) -> Stack | None:
+    """Return as `find_stack`; None also where this version cannot read it, which is said by who cannot do without.
+
+    Raises:
+        DocumentsError: nobody can tell.
+    """
+    try:
+        return find_stack(documents)
+    except DocumentsError:
+        raise
+    except RequestError:
+        return None
 
 
 def find_stack(documents: Documents) -> Stack | None:
@@ -214,6 +239,33 @@ def find_stack(documents: Documents) -> Stack | None:
         )
     except (KeyError, TypeError, ValueError, InventoryError) as error:
         raise RequestError(f"{documents.url}/{STACK} cannot be read ({error}); {WRITES_IT}") from None
+
+
+def is_noted(documents: Documents) -> bool:
+    """Whether it is time for what not every pass does: within the first NOTED_WITHIN_S of each NOTED_EVERY_S."""
+    return documents.now_s() % NOTED_EVERY_S <= NOTED_WITHIN_S
+
+
+def note_look(documents: Documents) -> None:
+    """Note that a keeper looks, once in NOTED_EVERY_S, as a pass in which all is well writes nothing."""
+    now_s = documents.now_s()
+    if is_noted(documents):
+        documents.change(LOOKED, lambda at_s: at_s if now_s - (at_s or 0.0) <= NOTED_WITHIN_S else now_s)
+
+
+def neglected(documents: Documents) -> str:
+    """Return a line if no keeper looks at what is kept; "" if one does, or nothing has been kept for long."""
+    kept = [each for each in read_wanted(documents).values() if each.is_kept]
+    looked_s = float(documents.read(LOOKED).value or 0.0) if kept else 0.0
+    silent_s = documents.now_s() - max(
+        looked_s, min((each.added_s for each in kept), default=documents.now_s())
+    )
+    if silent_s < NEGLECTED_S:
+        return ""
+    return (
+        f"no keeper has looked for {spoken(silent_s, units=1)}, and what is kept waits: `fab keeper install` puts one "
+        "on the gateway, `fab keeper run` looks now, `fab unkeep RUN` leaves the run's slice to others"
+    )
 
 
 def read_wanted(documents: Documents) -> dict[str, Wanted]:

@@ -86,9 +86,11 @@ def of_slice(one: Slice, now_s: float) -> tuple[float, Cost | None] | None:
 def of_stack(slices: Sequence[Slice], now_s: float) -> Iterator[str]:
     """Return a line for each slice that is there, and one for all where there are several."""
     known: list[Cost] = []
-    found = [each for each in slices if each.hosts and price_of(each) is not None]
+    found = [each for each in slices if (each.hosts or each.pool) and price_of(each) is not None]
     for one in found:
         line = f"slice {one.name} ({one.accelerator_type}): {an_hour(one)}"
+        if one.pool is not None:
+            line += " while a run has its nodes" if one.pool.scales_to_zero else ", with a run or without"
         so_far = of_slice(one, now_s)
         if so_far is not None and so_far[1] is not None:
             known.append(so_far[1])
@@ -162,7 +164,11 @@ def budget(max_usd: float | None, one: Slice, before: Run | None) -> Budget | No
             f"--max-usd {wanted:g}: no list price is known for {one.accelerator_type} ({one.capacity}) in {one.zone}, "
             "so that nobody could tell when it is spent; leave it out"
         )
-    found = Budget(max_usd=wanted, spent_usd=least_usd(before) if before else 0.0, usd_per_hour=price)
+    spent_usd = least_usd(before) if before else 0.0
+    if before is not None and (before.current_result() or {}).get("out_of_budget"):
+        # Its hosts have counted so; the record, which begins and ends at other moments, may have a little less.
+        spent_usd = max(spent_usd, finite(before.described.get("max_usd")) or 0.0)
+    found = Budget(max_usd=wanted, spent_usd=spent_usd, usd_per_hour=price)
     if found.left_s <= 0 and before is not None:
         raise RequestError(
             f"--max-usd {wanted:g}: {before.run_id} has spent {found.spent_usd:,.2f} of its {wanted:,.2f} USD; "

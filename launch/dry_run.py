@@ -13,8 +13,10 @@ import yaml
 
 from contracts.process import read as read_environment
 from contracts.ranks import decoded, rank_variables
-from launch import costs, kubernetes
+from launch import costs
 from launch import plan as plans
+from launch.cluster.manifests import manifests
+from launch.cluster.pod_launcher import PodLauncher
 from launch.launch import Planned
 from launch.targets import Target
 
@@ -24,7 +26,8 @@ PORT = 1
 
 def lines(planned: Planned, target: Target) -> Iterator[str]:
     """Return the lines; the same plan gives the same lines."""
-    plan = planned.plan if planned.pods is not None else _as_if_settled(planned.plan)
+    launcher = planned.launcher
+    plan = planned.plan if isinstance(launcher, PodLauncher) else _as_if_settled(planned.plan)
     yield f"run {plan.run_id}, attempt {plan.attempt}, in {plan.run_dir}"
     yield f"target {target.name}: slice {target.slice.name} ({target.slice.accelerator_type}), {plan.processes} host(s)"
     yield f"cost: {'nothing, this machine is yours' if target.is_local else costs.an_hour(target.slice)}"
@@ -42,10 +45,9 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
         yield planned.note
     for title, bundle in zip(("our code", "your folder"), planned.bundles, strict=False):
         yield f"{title}: {len(bundle.names)} files, {len(bundle.archive) / 1024:,.0f} KiB packed, {bundle.sha256[:12]}"
-    if planned.pods is not None:
-        yield from yaml.dump_all(
-            kubernetes.manifests(plan, planned.pods), Dumper=_Plainly, sort_keys=False, width=sys.maxsize
-        ).splitlines()
+    if isinstance(launcher, PodLauncher):
+        found = manifests(plan, launcher.options)
+        yield from yaml.dump_all(found, Dumper=_Plainly, sort_keys=False, width=sys.maxsize).splitlines()
         return
     for index, (name, address, _) in enumerate(target.addresses):
         told = plans.start(plan, index)

@@ -226,7 +226,7 @@ def concluded(run: Run, state: State, target: Target) -> tuple[Run, State]:
     """Return a run that has ended with its result, and how it ended: what a cluster says of a lost one is a failure."""
     try:
         run = runs.read(run.directory) or run
-        why = target.cluster.why(run.run_id) if state == "lost" and target.cluster is not None else None
+        why = target.cluster.conclude(run.run_id) if state == "lost" and target.cluster is not None else None
         if why is not None:
             return finalize(run, "failed", why), "failed"
         return (run if state in ("done", "lost") else finalize(run, state, None)), state

@@ -31,10 +31,11 @@ LOOK_LIMIT_S = 5.0
 def used_s(one: Slice, several: Sequence[Run]) -> float | None:
     """Return when a slice was last used, in Unix seconds: by one of the runs, or when it was made; None: not known.
 
-    An active run has renewed its heartbeat within seconds, so the state of runs is not asked for.
+    An active run has renewed its heartbeat within seconds, so the state of runs is not asked for. Of node pools that
+    stay it is not known when they were made: 0.0 where there are no runs.
     """
-    made_s = costs.made_s(one)
-    if made_s is None or not one.hosts:
+    made_s = costs.made_s(one) if one.pool is None else 0.0
+    if made_s is None or not (one.hosts or (one.pool and not one.pool.scales_to_zero)):
         return None
     of_runs = (_seen_s(run) for run in several if (run.described.get("slice") or {}).get("name") == one.name)
     return max([made_s, *of_runs])
@@ -71,7 +72,7 @@ def remarks(target: Target) -> Iterator[str]:
     except (HostError, OSError, RequestError):
         return
     for each in candidates:
-        last_s = used_s(each, several) or now_s
+        last_s = max(used_s(each, several) or 0.0, seen.get(each.name, 0.0)) or now_s
         seen[each.name] = last_s
         if now_s - last_s > limit_s(target):
             removed = target.inventory.keeper and target.inventory.idle_hours
@@ -79,7 +80,9 @@ def remarks(target: Target) -> Iterator[str]:
                 f"the slice {each.name} has had no run for {spoken(now_s - last_s, units=1)}: {costs.an_hour(each)}; "
                 + (
                     "its keeper gives it back unless a program has a TPU open"
-                    if removed
+                    if removed and each.pool is None
+                    else "with `scale-to-zero: true` (tpu-stack:slices) its nodes go with their run"
+                    if each.pool is not None
                     else "`tpu-stack:slices: []` and `pulumi up` give it back"
                 )
             )

@@ -9,14 +9,12 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
-import functools
 import os
 import random
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -28,15 +26,15 @@ from contracts.run_directory import RunDirectory
 from jobs.runtime.cache import user_cache_dir
 from launch import costs, environments, jobs, runs
 from launch import plan as plans
-from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, all_or_error, ask_all, stop_processes
+from launch.host_launcher import HostLauncher
+from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, ask_all, stop_processes
 from launch.jobs import Bundle, Job, Submitted
 from launch.plan import Plan
 from launch.run_record import finalize, run_record
-from launch.runs import Run
+from launch.runs import AtWorkError, Run
 from launch.targets import Target
 
 if TYPE_CHECKING:
-    from launch.kubernetes import Options
     from launch.own_command import Command
 
 Say = Callable[[str], None]
@@ -51,9 +49,9 @@ class Request:
     `launch.plan.ranks_of_job` takes it. A resumed run keeps both. runtime, container_access: as
     `launch.plan.choose_container` takes them. track: the trackers that it is mirrored to. max_usd: what it may cost
     in all its attempts; None: as it was, if it is resumed. run_id: of a new run; None: one is made up. sweep: what
-    run.json has of the sweep that it is a member of. restarts, queue, wait_s: of pods, as `launch.kubernetes.Options`
-    and `launch.pods.ClusterRuns.start` take them; None: as the run began, or the default. submitted: the run as it was
-    when it was submitted; job, command and arguments are then not read.
+    run.json has of the sweep that it is a member of. restarts, queue, wait_s: of pods, as
+    `launch.cluster.pod_launcher.PodLauncher` takes them; None: as the run began, or the default. submitted: the run as
+    it was when it was submitted; job, command and arguments are then not read.
     """
 
     job: str
@@ -77,10 +75,6 @@ class Request:
     wait_s: float | None = None
 
 
-class AtWorkError(RequestError):
-    """The run is at work, or somebody else is starting it."""
-
-
 def is_in_use(error: Exception) -> bool:
     """Whether a run could not be started because somebody else is at work on its hosts."""
     errors = error.errors if isinstance(error, HostsError) else ()
@@ -98,6 +92,40 @@ class LaunchFailed(Exception):
         self.run, self.is_interrupted = run, is_interrupted
 
 
+class Launcher(Protocol):
+    """What a run is started by: by each of its hosts, or by a cluster that makes its pods.
+
+    record: what run.json has of it.
+    """
+
+    @property
+    def record(self) -> Mapping[str, Any]: ...
+
+    def placed(self, plan: Plan) -> Plan:
+        """Return the plan with the hosts that the run will have. Pure. Raises RequestError: it cannot have any."""
+        ...
+
+    def prepare(self, plan: Plan, bundles: Sequence[Bundle], say: Say, now_s: Callable[[], float]) -> Plan:
+        """Make sure that the run can start, and put there what it needs; return the plan as it will be.
+
+        Raises:
+            RequestError, HostError, HostsError: it cannot; nothing has been started.
+        """
+        ...
+
+    def begin(self, plan: Plan, say: Say) -> None:
+        """Start every process, or none.
+
+        Raises:
+            RequestError, HostError, HostsError: some could not be started; those that were have been stopped again.
+        """
+        ...
+
+    def joined(self, plan: Plan) -> None:
+        """Be told that all processes have joined. Raises HostError: the run cannot go on, and has been stopped."""
+        ...
+
+
 def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], float] = time.time) -> Run:
     """Start the run on all hosts of the target, and return when every process has joined the group.
 
@@ -113,7 +141,8 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
     target = plan.target
     if planned.needs_environment:
         environments.ensure(plan.framework, say)
-    with only_launch_of(run_id) if request.resume else contextlib.nullcontext(), target.alone():
+    only = only_launch_of(run_id) if request.resume else contextlib.nullcontext()
+    with only, target.alone() as require_alone:
         plan = dataclasses.replace(plan, attempt=_next_attempt(request.resume, target))
         before = directory.read_json(run_directory.RUN) if request.resume else None
         if planned.note is not None:
@@ -122,7 +151,8 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
             say(plan.budget.text)
         began_s = time.monotonic()
         try:
-            plan = prepare(plan, planned.bundles, target, say, now_s, planned.pods)
+            plan = planned.launcher.prepare(plan, planned.bundles, say, now_s)
+            require_alone()  # a resumed run may be somebody else's by now, and its record too
         except BaseException:
             _remove_if_empty(plan, target)
             raise
@@ -137,20 +167,18 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
             submitted=request.submitted,
             now=now,
             before=before,
-            pods=planned.pods,
+            of_launcher=planned.launcher.record,
         )
         directory.remove(run_directory.RESULT)
         code, *folders = planned.bundles
-        if target.is_local or target.inventory.keeper is not None:
+        if target.is_local or target.inventory.keeper is not None or target.cluster is not None:
             directory.write_text(run_directory.CODE, code.text)
+        # Also where run.json names the same: a launcher that was killed between the two has left another one.
         for folder in folders:
-            if before is None or before["code"]["folder"] != folder.sha256:
-                directory.write_text(run_directory.FOLDER, folder.text)
+            directory.write_text(run_directory.FOLDER, folder.text)
         directory.write_json(run_directory.RUN, described)
-        begin = functools.partial(start, plan, target.agents)
-        if target.cluster is not None and planned.pods is not None:
-            begin = functools.partial(target.cluster.start, plan, planned.pods, say, wait_s=request.wait_s)
-        _start_and_join(plan, target, directory, say, begin)
+        require_alone()
+        _start_and_join(plan, planned.launcher, directory, say)
         say(f"all joined after {time.monotonic() - began_s:.1f} s")
     return _read(directory)
 
@@ -161,17 +189,16 @@ class Planned:
 
     bundles: what the hosts need, our code first. note: what to say of them. needs_environment: whether the framework's
     environment on this machine has to be there. processes_per_host: as it was asked for when the run began.
-    pods: of a run in a cluster, how it is made there.
     """
 
     plan: Plan
+    launcher: Launcher
     config: Any
     bundles: tuple[Bundle, ...]
     directory: RunDirectory
     note: str | None = None
     needs_environment: bool = False
     processes_per_host: str | None = None
-    pods: Options | None = None
 
 
 def work_out(request: Request, target: Target) -> Planned:
@@ -197,9 +224,8 @@ def work_out(request: Request, target: Target) -> Planned:
         per_host = plans.processes_per_host(command.config.processes_per_host, target, job.framework)
     _check(request, job, config, target, per_host)
     cwd = _cwd(request, target)
+    launcher = _launcher(request, target)
     box = _container(request, job, config, target, cwd)
-    if target.cluster is not None and box is None:
-        raise RequestError(_NO_IMAGE.format(framework=job.framework, stack=target.name))
     python = command.config.python if command else target.python if target.python_is_given else None
     needs_environment = python is None and box is None and target.is_local
     python = python or environments.interpreter(target, job.framework, in_container=box is not None)
@@ -230,48 +256,32 @@ def work_out(request: Request, target: Target) -> Planned:
         if command
         else None,
     )
-    options = _of_pods(request, target)
-    if target.cluster is not None:
-        from launch import kubernetes  # few runs are in a cluster
-
-        plan = kubernetes.placed(plan)
-        agents = target.cluster.agents_called([host.name for host in plan.target.hosts])
-        plan = dataclasses.replace(plan, target=dataclasses.replace(plan.target, agents=agents))
     return Planned(
-        plan=plan,
+        plan=launcher.placed(plan),
+        launcher=launcher,
         config=config,
         bundles=tuple(bundles),
         directory=directory,
         note=note,
         needs_environment=needs_environment,
         processes_per_host=asked,
-        pods=options,
     )
 
 
-_NO_IMAGE = (
-    "--runtime bare: pods run images, and the stack {stack} has none of {framework}, or this leaves it out; "
-    "`fab build --framework {framework}`, `fab push --stack {stack} --framework {framework}`, then `pulumi up`"
-)
+def _launcher(request: Request, target: Target) -> Launcher:
+    """Choose what launches a request. Raises RequestError: it asks for what is not to be had there."""
+    if target.cluster is not None:
+        from launch.cluster.pod_launcher import PodLauncher  # few runs are in a cluster
 
-
-def _of_pods(request: Request, target: Target) -> Options | None:
-    """Return how a run is made in a cluster; None where its hosts are machines.
-
-    Raises:
-        RequestError: it asks machines for what only a cluster has.
-    """
-    if target.cluster is None:
-        if request.queue is not None or request.wait_s is not None:
-            raise RequestError(
-                f"--queue, --wait: the slice {target.slice.name} is no node pool of a cluster; leave them out"
-            )
-        return None
-    from launch.kubernetes import Options  # few runs are in a cluster
-
-    before = (request.resume.described.get("pods") or {}) if request.resume else {}
-    asked = {"restarts": request.restarts, "queue": request.queue}
-    return Options(**{**before, **{name: value for name, value in asked.items() if value is not None}})
+        before = (request.resume.described.get("pods") or {}) if request.resume else {}
+        asked = {"restarts": request.restarts, "queue": request.queue}
+        given = {name: value for name, value in asked.items() if value is not None}
+        return PodLauncher.of(target, {**before, **given}, wait_s=request.wait_s)
+    if request.queue is not None or request.wait_s is not None:
+        raise RequestError(
+            f"--queue, --wait: the slice {target.slice.name} is no node pool of a cluster; leave them out"
+        )
+    return HostLauncher()
 
 
 def _with_exports(job: Job, config: Any, target: Target) -> Any:
@@ -312,48 +322,8 @@ def _own_command(request: Request) -> Command | None:
     return own_command.of_run(config, given.bundles[1] if given else None)
 
 
-def prepare(
-    plan: Plan,
-    bundles: Sequence[Bundle],
-    target: Target,
-    say: Say,
-    now_s: Callable[[], float],
-    pods: Options | None = None,
-) -> Plan:
-    """Preflight every host, send the code and pull the image; return the plan with what the preflight found.
-
-    pods: in a cluster, which pulls images itself, how the run is made there.
-
-    Raises:
-        HostsError: a host is not ready; nothing has been started.
-        RequestError, HostError: the cluster would not take the run; nothing has been started.
-    """
-    if target.cluster is not None and pods is not None:
-        if plan.attempt:
-            target.cluster.clear(plan.run_id)
-        target.cluster.check(plan, pods)
-        sent = target.cluster.put(plan, bundles)
-        say(
-            f"{target.cluster.connection.name} takes the run, its code {'was put' if sent else 'is'} in the bucket"
-        )
-        return plan
-    facts = preflight(plan, target.agents, now_s)
-    code, *folders = bundles
-    sent = stage(code, target.agents, facts)
-    sent += sum(stage_if_missing(folder, target.agents) for folder in folders)
-    pull(plan, target.agents, facts, say)
-    name = " and ".join(["code " + code.sha256[:12], *("folder " + folder.sha256[:12] for folder in folders)])
-    is_there = "are there" if folders else "is there"
-    say(f"preflight passed on {_named(target)}, {name} {'sent' if sent else is_there}")
-    return plans.settled(plan, facts, token=secrets.token_hex(16))
-
-
-def _start_and_join(
-    plan: Plan, target: Target, directory: RunDirectory, say: Say, begin: Callable[[], None]
-) -> None:
+def _start_and_join(plan: Plan, launcher: Launcher, directory: RunDirectory, say: Say) -> None:
     """Start every process and wait until all have joined; otherwise stop all, and write the reason to result.json.
-
-    begin: starts them, or none.
 
     Raises:
         HostsError: a process could not be started.
@@ -363,16 +333,19 @@ def _start_and_join(
     def stop_all() -> None:
         answers = stop_processes(target.agents, plan.run_id, plan.attempt, grace_s=STOP_NOW_S)
         error = next((answer for answer in answers if isinstance(answer, HostError)), None)
-        if target.cluster is not None and error is not None:  # which would start it again and again
+        if error is not None:
             say(f"{error}; it may go on: `fab stop --run {plan.run_id}`")
 
+    target = plan.target
     try:
-        begin()
+        launcher.begin(plan, say)
         attempt = f", attempt {plan.attempt}" if plan.attempt else ""
         say(f"started {plan.run_id}{attempt} in {directory.url}")
         join(plan, target.agents)
+        launcher.joined(plan)
     except (HostsError, HostError, RequestError) as error:  # what had been started has been stopped again
-        finalize(_read(directory), "failed", str(error))
+        if not isinstance(error, AtWorkError):  # the run is another launcher's
+            finalize(_read(directory), "failed", str(error))
         raise
     except NotJoined as error:
         _settle(directory)
@@ -389,14 +362,7 @@ def _start_and_join(
         raise
 
 
-MOST_NAMED = 4
 REMOVE_LIMIT_S = 10.0
-
-
-def _named(target: Target) -> str:
-    names = [host.name for host in target.hosts]
-    shown = ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
-    return f"{len(names)} host{'s' * (len(names) > 1)} ({shown})"
 
 
 def _remove_if_empty(plan: Plan, target: Target) -> None:
@@ -550,13 +516,6 @@ def only_launch_of(run_id: str) -> Iterator[None]:
         lock.release()
 
 
-JOIN_LIMIT_S = {"cpu": 180.0, "gpu": 180.0, "tpu": 600.0}
-"""By platform, from the start until all are in the group: the first start of a TPU's runtime takes minutes."""
-PULL_ATTEMPTS = 5
-PULL_LIMIT_S = 3600.0
-"""Gigabytes on every host of a large slice, with the pauses between attempts."""
-
-
 AGENTS_LIMIT_S = 4.0
 """How long the agents of a run in which a process failed have to end the others and to say what happened; they need
 about two seconds. After that the launcher stops what is left."""
@@ -573,121 +532,17 @@ class NotJoined(Exception):
         self.outcome = outcome
 
 
-IN_USE = ("device", "lockfile", "leftovers")
-"""Checks that fail of a host that is at work, which is no fault of the host."""
-
-
-def preflight(
-    plan: Plan, agents: Sequence[Agent], now_s: Callable[[], float] = time.time
-) -> list[dict[str, Any]]:
-    """Ask every host whether the run can start there; return the facts of each.
-
-    Raises:
-        HostsError: listing every failed check of every host; nothing has been started.
-    """
-    requests = [plans.preflight(plan, index, now_s=now_s()) for index in range(plan.processes)]
-    answers = ask_all(agents, "preflight", requests)
-    errors: list[HostError] = []
-    for agent, answer in zip(agents, answers, strict=True):
-        if isinstance(answer, HostError):
-            errors.append(answer)
-            continue
-        errors += [
-            HostError(
-                host=agent.host,
-                reason=check["message"],
-                remedy=check["remedy"] or "",
-                is_in_use=check["name"] in IN_USE,
-            )
-            for check in answer["checks"]
-            if not check["ok"]
-        ]
-    if errors:
-        raise HostsError("preflight failed, nothing was started:", errors)
-    return [answer["facts"] for answer in answers if not isinstance(answer, HostError)]
-
-
-def stage(bundle: Bundle, agents: Sequence[Agent], facts: Sequence[dict[str, Any]]) -> int:
-    """Send the code to the hosts that do not have it yet; return how many these are.
-
-    Raises:
-        HostsError: it could not be unpacked somewhere; nothing has been started.
-    """
-    missing = [agent for agent, known in zip(agents, facts, strict=True) if not known["bundle_present"]]
-    return _send(bundle, missing)
-
-
-def stage_if_missing(bundle: Bundle, agents: Sequence[Agent]) -> int:
-    """Send a folder to the hosts that do not have it; return how many these are.
-
-    Raises:
-        HostsError: as of `stage`.
-    """
-    answers = ask_all(agents, "stage", [{"sha256": bundle.sha256}] * len(agents))
-    there = all_or_error("the folder could not be sent:", answers)
-    return _send(bundle, [agent for agent, it in zip(agents, there, strict=True) if not it["present"]])
-
-
-def _send(bundle: Bundle, missing: Sequence[Agent]) -> int:
-    # Hosts that share one directory (the local target's) need it once.
-    missing = list({(agent.root, agent.link): agent for agent in missing}.values())
-    request = {"sha256": bundle.sha256, "archive_base64": bundle.text}
-    all_or_error("the code could not be sent:", ask_all(missing, "stage", [request] * len(missing)))
-    return len(missing)
-
-
-def pull(
-    plan: Plan, agents: Sequence[Agent], facts: Sequence[Mapping[str, Any]], say: Callable[[str], None]
-) -> None:
-    """Fetch the image where it is missing; each host does so for itself, all at once.
-
-    Raises:
-        HostsError: it could not be had somewhere; nothing has been started.
-    """
-    if plan.container is None:
-        return
-    missing = {
-        (agent.root, agent.link): (agent, known["image_needs_bytes"])
-        for agent, known in zip(agents, facts, strict=True)
-        if not known["image_present"]
-    }
-    if not missing:
-        return
-    image = plan.container.image
-    requests = [
-        {"image": image, "attempts": PULL_ATTEMPTS, "min_free_bytes": needs, "limit_s": PULL_LIMIT_S}
-        for _, needs in missing.values()
-    ]
-    say(f"pulling {image} on {len(missing)} of {len(agents)} hosts …")
-    began_s = time.monotonic()
-    answers = ask_all([agent for agent, _ in missing.values()], "pull", requests, timeout_s=PULL_LIMIT_S + 60)
-    all_or_error("the image could not be had everywhere, nothing was started:", answers)
-    say(f"the image is there after {spoken(time.monotonic() - began_s)}")
-
-
-def start(plan: Plan, agents: Sequence[Agent]) -> None:
-    """Start every process, all at once.
-
-    Raises:
-        HostsError: some could not be started; those that were have been stopped again.
-    """
-    answers = ask_all(agents, "start", [plans.start(plan, index) for index in range(plan.processes)])
-    if any(isinstance(answer, HostError) for answer in answers):
-        stop_processes(agents, plan.run_id, plan.attempt, grace_s=STOP_NOW_S)
-        all_or_error("the run could not be started everywhere, so it was stopped again:", answers)
-
-
 def join(plan: Plan, agents: Sequence[Agent], *, limit_s: float | None = None) -> None:
     """Wait until every process has entered the group. Whoever started them stops them where this raises.
 
-    limit_s: None is JOIN_LIMIT_S of the platform.
+    limit_s: None is `launch.plan.JOIN_LIMIT_S` of the platform.
 
     Each host waits for its own process and answers once: watching them costs one journey, however long it takes.
 
     Raises:
         NotJoined: one failed, or the time ran out: the message says who is missing.
     """
-    limit_s = JOIN_LIMIT_S[plan.target.platform] if limit_s is None else limit_s
+    limit_s = plans.JOIN_LIMIT_S[plan.target.platform] if limit_s is None else limit_s
     requests = [{**plan.process(index), "limit_s": limit_s} for index in range(plan.processes)]
     answers = ask_all(agents, "join", requests, timeout_s=limit_s + AGENTS_LIMIT_S + 30)
     silent = [str(answer) for answer in answers if isinstance(answer, HostError)]

@@ -126,7 +126,10 @@ def hosts(run: Run, known: Look, sampled: Sequence[HostSamples | None] = ()) -> 
     What is not known is None. samples: the last values of `jobs.runtime.host_samples.COLUMNS`, while they are fresh.
     """
     entries = {process["process_id"]: process for process in known.processes}
-    silent = {error.host for error in known.errors}
+    silent, are_pods = {error.host for error in known.errors}, "pods" in run.described
+    if are_pods and silent:  # their cluster answers for all of them
+        silent = {host["name"] for host in run.described["hosts"]}
+    gone = "ended" if are_pods else "gone"  # pods end with their run
     found = []
     for host, beat in zip(run.described["hosts"], run.current(), strict=False):
         entry, beat = entries.get(host["index"], {}), beat or {}
@@ -134,12 +137,12 @@ def hosts(run: Run, known: Look, sampled: Sequence[HostSamples | None] = ()) -> 
         found.append(
             {
                 "host": host["name"],
-                "process": entry.get("state", "no answer" if host["name"] in silent else "gone"),
+                "process": entry.get("state", "no answer" if host["name"] in silent else gone),
                 "pid": entry.get("pid"),
                 "state": beat.get("state"),
                 "step": beat.get("step"),
                 "heartbeat_age_s": round(time.time() - beat["time"], 1) if beat else None,
-                "message": beat.get("message"),
+                "message": beat.get("message") or (entry.get("reason") if are_pods else None),
                 "samples": None if of_host is None else dict(of_host.fresh(time.time())) or None,
                 "capacity": None if of_host is None else dict(of_host.capacity),
             }

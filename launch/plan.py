@@ -34,6 +34,8 @@ MODULES_OF_JOB = {"serve": ("starlette", "uvicorn", "prometheus_client")}
 """And what some need besides."""
 
 
+JOIN_LIMIT_S = {"cpu": 180.0, "gpu": 180.0, "tpu": 600.0}
+"""By platform, from the start until all are in the group: the first start of a TPU's runtime takes minutes."""
 HANG_FLOOR_S = 120.0
 """Shortest time without progress after which a run counts as hung, however quick its steps are."""
 HEARTBEAT_LIMIT_S = 300.0

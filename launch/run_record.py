@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from contracts import run_directory
 from contracts.durations import clock
@@ -25,9 +25,6 @@ from launch.jobs import Submitted
 from launch.plan import Plan
 from launch.runs import Run
 
-if TYPE_CHECKING:
-    from launch.kubernetes import Options
-
 
 def run_record(
     plan: Plan,
@@ -40,11 +37,11 @@ def run_record(
     submitted: Submitted | None = None,
     now: datetime.datetime,
     before: Mapping[str, Any] | None,
-    pods: Options | None = None,
+    of_launcher: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of run.json for a new attempt.
 
-    before: its content so far, for a run that is resumed. pods: in a cluster, how it is made there.
+    before: its content so far, for a run that is resumed. of_launcher: its `record`.
     """
     target, own = plan.target, plan.command
     if submitted is not None:
@@ -79,7 +76,7 @@ def run_record(
         **({"track": [*track]} if track else {}),
         **({"sweep": member} if (member := sweep or (before or {}).get("sweep")) else {}),
         **({"max_usd": plan.budget.max_usd} if plan.budget is not None else {}),
-        **({"pods": {"restarts": pods.restarts, "queue": pods.queue}} if pods is not None else {}),
+        **(of_launcher or {}),
         "runtime": "bare" if plan.container is None else "docker",
         "args": list(plan.arguments),
         "config": dataclasses.asdict(config),

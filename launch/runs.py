@@ -109,6 +109,10 @@ class Run:
         return self.result if self.result is not None and self.result.get("attempt") == self.attempt else None
 
 
+class AtWorkError(RequestError):
+    """The run is at work, or somebody else is starting it."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunsFolder:
     """The folder that runs lie in, one folder each: a path or a URL, and how its files are reached."""
@@ -289,10 +293,11 @@ def state(
     run: Run, processes: Sequence[Mapping[str, Any]], *, unanswered: int = 0, knowing: int = 0, now_s: float
 ) -> State:
     """Return what a run is doing; see `contracts.run_directory.state`."""
-    # A pod that was started again may not have begun its attempt: what an earlier pod said is not its own.
+    # A pod that was started again may not have begun its attempt: what an earlier pod said is not its own. And one that
+    # has failed may be about to be started again: only when the cluster has ended it is that the run's end.
     pods = {entry["process_id"]: entry for entry in processes if "pod" in entry}
     beats = [
-        None if beat and rank in pods and not _is_by(pods[rank], beat) else beat
+        None if beat and rank in pods and not _holds(pods[rank], beat) else beat
         for rank, beat in enumerate(run.current())
     ]
     return run_directory.state(
@@ -306,8 +311,10 @@ def state(
     )
 
 
-def _is_by(pod: Mapping[str, Any], beat: Mapping[str, Any]) -> bool:
-    return pod["state"] != "starting" and float(beat["time"]) >= float(pod["started"] or 0)
+def _holds(pod: Mapping[str, Any], beat: Mapping[str, Any]) -> bool:
+    if pod["state"] == "running":
+        return beat["state"] != "failed" and float(beat["time"]) >= float(pod["started"])
+    return bool(pod["state"] != "starting")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

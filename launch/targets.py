@@ -27,7 +27,7 @@ from launch.runs import Run, RunsFolder
 
 if TYPE_CHECKING:
     from infra.catalogue import Accelerator
-    from launch.pods import ClusterRuns
+    from launch.cluster.cluster_runs import ClusterRuns
 
 LOCAL = "local"
 PYTHON = "~/.local/share/tpu-stack/venv/bin/python"
@@ -53,7 +53,8 @@ class Target:
     cpus: for each host the processor numbers that its process may use; None: all of them.
     cpu_devices: how many devices a process has where the platform is "cpu".
     stand_in_devices: files that stand in for a TPU's device nodes in a rehearsal.
-    alone: inside it nobody else changes the slice or starts a run on it; raises RequestError where somebody does.
+    alone: inside it nobody else changes the slice or starts a run on it; raises RequestError where somebody does. What
+    it gives raises once that is over, as when this machine was suspended and somebody else went on meanwhile.
     cluster: where the hosts are pods, what it has of runs; `transports` is empty then, and `agents` of all runs.
     """
 
@@ -76,7 +77,9 @@ class Target:
     python_is_given: bool = False
     cpu_devices: int = 1
     stand_in_devices: tuple[str, ...] | None = None
-    alone: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    alone: Callable[[], AbstractContextManager[Callable[[], object]]] = lambda: contextlib.nullcontext(
+        lambda: None
+    )
     cluster: ClusterRuns | None = None
 
     @property
@@ -491,7 +494,9 @@ def of_inventory(inventory: Inventory, wanted: Wanted) -> Target:
 
 def _on_cluster(inventory: Inventory, one_slice: Slice, pool: NodePool, wanted: Wanted) -> Target:
     """Return the pods that a run on node pools has; nothing is asked of the cluster yet."""
-    from launch import inventories, kubernetes, pods
+    from launch import inventories
+    from launch.cluster.cluster_runs import ClusterRuns
+    from launch.cluster.pods import AGENT_ROOT, CACHE_DIR
     from launch.remote_files import Buckets
 
     if inventory.cluster is None:
@@ -506,7 +511,7 @@ def _on_cluster(inventory: Inventory, one_slice: Slice, pool: NodePool, wanted: 
             f"--runs {runs_url}: pods share no disk; name a URL such as gs://…, or leave it out"
         )
     files = Buckets()
-    cluster = pods.ClusterRuns(inventory.cluster, files, runs_url)
+    cluster = ClusterRuns(inventory.cluster, files, runs_url)
     hosts = choose_hosts(one_slice.hosts, wanted.hosts)
     return Target(
         name=wanted.stack,
@@ -521,8 +526,8 @@ def _on_cluster(inventory: Inventory, one_slice: Slice, pool: NodePool, wanted: 
         python="python",
         runs_url=runs_url,
         files=files,
-        agent_root=kubernetes.AGENT_ROOT,
-        cache_dir=kubernetes.CACHE_DIR,
+        agent_root=AGENT_ROOT,
+        cache_dir=CACHE_DIR,
         cpus=(None,) * len(hosts),
         coordinator_host="",
         cluster=cluster,

@@ -71,6 +71,7 @@ def house(tmp_path: Path) -> Path:
         *("infra/catalogue/__init__.py", "infra/policy.py", "host/agent/start.py", "launch/plan.py"),
         *("launch/targets.py", "launch/ssh/access.py", "launch/images/build.py", "fabfile/train.py"),
         *("rehearsal/state.py", "jobs/runtime/cache.py", "jobs/runtime/metrics.py"),
+        *(f"launch/cluster/{each.name}" for each in sorted((ROOT / "launch/cluster").glob("[!_]*.py"))),
         *(f"{job}/train.py" for job in JOBS),
     ]
     for name in empty:
@@ -91,6 +92,7 @@ def test_every_import_against_the_flow_breaks_its_rule(house: Path) -> None:
         ("launch/plan.py", "jobs.runtime.metrics", "the rest by name"),
         ("launch/targets.py", "jax", "loads no framework"),
         ("launch/images/build.py", "launch.targets", "no target in sight"),
+        ("launch/cluster/cluster_runs.py", "launch.plan", "what looks at pods knows nothing of plans"),
         ("jobs/runtime/cache.py", "launch.plan", "jobs know nothing of clouds"),
         ("jobs/flax_mlm/train.py", "infra.catalogue", "jobs know nothing of clouds"),
         ("jobs/runtime/cache.py", "jobs.flax_mlm.train", "jobs are siblings"),

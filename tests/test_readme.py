@@ -39,6 +39,7 @@ IN_A_REHEARSAL = (
     *("fab rehearsal up", "fab rehearsal acts", "fab deploy", "fab verify", "fab doctor", "fab ssh-config"),
 )
 """Run one after the other with $TPU_STACK, as the README says, but on a rehearsal. `make rehearse` trains there."""
+ON_A_CLUSTER = "make rehearse KUBERNETES=1"
 SERVE = "fab serve latest"
 CURL = (
     "curl http://127.0.0.1:8000/v1/predict -H 'content-type: application/json' "
@@ -54,6 +55,7 @@ RUN = {
     "make rehearse",
     *AFTER_A_RUN,
     *IN_A_REHEARSAL,
+    ON_A_CLUSTER,
 }
 
 ACCOUNT = "needs a Google Cloud project and a person who has logged in"
@@ -312,3 +314,9 @@ def test_a_rehearsal_takes_the_commands_that_are_for_a_stack(
 @pytest.mark.timeout(1700)
 def test_make_rehearse_comes_true(clone: Path, base_image: Mapping[str, str]) -> None:
     Newcomer(clone, **base_image).types("make rehearse", "All of it came true", limit_s=1600)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3000)
+def test_make_rehearse_comes_true_on_a_cluster_too(clone: Path, base_image: Mapping[str, str]) -> None:
+    Newcomer(clone, **base_image).types(ON_A_CLUSTER, "All of it came true", limit_s=2900)

@@ -10,7 +10,7 @@ import signal
 from contracts import atomic
 
 from .files import note, read_json, tail_of
-from .proc import children, user_name, wait_until
+from .proc import NO_MEMORY, children, user_name, wait_until
 from .protocol import Failed
 
 TYPE_CHECKING = False
@@ -245,7 +245,7 @@ def judged(code: int | None, signum: int | None, state: Json | None, said: str) 
     if state and (code != DOCKERS_OWN or state["ExitCode"] == code):
         found = as_bare(state["ExitCode"])
         if state["OOMKilled"]:
-            found["words"] = "the kernel killed it for want of memory (OOMKilled)"
+            found["words"] = NO_MEMORY
         return found
     if code == DOCKERS_OWN:
         return {"code": code, "signal": None, "words": f"Docker went away while the job ran: {said}"}

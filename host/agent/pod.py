@@ -107,7 +107,7 @@ def reap(child: int) -> int:
 
 
 class Pod:
-    """One pod of a run. told: as `launch.kubernetes.pod_request` makes it."""
+    """One pod of a run. told: as `launch.cluster.manifests.pod_request` makes it."""
 
     def __init__(self, told: Json, environ: Mapping[str, str]) -> None:
         self._told, self._start = told, told["start"]
@@ -358,13 +358,18 @@ def exit_code(ended: Json, *, is_first: bool, was_asked: bool) -> int:
         blamed = verdict["exit_code"]
         if blamed == WRONG_REQUEST:
             return WRONG_REQUEST
-        if blamed not in (None, PEER_LOST):
+        if blamed not in (None, PEER_LOST) and not is_of_signal(blamed):
             return FAILED
     if order is not None or code == PEER_LOST:
         return PEER_LOST
-    if signum is not None:
-        return 128 + int(signum)
+    if signum is not None or is_of_signal(code or 0):
+        return int(code or 128 + signum)
     return FAILED if is_first and verdict is None else FAILED_HERE
+
+
+def is_of_signal(code: int) -> bool:
+    """Whether an exit code says, as a shell would, that a signal ended a process; 128 (git) and 255 (ssh) do not."""
+    return 128 < code <= 128 + 64
 
 
 def copy_log(path: str, over: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -71,6 +72,24 @@ def controlled() -> Iterator[tuple[int, str]]:
 def members(control_dir: str) -> list[int]:
     """The live processes of one control directory."""
     return [pid for pid, directory in controlled() if directory == control_dir]
+
+
+NO_MEMORY = "the kernel killed it for want of memory (OOMKilled)"
+
+
+def oom_kills(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
+    """How many processes of this one's control group, which a pod has to itself, were killed for want of memory."""
+    counters = [
+        f"{root}/memory/memory.oom_control"
+    ]  # of version 1, where a container sees only its own group
+    with contextlib.suppress(OSError, StopIteration):
+        with open(proc) as file:  # "0::/a/b"; another number is of version 1
+            group = next(line.split(":", 2)[2] for line in file.read().splitlines() if line.startswith("0::"))
+        counters.insert(0, f"{root}{group}/memory.events")
+    for path in counters:
+        with contextlib.suppress(OSError, ValueError, KeyError), open(path) as file:
+            return int(dict(line.split() for line in file.read().splitlines())["oom_kill"])
+    return 0
 
 
 def holders(targets: Iterable[str]) -> dict[str, list[int]]:

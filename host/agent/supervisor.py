@@ -22,7 +22,7 @@ from .files import note, read_json, tail_of, tried
 from .hang_dump import hang_dump
 from .liveness_client import LivenessClient, Watchdog
 from .liveness_server import Group, LivenessServer, listen
-from .proc import wait_until
+from .proc import NO_MEMORY, oom_kills, wait_until
 from .process import Process, ask_to_stop, exit_record, signal_name, signal_quietly
 from .protocol import Failed, Refused, is_number, reason_of, remedy_for
 from .run_files import RunFiles
@@ -99,6 +99,7 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> Js
     inherited = [] if listener is None else [listener.fileno()]
     dismiss_guard = start_guard(lambda: end_orphan(process, request), inherited)
     attempt = Attempt(request, process, listener, news.set)
+    killed_before = oom_kills()
     budget = Budget(process, request)
     ended: Json = {}
 
@@ -131,10 +132,17 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> Js
         container = process.container
         if container is not None:
             look_back(container, ended, request["log_path"])
+    elif lacked_memory(ended, order, killed_before):
+        ended["words"] = NO_MEMORY
     clear_group(process)
     finalize(process, files, ended, order, attempt)
     dismiss_guard()
     return {**ended, "order": order, "verdict": attempt.verdict()}
+
+
+def lacked_memory(ended: Json, order: Json | None, killed_before: int) -> bool:
+    """Whether a process ended badly by itself, and the kernel has killed here meanwhile: it, or what it had started."""
+    return order is None and ended["code"] not in (DONE, RESUME_ME) and oom_kills() > killed_before
 
 
 class Budget:
@@ -395,11 +403,12 @@ def cause_of(ended: Json) -> str:
 def ending_of(process: Process, run_dir: str | None, record: Json, ended: Json, order: Json | None) -> Json:
     """How the process ended: what the others are told, with its last heartbeat (`beat`) as it will be published."""
     code, signum, lines = record["code"], record["signal"], record["tail"]
-    how, words = cause_of(ended), ended.get("words")
+    how = cause_of(ended)
     # A job takes SIGTERM from the moment on that it has a heartbeat: whoever dies of it had not begun.
     not_begun = signum == signal.SIGTERM and order is None and not os.path.exists(process.beat_path)
     was_asked = os.path.exists(process.stop_path)  # who asked knows why, and what the outcome is called
     beat = last_heartbeat(process, run_dir, record)
+    words = None if beat["says_all"] else ended.get("words")  # what befell it may be another process's
     told = how if signum is not None or words or not lines else str(beat["message"])
     if words:
         beat.update(message=how, says_all=False)
@@ -444,6 +453,8 @@ def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
         "pid": process.record["pid"],
         "message": own_words
         if says_all
+        else f"{record['reason']}: {own_words}"  # in a container the signal may have been a rank's
+        if record["code"] is None and own_words
         else record["reason"]
         if record["code"] is None or not words
         else f"{how}: {words}",

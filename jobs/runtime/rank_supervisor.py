@@ -2,7 +2,7 @@
 
 `python -m jobs.runtime.rank_supervisor SPEC`, where SPEC is a `contracts.ranks.Spec`. To the agent it is the process of
 a job like any other. Exit codes: 0 all ranks ended with 0; 75 they were told to stop, or one of them ended with 75;
-otherwise the exit code of the first rank that failed, and 1 for one that a signal ended.
+otherwise the exit code of the first rank that failed, and 128 + N for one that signal N ended, as a shell would.
 
 A command needs to know nothing of it: the heartbeat and the result are written here. The ranks of a job write their own
 and agree by themselves on where they stop; here they are started, told to stop, and killed when one of them is lost.
@@ -97,7 +97,7 @@ def _of_job(spec: Spec, environment: ProcessEnvironment, told: threading.Event) 
         os.kill(os.getpid(), signal.SIGTERM)
     if code != RESUME_ME and environment.control_dir is not None:
         _speak_for(first, ranks.index(first), environment.control_dir)
-    return code if code > 0 else FAILED
+    return code if code >= 0 else 128 - code
 
 
 def _speak_for(rank: Rank, local_rank: int, control_dir: str) -> None:
@@ -237,7 +237,7 @@ def _carry_out(run: process.Run, spec: Spec, told: threading.Event) -> int:
         run.heartbeat.make_room()
         process.end_as_failed(run, first.how())
         code = first.code() or 0
-        return code if code > 0 else FAILED
+        return code if code >= 0 else 128 - code
     if run.environment.is_first and not _others_are_done(run, told):
         process.finish_early(run, progress.step)
         return RESUME_ME

@@ -46,6 +46,11 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
     states = {run.run_id: runs.state_by(run, known) for run in chosen}
     if wanted is None:
         chosen = [run for run in chosen if states[run.run_id] in run_directory.ACTIVE] or chosen[:1]
+    if (
+        target.cluster is not None and chosen and states[chosen[0].run_id] == "lost"
+    ):  # which forgets its pods in time
+        run, states[chosen[0].run_id] = follow.concluded(chosen[0], "lost", target)
+        chosen[0] = run
     chosen = [follow.with_agents_beats(run, known) for run in chosen]
     if as_json:
         return _print_json([_status(run, states[run.run_id], known) for run in chosen], known)

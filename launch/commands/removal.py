@@ -15,7 +15,8 @@ from contracts.errors import RequestError
 from launch import runs
 from launch.display import printable, say, terminal
 from launch.jobs import SERVER
-from launch.launch import JOIN_LIMIT_S, only_launch_of
+from launch.launch import only_launch_of
+from launch.plan import JOIN_LIMIT_S
 from launch.runs import Look, Run
 from launch.targets import Target
 

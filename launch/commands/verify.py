@@ -19,7 +19,7 @@ from rich.table import Table
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, heartbeat
-from launch import environments, jobs, launch, runs
+from launch import environments, host_launcher, jobs, launch, runs
 from launch import plan as plans
 from launch.display import printable, say, terminal
 from launch.hosts import HostError, ask_all, stop_processes
@@ -129,11 +129,11 @@ def _carry_out(plan: Plan, target: Target) -> list[str]:
     """Start, wait for the end, and stop what is left; what failed, in words."""
     code = jobs.bundle(CHECKOUT)
     plan = dataclasses.replace(plan, bundle_sha256=code.sha256)
-    facts = launch.preflight(plan, target.agents)
-    launch.stage(code, target.agents, facts)
-    launch.pull(plan, target.agents, facts, say(terminal()))
+    facts = host_launcher.preflight(plan, target.agents)
+    host_launcher.stage(code, target.agents, facts)
+    host_launcher.pull(plan, target.agents, facts, say(terminal()))
     plan = plans.settled(plan, facts, token=secrets.token_hex(16))
-    launch.start(plan, target.agents)
+    host_launcher.start(plan, target.agents)
     try:
         try:
             launch.join(plan, target.agents)

@@ -19,7 +19,7 @@ from jobs.runtime.metric_definitions import finite
 from launch import overview, runs
 from launch.dashboard.curves import History, objects
 from launch.hosts import HostError, in_thread
-from launch.launch import JOIN_LIMIT_S
+from launch.plan import JOIN_LIMIT_S
 from launch.runs import METRICS_TAIL_BYTES, Run, RunsFolder
 
 Json = dict[str, Any]

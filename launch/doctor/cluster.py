@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from contracts.inventory import Cluster, NodePool, Slice
-from launch import kubernetes
+from launch.cluster import manifests
+from launch.cluster.api_server import FORBIDDEN, NOT_FOUND, may
 from launch.doctor.check import Check, Finding, fail, ok, skip, warn
 from launch.hosts import HostError
 
 AREA = "cluster"
 TPU = "google.com/tpu"
 ROLE = "an administrator gives them: docs/kubernetes.md#an-existing-cluster, on GKE tpu-stack:access"
-FORBIDDEN, NOT_FOUND = 403, 404
 
 Ask = Callable[[str, str, dict[str, Any] | None], Mapping[str, Any]]
 """Method, path and body of a request to the API server → its answer. Raises HostError, with `status` where it said one.
@@ -59,8 +59,7 @@ class Asked:
         return fail(f"{name} has no service account {account}, and you may not make it", remedy)
 
     def rights(self) -> Finding:
-        """Ask for each: an API server need not know all that its authorizers would allow."""
-        wanted = kubernetes.rights(several=self.one_slice.count > 1)
+        wanted = manifests.rights(several=self.one_slice.count > 1)
         missing = [
             f"{verb} {resource}" for group, resource, verb in wanted if not self._may(group, resource, verb)
         ]
@@ -132,15 +131,7 @@ class Asked:
                 )
 
     def _may(self, group: str, resource: str, verb: str) -> bool:
-        name, _, part = resource.partition("/")
-        place = {"group": group, "resource": name, "subresource": part, "verb": verb}
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {**place, "namespace": self.cluster.namespace}},
-        }
-        answer = self.ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
-        return bool(answer["status"]["allowed"])
+        return may(self.ask, self.cluster.namespace, (group, resource, verb))
 
     def _is_there(self, path: str) -> bool | None:
         """None: this user may not see it."""

@@ -17,8 +17,8 @@ from launch import plan as plans
 from launch.deploy.deploy import FRAMEWORK
 from launch.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
 from launch.doctor.workstation import Ask
+from launch.host_launcher import IN_USE
 from launch.hosts import HostError, ask_all
-from launch.launch import IN_USE
 from launch.plan import Plan
 from launch.remote_files import Buckets, within
 from launch.ssh.access import ATTRIBUTES_POLICY

@@ -5,8 +5,6 @@ Each tells in one line what was done, and what to look at now. The kubernetes pa
 
 from __future__ import annotations
 
-import dataclasses
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +12,7 @@ import kubernetes.client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from rehearsal.daemon.fault_commands import AGAIN_S, FaultRequest
+from rehearsal.daemon.fault_commands import AGAIN_S, Command, EverywhereFaults, FaultRequest, one_of, require
 from rehearsal.kubernetes.cluster import NAMESPACE, Cluster
 from rehearsal.kubernetes.nodes import CHIPS
 from rehearsal.machines.docker_engine import MachinesError, asking
@@ -34,22 +32,13 @@ class ClusterFaults:
     """The faults of one cluster. close: what was to come later does not."""
 
     def __init__(self, *, cluster: Cluster, machines: Machines, say: Say) -> None:
-        self._cluster, self._machines, self._say = cluster, machines, say
+        self._cluster, self._say = cluster, say
+        self.everywhere = EverywhereFaults(cluster.faults, machines.freeze_bucket)
         self._core = kubernetes.client.CoreV1Api(cluster.api)
-        self._timers: list[threading.Timer] = []
-        self._wedged: dict[str, list[int]] = {}
 
     def carry_out(self, name: str, request: FaultRequest) -> str:
         """The line that is told. Raises RehearsalError."""
-        command = CLUSTER_COMMANDS.get(name)
-        if command is None:
-            raise RehearsalError(
-                f'"{name}" is no act of a cluster; choose one of {", ".join(CLUSTER_COMMANDS)}'
-            )
-        if "host" in command.needs and not request.host:
-            raise RehearsalError(f"{name}: which one? Say --host and its index, such as --host 0")
-        if "amount" in command.needs and request.amount is None:
-            raise RehearsalError(f"{name}: how much? {command.help}; such as --amount 4")
+        command = require(CLUSTER_COMMANDS, name, request)
         try:
             return command.run(self, request)
         except ApiException as error:
@@ -58,8 +47,7 @@ class ClusterFaults:
             raise RehearsalError(f"{name}: {error}") from None
 
     def close(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+        self.everywhere.close()
 
     # --- pods --------------------------------------------------------------------------------------------------
 
@@ -78,17 +66,10 @@ class ClusterFaults:
         return f"{pod.metadata.name} has to leave its node, as for maintenance. Look: fab status"
 
     def wedge(self, request: FaultRequest) -> str:
-        node = self._pod(request).spec.node_name
-        process = self._cluster.faults.wedge(node)
-        self._wedged.setdefault(node, []).append(process)
-        return f"process {process} of {node} is stopped in mid-work (SIGSTOP). Look: the hang watchdog, in fab status"
+        return self.everywhere.wedge(self._pod(request).spec.node_name)
 
     def unwedge(self, request: FaultRequest) -> str:
-        node = self._node(request)
-        found = self._wedged.pop(node, [])
-        for process in found:
-            self._cluster.faults.unwedge(node, process)
-        return f"{len(found)} processes of {node} go on"
+        return self.everywhere.unwedge(self._node(request))
 
     def _evict(self, pod: Any) -> None:
         body = {"metadata": {"name": pod.metadata.name, "namespace": NAMESPACE}}
@@ -146,12 +127,7 @@ class ClusterFaults:
         return f"{node} is on the network again"
 
     def _node(self, request: FaultRequest) -> str:
-        names = list(self._cluster.nodes)
-        if request.host.isdecimal() and int(request.host) < len(names):
-            return names[int(request.host)]
-        if request.host in names:
-            return request.host
-        raise RehearsalError(f"--host {request.host}: there is none; choose one of 0 … {len(names) - 1}")
+        return one_of(list(self._cluster.nodes), request)
 
     def _set_unschedulable(self, node: str, value: bool) -> None:
         self._core.patch_node(node, {"spec": {"unschedulable": value}})
@@ -165,12 +141,8 @@ class ClusterFaults:
             except (ApiException, HTTPError, MachinesError) as error:
                 self._say(f"{node} does not come back: {error}")
 
-        if request.for_good:
-            return
-        timer = threading.Timer(AGAIN_S, bring_back)
-        timer.daemon = True
-        timer.start()
-        self._timers.append(timer)
+        if not request.for_good:
+            self.everywhere.later(bring_back)
 
     @staticmethod
     def _again(request: FaultRequest) -> str:
@@ -192,14 +164,6 @@ class ClusterFaults:
                 container.unpause()
         return "the API server answers again"
 
-    def bucket_away(self, _request: FaultRequest) -> str:
-        self._machines.freeze_bucket(frozen=True)
-        return "the bucket answers nobody. Look: fab status"
-
-    def bucket_back(self, _request: FaultRequest) -> str:
-        self._machines.freeze_bucket(frozen=False)
-        return "the bucket answers again"
-
     def quota(self, request: FaultRequest) -> str:
         assert request.amount is not None
         self._forget_quota()
@@ -220,37 +184,30 @@ class ClusterFaults:
                 raise
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ClusterCommand:
-    """help: for the list of faults. run: → the line that is told. needs: "host", "amount" or none."""
-
-    help: str
-    run: Callable[[ClusterFaults, FaultRequest], str]
-    needs: tuple[str, ...] = ()
+def _of_all(
+    help: str, run: Callable[[ClusterFaults, FaultRequest], str], *needs: str
+) -> Command[ClusterFaults]:
+    return Command(help=help, run=run, needs=needs)
 
 
-def _of_one(help: str, run: Callable[[ClusterFaults, FaultRequest], str]) -> ClusterCommand:
-    return ClusterCommand(help=help, run=run, needs=("host",))
-
-
-CLUSTER_COMMANDS: Mapping[str, ClusterCommand] = {
-    "kill-pod": _of_one("the first process of a run's pod is killed", ClusterFaults.kill_pod),
-    "evict": _of_one("a run's pod has to leave its node", ClusterFaults.evict),
-    "wedge": _of_one("the training process of a run's pod is stopped in mid-work", ClusterFaults.wedge),
-    "unwedge": _of_one("those of a node go on", ClusterFaults.unwedge),
-    "drain": _of_one("a node takes no pods for a while, and has to be left", ClusterFaults.drain),
-    "node-gone": _of_one(
-        "a node is gone; another takes its place (--for-good: not)", ClusterFaults.node_gone
+CLUSTER_COMMANDS: Mapping[str, Command[ClusterFaults]] = {
+    "kill-pod": Command(help="the first process of a run's pod is killed", run=ClusterFaults.kill_pod),
+    "evict": Command(help="a run's pod has to leave its node", run=ClusterFaults.evict),
+    "wedge": Command(
+        help="the training process of a run's pod is stopped in mid-work", run=ClusterFaults.wedge
     ),
-    "node-back": _of_one("a drained node takes pods again", ClusterFaults.node_back),
-    "cut": _of_one("a node's kubelet is cut off the network", ClusterFaults.cut),
-    "heal": _of_one("it is back on the network", ClusterFaults.heal),
-    "api-away": ClusterCommand(help="the API server answers nobody any more", run=ClusterFaults.api_away),
-    "api-back": ClusterCommand(help="it answers again", run=ClusterFaults.api_back),
-    "bucket-away": ClusterCommand(help="the bucket answers nobody any more", run=ClusterFaults.bucket_away),
-    "bucket-back": ClusterCommand(help="it answers again", run=ClusterFaults.bucket_back),
-    "quota": ClusterCommand(
-        help="the namespace may have --amount chips", run=ClusterFaults.quota, needs=("amount",)
+    "unwedge": Command(help="those of a node go on", run=ClusterFaults.unwedge),
+    "drain": Command(help="a node takes no pods for a while, and has to be left", run=ClusterFaults.drain),
+    "node-gone": Command(
+        help="a node is gone; another takes its place (--for-good: not)", run=ClusterFaults.node_gone
     ),
-    "no-quota": ClusterCommand(help="any number of chips", run=ClusterFaults.no_quota),
+    "node-back": Command(help="a drained node takes pods again", run=ClusterFaults.node_back),
+    "cut": Command(help="a node's kubelet is cut off the network", run=ClusterFaults.cut),
+    "heal": Command(help="it is back on the network", run=ClusterFaults.heal),
+    "api-away": _of_all("the API server answers nobody any more", ClusterFaults.api_away),
+    "api-back": _of_all("it answers again", ClusterFaults.api_back),
+    "bucket-away": _of_all("the bucket answers nobody any more", lambda all, _: all.everywhere.bucket_away()),
+    "bucket-back": _of_all("it answers again", lambda all, _: all.everywhere.bucket_back()),
+    "quota": _of_all("the namespace may have --amount chips", ClusterFaults.quota, "amount"),
+    "no-quota": _of_all("any number of chips", ClusterFaults.no_quota),
 }

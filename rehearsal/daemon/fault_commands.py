@@ -6,8 +6,9 @@ Each tells in one line what was done, and what to look at now.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rehearsal.daemon.gateway import Gateway
 from rehearsal.daemon.node_machines import NodeMachines
@@ -32,6 +33,81 @@ class FaultRequest:
     for_good: bool = False
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command[Commands]:
+    """help: for the list of faults. run: → the line that is told. needs: "host", "amount" or both."""
+
+    help: str
+    run: Callable[[Commands, FaultRequest], str]
+    needs: tuple[str, ...] = ("host",)
+
+
+def require[Commands](
+    commands: Mapping[str, Command[Commands]], name: str, request: FaultRequest
+) -> Command[Commands]:
+    """The command of that name. Raises RehearsalError: there is none, or the request lacks what it needs."""
+    command = commands.get(name)
+    if command is None:
+        raise RehearsalError(f'"{name}" is no act of this rehearsal; choose one of {", ".join(commands)}')
+    if "host" in command.needs and not request.host:
+        raise RehearsalError(f"{name}: which one? Say --host and its index, such as --host 0")
+    if "amount" in command.needs and request.amount is None:
+        raise RehearsalError(f"{name}: how much? {command.help}; such as --amount 4")
+    return command
+
+
+def one_of(names: Sequence[str], request: FaultRequest) -> str:
+    """The machine or node that is meant. Raises RehearsalError."""
+    if request.host.isdecimal() and int(request.host) < len(names):
+        return names[int(request.host)]
+    if request.host in names:
+        return request.host
+    raise RehearsalError(
+        f"--host {request.host}: there is none; choose one of 0 … {len(names) - 1}"
+        if names
+        else "the rehearsal has no hosts now; `pulumi up --refresh` makes them"
+    )
+
+
+class EverywhereFaults:
+    """What can go wrong with hosts and with nodes of a cluster alike. freeze_bucket: as of Machines."""
+
+    def __init__(self, faults: Faults, freeze_bucket: Callable[..., None]) -> None:
+        self.faults, self._freeze_bucket = faults, freeze_bucket
+        self._timers: list[threading.Timer] = []
+        self._wedged: dict[str, list[int]] = {}
+
+    def wedge(self, name: str) -> str:
+        process = self.faults.wedge(name)
+        self._wedged.setdefault(name, []).append(process)
+        return f"process {process} of {name} is stopped in mid-work (SIGSTOP). Look: the hang watchdog, in fab status"
+
+    def unwedge(self, name: str) -> str:
+        found = self._wedged.pop(name, [])
+        for process in found:
+            self.faults.unwedge(name, process)
+        return f"{len(found)} processes of {name} go on"
+
+    def bucket_away(self) -> str:
+        self._freeze_bucket(frozen=True)
+        return "the bucket answers nobody. Look: fab status, fab keeper status"
+
+    def bucket_back(self) -> str:
+        self._freeze_bucket(frozen=False)
+        return "the bucket answers again"
+
+    def later(self, act: Callable[[], object]) -> None:
+        """Carry out `act` after AGAIN_S, unless the rehearsal is closed before."""
+        timer = threading.Timer(AGAIN_S, act)
+        timer.daemon = True
+        timer.start()
+        self._timers.append(timer)
+
+    def close(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+
 class FaultCommands:
     """The faults of one rehearsal. pool, chips: of its slices in the simulated cloud. close: what was to come later
     does not."""
@@ -48,45 +124,26 @@ class FaultCommands:
         gateway: Gateway | None = None,
     ) -> None:
         """freeze_bucket: as of Machines. gateway: None where the stack has no keeper."""
-        self._freeze_bucket, self._gateway = freeze_bucket, gateway
-        self.faults = faults
+        self.everywhere, self.faults, self._gateway = EverywhereFaults(faults, freeze_bucket), faults, gateway
         self._hosts = hosts
         self._control = control
         self._pool = pool
         self._chips = chips
-        self._timers: list[threading.Timer] = []
-        self._wedged: dict[str, list[int]] = {}
 
     def carry_out(self, name: str, request: FaultRequest) -> str:
         """The line that is told. Raises RehearsalError."""
-        command = COMMANDS.get(name)
-        if command is None:
-            raise RehearsalError(f'"{name}" is no act of the rehearsal; choose one of {", ".join(COMMANDS)}')
-        if "host" in command.needs and not request.host:
-            raise RehearsalError(f"{name}: which host? Say --host and its index, such as --host 0")
-        if "amount" in command.needs and request.amount is None:
-            raise RehearsalError(f"{name}: how much? {command.help}; such as --amount 60")
+        command = require(COMMANDS, name, request)
         try:
             return command.run(self, request)
         except (MachinesError, ApiError, ValueError) as error:
             raise RehearsalError(f"{name}: {error}") from None
 
     def close(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+        self.everywhere.close()
 
     def name(self, request: FaultRequest) -> str:
         """The machine that is meant. Raises RehearsalError."""
-        names = self._hosts.names()
-        if request.host.isdecimal() and int(request.host) < len(names):
-            return names[int(request.host)]
-        if request.host in names:
-            return request.host
-        raise RehearsalError(
-            f"--host {request.host}: there is none; choose one of 0 … {len(names) - 1}"
-            if names
-            else "the rehearsal has no hosts now; `pulumi up --refresh` makes them"
-        )
+        return one_of(self._hosts.names(), request)
 
     # --- the cloud --------------------------------------------------------------------------------------------
 
@@ -109,14 +166,6 @@ class FaultCommands:
     def _pool_in(self, zone: str) -> str:
         own, _, kind = self._pool.partition(":")
         return f"{zone or own}:{kind}"
-
-    def bucket_away(self, _request: FaultRequest) -> str:
-        self._freeze_bucket(frozen=True)
-        return "the bucket answers nobody. Look: fab status, fab keeper status"
-
-    def bucket_back(self, _request: FaultRequest) -> str:
-        self._freeze_bucket(frozen=False)
-        return "the bucket answers again"
 
     def gateway_off(self, _request: FaultRequest) -> str:
         self._require_gateway().power_off()
@@ -147,29 +196,13 @@ class FaultCommands:
         self._hosts.move(name, "down")
         if request.for_good:
             return f"{name} is dead, as after a power cut, and stays so. Look: fab status"
-        timer = threading.Timer(AGAIN_S, self._hosts.move, (name, "up"))
-        timer.daemon = True
-        timer.start()
-        self._timers.append(timer)
+        self.everywhere.later(functools.partial(self._hosts.move, name, "up"))
         return f"{name} is dead, as after a power cut; Google starts it again in {AGAIN_S:.0f} s. Look: fab status"
 
     def restart(self, request: FaultRequest) -> str:
         name = self.name(request)
         self._hosts.move(name, "up")
         return f"{name} is starting again"
-
-    def wedge(self, request: FaultRequest) -> str:
-        name = self.name(request)
-        process = self.faults.wedge(name)
-        self._wedged.setdefault(name, []).append(process)
-        return f"process {process} of {name} is stopped in mid-work (SIGSTOP). Look: the hang watchdog, in fab status"
-
-    def unwedge(self, request: FaultRequest) -> str:
-        name = self.name(request)
-        found = self._wedged.pop(name, [])
-        for process in found:
-            self.faults.unwedge(name, process)
-        return f"{len(found)} processes of {name} go on"
 
     def fill_disk(self, request: FaultRequest) -> str:
         if request.host == SHARE:
@@ -200,21 +233,12 @@ class FaultCommands:
         return up[0]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Command:
-    """help: for the list of faults. run: → the line that is told. needs: "host", "amount" or both."""
-
-    help: str
-    run: Callable[[FaultCommands, FaultRequest], str]
-    needs: tuple[str, ...] = ("host",)
-
-
-def _of_cloud(help: str, run: Callable[[FaultCommands, FaultRequest], str]) -> Command:
+def _of_cloud(help: str, run: Callable[[FaultCommands, FaultRequest], str]) -> Command[FaultCommands]:
     """One that no host in particular suffers from."""
     return Command(help=help, run=run, needs=())
 
 
-def _of_machine(help: str, cause: Callable[[Faults, str], object], said: str) -> Command:
+def _of_machine(help: str, cause: Callable[[Faults, str], object], said: str) -> Command[FaultCommands]:
     """A fault that takes only the machine's name. said: what is told, with {name} and {found}, what the fault gave."""
 
     def run(commands: FaultCommands, request: FaultRequest) -> str:
@@ -226,7 +250,7 @@ def _of_machine(help: str, cause: Callable[[Faults, str], object], said: str) ->
     return Command(help=help, run=run)
 
 
-COMMANDS: Mapping[str, Command] = {
+COMMANDS: Mapping[str, Command[FaultCommands]] = {
     "kill": Command(
         help="a host loses power; Google starts it again (--for-good: not)", run=FaultCommands.kill
     ),
@@ -240,14 +264,21 @@ COMMANDS: Mapping[str, Command] = {
     "vanish": _of_cloud("somebody deletes the slice", FaultCommands.vanish),
     "stockout": _of_cloud("there are no chips to be had any more (--zone: in another zone)", FaultCommands.stockout),
     "restock": _of_cloud("there are chips again (--zone: there)", FaultCommands.restock),
-    "bucket-away": _of_cloud("the bucket answers nobody any more", FaultCommands.bucket_away),
-    "bucket-back": _of_cloud("it answers again", FaultCommands.bucket_back),
+    "bucket-away": _of_cloud(
+        "the bucket answers nobody any more", lambda all, _: all.everywhere.bucket_away()
+    ),
+    "bucket-back": _of_cloud("it answers again", lambda all, _: all.everywhere.bucket_back()),
     "gateway-off": _of_cloud(
         "the gateway, where the keeper is, loses its power", FaultCommands.gateway_off
     ),
     "gateway-on": _of_cloud("it is on again", FaultCommands.gateway_on),
-    "wedge": Command(help="a host's training process is stopped in mid-work", run=FaultCommands.wedge),
-    "unwedge": Command(help="it goes on", run=FaultCommands.unwedge),
+    "wedge": Command(
+        help="a host's training process is stopped in mid-work",
+        run=lambda all, request: all.everywhere.wedge(all.name(request)),
+    ),
+    "unwedge": Command(
+        help="it goes on", run=lambda all, request: all.everywhere.unwedge(all.name(request))
+    ),
     "fill-disk": Command(
         help="a host's disk, or --host share, has no byte left", run=FaultCommands.fill_disk
     ),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -15,18 +16,20 @@ from rehearsal.state import RehearsalError
 
 COMMAND = (sys.executable, "-m", "keeper")
 PERIOD_S = 5.0
-"""Between the end of a pass and the next: at Google a minute."""
+"""From the start of a pass to that of the next, which waits for its end: at Google a minute."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Gateway:
     """Starts one pass of the keeper after the other, as systemd does, while it is on.
 
-    environ: gives the environment of a pass. log: what the passes say.
+    environ: gives the environment of a pass. log: what the passes say. period_s: as PERIOD_S.
     """
 
-    def __init__(self, *, environ: Callable[[], Mapping[str, str]], log: Path) -> None:
-        self._environ, self._log = environ, log
+    def __init__(
+        self, *, environ: Callable[[], Mapping[str, str]], log: Path, period_s: float = PERIOD_S
+    ) -> None:
+        self._environ, self._log, self._period_s = environ, log, period_s
         self._process: subprocess.Popen[bytes] | None = None
         self._guard = threading.Lock()
         self._off = threading.Event()
@@ -59,6 +62,7 @@ class Gateway:
 
     def _run(self, off: threading.Event) -> None:
         while not off.is_set():
+            began_s = time.monotonic()
             try:
                 environ = self._environ()
             except RehearsalError:  # it is about to end
@@ -76,4 +80,4 @@ class Gateway:
                     start_new_session=True,
                 )
             self._process.wait()
-            off.wait(PERIOD_S)
+            off.wait(max(0.0, began_s + self._period_s - time.monotonic()))

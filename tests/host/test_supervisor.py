@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from host.agent import run_files, supervisor
-from host.agent.process import Process
+from host.agent.proc import NO_MEMORY, oom_kills
+from host.agent.process import Process, exit_record
 from host.agent.run_files import RunFiles
 from tests.host.conftest import CHECKOUT, cut_off, is_running, until
 
@@ -301,3 +302,58 @@ def test_the_budget_tells_process_0_first_and_kills_what_does_not_save(
     without = supervisor.Budget(process, {"budget_s": None, "budget_reason": None})
     without.look(float("1e12"))
     assert not asked
+
+
+def test_processes_killed_for_want_of_memory_are_counted_in_the_own_control_group(tmp_path: Path) -> None:
+    proc, group = tmp_path / "cgroup", tmp_path / "kubepods" / "pod1"
+    proc.write_text("1:name=systemd:/x\n0::/kubepods/pod1\n")
+    assert oom_kills(str(proc), str(tmp_path)) == 0, "no such group"
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    assert oom_kills(str(proc), str(tmp_path)) == 1, "of version 1"
+    group.mkdir(parents=True)
+    (group / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert oom_kills(str(proc), str(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("ended", "order", "kills", "is_told"),
+    [
+        ({"code": None, "signal": 9}, None, 3, True),
+        ({"code": 137, "signal": None}, None, 3, True),
+        ({"code": 1, "signal": None}, None, 2, False),
+        ({"code": 0, "signal": None}, None, 3, False),
+        ({"code": None, "signal": 9}, {"outcome": "failed"}, 3, False),
+    ],
+)
+def test_an_end_is_for_want_of_memory_where_the_kernel_killed_meanwhile_and_nobody_else_ended_it(
+    ended: dict[str, Any],
+    order: dict[str, Any] | None,
+    kills: int,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor, "oom_kills", lambda: kills)
+    assert supervisor.lacked_memory(ended, order, 2) is is_told
+
+
+@pytest.mark.parametrize(
+    ("code", "says_all", "words", "message"),
+    [
+        (1, True, NO_MEMORY, "lower it"),
+        (1, False, NO_MEMORY, f"exit code 1: {NO_MEMORY}"),
+        (None, False, None, "killed by signal 9 (SIGKILL): lower it"),
+    ],
+)
+def test_what_a_process_said_of_its_end_is_not_lost(
+    code: int | None, says_all: bool, words: str | None, message: str, tmp_path: Path
+) -> None:
+    process = Process(str(tmp_path), "r", 0, 0)
+    process.record = {"pid": 1}
+    Path(process.dir).mkdir(parents=True)
+    said = {"state": "failed", "message": "lower it", "says_all": says_all, "step": 3, "time": 1.0}
+    Path(process.beat_path).write_text(json.dumps(said))
+    signum = None if code else 9
+    ended = {"code": code, "signal": signum, "time": 1.0, "words": words}
+    record = exit_record(code, signum, 1.0, supervisor.cause_of(ended), [])
+    assert supervisor.ending_of(process, None, record, ended, None)["beat"]["message"] == message

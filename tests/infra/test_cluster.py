@@ -351,7 +351,8 @@ def test_of_a_cluster_that_exists_nothing_is_made_and_the_inventory_says_where_i
     assert declared.inventory.cluster == inventory.Cluster(
         name="theirs", context="theirs", namespace="ours", service_account="tpu-stack"
     )
-    assert declared.inventory.slices[0].pool is not None
+    pool = declared.inventory.slices[0].pool
+    assert pool is not None and pool.scales_to_zero, "while no run has its nodes they are somebody else's"
     assert inventory.from_json(inventory.to_json(declared.inventory)) == declared.inventory
 
 

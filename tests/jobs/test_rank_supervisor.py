@@ -115,7 +115,7 @@ def test_what_an_attempt_leaves_in_its_folder_is_there_for_the_next_one(start: S
     ("end", "code", "how"),
     [
         ("sys.exit(3)", 3, "rank 1 ended with exit code 3"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", 1, "rank 1 was killed by SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", 139, "rank 1 was killed by SIGSEGV"),
     ],
 )
 def test_a_rank_that_fails_takes_its_siblings_along_and_is_named(
@@ -230,7 +230,7 @@ SLEEPS = AT_SIGTERM + "time.sleep(60)"
             2,
             ("rank 1: no such column", True),
         ),
-        (SLEEPS, "os.kill(os.getpid(), signal.SIGSEGV)", 1, ("rank 1 was killed by SIGSEGV", False)),
+        (SLEEPS, "os.kill(os.getpid(), signal.SIGSEGV)", 139, ("rank 1 was killed by SIGSEGV", False)),
         ("process.end_as_failed(run, 'lost'); sys.exit(76)", SLEEPS, 76, ("rank 0: lost", False)),
         (SLEEPS, AT_SIGTERM + "sys.exit(75)", 75, None),
     ],

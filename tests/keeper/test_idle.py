@@ -21,8 +21,8 @@ from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.cloud_tpu.settings import read as read_settings
 from infra.documents import Documents
-from infra.lease import Lease, LeaseHeldError, myself
-from keeper import idle, slices, store
+from infra.lease import Lease, LeaseHeldError, held, myself
+from keeper import reclaim, slices, store
 from keeper.passes import Means
 from launch import runs
 from launch.hosts import HostError
@@ -34,7 +34,7 @@ from tests.infra.cloud_tpu.lab import OWNER, wanted_props
 from tests.launch.test_costs import MAIN
 
 HOUR_S = 3600.0
-NOW_S = 1_800_000_000.0 - 1_800_000_000.0 % idle.EVERY_S
+NOW_S = 1_800_000_000.0 - 1_800_000_000.0 % store.NOTED_EVERY_S
 
 
 class Hosts:
@@ -72,7 +72,7 @@ class Lab:
     def after(self, hours: float) -> bool:
         """Whether the slice is still there after a look so many hours later."""
         self.clock_s = NOW_S + hours * HOUR_S
-        idle.give_back(self.means)
+        reclaim.give_back(self.means)
         return self.is_there()
 
 
@@ -99,7 +99,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
         backoff = Backoff(say=said.append, now=clock.now, sleep=api.control.advance)
         documents = Documents(str(tmp_path / "store"))
         props = wanted_props(wait_s=600)
-        main = dataclasses.replace(MAIN, hosts=(), created="")
+        main = dataclasses.replace(MAIN, hosts=(), created="", origin="queued-resource main")
         here = on_this_machine(hosts="1", platform="cpu")
         inventory = dataclasses.replace(here.inventory, stack="dev", slices=(main,), idle_hours=6.0)
         stack = {
@@ -118,7 +118,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
                 backoff=backoff,
                 hosts=hosts,  # type: ignore[arg-type]
                 say=said.append,
-                lease_of=lambda name: Lease(documents, name, myself("the keeper")),
+                hold=lambda name: held(Lease(documents, name, myself("the keeper"))),
             )
             made = Lab(means=means, hosts=hosts, api=api, said=said, patch=monkeypatch)
             monkeypatch.setattr(Documents, "now_s", lambda _: made.clock_s)
@@ -155,7 +155,7 @@ def open_elsewhere(lab: Lab) -> None:
     def refused(target: Any) -> list[str]:
         raise HostError(host="h", reason="whether a program has a TPU open cannot be seen")
 
-    lab.patch.setattr(idle, "devices_open_on", refused)
+    lab.patch.setattr(reclaim, "devices_open_on", refused)
 
 
 def kept(lab: Lab) -> None:
@@ -169,7 +169,7 @@ def queued(lab: Lab) -> None:
 
 
 def leased(lab: Lab) -> None:
-    def hold(lease: Lease) -> contextlib.AbstractContextManager[Lease]:
+    def hold(name: str) -> contextlib.AbstractContextManager[Lease]:
         raise LeaseHeldError("`pulumi up` is changing main")
 
     lab.means = dataclasses.replace(lab.means, hold=hold)

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from contracts.errors import RequestError
-from contracts.inventory import Inventory, Slice, Storage, to_json
+from contracts.inventory import to_json
 from infra import lease
 from infra.cloud_tpu import request
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.retry import CloudTpuError
-from infra.documents import Documents, DocumentsError
+from infra.documents import Documents, DocumentsError, MissingError
 from infra.keeper_dismissal import KeeperDismissalProvider
 from infra.stack_identity import StackIdentityProvider
 from keeper import passes, store
@@ -34,32 +34,16 @@ from keeper.store import Stack, Wanted
 from rehearsal.tpu_api import ApiError, Clock, TpuApi
 from tests.infra.cloud_tpu.lab import OWNER, POOL, ZONE, Cloud, wanted_props
 from tests.infra.cloud_tpu.lab import Stack as Pulumi
+from tests.launch.slices import make_inventory, make_slice
 
 ZONES = (ZONE, "us-west4-a")
 DISMISSAL = {"store_url": "gs://b/keeper", "owner": OWNER}
 POOLS = (POOL, POOL.replace(ZONE, ZONES[1]))
 RUN_ID = "flax_mlm-20261123-100000-abcd"
 STEPS, EVERY = 100, 10
-INVENTORY = Inventory(
-    stack="dev",
+INVENTORY = make_inventory(
+    make_slice((), name="main", zone=ZONE, origin="queued-resource main"),
     project="grant",
-    storage=Storage(bucket_url="gs://b", bucket_region=None, nfs_source=None, nfs_mount=None),
-    images={},
-    gateway=None,
-    slices=(
-        Slice(
-            name="main",
-            accelerator_type="v5litepod-16",
-            generation="v5e",
-            topology="4x4",
-            zone="us-central1-a",
-            capacity="spot",
-            origin="queued-resource main",
-            count=1,
-            devices_per_host=4,
-            hosts=(),
-        ),
-    ),
     keeper="gs://b/keeper",
 )
 EVENTS = (
@@ -67,7 +51,7 @@ EVENTS = (
     *("documents-away", "google-busy", "answer-lost"),
 )
 IN_THE_MIDDLE = st.one_of(
-    st.sampled_from(["keeper", "keeper-dies", "up", "destroy"]),
+    st.sampled_from(["keeper", "keeper-dies", "up", "destroy", "suspended"]),
     st.sampled_from([*EVENTS, "progress", "crash"]),
 )
 
@@ -132,9 +116,13 @@ class World:
     def examine(self, wanted: Wanted, target: Any, now_s: float) -> Any:
         return self.without_hosts(wanted)
 
-    def resume(self, run: World, target: tuple[str, ...], now_s: Callable[[], float]) -> Any:
+    def resume(
+        self, run: World, target: tuple[str, ...], now_s: Callable[[], float], require: Callable[[], object]
+    ) -> Any:
+        self.machine.sleep(5.0)  # the preflight and the code
         if self.silent(target):
             raise RequestError("hosts do not answer")
+        require()
         assert not self.runs, "a run that runs was started a second time"
         self.step, self.outcome, self.on = (self.saved or (0,))[-1], None, target
         self.attempt += 1
@@ -244,6 +232,9 @@ class Machine(RuleBasedStateMachine):
     def happen(self, event: str) -> None:
         if event == "keeper-dies":
             raise PowerCut
+        if event == "suspended":  # the machine of whoever sleeps, while another keeper goes on
+            self.control.advance(120.0)
+            event = "keeper"
         if event in ("keeper", "up", "destroy"):
             # Of two `pulumi` at once the second one finds the lock of the stack's state.
             if self.depth < 3 and (event == "keeper" or not self.is_locked):
@@ -302,8 +293,7 @@ class Machine(RuleBasedStateMachine):
             backoff=dataclasses.replace(self.cloud.session.backoff, say=self.cloud.lines.append),
             hosts=self.world,  # type: ignore[arg-type]
             say=self.cloud.lines.append,
-            lease_of=lambda name: self.lease_of(name, "keeper"),
-            hold=self.held,
+            hold=lambda name, **how: self.held(self.lease_of(name, "keeper"), **how),
             at_once=1,
         )
         try:
@@ -437,15 +427,21 @@ class Machine(RuleBasedStateMachine):
             for _ in range(80):
                 if self.world.runs:
                     assert len(self.live()) == 1, self.live()
-                entry = store.read_wanted(Documents(self.folder))[RUN_ID]
-                if entry.state == "ended" or self.destroyed or self.broken_off or self.pulumi.state is None:
+                entry = store.read_wanted(Documents(self.folder)).get(RUN_ID)
+                if (
+                    entry is None
+                    or entry.state == "ended"
+                    or self.destroyed
+                    or self.broken_off
+                    or self.pulumi.state is None
+                ):
                     break
                 self.keeper()
                 self.world.progress(EVERY + 5)
                 self.control.advance(120.0)
             else:
                 raise AssertionError(f"it is never brought back: {entry}\n{self.cloud.said}")
-            if entry.state == "ended" and self.world.outcome != "done":
+            if entry is not None and entry.state == "ended" and self.world.outcome != "done":
                 assert "twice from" in entry.reason or "attempts" in entry.reason, entry.reason
             self.destroy()
             self.keeper()
@@ -457,7 +453,11 @@ class Machine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize(
-    "event", ["keeper", "keeper-dies", "up", "destroy", "preempt", "vanish", "stock-out", "documents-away"]
+    "event",
+    [
+        *("keeper", "keeper-dies", "suspended", "up", "destroy", "preempt"),
+        *("vanish", "stock-out", "documents-away"),
+    ],
 )
 def test_whatever_happens_at_any_moment_of_a_recovery(event: str) -> None:
     """At each of its sleeps, until there is none that is so late."""
@@ -481,14 +481,22 @@ def test_whatever_happens_at_any_moment_of_a_recovery(event: str) -> None:
     assert moment > 5
 
 
-def test_what_a_keeper_asks_for_after_a_destruction_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("has_bucket", [True, False])
+def test_what_a_keeper_asks_for_after_a_destruction_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, has_bucket: bool
+) -> None:
     """It was stopped after it had looked at its lease, for longer than the destruction took."""
     one, create = Machine(), Client.create_queued_resource
     one.start(0.0)
 
+    def gone(*_: Any, **__: Any) -> None:
+        raise MissingError("there is no such bucket")
+
     def late(self: Client, parent: str, own_id: str, body: Any) -> Any:
         monkeypatch.setattr(Client, "create_queued_resource", create)
         one.destroy()
+        if not has_bucket:
+            monkeypatch.setattr(lease.Lease, "take", gone)
         return create(self, parent, own_id, body)
 
     try:
@@ -499,6 +507,7 @@ def test_what_a_keeper_asks_for_after_a_destruction_is_given_back(monkeypatch: p
         assert one.destroyed
         one.what_is_destroyed_stays_so()
     finally:
+        monkeypatch.undo()
         one.teardown()
 
 

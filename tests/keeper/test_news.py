@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ import pytest
 from contracts.inventory import to_json
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.documents import Documents, DocumentsError
-from infra.lease import Lease
-from keeper import news, passes, slices, store
+from infra.lease import Lease, held
+from keeper import passes, slices, store
 from keeper.hosts import Hosts
 from keeper.store import Wanted
 from launch import notify
@@ -45,9 +44,9 @@ class Lab:
             backoff=Backoff(sleep=lambda _: None, now=lambda: self.clock_s),
             hosts=Hosts(self.said.append),
             say=self.said.append,
-            lease_of=lambda name: Lease(self.documents, name, "keeper"),
+            hold=lambda name, **how: held(Lease(self.documents, name, "keeper"), **how),
         )
-        passes.run_pass(means, looks_s=(0.0,))
+        passes.run_pass(means)
         return sorted((channel, event.kind, event.text) for channel, event in self.got[before:])
 
     @property
@@ -118,7 +117,7 @@ def test_a_run_that_is_given_up_without_its_hosts_is_told_of_until_it_is_taken(l
 def test_what_is_not_taken_for_hours_is_dropped_and_a_stop_is_no_news(lab: Lab) -> None:
     lab.away = "slack"
     lab.look(attempts_left=0)
-    lab.clock_s += news.LIFE_S + 1
+    lab.clock_s += passes.NEWS_LIFE_S + 1
     lab.look()
     assert lab.entry.news == ()
     store.change_wanted(lab.documents, RUN_ID, lambda now: now and dataclasses.replace(now, state="watched"))
@@ -131,7 +130,7 @@ def test_news_are_not_dropped_while_nobody_can_tell_who_gets_them(
 ) -> None:
     with monkeypatch.context() as away:
         refused = raising(DocumentsError("the bucket does not answer"))
-        away.setattr("keeper.news.store", types.SimpleNamespace(find_stack=refused, change_wanted=None))
+        away.setattr("keeper.store.find_stack", refused)
         assert lab.look() == [] and lab.entry.state == "watched"
     assert [kind for _, kind, _ in lab.look()] == ["preempted", "preempted"]
 

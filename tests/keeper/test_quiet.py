@@ -1,9 +1,11 @@
-"""While all is well a pass reads what is wanted and the queue once, lists once, and writes nothing."""
+"""A pass: while all is well it reads little and writes nothing, and nothing that it does keeps it from looking."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ import pytest
 
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.documents import Documents
-from keeper import hosts, idle, passes, queue_commands, store
+from keeper import commands, hosts, passes, queue_commands, reclaim, store
 from keeper.__main__ import watch
+from keeper.queue import Queue
 from keeper.store import Wanted
+from tests.keeper import test_queue
 
 
 def test_fifty_runs_that_are_well_cost_five_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,15 +59,15 @@ def test_fifty_runs_that_are_well_cost_five_requests(tmp_path: Path, monkeypatch
         backoff=Backoff(sleep=lambda _: None),
         hosts=hosts.Hosts(print),
         say=print,
-        lease_of=lambda name: pytest.fail(f"the lease of {name} was wanted"),
+        hold=lambda name, **_: pytest.fail(f"the lease of {name} was wanted"),
     )
     monkeypatch.setattr(passes, "means_of", lambda *_: means)
     monkeypatch.setattr(
-        Documents, "now_s", lambda _: idle.WITHIN_S + 1
+        Documents, "now_s", lambda _: store.NOTED_WITHIN_S + 1
     )  # not one of the looks for idle slices
     assert watch(means.documents, print) == 0
     tpus = "projects/p/locations/-"
-    assert asked == ["read wanted.json", "ages_s", tpus, tpus, "read queue.json"]
+    assert asked == ["read wanted.json", "ages_s", tpus, "read queue.json", tpus]
 
 
 def test_what_one_step_cannot_do_does_not_keep_the_others_from_it(
@@ -80,7 +84,7 @@ def test_what_one_step_cannot_do_does_not_keep_the_others_from_it(
 
     monkeypatch.setattr(passes, "run_pass", step("look"))
     monkeypatch.setattr(queue_commands, "attend", step("queue"))
-    monkeypatch.setattr(idle, "give_back", step("idle"))
+    monkeypatch.setattr(reclaim, "give_back", step("idle"))
     said: list[str] = []
     assert watch(Documents(str(tmp_path)), said.append) == 1
     assert done == ["look", "queue", "idle"] and said == [f"error: no {name}" for name in done]
@@ -90,3 +94,72 @@ def test_a_quiet_pass_does_without_what_logs_in_to_hosts() -> None:
     """Its import takes as long as all the others together, every minute."""
     code = "import keeper.__main__, sys; sys.exit('asyncssh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("busy", ["a slice", "the queue"])
+def test_a_slice_that_is_lost_while_something_else_is_waited_for_is_seen_to_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, busy: str
+) -> None:
+    documents, tended, lost = Documents(str(tmp_path)), threading.Event(), ["a"] if busy == "a slice" else []
+    for name in ("a", "b"):
+        of: dict[str, Any] = {"run_id": f"run-{name}", "slice": name, "origin": f"queued-resource {name}"}
+        one = Wanted(**of, stack="dev", project="p", runs_url=str(tmp_path / "none"))
+        store.change_wanted(documents, one.run_id, lambda _, one=one: one)  # type: ignore[misc]
+
+    class Client:
+        def queued_resources(self, parent: str) -> list[dict[str, Any]]:
+            there = [name for name in ("a", "b") if name not in lost]
+            lost.append("b")  # from the second look on
+            return [
+                {"name": f"{parent}/queuedResources/{each}", "state": {"state": "ACTIVE"}} for each in there
+            ]
+
+    def waits() -> None:
+        assert tended.wait(20.0), "b waits for what is done about something else"
+
+    def attend(attempt: passes.Attempt) -> None:
+        waits() if attempt.name == "a" and "a" in lost else tended.set()
+
+    monkeypatch.setattr(passes, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(passes.Attempt, "attend", attend)
+    means = passes.Means(
+        documents=documents,
+        client=Client,  # type: ignore[arg-type]
+        backoff=Backoff(),
+        hosts=types.SimpleNamespace(signs=lambda _: {f"run-{each}": passes.WELL for each in "ab"}),  # type: ignore[arg-type]
+        say=print,
+        hold=lambda name, **_: pytest.fail(f"the lease of {name} was wanted"),
+    )
+    passes.run_pass(means, waits if busy == "the queue" else lambda: None)
+    assert tended.is_set()
+
+
+@pytest.mark.parametrize("looked_s", [None, 0.0, 3600.0])
+def test_it_is_said_that_no_keeper_looks_at_what_is_kept(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    looked_s: float | None,
+) -> None:
+    """As where it was never installed: a slice that is kept for a run is no slice for the queue."""
+    clock_s: list[float] = [store.NOTED_EVERY_S * 1_000_000]
+    monkeypatch.setattr(Documents, "now_s", lambda _: clock_s[0])
+    documents = Documents(str(tmp_path))
+    one = Wanted(run_id="run", slice="main", stack="dev", runs_url="", added_s=clock_s[0])
+    store.change_wanted(documents, one.run_id, lambda _: one)
+    Queue(documents).add([test_queue.entry(0)], [])
+
+    def said() -> list[bool]:
+        commands.status(documents), queue_commands.show(Queue(documents), everything=False, as_json=False)
+        line = "no keeper has looked for 1 h, and what is kept waits: `fab keeper install`"
+        return [line in " ".join(capsys.readouterr().out.split())]
+
+    assert said() == [False]
+    clock_s[0] += 3600.0
+    for _ in range(0 if looked_s is None else 2):
+        store.note_look(documents)
+        clock_s[0] += 60.0
+    assert documents.read(store.LOOKED).value in (None, clock_s[0] - 120.0)  # once in each quarter of an hour
+    if looked_s:
+        clock_s[0] += looked_s
+    assert said() == [looked_s != 0.0]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from contracts.inventory import Inventory, Storage
 from infra import naming
 from keeper import rules, slices
 from keeper.store import Stack, Wanted
+from tests.launch.slices import make_inventory
 
 NOW = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.UTC)
 WANTED = Wanted(
@@ -23,19 +23,7 @@ WANTED = Wanted(
     origin="queued-resource dev-main",
 )
 PLACES = {"zones": ["a", "b"], "strategy": "first", "zone_wait_s": 600}
-STACK = Stack(
-    project="p",
-    owner="ours",
-    slices={"main": PLACES},
-    inventory=Inventory(
-        stack="dev",
-        project="p",
-        storage=Storage(bucket_url="gs://b", bucket_region=None, nfs_source=None, nfs_mount=None),
-        images={},
-        gateway=None,
-        slices=(),
-    ),
-)
+STACK = Stack(project="p", owner="ours", slices={"main": PLACES}, inventory=make_inventory())
 
 
 def asked(

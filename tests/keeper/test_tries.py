@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
+from contracts.errors import RequestError
+from infra import lease
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.request import Spec
 from infra.cloud_tpu.retry import CloudTpuError, LostAgainError
-from infra.documents import DocumentsError
-from keeper import passes, rules, slices, store
+from infra.documents import DocumentsError, MissingError
+from keeper import commands, passes, rules, slices, store
 from keeper.store import Wanted
-from launch.launch import AtWorkError
+from launch.runs import AtWorkError
 from tests.keeper.test_machine import POOLS, RUN_ID, ZONES, Away, Machine, PowerCut, World
 
 
@@ -130,7 +132,55 @@ def test_what_a_killed_keeper_asked_for_is_withdrawn_with_the_last_run(
     one.world.outcome = "done"
 
 
-def test_the_loser_of_a_race_is_withdrawn_also_if_the_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_kept_too", [False, True])
+def test_what_waits_is_withdrawn_when_its_run_is_kept_no_more(one: Machine, is_kept_too: bool) -> None:
+    one.happen("preempt")
+    one.happen("stock-out")
+    one.keeper()
+    assert entry(one).state == "waiting" and len(one.live()) == 1
+    if is_kept_too:  # the slice is wanted for another one
+        other = dataclasses.replace(entry(one), run_id="other")
+        store.change_wanted(Away(one), "other", lambda _: other)
+    commands.unkeep(Away(one), RUN_ID)
+    one.away_until_s = one.clock.now() + 60.0
+    one.keeper()
+    one.control.advance(60.0)
+    one.keeper()
+    assert [*store.read_wanted(Away(one))] == (["other"] if is_kept_too else [])
+    assert len(one.live()) == is_kept_too
+
+
+@pytest.mark.parametrize("moment", ["silent", "prepare"])
+def test_a_run_that_is_taken_back_while_its_hosts_are_prepared_is_not_resumed(
+    one: Machine, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    before = getattr(World, moment)
+
+    def meanwhile(*given: Any) -> Any:
+        if entry(one).is_kept:
+            commands.unkeep(Away(one), RUN_ID)
+        return before(*given)
+
+    one.happen("preempt")
+    monkeypatch.setattr(World, moment, meanwhile)
+    one.keeper()
+    assert one.world.attempt == 0 and store.read_wanted(Away(one)) == {}
+
+
+def test_a_run_that_is_kept_no_more_goes_on(one: Machine) -> None:
+    commands.unkeep(Away(one), RUN_ID)
+    with pytest.raises(RequestError, match="is not kept"):
+        commands.unkeep(Away(one), RUN_ID)
+    before = one.world.attempt
+    one.keeper()
+    assert store.read_wanted(Away(one)) == {} and len(one.live()) == 1
+    assert one.world.runs and one.world.attempt == before
+
+
+@pytest.mark.parametrize("end", ["done", "unkept"])
+def test_the_loser_of_a_race_is_withdrawn_also_if_the_run_has_ended(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
     one = Machine()
     one.start(0.0, "race")
     try:
@@ -141,9 +191,30 @@ def test_the_loser_of_a_race_is_withdrawn_also_if_the_run_has_ended(monkeypatch:
         spec = dataclasses.replace(Spec.of(props), zone=there)
         Lifecycle(one.cloud.client, one.cloud.session.backoff).ask(spec, is_recorded=False)
         assert len(one.live()) == 2
-        one.world.outcome = "done"
+        if end == "unkept":
+            commands.unkeep(Away(one), RUN_ID)
+        one.world.outcome = "done" if end == "done" else None
         one.keeper()
-        assert entry(one).state == "ended"
+        assert [each.state for each in store.read_wanted(Away(one)).values()] == ["ended"] * (end == "done")
         assert [name.split("/")[3] for name in one.live()] == [here]
     finally:
         one.teardown()
+
+
+def test_a_slice_that_was_active_before_stays_where_the_bucket_is_missing(
+    one: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where somebody has deleted the bucket by mistake: the slice may be at work."""
+    one.world.crash()
+    missing = MissingError("there is no such bucket")
+
+    def have(*_: Any, **__: Any) -> Any:
+        monkeypatch.setattr(lease.Lease, "take", raises(missing))
+        raise lease.LeaseLostError("the lease cannot be renewed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slices, "have", have)
+        one.keeper()
+    monkeypatch.undo()
+    assert len(one.live()) == 1
+    one.world.outcome = "done"

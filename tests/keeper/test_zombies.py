@@ -13,8 +13,8 @@ from contracts.errors import RequestError
 from infra import naming
 from infra.cloud_tpu.request import Spec, queued_resource
 from infra.cloud_tpu.retry import Backoff
-from keeper import zombies
-from keeper.zombies import known_of, limits
+from keeper import reclaim
+from keeper.reclaim import known_of, limits
 from launch import inventories
 from launch.targets import Wanted, on_this_machine
 from rehearsal.tpu_api import Clock, TpuApi
@@ -26,7 +26,7 @@ MULTI = {"node_count": 2, "accelerator_type": "v5litepod-8"}
 
 def state(*more: dict[str, Any], pending: int = 0) -> str:
     resources = [
-        {"type": zombies.IDENTITY, "outputs": {"owner": OWNER}},
+        {"type": reclaim.IDENTITY, "outputs": {"owner": OWNER}},
         {"type": "pulumi:pulumi:Stack"},
         *more,
     ]
@@ -36,7 +36,7 @@ def state(*more: dict[str, Any], pending: int = 0) -> str:
 
 
 def in_state(zone: str, own_id: str, **more: Any) -> dict[str, Any]:
-    return {"type": zombies.QUEUED_RESOURCE, "outputs": {"zone": zone, "queued_resource_id": own_id, **more}}
+    return {"type": reclaim.QUEUED_RESOURCE, "outputs": {"zone": zone, "queued_resource_id": own_id, **more}}
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[TpuApi]:
     with TpuApi(clock=clock) as made:
         monkeypatch.setenv("GOOGLE_TPU_V2_CUSTOM_ENDPOINT", made.url)
         monkeypatch.setattr(
-            zombies, "Backoff", lambda say: Backoff(say=say, now=clock.now, sleep=made.control.advance)
+            reclaim, "Backoff", lambda say: Backoff(say=say, now=clock.now, sleep=made.control.advance)
         )
         yield made
 
@@ -112,7 +112,7 @@ def test_what_nobody_knows_of_is_removed_and_nothing_else(
     api.control.advance(3600)
     before = ids(api)
     exported = state(in_state(ZONE, "second"))
-    assert zombies.command(stack(exported), remove=False, yes=True) == 0
+    assert reclaim.command(stack(exported), remove=False, yes=True) == 0
     said = capsys.readouterr().out
     assert ids(api) == before
     assert "grant holds 7; 2 are dev's and nobody knows of them" in said
@@ -121,7 +121,7 @@ def test_what_nobody_knows_of_is_removed_and_nothing_else(
     assert "another stack's (prod)" in said and "not tpu-stack's" in said
     assert any("left" in row and "3.92" not in row and "7.68" in row for row in rows)  # us-west4: 16 x 0.48
 
-    assert zombies.command(stack(exported), remove=True, yes=True) == 0
+    assert reclaim.command(stack(exported), remove=True, yes=True) == 0
     gone = {each for each in before if "/left" in each or "/many" in each}
     assert len(gone) == 5 and ids(api) == before - gone
 
@@ -134,7 +134,7 @@ def test_nodes_that_their_queued_resource_has_left_behind_are_removed_by_their_n
     with api.control._cloud.lock:
         api.control._cloud.queued_resources.clear()
     assert ids(api) == {f"{ZONE}/nodes/many-0", f"{ZONE}/nodes/many-1"}
-    assert zombies.command(stack(state()), remove=True, yes=True) == 0
+    assert reclaim.command(stack(state()), remove=True, yes=True) == 0
     assert ids(api) == set()
 
 
@@ -143,22 +143,22 @@ def test_nothing_is_removed_while_an_update_goes_on_or_was_interrupted_or_withou
 ) -> None:
     make("left")
     with pytest.raises(RequestError, match="an update of dev is under way or was interrupted"):
-        zombies.command(stack(state(pending=1)), remove=True, yes=True)
+        reclaim.command(stack(state(pending=1)), remove=True, yes=True)
     nobody = json.dumps({"deployment": {"resources": []}})
-    assert zombies.command(stack(nobody), remove=True, yes=True) == 0
+    assert reclaim.command(stack(nobody), remove=True, yes=True) == 0
     with pytest.raises(RequestError, match="printed no state of a stack"):
-        zombies.command(stack("warning: nothing"), remove=True, yes=True)
+        reclaim.command(stack("warning: nothing"), remove=True, yes=True)
     with pytest.raises(RequestError, match="Pulumi did not make it"):
-        zombies.command(Wanted(stack="./inventory.json"), remove=True, yes=True)
+        reclaim.command(Wanted(stack="./inventory.json"), remove=True, yes=True)
     assert len(ids(api)) >= 1
 
 
 def test_what_pulumi_has_is_known_by_name_and_place_in_all_zones_that_it_may_be_in() -> None:
-    direct = {"type": zombies.DIRECT, "outputs": {"zone": ZONE, "name": "one"}}
+    direct = {"type": reclaim.DIRECT, "outputs": {"zone": ZONE, "name": "one"}}
     known = known_of("dev", state(in_state(ZONE, "q", zones=[ZONE, OTHER_ZONE]), direct))
     assert known.owner == OWNER
     assert set(known.names) == {f"{ZONE}/q", f"{OTHER_ZONE}/q", f"{ZONE}/one"}
-    assert zombies.STACK_LABEL == naming.STACK_LABEL
+    assert reclaim.STACK_LABEL == naming.STACK_LABEL
 
 
 def test_a_request_that_another_zone_of_its_slice_serves_is_a_zombie_if_it_is_ours() -> None:
@@ -178,10 +178,10 @@ def test_a_request_that_another_zone_of_its_slice_serves_is_a_zombie_if_it_is_ou
         ([queued(OTHER_ZONE, "WAITING_FOR_RESOURCES", "d4e5f6")], "in use"),
         ([queued(OTHER_ZONE, "ACTIVE")], "in use"),
     ):
-        found = zombies.holdings([queued(ZONE, "ACTIVE"), *others], [], known)
+        found = reclaim.holdings([queued(ZONE, "ACTIVE"), *others], [], known)
         assert {each.zone: each.whose for each in found} == {ZONE: "in use", OTHER_ZONE: whose}
     both = [queued(ZONE, "SUSPENDED"), queued(OTHER_ZONE, "ACCEPTED")]
-    assert {each.whose for each in zombies.holdings(both, [], known)} == {"in use"}
+    assert {each.whose for each in reclaim.holdings(both, [], known)} == {"in use"}
 
 
 def test_a_quota_is_told_of_the_zone_the_generation_and_the_capacity_that_are_held() -> None:
@@ -190,7 +190,7 @@ def test_a_quota_is_told_of_the_zone_the_generation_and_the_capacity_that_are_he
         "acceleratorType": "v5litepod-8",
         "state": "READY",
     }
-    found = zombies.holdings([], [{**node, "schedulingConfig": {"spot": True}}], known_of("dev", state()))
+    found = reclaim.holdings([], [{**node, "schedulingConfig": {"spot": True}}], known_of("dev", state()))
 
     def quota(own_id: str, value: str | None, zone: str | None, *others: str) -> dict[str, Any]:
         dimensions = {} if zone is None else {"dimensions": {"zone": zone}}

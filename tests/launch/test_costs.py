@@ -9,23 +9,17 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from contracts.inventory import Slice
+from contracts.inventory import NodePool
 from launch import costs, run_record
 from launch.runs import Run
 from launch.targets import on_this_machine
+from tests.launch.slices import make_slice
 
 WriteRun = Callable[..., Run]
-MAIN = Slice(
+MAIN = make_slice(
+    on_this_machine(hosts="4", platform="cpu").hosts,
     name="main",
-    accelerator_type="v5litepod-16",
-    generation="v5e",
-    topology="4x4",
     zone="us-central1-a",
-    capacity="spot",
-    origin="queued-resource q",
-    count=1,
-    devices_per_host=4,
-    hosts=on_this_machine(hosts="4", platform="cpu").hosts,
     created="2026-11-20T10:00:00.25Z",
 )
 HOUR = 16 * 0.24493
@@ -119,6 +113,12 @@ def test_a_budget_is_of_all_attempts_and_counts_a_grants_hours(write_run: WriteR
         RequestError, match=r"has spent 7.84 of its 7.84 USD; allow it more, as in: .*-usd 15\.68"
     ):
         costs.budget(None, free, spent)
+    # What the hosts have counted to its end is spent, though the record ends a moment before.
+    short = write_run(
+        attempts=attempts, result={**ended, "wall_s": 3599.0, "out_of_budget": True}, max_usd=2 * HOUR
+    )
+    with pytest.raises(RequestError, match=r"has spent 7.84 of its 7.84 USD"):
+        costs.budget(None, free, short)
     assert costs.budget(None, MAIN, write_run(result=ended)) is None
     with pytest.raises(
         RequestError, match=r"--max-usd 5: no list price is known for v5litepod-16 \(reserved\)"
@@ -157,3 +157,22 @@ def test_a_stack_costs_what_its_slices_cost_since_they_are_there() -> None:
         f"slice old (v5litepod-16): 3.92 USD an hour at list prices, less what a grant covers (spot, {ZONE})",
         f"together 38.40 {dollars}, 7.84 more by the grant so far",
     ]
+    pool = NodePool(machine_type="ct5lp-hightpu-4t", accelerator="tpu-v5-lite-podslice", nodes=4)
+    stays = dataclasses.replace(dear, name="stays", hosts=(), created="", pool=pool)
+    goes = dataclasses.replace(stays, name="goes", pool=dataclasses.replace(pool, scales_to_zero=True))
+    hourly = f"(v5litepod-16): 19.20 USD an hour at list prices (on-demand, {ZONE})"
+    assert list(costs.of_stack([stays, goes], NOON_S)) == [
+        f"slice stays {hourly}, with a run or without",
+        f"slice goes {hourly} while a run has its nodes",
+    ]
+
+
+def test_a_run_on_node_pools_costs_what_their_slice_does(write_run: WriteRun) -> None:
+    pool = NodePool(machine_type="ct5lp-hightpu-4t", accelerator="tpu-v5-lite-podslice", nodes=4)
+    one = dataclasses.replace(MAIN, capacity="on-demand", hosts=(), pool=pool)
+    ended = {"outcome": "done", "wall_s": 1800.0, "attempt": 0}
+    run = write_run(result=ended, slice=dataclasses.asdict(one), pods={"restarts": 10, "queue": None})
+    assert costs.of_run(run) is not None, "no pod has begun it"
+    assert costs.of_run(run).usd == 0.0  # type: ignore[union-attr]
+    run.described["attempts"][-1]["pod"] = "r-0"
+    assert costs.of_run(run).usd == pytest.approx(9.60)  # type: ignore[union-attr]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from contracts.inventory import NodePool
 from launch import idle, runs
 from launch.runs import Run
 from launch.targets import Target, on_this_machine
@@ -39,6 +41,12 @@ def test_a_slice_was_last_used_when_a_run_on_it_last_said_something(
     made = dataclasses.replace(MAIN, created="2020-11-20T11:45:00Z")
     assert idle.used_s(made, [run]) == last_s
     assert idle.used_s(dataclasses.replace(made, hosts=()), [run]) is None
+    pool = NodePool(machine_type="ct5lp-hightpu-4t", accelerator="a", nodes=2)
+    stays = dataclasses.replace(made, hosts=(), created="", pool=pool)
+    assert idle.used_s(stays, [run]) == (last_s if slice_name == "main" else 0.0)
+    assert idle.used_s(stays, []) == 0.0, "when it was made is not known"
+    goes = dataclasses.replace(stays, pool=dataclasses.replace(pool, scales_to_zero=True))
+    assert idle.used_s(goes, [run]) is None
     assert idle.used_s(dataclasses.replace(made, created=""), [run]) is None
 
 
@@ -77,6 +85,19 @@ def test_commands_name_an_idle_slice_and_ask_nobody_while_it_is_not(
     write_run(slice={"name": "main"}, result={"outcome": "done", "time": time.time() - HOUR_S})
     assert not [*idle.remarks(stack(5))] and len(asked) == 3
     assert not [*idle.remarks(stack(5))] and len(asked) == 3
+
+    # Node pools that stay: idle from the first look on, or from the last run; none was made at a known time.
+    pool = NodePool(machine_type="ct5lp-hightpu-4t", accelerator="a", nodes=2)
+    pools = stack(5)
+    slices = (dataclasses.replace(MAIN, name="pool", hosts=(), pool=pool),)
+    pools = dataclasses.replace(pools, inventory=dataclasses.replace(pools.inventory, slices=slices))
+    assert not [*idle.remarks(pools)]
+    idle._memory(pools).write_text(json.dumps({"pool": time.time() - 6 * HOUR_S}))
+    (line,) = idle.remarks(pools)
+    assert line.startswith("the slice pool has had no run for 6 h")
+    write_run(slice={"name": "pool"}, result={"outcome": "done", "time": time.time() - 5 * HOUR_S})
+    (line,) = idle.remarks(pools)
+    assert line.startswith("the slice pool has had no run for 5 h") and "`scale-to-zero: true`" in line
 
     # Runs that cannot be read are no reason to say anything.
     def fails(folder: runs.RunsFolder) -> list[Run]:

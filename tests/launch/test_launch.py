@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
+from contracts.run_directory import FOLDER
 from jobs import jax_hello
 from jobs.flax_mlm.config import Config
-from launch import environments, follow, jobs, launch, runs, targets
+from launch import environments, follow, host_launcher, jobs, launch, runs, targets
 from launch import launch as launching
 from launch.hosts import Agent, GoneLink, HostsError
 from launch.jobs import Bundle
@@ -211,6 +213,53 @@ def test_two_that_resume_one_run_at_once_do_not_both_start_it(
     assert "is being launched by another process; `fab status` shows it" in text
 
 
+@pytest.mark.parametrize("taken_after", [0, 1])
+def test_a_launch_whose_slice_somebody_else_has_meanwhile_starts_nothing(
+    runs_dir: Path, earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, taken_after: int
+) -> None:
+    """As after a laptop slept while it staged the code, or while it wrote the record."""
+    looks = [None] * taken_after
+    started: list[Plan] = []
+
+    def require() -> None:
+        if not looks:
+            raise RequestError("somebody else has taken over the lease")
+        looks.pop()
+
+    run = earlier()
+    monkeypatch.setattr(host_launcher.HostLauncher, "prepare", lambda _, plan, *__: plan)
+    monkeypatch.setattr(launching, "_start_and_join", lambda plan, *_: started.append(plan))
+    here = targets.on_this_machine(hosts="2", platform="cpu")
+    taken = dataclasses.replace(here, alone=lambda: contextlib.nullcontext(require))
+    asked = launching.Request(job="flax_mlm", arguments=(), name=None, resume=run)
+    with pytest.raises(RequestError, match="taken over"):
+        launching.launch(asked, taken, print)
+    assert started == []
+    attempts = (run.directory.read_json("run.json") or {})["attempts"]
+    assert attempts[-1]["attempt"] == taken_after  # a record that may be somebody else's is not overwritten
+
+
+def test_a_folder_that_a_killed_launcher_left_is_not_what_a_resumed_run_goes_on_with(
+    runs_dir: Path, earlier: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed before run.json said so: that names the folder of the attempt before."""
+    run = earlier()
+    here = targets.on_this_machine(hosts="2", platform="cpu")
+    asked = launching.Request(job="flax_mlm", arguments=(), name=None, resume=run)
+    planned = launching.work_out(asked, here)
+    (folder,) = planned.bundles  # the code will do for one
+    run.described["code"] = {"folder": folder.sha256}
+    run.directory.write_json("run.json", run.described)
+    run.directory.write_text(FOLDER, "another")
+    monkeypatch.setattr(
+        launching, "work_out", lambda *_: dataclasses.replace(planned, bundles=(folder, folder))
+    )
+    monkeypatch.setattr(host_launcher.HostLauncher, "prepare", lambda _, plan, *__: plan)
+    monkeypatch.setattr(launching, "_start_and_join", lambda *_: None)
+    launching.launch(asked, here, print)
+    assert run.directory.read_text(FOLDER) == folder.text
+
+
 def test_how_long_an_attempt_took_is_kept_when_the_next_overwrites_its_result(
     earlier: Callable[..., Run], beat: Callable[..., dict[str, Any]]
 ) -> None:
@@ -296,7 +345,9 @@ def test_hosts_clocks_are_compared_with_the_one_that_is_given(make_agent: MakeAg
         asked.append(request["time"])
         return {"checks": [check(True)], "facts": {}}
 
-    launch.preflight(PLAN, [make_agent(answer, host=f"w-{number}") for number in range(3)], lambda: 12.5)
+    host_launcher.preflight(
+        PLAN, [make_agent(answer, host=f"w-{number}") for number in range(3)], lambda: 12.5
+    )
     assert asked == [12.5] * 3
 
 
@@ -312,7 +363,7 @@ def test_a_preflight_lists_every_failed_check_of_every_host(make_agent: MakeAgen
         return {"checks": checks if number == 0 else [check(True)], "facts": {}}
 
     with pytest.raises(HostsError) as error:
-        launch.preflight(PLAN, Hosts(make_agent, {"preflight": answer}).agents)
+        host_launcher.preflight(PLAN, Hosts(make_agent, {"preflight": answer}).agents)
     assert str(error.value).splitlines() == [
         "preflight failed, nothing was started:",
         "  w-0: disk is full → make room",
@@ -326,9 +377,9 @@ def test_code_is_sent_only_where_it_is_missing_and_once_where_hosts_share_a_dire
 ) -> None:
     hosts = Hosts(make_agent, {"stage": lambda number: {}})
     facts = [{"bundle_present": number == 1} for number in range(3)]
-    assert launch.stage(BUNDLE, hosts.agents, facts) == 2
+    assert host_launcher.stage(BUNDLE, hosts.agents, facts) == 2
     assert sorted(hosts.asked) == [("stage", 0), ("stage", 2)]
-    assert launch.stage(BUNDLE, hosts.agents, [{"bundle_present": True}] * 3) == 0
+    assert host_launcher.stage(BUNDLE, hosts.agents, [{"bundle_present": True}] * 3) == 0
     received: list[dict[str, Any]] = []
 
     def give(verb: str, request: dict[str, Any]) -> dict[str, Any]:
@@ -337,7 +388,7 @@ def test_code_is_sent_only_where_it_is_missing_and_once_where_hosts_share_a_dire
 
     shared = make_agent(give)
     agents = [dataclasses.replace(shared, host=f"h/{number}") for number in range(3)]
-    assert launch.stage(BUNDLE, agents, [{"bundle_present": False}] * 3) == 1
+    assert host_launcher.stage(BUNDLE, agents, [{"bundle_present": False}] * 3) == 1
     (request,) = received
     assert base64.b64decode(request["archive_base64"]) == b"archive"
     assert request["sha256"] == PLAN.bundle_sha256
@@ -345,7 +396,7 @@ def test_code_is_sent_only_where_it_is_missing_and_once_where_hosts_share_a_dire
 
 def test_a_start_that_fails_on_one_host_stops_all_of_them_again(make_agent: MakeAgent) -> None:
     hosts = Hosts(make_agent, {"start": lambda number: {}})
-    launch.start(PLAN, hosts.agents)
+    host_launcher.start(PLAN, hosts.agents)
     assert sorted(hosts.asked) == [("start", 0), ("start", 1), ("start", 2)]
 
     def start(number: int) -> dict[str, Any]:
@@ -353,7 +404,7 @@ def test_a_start_that_fails_on_one_host_stops_all_of_them_again(make_agent: Make
 
     hosts = Hosts(make_agent, {"start": start, "stop": lambda number: {"stopped": []}})
     with pytest.raises(HostsError, match="so it was stopped again:\n  w-1: no fork"):
-        launch.start(PLAN, hosts.agents)
+        host_launcher.start(PLAN, hosts.agents)
     assert hosts.verbs() == ["start"] * 3 + ["stop"] * 3
 
 
@@ -414,14 +465,14 @@ def test_an_image_is_pulled_where_it_is_missing_and_a_host_that_cannot_have_it_i
 
     hosts, said = Hosts(make_agent, {"pull": give}), list[str]()
     facts = [{"image_present": number == 1, "image_needs_bytes": 7} for number in range(3)]
-    launch.pull(CONTAINED, hosts.agents, facts, said.append)
+    host_launcher.pull(CONTAINED, hosts.agents, facts, said.append)
     assert sorted(hosts.asked) == [("pull", 0), ("pull", 2)]
     assert said[0] == f"pulling {'r/jax@sha256:' + '0' * 64} on 2 of 3 hosts …"
-    launch.pull(PLAN, hosts.agents, [{}] * 3, said.append)  # a bare run
-    launch.pull(CONTAINED, hosts.agents, [{"image_present": True}] * 3, said.append)
+    host_launcher.pull(PLAN, hosts.agents, [{}] * 3, said.append)  # a bare run
+    host_launcher.pull(CONTAINED, hosts.agents, [{"image_present": True}] * 3, said.append)
     assert len(hosts.asked) == len(said) == 2
     with pytest.raises(HostsError) as error:
-        launch.pull(
+        host_launcher.pull(
             CONTAINED, hosts.agents, [{"image_present": False, "image_needs_bytes": 7}] * 3, said.append
         )
     assert str(error.value).splitlines() == [

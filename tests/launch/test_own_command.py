@@ -20,6 +20,7 @@ from contracts.ranks import decoded
 from contracts.run_directory import FOLDER, RunDirectory
 from host.agent.files import unpack
 from launch import dry_run, environments, own_command, plan
+from launch.host_launcher import HostLauncher
 from launch.hosts import Agent, GoneLink
 from launch.launch import Planned
 from launch.own_command import Command, asked_for, bundle_folder
@@ -241,7 +242,16 @@ def test_a_dry_run_shows_what_each_rank_finds_what_is_sent_and_what_it_costs(fol
     made = planned(wanted, STACK, Container(image="sha256:" + "0" * 64))
     sent = wanted.folder()
     shown = list(
-        dry_run.lines(Planned(plan=made, config=wanted.config, bundles=(sent, sent), directory=None), STACK)  # type: ignore[arg-type]
+        dry_run.lines(
+            Planned(
+                plan=made,
+                launcher=HostLauncher(),
+                config=wanted.config,
+                bundles=(sent, sent),
+                directory=RunDirectory("/nowhere"),
+            ),
+            STACK,
+        )
     )
     assert shown.count("  runs  python train.py") == 2
     assert "    RANK=7" in shown

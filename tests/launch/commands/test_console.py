@@ -19,9 +19,10 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from jobs.runtime.host_samples import HostSamples
 from launch import targets
+from launch.cluster.cluster_runs import ClusterRuns
+from launch.cluster.pods import Seen
 from launch.commands import console
 from launch.hosts import Agent, Completed, ProcessLink
-from launch.pods import ClusterRuns, Seen
 from launch.runs import Run
 from launch.targets import Target
 
@@ -216,6 +217,27 @@ def test_a_run_of_which_no_pod_is_there_is_stopped_where_its_job_goes_on(
     out = capsys.readouterr().out
     assert f"stopping {RUN_ID}" in out and f"{RUN_ID} {'was ' if begun == {} else ''}{state}" in out
     assert (run.directory.read_json(run_directory.RESULT) or {})["outcome"] == state
+
+
+class Over(ClusterRuns):
+    """Of each run a Job that has failed, and that nobody has followed."""
+
+    def __init__(self) -> None:
+        pass
+
+    def of(self, run_id: str) -> Seen:
+        why = {"type": "Failed", "status": "True", "reason": "MaxFailedIndexesExceeded", "message": "gave up"}
+        return Seen(run_id=run_id, work={"metadata": {}, "status": {"conditions": [why]}}, pods={})
+
+
+def test_status_puts_on_record_why_a_cluster_gave_up_a_run(
+    write_run: WriteRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run()
+    assert console.status(dataclasses.replace(here(), cluster=Over()), run.run_id) == 0
+    assert f"{RUN_ID}  failed" in capsys.readouterr().out
+    result = run.directory.read_json(run_directory.RESULT) or {}
+    assert (result["outcome"], result["error"]) == ("failed", "gave up")
 
 
 LINES = [f"line {number} " + "x" * (number % 90) for number in range(20_000)]

@@ -70,10 +70,12 @@ class Person:
             f"sa_rehearsal@{name}", command,
         )  # fmt: skip
 
-    def act(self, action: str, host: str = "", *, zone: str = "") -> str:
+    def act(self, action: str, host: str = "", *, zone: str = "", amount: str = "") -> str:
         """What `fab rehearsal` says."""
         lines: list[str] = []
-        cli.carry_out(cli.Typed(action=action, hosts=1, host=host, zone=zone), self.environ, lines.append)
+        cli.carry_out(
+            cli.Typed(action=action, hosts=1, host=host, zone=zone, amount=amount), self.environ, lines.append
+        )
         return "\n".join(lines)
 
     def left(self) -> list[str]:

@@ -29,9 +29,8 @@ def test_a_pass_follows_the_other_and_a_gateway_without_power_has_killed_all_of_
     child = "import os, time; print(os.getpid(), flush=True); os.path.exists(os.environ['HANG']) and time.sleep(60)"
     script = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     monkeypatch.setattr(gateway, "COMMAND", (sys.executable, "-c", script))
-    monkeypatch.setattr(gateway, "PERIOD_S", 0.01)
     log, hang = tmp_path / "log", tmp_path / "hang"
-    made = Gateway(environ=lambda: {**os.environ, "HANG": str(hang)}, log=log)
+    made = Gateway(environ=lambda: {**os.environ, "HANG": str(hang)}, log=log, period_s=0.01)
     assert not made.is_on
     made.power_on()
     made.power_on()

@@ -16,8 +16,8 @@ from _pytest.mark import ParameterSet
 from contracts import inventory as contract
 from contracts.inventory import Host, Inventory, Slice, Storage
 from contracts.run_directory import ACTIVE, State
+from launch import host_launcher, runs, targets
 from launch import launch as launching
-from launch import runs, targets
 from launch.hosts import stop_processes
 from launch.runs import Run
 from launch.ssh import transport
@@ -280,13 +280,14 @@ def ready(pair: Pair, fault: Fault, host: str) -> Iterator[Callable[[], object]]
 @contextlib.contextmanager
 def exactly_before(phase: str, happens: Callable[[], Any]) -> Iterator[None]:
     """It happens when the phases before have been carried out on all hosts, and this one not yet on any."""
-    carried_out = getattr(launching, phase)
+    of_phase = launching if phase == "join" else host_launcher
+    carried_out = getattr(of_phase, phase)
 
     def disturbed(*arguments: Any, **named: Any) -> Any:
         happens()
         return carried_out(*arguments, **named)
 
-    with mock.patch.object(launching, phase, disturbed):
+    with mock.patch.object(of_phase, phase, disturbed):
         yield
 
 

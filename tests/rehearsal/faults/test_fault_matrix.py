@@ -303,7 +303,7 @@ HALF_STARTED_LIMIT_S = 60.0
 # `fab` as it is, but for its death: at a phase, or when only the processes on these hosts have been started.
 DYING_FAB = """
 import os, signal, sys
-from launch import launch as rollout
+from launch import host_launcher, launch
 
 def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -311,11 +311,11 @@ def die(*_, **__):
 phase, only = sys.argv.pop(1), sys.argv.pop(1)
 if only:
     def start(plan, agents):
-        agents[int(only)].ask("start", rollout.plans.start(plan, int(only)))
+        agents[int(only)].ask("start", host_launcher.plans.start(plan, int(only)))
         die()
-    rollout.start = start
+    host_launcher.start = start
 else:
-    setattr(rollout, phase, die)
+    setattr(launch if phase == "join" else host_launcher, phase, die)
 from fabfile.command_line import main
 main()
 """

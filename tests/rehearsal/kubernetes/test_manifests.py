@@ -9,9 +9,9 @@ import pytest
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from launch import kubernetes
+from launch.cluster import manifests
 from rehearsal.kubernetes.control_plane import LocalControlPlane
-from tests.launch.pod_plans import CLUSTER, TABLE
+from tests.launch.cluster.pod_plans import CLUSTER, TABLE
 
 PATHS = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
@@ -59,13 +59,13 @@ def job_in(manifest: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_manifest_is_accepted_as_it_is(api: client.ApiClient, name: str) -> None:
-    for manifest in map(job_in, kubernetes.manifests(*TABLE[name])):
+    for manifest in map(job_in, manifests.manifests(*TABLE[name])):
         found = ask(api, manifest)
         assert contains(found["spec"], manifest["spec"]), manifest["kind"]
 
 
 def test_a_field_that_there_is_not_is_refused(api: client.ApiClient) -> None:
-    wrong = copy.deepcopy(kubernetes.manifests(*TABLE["one host"])[0])
+    wrong = copy.deepcopy(manifests.manifests(*TABLE["one host"])[0])
     wrong["spec"]["template"]["spec"]["graceSeconds"] = 1
     with pytest.raises(ApiException, match="graceSeconds"):
         ask(api, wrong)

@@ -1,4 +1,4 @@
-"""What a cluster is told of a run: from its plan to manifests, as plain objects. Pure; `launch.cluster` applies them.
+"""What a cluster is told of a run: from its plan to manifests, as plain objects. Pure.
 
 A run on one slice is an Indexed Job, on several slices a JobSet with one Job a slice; pod i has the run's process i.
 With it come a headless Service, by which its pods find each other, and a NetworkPolicy, by which nobody else does.
@@ -9,45 +9,43 @@ deletes all.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import re
 from typing import Any
 
 from contracts.errors import FAILED, INTERRUPTED, RESUME_ME, WRONG_REQUEST
 from contracts.inventory import Cluster, Host, NodePool
-from contracts.run_directory import OWN_COMMAND
+from contracts.run_directory import CODE, FOLDER, OWN_COMMAND
 from launch import plan as plans
+from launch.cluster.pods import (
+    AGENT,
+    AGENT_ROOT,
+    CACHE_DIR,
+    CONTAINER,
+    GRACE_S,
+    MANAGED_BY,
+    ROOT,
+    RUN_LABEL,
+    SLICE_INDEX,
+    label,
+    name_of,
+)
 from launch.jobs import SERVER
 from launch.plan import Plan
 
 Manifest = dict[str, Any]
 
-ROOT = "/tpu-stack"
-"""What is the project's in a pod: an empty folder of the pod's own."""
-AGENT_ROOT = f"{ROOT}/agent"
-CACHE_DIR = f"{ROOT}/cache"
-AGENT = "host/agent/__main__.py"
-"""In the code bundle."""
-CONTAINER = "run"
 COORDINATOR_PORT, LIVENESS_PORT, GATHER_PORT, FIRST_RANK_PORT = 8576, 8577, 8578, 8580
 """Fixed, as a pod has an address of its own; none is of those that libtpu and torch_tpu take (8070, 8471, 8476 …)."""
-LONGEST_NAME = 40
-"""Of 63 characters (RFC 1123), less what Job and JobSet add for a pod: "-slice-0-1234-abcde"."""
-LONGEST_LABEL = 63
-RUN_LABEL = "tpu-stack/run"
-MANAGED_BY = {"app.kubernetes.io/managed-by": "tpu-stack"}
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-JOBSET_INDEX = "metadata.labels['jobset.sigs.k8s.io/job-index']"
+JOBSET_INDEX = f"metadata.labels['{SLICE_INDEX}']"
 SLICE = "slice"
 """What a JobSet calls each of its Jobs, with its index."""
 
-GRACE_S = 120
-"""Between SIGTERM and SIGKILL, for a checkpoint. A spot node gives what its kubelet's shutdownGracePeriod leaves."""
 NODE_LOST_S = 60
 """How long a node may be silent before its pods are given up; the cluster's own default is 300 s."""
-KEPT_S = 3600
-"""How long an ended run's pods stay, for `kubectl logs`; the run directory has them for ever."""
+KEPT_S = 24 * 3600
+"""How long an ended run's pods stay, for `kubectl logs` and to say why it ended where it could not; the run directory
+has its logs for ever."""
 PROBE_PERIOD_S = 60
 LEAST = {"cpu": "1", "memory": "1Gi"}
 """A pod that asks for none of these is the last to be given a processor, and the first to be ended where memory is
@@ -79,20 +77,6 @@ class Options:
     restarts: int = 10
     queue: str | None = None
     suspended: bool = False
-
-
-def name_of(run_id: str) -> str:
-    """Return what a run's objects are called: a DNS label, one for each run, that leaves room for what is added."""
-    text = re.sub("[^a-z0-9-]+", "-", run_id.lower()).strip("-")
-    text = text if text[:1].isalpha() else f"run-{text}"
-    if len(text) <= LONGEST_NAME and text == run_id.replace("_", "-"):
-        return text
-    return f"{text[: LONGEST_NAME - 9].rstrip('-')}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
-
-
-def label(text: str) -> str:
-    """Return a text as the value of a label: what may not be in one becomes "-"."""
-    return re.sub("[^A-Za-z0-9._-]", "-", text)[:LONGEST_LABEL].strip("-._")
 
 
 def labels_of(plan: Plan) -> dict[str, str]:
@@ -187,19 +171,6 @@ def owned(manifest: Manifest, owner: Manifest) -> Manifest:
     reference |= {name: owner["metadata"][name] for name in ("name", "uid")}
     metadata = {**manifest["metadata"], "ownerReferences": [reference]}
     return {**manifest, "metadata": metadata}
-
-
-def bundle_url(plan: Plan, sha256: str) -> str:
-    """Return where a pod fetches a bundle: beside the folder of the runs, where the launcher has put it."""
-    runs_url = plan.target.runs_url.rstrip("/")
-    beside = runs_url.rpartition("/")[0]
-    # The runs may be a whole bucket, which has nothing beside it but other people's.
-    return f"{runs_url if beside.endswith(':/') else beside}/bundles/{sha256}.tar.gz"
-
-
-def bundles_of(plan: Plan) -> list[str]:
-    """Return the hashes of the bundles that each pod needs, our code first."""
-    return [plan.bundle_sha256, *([plan.command.folder_sha256] if plan.command is not None else [])]
 
 
 def _pool(plan: Plan) -> NodePool:
@@ -321,8 +292,9 @@ def _pod(plan: Plan, name: str) -> Manifest:
         safe = {"privileged": True}
     chips = {"google.com/tpu": str(_pool(plan).chips_per_node)}
     mounts = [{"name": "tpu-stack", "mountPath": ROOT}]
+    code = [CODE, plan.bundle_sha256]
+    code += [FOLDER, plan.command.folder_sha256] if plan.command is not None else []
     agent = ["python", "-S", "-E", f"{plan.code_dir}/{AGENT}"]
-    urls = [word for sha256 in bundles_of(plan) for word in (bundle_url(plan, sha256), sha256)]
     return {
         "restartPolicy": "Never",
         "subdomain": name,
@@ -336,7 +308,7 @@ def _pod(plan: Plan, name: str) -> Manifest:
             {
                 "name": "code",
                 "image": plan.container.image,
-                "command": ["python", "-c", FETCH, f"{AGENT_ROOT}/bundles", *urls],
+                "command": ["python", "-c", FETCH, f"{AGENT_ROOT}/bundles", plan.run_dir, *code],
                 "env": environment,
                 "resources": {"requests": LEAST},
                 "volumeMounts": mounts,
@@ -461,15 +433,16 @@ def _tolerations(plan: Plan) -> list[Manifest]:
 
 
 FETCH = """\
-import hashlib, io, os, sys, tarfile, time
+import base64, hashlib, io, os, sys, tarfile, time
 import fsspec
 
-folder, *wanted = sys.argv[1:]
-for url, sha256 in zip(wanted[::2], wanted[1::2]):
+folder, run_dir, *wanted = sys.argv[1:]
+for name, sha256 in zip(wanted[::2], wanted[1::2]):
+    url = f"{run_dir}/{name}"
     for pause_s in (1, 2, 4, 8, 16, None):
         try:
             with fsspec.open(url, "rb") as file:
-                archive = file.read()
+                archive = base64.b64decode(file.read())
             break
         except Exception as error:
             print(f"{url}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -484,5 +457,5 @@ for url, sha256 in zip(wanted[::2], wanted[1::2]):
         tar.extractall(path + ".part", filter="data")
     os.rename(path + ".part", path)
 """
-"""Puts each bundle, by its URL and hash, under its hash in a folder. Its code is not there yet to do it, so it is a
-program for the image's Python."""
+"""Puts each bundle of a run directory, by its name and hash, under its hash in a folder. Code that could do it is not
+there yet, so it is a program for the image's Python."""

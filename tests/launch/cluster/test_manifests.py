@@ -7,23 +7,27 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 
 from contracts.ranks import decoded
 from contracts.run_directory import RunDirectory
-from launch import dry_run, jobs, kubernetes
-from launch.kubernetes import Options
+from launch import dry_run, jobs
+from launch.cluster import manifests
+from launch.cluster.cluster_runs import ClusterRuns
+from launch.cluster.manifests import Options
+from launch.cluster.pod_launcher import PodLauncher
+from launch.cluster.pods import AGENT, LONGEST_NAME, name_of
 from launch.launch import Planned
-from tests.launch.pod_plans import CLUSTER, CODE, FOLDER, IMAGE, OWN, TABLE, a_plan
+from tests.launch.cluster.pod_plans import CLUSTER, CODE, FOLDER, IMAGE, OWN, TABLE, a_plan
 
 NODE = "cloud.google.com/"
 
 
 def made(name: str) -> dict[str, Any]:
-    return kubernetes.manifests(*TABLE[name])[0]
+    return manifests.manifests(*TABLE[name])[0]
 
 
 def pod_of(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def told(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_run_on_one_host_is_this_job() -> None:
-    job, service, policy = kubernetes.manifests(*TABLE["one host"])
+    job, service, policy = manifests.manifests(*TABLE["one host"])
     name = "flax-mlm-20261123-120000-abcd"
     labels = {
         "app.kubernetes.io/managed-by": "tpu-stack",
@@ -67,7 +71,7 @@ def test_a_run_on_one_host_is_this_job() -> None:
         "suspend": False,
         "backoffLimitPerIndex": 10,
         "maxFailedIndexes": 0,
-        "ttlSecondsAfterFinished": 3600,
+        "ttlSecondsAfterFinished": 24 * 3600,
         "podFailurePolicy": {
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
@@ -121,8 +125,8 @@ def test_a_run_on_one_host_is_this_job() -> None:
         "name": "code",
         "image": IMAGE,
         "command": [
-            *["python", "-c", kubernetes.FETCH, "/tpu-stack/agent/bundles"],
-            *[f"gs://b/bundles/{CODE}.tar.gz", CODE],
+            *["python", "-c", manifests.FETCH, "/tpu-stack/agent/bundles"],
+            *["gs://b/runs/flax_mlm-20261123-120000-abcd", "code.tar.gz.base64", CODE],
         ],
         "env": [bucket],
         "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
@@ -189,18 +193,18 @@ def test_the_nodes_of_a_capacity_are_found_by_their_labels(name: str, selector: 
 
 def test_a_cluster_that_is_not_ours_promises_no_names_of_node_pools() -> None:
     theirs = dataclasses.replace(CLUSTER, endpoint=None, context="theirs")
-    (job, *_) = kubernetes.manifests(a_plan(cluster=theirs), Options())
+    (job, *_) = manifests.manifests(a_plan(cluster=theirs), Options())
     assert f"{NODE}gke-nodepool" not in pod_of(job)["nodeSelector"]
 
 
 def test_several_slices_are_a_jobset_that_fails_whole_and_tells_each_its_number() -> None:
-    job_set, policy = kubernetes.manifests(*TABLE["two slices"])
+    job_set, policy = manifests.manifests(*TABLE["two slices"])
     assert policy["kind"] == "NetworkPolicy"
     name, spec = "flax-mlm-20261123-120000-abcd", dict(job_set["spec"])
     (replicated,) = spec.pop("replicatedJobs")
     assert spec == {
         "suspend": False,
-        "ttlSecondsAfterFinished": 3600,
+        "ttlSecondsAfterFinished": 24 * 3600,
         "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
         "failurePolicy": {
             "maxRestarts": 10,
@@ -230,8 +234,8 @@ def test_several_slices_are_a_jobset_that_fails_whole_and_tells_each_its_number(
 
 def test_an_own_command_finds_its_folder_and_every_rank_of_the_others() -> None:
     job = made("own command")
-    urls = pod_of(job)["initContainers"][0]["command"][4:]
-    assert urls == [f"gs://b/bundles/{CODE}.tar.gz", CODE, f"gs://b/bundles/{FOLDER}.tar.gz", FOLDER]
+    fetched = pod_of(job)["initContainers"][0]["command"][5:]
+    assert fetched == ["code.tar.gz.base64", CODE, "folder.tar.gz.base64", FOLDER]
     found = told(job)
     assert not found["needs_progress"]
     rules = job["spec"]["podFailurePolicy"]["rules"]
@@ -243,24 +247,9 @@ def test_an_own_command_finds_its_folder_and_every_rank_of_the_others() -> None:
     assert spec.ranks.addresses() == [f"{name}-{index}.{name}:8580" for index in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("runs_url", "folder"),
-    [
-        ("gs://b/runs", "gs://b/bundles"),
-        ("gs://b/a/runs/", "gs://b/a/bundles"),
-        ("gs://b", "gs://b/bundles"),
-        ("gs://b/", "gs://b/bundles"),
-    ],
-)
-def test_bundles_are_in_the_bucket_of_the_runs(runs_url: str, folder: str) -> None:
-    plan = a_plan()
-    plan = dataclasses.replace(plan, target=dataclasses.replace(plan.target, runs_url=runs_url))
-    assert kubernetes.bundle_url(plan, CODE) == f"{folder}/{CODE}.tar.gz"
-
-
 def test_what_kubernetes_takes_for_a_variable_reaches_the_pod_as_it_was_typed() -> None:
     words = ("sh", "-c", "echo $(HOME) $$ ${x}")
-    (job, *_) = kubernetes.manifests(a_plan(**{**OWN, "arguments": words}), Options())
+    (job, *_) = manifests.manifests(a_plan(**{**OWN, "arguments": words}), Options())
     (variable,) = [
         each["value"] for each in pod_of(job)["containers"][0]["env"] if each["name"] == "TPU_STACK_POD"
     ]
@@ -276,14 +265,14 @@ def test_a_queue_is_a_label_and_admits_the_run_itself() -> None:
 
 @pytest.mark.parametrize("run_id", ["command-20261123-120000-abcd", "flax_mlm-20261123-120000-abcd"])
 def test_a_run_s_name_is_its_id_where_that_is_a_dns_label(run_id: str) -> None:
-    assert kubernetes.name_of(run_id) == run_id.replace("_", "-")
+    assert name_of(run_id) == run_id.replace("_", "-")
 
 
 def test_names_that_are_no_dns_label_stay_apart_and_short() -> None:
     ids = ["A.b-1", "a-b-1", "a.b-1", "7seas", "x" * 60 + "1", "x" * 60 + "2"]
-    found = [kubernetes.name_of(each) for each in ids]
+    found = [name_of(each) for each in ids]
     assert len(set(found)) == len(ids)
-    assert all(len(each) <= kubernetes.LONGEST_NAME and each[0].isalpha() for each in found)
+    assert all(len(each) <= LONGEST_NAME and each[0].isalpha() for each in found)
 
 
 def test_what_belongs_to_a_run_goes_with_its_job() -> None:
@@ -292,23 +281,23 @@ def test_what_belongs_to_a_run_goes_with_its_job() -> None:
         "kind": "Job",
         "metadata": {"name": "n", "uid": "u", "labels": {}},
     }
-    found = kubernetes.owned({"kind": "Service", "metadata": {"name": "n"}}, made_by_cluster)
+    found = manifests.owned({"kind": "Service", "metadata": {"name": "n"}}, made_by_cluster)
     reference = {"apiVersion": "batch/v1", "kind": "Job", "name": "n", "uid": "u"}
     assert found == {"kind": "Service", "metadata": {"name": "n", "ownerReferences": [reference]}}
 
 
 def test_the_code_is_unpacked_under_its_hash_and_refused_where_it_is_not_that(tmp_path: Path) -> None:
     bundle = jobs.bundle(jobs.CHECKOUT)
-    url, into = tmp_path / "bundle.tar.gz", tmp_path / "bundles"
-    url.write_bytes(bundle.archive)
+    file, into = tmp_path / "code.tar.gz.base64", tmp_path / "bundles"
+    file.write_text(bundle.text)
     into.mkdir()
 
     def fetch(sha256: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", kubernetes.FETCH, str(into), f"file://{url}", sha256]
+        command = [sys.executable, "-c", manifests.FETCH, str(into), f"file://{tmp_path}", file.name, sha256]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert fetch(bundle.sha256).returncode == 0
-    assert (into / bundle.sha256 / kubernetes.AGENT).is_file()
+    assert (into / bundle.sha256 / AGENT).is_file()
     refused = fetch("0" * 64)
     assert refused.returncode == 1
     assert f"its sha256 is {bundle.sha256}" in refused.stderr
@@ -318,8 +307,9 @@ def test_the_code_is_unpacked_under_its_hash_and_refused_where_it_is_not_that(tm
 def test_a_dry_run_prints_the_manifests_as_they_would_be_sent() -> None:
     plan, options = TABLE["four hosts"]
     nowhere = RunDirectory("/nowhere")
-    planned = Planned(plan=plan, config=None, bundles=(), directory=nowhere, pods=options)
+    launcher = PodLauncher(runs=cast(ClusterRuns, None), options=options, wait_s=0.0)
+    planned = Planned(plan=plan, launcher=launcher, config=None, bundles=(), directory=nowhere)
     printed = list(dry_run.lines(planned, plan.target))
     text = "\n".join(printed[printed.index("apiVersion: batch/v1") :])
-    assert list(yaml.safe_load_all(text)) == kubernetes.manifests(plan, options)
-    assert "          import hashlib, io, os, sys, tarfile, time" in printed
+    assert list(yaml.safe_load_all(text)) == manifests.manifests(plan, options)
+    assert "          import base64, hashlib, io, os, sys, tarfile, time" in printed

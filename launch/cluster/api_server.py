@@ -1,10 +1,14 @@
-"""A cluster's API: requests, watches, programs in pods, ports of pods. With it comes the official client, lazily."""
+"""A cluster's API: requests, watches, programs in pods, ports of pods.
+
+Requests go by urllib3: the official client, which has the programs and ports and reads a kubeconfig, costs seconds to
+import, and a GKE cluster of the stack needs it for neither of its looks at runs."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import re
@@ -12,6 +16,8 @@ import socket
 import sys
 import threading
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,10 +25,8 @@ from contracts import atomic
 from contracts.errors import RequestError
 from contracts.inventory import Cluster
 from jobs.runtime.cache import user_cache_dir
+from launch.cluster.pods import Object
 from launch.hosts import HostError, in_thread
-
-Object = dict[str, Any]
-"""A Kubernetes object, as its JSON says it."""
 
 CONNECT_LIMIT_S = 10.0
 ANSWER_LIMIT_S = 15.0
@@ -34,8 +38,11 @@ WATCH_PAUSE_S = 1.0
 FIRST_LOOK_S = 20.0
 REMEMBERED = 256
 """How many objects that are gone a watch still knows."""
-FORBIDDEN, NOT_FOUND, CONFLICT, TOO_OLD = 403, 404, 409, 410
+ASK_AGAIN_S = 1.0
+FORBIDDEN, NOT_FOUND, CONFLICT, TOO_OLD, TOO_MANY = 403, 404, 409, 410, 429
 MERGE = "application/merge-patch+json"
+_LOADING = threading.Lock()
+"""The client writes keys into files of its own, and has named one to a second thread before it was written."""
 GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -44,6 +51,45 @@ class ApiError(HostError):
     """What the API server refused, or why it cannot be asked. status: of HTTP; None: it gave no answer."""
 
     status: int | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the same question would be answered the same later: what it refuses, and not that it is away."""
+        return self.status is not None and self.status < 500 and self.status != TOO_MANY
+
+
+def patiently[T](
+    ask: Callable[[], T], *, limit_s: float, tell: Callable[[str], object] = lambda _: None
+) -> T:
+    """Return what `ask` does. While the API server is away, as in an upgrade, it is asked again.
+
+    Raises:
+        ApiError: it refuses, or is away for longer than `limit_s`.
+    """
+    until_s = time.monotonic() + limit_s
+    while True:
+        try:
+            return ask()
+        except ApiError as error:
+            if error.is_final or time.monotonic() > until_s:
+                raise
+            tell(f"{error}; it is asked again")
+        time.sleep(ASK_AGAIN_S)
+
+
+Right = tuple[str, str, str]
+"""API group, resource or resource/part, verb."""
+
+
+def may(ask: Callable[[str, str, Object | None], Mapping[str, Any]], namespace: str, right: Right) -> bool:
+    """Return whether this user has a right in a namespace. An API server need not know all that its authorizers would
+    allow, so each is asked for by itself. ask: of a `Connection`."""
+    group, whole, verb = right
+    resource, _, part = whole.partition("/")
+    wanted = {"namespace": namespace, "verb": verb, "group": group, "resource": resource, "subresource": part}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+    return bool(ask("POST", path, {**review, "spec": {"resourceAttributes": wanted}})["status"]["allowed"])
 
 
 class Connection:
@@ -64,7 +110,7 @@ class Connection:
 
     def load(self) -> None:
         """Load the client, outside of any limit: it takes a second, and many where much else runs."""
-        _ = self._client
+        _ = self._pool
 
     def get(self, path: str, **query: str) -> Object:
         return self.ask("GET", path, None, **query)
@@ -84,9 +130,9 @@ class Connection:
             ApiError: the API server refuses it, or cannot be reached.
             RequestError: this machine knows no such cluster.
         """
-        found: Object = json.loads(
-            self._send(method, path, body, content, query, ANSWER_LIMIT_S).data or b"{}"
-        )
+        with self._errors():  # its connection may end in the middle of the answer
+            answer = self._send(method, path, body, content, query, ANSWER_LIMIT_S).data
+        found: Object = json.loads(answer or b"{}")
         return found
 
     def events(self, path: str, **query: str) -> Iterator[Object]:
@@ -163,10 +209,17 @@ class Connection:
 
     def _channel(self, opened: Callable[..., Any], call: str, pod: str, **options: Any) -> Any:
         import kubernetes.client
+        import websocket
+        from kubernetes.client.exceptions import ApiException
 
         with self._errors():  # each with a client of its own: it is changed for the length of the call
-            api = kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(self._configuration))
-            return opened(getattr(api, call), pod, self.cluster.namespace, **options)
+            api = kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(self._access.for_client()))
+            try:
+                return opened(getattr(api, call), pod, self.cluster.namespace, **options)
+            except ApiException as error:
+                raise self._refused(error.status, error.body, error.reason) from None
+            except websocket.WebSocketException as error:
+                raise OSError(str(error)) from None
 
     def _send(
         self,
@@ -177,80 +230,80 @@ class Connection:
         query: Mapping[str, str],
         limit_s: float,
     ) -> Any:
-        headers = {"Accept": "application/json", "Content-Type": content}
         with self._errors():
-            return self._client.call_api(
-                path,
+            import urllib3
+
+            token = self._access.authorization()
+            headers = {"Accept": "application/json", "Content-Type": content}
+            answer = self._pool.request(
                 method,
-                query_params=[*query.items()],
-                header_params=headers,
-                body=body,
-                auth_settings=["BearerToken"],
-                _return_http_data_only=True,
-                _preload_content=False,
-                _request_timeout=(CONNECT_LIMIT_S, limit_s),
+                f"{self._access.host}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else ""),
+                headers=headers | ({"Authorization": token} if token else {}),
+                body=None if body is None else json.dumps(body),
+                timeout=urllib3.Timeout(connect=CONNECT_LIMIT_S, read=limit_s),
+                retries=False,
+                preload_content=False,
             )
+            if answer.status >= 400:
+                raise self._refused(answer.status, answer.data, answer.reason)
+            return answer
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         import google.auth.exceptions
         import urllib3.exceptions
-        import websocket
-        from kubernetes.client.exceptions import ApiException
 
         try:
             yield
-        except ApiException as error:
-            raise self._refused(error) from None
         except google.auth.exceptions.GoogleAuthError as error:
             reason, remedy = (
                 f"no credentials of Google's ({_line(error)})",
                 "`gcloud auth application-default login`",
             )
             raise ApiError(host=self.name, reason=reason, remedy=remedy) from None
-        except (urllib3.exceptions.HTTPError, websocket.WebSocketException, OSError) as error:
-            raise self._unreachable(error) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            said = re.sub(r"^(<[^>]*>|\w+\([^)]*\)): ", "", _line(getattr(error, "reason", None) or error))
+            raise ApiError(
+                host=self.name,
+                reason=f"its API server {self._access.host} cannot be reached ({said})",
+                remedy="see that this machine may reach it",
+            ) from None
 
-    def _refused(self, error: Any) -> ApiError:
+    def _refused(self, status: int, body: Any, reason: str | None) -> ApiError:
         try:
-            said = json.loads(error.body)["message"]
+            said = json.loads(body)["message"]
         except (ValueError, KeyError, TypeError):
-            said = error.reason or "no reason given"
-        if not error.status:  # of a program or a port: the client says why in words only
+            said = reason or "no reason given"
+        if not status:  # of a program or a port: the client says why in words only
             return ApiError(host=self.name, reason=_line(said))
         remedy = {
             401: "log in again, as its kubeconfig wants it; on GKE `gcloud auth application-default login`",
             FORBIDDEN: "have it granted in the cluster (docs/kubernetes.md)",
-        }.get(error.status, "")
-        return ApiError(host=self.name, reason=_line(said), remedy=remedy, status=error.status)
-
-    def _unreachable(self, error: BaseException) -> ApiError:
-        said = re.sub(r"^(<[^>]*>|\w+\([^)]*\)): ", "", _line(getattr(error, "reason", None) or error))
-        where = self._configuration.host
-        return ApiError(
-            host=self.name,
-            reason=f"its API server {where} cannot be reached ({said})",
-            remedy="see that this machine may reach it",
-        )
+        }.get(status, "")
+        return ApiError(host=self.name, reason=_line(said), remedy=remedy, status=status)
 
     @functools.cached_property
-    def _client(self) -> Any:
-        import kubernetes.client
-
-        return kubernetes.client.ApiClient(self._configuration)
+    def _access(self) -> Access:
+        with _LOADING:
+            return _of_kubeconfig(self.cluster) if self.cluster.endpoint is None else _of_google(self.cluster)
 
     @functools.cached_property
-    def _configuration(self) -> Any:
-        import kubernetes.client
+    def _pool(self) -> Any:
         import urllib3
 
-        configuration = kubernetes.client.Configuration()
-        configuration.retries = urllib3.Retry(connect=0, read=0, redirect=0, other=0, status=0)
-        if self.cluster.endpoint is None:
-            _read_kubeconfig(self.cluster, configuration)
-        else:
-            _use_google(self.cluster, configuration)
-        return configuration
+        access = self._access
+        options: dict[str, Any] = {
+            "ca_certs": access.ca_file,
+            "cert_file": access.cert_file,
+            "key_file": access.key_file,
+            "cert_reqs": "CERT_REQUIRED" if access.is_verified else "CERT_NONE",
+            "maxsize": 8,
+        }
+        if access.server_name:
+            options |= {"server_hostname": access.server_name, "assert_hostname": access.server_name}
+        return (
+            urllib3.ProxyManager(access.proxy, **options) if access.proxy else urllib3.PoolManager(**options)
+        )
 
 
 PLACES = {
@@ -264,12 +317,40 @@ PLACES = {
 }
 
 
-def _read_kubeconfig(cluster: Cluster, configuration: Any) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Access:
+    """How an API server is reached. authorization: the header, asked for each time as tokens expire; None: no such."""
+
+    host: str
+    authorization: Callable[[], str | None]
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    is_verified: bool = True
+    server_name: str | None = None
+    proxy: str | None = None
+
+    def for_client(self) -> Any:
+        """Return the same for the official client, which takes seconds to import."""
+        import kubernetes.client
+
+        made = kubernetes.client.Configuration()
+        made.host, made.proxy, made.verify_ssl = self.host, self.proxy, self.is_verified
+        made.ssl_ca_cert, made.cert_file, made.key_file = self.ca_file, self.cert_file, self.key_file
+        made.tls_server_name = self.server_name
+        if token := self.authorization():
+            made.api_key["authorization"] = token
+        return made
+
+
+def _of_kubeconfig(cluster: Cluster) -> Access:
+    import kubernetes.client
     import kubernetes.config
 
-    path = os.path.expanduser(cluster.kubeconfig) if cluster.kubeconfig else None
+    path, found = os.path.expanduser(cluster.kubeconfig) if cluster.kubeconfig else None, None
     try:
-        kubernetes.config.load_kube_config(path, cluster.context, configuration, persist_config=False)
+        found = kubernetes.client.Configuration()
+        kubernetes.config.load_kube_config(path, cluster.context, found, persist_config=False)
     except (kubernetes.config.ConfigException, OSError) as error:
         where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
         context = f" context {cluster.context}" if cluster.context else ""
@@ -277,34 +358,48 @@ def _read_kubeconfig(cluster: Cluster, configuration: Any) -> None:
             f"tpu-stack:cluster: {where}:{context} cannot be used ({_line(error)}); "
             "`kubectl config get-contexts` lists what there is"
         ) from None
-    host = configuration.host.partition("://")[2]
-    if host.startswith(("127.", "localhost", "[::1]")):
-        configuration.proxy = None  # it is on this machine, whatever proxy leads to the world
+    is_here = found.host.partition("://")[2].startswith(("127.", "localhost", "[::1]"))
+    return Access(
+        host=found.host,
+        authorization=lambda: found.get_api_key_with_prefix("authorization"),
+        ca_file=found.ssl_ca_cert,
+        cert_file=found.cert_file,
+        key_file=found.key_file,
+        is_verified=found.verify_ssl,
+        server_name=found.tls_server_name,
+        proxy=None if is_here else found.proxy,  # whatever proxy leads to the world
+    )
 
 
-def _use_google(cluster: Cluster, configuration: Any) -> None:
+def _of_google(cluster: Cluster) -> Access:
     """Ask the endpoint of a GKE cluster with the user's application default credentials."""
     import google.auth
     import google.auth.transport.requests
 
-    configuration.host = cluster.endpoint
+    assert cluster.endpoint is not None
+    path = None
     if cluster.ca_certificate is not None:
-        path = user_cache_dir(os.environ) / "clusters" / f"{cluster.name}.pem"
+        name = hashlib.sha256(cluster.ca_certificate.encode()).hexdigest()[:16]
+        path = user_cache_dir(os.environ) / "clusters" / f"{name}.pem"
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, cluster.ca_certificate)
-        configuration.ssl_ca_cert = str(path)
-    request = google.auth.transport.requests.Request()
-    found: list[Any] = []
+    request, found = google.auth.transport.requests.Request(), list[Any]()
 
-    def renew(changed: Any) -> None:
+    def authorization() -> str:
         if not found:
             found.append(google.auth.default(scopes=[GOOGLE_SCOPE])[0])
         if not found[0].valid:
             found[0].refresh(request)
-        changed.api_key["authorization"] = f"Bearer {found[0].token}"
+        return f"Bearer {found[0].token}"
 
-    configuration.api_key["authorization"] = ""  # without one, nothing asks the hook
-    configuration.refresh_api_key_hook = renew
+    host = urllib.parse.urlsplit(cluster.endpoint).hostname or ""
+    proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https")
+    return Access(
+        host=cluster.endpoint,
+        authorization=authorization,
+        ca_file=None if path is None else str(path),
+        proxy=proxy,
+    )
 
 
 def _line(said: object) -> str:
@@ -451,7 +546,7 @@ def shell(program: Any) -> int:
     before = termios.tcgetattr(keys)
     size: os.terminal_size | None = None
     try:
-        tty.setraw(keys)
+        tty.setraw(keys, termios.TCSADRAIN)  # what was typed ahead is kept
         while program.is_open():
             if size != (size := os.get_terminal_size(sys.stdout.fileno())):
                 tell_size()

@@ -1,31 +1,42 @@
-"""`fab zombies`: lists all TPUs that a project holds, in every zone, and whose they are; removes a stack's zombies.
+"""Slices that nobody uses, which the keeper gives back, and such that nobody knows of, which `fab zombies` removes.
 
-The stack's resources carry its owner label. Those that Pulumi's state or the inventory has are in use. The others are
-zombies: an interrupted program has left them, they count against the quota, may be billed, and can be removed here.
-Resources of others are shown and never changed.
+`fab zombies` lists all TPUs that a project holds, in every zone, and whose they are. The stack's resources carry its
+owner label. Those that Pulumi's state or the inventory has are in use. The others are zombies: an interrupted program
+has left them, they count against the quota, may be billed, and can be removed here. Resources of others are shown and
+never changed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import json
+import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rich.table import Table
 
+from contracts.device_nodes import DEVICE_GLOBS
+from contracts.durations import HOUR_S, spoken
 from contracts.errors import DONE, FAILED, RequestError
-from contracts.inventory import Inventory
+from contracts.inventory import Inventory, Slice
 from infra import catalogue
 from infra.cloud_tpu import request, settings
 from infra.cloud_tpu.client import Client
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
-from launch import costs, inventories
+from infra.lease import LeaseHeldError, LeaseLostError
+from keeper import slices, store
+from keeper.passes import Means
+from keeper.queue import PENDING
+from keeper.store import QUEUE, Stack
+from launch import costs, idle, inventories, runs
 from launch.display import say, terminal
-from launch.targets import LOCAL, Wanted
+from launch.hosts import HostError
+from launch.targets import LOCAL, Target, Wanted
 
 Json = dict[str, Any]
 Whose = Literal["zombie", "another stack's", "in use", "not tpu-stack's"]
@@ -306,3 +317,118 @@ def _told_quotas(access: settings.Settings, project: str, found: Sequence[Holdin
         f"quotas are not told ({why}): `gcloud services enable cloudquotas.googleapis.com --project={project}`, or see "
         f"https://console.cloud.google.com/iam-admin/quotas?project={project}"
     )
+
+
+# --- those that nobody uses -----------------------------------------------------------------------------------------
+
+# One is given back only if all of this holds: no run is kept on it or queued for it; every host answers; no process of
+# ours runs there, and no program of any user has a TPU open; and no run on it was active within `tpu-stack:idle-hours`.
+# When a TPU was last seen open is noted in the store, because nothing else tells it once the program has ended.
+USED = "used.json"
+"""Slice → when a pass last saw a TPU of it open."""
+LOOK_LIMIT_S = 30.0
+AS_ROOT = 'if [ "$(id -u)" = 0 ]; then sh -c "$0"; else sh -c "$0" 2>/dev/null; sudo -n -- sh -c "$0"; fi'
+"""Only root sees what other users have open. A container's root may see less than users see of their own programs."""
+GONE, LOOKED = ("No such file or directory", "No such process"), "looked"
+
+
+def give_back(means: Means) -> None:
+    """Give back what is idle, if it is time to look.
+
+    Raises:
+        contracts.errors.RequestError, launch.hosts.HostError, infra.documents.DocumentsError: it cannot be seen whether
+            something is.
+    """
+    if not store.is_noted(means.documents):
+        return
+    stack = store.find_stack(means.documents)
+    hours = None if stack is None else stack.inventory.idle_hours
+    if stack is None or hours is None:
+        return
+    stack.take_environment()
+    for name in stack.slices:
+        try:
+            if (before := _unused(means, stack, name, hours * HOUR_S)) is None:
+                continue
+            with means.hold(name) as mine:
+                # As it is now that nobody else may change it.
+                now = _unused(means, stack, name, hours * HOUR_S)
+                if now is None or now[0].created != before[0].created:
+                    continue
+                means.say(f"{name}: no run has used it for {spoken(now[1])}; it is given back")
+                slices.withdraw(means.client(), means.backoff, stack, name, mine)
+                moment = datetime.datetime.fromtimestamp(means.documents.now_s(), datetime.UTC)
+                given_back = dataclasses.replace(now[0], hosts=(), created=moment.isoformat())
+                slices.record(means.documents, given_back)
+        except (LeaseHeldError, LeaseLostError, CloudTpuError) as error:
+            means.say(f"{name}: {error}")
+
+
+def _unused(means: Means, stack: Stack, name: str, limit_s: float) -> tuple[Slice, float] | None:
+    """Return a slice that nobody has used for longer than the limit, and for how long; None: somebody may want it."""
+    if _is_wanted(means, name):
+        return None
+    one = slices.seen(means.client(), means.backoff, stack, name)
+    unused_s = 0.0 if one is None else _unused_s(means, stack, one)
+    return (one, unused_s) if one is not None and unused_s > limit_s else None
+
+
+def _is_wanted(means: Means, name: str) -> bool:
+    """Whether a run is kept on the slice, or waits for one in the queue."""
+    kept = store.read_wanted(means.documents).values()
+    queued = means.documents.read(QUEUE).value or {}
+    waiting = any(each.get("state") in PENDING for each in queued.get("entries", ()))
+    return waiting or any(each.slice == name and each.is_kept for each in kept)
+
+
+def _unused_s(means: Means, stack: Stack, one: Slice) -> float:
+    """Return for how long nobody has used it; 0 while it is used, or if that cannot be seen."""
+    others = [each for each in stack.inventory.slices if each.name != one.name]
+    inventory = dataclasses.replace(stack.inventory, slices=(one, *others))
+    target = means.hosts.on(dataclasses.replace(stack, inventory=inventory), one.name)
+    known = runs.look_at_all(target.agents)
+    if known.errors or any(each["state"] in ("starting", "running") for each in known.processes):
+        return 0.0
+    try:
+        open_on = devices_open_on(target)
+    except HostError as error:
+        means.say(f"{one.name}: it is not given back: {error}")
+        return 0.0
+    if open_on:
+        means.documents.change(USED, lambda value: {**(value or {}), one.name: means.documents.now_s()})
+        return 0.0
+    seen: Mapping[str, float] = means.documents.read(USED).value or {}
+    ended_s = [float(each["ended"]) for each in known.processes if each.get("ended")]
+    last_s = idle.used_s(one, runs.list_runs(target.runs))
+    if last_s is None:
+        return 0.0
+    return max(0.0, means.documents.now_s() - max([last_s, *ended_s, seen.get(one.name, 0.0)]))
+
+
+def devices_open_on(target: Target) -> list[str]:
+    """Return the hosts on which a program of any user has a TPU open.
+
+    Raises:
+        HostError: it cannot be seen, as where this user may not become root.
+    """
+    patterns = target.stand_in_devices or DEVICE_GLOBS[target.platform]
+    if not patterns:
+        return []
+    names = " -o ".join(f"-lname {shlex.quote(each)}" for each in patterns)
+    words = ["sh", "-c", AS_ROOT, f"LC_ALL=C find /proc/[0-9]*/fd {names}; echo {LOOKED}"]
+    begun = [transport.begin(words, "", timeout_s=LOOK_LIMIT_S) for transport in target.transports]
+    found, unseen = [], []
+    for host, future in zip(target.hosts, begun, strict=True):
+        answer = future.result()
+        problems = [line for line in answer.stderr.splitlines() if not line.endswith(GONE)]
+        if any(line.startswith("/proc/") for line in answer.stdout.splitlines()):
+            found.append(host.name)
+        elif problems or not answer.stdout.endswith(f"{LOOKED}\n"):
+            unseen.append((host.name, [*problems, "no answer"][0]))
+    if unseen and not found:
+        raise HostError(
+            host=unseen[0][0],
+            reason=f"whether a program has a TPU open cannot be seen ({unseen[0][1]})",
+            remedy="give the keeper's user sudo on that host, or leave tpu-stack:idle-hours out",
+        )
+    return found

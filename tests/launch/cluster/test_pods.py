@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from contracts.run_directory import RunDirectory
-from launch import pods as pods_module
-from launch import runs
-from launch.cluster import ApiError
-from launch.kubernetes import CONTAINER, RUN_LABEL
-from launch.pods import INDEX, SLICE_INDEX, ClusterRuns, PodLink, Seen, seen, trouble
+from contracts.inventory import Cluster
+from contracts.run_directory import RESULT, RunDirectory
+from launch import follow, overview, runs
+from launch.cluster import api_server, cluster_runs
+from launch.cluster.api_server import ApiError
+from launch.cluster.cluster_runs import ClusterRuns, PodLink
+from launch.cluster.pods import CONTAINER, INDEX, RUN_LABEL, SLICE_INDEX, Seen, seen, trouble
+from launch.hosts import in_thread
 from launch.runs import Run
 from tests.launch.conftest import RUN_ID, STARTED
 
@@ -94,7 +99,8 @@ def test_the_pods_of_a_jobset_are_counted_through_its_slices() -> None:
         ([("failed", -5.0), ("failed", -5.0)], [RUNNING, RUNNING], "failed", "starting"),
         ([("failed", -5.0), ("failed", -5.0)], [None, None], "failed", "starting"),
         ([("stepping", 5.0), ("stepping", 5.0)], [RUNNING, RUNNING], None, "running"),
-        ([("failed", 5.0), ("stepping", 5.0)], [RUNNING, RUNNING], None, "failed"),
+        # Whether that is the run's end is told by the exit code of its pod: the cluster may start it again.
+        ([("failed", 5.0), ("stepping", 5.0)], [RUNNING, RUNNING], None, "starting"),
     ],
 )
 def test_what_earlier_pods_said_is_not_of_those_that_were_started_again(
@@ -151,10 +157,23 @@ class Away(ClusterRuns):
 def test_whoever_waits_for_a_process_to_join_survives_an_api_server_that_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pods_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(api_server, "ASK_AGAIN_S", 0.01)
     link = PodLink(Away([None, None, pod(0, "Succeeded", OK)]))
     asked = {"run_id": RUN_ID, "attempt": 0, "process_id": 0, "limit_s": 10.0}
     assert link._join(asked)["state"] == "done"
+
+
+class Expired(Away):
+    """Runs of a cluster that has stopped to know this user."""
+
+    def of(self, run_id: str) -> Seen:
+        raise ApiError(host="cluster", reason="Unauthorized", remedy="log in again", status=401)
+
+
+def test_whoever_may_not_ask_any_more_is_told_at_once() -> None:
+    asked = {"run_id": RUN_ID, "attempt": 0, "process_id": 0, "limit_s": 3600.0}
+    with pytest.raises(ApiError, match="Unauthorized → log in again"):
+        PodLink(Expired([None]))._join(asked)
 
 
 class Refusing:
@@ -178,3 +197,91 @@ def test_who_has_no_right_to_jobsets_can_remove_a_run_of_one_slice(monkeypatch: 
     monkeypatch.setattr(cluster, "connection", refusing, raising=False)
     cluster.remove("r-1", grace_s=None, wait_s=0)
     assert refusing.taken == ["jobs/r-1"]
+
+
+class Stuck(Away):
+    """A run whose pod cannot be started again. removed: what was."""
+
+    def __init__(self) -> None:
+        super().__init__([pod(0, "Pending", {"waiting": {"reason": "ErrImagePull", "message": "gone"}})])
+        self.removed: list[str] = []
+        self._in_vain_since_s = {}
+
+    def remove(self, run_id: str, **_: Any) -> None:
+        self.removed.append(run_id)
+
+
+def test_a_run_ends_with_the_reason_where_its_pod_waits_in_vain_for_long(
+    write_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, run = Stuck(), write_run()
+    asked = {"run_id": run.run_id, "process_id": None}
+    link = PodLink(cluster)
+
+    def state() -> str:
+        (entry,) = link._status(asked)["processes"]
+        return runs.state(run, [entry], knowing=1, now_s=BEGAN_S + 10 * 3600)
+
+    assert state() == "starting"
+    target = type("Target", (), {"cluster": cluster})()
+    # Whoever saw no pod of it yet is not to end what a launcher has begun meanwhile.
+    _, now = follow.concluded(run, "lost", target)
+    assert (now, run.directory.read_json(RESULT), cluster.removed) == ("lost", None, [])
+    monkeypatch.setattr(cluster_runs, "NO_RESTART_LIMIT_S", -1.0)
+    assert state() == "lost"
+    ended, now = follow.concluded(run, "lost", target)
+    assert (now, (ended.result or {})["error"]) == ("failed", "process 0: ErrImagePull: gone")
+    assert cluster.removed == [run.run_id]
+
+
+def test_clusters_of_one_name_have_a_certificate_each(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cluster = Cluster(
+        name="dev",
+        context=None,
+        namespace="n",
+        service_account="s",
+        endpoint="https://one",
+        ca_certificate="A",
+    )
+    found = [
+        api_server._of_google(each)
+        for each in (cluster, dataclasses.replace(cluster, endpoint="https://two", ca_certificate="B"))
+    ]
+    assert [Path(str(each.ca_file)).read_text() for each in found] == ["A", "B"]
+
+
+def test_a_pod_that_ended_with_its_run_is_not_called_gone(write_run: Any) -> None:
+    hosts = [{"index": 0, "name": "r-0"}, {"index": 1, "name": "r-1"}]
+    run = write_run(hosts=hosts, pods={"restarts": 10, "queue": None})
+    stuck = pod(0, "Pending", {"waiting": {"reason": "ErrImagePull", "message": "no such image"}})
+    (starting, *_) = seen([job()], [stuck])[RUN_ID].entries()
+    away = ApiError(host="cluster dev", reason="it is away")
+
+    def told(*entries: dict[str, Any], errors: tuple[ApiError, ...] = ()) -> list[tuple[str, str | None]]:
+        known = runs.Look(processes=entries, errors=errors)
+        return [(each["process"], each["message"]) for each in overview.hosts(run, known)]
+
+    assert told(starting) == [("starting", "ErrImagePull: no such image"), ("ended", None)]
+    assert told(errors=(away,)) == [("no answer", None)] * 2
+
+
+def test_an_answer_that_ends_in_the_middle_is_an_api_server_that_is_away() -> None:
+    cluster = Cluster(name="dev", context=None, namespace="n", service_account="s")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_half() -> None:
+            near, _ = listener.accept()
+            with near:
+                near.recv(1 << 16)
+                near.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"items": [')
+
+        half = in_thread(answer_half)
+        connection = api_server.Connection(cluster)
+        host = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        connection._access = api_server.Access(host=host, authorization=lambda: None)
+        with pytest.raises(ApiError, match="cannot be reached"):
+            connection.get("/api/v1/pods")
+        half.result()

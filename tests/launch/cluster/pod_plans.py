@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 from contracts.inventory import Cluster, Inventory, NodePool, Slice
-from launch import kubernetes
+from launch.cluster import manifests
+from launch.cluster.manifests import Options
 from launch.costs import Budget
 from launch.hosts import Agent, GoneLink
-from launch.kubernetes import Options
 from launch.plan import Container, OwnCommand, Plan
 from tests.launch.slices import make_inventory, make_slice, make_target
 
@@ -66,7 +66,7 @@ def a_plan(
         bundle_sha256=CODE,
         container=Container(image=IMAGE),
     )
-    return kubernetes.placed(dataclasses.replace(plan, **changed))
+    return manifests.placed(dataclasses.replace(plan, **changed))
 
 
 OWN: dict[str, Any] = {

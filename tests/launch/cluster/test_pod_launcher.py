@@ -19,17 +19,23 @@ import pytest
 
 from contracts.errors import RequestError
 from contracts.inventory import Capacity, Cluster, Inventory, NodePool, Slice, Storage
-from launch import kubernetes, launch, own_command, runs, targets
-from launch.cluster import Connection, Object
+from launch import launch, own_command, runs, targets
+from launch.cluster import manifests
+from launch.cluster.api_server import Connection
+from launch.cluster.cluster_runs import ClusterRuns
+from launch.cluster.manifests import Options
+from launch.cluster.pod_launcher import PodLauncher
+from launch.cluster.pods import CONTAINER, INDEX, OURS, Object, name_of
 from launch.hosts import HostError, HostsError, stop_processes
-from launch.jobs import SERVER
-from launch.kubernetes import Options
+from launch.jobs import SERVER, Bundle
 from launch.launch import Planned, Request
-from launch.pods import INDEX, OURS, ClusterRuns
+from launch.plan import Plan
+from launch.runs import AtWorkError
 from launch.targets import Target, Wanted
 from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build
 
 NAMESPACE = "train"
+RUN_ID = "flax_mlm-20261123-115959-abcd"
 IMAGE = f"registry.example/team/jax@sha256:{'a' * 64}"
 BASIC = Request(job="flax_mlm", arguments=("--steps", "20"), name=None, resume=None)
 
@@ -50,8 +56,6 @@ def cut_off(plane: LocalControlPlane) -> None:
 
 @pytest.fixture
 def make(plane: LocalControlPlane, tmp_path: Path) -> Callable[..., Target]:
-    (tmp_path / "bundles").mkdir()
-
     def target(
         *,
         nodes: int = 2,
@@ -109,9 +113,13 @@ def of(target: Target) -> ClusterRuns:
     return target.cluster
 
 
-def options(planned: Planned) -> Options:
-    assert planned.pods is not None
-    return planned.pods
+def launcher(planned: Planned, **changed: Any) -> PodLauncher:
+    assert isinstance(planned.launcher, PodLauncher)
+    return dataclasses.replace(planned.launcher, **changed)
+
+
+def check(planned: Planned) -> None:
+    launcher(planned).prepare(planned.plan, planned.bundles, lambda _: None)
 
 
 def own(tmp_path: Path) -> Request:
@@ -146,8 +154,24 @@ def test_the_api_server_takes(kind: str, make: Callable[..., Target], tmp_path: 
     how, request = KINDS[kind]
     target = make(**how)
     planned = launch.work_out(request(tmp_path), target)
-    of(target).check(planned.plan, options(planned))
+    check(planned)
     assert of(target).connection.get(of(target).connection.path("jobs"))["items"] == [], "nothing was made"
+
+
+def test_a_launch_leaves_the_code_in_the_run_directory_where_pods_fetch_it(
+    make: Callable[..., Target], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Plan] = []
+    monkeypatch.setattr(launch, "_start_and_join", lambda plan, *_: started.append(plan))
+    (tmp_path / "runs" / RUN_ID).mkdir(parents=True)  # which a bucket does without
+    request = dataclasses.replace(own(tmp_path), run_id=RUN_ID)
+    run = launch.launch(request, make(), lambda _: None)
+    (plan,) = started
+    (job, *_) = manifests.manifests(plan, Options())
+    folder, *fetched = job["spec"]["template"]["spec"]["initContainers"][0]["command"][4:]
+    assert folder == run.directory.url and len(fetched) == 4
+    for name, sha256 in zip(fetched[::2], fetched[1::2], strict=True):
+        assert Bundle.of_text(run.directory.read_text(name), sha256) is not None
 
 
 def test_what_is_unknown_to_the_api_server_is_refused_before_anything_is_made(
@@ -155,29 +179,29 @@ def test_what_is_unknown_to_the_api_server_is_refused_before_anything_is_made(
 ) -> None:
     target = make()
     planned = launch.work_out(BASIC, target)
-    written = kubernetes.manifests
+    written = manifests.manifests
 
     def misspelt(*told: Any) -> list[Object]:
         first, *others = written(*told)
         return [{**first, "spec": {**first["spec"], "backoffLimits": 3}}, *others]
 
-    monkeypatch.setattr(kubernetes, "manifests", misspelt)
+    monkeypatch.setattr(manifests, "manifests", misspelt)
     with pytest.raises(RequestError, match="does not take the Job .*backoffLimits"):
-        of(target).check(planned.plan, options(planned))
+        check(planned)
 
 
 def test_several_slices_need_jobset(make: Callable[..., Target]) -> None:
     target = make(count=2)
     planned = launch.work_out(BASIC, target)
     with pytest.raises(RequestError, match="has no JobSet, which runs on several slices need"):
-        of(target).check(planned.plan, options(planned))
+        check(planned)
 
 
 def test_a_queue_needs_kueue(make: Callable[..., Target]) -> None:
     target = make()
     planned = launch.work_out(dataclasses.replace(BASIC, queue="research"), target)
     with pytest.raises(RequestError, match="has no Kueue, which --queue research needs"):
-        of(target).check(planned.plan, options(planned))
+        check(planned)
 
 
 def test_a_user_without_rights_is_told_all_that_are_missing(
@@ -191,14 +215,14 @@ def test_a_user_without_rights_is_told_all_that_are_missing(
         RequestError,
         match="may not create jobs, delete jobs, patch jobs, .*create pods/exec.*networkpolicies",
     ):
-        of(target).check(planned.plan, options(planned))
+        check(planned)
 
 
 class Pods:
     """The Job controller and the kubelet of one run, as far as a test needs them."""
 
     def __init__(self, target: Target, planned: Planned) -> None:
-        self.api, self.name = of(target).connection, kubernetes.name_of(planned.plan.run_id)
+        self.api, self.name = of(target).connection, name_of(planned.plan.run_id)
 
     def make(self, index: int, suffix: str = "a", node: str | None = None) -> str:
         job = self.api.get(self.api.path("jobs", self.name))
@@ -212,7 +236,7 @@ class Pods:
         return name
 
     def say(self, pod: str, phase: str, state: Object | None = None, **more: Any) -> None:
-        container = {"name": kubernetes.CONTAINER, "state": state or {}, "ready": True, "restartCount": 0}
+        container = {"name": CONTAINER, "state": state or {}, "ready": True, "restartCount": 0}
         container |= {"image": IMAGE, "imageID": ""}
         status = {"phase": phase, "containerStatuses": [container] if state else [], **more}
         path = f"{self.api.path('pods', pod)}/status"
@@ -252,16 +276,13 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
     target = make()
     planned = launch.work_out(BASIC, target)
     plan, cluster = planned.plan, of(target)
-    cluster.check(plan, options(planned))
-    assert cluster.put(plan, planned.bundles) == 1
-    assert cluster.put(plan, planned.bundles) == 0, "what the bucket has is not sent again"
     pods, api, said = Pods(target, planned), cluster.connection, list[str]()
-    begun = in_background(lambda: cluster.start(plan, options(planned), said.append, wait_s=20))
+    check(planned)
+    begun = in_background(lambda: launcher(planned, wait_s=20.0).begin(plan, said.append))
     eventually(lambda: [e["state"] for e in cluster.of(plan.run_id).entries()], ["starting", "starting"])
     eventually(lambda: api.get(api.path("jobs", pods.name))["spec"].get("suspend"), False)
-    assert api.get(api.path("jobs", pods.name))["spec"]["activeDeadlineSeconds"] == 140, (
-        "the launcher may die"
-    )
+    deadline_s = api.get(api.path("jobs", pods.name))["spec"]["activeDeadlineSeconds"]
+    assert deadline_s == 20 + 600 + 120, "the launcher may die"
     names = [pods.make(0, node="n0"), pods.make(1)]
     unplaced = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
     pods.say(names[1], "Pending", conditions=[unplaced])
@@ -276,6 +297,7 @@ def test_a_run_is_made_placed_joined_seen_and_stopped(make: Callable[..., Target
         for kind in ("services", "networkpolicies")
     ]
     assert owners == [pods.name] * 2, "who removes the Job removes all"
+    launcher(planned).joined(plan)
     assert "activeDeadlineSeconds" not in api.get(api.path("jobs", pods.name))["spec"]
 
     pods.say(names[0], "Running", RUNNING)
@@ -308,26 +330,27 @@ def test_a_run_that_cannot_be_placed_is_taken_away_again_with_the_reason(make: C
     target = make(nodes=1)
     planned = launch.work_out(BASIC, target)
     pods, cluster = Pods(target, planned), of(target)
-    cluster.check(planned.plan, options(planned))
+    check(planned)
 
     def fail_to_place() -> None:
         eventually(lambda: cluster.of(planned.plan.run_id).work is not None, True)
         name = f"{pods.name}-event"
         about = {"kind": "Job", "name": pods.name, "namespace": NAMESPACE}
+        said = 'Error creating: pods "run-0-x7f2q" is forbidden: exceeded quota: "chips"'
         event = {
             "metadata": {"name": name},
             "involvedObject": about,
             "type": "Warning",
             "reason": "FailedCreate",
         }
-        pods.api.ask("POST", pods.api.path("events"), {**event, "message": 'exceeded quota: "chips"'})
+        pods.api.ask("POST", pods.api.path("events"), {**event, "message": said})
         pods.end_what_is_deleted()
 
     ended = in_background(fail_to_place)
     with pytest.raises(
-        HostsError, match=r'(?s)1 of 1 pods could not be placed within 2 s.*exceeded quota: "chips"'
+        HostsError, match=r'(?s)1 of 1 pods could not be placed within 2 s.*: exceeded quota: "chips"$'
     ):
-        cluster.start(planned.plan, options(planned), lambda _: None, wait_s=2)
+        launcher(planned, wait_s=2.0).begin(planned.plan, lambda _: None)
     ended.join(10)
     eventually(lambda: cluster.of(planned.plan.run_id).work, None)
 
@@ -336,19 +359,19 @@ def test_a_run_that_another_launcher_has_made_is_left_alone(make: Callable[..., 
     target = make(nodes=1)
     planned = launch.work_out(BASIC, target)
     pods, cluster, api = Pods(target, planned), of(target), of(target).connection
-    cluster.check(planned.plan, options(planned))
+    check(planned)
     errors: list[HostsError] = []
 
     def wait_for_nodes() -> None:
         try:
-            cluster.start(planned.plan, options(planned), lambda _: None, wait_s=60)
+            launcher(planned, wait_s=60.0).begin(planned.plan, lambda _: None)
         except HostsError as error:
             errors.append(error)
 
     begun = in_background(wait_for_nodes)
     eventually(lambda: cluster.of(planned.plan.run_id).begins_pods, True)
-    with pytest.raises(RequestError, match="already exists"):
-        cluster.start(planned.plan, options(planned), lambda _: None, wait_s=60)
+    with pytest.raises(AtWorkError, match="is being launched by another process"):
+        launcher(planned, wait_s=60.0).begin(planned.plan, lambda _: None)
     cluster.remove(planned.plan.run_id, grace_s=None, wait_s=0, uid="another")
     assert "deletionTimestamp" not in api.get(api.path("jobs", pods.name))["metadata"]
     # Who waits for its nodes waits no longer when somebody else removes it.
@@ -360,18 +383,65 @@ def test_a_run_that_another_launcher_has_made_is_left_alone(make: Callable[..., 
     assert "1 of 1 pods could not be placed; all" in str(error) and "removed by somebody else" in str(error)
 
 
+def test_the_directory_of_a_run_that_another_launcher_has_made_is_left_alone(
+    make: Callable[..., Target], tmp_path: Path
+) -> None:
+    target = make(nodes=1)
+    planned = launch.work_out(dataclasses.replace(BASIC, run_id=RUN_ID), target)
+    launcher(planned)._require_namespace()
+    launcher(planned)._create(manifests.manifests(planned.plan, Options(suspended=True))[0])
+    there = tmp_path / "runs" / RUN_ID
+    there.mkdir(parents=True)
+    (there / "run.json").write_text("{}")
+    with pytest.raises(AtWorkError):
+        launch._start_and_join(planned.plan, planned.launcher, planned.directory, lambda _: None)
+    assert [path.name for path in there.iterdir()] == ["run.json"]
+    of(target).remove(RUN_ID, grace_s=None, wait_s=0)
+    Pods(target, planned).end_what_is_deleted()
+
+
+def test_a_queue_is_named_when_all_that_belongs_to_the_run_is_made(make: Callable[..., Target]) -> None:
+    target = make(nodes=1)
+    planned = launch.work_out(dataclasses.replace(BASIC, queue="research"), target)
+    pods, api = Pods(target, planned), of(target).connection
+    launcher(planned)._require_namespace()
+    asked: list[tuple[str, str, Any]] = []
+    ask = api.ask
+
+    def noted(method: str, path: str, body: Any = None, **more: Any) -> Object:
+        if method in ("POST", "PATCH"):
+            asked.append((method, path.split("/")[-1], json.dumps(body)))
+        return ask(method, path, body, **more)
+
+    api.ask = noted  # type: ignore[method-assign]
+    with pytest.raises(HostsError, match="the queue research has not admitted it"):
+        launcher(planned, wait_s=1.0).begin(planned.plan, lambda _: None)
+    api.ask = ask  # type: ignore[method-assign]
+    pods.end_what_is_deleted()
+    assert [path for _, path, _ in asked] == ["jobs", "services", "networkpolicies", pods.name]
+    assert [manifests.QUEUE_LABEL in body for _, _, body in asked] == [False, False, False, True]
+    assert '"suspend": true' in asked[0][2], "it is Kueue that lets it begin"
+
+
+def test_several_flex_start_slices_need_a_queue(make: Callable[..., Target]) -> None:
+    target = make(count=2, capacity="flex-start")
+    with pytest.raises(RequestError, match="2 slices of main are flex-start.*--queue"):
+        launch.work_out(BASIC, target)
+    assert launcher(launch.work_out(dataclasses.replace(BASIC, queue="q"), target)).options.queue == "q"
+
+
 def test_a_run_that_goes_on_is_not_cleared_away(
     make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.pods.REMOVE_LIMIT_S", 0.0)
+    monkeypatch.setattr("launch.cluster.pod_launcher.REMOVE_LIMIT_S", 0.0)
     target = make(nodes=1)
     planned = launch.work_out(BASIC, target)
     pods, cluster = Pods(target, planned), of(target)
-    cluster._require_namespace()
-    cluster._create(kubernetes.manifests(planned.plan, Options(suspended=True))[0])
+    launcher(planned)._require_namespace()
+    launcher(planned)._create(manifests.manifests(planned.plan, Options(suspended=True))[0])
     eventually(lambda: cluster.of(planned.plan.run_id).begins_pods, True)
     with pytest.raises(HostError, match=f"goes on with {planned.plan.run_id}.*fab stop --run"):
-        cluster.clear(planned.plan.run_id)
+        launcher(planned).prepare(dataclasses.replace(planned.plan, attempt=1), [], lambda _: None)
     ended = in_background(pods.end_what_is_deleted)
     cluster.remove(planned.plan.run_id, grace_s=None, wait_s=0)
     ended.join(10)
@@ -398,7 +468,7 @@ def test_fifty_runs_are_watched_by_one_watch_of_each_kind(
 ) -> None:
     target = make()
     planned = launch.work_out(BASIC, target)
-    of(target)._require_namespace()
+    launcher(planned)._require_namespace()
     watches: collections.Counter[str] = collections.Counter()
     events = Connection.events
 
@@ -410,7 +480,7 @@ def test_fifty_runs_are_watched_by_one_watch_of_each_kind(
     monkeypatch.setattr(Connection, "events", noted)
     for index in range(50):
         plan = dataclasses.replace(planned.plan, run_id=f"flax_mlm-20261123-1200{index:02}-abcd")
-        of(target)._create(kubernetes.manifests(plan, Options(suspended=True))[0])
+        launcher(planned)._create(manifests.manifests(plan, Options(suspended=True))[0])
     eventually(lambda: len(runs.look_at_all(target.agents).processes), 100)
     for _ in range(20):
         runs.look_at_all(target.agents)

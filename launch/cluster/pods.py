@@ -1,0 +1,184 @@
+"""What a cluster has of a run: how its objects are called, and what its Job and pods say of its processes. Pure.
+
+It has the shape in which agents of hosts say it, so that whoever follows or lists runs needs to know of no cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Object = dict[str, Any]
+"""A Kubernetes object, as its JSON says it."""
+
+ROOT = "/tpu-stack"
+"""What is the project's in a pod: an empty folder of the pod's own."""
+AGENT_ROOT = f"{ROOT}/agent"
+CACHE_DIR = f"{ROOT}/cache"
+AGENT = "host/agent/__main__.py"
+"""In the code bundle."""
+CONTAINER = "run"
+LONGEST_NAME = 40
+"""Of 63 characters (RFC 1123), less what Job and JobSet add for a pod: "-slice-0-1234-abcde"."""
+LONGEST_LABEL = 63
+RUN_LABEL = "tpu-stack/run"
+MANAGED_BY = {"app.kubernetes.io/managed-by": "tpu-stack"}
+OURS = ",".join(f"{name}={value}" for name, value in MANAGED_BY.items())
+INDEX = "batch.kubernetes.io/job-completion-index"
+SLICE_INDEX = "jobset.sigs.k8s.io/job-index"
+OVER = ("Complete", "Completed", "SuccessCriteriaMet", "Failed", "FailureTarget")
+"""Conditions of a Job or JobSet that starts no pod any more."""
+NO_START = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "CreateContainerConfigError",
+)
+"""Why a pod that has a node may wait for ever."""
+GRACE_S = 120
+"""Between SIGTERM and SIGKILL, for a checkpoint. A spot node gives what its kubelet's shutdownGracePeriod leaves."""
+
+
+def name_of(run_id: str) -> str:
+    """Return what a run's objects are called: a DNS label, one for each run, that leaves room for what is added."""
+    text = re.sub("[^a-z0-9-]+", "-", run_id.lower()).strip("-")
+    text = text if text[:1].isalpha() else f"run-{text}"
+    if len(text) <= LONGEST_NAME and text == run_id.replace("_", "-"):
+        return text
+    return f"{text[: LONGEST_NAME - 9].rstrip('-')}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+
+
+def label(text: str) -> str:
+    """Return a text as the value of a label: what may not be in one becomes "-"."""
+    return re.sub("[^A-Za-z0-9._-]", "-", text)[:LONGEST_LABEL].strip("-._")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What a cluster has of a run. work: its Job or JobSet. pods: of each process that has one, the newest."""
+
+    run_id: str
+    work: Object | None
+    pods: Mapping[int, Object]
+
+    @property
+    def processes(self) -> int:
+        if self.work is None:
+            return max(self.pods, default=-1) + 1
+        job, slices = _job_of(self.work)
+        return int(job["completions"]) * slices
+
+    @property
+    def begins_pods(self) -> bool:
+        """Whether the cluster starts each pod again that fails."""
+        return self.work is not None and "deletionTimestamp" not in self.work["metadata"] and not self.verdict
+
+    @property
+    def verdict(self) -> Object | None:
+        """The condition by which the run is over for the cluster."""
+        conditions = ((self.work or {}).get("status") or {}).get("conditions") or ()
+        return next((each for each in conditions if each["type"] in OVER and each["status"] == "True"), None)
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return each process as an agent's `status` does, of the latest attempt (None). pod: its name, or None."""
+        found = (self._entry(index) for index in range(self.processes))
+        return [entry for entry in found if entry is not None]
+
+    def _entry(self, index: int) -> dict[str, Any] | None:
+        pod = self.pods.get(index)
+        told: dict[str, Any] = {"run_id": self.run_id, "process_id": index, "supervised": False}
+        told |= dict.fromkeys(("attempt", "pid", "code", "beat", "started", "ended", "reason"))
+        told["pod"] = pod and pod["metadata"]["name"]
+        if pod is None:
+            return {**told, "state": "starting"} if self.begins_pods else None
+        state, phase = main_of(pod), pod["status"].get("phase")
+        over, is_over = state.get("terminated") or {}, phase in ("Succeeded", "Failed")
+        told |= {"code": over.get("exitCode"), "reason": trouble(pod)}
+        if "running" in state and not is_over:
+            began_s = _time(state["running"]["startedAt"])
+            return {**told, "state": "running", "started": began_s, "supervised": True}
+        if phase == "Pending" or (phase != "Succeeded" and self.begins_pods):
+            return {**told, "state": "starting"}
+        return {**told, "state": "exited", "ended": _time(over.get("finishedAt"))}
+
+
+def seen(works: Sequence[Object], pods: Sequence[Object]) -> dict[str, Seen]:
+    """Return what there is of each run, by its id."""
+    mine = {_run(work): work for work in works if _run(work) and not work["metadata"].get("ownerReferences")}
+    newest: dict[str, dict[int, Object]] = {}
+    for pod in sorted(pods, key=lambda pod: (pod["metadata"]["creationTimestamp"], is_alive(pod))):
+        labels = pod["metadata"].get("labels") or {}
+        index = labels.get(INDEX) or (pod["metadata"].get("annotations") or {}).get(INDEX)
+        if index is None or not _run(pod):
+            continue
+        work = mine.get(_run(pod))
+        nodes = int(_job_of(work)[0]["completions"]) if work else 0
+        newest.setdefault(_run(pod), {})[int(labels.get(SLICE_INDEX, 0)) * nodes + int(index)] = pod
+    return {
+        run_id: Seen(run_id=run_id, work=mine.get(run_id), pods=newest.get(run_id, {}))
+        for run_id in mine.keys() | newest.keys()
+    }
+
+
+def _run(found: Object) -> str:
+    return str((found["metadata"].get("labels") or {}).get(RUN_LABEL, ""))
+
+
+def _job_of(work: Object) -> tuple[Object, int]:
+    """The specification of a run's Job, and how many of it there are."""
+    if work["kind"] == "Job":
+        return work["spec"], 1
+    (one,) = work["spec"]["replicatedJobs"]
+    return one["template"]["spec"], int(one["replicas"])
+
+
+def is_alive(pod: Object) -> bool:
+    return pod["status"].get("phase") not in ("Succeeded", "Failed")
+
+
+def _time(text: str | None) -> float | None:
+    return None if text is None else datetime.datetime.fromisoformat(text).timestamp()
+
+
+def main_of(pod: Object) -> Object:
+    """Return the state of the container in which the run's process is."""
+    found = {each["name"]: each for each in pod["status"].get("containerStatuses") or ()}
+    state: Object = (found.get(CONTAINER) or {}).get("state") or {}
+    return state
+
+
+def _containers(pod: Object) -> Iterator[Object]:
+    for kind in ("initContainerStatuses", "containerStatuses"):
+        yield from pod["status"].get(kind) or ()
+
+
+def waits_in_vain(pod: Object) -> str | None:
+    """Return why a pod that has a node does not start, where it will not by itself."""
+    for each in _containers(pod):
+        waiting = each["state"].get("waiting") or {}
+        if waiting.get("reason") in NO_START:
+            return f"{waiting['reason']}: {waiting.get('message') or each['image']}"
+    return None
+
+
+def trouble(pod: Object) -> str | None:
+    """Return why a pod does not run, or ended badly; None where nothing is wrong."""
+    status = pod["status"]
+    if status.get("reason"):  # Evicted, NodeLost, …
+        return f"{status['reason']}: {status.get('message', '')}".rstrip(": ")
+    for each in _containers(pod):
+        over = each["state"].get("terminated") or {}
+        if over.get("exitCode"):
+            said = over.get("message") or (over.get("reason") if over.get("reason") != "Error" else None)
+            why = said.strip().splitlines()[-1] if said else f"exit code {over['exitCode']}"
+            return why if each["name"] == CONTAINER else f"its code could not be had: {why}"
+    for each in status.get("conditions") or ():
+        is_unplaced = each["type"] == "PodScheduled" and each["status"] == "False"
+        if is_unplaced or (each["type"] == "DisruptionTarget" and each["status"] == "True"):
+            return str(each.get("message") or each.get("reason"))
+    return waits_in_vain(pod)
