@@ -109,9 +109,10 @@ class Batcher:
         self._some.set()
         try:
             return [await each.put for each in mine]
-        finally:  # who gives up takes the rows along
-            for each in mine:
-                each.put.cancel()
+        finally:
+            if any([each.put.cancel() for each in mine]) or any(each.put.cancelled() for each in mine):
+                # Who gives up takes the rows along: while the model is busy, they would keep others out.
+                self._waiting = collections.deque(each for each in self._waiting if not each.put.done())
 
     async def run(self) -> None:
         """Compute what comes, until it is cancelled."""

@@ -264,8 +264,9 @@ def test_when_too_much_waits_more_is_refused_and_a_stop_ends_what_is_under_way(s
         for each in waiting:  # the model is too slow for them, and they take their rows along
             status, told, headers = each.result()
             assert (status, told["error"]) == (503, "no answer within 1 s")
+        assert server.batcher.waiting == 0
         stop = pool.submit(server.stop)
-        until(lambda: client.request("GET", "/healthz")[0] == 503)
+        until(lambda: client.request("GET", "/healthz")[:2] == (503, {"status": "stopping"}))
         status, told, _ = client.send({"inputs": ["a"]})
         assert (status, told["error"]) == (503, "the server is stopping")
         assert under_way.exception() is not None  # it has waited for a second too
