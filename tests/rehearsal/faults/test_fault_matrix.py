@@ -258,7 +258,13 @@ def test_a_wedged_process_is_found_its_stacks_are_saved_and_nothing_of_the_run_i
         more = ("--steps", "100000", "--checkpoint-every", "100000", "--eval-every", "100000")
         run = pair.launch(target, *more)
         seen: set[float] = set()
-        until(lambda: beats(target, run, seen) >= FEWEST_BEATS, "its steps have been seen to come", 60.0, 0.3)
+
+        def steps_are_seen() -> bool:
+            ended = read(run).current_result()
+            assert ended is None, f"it ended before it was wedged: {ended}"
+            return beats(target, run, seen) >= FEWEST_BEATS
+
+        until(steps_are_seen, "its steps have been seen to come", pair.end_limit_s, 0.3)
         pair.faults.wedge(NAMES[1])
         began_s = time.monotonic()
         until(lambda: read(run).current_result() is not None, "the run has a result", HUNG_LIMIT_S, 0.3)
