@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol, TextIO
 
 from contracts import process as process_environment
@@ -277,9 +277,16 @@ def end_as_failed(run: Run, message: str, *, says_all: bool = False) -> None:
 
 
 def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str]:
-    """The exit code of a failure, and one sentence for a person who does not read the traceback."""
-    text = str(error)
-    if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left on device" in text:
+    """The exit code of a failure, and one sentence for a person who does not read the traceback.
+
+    A library may put an error of its own around the one that says why (Orbax: TimeoutError, for each way in which a
+    barrier fails), so the errors that it was raised from are looked at too.
+    """
+    errors = [*_with_causes(error)]
+    if any(
+        (isinstance(each, OSError) and each.errno == errno.ENOSPC) or "No space left on device" in str(each)
+        for each in errors
+    ):
         return FAILED, (
             f"the disk is full: {_free_space(environment)}. Checkpoints that were complete are still there: "
             f"free some space, then `fab train --resume {environment.run_id}`"
@@ -288,10 +295,18 @@ def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str
     # Frameworks' errors are kinds of RuntimeError mostly, but XLA's UNKNOWN can come as a plain ValueError.
     kinds: tuple[type[Exception], ...] = getattr(group, "PEER_LOST_KINDS", (RuntimeError, ValueError))
     signs: tuple[str, ...] = getattr(group, "PEER_LOST_SIGNS", ())
-    if isinstance(error, kinds) and any(sign in text for sign in signs):
-        told = next(line for line in text.splitlines() if any(sign in line for sign in signs))
-        return PEER_LOST, f"another host of the run was lost: {told[:300]}"
+    told = [line for each in errors if isinstance(each, kinds) for line in str(each).splitlines()]
+    lost = next((line for line in told if any(sign in line for sign in signs)), None)
+    if lost is not None:
+        return PEER_LOST, f"another host of the run was lost: {lost[:300]}"
+    text = str(error)
     return FAILED, f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}"
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _free_space(environment: ProcessEnvironment) -> str:
