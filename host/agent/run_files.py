@@ -45,19 +45,19 @@ class RunFiles:
         self._ended = threading.Event()
         self._delivering = threading.Lock()
 
-    def put(self, texts: dict[str, str], once: dict[str, str] | None = None) -> None:
+    def put(self, texts: dict[str, str], once: dict[str, str] | None = None) -> bool:
         """Write files, by their names below the run directory; those of `once` unless they are there.
 
-        To a bucket the log goes with them: all in one go, as every one means the start of a Python.
+        To a bucket the log goes with them: all in one go, as every one means the start of a Python. The answer is
+        whether a disk took all of them; a bucket's client has tried again itself.
         """
         once = once or {}
         if self.is_remote:
             self._deliver({**texts, **once}, list(once))
         elif self.dir is not None:
-            for name, text in texts.items():
-                self._write(name, text, os.replace)
-            for name, text in once.items():
-                self._write(name, text, os.link)
+            written = [self._write(name, text, os.replace) for name, text in texts.items()]
+            return all(written + [self._write(name, text, os.link) for name, text in once.items()])
+        return True
 
     def remove(self, name: str) -> None:
         directory = self.dir
@@ -81,13 +81,13 @@ class RunFiles:
                 self._log_bytes = size
                 self._deliver({}, [])
 
-    def _write(self, name: str, text: str, put: Callable[[str, str], None]) -> None:
+    def _write(self, name: str, text: str, put: Callable[[str, str], None]) -> bool:
         def write() -> None:
             self._make_parents(os.path.dirname(name))
             with contextlib.suppress(FileExistsError):
                 atomic.write(os.path.join(self.dir or "", name), text, put=put)
 
-        tried(f"writing {name}", write)
+        return tried(f"writing {name}", write)
 
     def _make_parents(self, folder: str) -> None:
         """The run directory itself is not made anew: who removed it meant it."""

@@ -41,6 +41,8 @@ LAST_WORDS_S = 1.0
 BUDGET_GRACE_S = 120.0
 """For a checkpoint, after the budget of a run is spent."""
 OTHERS_LATER_S = 30.0
+FULL_DISK_LIMIT_S = 30.0
+"""For a disk to be freed, before the end of a process goes unrecorded."""
 
 
 def supervise(state_dir: str) -> int:
@@ -386,11 +388,17 @@ def finalize(
         result = run_directory.result(
             beat["state"], attempt=beat["attempt"], steps=steps, time=beat["time"], measured=measured
         )
-    files.put(texts, {} if result is None else {run_directory.RESULT: json.dumps(result)})
-    if not recorded:  # the disk may have been freed meanwhile
-        wait_until(
-            lambda: tried("writing exit.json", lambda: atomic.write_json(process.exit_path, record)), 60, 1
-        )
+    once = {} if result is None else {run_directory.RESULT: json.dumps(result)}
+
+    def published() -> bool:
+        return files.put(texts, once) or not os.path.isdir(str(files.dir))
+
+    def exit_recorded() -> bool:
+        return recorded or tried("writing exit.json", lambda: atomic.write_json(process.exit_path, record))
+
+    # A disk that is full now may be freed: by a person, or by another host that gives back what it had reserved.
+    wait_until(published, FULL_DISK_LIMIT_S, 1)
+    wait_until(exit_recorded, FULL_DISK_LIMIT_S, 1)
 
 
 def cause_of(ended: Json) -> str:

@@ -110,7 +110,9 @@ class Batcher:
         try:
             return [await each.put for each in mine]
         finally:
-            if any([each.put.cancel() for each in mine]) or any(each.put.cancelled() for each in mine):
+            for each in mine:
+                each.put.cancel()
+            if any(each.put.cancelled() for each in mine):
                 # Who gives up takes the rows along: while the model is busy, they would keep others out.
                 self._waiting = collections.deque(each for each in self._waiting if not each.put.done())
 

@@ -133,6 +133,32 @@ sys.exit(5)
     assert "No space left" in agent.heartbeat()["message"]
 
 
+def test_a_result_that_a_full_disk_refused_is_written_once_there_is_room(
+    agent: Any, small_disk: Path
+) -> None:
+    agent.run_dir = small_disk / "run"
+    agent.run_dir.mkdir()
+    rest = small_disk / "rest"
+    agent.start_and_hear(
+        f"""
+say("filling")
+with open({str(rest)!r}, "wb", buffering=0) as file:
+    try:
+        while file.write(bytes(4096)):
+            pass
+    except OSError:
+        sys.exit(5)
+"""
+    )
+    log = agent.state_dir() / "supervisor.log"
+    until(lambda: log.read_text().count("writing result.json") >= 2)
+    assert not (agent.run_dir / "result.json").exists()
+    rest.unlink()
+    until((agent.run_dir / "result.json").exists)
+    assert agent.result()["error"] == "host 0: exit code 5: filling\nfilling"
+    assert agent.ended()["code"] == 5
+
+
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_process_without_supervisor_and_guard_is_stopped_whole(agent: Any, is_killed: bool) -> None:
     started = agent.start_and_hear('import subprocess; say(subprocess.Popen(["sleep", "600"]).pid); live()')

@@ -45,7 +45,11 @@ FAILURES = [
     (OSError(errno.EACCES, "Permission denied", "/x"), FAILED, "PermissionError: [Errno 13] Permission den"),
     (JaxRuntimeError("Gloo: Connection closed by peer\nmore"), PEER_LOST, LOST),
     (JaxRuntimeError("Barrier timed out. Id: step"), PEER_LOST, f"{LOST}: Barrier"),
-    (barrier_failed(JaxRuntimeError("UNAVAILABLE: the coordination service\nmore")), PEER_LOST, f"{LOST}: UNAV"),
+    (
+        barrier_failed(JaxRuntimeError("UNAVAILABLE: the coordination service\nmore")),
+        PEER_LOST,
+        f"{LOST}: UNAV",
+    ),
     (barrier_failed(OSError(errno.ENOSPC, "full")), FAILED, "the disk is full: "),
     (barrier_failed(ValueError("odd")), FAILED, "TimeoutError: Timed out while"),
     (JaxRuntimeError("RESOURCE_EXHAUSTED: memory\nmore"), FAILED, "JaxRuntimeError: RESOURCE_EXHAUSTED"),

@@ -158,7 +158,12 @@ class Lab:
             state = self.state(run)
             return state == "lost" or (state not in ACTIVE and self.read(run).current_result() is not None)
 
-        self.until(has_ended, f"{run.run_id} has ended", limit_s, pause_s=0.5)
+        def told() -> str:
+            disk = shutil.disk_usage(run.directory.url)
+            logs = [self.log(run, host)[-3000:] for host in range(run.processes)]
+            return "\n".join([f"{run.run_id} has ended; it is {self.state(run)}, {disk}", *logs])
+
+        self.until(has_ended, told, limit_s, pause_s=0.5)
         return self.read(run)
 
     def fab(self, *arguments: str) -> Command:
@@ -272,12 +277,17 @@ class Lab:
         return run.directory.read_text(f"logs/{run.attempt}/host-{host}.log") or ""
 
     def until(
-        self, condition: Callable[[], bool], what: str, limit_s: float = WAIT_LIMIT_S, pause_s: float = 0.01
+        self,
+        condition: Callable[[], bool],
+        what: str | Callable[[], str],
+        limit_s: float = WAIT_LIMIT_S,
+        pause_s: float = 0.01,
     ) -> None:
-        """Wait until `condition` holds; where asking costs a process, ask more seldom."""
+        """Wait until `condition` holds, or say `what` did not come; where asking costs a process, ask more seldom."""
         deadline = time.monotonic() + limit_s
         while not condition():
-            assert time.monotonic() < deadline, f"not within {limit_s:g} s: {what}"
+            if time.monotonic() >= deadline:
+                raise AssertionError(f"not within {limit_s:g} s: {what if isinstance(what, str) else what()}")
             time.sleep(pause_s)
 
     def reach(self, run: Run, step: int) -> None:
