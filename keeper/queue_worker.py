@@ -213,17 +213,19 @@ class Worker:
         """Start or resume the run of an entry; False where somebody else has the entry or the slice."""
         name = target.slice.name
         with self._hold(name) as require:
+            if require is None:
+                return False
             # A kept run has its slice also while it fails and is resumed, and nothing runs there.
             of_runs = (each.run_id for each in self._kept() if each.slice == name and not each.for_queue)
-            if require is not None and (kept := next(of_runs, "")):
+            if kept := next(of_runs, ""):
                 said = f"the keeper has it for {kept}; it is waited for (`fab unkeep {kept}` frees it)"
                 self._tell(f"{name} is kept", f"{name}: {said}")
                 return False
             now = datetime.datetime.now(datetime.UTC)
             job = str(entry.submitted["name"])
             run_id = runs.new_run_id(job, now, random.Random())
-            claimed = self._queue.claim(entry.number, name, run_id) if require is not None else None
-            if require is None or claimed is None:
+            claimed = self._queue.claim(entry.number, name, run_id)
+            if claimed is None:
                 return False
             self._launch(claimed, dataclasses.replace(target, alone=lambda: contextlib.nullcontext(require)))
             return True

@@ -347,9 +347,9 @@ def _of_kubeconfig(cluster: Cluster) -> Access:
     import kubernetes.client
     import kubernetes.config
 
-    path, found = os.path.expanduser(cluster.kubeconfig) if cluster.kubeconfig else None, None
+    path = os.path.expanduser(cluster.kubeconfig) if cluster.kubeconfig else None
+    found = kubernetes.client.Configuration()
     try:
-        found = kubernetes.client.Configuration()
         kubernetes.config.load_kube_config(path, cluster.context, found, persist_config=False)
     except (kubernetes.config.ConfigException, OSError) as error:
         where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"

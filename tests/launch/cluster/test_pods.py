@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from contracts.inventory import Cluster
 from contracts.run_directory import RESULT, RunDirectory
 from launch import follow, overview, runs
 from launch.cluster import api_server, cluster_runs
@@ -18,6 +17,7 @@ from launch.cluster.cluster_runs import ClusterRuns, PodLink
 from launch.cluster.pods import CONTAINER, INDEX, RUN_LABEL, SLICE_INDEX, Seen, seen, trouble
 from launch.hosts import in_thread
 from launch.runs import Run
+from tests.launch.cluster.pod_plans import CLUSTER
 from tests.launch.conftest import RUN_ID, STARTED
 
 AT = "2020-11-20T21:46:00Z"
@@ -238,17 +238,11 @@ def test_clusters_of_one_name_have_a_certificate_each(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    cluster = Cluster(
-        name="dev",
-        context=None,
-        namespace="n",
-        service_account="s",
-        endpoint="https://one",
-        ca_certificate="A",
-    )
     found = [
-        api_server._of_google(each)
-        for each in (cluster, dataclasses.replace(cluster, endpoint="https://two", ca_certificate="B"))
+        api_server._of_google(
+            dataclasses.replace(CLUSTER, context=None, endpoint=endpoint, ca_certificate=certificate)
+        )
+        for endpoint, certificate in (("https://one", "A"), ("https://two", "B"))
     ]
     assert [Path(str(each.ca_file)).read_text() for each in found] == ["A", "B"]
 
@@ -269,7 +263,7 @@ def test_a_pod_that_ended_with_its_run_is_not_called_gone(write_run: Any) -> Non
 
 
 def test_an_answer_that_ends_in_the_middle_is_an_api_server_that_is_away() -> None:
-    cluster = Cluster(name="dev", context=None, namespace="n", service_account="s")
+    cluster = dataclasses.replace(CLUSTER, context=None)
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer_half() -> None:
