@@ -26,6 +26,7 @@ class ProcessEnvironment:
     local_devices: devices this process has, where the platform lets one choose (cpu); None elsewhere.
     peak_flops_per_s: what all the run's devices together can do in bfloat16; None where nobody has said.
     control_dir: a directory on this host that the agent shares with the process; None when run by hand.
+    shared_cache: the URL of a cache that all hosts share, where what is on their own disks is lost with them; or None.
     """
 
     run_id: str
@@ -43,6 +44,7 @@ class ProcessEnvironment:
     control_dir: str | None
     local_rank: int = 0
     ranks_per_host: int = 1
+    shared_cache: str | None = None
 
     def variables(self) -> dict[str, str]:
         """The environment variables that `read` reads back; those that are None are left out."""
@@ -60,6 +62,7 @@ class ProcessEnvironment:
             "RUN_LOCAL_DEVICES": self.local_devices,
             "RUN_PEAK_FLOPS_PER_S": self.peak_flops_per_s,
             "RUN_CONTROL_DIR": self.control_dir,
+            "RUN_SHARED_CACHE": self.shared_cache,
         }
         if self.ranks_per_host > 1:
             values |= {"RUN_LOCAL_RANK": self.local_rank, "RUN_RANKS_PER_HOST": self.ranks_per_host}
@@ -122,6 +125,7 @@ def read(environ: Mapping[str, str]) -> ProcessEnvironment:
         control_dir=environ.get("RUN_CONTROL_DIR") or None,
         local_rank=whole("RUN_LOCAL_RANK", 0) if environ.get("RUN_LOCAL_RANK") else 0,
         ranks_per_host=optional("RUN_RANKS_PER_HOST") or 1,
+        shared_cache=environ.get("RUN_SHARED_CACHE") or None,
     )
     if result.process_id >= result.num_processes:
         mistakes.append(

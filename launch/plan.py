@@ -353,6 +353,7 @@ times what a step needs."""
 def environment(plan: Plan, process_id: int) -> dict[str, str]:
     """Return the process environment (contract 2) of one process, and where Python finds the code."""
     target, peak = plan.target, plan.target.peak_flops_per_s
+    bucket = target.inventory.storage.bucket_url
     told = ProcessEnvironment(
         run_id=plan.run_id,
         run_dir=plan.run_dir,
@@ -367,6 +368,7 @@ def environment(plan: Plan, process_id: int) -> dict[str, str]:
         local_devices=target.cpu_devices if target.platform == "cpu" else None,
         peak_flops_per_s=round(peak * target.devices) if peak else None,
         control_dir=None,  # the agent says it
+        shared_cache=f"{bucket}/cache" if target.slice.pool and bucket else None,  # a pod's disk goes with it
     )
     has_one_rank = plan.finds_peers_by_rank and plan.command is None and plan.ranks_per_host == 1
     return {

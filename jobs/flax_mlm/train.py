@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections import deque
 from pathlib import Path
@@ -60,6 +61,7 @@ def train(run: Run, config: Config) -> Final:
 
 def prepare_data(run: Run, config: Config) -> Tokens:
     """Tokenise the corpus, or find it in the cache; it is the same on every host."""
+    config = dataclasses.replace(config, remote_cache=config.remote_cache or run.environment.shared_cache)
     prepare = functools.partial(data.prepare, config, Path(run.environment.cache_dir), run.prepare)
     what = f"--data {config.data}"
     if config.remote_cache is None:
@@ -79,7 +81,10 @@ class Training:
         self.baseline = unigram_entropy(tokens.eval, tokens.tokenizer.special_ids)
         self.mesh = sharding.make_mesh(config.fsdp)
         self.inputs = InputPipeline(tokens, config, self.mesh)
-        self.compiled = Executables(run.environment.cache_dir, self.mesh.devices.flat).of
+        environment = run.environment
+        self.compiled = Executables(
+            environment.cache_dir, self.mesh.devices.flat, environment.shared_cache
+        ).of
         # Not kept whole: where a checkpoint is restored the first state's memory has to become free.
         made = steps.make_steps(config, tokens.tokenizer, self.mesh, self.compiled)
         self.graph, self.state, self.train_step, self.eval_step, slots = made

@@ -250,7 +250,8 @@ class Training:
 
     def warm_up(self) -> None:
         """Compile what the steps and the evaluations need, before one is late for it: a program for each length."""
-        kept = executables.Executables(self.run.environment.cache_dir, jax.devices())
+        environment = self.run.environment
+        kept = executables.Executables(environment.cache_dir, jax.devices(), environment.shared_cache)
         whole = self.model
         state = (*self.state().values(), [each.value for each in whole.metrics_variables])
         shardings = jax.tree.map(lambda value: value.sharding, state)

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,6 +54,7 @@ class Machine:
 
     def __init__(self, cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.cache_dir, self.compiled = cache_dir, 0
+        self.shared: str | None = None
         compile_really = jax.stages.Lowered.compile
 
         def counted(lowered: jax.stages.Lowered, *its: Any) -> jax.stages.Compiled:
@@ -68,7 +70,7 @@ class Machine:
         before = self.compiled
         mesh = Mesh(np.asarray(jax.devices()[:devices]), ("rows",))
         by_row, whole = NamedSharding(mesh, PartitionSpec("rows")), NamedSharding(mesh, PartitionSpec())
-        step = Executables(str(self.cache_dir), mesh.devices.flat).of(
+        step = Executables(str(self.cache_dir), mesh.devices.flat, self.shared).of(
             jax.jit(function, donate_argnums=0, out_shardings=whole)
         )
         state = jax.device_put({"sum": np.float32(0), "steps": np.int32(0)}, whole)
@@ -122,6 +124,33 @@ def test_what_was_compiled_for_another_machine_process_version_or_with_other_fla
     machine.run()
     monkeypatch.setattr(where, name, instead)
     assert machine.run()[1] == 1
+
+
+def test_what_a_pod_has_compiled_the_next_one_loads_from_the_cache_that_they_share(
+    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.shared = f"memory://{tmp_path}"
+    machine.cache_dir = tmp_path / "pod-0"
+    first, _ = machine.run()
+    for thread in threading.enumerate():
+        if thread.name == "share":
+            thread.join(60)
+    machine.cache_dir = tmp_path / "pod-1"
+    assert machine.run() == (first, 0)
+    assert capsys.readouterr().out == ""
+    files, place = files_of(machine.shared), f"{machine.shared}/{FOLDER}"
+    (name,) = files.list(place)
+    (kept,) = files.read([f"{place}/{name}"])
+    files.write(
+        f"{place}/{name}", (kept or b"")[:-1]
+    )  # whatever has become of it, the next pod computes the same
+    machine.cache_dir = tmp_path / "pod-2"
+    assert machine.run() == (first, 1)
+    assert "it is torn" in capsys.readouterr().out
+    machine.shared, machine.cache_dir = "nothing://knows/it", tmp_path / "pod-3"
+    assert machine.run() == (first, 1)
+    said = capsys.readouterr().out
+    assert "nothing://knows/it/executables cannot be read" in said
 
 
 def test_a_torn_file_is_said_and_compiled_anew_and_a_program_that_cannot_be_kept_runs_all_the_same(

@@ -175,8 +175,9 @@ WHOLE = {
     "RUN_LOCAL_DEVICES": "2",
     "RUN_PEAK_FLOPS_PER_S": "394000000000000",
     "RUN_CONTROL_DIR": "/control",
+    "RUN_SHARED_CACHE": "gs://bucket/cache",
 }
-OPTIONAL = ("RUN_LOCAL_DEVICES", "RUN_PEAK_FLOPS_PER_S", "RUN_CONTROL_DIR")
+OPTIONAL = ("RUN_LOCAL_DEVICES", "RUN_PEAK_FLOPS_PER_S", "RUN_CONTROL_DIR", "RUN_SHARED_CACHE")
 NEEDED = [name for name in WHOLE if name not in OPTIONAL]
 
 
@@ -225,11 +226,12 @@ def test_every_variable_reaches_its_field_and_what_is_optional_may_be_absent_or_
     whole = environment.read({**WHOLE, "HOME": "/elsewhere"})
     assert dataclasses.astuple(whole) == (
         *("flax_mlm-20261120-214500-abcd", "/runs/one", "flax_mlm", "jax", 2, 4, 3),
-        *("127.0.0.1:4000", "cpu", "/cache", 2, 394 * 10**12, "/control", 0, 1),
+        *("127.0.0.1:4000", "cpu", "/cache", 2, 394 * 10**12, "/control", 0, 1, "gs://bucket/cache"),
     )
     for rest in ({}, dict.fromkeys(OPTIONAL, "")):
         read = environment.read({name: WHOLE[name] for name in NEEDED} | rest)
-        assert (read.local_devices, read.peak_flops_per_s, read.control_dir) == (None, None, None)
+        found = (read.local_devices, read.peak_flops_per_s, read.control_dir, read.shared_cache)
+        assert found == (None,) * 4
     older = {name: value for name, value in WHOLE.items() if name != "RUN_FRAMEWORK"} | {"RUN_STACK": "jax"}
     assert environment.read(older) == whole
     for place in ("127.0.0.1:1", "[::1]:4000", "worker-0.local:65535"):

@@ -1,5 +1,7 @@
 """Compiled programs, kept on this host's disk: what a run has compiled a later run loads instead of compiling it.
 
+A pod's disk is lost with it, so what pods have compiled is also kept in the cache that they share, in a bucket.
+
 JAX's own compilation cache does not do here: it is written by process 0 only, so that every other host would compile
 each time, and on CPU its key differs from process to process and says neither what instructions nor how many processors
 a program was compiled for.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
@@ -21,6 +24,7 @@ from jax.experimental import serialize_executable
 from contracts.durations import DAY_S
 from contracts.files import DiskFiles
 from jobs.runtime import processor
+from jobs.runtime.bucket_files import files_of
 
 FOLDER = "executables"
 UNUSED_DAYS = 30
@@ -29,10 +33,12 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Executables:
-    """The programs of one process for these devices, in the order of its mesh."""
+    """The programs of one process for these devices, in the order of its mesh. shared: the URL of a cache that other
+    hosts read and write too. A program that is loaded from there is code: who may write it decides what is computed."""
 
-    def __init__(self, cache_dir: str, devices: Iterable[jax.Device]) -> None:
+    def __init__(self, cache_dir: str, devices: Iterable[jax.Device], shared: str | None = None) -> None:
         self._folder, self._devices = Path(cache_dir) / FOLDER, list(devices)
+        self._shared = None if shared is None else f"{shared}/{FOLDER}"
 
     def of(self, function: Any) -> Callable[..., Any]:
         """`function`, as jax.jit returned it, compiled or loaded at its first call; all calls take the same shapes."""
@@ -49,6 +55,8 @@ class Executables:
         """`function`, as jax.jit returned it, compiled or loaded for arguments like these, which are not used up."""
         lowered = function.lower(*arguments)
         path = self._folder / self._key(lowered)
+        if self._shared is not None and not path.exists():
+            self._fetch(path, self._shared)
         compiled = self._load(path, lowered)
         if compiled is None:
             compiled = lowered.compile()
@@ -86,10 +94,28 @@ class Executables:
             return None
         return loaded
 
+    def _fetch(self, path: Path, shared: str) -> None:
+        try:
+            (content,) = files_of(shared).read([f"{shared}/{path.name}"])
+            if content is not None:
+                DiskFiles().write(str(path), content)
+        except Exception as error:  # each driver has exceptions of its own; compiling is the remedy here too
+            print(f"{shared} cannot be read: {_first_line(error)}", flush=True)
+
+    def _share(self, name: str, content: bytes, shared: str) -> None:
+        try:
+            files_of(shared).write(f"{shared}/{name}", content)
+        except Exception as error:
+            print(f"a compiled program is not kept for other pods: {_first_line(error)}", flush=True)
+
     def _keep(self, path: Path, compiled: jax.stages.Compiled) -> None:
         try:
             program = serialize_executable.serialize(compiled)[0]
-            DiskFiles().write(str(path), hashlib.sha256(program).digest() + program)
+            content = hashlib.sha256(program).digest() + program
+            if self._shared is not None:  # beside the first steps, which do not wait for it
+                given = (path.name, content, self._shared)
+                threading.Thread(target=self._share, args=given, name="share", daemon=True).start()
+            DiskFiles().write(str(path), content)
             self._remove_unused()
         except (
             Exception

@@ -171,6 +171,7 @@ def test_a_pod_is_told_the_start_request_of_process_0_with_the_pods_names_as_hos
     assert start["env"]["RUN_NUM_PROCESSES"] == "4"
     assert start["env"]["PYTHONPATH"] == f"/tpu-stack/agent/bundles/{CODE}"
     assert start["env"]["RUN_CACHE_DIR"] == "/tpu-stack/cache"
+    assert start["env"]["RUN_SHARED_CACHE"] == "file:///proc/no/bucket/cache"
 
 
 @pytest.mark.parametrize(
