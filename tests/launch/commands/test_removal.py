@@ -16,6 +16,7 @@ from contracts.errors import RequestError
 from jobs.runtime.bucket_files import BucketFiles
 from launch import runs, targets
 from launch.commands import removal
+from launch.hosts import HostError
 from launch.remote_files import Buckets, HostFiles
 from launch.runs import Run
 from launch.targets import Target
@@ -124,6 +125,21 @@ def test_the_latest_run_stays_while_another_stack_starts_it(write_run: WriteRun)
     write_run(target="tpus", attempts=[{"attempt": 0, "started": now, "processes": 2}])
     with pytest.raises(RequestError, match="is kept: it was started a moment ago"):
         removal.remove(here(), "latest", yes=True)
+
+
+def test_a_run_on_pods_that_may_still_wait_stays_while_its_cluster_does_not_answer(
+    write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pods = {"restarts": 10, "queue": "nlp"}
+    waiting = write_run(IDS["a"], **began("a", result=None, pods=pods))
+    ended = write_run(IDS["b"], **began("b", pods=pods))
+    away = HostError(host="cluster dev", reason="its API server cannot be reached")
+    look = runs.Look(processes=(), errors=(away,), knowing=0)
+    monkeypatch.setattr(runs, "look_at_all", lambda _: look)
+    reasons = removal.kept(here(), [waiting, ended], [waiting, ended])
+    assert [*reasons] == [IDS["a"]]
+    assert "its API server cannot be reached" in reasons[IDS["a"]]
+    assert f"its folder {waiting.directory.url} itself" in reasons[IDS["a"]]
 
 
 def test_nothing_goes_without_a_yes_or_when_the_run_was_resumed_while_the_question_was_open(
