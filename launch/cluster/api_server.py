@@ -1,7 +1,7 @@
 """A cluster's API: requests, watches, programs in pods, ports of pods.
 
-Requests go by urllib3: the official client, which has the programs and ports and reads a kubeconfig, costs seconds to
-import, and a GKE cluster of the stack needs it for neither of its looks at runs."""
+Requests go through the official client, by paths and plain objects: its typed models would be a second form of what
+`launch.cluster.manifests` builds and tests compare."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ FIRST_LOOK_S = 20.0
 REMEMBERED = 256
 """How many objects that are gone a watch still knows."""
 ASK_AGAIN_S = 1.0
+MOST_CONNECTIONS = 8
 FORBIDDEN, NOT_FOUND, CONFLICT, TOO_OLD, TOO_MANY = 403, 404, 409, 410, 429
 MERGE = "application/merge-patch+json"
 _LOADING = threading.Lock()
@@ -110,7 +111,7 @@ class Connection:
 
     def load(self) -> None:
         """Load the client, outside of any limit: it takes a second, and many where much else runs."""
-        _ = self._pool
+        _ = self._client
 
     def get(self, path: str, **query: str) -> Object:
         return self.ask("GET", path, None, **query)
@@ -130,14 +131,20 @@ class Connection:
             ApiError: the API server refuses it, or cannot be reached.
             RequestError: this machine knows no such cluster.
         """
-        with self._errors():  # its connection may end in the middle of the answer
-            answer = self._send(method, path, body, content, query, ANSWER_LIMIT_S).data
-        found: Object = json.loads(answer or b"{}")
+        limits_s = (CONNECT_LIMIT_S, ANSWER_LIMIT_S)
+        with self._errors():
+            found: Object = self._call(
+                path, method, query, body, content, response_type="object", _request_timeout=limits_s
+            )
         return found
 
     def events(self, path: str, **query: str) -> Iterator[Object]:
         """Begin a watch; return its events as they come, until the API server ends it. Raises ApiError."""
-        answer = self._send("GET", path, None, "application/json", {**query, "watch": "1"}, WATCH_SILENCE_S)
+        limits_s = (CONNECT_LIMIT_S, WATCH_SILENCE_S)
+        with self._errors():
+            answer = self._call(
+                path, "GET", {**query, "watch": "1"}, _preload_content=False, _request_timeout=limits_s
+            )
 
         def told() -> Iterator[Object]:
             left = b""
@@ -209,101 +216,83 @@ class Connection:
 
     def _channel(self, opened: Callable[..., Any], call: str, pod: str, **options: Any) -> Any:
         import kubernetes.client
-        import websocket
-        from kubernetes.client.exceptions import ApiException
 
         with self._errors():  # each with a client of its own: it is changed for the length of the call
-            api = kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(self._access.for_client()))
-            try:
-                return opened(getattr(api, call), pod, self.cluster.namespace, **options)
-            except ApiException as error:
-                raise self._refused(error.status, error.body, error.reason) from None
-            except websocket.WebSocketException as error:
-                raise OSError(str(error)) from None
+            api = kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(self._client.configuration))
+            return opened(getattr(api, call), pod, self.cluster.namespace, **options)
 
-    def _send(
+    def _call(
         self,
-        method: str,
         path: str,
-        body: Object | None,
-        content: str,
+        method: str,
         query: Mapping[str, str],
-        limit_s: float,
+        body: Object | None = None,
+        content: str = "application/json",
+        **options: Any,
     ) -> Any:
-        with self._errors():
-            import urllib3
-
-            token = self._access.authorization()
-            headers = {"Accept": "application/json", "Content-Type": content}
-            answer = self._pool.request(
-                method,
-                f"{self._access.host}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else ""),
-                headers=headers | ({"Authorization": token} if token else {}),
-                body=None if body is None else json.dumps(body),
-                timeout=urllib3.Timeout(connect=CONNECT_LIMIT_S, read=limit_s),
-                retries=False,
-                preload_content=False,
-            )
-            if answer.status >= 400:
-                raise self._refused(answer.status, answer.data, answer.reason)
-            return answer
+        return self._client.call_api(
+            path,
+            method,
+            query_params=[*query.items()],
+            header_params={"Accept": "application/json", "Content-Type": content},
+            body=body,
+            auth_settings=["BearerToken"],
+            _return_http_data_only=True,
+            **options,
+        )
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
         import google.auth.exceptions
         import urllib3.exceptions
+        from kubernetes.client.exceptions import ApiException
 
         try:
             yield
         except google.auth.exceptions.GoogleAuthError as error:
-            reason, remedy = (
-                f"no credentials of Google's ({_line(error)})",
-                "`gcloud auth application-default login`",
-            )
+            reason = f"no credentials of Google's ({_line(error)})"
+            remedy = "`gcloud auth application-default login`"
             raise ApiError(host=self.name, reason=reason, remedy=remedy) from None
+        except ApiException as error:
+            raise self._refused(error) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            said = re.sub(r"^(<[^>]*>|\w+\([^)]*\)): ", "", _line(getattr(error, "reason", None) or error))
-            raise ApiError(
-                host=self.name,
-                reason=f"its API server {self._access.host} cannot be reached ({said})",
-                remedy="see that this machine may reach it",
-            ) from None
+            raise self._unreachable(_line(getattr(error, "reason", None) or error)) from None
 
-    def _refused(self, status: int, body: Any, reason: str | None) -> ApiError:
+    def _refused(self, error: Any) -> ApiError:
+        if not error.status:  # it has said nothing; the client tells the reason in words
+            what, _, of_tls = str(error.reason).partition("SSLError\n")
+            return self._unreachable(of_tls) if of_tls else ApiError(host=self.name, reason=_line(what))
         try:
-            said = json.loads(body)["message"]
+            said = json.loads(error.body)["message"]
         except (ValueError, KeyError, TypeError):
-            said = reason or "no reason given"
-        if not status:  # of a program or a port: the client says why in words only
-            return ApiError(host=self.name, reason=_line(said))
+            said = error.reason or "no reason given"
         remedy = {
             401: "log in again, as its kubeconfig wants it; on GKE `gcloud auth application-default login`",
             FORBIDDEN: "have it granted in the cluster (docs/kubernetes.md)",
-        }.get(status, "")
-        return ApiError(host=self.name, reason=_line(said), remedy=remedy, status=status)
+        }.get(error.status, "")
+        return ApiError(host=self.name, reason=_line(said), remedy=remedy, status=error.status)
 
-    @functools.cached_property
-    def _access(self) -> Access:
-        with _LOADING:
-            return _of_kubeconfig(self.cluster) if self.cluster.endpoint is None else _of_google(self.cluster)
-
-    @functools.cached_property
-    def _pool(self) -> Any:
-        import urllib3
-
-        access = self._access
-        options: dict[str, Any] = {
-            "ca_certs": access.ca_file,
-            "cert_file": access.cert_file,
-            "key_file": access.key_file,
-            "cert_reqs": "CERT_REQUIRED" if access.is_verified else "CERT_NONE",
-            "maxsize": 8,
-        }
-        if access.server_name:
-            options |= {"server_hostname": access.server_name, "assert_hostname": access.server_name}
-        return (
-            urllib3.ProxyManager(access.proxy, **options) if access.proxy else urllib3.PoolManager(**options)
+    def _unreachable(self, said: str) -> ApiError:
+        said = re.sub(r"^(<[^>]*>|\w+\([^)]*\)): ", "", said)
+        return ApiError(
+            host=self.name,
+            reason=f"its API server {self._client.configuration.host} cannot be reached ({said})",
+            remedy="see that this machine may reach it",
         )
+
+    @functools.cached_property
+    def _client(self) -> Any:
+        import kubernetes.client
+
+        with _LOADING:
+            made = kubernetes.client.Configuration()
+            (_use_kubeconfig if self.cluster.endpoint is None else _use_google)(self.cluster, made)
+        host = urllib.parse.urlsplit(made.host).hostname or ""
+        is_here = host in ("localhost", "::1") or host.startswith("127.")
+        if is_here or urllib.request.proxy_bypass(host):  # the client forgets what NO_PROXY says
+            made.proxy = None
+        made.retries, made.connection_pool_maxsize = False, MOST_CONNECTIONS
+        return kubernetes.client.ApiClient(made)
 
 
 PLACES = {
@@ -317,40 +306,13 @@ PLACES = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Access:
-    """How an API server is reached. authorization: the header, asked for each time as tokens expire; None: no such."""
-
-    host: str
-    authorization: Callable[[], str | None]
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    is_verified: bool = True
-    server_name: str | None = None
-    proxy: str | None = None
-
-    def for_client(self) -> Any:
-        """Return the same for the official client, which takes seconds to import."""
-        import kubernetes.client
-
-        made = kubernetes.client.Configuration()
-        made.host, made.proxy, made.verify_ssl = self.host, self.proxy, self.is_verified
-        made.ssl_ca_cert, made.cert_file, made.key_file = self.ca_file, self.cert_file, self.key_file
-        made.tls_server_name = self.server_name
-        if token := self.authorization():
-            made.api_key["authorization"] = token
-        return made
-
-
-def _of_kubeconfig(cluster: Cluster) -> Access:
-    import kubernetes.client
+def _use_kubeconfig(cluster: Cluster, made: Any) -> None:
+    """Complete the client's configuration by a context of a kubeconfig. Raises RequestError: there is no such."""
     import kubernetes.config
 
     path = os.path.expanduser(cluster.kubeconfig) if cluster.kubeconfig else None
-    found = kubernetes.client.Configuration()
     try:
-        kubernetes.config.load_kube_config(path, cluster.context, found, persist_config=False)
+        kubernetes.config.load_kube_config(path, cluster.context, made, persist_config=False)
     except (kubernetes.config.ConfigException, OSError) as error:
         where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
         context = f" context {cluster.context}" if cluster.context else ""
@@ -358,48 +320,30 @@ def _of_kubeconfig(cluster: Cluster) -> Access:
             f"tpu-stack:cluster: {where}:{context} cannot be used ({_line(error)}); "
             "`kubectl config get-contexts` lists what there is"
         ) from None
-    is_here = found.host.partition("://")[2].startswith(("127.", "localhost", "[::1]"))
-    return Access(
-        host=found.host,
-        authorization=lambda: found.get_api_key_with_prefix("authorization"),
-        ca_file=found.ssl_ca_cert,
-        cert_file=found.cert_file,
-        key_file=found.key_file,
-        is_verified=found.verify_ssl,
-        server_name=found.tls_server_name,
-        proxy=None if is_here else found.proxy,  # whatever proxy leads to the world
-    )
 
 
-def _of_google(cluster: Cluster) -> Access:
-    """Ask the endpoint of a GKE cluster with the user's application default credentials."""
+def _use_google(cluster: Cluster, made: Any) -> None:
+    """Complete the client's configuration for a GKE cluster, by the user's application default credentials."""
     import google.auth
     import google.auth.transport.requests
 
-    assert cluster.endpoint is not None
-    path = None
+    made.host = cluster.endpoint
     if cluster.ca_certificate is not None:
         name = hashlib.sha256(cluster.ca_certificate.encode()).hexdigest()[:16]
         path = user_cache_dir(os.environ) / "clusters" / f"{name}.pem"
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write(path, cluster.ca_certificate)
+        made.ssl_ca_cert = str(path)
     request, found = google.auth.transport.requests.Request(), list[Any]()
 
-    def authorization() -> str:
+    def authorize(configuration: Any) -> None:
         if not found:
             found.append(google.auth.default(scopes=[GOOGLE_SCOPE])[0])
         if not found[0].valid:
             found[0].refresh(request)
-        return f"Bearer {found[0].token}"
+        configuration.api_key["authorization"] = f"Bearer {found[0].token}"
 
-    host = urllib.parse.urlsplit(cluster.endpoint).hostname or ""
-    proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get("https")
-    return Access(
-        host=cluster.endpoint,
-        authorization=authorization,
-        ca_file=None if path is None else str(path),
-        proxy=proxy,
-    )
+    made.refresh_api_key_hook = authorize  # asked before each request, as tokens expire
 
 
 def _line(said: object) -> str:

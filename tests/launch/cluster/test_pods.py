@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import kubernetes.client
 import pytest
 
 from contracts.run_directory import RESULT, RunDirectory
@@ -238,13 +239,11 @@ def test_clusters_of_one_name_have_a_certificate_each(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = [
-        api_server._of_google(
-            dataclasses.replace(CLUSTER, context=None, endpoint=endpoint, ca_certificate=certificate)
-        )
-        for endpoint, certificate in (("https://one", "A"), ("https://two", "B"))
-    ]
-    assert [Path(str(each.ca_file)).read_text() for each in found] == ["A", "B"]
+    found = [kubernetes.client.Configuration(), kubernetes.client.Configuration()]
+    for made, endpoint, certificate in zip(found, ("https://one", "https://two"), "AB", strict=True):
+        cluster = dataclasses.replace(CLUSTER, context=None, endpoint=endpoint, ca_certificate=certificate)
+        api_server._use_google(cluster, made)
+    assert [Path(each.ssl_ca_cert).read_text() for each in found] == ["A", "B"]
 
 
 def test_a_pod_that_ended_with_its_run_is_not_called_gone(write_run: Any) -> None:
@@ -274,8 +273,9 @@ def test_an_answer_that_ends_in_the_middle_is_an_api_server_that_is_away() -> No
 
         half = in_thread(answer_half)
         connection = api_server.Connection(cluster)
-        host = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        connection._access = api_server.Access(host=host, authorization=lambda: None)
+        made = kubernetes.client.Configuration(host=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        made.proxy, made.retries = None, False
+        connection._client = kubernetes.client.ApiClient(made)
         with pytest.raises(ApiError, match="cannot be reached"):
             connection.get("/api/v1/pods")
         half.result()
