@@ -14,6 +14,18 @@ FAILED_HERE = 80
 INTERRUPTED = 130
 
 
+def is_final(code: int | None) -> bool:
+    """Return whether a run whose first failure was of this code would fail so again: a program error, or a wrong
+    request. None: a process was lost."""
+    return code not in (None, PEER_LOST) and not is_of_signal(code)
+
+
+def is_of_signal(code: int | None) -> bool:
+    """Return whether an exit code says, as a shell would, that a signal ended a process; 128 (git) and 255 (ssh) do
+    not."""
+    return code is not None and 128 < code <= 128 + 64
+
+
 class RequestError(Exception):
     """A mistake in what the user asked for.
 

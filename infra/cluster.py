@@ -305,10 +305,6 @@ class Pools(pulumi.ComponentResource):
                 placement_policy=placement,
                 # Nodes of flex-start are not repaired: they end, and Google's queue gives others.
                 management=container.NodePoolManagementArgs(auto_repair=not flex_start, auto_upgrade=True),
-                # Several slices at once, or none: that is what Kueue asks Google's queue for.
-                queued_provisioning=container.NodePoolQueuedProvisioningArgs(enabled=True)
-                if flex_start and asked.count > 1
-                else None,
                 node_config=_node_config(args.config, args.nodes, asked.accelerator.machine_type, asked),
                 opts=pulumi.ResourceOptions(
                     parent=self,

@@ -287,7 +287,7 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
                 stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_NOW_S)
         elif now == "failed" and run.current_result() is None and _recently_ended(known):
             pass  # the agent is finding out which host failed first
-        elif now not in run_directory.ACTIVE:
+        elif now not in run_directory.ACTIVE and not runs.may_go_on(run, known, now):
             return now
         time.sleep(BUCKET_POLL_S if run.directory.is_remote and not looks_ended else POLL_S)
 

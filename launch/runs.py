@@ -359,6 +359,11 @@ def state_by(run: Run, known: Look) -> State:
     )
 
 
+def may_go_on(run: Run, known: Look, now: State) -> bool:
+    """Return whether a run that seems to have ended may not have: its cluster starts pods again, and is not heard."""
+    return now != "done" and bool(known.errors) and bool(run.described.get("pods"))
+
+
 def state_now(agents: Sequence[Agent], run: Run) -> State:
     """Ask the agents, and return what the run is doing now."""
     return state_by(run, look(agents, run))

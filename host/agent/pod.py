@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -25,7 +26,18 @@ import time
 import traceback
 
 from contracts import run_directory
-from contracts.errors import DONE, FAILED, FAILED_HERE, HUNG, INTERRUPTED, PEER_LOST, RESUME_ME, WRONG_REQUEST
+from contracts.errors import (
+    DONE,
+    FAILED,
+    FAILED_HERE,
+    HUNG,
+    INTERRUPTED,
+    PEER_LOST,
+    RESUME_ME,
+    WRONG_REQUEST,
+    is_final,
+    is_of_signal,
+)
 
 from .files import note, read_json
 from .liveness_client import HEARTBEAT_LIMIT_S, RETRY_S, Channel
@@ -76,6 +88,9 @@ class Over(Ended):
 def run() -> int:
     """Carry out the verb `_pod`; return the container's exit code."""
     told = json.loads(os.environ.pop("TPU_STACK_POD"))
+    # A TPU's driver pins what it transfers. Where the pod may not raise the limit, it keeps what the node gives.
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
     child = os.fork()
     if child == 0:
@@ -84,8 +99,13 @@ def run() -> int:
         with contextlib.suppress(OSError), open(TERMINATION_LOG, "w", encoding="utf-8") as file:
             file.write(reason[:4000])
         return code
+
+    def pass_on(*_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and its guard has the last words
+            os.kill(child, signal.SIGTERM)
+
     for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: os.kill(child, signal.SIGTERM))
+        signal.signal(signum, pass_on)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM, signal.SIGINT])
     return reap(child)
 
@@ -232,6 +252,7 @@ class Pod:
     def _gather(self) -> list[Channel]:
         """Return a connection of each other pod, as soon as all are there."""
         deadline, pinged, said = time.monotonic() + GATHER_LIMIT_S, 0.0, [0]
+        look_at = time.monotonic() + LONELY_S
         found: dict[int, Channel] = {}
         strangers: list[Channel] = []
         listener = listen("0.0.0.0", self._told["port"], 2 * self._size + 16)
@@ -241,6 +262,11 @@ class Pod:
                 if not missing:
                     return [found[index] for index in sorted(found)]
                 self._check(deadline, named(missing))
+                if time.monotonic() > look_at:
+                    # A Job starts no pod again whose process is done; a JobSet starts all.
+                    is_job = self._told["nodes"] == self._size
+                    self._ask(self._program(), {"look": True, "missing": missing if is_job else []})
+                    look_at = time.monotonic() + LONELY_S
                 if missing != said:
                     said = missing
                     note(f"waiting for {named(missing)}")
@@ -356,20 +382,13 @@ def exit_code(ended: Json, *, is_first: bool, was_asked: bool) -> int:
         return HUNG
     if is_first and verdict is not None:
         blamed = verdict["exit_code"]
-        if blamed == WRONG_REQUEST:
-            return WRONG_REQUEST
-        if blamed not in (None, PEER_LOST) and not is_of_signal(blamed):
-            return FAILED
+        if is_final(blamed):
+            return WRONG_REQUEST if blamed == WRONG_REQUEST else FAILED
     if order is not None or code == PEER_LOST:
         return PEER_LOST
-    if signum is not None or is_of_signal(code or 0):
+    if signum is not None or is_of_signal(code):
         return int(code or 128 + signum)
     return FAILED if is_first and verdict is None else FAILED_HERE
-
-
-def is_of_signal(code: int) -> bool:
-    """Whether an exit code says, as a shell would, that a signal ended a process; 128 (git) and 255 (ssh) do not."""
-    return 128 < code <= 128 + 64
 
 
 def copy_log(path: str, over: threading.Event) -> None:

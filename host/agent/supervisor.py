@@ -518,7 +518,8 @@ def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
         time=blamed["time"],
         error="\n".join([str(message), *([] if blamed.get("says_all") else lines)]),
         failed_host=blamed["rank"],
-        measured={"request": True} if blamed.get("exit_code") == WRONG_REQUEST else None,
+        measured={"exit_code": blamed.get("exit_code")}
+        | ({"request": True} if blamed.get("exit_code") == WRONG_REQUEST else {}),
     )
 
 

@@ -42,4 +42,5 @@ NODE_KINDS = {
     "v6e": NodeKind(prefix="ct6e-standard", label="tpu-v6e-slice", chips=(1, 4, 8)),
     "tpu7x": NodeKind(prefix="tpu7x-standard", label="tpu7x", chips=(4,), workload_policy=True),
 }
-"""Generation → its nodes; a generation that is not here is none of GKE's."""
+"""Generation → its nodes; a generation that is not here is none of GKE's. xpk also knows tpu7x-standard-1t, a single
+chip, which is no size of a slice here."""

@@ -112,13 +112,7 @@ def _node_pool(config: Config, index: int, each: SliceConfig) -> Iterator[Findin
             slice_path(index, "capacity"),
             f"Google does not list flex-start for {each.accelerator.generation.name} in {each.zone}; {known}",
         )
-    if each.capacity == "flex-start" and each.count > 1:
-        yield note(
-            slice_path(index, "count"),
-            f"{each.count} slices of flex-start come together through Kueue, which has to be installed in the cluster: "
-            "start runs with --queue (docs/kubernetes.md)",
-        )
-    elif each.count > 1:
+    if each.count > 1:
         yield note(
             slice_path(index, "count"),
             f"{each.count} slices train together as a JobSet, whose controller has to be installed in the cluster "

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contracts.errors import RequestError
+from contracts.errors import RequestError, Unreachable
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.config import problems as config_problems
 from jobs.flax_mlm.corpus import RULE_VERSION, Corpus, Split, open_corpus, split_documents
@@ -36,13 +36,23 @@ ENOUGH_BYTES_PER_TOKEN = 64
 """Text of this many bytes for each token of a batch counts as enough to fill it; less is tokenised to find out."""
 
 
-def prepare(config: Config, cache_dir: Path, say: Callable[[str], None]) -> Tokens:
-    """The tokenised corpus, from the cache or made now.
+def prepare(
+    config: Config, cache_dir: Path, say: Callable[[str], None], offered: str | None = None
+) -> Tokens:
+    """The tokenised corpus, from the cache or made now. offered: the URL of a cache that takes the place of
+    `--remote-cache` where that is not given; as nobody has asked for it, it need not answer.
 
     Raises:
         RequestError: there is no such data, or too little for one batch or one held-out sequence.
     """
-    prepared = prepare_tokens(config, cache_dir, say)
+    try:
+        asked = dataclasses.replace(config, remote_cache=config.remote_cache or offered)
+        prepared = prepare_tokens(asked, cache_dir, say)
+    except Unreachable as error:
+        if asked == config:
+            raise
+        say(f"{error}; nobody has asked for this cache, and the run goes on without it")
+        prepared = prepare_tokens(config, cache_dir, say)
     sequences = prepared.sequences("train", config.sequence_length)
     if sequences < config.batch_size:
         raise RequestError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections import deque
 from pathlib import Path
@@ -61,10 +60,9 @@ def train(run: Run, config: Config) -> Final:
 
 def prepare_data(run: Run, config: Config) -> Tokens:
     """Tokenise the corpus, or find it in the cache; it is the same on every host."""
-    config = dataclasses.replace(config, remote_cache=config.remote_cache or run.environment.shared_cache)
-    prepare = functools.partial(data.prepare, config, Path(run.environment.cache_dir), run.prepare)
-    what = f"--data {config.data}"
-    if config.remote_cache is None:
+    what, shared = f"--data {config.data}", run.environment.shared_cache
+    prepare = functools.partial(data.prepare, config, Path(run.environment.cache_dir), run.prepare, shared)
+    if config.remote_cache is None and shared is None:
         tokens = prepare()
     else:
         tokens = distributed.first_then_others(prepare, what=what, say=run.prepare)

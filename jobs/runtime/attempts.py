@@ -3,8 +3,9 @@
 The request is JSON on stdin: {"first": the attempt that the launcher made ready, "pod": who asks, "budget_s",
 "budget_reason": of that attempt and all that follow, "needs_progress": whether attempts without a new checkpoint come
 to nothing}. The answer on stdout is {"attempt", "budget_s"}; where nothing is left to do {"over": exit code, "reason"}.
-run.json and result.json are then as after a resume by a launcher. The request {"look": true} begins nothing and is
-answered {"over"} where the run is done, else {}. Imports nothing heavy.
+run.json and result.json are then as after a resume by a launcher. The request {"look": true, "missing": processes}
+begins nothing and is answered {"over"} where the run is done, or can never be, as one that is missing was done with its
+part; else {}. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from contracts import run_directory
-from contracts.errors import DONE, FAILED, INTERRUPTED
+from contracts.errors import DONE, FAILED, INTERRUPTED, WRONG_REQUEST, is_final
 from contracts.run_costs import MOMENT, number, wall_s
 from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import files_of
@@ -31,11 +32,10 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
     if described is None:
         return {"over": FAILED, "reason": f"{directory.path(run_directory.RUN)} is not there"}
     attempts = described["attempts"]
+    last = attempts[-1]
     if request.get("look"):
-        found = directory.read_json(run_directory.RESULT) or {}
-        is_done = found.get("outcome") == "done" and found.get("attempt") == attempts[-1]["attempt"]
-        return {"over": DONE, "reason": "the run is done"} if is_done else {}
-    last, first = attempts[-1], request["first"]
+        return look(directory, last["attempt"], request.get("missing", ()), now_s)
+    first = request["first"]
     if "pod" in last and last["attempt"] >= first:
         result = directory.read_json(run_directory.RESULT)
         result = result if result is not None and result.get("attempt") == last["attempt"] else None
@@ -57,6 +57,9 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
             return {"over": DONE, "reason": "the run is done"}
         if result is not None and result.get("out_of_budget"):
             return {"over": INTERRUPTED, "reason": str(result.get("reason"))}
+        # A Job ends with such a failure; a JobSet may have started all of it again before it knew.
+        if result is not None and outcome == "failed" and is_final(code := result.get("exit_code")):
+            return {"over": WRONG_REQUEST if code == WRONG_REQUEST else FAILED, "reason": result["error"]}
         if (over := given_up(directory, request, described, result, now_s)) is not None:
             return over
         last = {**last, "attempt": last["attempt"] + 1}
@@ -73,6 +76,28 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
     directory.remove(run_directory.RESULT)
     directory.write_json(run_directory.RUN, described)
     return {"attempt": last["attempt"], "budget_s": left_s}
+
+
+def look(directory: RunDirectory, attempt: int, missing: Sequence[int], now_s: float) -> dict[str, Any]:
+    """Return the answer to whoever waits for other pods; where they have left for good, put that on record."""
+    found = directory.read_json(run_directory.RESULT) or {}
+    if found.get("outcome") == "done" and found.get("attempt") == attempt:
+        return {"over": DONE, "reason": "the run is done"}
+    beats = directory.read_jsons([run_directory.heartbeat(index) for index in missing])
+    left = [
+        index
+        for index, beat in zip(missing, beats, strict=True)
+        if beat and beat.get("attempt") == attempt and beat.get("state") == "done"
+    ]
+    if not left:
+        return {}
+    saved = directory.checkpoint_steps()
+    reason = f"process {left[0]} was done when another one was lost, and its pod is not started again"
+    ended = run_directory.result(
+        "failed", attempt=attempt, steps=saved[-1] if saved else 0, time=now_s, error=reason
+    )
+    directory.write_json(run_directory.RESULT, ended)
+    return {"over": FAILED, "reason": reason}
 
 
 def of_pods(request: dict[str, Any], attempts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -132,19 +133,18 @@ class Connection:
             RequestError: this machine knows no such cluster.
         """
         limits_s = (CONNECT_LIMIT_S, ANSWER_LIMIT_S)
-        with self._errors():
-            found: Object = self._call(
-                path, method, query, body, content, response_type="object", _request_timeout=limits_s
-            )
+        found = self._asked(
+            path, method, query, body=body, content=content, response_type="object", _request_timeout=limits_s
+        )
+        if not isinstance(found, dict):  # a page of something between
+            raise self._unreachable(f"what answers is no API server: {_line(found)}")
         return found
 
     def events(self, path: str, **query: str) -> Iterator[Object]:
         """Begin a watch; return its events as they come, until the API server ends it. Raises ApiError."""
         limits_s = (CONNECT_LIMIT_S, WATCH_SILENCE_S)
-        with self._errors():
-            answer = self._call(
-                path, "GET", {**query, "watch": "1"}, _preload_content=False, _request_timeout=limits_s
-            )
+        asked = {**query, "watch": "1"}
+        answer = self._asked(path, "GET", asked, _preload_content=False, _request_timeout=limits_s)
 
         def told() -> Iterator[Object]:
             left = b""
@@ -195,7 +195,8 @@ class Connection:
             with near, contextlib.suppress(OSError, HostError):
                 call = "connect_get_namespaced_pod_portforward"
                 tunnel = self._channel(stream.portforward, call, pod, ports=str(port))
-                with contextlib.closing(tunnel), tunnel.socket(port) as far:
+                with contextlib.closing(tunnel):
+                    far = tunnel.socket(port)
                     there = in_thread(functools.partial(_pump, near, far))
                     _pump(far, near)
                     there.result()
@@ -221,25 +222,25 @@ class Connection:
             api = kubernetes.client.CoreV1Api(kubernetes.client.ApiClient(self._client.configuration))
             return opened(getattr(api, call), pod, self.cluster.namespace, **options)
 
-    def _call(
+    def _asked(
         self,
         path: str,
         method: str,
         query: Mapping[str, str],
-        body: Object | None = None,
+        *,
         content: str = "application/json",
         **options: Any,
     ) -> Any:
-        return self._client.call_api(
-            path,
-            method,
-            query_params=[*query.items()],
-            header_params={"Accept": "application/json", "Content-Type": content},
-            body=body,
-            auth_settings=["BearerToken"],
-            _return_http_data_only=True,
-            **options,
-        )
+        with self._errors():
+            return self._client.call_api(
+                path,
+                method,
+                query_params=[*query.items()],
+                header_params={"Accept": "application/json", "Content-Type": content},
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
+                **options,
+            )
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -255,7 +256,7 @@ class Connection:
             raise ApiError(host=self.name, reason=reason, remedy=remedy) from None
         except ApiException as error:
             raise self._refused(error) from None
-        except (urllib3.exceptions.HTTPError, OSError) as error:
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:  # of an answer that is no JSON
             raise self._unreachable(_line(getattr(error, "reason", None) or error)) from None
 
     def _refused(self, error: Any) -> ApiError:
@@ -274,9 +275,11 @@ class Connection:
 
     def _unreachable(self, said: str) -> ApiError:
         said = re.sub(r"^(<[^>]*>|\w+\([^)]*\)): ", "", said)
+        # Where the client cannot be made, that is what is told.
+        host = self._client.configuration.host if "_client" in self.__dict__ else self.cluster.endpoint
         return ApiError(
             host=self.name,
-            reason=f"its API server {self._client.configuration.host} cannot be reached ({said})",
+            reason=f"its API server{f' {host}' if host else ''} cannot be reached ({said})",
             remedy="see that this machine may reach it",
         )
 
@@ -309,11 +312,12 @@ PLACES = {
 def _use_kubeconfig(cluster: Cluster, made: Any) -> None:
     """Complete the client's configuration by a context of a kubeconfig. Raises RequestError: there is no such."""
     import kubernetes.config
+    import yaml
 
     path = os.path.expanduser(cluster.kubeconfig) if cluster.kubeconfig else None
     try:
         kubernetes.config.load_kube_config(path, cluster.context, made, persist_config=False)
-    except (kubernetes.config.ConfigException, OSError) as error:
+    except (kubernetes.config.ConfigException, OSError, ValueError, yaml.YAMLError) as error:
         where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
         context = f" context {cluster.context}" if cluster.context else ""
         raise RequestError(
@@ -328,6 +332,8 @@ def _use_google(cluster: Cluster, made: Any) -> None:
     import google.auth.transport.requests
 
     made.host = cluster.endpoint
+    made.proxy = urllib.request.getproxies().get("https")  # the client would take that for http first
+    made.ssl_ca_cert = ssl.get_default_verify_paths().cafile
     if cluster.ca_certificate is not None:
         name = hashlib.sha256(cluster.ca_certificate.encode()).hexdigest()[:16]
         path = user_cache_dir(os.environ) / "clusters" / f"{name}.pem"
@@ -343,7 +349,9 @@ def _use_google(cluster: Cluster, made: Any) -> None:
             found[0].refresh(request)
         configuration.api_key["authorization"] = f"Bearer {found[0].token}"
 
-    made.refresh_api_key_hook = authorize  # asked before each request, as tokens expire
+    # Asked before each request, as tokens expire; but not at all where there is no key to refresh.
+    made.api_key["authorization"] = ""
+    made.refresh_api_key_hook = authorize
 
 
 def _line(said: object) -> str:
@@ -391,7 +399,7 @@ class Watch:
                 reason = f"its API server has not answered within {FIRST_LOOK_S:.0f} s"
                 self._error = ApiError(host=self._connection.name, reason=reason)
             if (error := self._error) is not None:
-                raise ApiError(host=error.host, reason=error.reason, remedy=error.remedy, status=error.status)
+                raise dataclasses.replace(error)  # each time a new one, as each has a traceback
             return list(self._found.values())
 
     def gone(self) -> list[Object]:
@@ -477,10 +485,16 @@ class Watch:
 
 
 def shell(program: Any) -> int:
-    """Join this terminal to a program in a pod until it ends; return its exit code."""
+    """Join this terminal to a program in a pod until it ends; return its exit code.
+
+    Raises:
+        HostError: its connection is lost.
+    """
     import select
     import termios
     import tty
+
+    import websocket
 
     def tell_size() -> None:
         size = os.get_terminal_size(sys.stdout.fileno())
@@ -500,6 +514,8 @@ def shell(program: Any) -> int:
             sys.stdout.buffer.flush()
             if select.select([keys], [], [], 0)[0]:
                 program.write_channel(0, os.read(keys, 4096))
+        return program.returncode or 0
+    except (websocket.WebSocketException, OSError, TypeError):  # the last where no exit code has come
+        raise HostError(host="", reason="the connection to its pod was lost") from None
     finally:
         termios.tcsetattr(keys, termios.TCSADRAIN, before)
-    return program.returncode or 0

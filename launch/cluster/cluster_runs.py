@@ -89,12 +89,9 @@ class ClusterRuns:
             raise HostError(host=f"process {index}", reason=why, remedy="`fab status` says how the run is")
         return pod
 
-    @contextlib.contextmanager
-    def forward(self, run_id: str, index: int, port: int) -> Iterator[int]:
-        """Open a port of this machine that leads to one of a run's pod."""
-        pod = self.running_pod(run_id, index)["metadata"]["name"]
-        with self.connection.forwarded(pod, port) as here:
-            yield here
+    def forward(self, run_id: str, index: int, port: int) -> contextlib.AbstractContextManager[int]:
+        """Open a port of this machine that leads to one of a run's pod, as it is now."""
+        return self.connection.forwarded(self.running_pod(run_id, index)["metadata"]["name"], port)
 
     def shell(self, run_id: str, index: int) -> int:
         """Join this terminal to a shell in a run's pod; return its exit code."""
@@ -128,7 +125,7 @@ class ClusterRuns:
             f"process {index}: {found}" for index, pod in sorted(now.pods.items()) if (found := trouble(pod))
         ]
         if said and now.begins_pods:
-            self.remove(run_id, grace_s=None, wait_s=REMOVE_LIMIT_S)
+            self.remove(run_id, wait_s=REMOVE_LIMIT_S)
         return "; ".join(said) or None
 
     def session(self, pod: Object) -> _Session:
@@ -162,9 +159,9 @@ class ClusterRuns:
         told = {"offset": found.offset, "next_offset": found.next_offset, "size": found.size}
         return {"text": text, **told}
 
-    def remove(self, run_id: str, *, grace_s: float | None, wait_s: float, uid: str | None = None) -> None:
-        """Take away all that the cluster has of a run. grace_s: for its pods; None: their own. uid: only of this Job or
-        JobSet, and of none that was made under its name since.
+    def remove(self, run_id: str, *, wait_s: float, uid: str | None = None) -> None:
+        """Take away all that the cluster has of a run. uid: only of this Job or JobSet, and of none that was made under
+        its name since.
 
         An API server that is away is asked again, for `wait_s` at most.
 
@@ -181,15 +178,15 @@ class ClusterRuns:
                     passed_over.append(FORBIDDEN)
                 with unless(*passed_over):
                     self.connection.ask("DELETE", self.connection.path(kind, name_of(run_id)), how)
-            if grace_s is None or grace_s >= GRACE_S:
-                return
-            seconds = str(max(1, round(grace_s)))
-            for pod in self.of(run_id).pods.values():
-                path = self.connection.path("pods", pod["metadata"]["name"])
-                with unless(NOT_FOUND):
-                    self.connection.ask("DELETE", path, gracePeriodSeconds=seconds)
 
         patiently(ask, limit_s=wait_s)
+
+    def end_pod(self, run_id: str, index: int, grace_s: float) -> None:
+        """Give a pod of a run that is being removed less time than its own. Raises ApiError."""
+        if grace_s < GRACE_S and (pod := self.of(run_id).pods.get(index)) is not None:
+            path, seconds = self.connection.path("pods", pod["metadata"]["name"]), max(1, round(grace_s))
+            with unless(NOT_FOUND):
+                self.connection.ask("DELETE", path, gracePeriodSeconds=str(seconds))
 
     def await_gone(self, run_id: str, index: int | None, limit_s: float) -> Object | None:
         """Wait until a run's pod is gone, or all of the run; return the last that was known of the pod.
@@ -293,7 +290,8 @@ class PodLink:
             before = self.runs.of(run_id).pods.get(index)
             session = _Session(self.runs.connection, self.runs.running_pod(run_id, index))
             _said(session.ask("stop", json.dumps(asked), grace_s + ANSWER_LIMIT_S))
-        self.runs.remove(run_id, grace_s=grace_s, wait_s=REMOVE_LIMIT_S)
+        self.runs.remove(run_id, wait_s=REMOVE_LIMIT_S)
+        patiently(lambda: self.runs.end_pod(run_id, index, grace_s), limit_s=REMOVE_LIMIT_S)
         pod = self.runs.await_gone(run_id, index, grace_s + REMOVE_LIMIT_S)
         if before is None or not is_alive(before):
             return {"stopped": []}

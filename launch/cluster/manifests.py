@@ -47,6 +47,9 @@ KEPT_S = 24 * 3600
 """How long an ended run's pods stay, for `kubectl logs` and to say why it ended where it could not; the run directory
 has its logs for ever."""
 PROBE_PERIOD_S = 60
+AS_ROOT = {"runAsUser": 0, "runAsGroup": 0}
+"""The device files of a TPU are root's, and only root may pin memory beyond the node's limit, as its driver does:
+https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpus#privileged-mode. Of root's rights it has no other."""
 LEAST = {"cpu": "1", "memory": "1Gi"}
 """A pod that asks for none of these is the last to be given a processor, and the first to be ended where memory is
 short. It may use all that the node has."""
@@ -61,8 +64,8 @@ def rights(*, several: bool) -> list[tuple[str, str, str]]:
     return [
         *((*work, verb) for work in works for verb in ("create", "delete", "patch", "list", "watch")),
         *(("", "pods", verb) for verb in ("list", "watch", "delete")),
-        ("", "pods/exec", "create"),
-        ("", "pods/portforward", "create"),
+        # The client opens both by GET, which a newer API server counts as "create" too.
+        *(("", f"pods/{part}", verb) for part in ("exec", "portforward") for verb in ("create", "get")),
         ("", "services", "create"),
         ("", "events", "list"),
         ("networking.k8s.io", "networkpolicies", "create"),
@@ -96,12 +99,18 @@ def pod_names(name: str, slices: int, nodes: int) -> list[str]:
     return [f"{name}-{SLICE}-{one}-{index}" for one in range(slices) for index in range(nodes)]
 
 
+def slices_of(plan: Plan) -> int:
+    """Return how many slices a run is on: all, or one where it has fewer pods than they have nodes, as a server."""
+    count = plan.target.slice.count
+    return count if plan.processes == _pool(plan).nodes * count else 1
+
+
 def placed(plan: Plan) -> Plan:
     """Return the plan with the run's pods as its hosts, and the ports that they find each other by.
 
     plan: of as many hosts as the run has pods, whatever these are called.
     """
-    name, slices = name_of(plan.run_id), plan.target.slice.count
+    name, slices = name_of(plan.run_id), slices_of(plan)
     hosts = tuple(
         Host(
             index=index,
@@ -139,7 +148,7 @@ def manifests(plan: Plan, options: Options) -> list[Manifest]:
     owner of the rest, the Service and the NetworkPolicy. plan: as `placed` returns it, with a container.
     """
     cluster, name, labels = _cluster(plan), name_of(plan.run_id), labels_of(plan)
-    several = plan.target.slice.count > 1
+    several = slices_of(plan) > 1
     work = _job_set(plan, options, name, labels) if several else _job(plan, options, name, labels)
     own = {RUN_LABEL: labels[RUN_LABEL]}
     service = {
@@ -179,8 +188,8 @@ def _pool(plan: Plan) -> NodePool:
 
 
 def _nodes(plan: Plan) -> int:
-    """How many pods a slice has; `fab serve` takes one of a slice of several nodes."""
-    return plan.processes // plan.target.slice.count
+    """How many pods the run has in a slice."""
+    return plan.processes // slices_of(plan)
 
 
 def _cluster(plan: Plan) -> Cluster:
@@ -247,7 +256,7 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
             "replicatedJobs": [
                 {
                     "name": SLICE,
-                    "replicas": plan.target.slice.count,
+                    "replicas": slices_of(plan),
                     "template": {
                         "metadata": {"labels": labels},
                         "spec": {**_job_spec(plan, name, labels), "backoffLimit": 0},
@@ -259,7 +268,7 @@ def _job_set(plan: Plan, options: Options, name: str, labels: dict[str, str]) ->
 
 
 def _job_spec(plan: Plan, name: str, labels: dict[str, str]) -> Manifest:
-    nodes, several = _nodes(plan), plan.target.slice.count > 1
+    nodes, several = _nodes(plan), slices_of(plan) > 1
     disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
     # What makes no checkpoints that can be counted would go on so for ever: of it this counts as a failure.
     saved = [{"action": "Ignore", "onExitCodes": _codes(RESUME_ME)}] if _needs_progress(plan) else []
@@ -283,13 +292,15 @@ def _pod(plan: Plan, name: str) -> Manifest:
     cluster = _cluster(plan)
     assert plan.container is not None, "a pod runs an image"
     environment = [_variable(key, text) for key, text in sorted(cluster.pod_environment.items())]
-    safe = {
+    safe: Manifest = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     if plan.container.access == "privileged":
-        safe = {"privileged": True}
+        safe = {"privileged": True, **AS_ROOT}
+    elif plan.target.platform == "tpu":
+        safe |= {"capabilities": {"drop": ["ALL"], "add": ["SYS_RESOURCE"]}, **AS_ROOT}
     chips = {"google.com/tpu": str(_pool(plan).chips_per_node)}
     mounts = [{"name": "tpu-stack", "mountPath": ROOT}]
     code = [CODE, plan.bundle_sha256]
@@ -350,12 +361,12 @@ def _told(plan: Plan) -> list[Manifest]:
         _variable("TPU_STACK_POD", told),
         {"name": "TPU_STACK_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
     ]
-    if target.slice.count > 1:
+    if (slices := slices_of(plan)) > 1:
         index = {"valueFrom": {"fieldRef": {"fieldPath": JOBSET_INDEX}}}
         found += [
             {"name": "TPU_STACK_POD_SLICE", **index},
             {"name": "MEGASCALE_COORDINATOR_ADDRESS", "value": target.coordinator_host},
-            {"name": "MEGASCALE_NUM_SLICES", "value": str(target.slice.count)},
+            {"name": "MEGASCALE_NUM_SLICES", "value": str(slices)},
             {"name": "MEGASCALE_SLICE_ID", **index},
         ]
     return found
@@ -403,8 +414,6 @@ def _node_selector(plan: Plan) -> dict[str, str]:
         found["cloud.google.com/gke-spot"] = "true"
     if one.capacity == "flex-start":
         found["cloud.google.com/gke-flex-start"] = "true"
-        if one.count > 1:  # several pools at once are had by queued provisioning only
-            found["cloud.google.com/gke-queued"] = "true"
     if pool.reservation is not None:
         found["cloud.google.com/reservation-name"] = pool.reservation
     return found
@@ -412,9 +421,7 @@ def _node_selector(plan: Plan) -> dict[str, str]:
 
 def _tolerations(plan: Plan) -> list[Manifest]:
     keys = ["google.com/tpu"]
-    keys += {"spot": ["gke-spot"], "flex-start": ["gke-flex-start", "gke-queued"]}.get(
-        plan.target.slice.capacity, []
-    )
+    keys += {"spot": ["gke-spot"], "flex-start": ["gke-flex-start"]}.get(plan.target.slice.capacity, [])
     lost = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
     return [
         *(

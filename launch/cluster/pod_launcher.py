@@ -70,11 +70,6 @@ class PodLauncher:
         """Return the launcher for a target. options: as `Options` takes them. wait_s: None is the usual time."""
         assert target.cluster is not None
         chosen = Options(**options)
-        if chosen.queue is None and target.slice.capacity == "flex-start" and target.slice.count > 1:
-            raise RequestError(
-                f"the {target.slice.count} slices of {target.slice.name} are flex-start, and only a queue of Kueue has "
-                "them made together; name one with --queue (docs/kubernetes.md)"
-            )
         in_queue = chosen.queue is not None or target.slice.capacity == "flex-start"
         usual_s = QUEUE_WAIT_S if in_queue else WAIT_S
         return cls(runs=target.cluster, options=chosen, wait_s=usual_s if wait_s is None else wait_s)
@@ -112,12 +107,18 @@ class PodLauncher:
         """
         if plan.attempt:
             self._clear(plan.run_id)
-        kind = "jobsets" if plan.target.slice.count > 1 else "jobs"
+        kind = "jobsets" if manifests.slices_of(plan) > 1 else "jobs"
         self._require_groups(kind)
         self._require_rights(manifests.rights(several=kind == "jobsets"))
         self._require_namespace()
         for manifest in manifests.manifests(plan, dataclasses.replace(self.options, suspended=True)):
-            self._create(manifest, dryRun="All")
+            made = self._create(manifest, dryRun="All")
+            queue = (made["metadata"].get("labels") or {}).get(manifests.QUEUE_LABEL)
+            if queue != self.options.queue and manifest["kind"] in ("Job", "JobSet"):
+                raise RequestError(
+                    f"{self._connection.name}: Kueue puts every run of the namespace "
+                    f"{self._connection.cluster.namespace} into its queue {queue}; say --queue {queue}"
+                )
         say(f"{self._connection.name} takes the run")
         return plan
 
@@ -179,7 +180,7 @@ class PodLauncher:
                 )
             self._connection.watched("jobs", OURS).wait(LOOK_S)
         if now.work is not None:
-            self.runs.remove(run_id, grace_s=None, wait_s=0.0, uid=now.work["metadata"]["uid"])
+            self.runs.remove(run_id, wait_s=0.0, uid=now.work["metadata"]["uid"])
         self.runs.await_gone(run_id, None, GRACE_S + REMOVE_LIMIT_S)
 
     def begin(self, plan: Plan, say: Say) -> None:
@@ -214,12 +215,12 @@ class PodLauncher:
             # Where the first was refused nothing was made; what has its name is another launcher's.
             was_refused = isinstance(error, RequestError) or (isinstance(error, ApiError) and error.is_final)
             if uid is not None or not was_refused:
-                self.runs.remove(plan.run_id, grace_s=None, wait_s=REMOVE_LIMIT_S, uid=uid)
+                self.runs.remove(plan.run_id, wait_s=REMOVE_LIMIT_S, uid=uid)
             raise
 
     def joined(self, plan: Plan) -> None:
         """Let a run go on for as long as it takes. Raises ApiError: it cannot be told; it has been taken away again."""
-        if plan.target.slice.count > 1:
+        if manifests.slices_of(plan) > 1:
             return
         path, end = (
             self._connection.path("jobs", name_of(plan.run_id)),
@@ -228,7 +229,7 @@ class PodLauncher:
         try:
             patiently(lambda: self._patch(path, end), limit_s=REMOVE_LIMIT_S)
         except BaseException:
-            self.runs.remove(plan.run_id, grace_s=None, wait_s=REMOVE_LIMIT_S)
+            self.runs.remove(plan.run_id, wait_s=REMOVE_LIMIT_S)
             raise
 
     def _patch(self, path: str, changed: Object) -> None:

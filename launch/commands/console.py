@@ -161,7 +161,9 @@ def _started_again(target: Target, run: Run) -> Run | None:
         fresh = runs.read(run.directory)
         if fresh is None or fresh.attempt > run.attempt:
             return fresh
-        if runs.state_now(target.agents, fresh) not in run_directory.ACTIVE:
+        known = runs.look(target.agents, fresh)
+        now = runs.state_by(fresh, known)
+        if now not in run_directory.ACTIVE and not runs.may_go_on(fresh, known, now):
             return None
         time.sleep(ASK_AGAIN_S)
 

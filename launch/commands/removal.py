@@ -80,9 +80,9 @@ def _active(run: Run, known: Look) -> str | None:
     is_new = now_s - runs.parse_time(run.described["attempts"][-1]["started"]) < max(JOIN_LIMIT_S.values())
     if is_silent and is_new:
         return "it was started a moment ago; try again in 10 min"
-    if is_silent and run.described.get("pods") and mine.errors:  # it may wait in a queue of Kueue
+    if runs.may_go_on(run, mine, state):
         return (
-            f"whether it waits is not known ({mine.errors[0]}); remove it when its cluster answers, or where that is "
+            f"whether it goes on is not known ({mine.errors[0]}); remove it when its cluster answers, or where that is "
             f"gone for good, its folder {run.directory.url} itself"
         )
     ends = any(process.get("supervised") for process in mine.processes)

@@ -161,12 +161,14 @@ def _token_file() -> Path:
 
 def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
     """Lead to a server until it ends or this is interrupted. stops: an interrupt stops the server too."""
+    known: list[Any] = []
     with contextlib.ExitStack() as tunnel:
 
         def opened() -> list[str]:
             told = run.directory.read_json(SERVING)
-            if told is None:  # it has failed before
+            if told is None or told in known:  # it has failed before, or is led to
                 return []
+            tunnel.close()  # to a pod that another one has replaced
             address = told["address"] if target.is_local else HERE
             way = (
                 target.transports[0].forward(HERE, told["port"])
@@ -174,6 +176,7 @@ def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
                 else target.cluster.forward(run.run_id, 0, told["port"])
             )
             port = tunnel.enter_context(way)
+            known[:] = [told]
             return lines(run, told, address, port, stops=stops)
 
         shown = _Shown(console, opened)
@@ -193,7 +196,8 @@ def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
             console.print(
                 "stopping; requests under way are answered first (Ctrl-C again: do not wait for them)"
             )
-            stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_GRACE_S)
+            attempt = (runs.read(run.directory) or run).attempt  # a cluster may have started it again
+            stop_processes(agents, run.run_id, attempt, grace_s=STOP_GRACE_S)
             state = follow.follow(run, agents, displays.Plain(console))
         finally:
             shown.close()
@@ -232,7 +236,8 @@ def lines(run: Run, told: dict[str, Any], address: str, port: int, *, stops: boo
 
 
 class _Shown:
-    """What a terminal shows of a server: what it waits for until it answers, then how to ask it, once."""
+    """What a terminal shows of a server: what it waits for until it answers, then how to ask it, and again where that
+    changes."""
 
     def __init__(self, console: Console, opened: Callable[[], list[str]]) -> None:
         self._display, self._opened, self._answers = displays.make(console), opened, False
@@ -245,7 +250,7 @@ class _Shown:
             self._display.waiting(text)
 
     def progress(self, _progress: Progress) -> None:
-        lines = [] if self._answers else self._opened()
+        lines = self._opened()
         if lines:
             self._answers = True
             self._display.close()

@@ -78,15 +78,8 @@ class Asked:
                 "https://jobset.sigs.k8s.io: an administrator installs it once",
                 name="jobset",
             )
-        queued = self.one_slice.capacity == "flex-start" and self.one_slice.count > 1
         if "kueue.x-k8s.io" in groups:
             yield ok("Kueue is installed: `--queue NAME` waits in one of its queues", name="kueue")
-        elif queued:
-            yield fail(
-                f"the slices of {self.one_slice.name} come together through Kueue, and it is not installed",
-                "https://kueue.sigs.k8s.io: an administrator installs it once",
-                name="kueue",
-            )
         else:
             yield skip("Kueue is not installed: runs start in the order in which they come")
 

@@ -130,7 +130,7 @@ def test_capacity_is_asked_of_gke_in_its_own_words_and_the_inventory_has_it(decl
     slices = [POOL | {"name": name} | asked for name, (asked, _, _) in CAPACITIES.items()]
     declared = declare(zone="us-east5-b", slices=slices)
     named = ("spot", "flexStart", "reservationAffinity", "kubeletConfig")
-    sized = ("nodeCount", "initialNodeCount", "autoscaling", "queuedProvisioning")
+    sized = ("nodeCount", "initialNodeCount", "autoscaling")
     for entry in declared.inventory.slices:
         asked, node, pool = CAPACITIES[entry.name]
         made = pools(declared)[entry.name]
@@ -142,14 +142,9 @@ def test_capacity_is_asked_of_gke_in_its_own_words_and_the_inventory_has_it(decl
         assert entry.pool.reservation == ("spring" if "reservation" in asked else None)
 
 
-def test_several_slices_are_pools_with_numbers_and_those_of_flex_start_come_together(
-    declare: Declare,
-) -> None:
-    plain = pools(declared_with(declare, count=2))
-    assert set(plain) == {"main-0", "main-1"}
-    assert not any("queuedProvisioning" in each for each in plain.values())
-    declared = declared_with(declare, count=2, capacity="flex-start")
-    assert {each["queuedProvisioning"]["enabled"] for each in pools(declared).values()} == {True}
+def test_several_slices_are_pools_with_numbers(declare: Declare) -> None:
+    declared = declared_with(declare, count=2)
+    assert set(pools(declared)) == {"main-0", "main-1"}
     (entry,) = declared.inventory.slices
     assert (entry.origin, entry.count) == ("node-pool main", 2)
 

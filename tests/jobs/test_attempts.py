@@ -117,6 +117,28 @@ def test_a_run_that_is_done_is_not_begun_again(tmp_path: Path) -> None:
     assert directory.read_json("result.json") is not None
 
 
+@pytest.mark.parametrize(("code", "over"), [(1, 1), (2, 2), (7, 1), (76, None), (137, None), (None, None)])
+def test_a_program_error_or_a_wrong_request_would_come_again(
+    tmp_path: Path, code: int | None, over: int | None
+) -> None:
+    result = {"outcome": "failed", "exit_code": code, "error": "host 1: no such file"}
+    directory = a_run(tmp_path, begun(0), result=result, saved=(5,))
+    found = begin(directory, REQUEST, START_S)
+    assert found == (
+        {"attempt": 1, "budget_s": None} if over is None else {"over": over, "reason": result["error"]}
+    )
+    assert (directory.read_json("result.json") is None) == (over is None)
+
+
+def test_a_process_that_is_done_does_not_come_back_to_one_that_was_lost(tmp_path: Path) -> None:
+    directory = a_run(tmp_path, begun(0), beats=({"state": "stepping"}, {"state": "done"}), saved=(5,))
+    assert begin(directory, {"look": True, "missing": [0]}, START_S) == {}
+    found = begin(directory, {"look": True, "missing": [1]}, START_S)
+    result = directory.read_json("result.json")
+    assert found["over"] == 1 and result is not None
+    assert (result["outcome"], result["steps"], result["error"]) == ("failed", 5, found["reason"])
+
+
 def test_who_only_looks_begins_nothing(tmp_path: Path) -> None:
     directory = a_run(tmp_path, begun(0), result={"outcome": "failed"})
     before = directory.read_text("run.json")

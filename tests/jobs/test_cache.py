@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -20,7 +21,7 @@ import pytest
 import jobs
 from contracts.errors import RequestError, Unreachable
 from jobs.flax_mlm.config import Config
-from jobs.flax_mlm.data import Tokens, prepare_tokens
+from jobs.flax_mlm.data import Tokens, prepare, prepare_tokens
 from jobs.runtime import cache
 from jobs.runtime.cache import MANIFEST, RemoteCache, build_once, user_cache_dir
 
@@ -271,6 +272,23 @@ def test_a_place_that_refuses_is_named_and_has_no_manifest(
     with pytest.raises(Unreachable, match=f"--remote-cache memory://.*: {said}"):
         RemoteCache(f"memory://{root}").put(folder, "tokens/abc", say=lambda _: None)
     assert not files.exists(f"{root}/tokens/abc/{MANIFEST}")
+
+
+def test_a_cache_that_nobody_asked_for_need_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    source = str(tmp_path / "a.jsonl")
+    Path(source).write_text("\n".join(json.dumps({"text": f"document {n} and its words"}) for n in range(90)))
+    (tmp_path / "file").touch()
+    config = Config(
+        data=source, vocab_size=300, eval_fraction=0.25, batch_size=2, sequence_length=8, max_positions=8
+    )
+    said, away = list[str](), f"file://{tmp_path}/file/cache"  # whatever is put there is refused
+    assert prepare(config, tmp_path / "host", said.append, away).train.size
+    assert [line for line in said if "the run goes on without it" in line]
+    with pytest.raises(Unreachable):
+        prepare(dataclasses.replace(config, remote_cache=away), tmp_path / "other", said.append)
 
 
 def test_the_second_host_fetches_what_the_first_has_made_and_a_torn_copy_is_made_again_by_whoever_meets_it(

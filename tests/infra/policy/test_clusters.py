@@ -62,8 +62,6 @@ def test_a_grant_covers_no_node_pool_whatever_it_lists_and_says_why() -> None:
         ({"pool": {"capacity": "flex-start"}}, "warning",
          "slices[0].capacity: Google does not list flex-start for v5e in us-central1-a; it lists us-west4-a"),
         ({"pool": {"count": 2}}, "note", "slices[0].count: 2 slices train together as a JobSet"),
-        ({"pool": {"capacity": "flex-start", "count": 2, "zone": "us-west4-a"}}, "note",
-         "slices[0].count: 2 slices of flex-start come together through Kueue"),
         ({"cluster": {"authorized-networks": ["0.0.0.0/0"]}}, "warning",
          "cluster.authorized-networks[0]: \"0.0.0.0/0\" lets all of the internet"),
         ({"keeper": True, "storage": {}}, "note", "keeper: slice \"main\": is left to its cluster"),

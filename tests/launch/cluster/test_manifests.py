@@ -116,7 +116,9 @@ def test_a_run_on_one_host_is_this_job() -> None:
     }
     safe = {
         "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
+        "capabilities": {"drop": ["ALL"], "add": ["SYS_RESOURCE"]},
+        "runAsUser": 0,
+        "runAsGroup": 0,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     bucket = {"name": "STORAGE_EMULATOR_HOST", "value": "http://10.0.0.9:80"}
@@ -196,6 +198,25 @@ def test_a_cluster_that_is_not_ours_promises_no_names_of_node_pools() -> None:
     theirs = dataclasses.replace(CLUSTER, endpoint=None, context="theirs")
     (job, *_) = manifests.manifests(a_plan(cluster=theirs), Options())
     assert f"{NODE}gke-nodepool" not in pod_of(job)["nodeSelector"]
+
+
+def test_one_pod_of_several_slices_is_a_job() -> None:
+    plan = TABLE["two slices"][0]
+    target = dataclasses.replace(plan.target, hosts=plan.target.hosts[:1], agents=plan.target.agents[:1])
+    one = manifests.placed(dataclasses.replace(plan, target=target, job="serve"))
+    job, service, _ = manifests.manifests(one, Options())
+    assert (job["kind"], job["spec"]["completions"], service["kind"]) == ("Job", 1, "Service")
+    assert [host.name for host in one.target.hosts] == ["flax-mlm-20261123-120000-abcd-0"]
+
+
+def test_a_tpu_is_given_to_root_who_has_one_right_and_other_pods_have_none() -> None:
+    safe = pod_of(made("one host"))["containers"][0]["securityContext"]
+    assert (safe["runAsUser"], safe["capabilities"]) == (0, {"drop": ["ALL"], "add": ["SYS_RESOURCE"]})
+    assert safe["allowPrivilegeEscalation"] is False
+    plan, options = TABLE["one host"]
+    on_cpus = dataclasses.replace(plan, target=dataclasses.replace(plan.target, platform="cpu"))
+    safe = pod_of(manifests.manifests(on_cpus, options)[0])["containers"][0]["securityContext"]
+    assert safe["capabilities"] == {"drop": ["ALL"]} and "runAsUser" not in safe
 
 
 def test_several_slices_are_a_jobset_that_fails_whole_and_tells_each_its_number() -> None:

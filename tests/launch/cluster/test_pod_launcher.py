@@ -204,6 +204,26 @@ def test_a_queue_needs_kueue(make: Callable[..., Target]) -> None:
         check(planned)
 
 
+def test_a_queue_that_kueue_chooses_by_itself_has_to_be_named(
+    make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make()
+    planned = launch.work_out(BASIC, target)
+    ask = of(target).connection.ask
+
+    def chosen(method: str, path: str, body: Any = None, **more: Any) -> Object:
+        found = ask(method, path, body, **more)
+        if method == "POST" and path.endswith(
+            "jobs"
+        ):  # as its webhook does where there is a queue of that name
+            found["metadata"]["labels"][manifests.QUEUE_LABEL] = "default"
+        return found
+
+    monkeypatch.setattr(of(target).connection, "ask", chosen)
+    with pytest.raises(RequestError, match="into its queue default; say --queue default"):
+        check(planned)
+
+
 def test_a_user_without_rights_is_told_all_that_are_missing(
     plane: LocalControlPlane, make: Callable[..., Target], tmp_path: Path
 ) -> None:
@@ -372,11 +392,11 @@ def test_a_run_that_another_launcher_has_made_is_left_alone(make: Callable[..., 
     eventually(lambda: cluster.of(planned.plan.run_id).begins_pods, True)
     with pytest.raises(AtWorkError, match="is being launched by another process"):
         launcher(planned, wait_s=60.0).begin(planned.plan, lambda _: None)
-    cluster.remove(planned.plan.run_id, grace_s=None, wait_s=0, uid="another")
+    cluster.remove(planned.plan.run_id, wait_s=0, uid="another")
     assert "deletionTimestamp" not in api.get(api.path("jobs", pods.name))["metadata"]
     # Who waits for its nodes waits no longer when somebody else removes it.
     ended = in_background(pods.end_what_is_deleted)
-    cluster.remove(planned.plan.run_id, grace_s=None, wait_s=0)
+    cluster.remove(planned.plan.run_id, wait_s=0)
     begun.join(10)
     ended.join(10)
     (error,) = errors
@@ -396,7 +416,7 @@ def test_the_directory_of_a_run_that_another_launcher_has_made_is_left_alone(
     with pytest.raises(AtWorkError):
         launch._start_and_join(planned.plan, planned.launcher, planned.directory, lambda _: None)
     assert [path.name for path in there.iterdir()] == ["run.json"]
-    of(target).remove(RUN_ID, grace_s=None, wait_s=0)
+    of(target).remove(RUN_ID, wait_s=0)
     Pods(target, planned).end_what_is_deleted()
 
 
@@ -423,13 +443,6 @@ def test_a_queue_is_named_when_all_that_belongs_to_the_run_is_made(make: Callabl
     assert '"suspend": true' in asked[0][2], "it is Kueue that lets it begin"
 
 
-def test_several_flex_start_slices_need_a_queue(make: Callable[..., Target]) -> None:
-    target = make(count=2, capacity="flex-start")
-    with pytest.raises(RequestError, match="2 slices of main are flex-start.*--queue"):
-        launch.work_out(BASIC, target)
-    assert launcher(launch.work_out(dataclasses.replace(BASIC, queue="q"), target)).options.queue == "q"
-
-
 def test_a_run_that_goes_on_is_not_cleared_away(
     make: Callable[..., Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,7 +456,7 @@ def test_a_run_that_goes_on_is_not_cleared_away(
     with pytest.raises(HostError, match=f"goes on with {planned.plan.run_id}.*fab stop --run"):
         launcher(planned).prepare(dataclasses.replace(planned.plan, attempt=1), [], lambda _: None)
     ended = in_background(pods.end_what_is_deleted)
-    cluster.remove(planned.plan.run_id, grace_s=None, wait_s=0)
+    cluster.remove(planned.plan.run_id, wait_s=0)
     ended.join(10)
 
 

@@ -196,7 +196,7 @@ def test_who_has_no_right_to_jobsets_can_remove_a_run_of_one_slice(monkeypatch: 
     cluster = Away([None])
     refusing = Refusing()
     monkeypatch.setattr(cluster, "connection", refusing, raising=False)
-    cluster.remove("r-1", grace_s=None, wait_s=0)
+    cluster.remove("r-1", wait_s=0)
     assert refusing.taken == ["jobs/r-1"]
 
 
@@ -244,6 +244,49 @@ def test_clusters_of_one_name_have_a_certificate_each(
         cluster = dataclasses.replace(CLUSTER, context=None, endpoint=endpoint, ca_certificate=certificate)
         api_server._use_google(cluster, made)
     assert [Path(each.ssl_ca_cert).read_text() for each in found] == ["A", "B"]
+
+
+def test_a_cluster_of_the_stack_is_asked_with_a_token_that_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = iter(("old", "new"))
+    found = type("Credentials", (), {"valid": False, "token": None})()
+    found.refresh = lambda _: setattr(found, "token", next(tokens))
+    monkeypatch.setattr("google.auth.default", lambda **_: (found, "p"))
+    heard: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            for _ in range(2):
+                near, _ = listener.accept()
+                with near:
+                    heard.extend(near.recv(1 << 16).decode().split("\r\n"))
+                    near.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+
+        answering = in_thread(answer)
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        connection = api_server.Connection(dataclasses.replace(CLUSTER, context=None, endpoint=endpoint))
+        assert [connection.get("/api"), connection.get("/api")] == [{}, {}]
+        answering.result()
+    sent = [line for line in heard if line.lower().startswith("authorization:")]
+    assert [line.partition(": ")[2] for line in sent] == ["Bearer old", "Bearer new"]
+
+
+def test_what_is_no_api_server_is_told_as_one_that_is_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            near, _ = listener.accept()
+            with near:
+                near.recv(1 << 16)
+                near.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n<p>log in</p>"[:-1])
+
+        answering = in_thread(answer)
+        connection = api_server.Connection(dataclasses.replace(CLUSTER, context=None))
+        made = kubernetes.client.Configuration(host=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        made.proxy = None
+        connection._client = kubernetes.client.ApiClient(made)
+        with pytest.raises(ApiError, match="what answers is no API server: <p>log in"):
+            connection.get("/api/v1/pods")
+        answering.result()
 
 
 def test_a_pod_that_ended_with_its_run_is_not_called_gone(write_run: Any) -> None:
