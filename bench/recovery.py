@@ -117,7 +117,7 @@ def measure(story: Story, scratch: Path, options: argparse.Namespace) -> Iterato
         for number in range(options.preemptions):
             time.sleep((AFTER_S if number else 0.0) + rng.uniform(0.0, LOOK_EVERY_S))
             known, began_s = len(watcher.acts()), time.time()
-            preempted = cli.Typed(action="preempt", hosts=options.hosts)
+            preempted = cli.Typed(action="preempt")
             cli.carry_out(preempted, story.environ, story.say)  # a command takes seconds to start
             moments, load = watcher.recovery(known), os.getloadavg()[0]
             time.sleep(SETTLED_S)

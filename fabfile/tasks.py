@@ -741,6 +741,8 @@ ACTIONS = (
         "hosts": "how many hosts `up` makes (default: 2)",
         "docker": "with `up`: hosts with Docker, and an image registry",
         "kubernetes": "with `up`: a cluster of real Kubernetes, and its nodes as the slice",
+        "slices": "with `--kubernetes`: the hosts as so many slices, and JobSet's controller",
+        "queue": "with `--kubernetes`: Kueue, and a queue of this name",
         "keeper": "with `up`: a gateway with a keeper",
         "host": 'the target of a fault: a host\'s index or name, or "share"',
         "amount": "the amount of a fault: seconds or milliseconds",
@@ -755,6 +757,8 @@ def rehearsal(
     hosts: str = "2",
     docker: bool = False,
     kubernetes: bool = False,
+    slices: str = "1",
+    queue: str = "",
     keeper: bool = False,
     host: str = "",
     amount: str = "",
@@ -762,17 +766,22 @@ def rehearsal(
     for_good: bool = False,
 ) -> int:
     """Run a simulated cloud on this machine, and inject faults."""
-    from rehearsal.daemon.cli import Typed, carry_out
+    from rehearsal.daemon.cli import Typed, Wanted, carry_out
+    from rehearsal.machines.host_image import Kind
     from rehearsal.state import RehearsalError
 
     count = whole("--hosts", hosts, least=1) or 0
     if kubernetes and (docker or keeper):
         raise RequestError("--kubernetes: a cluster needs no --docker, and has no keeper; leave them out")
+    several = whole("--slices", slices, least=1) or 1
+    if not kubernetes and (several > 1 or queue):
+        raise RequestError(
+            "--slices, --queue: a rehearsal on hosts has one slice and no queue; add --kubernetes"
+        )
+    kind: Kind = "kubernetes" if kubernetes else "docker" if docker else "plain"
     typed = Typed(
         action=action,
-        hosts=count,
-        kind="kubernetes" if kubernetes else "docker" if docker else "plain",
-        keeper=keeper,
+        wanted=Wanted(hosts=count, kind=kind, keeper=keeper, slices=several, queue=queue),
         host=host,
         amount=amount,
         zone=zone,

@@ -61,17 +61,36 @@ READY_WORDS: Mapping[Kind, str] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What `up` makes. hosts: of all slices together. kind: of the hosts. keeper: whether the stack has one, and a
+    gateway that starts it. slices, queue: of a cluster; the queue is one of Kueue, and without a name there is none."""
+
+    hosts: int = 1
+    kind: Kind = "plain"
+    keeper: bool = False
+    slices: int = 1
+    queue: str = ""
+
+    def options(self) -> list[str]:
+        """Of the daemon."""
+        given = ["--hosts", str(self.hosts), "--kind", self.kind, "--slices", str(self.slices)]
+        return [
+            *given,
+            *(["--keeper"] if self.keeper else []),
+            *(["--queue", self.queue] if self.queue else []),
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Typed:
-    """kind: of the hosts that `up` makes. amount: as it was typed; empty: it was not."""
+    """wanted: of `up`. amount: as it was typed; empty: it was not."""
 
     action: str
-    hosts: int
-    kind: Kind = "plain"
+    wanted: Wanted = Wanted()
     host: str = ""
     zone: str = ""
     amount: str = ""
     for_good: bool = False
-    keeper: bool = False
 
 
 def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
@@ -80,8 +99,8 @@ def carry_out(typed: Typed, environ: Mapping[str, str], say: Say) -> None:
     if typed.action == "up":
         owner = environ.get(OWNER_VARIABLE)
         owned = int(owner) if owner else None
-        up(folder, typed.hosts, say, kind=typed.kind, owner=owned, keeper=typed.keeper)
-        say(READY_WORDS[typed.kind])
+        up(folder, typed.wanted, say, owner=owned)
+        say(READY_WORDS[typed.wanted.kind])
     elif typed.action == "down":
         say(
             "the rehearsal is down" if down(folder, say) else "no rehearsal is up, and nothing of one is left"
@@ -173,17 +192,8 @@ def _number(typed: Typed) -> float | None:
 # --- up and down ----------------------------------------------------------------------------------------------------
 
 
-def up(
-    folder: Path,
-    hosts: int,
-    say: Say,
-    *,
-    kind: Kind = "plain",
-    owner: int | None = None,
-    keeper: bool = False,
-) -> State:
-    """A rehearsal with so many hosts of that kind, ready. say: hears every step. owner: a process that it ends with.
-    keeper: whether its stack has one.
+def up(folder: Path, wanted: Wanted, say: Say, *, owner: int | None = None) -> State:
+    """A rehearsal, ready. say: hears every step. owner: a process that it ends with.
 
     Raises:
         RehearsalError: one is up there already, or it could not be started.
@@ -196,15 +206,14 @@ def up(
             )
         clear(folder, say)
         owned = [] if owner is None else ["--owner", str(owner)]
-        kept = ["--keeper"] if keeper else []
-        return _started(folder, ["--hosts", str(hosts), "--kind", kind, *owned, *kept], say)
+        return _started(folder, [*wanted.options(), *owned], say)
 
 
-def _started(folder: Path, wanted: Sequence[str], say: Say) -> State:
+def _started(folder: Path, options: Sequence[str], say: Say) -> State:
     folder.mkdir(mode=0o700, parents=True)
     with (folder / LOG).open("wb") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "rehearsal.daemon.daemon", str(folder), *wanted],
+            [sys.executable, "-m", "rehearsal.daemon.daemon", str(folder), *options],
             cwd=Path(__file__).resolve().parents[2],
             stdin=subprocess.DEVNULL,
             stdout=log,

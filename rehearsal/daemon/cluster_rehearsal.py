@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from contracts.inventory import Inventory, NodePool, Slice, Storage, to_json
 from infra.catalogue import Accelerator
 from rehearsal.daemon.cluster_faults import ClusterFaults
 from rehearsal.daemon.rehearsal_stack import ACCOUNT, BUCKET, zone_of
+from rehearsal.kubernetes import controllers
 from rehearsal.kubernetes.cluster import NAMESPACE, SERVICE_ACCOUNT, Cluster
-from rehearsal.kubernetes.control_plane import CONTEXT
+from rehearsal.kubernetes.control_plane import CONTEXT, OF_CLUSTERS
 from rehearsal.kubernetes.control_plane import Name as ProgramName
 from rehearsal.kubernetes.nodes import Node
 from rehearsal.machines.machines import Machines
@@ -28,42 +29,49 @@ CLUSTER = "rehearsal"
 ANSWER_LIMIT_S = 30
 
 
-def pool(accelerator: Accelerator, addresses: list[str]) -> list[Node]:
-    """Nodes as GKE makes them for a spot slice of that type, one for each address. Pure."""
+def pool(accelerator: Accelerator, addresses: Sequence[str], slices: int) -> list[Node]:
+    """Nodes as GKE makes them for spot slices of that type, one for each address, slice after slice. Pure."""
     assert accelerator.node_kind is not None and accelerator.machine_type is not None
     labels = {
-        "cloud.google.com/gke-nodepool": SLICE,
         "cloud.google.com/gke-tpu-accelerator": accelerator.node_kind.label,
         "cloud.google.com/gke-tpu-topology": accelerator.topology,
         "cloud.google.com/gke-spot": "true",
         "node.kubernetes.io/instance-type": accelerator.machine_type,
     }
+
+    def pool_of(index: int) -> str:
+        return SLICE if slices == 1 else f"{SLICE}-{index // accelerator.hosts}"
+
     return [
         Node(
             index=index,
             name=f"node-{index}",
             address=address,
             chips=accelerator.chips_per_host,
-            labels=labels,
+            labels={**labels, "cloud.google.com/gke-nodepool": pool_of(index)},
         )
         for index, address in enumerate(addresses)
     ]
 
 
 def inventory(
-    accelerator: Accelerator, zone: str, bucket: str, cluster: Cluster, pod_environment: Mapping[str, str]
+    accelerator: Accelerator,
+    slices: int,
+    bucket: str,
+    cluster: Cluster,
+    pod_environment: Mapping[str, str],
 ) -> str:
-    """As `pulumi up` would export it: a spot slice of one node pool, and a bucket. Pure."""
+    """As `pulumi up` would export it: spot slices of a node pool each, and a bucket. Pure."""
     assert accelerator.node_kind is not None and accelerator.machine_type is not None
     found = Slice(
         name=SLICE,
         accelerator_type=accelerator.type_name,
         generation=accelerator.generation.name,
         topology=accelerator.topology,
-        zone=zone,
+        zone=zone_of(accelerator),
         capacity="spot",
         origin=f"node-pool {SLICE}",
-        count=1,
+        count=slices,
         devices_per_host=accelerator.chips_per_host * accelerator.generation.devices_per_chip,
         hosts=(),
         pool=NodePool(
@@ -93,10 +101,20 @@ def inventory(
     )
 
 
-class ClusterRehearsal:
-    """From `with` to the end of its block: a cluster with a node for each host of the slice. faults: what can go wrong.
+def added(slices: int, queue: str) -> tuple[controllers.Name, ...]:
+    """The controllers that runs on several slices and in queues need, beside Kubernetes' own. Pure."""
+    return (*(("jobset",) if slices > 1 else ()), *(("kueue",) if queue else ()))
 
-    folder: a new one. programs: all that control_plane.PROGRAMS names.
+
+def programs_for(slices: int, queue: str) -> tuple[ProgramName, ...]:
+    """All that such a cluster is of. Pure."""
+    return (*OF_CLUSTERS, *added(slices, queue))
+
+
+class ClusterRehearsal:
+    """From `with` to the end of its block: a cluster with a node for each host of its slices.
+
+    folder: a new one. programs: of `programs_for`. accelerator: of each slice. faults: what can go wrong.
     """
 
     inventory: str
@@ -109,17 +127,21 @@ class ClusterRehearsal:
         machines: Machines,
         programs: Mapping[ProgramName, Path],
         accelerator: Accelerator,
+        slices: int,
+        queue: str,
         say: Say,
     ) -> None:
-        addresses = machines.network.addresses(accelerator.hosts)
-        self._accelerator, self._machines, self._say = accelerator, machines, say
+        addresses = machines.network.addresses(accelerator.hosts * slices)
+        self._accelerator, self._slices, self._machines, self._say = accelerator, slices, machines, say
         self.cluster = Cluster(
             folder=folder,
             machines=machines,
             programs=programs,
-            pool=pool(accelerator, addresses),
+            pool=pool(accelerator, addresses, slices),
             user=ACCOUNT,
             say=say,
+            added=added(slices, queue),
+            queue=queue,
         )
 
     def __enter__(self) -> ClusterRehearsal:
@@ -127,9 +149,7 @@ class ClusterRehearsal:
         cluster, storage = self.cluster.__enter__(), self._machines.storage
         storage.make_bucket(BUCKET)
         self.faults = ClusterFaults(cluster=cluster, machines=self._machines, say=self._say)
-        self.inventory = inventory(
-            self._accelerator, zone_of(self._accelerator), BUCKET, cluster, storage.environment
-        )
+        self.inventory = inventory(self._accelerator, self._slices, BUCKET, cluster, storage.environment)
         return self
 
     def __exit__(self, *_: object) -> None:

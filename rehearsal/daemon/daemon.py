@@ -25,14 +25,13 @@ import filelock
 
 from rehearsal import state
 from rehearsal.daemon import rehearsal_stack
-from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER
+from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER, Wanted
 from rehearsal.daemon.control_socket import Caller, ControlSocket
 from rehearsal.daemon.fault_commands import FaultCommands, FaultRequest
 from rehearsal.daemon.gateway import Gateway
 from rehearsal.daemon.node_machines import NodeMachines, new_identity
 from rehearsal.daemon.rehearsal_stack import RehearsalStack
 from rehearsal.gcp_stand_in import bucket_server
-from rehearsal.kubernetes.control_plane import Name as ProgramName
 from rehearsal.kubernetes.control_plane import find_or_build as find_or_build_programs
 from rehearsal.machines.docker_engine import MachinesError
 from rehearsal.machines.host_image import DEVICE, PYTHON, USER, Kind, require_base
@@ -61,20 +60,22 @@ DELAY_FACTOR = 0.5  # of what a person who watches the simulator by itself sees
 class Daemon:
     """From `with` to the end of its block; `open` makes the stack. `done`: it is to end.
 
-    folder: a new one, for this rehearsal only. kind: of the hosts. socket_path: named to whoever wants to ask.
-    say: hears every step. keeper: whether the stack has one, and a gateway that starts it.
+    folder: a new one, for this rehearsal only. socket_path: named to whoever wants to ask. say: hears every step.
+    accelerator: of each slice.
     """
 
-    def __init__(
-        self, *, folder: Path, hosts: int, kind: Kind, socket_path: Path, say: Say, keeper: bool = False
-    ) -> None:
-        self.accelerator = rehearsal_stack.accelerator_of(hosts)
+    def __init__(self, *, folder: Path, wanted: Wanted, socket_path: Path, say: Say) -> None:
+        if wanted.hosts % wanted.slices:
+            raise RehearsalError(
+                f"--slices {wanted.slices}: {wanted.hosts} hosts do not make slices of one size; choose --hosts"
+                f" {wanted.slices}, {2 * wanted.slices}, …"
+            )
+        self.accelerator = rehearsal_stack.accelerator_of(wanted.hosts // wanted.slices)
         self.zone = rehearsal_stack.zone_of(self.accelerator)
         self.folder = folder
         self.say = say
         self._socket_path = socket_path
-        self._hosts_wanted = hosts
-        self._kind = kind
+        self._wanted, self._kind = wanted, wanted.kind
         self._exits = contextlib.ExitStack()
         self._phase: state.Phase = "starting"
         self._environment: dict[str, str] = {}
@@ -84,7 +85,7 @@ class Daemon:
         self.faults: FaultCommands | ClusterFaults | None = None
         self.cluster: ClusterRehearsal | None = None
         self.registry: Registry | None = None
-        self.gateway = Gateway(environ=self._of_keeper, log=folder / KEEPER_LOG) if keeper else None
+        self.gateway = Gateway(environ=self._of_keeper, log=folder / KEEPER_LOG) if wanted.keeper else None
         self.hosts: NodeMachines | None = None
         self.stack: RehearsalStack | None = None
 
@@ -144,9 +145,11 @@ class Daemon:
     def _open_cluster(self) -> None:
         from rehearsal.daemon.cluster_rehearsal import (
             ClusterRehearsal,  # a second, for the client of Kubernetes
+            programs_for,
         )
 
-        programs = find_or_build_programs(os.environ, self.say, get_args(ProgramName))
+        slices, queue = self._wanted.slices, self._wanted.queue
+        programs = find_or_build_programs(os.environ, self.say, programs_for(slices, queue))
         self._require_going_on()
         self.machines = self._exits.enter_context(
             Machines(name=state.name_of(self.folder), say=self.say, kind=self._kind)
@@ -158,6 +161,8 @@ class Daemon:
                 machines=self.machines,
                 programs=programs,
                 accelerator=self.accelerator,
+                slices=slices,
+                queue=queue,
                 say=self.say,
             )
         )
@@ -263,7 +268,7 @@ class Daemon:
                     phase=self._phase,
                     pid=os.getpid(),
                     socket=str(self._socket_path),
-                    hosts=self._hosts_wanted,
+                    hosts=self._wanted.hosts,
                     inventory=self._inventory(),
                     environment=self._environment,
                     instances=self.hosts.instances() if self.hosts else {},
@@ -349,7 +354,7 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def serve(folder: Path, hosts: int, kind: Kind, owner: int | None, *, keeper: bool = False) -> int:
+def serve(folder: Path, wanted: Wanted, owner: int | None) -> int:
     """Returns the exit code when it is over: 0, or 2 if the rehearsal could not be started; its last words say why."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -361,16 +366,14 @@ def serve(folder: Path, hosts: int, kind: Kind, owner: int | None, *, keeper: bo
     socket_folder = tempfile.mkdtemp(prefix=SOCKET_FOLDER)
     try:
         with lock:
-            return _serve(folder, hosts, kind, owner, Path(socket_folder) / "control", keeper=keeper)
+            return _serve(folder, wanted, owner, Path(socket_folder) / "control")
     finally:
         shutil.rmtree(socket_folder, ignore_errors=True)
 
 
-def _serve(folder: Path, hosts: int, kind: Kind, owner: int | None, path: Path, *, keeper: bool) -> int:
+def _serve(folder: Path, wanted: Wanted, owner: int | None, path: Path) -> int:
     try:
-        with Daemon(
-            folder=folder, hosts=hosts, kind=kind, socket_path=path, say=say, keeper=keeper
-        ) as daemon:
+        with Daemon(folder=folder, wanted=wanted, socket_path=path, say=say) as daemon:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, lambda *_: daemon.done.set())
             with ControlSocket(path, daemon.answer):
@@ -419,11 +422,16 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--kind", choices=get_args(Kind), default="plain", help="of the hosts")
     parser.add_argument("--keeper", action="store_true", help="with a gateway that starts the keeper")
+    parser.add_argument("--slices", type=int, default=1, help="of a cluster, of as many hosts each")
+    parser.add_argument("--queue", default="", help="of a cluster: a queue of Kueue")
     parser.add_argument("--owner", type=int, metavar="PID", help="end when that process does")
     given = parser.parse_args()
     os.umask(0o077)
     try:
-        return serve(given.folder.absolute(), given.hosts, given.kind, given.owner, keeper=given.keeper)
+        wanted = Wanted(
+            hosts=given.hosts, kind=given.kind, keeper=given.keeper, slices=given.slices, queue=given.queue
+        )
+        return serve(given.folder.absolute(), wanted, given.owner)
     except RehearsalError as error:
         say(f"{PROBLEM}{error}")
         return 2

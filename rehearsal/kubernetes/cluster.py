@@ -7,6 +7,7 @@ control plane share a network, and each can be stopped by itself.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from docker.models.containers import Container
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from rehearsal.kubernetes import nodes
+from rehearsal.kubernetes import controllers, nodes
 from rehearsal.kubernetes.control_plane import (
     ADMINISTRATORS,
     CONTEXT,
@@ -36,18 +37,20 @@ from rehearsal.kubernetes.control_plane import (
     corefile,
     write_credentials,
 )
+from rehearsal.kubernetes.controllers import KUEUE_METRICS
 from rehearsal.kubernetes.nodes import CREDENTIALS, DATA, IMAGES, KUBELET, MEMORY_MIB, Node
 from rehearsal.machines.docker_engine import MachinesError, archive, asking, labels, wait_for
 from rehearsal.machines.faults import Faults
 from rehearsal.machines.host_image import ROOT
 from rehearsal.machines.machines import DOCKER_RIGHTS, Machines
+from rehearsal.machines.servers import manifests_beside
 
 Say = Callable[[str], None]
 
 NAMESPACE = "tpu-stack"
 SERVICE_ACCOUNT = "tpu-stack-runs"
-ROLE_PAGE = ROOT / "docs" / "kubernetes.md"
-ROLE = re.compile(r"^```yaml\n(apiVersion: rbac\.[^\n]*\nkind: Role\n.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGE = ROOT / "docs" / "kubernetes.md"
+YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAM = "/opt/tpu-stack/program"
 COMPONENTS: tuple[Name, ...] = (*OF_API, *OF_CONTROLLERS, "coredns")
 # To enter a container whose processes are not root's, as `exec` and probes do, takes one right more.
@@ -65,6 +68,7 @@ class Cluster:
 
     machines: of the same rehearsal, for its network and its guardian. user: whom its kubeconfig is for. images:
     references by digest, by framework. kubeconfig: of that user, who has the rights that docs/kubernetes.md names.
+    added: controllers beside Kubernetes' own. queue: of Kueue, for the chips of all nodes; empty: none.
     """
 
     def __init__(
@@ -76,8 +80,11 @@ class Cluster:
         pool: Sequence[Node],
         user: str,
         say: Say,
+        added: Sequence[controllers.Name] = (),
+        queue: str = "",
     ) -> None:
         self.folder = folder
+        self._added, self._queue = added, queue
         self.kubeconfig = folder / "kubeconfig"
         self.images: dict[str, str] = {}
         self.nodes = {node.name: node for node in pool}
@@ -123,6 +130,7 @@ class Cluster:
             self.api = kubernetes.config.new_client_from_config(str(administrator), context=CONTEXT)
             self._exits.callback(self.api.close)
             self._declare()
+            self._add_controllers()
             list(threads.map(self._make_node, self.nodes.values()))
             archives = saving.result()
             list(threads.map(lambda name: self._import_images(name, archives), self.nodes))
@@ -133,25 +141,51 @@ class Cluster:
     # --- control plane ---------------------------------------------------------------------------------------------
 
     def _start_control_plane(self) -> None:
-        files = {
-            f"{CREDENTIALS}/{path.name}": (path.read_bytes(), 0o600)
-            for path in (self.folder / "credentials").iterdir()
-        }
-        files[f"{CREDENTIALS}/Corefile"] = (corefile(self.layout).encode(), 0o644)
-        packed = archive(files)
         for name in COMPONENTS:
-            with asking(f"starting {name}"):
-                container = self.client.containers.create(
-                    self._machines.image, name=self._container_name(name), entrypoint=[PROGRAM],
-                    command=arguments(name, self.layout), init=True, cap_drop=["ALL"], cap_add=["NET_BIND_SERVICE"],
-                    labels=labels(self._machines.name, role="control-plane"),
-                    mounts=[_program_at(PROGRAM, self._programs[name])], **self._network_of(name),
-                )  # fmt: skip
-                container.put_archive("/", packed)
-                container.start()
+            container = self._start_component(name)
             if name == "kube-apiserver":
                 what = f"the API server at {self.layout.server}"
                 wait_for(lambda: not answers(self.layout), READY_LIMIT_S, container, what)
+
+    @functools.cached_property
+    def _told(self) -> bytes:
+        """What every component finds in its container."""
+        credentials = {path.name: path.read_bytes() for path in (self.folder / "credentials").iterdir()}
+        files = {f"{CREDENTIALS}/{name}": (content, 0o600) for name, content in credentials.items()}
+        files |= {f"{KUEUE_METRICS}/{name}": (credentials[name], 0o600) for name in ("tls.crt", "tls.key")}
+        files[f"{CREDENTIALS}/Corefile"] = (corefile(self.layout).encode(), 0o644)
+        return archive(files)
+
+    def _start_component(self, name: Name) -> Container:
+        with asking(f"starting {name}"):
+            container = self.client.containers.create(
+                self._machines.image, name=self._container_name(name), entrypoint=[PROGRAM],
+                command=arguments(name, self.layout), init=True, cap_drop=["ALL"], cap_add=["NET_BIND_SERVICE"],
+                labels=labels(self._machines.name, role="control-plane"),
+                mounts=[_program_at(PROGRAM, self._programs[name])], **self._network_of(name),
+            )  # fmt: skip
+            container.put_archive("/", self._told)
+            container.start()
+        return container
+
+    def _add_controllers(self) -> None:
+        for name in self._added:
+            text = manifests_beside(self._programs[name]).read_text(encoding="utf-8")
+            address = (self.layout.address, self.layout.port_of(name))
+            start = functools.partial(self._start_component, name)
+            with _answered(f"installing {name}"):
+                controllers.install(self.api, name, text, address, self.authority.certificate, start)
+        if not self._queue:
+            return
+        custom, version = kubernetes.client.CustomObjectsApi(self.api), ("kueue.x-k8s.io", "v1beta2")
+        chips = sum(node.chips for node in self.nodes.values())
+        with _answered(f"making the queue {self._queue}"):
+            objects = on_page(PAGE.read_text(encoding="utf-8"), "ResourceFlavor")
+            for plural, made in controllers.queue(objects, self._queue, NAMESPACE, chips):
+                if "namespace" in made["metadata"]:
+                    custom.create_namespaced_custom_object(*version, NAMESPACE, plural, made)
+                else:
+                    custom.create_cluster_custom_object(*version, plural, made)
 
     def _network_of(self, name: Name) -> dict[str, Any]:
         """etcd has the address, and the others are in its network: so they may come and go."""
@@ -167,7 +201,7 @@ class Cluster:
     def _declare(self) -> None:
         """The namespace of the stack's runs, whom they act as, and what the user may do."""
         core = kubernetes.client.CoreV1Api(self.api)
-        role = launch_role(ROLE_PAGE.read_text(encoding="utf-8"))
+        role = launch_role(PAGE.read_text(encoding="utf-8"))
         binding = {
             "metadata": {"name": role["metadata"]["name"]},
             "roleRef": {
@@ -311,11 +345,17 @@ class Cluster:
 
 def launch_role(page: str) -> dict[str, Any]:
     """The role that people are told to have made for them, in the rehearsal's namespace. Pure."""
-    found = ROLE.search(page)
-    if found is None:
-        raise MachinesError(f"{ROLE_PAGE} has no Role, which the rehearsal gives its user")
-    role: dict[str, Any] = yaml.safe_load(found[1])
+    (role,) = on_page(page, "Role")
     return {**role, "metadata": {"name": role["metadata"]["name"]}}
+
+
+def on_page(page: str, kind: str) -> list[dict[str, Any]]:
+    """The objects of the block of a page of which the first is of that kind. Pure."""
+    for text in YAML.findall(page):
+        found: list[dict[str, Any]] = list(yaml.safe_load_all(text))
+        if found[0].get("kind") == kind:
+            return found
+    raise MachinesError(f"{PAGE} has no {kind}, which the rehearsal makes")
 
 
 def _program_at(path: str, program: Path) -> docker.types.Mount:

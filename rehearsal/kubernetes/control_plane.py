@@ -1,5 +1,7 @@
 """etcd, the API server, the controllers and DNS of one cluster: what they are told, and as processes of this machine.
 
+JobSet and Kueue may be among the controllers (`rehearsal.kubernetes.controllers`).
+
     with LocalControlPlane(folder=tmp_path / "kubernetes", programs=find_or_build(os.environ, print)) as cluster:
         ...  # cluster.kubeconfig: of an administrator, for the official client
 
@@ -12,21 +14,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.client
+import json
+import os
 import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
+from rehearsal.kubernetes import controllers
+from rehearsal.kubernetes.controllers import CONTROLLERS
 from rehearsal.kubernetes.credentials import Authority
 from rehearsal.machines.docker_engine import MachinesError
-from rehearsal.machines.servers import GoProgram, find_or_build_program
+from rehearsal.machines.servers import GoProgram, find_or_build_program, manifests_beside
 
 Say = Callable[[str], None]
-Name = Literal["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "coredns"]
+Name = Literal[
+    "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "coredns", "jobset", "kueue"
+]  # fmt: skip
 
 VERSION = "v1.35.4"
 DOMAIN = "cluster.local"
@@ -58,9 +67,12 @@ PROGRAMS: Mapping[Name, GoProgram] = {
     "kube-scheduler": _of_kubernetes("kube-scheduler", "the scheduler of Kubernetes"),
     "kubelet": _of_kubernetes("kubelet", "the kubelet"),
     "coredns": GoProgram(what="CoreDNS", folder="coredns", package="github.com/coredns/coredns"),
+    **{name: found.program for name, found in CONTROLLERS.items()},
 }
 OF_API: tuple[Name, ...] = ("etcd", "kube-apiserver")
 OF_CONTROLLERS: tuple[Name, ...] = ("kube-controller-manager", "kube-scheduler")
+OF_TESTS: tuple[Name, ...] = (*OF_API, "jobset")
+OF_CLUSTERS: tuple[Name, ...] = (*OF_API, *OF_CONTROLLERS, "kubelet", "coredns")
 
 
 def find_or_build(environ: Mapping[str, str], say: Say, names: Sequence[Name] = OF_API) -> dict[Name, Path]:
@@ -72,7 +84,8 @@ def find_or_build(environ: Mapping[str, str], say: Say, names: Sequence[Name] = 
 class Layout:
     """credentials: the folder of an Authority, as the components see it. data: a folder for etcd.
 
-    address, port: where the API server is. etcd_port, peer_port: of etcd, on the components' own loopback."""
+    address, port: where the API server is. etcd_port, peer_port: of etcd, on the components' own loopback.
+    webhook_port: the first one of the webhooks of `controllers`."""
 
     credentials: str
     data: str
@@ -80,10 +93,15 @@ class Layout:
     port: int = 6443
     etcd_port: int = 2379
     peer_port: int = 2380
+    webhook_port: int = 9443
 
     @property
     def server(self) -> str:
         return f"https://{self.address}:{self.port}"
+
+    def port_of(self, name: controllers.Name) -> int:
+        """Of a controller's webhooks."""
+        return self.webhook_port + CONTROLLERS[name].offset
 
 
 def write_credentials(folder: Path, layout: Layout) -> Authority:
@@ -93,9 +111,13 @@ def write_credentials(folder: Path, layout: Layout) -> Authority:
     authority.issue("apiserver", "kube-apiserver", addresses=addresses)
     authority.issue("apiserver-kubelet", "kube-apiserver", groups=[ADMINISTRATORS])
     authority.signing_pair("service-account")
-    for name in (*OF_CONTROLLERS, "coredns"):
-        user = "rehearsal-dns" if name == "coredns" else f"system:{name}"
-        groups = [ADMINISTRATORS] if name == "coredns" else []
+    authority.issue("tls", "webhooks", addresses=[layout.address])
+    for controller in CONTROLLERS:
+        told = controllers.settings(controller, layout.credentials, layout.address, layout.webhook_port)
+        (folder / f"{controller}.json").write_text(json.dumps(told), encoding="utf-8")
+    for name in (*OF_CONTROLLERS, "coredns", *CONTROLLERS):
+        user = f"system:{name}" if name in OF_CONTROLLERS else f"rehearsal-{name}"
+        groups = [] if name in OF_CONTROLLERS else [ADMINISTRATORS]
         authority.kubeconfig(
             folder / f"{name}.kubeconfig", layout.server, user, groups=groups, context=CONTEXT
         )
@@ -154,12 +176,21 @@ def _dns(layout: Layout) -> list[str]:
     return ["-conf", f"{layout.credentials}/Corefile"]
 
 
+def _controller(name: controllers.Name) -> Callable[[Layout], list[str]]:
+    def arguments(layout: Layout) -> list[str]:
+        at = layout.credentials
+        return [f"--config={at}/{name}.json", f"--kubeconfig={at}/{name}.kubeconfig"]
+
+    return arguments
+
+
 _ARGUMENTS: Mapping[Name, Callable[[Layout], list[str]]] = {
     "etcd": _etcd,
     "kube-apiserver": _api_server,
     "kube-controller-manager": _controllers,
     "kube-scheduler": _scheduler,
     "coredns": _dns,
+    **{name: _controller(name) for name in CONTROLLERS},
 }
 
 
@@ -192,14 +223,22 @@ def answers(layout: Layout, path: str = "/readyz") -> str:
 
 class LocalControlPlane:
     """etcd and the API server as processes of this machine, from `with` to the end of its block; with
-    `controllers` also those that make pods of jobs and give them nodes. They end with this process.
+    `controllers` also those that make pods of jobs and give them nodes, and with `job_sets` JobSet's. They end with
+    this process.
 
-    folder: a new one, which is removed. programs: of `find_or_build`, with those of OF_CONTROLLERS where they are asked
-    for. kubeconfig: of an administrator.
+    folder: a new one, which is removed. programs: of `find_or_build`, with those that are asked for. kubeconfig: of an
+    administrator.
     """
 
-    def __init__(self, *, folder: Path, programs: Mapping[Name, Path], controllers: bool = False) -> None:
-        ports = _free_ports(3)
+    def __init__(
+        self,
+        *,
+        folder: Path,
+        programs: Mapping[Name, Path],
+        controllers: bool = False,
+        job_sets: bool = False,
+    ) -> None:
+        ports = _free_ports(4)
         self.layout = Layout(
             credentials=str(folder / "credentials"),
             data=str(folder / "etcd"),
@@ -207,7 +246,9 @@ class LocalControlPlane:
             port=ports[0],
             etcd_port=ports[1],
             peer_port=ports[2],
+            webhook_port=ports[3],
         )
+        self._job_sets = job_sets
         self.kubeconfig = folder / "kubeconfig"
         self._folder = folder
         self.programs = programs
@@ -228,6 +269,8 @@ class LocalControlPlane:
                 self.start(name)
                 if name == "kube-apiserver":
                     self.wait_until_ready()
+            if self._job_sets:
+                self._install("jobset")
         except BaseException:
             self._exits.close()
             raise
@@ -235,6 +278,21 @@ class LocalControlPlane:
 
     def __exit__(self, *_: object) -> None:
         self._exits.close()
+
+    def _install(self, name: controllers.Name) -> None:
+        import kubernetes.config  # a second
+
+        text = manifests_beside(self.programs[name]).read_text(encoding="utf-8")
+        with kubernetes.config.new_client_from_config(str(self.kubeconfig)) as api:
+            port = self.layout.port_of(name)
+            controllers.install(
+                api,
+                name,
+                text,
+                (self.layout.address, port),
+                self.authority.certificate,
+                lambda: self.start(name),
+            )
 
     def start(self, name: Name) -> None:
         """Starts a component, again after `end`."""
@@ -281,3 +339,10 @@ def _free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+if __name__ == "__main__":  # `make test` builds what its tests start
+    try:
+        find_or_build(os.environ, print, OF_TESTS)
+    except MachinesError as error:
+        sys.exit(str(error))

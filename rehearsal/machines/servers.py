@@ -335,6 +335,7 @@ class GoProgram:
     """what: as people call it. folder: of its go.mod and go.sum, in rehearsal/images. package: of its main function.
 
     name: of the file, where a folder has several programs. version: of Kubernetes, which its programs are told to tell.
+    manifests: YAML files of its module that are kept beside it.
     """
 
     what: str
@@ -342,6 +343,7 @@ class GoProgram:
     package: str
     name: str = "server"
     version: str = ""
+    manifests: tuple[str, ...] = ()
 
     @property
     def module(self) -> Path:
@@ -351,7 +353,8 @@ class GoProgram:
     def recipe(self) -> str:
         """Changes when the program would."""
         parts = [(self.module / name).read_bytes() for name in ("go.mod", "go.sum")]
-        return hashlib.sha256(b"".join([*parts, repr((GO_SETTINGS, self.flags)).encode()])).hexdigest()[:16]
+        built = repr((GO_SETTINGS, self.flags, *self.manifests)).encode()
+        return hashlib.sha256(b"".join([*parts, built])).hexdigest()[:16]
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -372,12 +375,17 @@ REGISTRY_SERVER = GoProgram(
 
 
 def find_or_build_program(program: GoProgram, environ: Mapping[str, str], say: Say) -> Path:
-    """Where it is; a minute or two the first time. Raises MachinesError."""
+    """Where it is, and beside it `manifests_beside`; minutes the first time. Raises MachinesError."""
     target = cache_folder(environ) / f"{program.folder}-{program.name}-{program.recipe}"
     with one_at_a_time(target):
         if not target.is_file():
             _build_program(program, target, environ, say)
     return target
+
+
+def manifests_beside(program: Path) -> Path:
+    """All that GoProgram.manifests names, as one file."""
+    return program.with_name(f"{program.name}.yaml")
 
 
 def _build_program(program: GoProgram, target: Path, environ: Mapping[str, str], say: Say) -> None:
@@ -399,6 +407,13 @@ def _build_program(program: GoProgram, target: Path, environ: Mapping[str, str],
             raise MachinesError(
                 f"building {program.what} failed:\n{done.stderr.strip()[-2000:]}\n"
                 "It needs the Go module proxy that `go env GOPROXY` names, and 1 GB of disk; mend that and try again"
+            )
+        if program.manifests:
+            listed = [compiler, "list", "-f", "{{.Module.Dir}}", program.package]
+            module = Path(go.answer(listed, {**environ, **GO_SETTINGS}, program.module) or "")
+            files = [path for each in program.manifests for path in sorted(module.glob(each))]
+            manifests_beside(target).write_text(
+                "\n---\n".join(each.read_text("utf-8") for each in files), "utf-8"
             )
         os.replace(new, target)
     except subprocess.TimeoutExpired:

@@ -17,7 +17,6 @@ from rehearsal import state
 from rehearsal.daemon import cli
 from rehearsal.daemon.node_machines import NodeMachines
 from rehearsal.machines import docker_engine, guardian
-from rehearsal.machines.host_image import Kind
 from rehearsal.machines.machines import Machine
 from rehearsal.tpu_api import Delays, TpuApi
 from tools import stand_in_base
@@ -36,8 +35,8 @@ class Person:
         self.environ = {**environ, state.FOLDER_VARIABLE: str(folder)}
         self.said: list[str] = []
 
-    def up(self, hosts: int = 1, kind: Kind = "plain") -> None:
-        cli.up(self.folder, hosts, self.said.append, kind=kind)
+    def up(self, wanted: cli.Wanted | None = None) -> None:
+        cli.up(self.folder, wanted or cli.Wanted(), self.said.append)
 
     def type(self, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
         """In a shell that has the rehearsal's environment, and `fab`."""
@@ -74,7 +73,7 @@ class Person:
         """What `fab rehearsal` says."""
         lines: list[str] = []
         cli.carry_out(
-            cli.Typed(action=action, hosts=1, host=host, zone=zone, amount=amount), self.environ, lines.append
+            cli.Typed(action=action, host=host, zone=zone, amount=amount), self.environ, lines.append
         )
         return "\n".join(lines)
 

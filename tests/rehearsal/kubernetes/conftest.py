@@ -1,4 +1,4 @@
-"""An API server and etcd for a whole session of tests, as processes of this machine."""
+"""An API server, etcd and JobSet's controller for a whole session of tests, as processes of this machine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from rehearsal.kubernetes.control_plane import LocalControlPlane, find_or_build
+from rehearsal.kubernetes.control_plane import OF_TESTS, LocalControlPlane, find_or_build
 
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalControlPlane]:
     folder = tmp_path_factory.mktemp("kubernetes") / "control-plane"
-    with LocalControlPlane(folder=folder, programs=find_or_build(os.environ, print)) as found:
+    programs = find_or_build(os.environ, print, OF_TESTS)
+    with LocalControlPlane(folder=folder, programs=programs, job_sets=True) as found:
         yield found

@@ -110,7 +110,7 @@ def person(tmp_path_factory: pytest.TempPathFactory, environ: Mapping[str, str])
     subprocess.run(build, env=dict(environ), cwd=ROOT, check=True, timeout=1800)
     ids: list[str] = []
     try:
-        made.up(hosts=2, kind="kubernetes")
+        made.up(cli.Wanted(hosts=2, kind="kubernetes"))
         client = docker_engine.connect()
         mine = {"label": f"{docker_engine.LABEL}={state.name_of(made.folder)}"}
         ids = [each.id for each in client.containers.list(filters=mine)]

@@ -114,7 +114,7 @@ def test_nodes_share_out_the_addresses_of_their_network_and_no_two_pods_get_the_
 
 
 def test_the_rehearsals_user_has_the_rights_that_the_page_tells_people_to_ask_for() -> None:
-    role = cluster.launch_role(cluster.ROLE_PAGE.read_text())
+    role = cluster.launch_role(cluster.PAGE.read_text())
     resources = {each for rule in role["rules"] for each in rule["resources"]}
     assert {"jobs", "pods", "pods/exec", "services"} <= resources and "secrets" not in resources
     assert "namespace" not in role["metadata"]

@@ -1,4 +1,5 @@
-"""What is made of a run's plan is what a real API server takes, with no field that it does not know."""
+"""What is made of a run's plan is what a real API server and JobSet's own webhooks take, with no field that they do not
+know."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from tests.launch.cluster.pod_plans import CLUSTER, TABLE
 
 PATHS = {
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
+    "JobSet": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets",
     "Service": "/api/v1/namespaces/{}/services",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
 }
@@ -45,21 +47,9 @@ def ask(api: client.ApiClient, manifest: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def job_in(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The Job that the controller of a JobSet makes of it; there is no such controller here."""
-    if manifest["kind"] != "JobSet":
-        return manifest
-    (replicated,) = manifest["spec"]["replicatedJobs"]
-    name = f"{manifest['metadata']['name']}-{replicated['name']}-0"
-    metadata = {**manifest["metadata"], "name": name}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, **replicated["template"]} | {
-        "metadata": metadata
-    }
-
-
 @pytest.mark.parametrize("name", TABLE)
 def test_every_manifest_is_accepted_as_it_is(api: client.ApiClient, name: str) -> None:
-    for manifest in map(job_in, manifests.manifests(*TABLE[name])):
+    for manifest in manifests.manifests(*TABLE[name]):
         found = ask(api, manifest)
         assert contains(found["spec"], manifest["spec"]), manifest["kind"]
 
@@ -68,6 +58,13 @@ def test_a_field_that_there_is_not_is_refused(api: client.ApiClient) -> None:
     wrong = copy.deepcopy(manifests.manifests(*TABLE["one host"])[0])
     wrong["spec"]["template"]["spec"]["graceSeconds"] = 1
     with pytest.raises(ApiException, match="graceSeconds"):
+        ask(api, wrong)
+
+
+def test_what_jobset_refuses_is_refused(api: client.ApiClient) -> None:
+    wrong = copy.deepcopy(manifests.manifests(*TABLE["two slices"])[0])
+    wrong["spec"]["failurePolicy"]["rules"][0]["onJobFailureReasons"] = ["PodFailed"]
+    with pytest.raises(ApiException, match="PodFailed"):
         ask(api, wrong)
 
 
