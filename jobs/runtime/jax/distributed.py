@@ -67,6 +67,7 @@ def start(environment: ProcessEnvironment) -> None:
         coordinator_address=environment.coordinator,
         num_processes=environment.num_processes,
         process_id=environment.process_id,
+        cluster_detection_method="deactivate",  # all is known, and in a pod it warns of a package that it would ask
         initialization_timeout=JOIN_LIMIT_S[environment.platform],
         heartbeat_timeout_seconds=(
             PEER_SILENCE_LIMIT_S if environment.control_dir is None else SUPERVISED_PEER_SILENCE_LIMIT_S

@@ -16,42 +16,44 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import kubernetes.client
 import kubernetes.config
 import pytest
 
 from launch.cluster.pod_launcher import DEADLINE_LATER_S
-from launch.cluster.pods import MANAGED_BY, RUN_LABEL
 from launch.plan import JOIN_LIMIT_S
 from rehearsal import state
 from rehearsal.daemon import cli
 from rehearsal.kubernetes.cluster import NAMESPACE
-from rehearsal.machines import docker_engine
-from rehearsal.rehearse import attempt_in, has_ended, is_done, step_in
+from rehearsal.rehearse import has_ended, is_done
 from tests.rehearsal.daemon.conftest import LIMIT_S, ROOT, Person, environ
 from tests.rehearsal.daemon.test_keeper import losses_in_the_bucket
 from tests.rehearsal.daemon.test_rehearsal_up import LAUNCH_LIMIT_S, SIZES, run_started, status
+from tests.rehearsal.kubernetes.lab import (
+    ENDS_LIMIT_S,
+    LOOK_S,
+    THEIRS,
+    TRAIN,
+    Cluster,
+    begun,
+    described,
+    ends_started_again,
+    options,
+    until_step,
+    up,
+)
 from tests.rehearsal.waiting import until
 
 __all__ = ["environ"]
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(1800)]
 
-STEPS = 10_000  # of some 5 ms: what strikes a run strikes it in the midst of them
-OPTIONS = (
-    f"--steps {STEPS} --checkpoint-every 200 --log-every 50 --eval-every {STEPS} --batch-size 12 {SIZES}"
-    " --eval-fraction 0.01 --remote-cache gs://my-rehearsal-runs/tokens"
-)
-TRAIN = "fab train --stack rehearsal --job flax_mlm"
-ENDS_LIMIT_S = 900.0
-LOOK_S = 2.0
+STEPS, MANY_STEPS = 10_000, 25_000  # of some 6 ms: what strikes a run strikes it in the midst of them
+OPTIONS = options(STEPS)
 AWAY_S = 60.0
 CUT_S = 100.0  # 20 until the node is not ready, 60 until its pods are given up
 BUDGET_USD = 0.2  # 98 seconds of 8 chips
 DEADLINE_S = DEADLINE_LATER_S + JOIN_LIMIT_S["cpu"]
-CGROUPS = Path("/sys/fs/cgroup")
-THEIRS = "theirs"
 EATER = """
 found = []
 while True:
@@ -59,68 +61,12 @@ while True:
 """
 
 
-class Cluster:
-    """What an administrator sees of it, and somebody else's Jobs in it."""
-
-    def __init__(self, person: Person) -> None:
-        path = person.folder / "kubernetes" / "administrator"
-        self._client = kubernetes.config.new_client_from_config(str(path))
-        self.core = kubernetes.client.CoreV1Api(self._client)
-        self._jobs = kubernetes.client.BatchV1Api(self._client)
-
-    def close(self) -> None:
-        self._client.close()
-
-    def left(self) -> list[str]:
-        """What goes on of runs."""
-        jobs = self._jobs.list_namespaced_job(NAMESPACE, label_selector=RUN_LABEL).items
-        pods = self.core.list_namespaced_pod(NAMESPACE, label_selector=RUN_LABEL).items
-        found = [job.metadata.name for job in jobs if not job.status.conditions]
-        return found + [pod.metadata.name for pod in pods if pod.status.phase in ("Pending", "Running")]
-
-    def let_others_in(self, image: str) -> None:
-        """Somebody has a Job of the same labels in a namespace of their own, and one that is suspended beside ours."""
-        self.core.create_namespace({"metadata": {"name": THEIRS}})
-        container = {
-            "name": "run",
-            "image": image,
-            "command": ["python", "-c", "import time; time.sleep(86400)"],
-        }
-        spec = {"restartPolicy": "Never", "containers": [container], "nodeName": "node-0"}
-        template = {"metadata": {"labels": {"app": THEIRS}}, "spec": spec}
-        for namespace, labels in ((THEIRS, MANAGED_BY), (NAMESPACE, {})):
-            rest = {"template": template, "suspend": namespace == NAMESPACE}
-            job = {"metadata": {"name": THEIRS, "labels": labels}, "spec": rest}
-            self._jobs.create_namespaced_job(namespace, job)
-        until(lambda: [each[2] for each in self.theirs()][2:] == ["Running"], LAUNCH_LIMIT_S, pause_s=LOOK_S)
-
-    def theirs(self) -> list[tuple[str, str, str]]:
-        jobs = self._jobs.list_job_for_all_namespaces(field_selector=f"metadata.name={THEIRS}").items
-        pods = self.core.list_pod_for_all_namespaces(label_selector=f"app={THEIRS}").items
-        found = [(each.metadata.uid, str(each.metadata.generation), "Job") for each in jobs]
-        return found + [(each.metadata.uid, each.spec.node_name, each.status.phase) for each in pods]
-
-
 @pytest.fixture(scope="module")
 def person(tmp_path_factory: pytest.TempPathFactory, environ: Mapping[str, str]) -> Iterator[Person]:
-    """Whose rehearsal is up, with two nodes. When it is down, nothing of it is left on this computer."""
-    made = Person(tmp_path_factory.mktemp("pods") / "rehearsal", environ)
-    fab = str(Path(sys.executable).with_name("fab"))
-    build = [fab, "build", "--framework", "jax", "--platform", "cpu"]
-    subprocess.run(build, env=dict(environ), cwd=ROOT, check=True, timeout=1800)
-    ids: list[str] = []
-    try:
-        made.up(cli.Wanted(hosts=2, kind="kubernetes"))
-        client = docker_engine.connect()
-        mine = {"label": f"{docker_engine.LABEL}={state.name_of(made.folder)}"}
-        ids = [each.id for each in client.containers.list(filters=mine)]
-        client.close()
-        yield made
-    finally:
-        cli.down(made.folder, made.said.append)
-    assert ids and made.left() == []
-    assert not [each for each in CGROUPS.glob("*/docker/*") if each.name in ids]
-    assert not [line for line in Path("/proc/mounts").read_text().splitlines() if "kubelet" in line]
+    """Whose rehearsal is up, with two nodes."""
+    folder = tmp_path_factory.mktemp("pods") / "rehearsal"
+    with up(Person(folder, environ), cli.Wanted(hosts=2, kind="kubernetes")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +88,12 @@ def right(person: Person, undisturbed: str) -> dict[int, float]:
     return losses_in_the_bucket(person, undisturbed)
 
 
+@pytest.fixture(scope="module")
+def right_of_many(person: Person) -> dict[int, float]:
+    run = run_started(person.succeed(f"{TRAIN} --args '{options(MANY_STEPS)}'", LAUNCH_LIMIT_S))
+    return losses_in_the_bucket(person, run)
+
+
 @pytest.fixture(autouse=True)
 def others(cluster: Cluster) -> Iterator[None]:
     """Nothing of anybody else is touched, and nothing of a run goes on after its end."""
@@ -151,85 +103,58 @@ def others(cluster: Cluster) -> Iterator[None]:
     assert cluster.theirs() == before
 
 
-def until_step(person: Person, step: int, *, attempt: int = 0) -> None:
-    def is_there() -> bool:
-        said = status(person)
-        assert not has_ended(said), said
-        return attempt_in(said) >= attempt and (step_in(said) or 0) >= step
-
-    until(is_there, ENDS_LIMIT_S, pause_s=LOOK_S)
-
-
-def described(person: Person, run: str) -> dict[str, Any]:
-    """As `fab runs --json` has it."""
-    found = json.loads(person.succeed("fab runs --stack rehearsal --all --json"))["runs"]
-    return dict(next(each for each in found if each["run"] == run))
-
-
-@contextlib.contextmanager
-def begun(person: Person, line: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A command that goes on while others are typed."""
-    environment = {**person.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    with log.open("wb") as said:
-        process = subprocess.Popen(
-            shlex.split(line), env=environment, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=said, stderr=said
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def pods_killed_and_evicted(person: Person, _tmp: Path) -> None:
+def pods_killed_and_evicted(person: Person) -> None:
     until_step(person, 200)
     person.act("kill-pod", "1")
     until_step(person, 1, attempt=1)
     person.act("evict", "0")
 
 
-def nodes_drained_and_gone(person: Person, _tmp: Path) -> None:
+def nodes_drained_and_gone(person: Person) -> None:
     until_step(person, 200)
     person.act("drain", "0")
     until_step(person, 1, attempt=1)
     person.act("node-gone", "1")
 
 
-def a_process_that_hangs(person: Person, _tmp: Path) -> None:
+def a_process_that_hangs(person: Person) -> None:
     until_step(person, 200)
     person.act("wedge", "1")
 
 
-def a_kubelet_that_is_cut_off(person: Person, _tmp: Path) -> None:
-    """For so long that its pod is given up; the pod itself goes on, until the kubelet is told."""
-    until_step(person, 200)
-    person.act("cut", "1")
-    threading.Event().wait(CUT_S)
-    person.act("heal", "1")
-
-
-STORIES = (pods_killed_and_evicted, nodes_drained_and_gone, a_process_that_hangs, a_kubelet_that_is_cut_off)
+STORIES = (pods_killed_and_evicted, nodes_drained_and_gone, a_process_that_hangs)
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
 def test_a_run_is_started_again_and_ends_with_the_losses_of_an_undisturbed_one(
-    person: Person, right: dict[int, float], tmp_path: Path, story: Callable[[Person, Path], None]
+    person: Person, right: dict[int, float], story: Callable[[Person], None]
 ) -> None:
     run = run_started(person.succeed(f"{TRAIN} --detach --hang-limit 20 --args '{OPTIONS}'", LAUNCH_LIMIT_S))
-    story(person, tmp_path)
-    until(lambda: has_ended(status(person)), ENDS_LIMIT_S, pause_s=LOOK_S)
-    assert is_done(said := status(person)) and attempt_in(said) > 0, said
+    story(person)
+    ends_started_again(person)
     assert losses_in_the_bucket(person, run) == right
 
 
+def test_the_pod_of_a_kubelet_that_is_cut_off_is_given_up_and_goes_on_until_the_kubelet_is_told(
+    person: Person, right_of_many: dict[int, float]
+) -> None:
+    run = run_started(person.succeed(f"{TRAIN} --detach --args '{options(MANY_STEPS)}'", LAUNCH_LIMIT_S))
+    until_step(person, 200)
+    person.act("cut", "1")
+    threading.Event().wait(CUT_S)
+    person.act("heal", "1")
+    ends_started_again(person)
+    assert losses_in_the_bucket(person, run) == right_of_many
+
+
 def test_a_run_needs_neither_its_launcher_nor_the_api_server_nor_for_a_minute_the_bucket(
-    person: Person, right: dict[int, float], tmp_path: Path
+    person: Person, right_of_many: dict[int, float], tmp_path: Path
 ) -> None:
     log = tmp_path / "train.log"
-    with begun(person, f"{TRAIN} --args '{OPTIONS}'", log) as launcher:
+    with begun(person, f"{TRAIN} --args '{options(MANY_STEPS)}'", log) as launcher:
         until(lambda: "step " in log.read_text(), LAUNCH_LIMIT_S, pause_s=LOOK_S)
         run = run_started(log.read_text())
-        for away, back in (("bucket-away", "bucket-back"), ("api-away", "api-back")):
+        for away, back in (("api-away", "api-back"), ("bucket-away", "bucket-back")):
             person.act(away)
             threading.Event().wait(AWAY_S)
             person.act(back)
@@ -241,7 +166,7 @@ def test_a_run_needs_neither_its_launcher_nor_the_api_server_nor_for_a_minute_th
     assert "it is asked again" in log.read_text()
     until(lambda: has_ended(status(person)), ENDS_LIMIT_S, pause_s=LOOK_S)
     assert is_done(status(person)), status(person)
-    assert losses_in_the_bucket(person, run) == right
+    assert losses_in_the_bucket(person, run) == right_of_many
 
 
 def test_a_run_is_stopped_looked_into_and_recovered(
@@ -254,7 +179,7 @@ def test_a_run_is_stopped_looked_into_and_recovered(
         assert shell_in_a_pod(person, "id -u") == "10001"
         stopped = person.succeed("fab stop --stack rehearsal")
         assert logs.wait(LIMIT_S) == 0
-    assert f"{run} was stopped" in stopped and "compiling" in log.read_text()
+    assert f"{run} was stopped" in stopped and "parameters on 2 devices" in log.read_text()
     assert described(person, run)["state"] == "stopped"
     recovered = person.succeed(f"fab recover --stack rehearsal --run {run}", LAUNCH_LIMIT_S)
     assert f"{run} is done" in recovered
