@@ -14,6 +14,7 @@ it before they have ended too, and the new pod 0 gathers them again.
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import resource
@@ -408,14 +409,9 @@ def is_alive() -> bool:
     told = json.loads(os.environ["TPU_STACK_POD"])
     limit_s = (told["start"].get("heartbeat_limit_s") or HEARTBEAT_LIMIT_S) + STANDS_S
     runs = os.path.join(told["start"]["root"], "runs", told["start"]["run_id"])
-    try:
-        names = [name for name in os.listdir(runs) if name.replace("-", "").isdigit()]
-    except OSError:
-        return True  # it has not begun
-    for name in names:
-        beat = read_json(os.path.join(runs, name, "heartbeat.json"))
-        has_ended = os.path.exists(os.path.join(runs, name, "exit.json"))
-        if not has_ended and beat and time.time() - beat["time"] > limit_s:
+    for path in glob.glob(os.path.join(runs, "*", "heartbeat.json")):  # of the one attempt of a pod
+        beat, end = read_json(path), os.path.join(os.path.dirname(path), "exit.json")
+        if beat and not os.path.exists(end) and time.time() - beat["time"] > limit_s:
             print(f"no heartbeat for more than {limit_s:g} s, and the supervisor has not ended the process")
             return False
     return True

@@ -231,11 +231,11 @@ class _Session:
         self._program: Any = None
         self._lock = threading.Lock()
 
-    def ask(self, verb: str, request: str, timeout_s: float) -> Completed:
-        """Return the answer. Raises HostError: the program cannot be started, or has ended."""
+    def ask(self, verb: str, asked: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Return the answer. Raises HostError: there is none, or the agent says that it could not."""
         import websocket
 
-        line = json.dumps({**json.loads(request), "verb": verb}).encode() + b"\n"
+        line = json.dumps({**asked, "verb": verb}).encode() + b"\n"
         with self._lock:
             try:
                 if self._program is None or not self._program.is_open():
@@ -246,10 +246,15 @@ class _Session:
                     raise HostError(host="", reason=f"the agent in its pod ended while it was asked ({verb})")
                 if answer is None:
                     self._program.close()
+                    raise HostError(host="", reason=f"no answer to {verb} within {timeout_s:g} s")
             except (websocket.WebSocketException, OSError) as error:
                 self._program = None
                 raise HostError(host="", reason=f"the connection to its pod was lost ({error})") from None
-        return Completed(exit_code=None if answer is None else 0, stdout=(answer or b"").decode(), stderr="")
+        found: dict[str, Any] = json.loads(answer)
+        if not found["ok"]:
+            fault = found["error"]
+            raise HostError(host="", reason=fault["message"], remedy=fault.get("remedy") or "")
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,17 +268,17 @@ class PodLink:
         self.runs.connection.load()
         asked = json.loads(request)
         own = {"status": self._status, "stop": self._stop, "join": self._join, "logs": self._logs}.get(verb)
-        if own is None:
-            return in_thread(lambda: self._session(asked).ask(verb, request, timeout_s))
+        answered = own or functools.partial(self._in_pod, verb, timeout_s)
 
         def carry_out() -> Completed:
-            answer = within(timeout_s, self.runs.connection.name, functools.partial(own, asked))
+            answer = within(timeout_s, self.runs.connection.name, functools.partial(answered, asked))
             return Completed(exit_code=0, stdout=json.dumps({"ok": True, **answer}), stderr="")
 
         return in_thread(carry_out)
 
-    def _session(self, asked: Mapping[str, Any]) -> _Session:
-        return self.runs.session(self.runs.running_pod(asked["run_id"], asked["process_id"]))
+    def _in_pod(self, verb: str, timeout_s: float, asked: Mapping[str, Any]) -> dict[str, Any]:
+        pod = self.runs.running_pod(asked["run_id"], asked["process_id"])
+        return self.runs.session(pod).ask(verb, asked, timeout_s)
 
     def _status(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         wanted = asked["run_id"]
@@ -289,7 +294,7 @@ class PodLink:
         with contextlib.suppress(HostError):
             before = self.runs.of(run_id).pods.get(index)
             session = _Session(self.runs.connection, self.runs.running_pod(run_id, index))
-            _said(session.ask("stop", json.dumps(asked), grace_s + ANSWER_LIMIT_S))
+            session.ask("stop", asked, grace_s + ANSWER_LIMIT_S)
         self.runs.remove(run_id, wait_s=REMOVE_LIMIT_S)
         patiently(lambda: self.runs.end_pod(run_id, index, grace_s), limit_s=REMOVE_LIMIT_S)
         pod = self.runs.await_gone(run_id, index, grace_s + REMOVE_LIMIT_S)
@@ -324,9 +329,8 @@ class PodLink:
             pause_s = BEGIN_POLL_S
             try:
                 session = self.runs.session(pod)
-                if _said(session.ask("status", json.dumps(asked), ANSWER_LIMIT_S)).get("processes"):
-                    request = json.dumps({**asked, "limit_s": left_s})
-                    return _said(session.ask("join", request, left_s + ANSWER_LIMIT_S))
+                if session.ask("status", asked, ANSWER_LIMIT_S).get("processes"):
+                    return session.ask("join", {**asked, "limit_s": left_s}, left_s + ANSWER_LIMIT_S)
             except HostError:  # no program can be started there: what its process has said of itself will do
                 if beat := self.runs.heartbeat(run_id, asked["attempt"], index):
                     return {"state": beat["state"], "beat": beat, "process": {"state": "running"}}
@@ -338,17 +342,6 @@ class PodLink:
         pod = None
         with contextlib.suppress(HostError):
             pod = self.runs.of(asked["run_id"]).pods.get(asked["process_id"])
-            return _said(self._session(asked).ask("logs", json.dumps(asked), ANSWER_LIMIT_S))
+            return self._in_pod("logs", ANSWER_LIMIT_S, asked)
         goes_on = pod is not None and is_alive(pod) and self.runs.attempt(asked["run_id"]) == asked["attempt"]
         return {**self.runs.read_log(asked), "ended": not goes_on}
-
-
-def _said(answer: Completed) -> dict[str, Any]:
-    """Return what an agent has answered. Raises HostError: it could not, or nothing came."""
-    try:
-        found: dict[str, Any] = json.loads(answer.stdout)
-        if found["ok"]:
-            return found
-        raise HostError(host="", reason=found["error"]["message"], remedy=found["error"].get("remedy") or "")
-    except (ValueError, KeyError, TypeError):
-        raise HostError(host="", reason="its agent gave no answer") from None
