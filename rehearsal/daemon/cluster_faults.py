@@ -23,6 +23,8 @@ Say = Callable[[str], None]
 
 RUN_LABEL = "tpu-stack/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+SLICE_LABEL = "jobset.sigs.k8s.io/job-index"
+POOL_LABEL = "cloud.google.com/gke-nodepool"
 CONTAINER = "run"
 """Of a run's pods: the job's."""
 QUOTA = "chips"
@@ -76,15 +78,19 @@ class ClusterFaults:
         self._core.create_namespaced_pod_eviction(pod.metadata.name, NAMESPACE, body)
 
     def _pod(self, request: FaultRequest) -> Any:
-        """That of this index of the newest run."""
+        """That of this index of the newest run, counted through its slices."""
         running = self._core.list_namespaced_pod(
             NAMESPACE, label_selector=RUN_LABEL, field_selector="status.phase=Running"
         ).items
         if not running:
             raise RehearsalError("no pod of a run is running now; start one: fab train --stack rehearsal")
         newest = max(running, key=lambda each: each.metadata.creation_timestamp).metadata.labels[RUN_LABEL]
+        pools = {node.labels[POOL_LABEL] for node in self._cluster.nodes.values()}
+        hosts = len(self._cluster.nodes) // len(pools)
         found = {
-            each.metadata.labels[INDEX_LABEL]: each
+            str(
+                hosts * int(each.metadata.labels.get(SLICE_LABEL, 0)) + int(each.metadata.labels[INDEX_LABEL])
+            ): each
             for each in running
             if each.metadata.labels[RUN_LABEL] == newest
         }

@@ -13,7 +13,7 @@ from urllib3.exceptions import HTTPError
 from contracts.inventory import Cluster as ClusterRecord
 from contracts.inventory import Inventory, NodePool, Slice, Storage, to_json
 from infra.catalogue import Accelerator
-from rehearsal.daemon.cluster_faults import ClusterFaults
+from rehearsal.daemon.cluster_faults import POOL_LABEL, ClusterFaults
 from rehearsal.daemon.rehearsal_stack import ACCOUNT, BUCKET, zone_of
 from rehearsal.kubernetes import controllers
 from rehearsal.kubernetes.cluster import NAMESPACE, SERVICE_ACCOUNT, Cluster
@@ -48,7 +48,7 @@ def pool(accelerator: Accelerator, addresses: Sequence[str], slices: int) -> lis
             name=f"node-{index}",
             address=address,
             chips=accelerator.chips_per_host,
-            labels={**labels, "cloud.google.com/gke-nodepool": pool_of(index)},
+            labels={**labels, POOL_LABEL: pool_of(index)},
         )
         for index, address in enumerate(addresses)
     ]

@@ -26,7 +26,7 @@ from launch.plan import JOIN_LIMIT_S
 from rehearsal import state
 from rehearsal.daemon import cli
 from rehearsal.kubernetes.cluster import NAMESPACE
-from rehearsal.rehearse import has_ended, is_done
+from rehearsal.rehearse import has_ended, is_done, read_losses
 from tests.rehearsal.daemon.conftest import LIMIT_S, ROOT, Person, environ
 from tests.rehearsal.daemon.test_keeper import losses_in_the_bucket
 from tests.rehearsal.daemon.test_rehearsal_up import LAUNCH_LIMIT_S, SIZES, run_started, status
@@ -205,6 +205,15 @@ def shell_in_a_pod(person: Person, command: str) -> str:
     found = re.search(rb"said:([^$:]*):", said)
     assert found, said
     return found[1].decode()
+
+
+@pytest.mark.parametrize("runtime", ["bare", "docker"])
+def test_the_same_run_on_this_machine_has_the_same_losses(
+    person: Person, right: dict[int, float], tmp_path: Path, runtime: str
+) -> None:
+    line = f"fab train --hosts 2 --runtime {runtime} --runs {tmp_path}/runs --job flax_mlm"
+    run = run_started(person.succeed(f"{line} --args '{OPTIONS}'", LAUNCH_LIMIT_S))
+    assert read_losses(tmp_path / "runs" / run / "metrics.jsonl") == right
 
 
 def test_a_run_that_has_spent_its_budget_saves_ends_and_is_not_started_again(person: Person) -> None:
