@@ -25,22 +25,25 @@ rehearse: install ## the whole path in containers: up, train, kill, recover (HOS
 images: install ## build and try the images of images/ (FRAMEWORK=jax PLATFORM=cpu)
 	@$(BIN)/fab build $(if $(STACK),--stack "$(STACK)") $(if $(FRAMEWORK),--framework "$(FRAMEWORK)") $(if $(PLATFORM),--platform "$(PLATFORM)")
 
-# What tests start that no package carries is built before any test's time runs; once, some minutes. Where that cannot
-# be, the reason is said, and the tests that need it fail.
 .PHONY: programs
 programs: install ## build the programs that tests start, by Go: Pulumi, Kubernetes
-	@$(BIN)/python -m tools.pulumi_cli >/dev/null; $(BIN)/python -m rehearsal.kubernetes.control_plane; true
+	@$(BIN)/python -m tools.pulumi_cli >/dev/null && $(BIN)/python -m rehearsal.kubernetes.control_plane
+# Before any test's time runs. Where they cannot be built, the tests that need them fail, and the others run.
+PROGRAMS = @$(MAKE) --no-print-directory programs || echo "make: tests that need these programs will fail" >&2
 
 .PHONY: test
-test: programs ## run the tests that take seconds
+test: install ## run the tests that take seconds
+	$(PROGRAMS)
 	@$(BIN)/pytest $(WORKERS) -m "not slow and not nightly" --durations 10 --durations-min 1
 
 .PHONY: test-all
-test-all: programs ## run the slow tests too: real runs, containers, the README's commands
+test-all: install ## run the slow tests too: real runs, containers, the README's commands
+	$(PROGRAMS)
 	@$(BIN)/pytest $(WORKERS) -m "not nightly" --durations 40 --durations-min 1
 
 .PHONY: test-nightly
-test-nightly: programs ## run every test: all images and all faults too (about 50 minutes)
+test-nightly: install ## run every test: all images and all faults too (about 90 minutes)
+	$(PROGRAMS)
 	@$(BIN)/pytest $(WORKERS) --durations 20 --durations-min 1
 
 .PHONY: bench

@@ -141,8 +141,8 @@ def result(
     """The content of result.json.
 
     time: Unix seconds. wall_s: of the attempt, as long as its process 0 lived. failed_host: the one that failed first.
-    measured: the job's final metrics, and what else it says of itself (warnings, time_s); numbers that are not finite
-    become null, as JSON knows no nan.
+    measured: the job's final metrics, and what else is said of its end (warnings, time_s; exit_code of the host that
+    failed first, null where it was lost); numbers that are not finite become null, as JSON knows no nan.
     """
     found = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value

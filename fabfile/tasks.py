@@ -766,7 +766,7 @@ def rehearsal(
     for_good: bool = False,
 ) -> int:
     """Run a simulated cloud on this machine, and inject faults."""
-    from rehearsal.daemon.cli import Typed, Wanted, carry_out
+    from rehearsal.daemon.cli import Typed, UpRequest, carry_out
     from rehearsal.machines.host_image import Kind
     from rehearsal.state import RehearsalError
 
@@ -781,7 +781,7 @@ def rehearsal(
     kind: Kind = "kubernetes" if kubernetes else "docker" if docker else "plain"
     typed = Typed(
         action=action,
-        wanted=Wanted(hosts=count, kind=kind, keeper=keeper, slices=several, queue=queue),
+        wanted=UpRequest(hosts=count, kind=kind, keeper=keeper, slices=several, queue=queue),
         host=host,
         amount=amount,
         zone=zone,

@@ -257,6 +257,10 @@ ENDING_LIMIT_S = 45.0
 two seconds, and half a minute where one of them does not answer. After that the launcher stops what is left."""
 
 
+UNHEARD_LIMIT_S = 15 * 60.0
+"""How long a run on pods that seems to have ended is followed while its cluster, which may start it again, is away."""
+
+
 def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
     """Show the run's progress until it has ended on all hosts; return how it ended.
 
@@ -265,6 +269,7 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
     asked_s, known = float("-inf"), runs.look(agents, run)
     watch = _Watch(display)
     failed_s: float | None = None
+    unheard_s: float | None = None
     unheard: set[str] = set()
     unread = ""
     while True:
@@ -287,8 +292,13 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
                 stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_NOW_S)
         elif now == "failed" and run.current_result() is None and _recently_ended(known):
             pass  # the agent is finding out which host failed first
-        elif now not in run_directory.ACTIVE and not runs.may_go_on(run, known, now):
-            return now
+        elif now not in run_directory.ACTIVE:
+            unheard_s = unheard_s or time.monotonic()
+            is_in_doubt = runs.may_be_restarted(run, known, now)
+            if not is_in_doubt or time.monotonic() - unheard_s > UNHEARD_LIMIT_S:
+                return now
+        else:
+            unheard_s = None
         time.sleep(BUCKET_POLL_S if run.directory.is_remote and not looks_ended else POLL_S)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from contracts import run_costs, run_directory
 from contracts.durations import spoken
-from contracts.errors import RequestError
+from contracts.errors import RequestError, is_final
 from contracts.files import Files
 from contracts.run_directory import RUN_VERSION, RunDirectory, State
 from jobs.runtime.metric_definitions import Metrics, finite, of_run
@@ -359,9 +359,11 @@ def state_by(run: Run, known: Look) -> State:
     )
 
 
-def may_go_on(run: Run, known: Look, now: State) -> bool:
-    """Return whether a run that seems to have ended may not have: its cluster starts pods again, and is not heard."""
-    return now != "done" and bool(known.errors) and bool(run.described.get("pods"))
+def may_be_restarted(run: Run, known: Look, state: State) -> bool:
+    """Return whether a run that seems to have ended may go on: its cluster starts pods again, and is not heard now."""
+    code = (run.current_result() or {}).get("exit_code")
+    is_over = state in ("done", "stopped") or (state == "failed" and code is not None and is_final(code))
+    return not is_over and bool(known.errors) and bool(run.described.get("pods"))
 
 
 def state_now(agents: Sequence[Agent], run: Run) -> State:

@@ -63,6 +63,10 @@ CONNECT_LIMIT_S = 5.0
 LONELY_S = 60.0
 BEGIN_LIMIT_S = 120.0
 """For the job's Python to begin an attempt in a bucket."""
+LOOK_LIMIT_S = 20.0
+"""For the job's Python to look into a bucket; a pod hears nothing meanwhile."""
+LEFT_S = 900.0
+"""How long a pod whose process was done is waited for: its node may be lost before the cluster has heard of its end."""
 LAST_WORDS_S = 60.0
 """For the guard of a supervisor that was killed to put the end on record."""
 ECHO_PERIOD_S = 0.2
@@ -192,20 +196,30 @@ class Pod:
         if time.monotonic() > deadline:
             raise Ended(PEER_LOST, f"{what} did not come within {GATHER_LIMIT_S:g} s")
 
-    def _ask(self, program: subprocess.Popen[bytes], request: Json) -> Json:
+    def _look(self, others: list[Channel], missing: list[int]) -> None:
+        """End, and tell the others, where the run is over. Where that cannot be known just now it is waited on."""
+        try:
+            self._ask(self._program(), {"look": True, "missing": missing}, LOOK_LIMIT_S)
+        except Over as over:
+            tell_over(others, over)
+            raise
+        except Ended as ended:
+            note(ended.reason)
+
+    def _ask(self, program: subprocess.Popen[bytes], request: Json, limit_s: float) -> Json:
         """The answer of `jobs.runtime.attempts`.
 
         Raises:
             Ended: it could not give one.
         """
         try:
-            out, _ = program.communicate(json.dumps(request).encode(), BEGIN_LIMIT_S)
+            out, _ = program.communicate(json.dumps(request).encode(), limit_s)
         except subprocess.TimeoutExpired:
             program.kill()
             program.wait()
-            raise Ended(PEER_LOST, f"no attempt could be begun within {BEGIN_LIMIT_S:g} s") from None
+            raise Ended(PEER_LOST, f"the run directory did not answer within {limit_s:g} s") from None
         if program.returncode:
-            raise Ended(PEER_LOST, "no attempt could be begun; the pod's log says why")
+            raise Ended(PEER_LOST, "the run directory cannot be read or written; the pod's log says why")
         answer: Json = json.loads(out)
         if "over" in answer:
             raise Over(answer["over"], answer["reason"])
@@ -236,10 +250,9 @@ class Pod:
                 "needs_progress": self._told["needs_progress"],
             }
             try:
-                agreed = {**self._ask(program, request), "token": os.urandom(16).hex()}
+                agreed = {**self._ask(program, request, BEGIN_LIMIT_S), "token": os.urandom(16).hex()}
             except Over as over:
-                for channel in channels:
-                    channel.send({"over": over.code, "reason": over.reason})
+                tell_over(channels, over)
                 raise
             for channel in channels:
                 channel.send(agreed)
@@ -265,8 +278,9 @@ class Pod:
                 self._check(deadline, named(missing))
                 if time.monotonic() > look_at:
                     # A Job starts no pod again whose process is done; a JobSet starts all.
+                    has_waited = time.monotonic() > deadline - GATHER_LIMIT_S + LEFT_S
                     is_job = self._told["nodes"] == self._size
-                    self._ask(self._program(), {"look": True, "missing": missing if is_job else []})
+                    self._look([*found.values()], missing if is_job and has_waited else [])
                     look_at = time.monotonic() + LONELY_S
                 if missing != said:
                     said = missing
@@ -304,7 +318,7 @@ class Pod:
         while True:
             self._check(deadline, "pod 0")
             if time.monotonic() > look_at:
-                self._ask(self._program(), {"look": True})
+                self._look([], [])
                 look_at = time.monotonic() + LONELY_S
             try:
                 sock = socket.create_connection(address, timeout=CONNECT_LIMIT_S)
@@ -331,6 +345,11 @@ class Pod:
                     return message
             time.sleep(LOOK_S / 4)
         return None
+
+
+def tell_over(others: list[Channel], over: Over) -> None:
+    for channel in others:
+        channel.send({"over": over.code, "reason": over.reason})
 
 
 def request_of(told: Json, index: int, agreed: Json) -> Json:

@@ -91,12 +91,9 @@ def look(directory: RunDirectory, attempt: int, missing: Sequence[int], now_s: f
     ]
     if not left:
         return {}
-    saved = directory.checkpoint_steps()
     reason = f"process {left[0]} was done when another one was lost, and its pod is not started again"
-    ended = run_directory.result(
-        "failed", attempt=attempt, steps=saved[-1] if saved else 0, time=now_s, error=reason
-    )
-    directory.write_json(run_directory.RESULT, ended)
+    error = "\n".join(filter(None, [reason, found.get("error") if found.get("attempt") == attempt else None]))
+    write_end(directory, "failed", attempt, now_s, error=error, failed_host=found.get("failed_host"))
     return {"over": FAILED, "reason": reason}
 
 
@@ -125,14 +122,8 @@ def given_up(
     left_s, saved = budget_left_s(request, begun), directory.checkpoint_steps()
     newest = saved[-1] if saved else None
     if left_s is not None and left_s <= 0:
-        ended = run_directory.result(
-            "stopped",
-            attempt=last["attempt"],
-            steps=newest or 0,
-            time=now_s,
-            measured=run_directory.out_of_budget(request["budget_reason"]),
-        )
-        directory.write_json(run_directory.RESULT, ended)
+        spent = run_directory.out_of_budget(request["budget_reason"])
+        write_end(directory, "stopped", last["attempt"], now_s, measured=spent)
         return {"over": INTERRUPTED, "reason": request["budget_reason"]}
     tried = begun[-MOST_WITHOUT_PROGRESS:]
     is_in_vain = len(tried) == MOST_WITHOUT_PROGRESS and all(each["checkpoint"] == newest for each in tried)
@@ -142,17 +133,19 @@ def given_up(
         "there is no checkpoint" if newest is None else f"the last checkpoint is still that of step {newest}"
     )
     reason = f"given up after {len(tried)} attempts: {since}"
-    said = (result or {}).get("error") or "nothing is known of its end"
+    said, host = (result or {}).get("error"), (result or {}).get("failed_host")
+    error = f"{reason}\nthe last of them: {said or 'nothing is known of its end'}"
+    write_end(directory, "failed", last["attempt"], now_s, error=error, failed_host=host)
+    return {"over": FAILED, "reason": reason}
+
+
+def write_end(directory: RunDirectory, outcome: str, attempt: int, now_s: float, **more: Any) -> None:
+    """Write a result that no process of the attempt could. more: as `run_directory.result` takes it."""
+    saved = directory.checkpoint_steps()
     ended = run_directory.result(
-        "failed",
-        attempt=last["attempt"],
-        steps=newest or 0,
-        time=now_s,
-        error=f"{reason}\nthe last of them: {said}",
-        failed_host=(result or {}).get("failed_host"),
+        outcome, attempt=attempt, steps=saved[-1] if saved else 0, time=now_s, **more
     )
     directory.write_json(run_directory.RESULT, ended)
-    return {"over": FAILED, "reason": reason}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -20,6 +20,7 @@ NO_METRICS = frozenset(
         "steps",
         "wall_s",
         "failed_host",
+        "exit_code",
         "attempt",
         "time",
         "outliers",

@@ -45,6 +45,7 @@ FORBIDDEN, NOT_FOUND, CONFLICT, TOO_OLD, TOO_MANY = 403, 404, 409, 410, 429
 MERGE = "application/merge-patch+json"
 _LOADING = threading.Lock()
 """The client writes keys into files of its own, and has named one to a second thread before it was written."""
+SYSTEM_CAS = (ssl.get_default_verify_paths().openssl_cafile, "/etc/ssl/certs/ca-certificates.crt")
 GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -333,7 +334,7 @@ def _use_google(cluster: Cluster, made: Any) -> None:
 
     made.host = cluster.endpoint
     made.proxy = urllib.request.getproxies().get("https")  # the client would take that for http first
-    made.ssl_ca_cert = ssl.get_default_verify_paths().cafile
+    made.ssl_ca_cert = next(filter(os.path.exists, [*SYSTEM_CAS]), None)  # the client would take no company's
     if cluster.ca_certificate is not None:
         name = hashlib.sha256(cluster.ca_certificate.encode()).hexdigest()[:16]
         path = user_cache_dir(os.environ) / "clusters" / f"{name}.pem"
@@ -514,8 +515,10 @@ def shell(program: Any) -> int:
             sys.stdout.buffer.flush()
             if select.select([keys], [], [], 0)[0]:
                 program.write_channel(0, os.read(keys, 4096))
-        return program.returncode or 0
-    except (websocket.WebSocketException, OSError, TypeError):  # the last where no exit code has come
+        with contextlib.suppress(TypeError):  # no exit code has come
+            return program.returncode or 0
+        raise OSError("it ended without a word")
+    except (websocket.WebSocketException, OSError):
         raise HostError(host="", reason="the connection to its pod was lost") from None
     finally:
         termios.tcsetattr(keys, termios.TCSADRAIN, before)

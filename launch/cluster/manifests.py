@@ -292,15 +292,16 @@ def _pod(plan: Plan, name: str) -> Manifest:
     cluster = _cluster(plan)
     assert plan.container is not None, "a pod runs an image"
     environment = [_variable(key, text) for key, text in sorted(cluster.pod_environment.items())]
-    safe: Manifest = {
+    main = safe = {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     if plan.container.access == "privileged":
-        safe = {"privileged": True, **AS_ROOT}
+        safe = main = {"privileged": True, **AS_ROOT}
     elif plan.target.platform == "tpu":
-        safe |= {"capabilities": {"drop": ["ALL"], "add": ["SYS_RESOURCE"]}, **AS_ROOT}
+        safe |= AS_ROOT
+        main = {**safe, "capabilities": {"drop": ["ALL"], "add": ["SYS_RESOURCE"]}}
     chips = {"google.com/tpu": str(_pool(plan).chips_per_node)}
     mounts = [{"name": "tpu-stack", "mountPath": ROOT}]
     code = [CODE, plan.bundle_sha256]
@@ -334,7 +335,7 @@ def _pod(plan: Plan, name: str) -> Manifest:
                 "env": [*environment, *_told(plan)],
                 "resources": {"requests": {**chips, **LEAST}, "limits": chips},
                 "volumeMounts": [*mounts, {"name": "shm", "mountPath": "/dev/shm"}],
-                "securityContext": safe,
+                "securityContext": main,
                 "livenessProbe": {
                     "exec": {"command": [*agent, "_alive"]},
                     "periodSeconds": PROBE_PERIOD_S,

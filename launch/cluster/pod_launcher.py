@@ -190,10 +190,10 @@ class PodLauncher:
             HostsError: they have none within the limit, and why.
             ApiError: the cluster refuses it, or cannot be reached.
         """
-        uid, queue = None, self.options.queue
+        uid = None
         try:
-            # A queue could begin it before the others are made, so it is named when they are.
-            waiting = dataclasses.replace(self.options, suspended=True, queue=None)
+            # A queue may begin it before the others are made; pods wait for each other, and by their names.
+            waiting = dataclasses.replace(self.options, suspended=True)
             first, *others = manifests.manifests(plan, waiting)
             if first["kind"] == "Job":  # for a launcher that is killed before all have joined
                 limit_s = self.wait_s + JOIN_LIMIT_S[plan.target.platform]
@@ -208,8 +208,8 @@ class PodLauncher:
             for manifest in others:
                 self._create(manifests.owned(manifest, owner))
             path = self._connection.path(_kind(first), first["metadata"]["name"])
-            queued = {"metadata": {"labels": {manifests.QUEUE_LABEL: queue}}}
-            self._patch(path, queued if queue else {"spec": {"suspend": False}})
+            if self.options.queue is None:
+                self._patch(path, {"spec": {"suspend": False}})
             self._await_nodes(plan, say)
         except BaseException as error:
             # Where the first was refused nothing was made; what has its name is another launcher's.

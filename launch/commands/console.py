@@ -157,13 +157,15 @@ def logs(target: Target, wanted: str, *, host: int | None, keep_on: bool, lines:
 
 def _started_again(target: Target, run: Run) -> Run | None:
     """Wait for the next attempt of a run that its cluster starts again; None: it has ended."""
+    until_s = time.monotonic() + follow.UNHEARD_LIMIT_S
     while True:
         fresh = runs.read(run.directory)
         if fresh is None or fresh.attempt > run.attempt:
             return fresh
         known = runs.look(target.agents, fresh)
-        now = runs.state_by(fresh, known)
-        if now not in run_directory.ACTIVE and not runs.may_go_on(fresh, known, now):
+        state = runs.state_by(fresh, known)
+        is_in_doubt = runs.may_be_restarted(fresh, known, state) and time.monotonic() < until_s
+        if state not in run_directory.ACTIVE and not is_in_doubt:
             return None
         time.sleep(ASK_AGAIN_S)
 

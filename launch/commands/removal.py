@@ -57,7 +57,8 @@ def prune(target: Target, *, keep: int, yes: bool) -> int:
 def kept(target: Target, everything: Sequence[Run], going: Sequence[Run]) -> dict[str, str]:
     """Return the ids of those of `going` that have to stay, and why."""
     known = runs.look_at_all(target.agents_of_all(going))
-    reasons = {run.run_id: reason for run in going if (reason := _active(run, known))}
+    by_cluster = target.cluster is not None
+    reasons = {run.run_id: reason for run in going if (reason := _active(run, known, by_cluster=by_cluster))}
     ids = {run.run_id for run in going}
     staying = [run for run in everything if run.run_id not in ids or run.run_id in reasons]
     while staying:  # what stays keeps what it began from, which may itself have begun from another
@@ -69,9 +70,9 @@ def kept(target: Target, everything: Sequence[Run], going: Sequence[Run]) -> dic
     return reasons
 
 
-def _active(run: Run, known: Look) -> str | None:
+def _active(run: Run, known: Look, *, by_cluster: bool) -> str | None:
     """Why a run counts as active, if it does. Where stacks share a bucket, its hosts need not be those that were
-    asked: a fresh heartbeat is enough."""
+    asked: a fresh heartbeat is enough. by_cluster: it was the cluster of the run that was asked."""
     mine, now_s = known.of(run), time.time()
     state = runs.state(run, mine.processes, unanswered=len(mine.errors) + 1, now_s=now_s)
     if state in run_directory.ACTIVE:
@@ -80,7 +81,7 @@ def _active(run: Run, known: Look) -> str | None:
     is_new = now_s - runs.parse_time(run.described["attempts"][-1]["started"]) < max(JOIN_LIMIT_S.values())
     if is_silent and is_new:
         return "it was started a moment ago; try again in 10 min"
-    if runs.may_go_on(run, mine, state):
+    if by_cluster and runs.may_be_restarted(run, mine, state):
         return (
             f"whether it goes on is not known ({mine.errors[0]}); remove it when its cluster answers, or where that is "
             f"gone for good, its folder {run.directory.url} itself"

@@ -24,7 +24,7 @@ from launch import display as displays
 from launch import follow, jobs, launch, run_record, runs
 from launch.commands import predict
 from launch.display import Progress, say, terminal
-from launch.hosts import stop_processes
+from launch.hosts import HostError, stop_processes
 from launch.launch import Request
 from launch.run_record import finalize
 from launch.runs import Run
@@ -64,7 +64,9 @@ def serve(target: Target, wanted: str, options: Options) -> int:
     console = terminal()
     run = predict.run_that_predicts(target, wanted, also=(jobs.SERVER,))
     if run.described["job"] == jobs.SERVER:
-        if runs.state_now(target.find_agents(run.described), run) not in ACTIVE:
+        known = runs.look(target.find_agents(run.described), run)
+        state = runs.state_by(run, known)
+        if state not in ACTIVE and not runs.may_be_restarted(run, known, state):
             raise RequestError(
                 f"{run.run_id} is a server that has ended; name the run whose export is to be served"
             )
@@ -196,8 +198,9 @@ def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
             console.print(
                 "stopping; requests under way are answered first (Ctrl-C again: do not wait for them)"
             )
-            attempt = (runs.read(run.directory) or run).attempt  # a cluster may have started it again
-            stop_processes(agents, run.run_id, attempt, grace_s=STOP_GRACE_S)
+            with contextlib.suppress(HostError):  # a cluster may have started it again
+                run = runs.read(run.directory) or run
+            stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_GRACE_S)
             state = follow.follow(run, agents, displays.Plain(console))
         finally:
             shown.close()

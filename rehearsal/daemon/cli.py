@@ -61,7 +61,7 @@ READY_WORDS: Mapping[Kind, str] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wanted:
+class UpRequest:
     """What `up` makes. hosts: of all slices together. kind: of the hosts. keeper: whether the stack has one, and a
     gateway that starts it. slices, queue: of a cluster; the queue is one of Kueue, and without a name there is none."""
 
@@ -86,7 +86,7 @@ class Typed:
     """wanted: of `up`. amount: as it was typed; empty: it was not."""
 
     action: str
-    wanted: Wanted = Wanted()
+    wanted: UpRequest = UpRequest()
     host: str = ""
     zone: str = ""
     amount: str = ""
@@ -192,7 +192,7 @@ def _number(typed: Typed) -> float | None:
 # --- up and down ----------------------------------------------------------------------------------------------------
 
 
-def up(folder: Path, wanted: Wanted, say: Say, *, owner: int | None = None) -> State:
+def up(folder: Path, wanted: UpRequest, say: Say, *, owner: int | None = None) -> State:
     """A rehearsal, ready. say: hears every step. owner: a process that it ends with.
 
     Raises:

@@ -25,7 +25,7 @@ import filelock
 
 from rehearsal import state
 from rehearsal.daemon import rehearsal_stack
-from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER, Wanted
+from rehearsal.daemon.cli import PROBLEM, SOCKET_FOLDER, UpRequest
 from rehearsal.daemon.control_socket import Caller, ControlSocket
 from rehearsal.daemon.fault_commands import FaultCommands, FaultRequest
 from rehearsal.daemon.gateway import Gateway
@@ -64,7 +64,7 @@ class Daemon:
     accelerator: of each slice.
     """
 
-    def __init__(self, *, folder: Path, wanted: Wanted, socket_path: Path, say: Say) -> None:
+    def __init__(self, *, folder: Path, wanted: UpRequest, socket_path: Path, say: Say) -> None:
         if wanted.hosts % wanted.slices:
             raise RehearsalError(
                 f"--slices {wanted.slices}: {wanted.hosts} hosts do not make slices of one size; choose --hosts"
@@ -354,7 +354,7 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-def serve(folder: Path, wanted: Wanted, owner: int | None) -> int:
+def serve(folder: Path, wanted: UpRequest, owner: int | None) -> int:
     """Returns the exit code when it is over: 0, or 2 if the rehearsal could not be started; its last words say why."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -371,7 +371,7 @@ def serve(folder: Path, wanted: Wanted, owner: int | None) -> int:
         shutil.rmtree(socket_folder, ignore_errors=True)
 
 
-def _serve(folder: Path, wanted: Wanted, owner: int | None, path: Path) -> int:
+def _serve(folder: Path, wanted: UpRequest, owner: int | None, path: Path) -> int:
     try:
         with Daemon(folder=folder, wanted=wanted, socket_path=path, say=say) as daemon:
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -428,7 +428,7 @@ def main() -> int:
     given = parser.parse_args()
     os.umask(0o077)
     try:
-        wanted = Wanted(
+        wanted = UpRequest(
             hosts=given.hosts, kind=given.kind, keeper=given.keeper, slices=given.slices, queue=given.queue
         )
         return serve(given.folder.absolute(), wanted, given.owner)

@@ -148,8 +148,8 @@ class Cluster:
                 wait_for(lambda: not answers(self.layout), READY_LIMIT_S, container, what)
 
     @functools.cached_property
-    def _told(self) -> bytes:
-        """What every component finds in its container."""
+    def _files(self) -> bytes:
+        """What every component finds in its container, as an archive."""
         credentials = {path.name: path.read_bytes() for path in (self.folder / "credentials").iterdir()}
         files = {f"{CREDENTIALS}/{name}": (content, 0o600) for name, content in credentials.items()}
         files |= {f"{KUEUE_METRICS}/{name}": (credentials[name], 0o600) for name in ("tls.crt", "tls.key")}
@@ -164,7 +164,7 @@ class Cluster:
                 labels=labels(self._machines.name, role="control-plane"),
                 mounts=[_program_at(PROGRAM, self._programs[name])], **self._network_of(name),
             )  # fmt: skip
-            container.put_archive("/", self._told)
+            container.put_archive("/", self._files)
             container.start()
         return container
 

@@ -222,21 +222,15 @@ def answers(layout: Layout, path: str = "/readyz") -> str:
 
 
 class LocalControlPlane:
-    """etcd and the API server as processes of this machine, from `with` to the end of its block; with
-    `controllers` also those that make pods of jobs and give them nodes, and with `job_sets` JobSet's. They end with
-    this process.
+    """etcd and the API server as processes of this machine, from `with` to the end of its block. They end with this
+    process.
 
-    folder: a new one, which is removed. programs: of `find_or_build`, with those that are asked for. kubeconfig: of an
+    folder: a new one, which is removed. programs: of `find_or_build`. added: controllers. kubeconfig: of an
     administrator.
     """
 
     def __init__(
-        self,
-        *,
-        folder: Path,
-        programs: Mapping[Name, Path],
-        controllers: bool = False,
-        job_sets: bool = False,
+        self, *, folder: Path, programs: Mapping[Name, Path], added: Sequence[controllers.Name] = ()
     ) -> None:
         ports = _free_ports(4)
         self.layout = Layout(
@@ -248,11 +242,10 @@ class LocalControlPlane:
             peer_port=ports[2],
             webhook_port=ports[3],
         )
-        self._job_sets = job_sets
+        self._added = added
         self.kubeconfig = folder / "kubeconfig"
         self._folder = folder
         self.programs = programs
-        self._names = [*OF_API, *(OF_CONTROLLERS if controllers else ())]
         self.running: dict[Name, subprocess.Popen[bytes]] = {}
         self._exits = contextlib.ExitStack()
 
@@ -265,12 +258,11 @@ class LocalControlPlane:
             self.authority.kubeconfig(
                 self.kubeconfig, self.layout.server, "administrator", groups=[ADMINISTRATORS], context=CONTEXT
             )
-            for name in self._names:
+            for name in OF_API:
                 self.start(name)
-                if name == "kube-apiserver":
-                    self.wait_until_ready()
-            if self._job_sets:
-                self._install("jobset")
+            self.wait_until_ready()
+            for each in self._added:
+                self._install(each)
         except BaseException:
             self._exits.close()
             raise

@@ -410,8 +410,13 @@ def _build_program(program: GoProgram, target: Path, environ: Mapping[str, str],
             )
         if program.manifests:
             listed = [compiler, "list", "-f", "{{.Module.Dir}}", program.package]
-            module = Path(go.answer(listed, {**environ, **GO_SETTINGS}, program.module) or "")
-            files = [path for each in program.manifests for path in sorted(module.glob(each))]
+            module = go.answer(listed, {**environ, **GO_SETTINGS}, program.module)
+            found = [sorted(Path(module or "").glob(each)) for each in program.manifests]
+            if module is None or not all(found):
+                raise MachinesError(
+                    f"the module of {program.what} has no {' or no '.join(program.manifests)}"
+                )
+            files = itertools.chain.from_iterable(found)
             manifests_beside(target).write_text(
                 "\n---\n".join(each.read_text("utf-8") for each in files), "utf-8"
             )

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from contracts.process import ProcessEnvironment
-from host.agent.pod import exit_code, is_alive, request_of
+from host.agent import pod
+from host.agent.pod import Pod, exit_code, is_alive, request_of
 
 ENVIRONMENT = ProcessEnvironment(
     run_id="r",
@@ -55,6 +56,35 @@ TOLD: dict[str, Any] = {
     "needs_progress": True,
 }
 AGREED = {"attempt": 3, "token": "t", "budget_s": 40}
+
+
+class Heard:
+    """Another pod's end of a connection."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.told.append(message)
+
+
+def test_a_pod_that_waits_looks_whether_the_run_is_over_and_bears_that_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = Pod(TOLD, {"JOB_COMPLETION_INDEX": "0"})
+    said: list[Exception] = [pod.Ended(76, "the bucket is away"), pod.Over(1, "process 2 was done")]
+    monkeypatch.setattr(waiting, "_program", lambda: None)
+
+    def answer(*_: Any) -> None:
+        raise said.pop(0)
+
+    monkeypatch.setattr(waiting, "_ask", answer)
+    other: Any = Heard()
+    waiting._look([other], [2])
+    assert other.told == []
+    with pytest.raises(pod.Over):
+        waiting._look([other], [2])
+    assert other.told == [{"over": 1, "reason": "process 2 was done"}]
 
 
 def test_each_pod_makes_the_request_of_process_0_its_own() -> None:

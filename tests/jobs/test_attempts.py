@@ -131,12 +131,15 @@ def test_a_program_error_or_a_wrong_request_would_come_again(
 
 
 def test_a_process_that_is_done_does_not_come_back_to_one_that_was_lost(tmp_path: Path) -> None:
-    directory = a_run(tmp_path, begun(0), beats=({"state": "stepping"}, {"state": "done"}), saved=(5,))
+    beats = ({"state": "stepping"}, {"state": "done"})
+    lost = {"outcome": "failed", "error": "host 0: out of memory", "failed_host": 0}
+    directory = a_run(tmp_path, begun(0), beats=beats, saved=(5,), result=lost)
     assert begin(directory, {"look": True, "missing": [0]}, START_S) == {}
     found = begin(directory, {"look": True, "missing": [1]}, START_S)
     result = directory.read_json("result.json")
     assert found["over"] == 1 and result is not None
-    assert (result["outcome"], result["steps"], result["error"]) == ("failed", 5, found["reason"])
+    assert (result["outcome"], result["steps"], result["failed_host"]) == ("failed", 5, 0)
+    assert result["error"] == f"{found['reason']}\nhost 0: out of memory"
 
 
 def test_who_only_looks_begins_nothing(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_a_run_on_one_host_is_this_job() -> None:
     }
     safe = {
         "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"], "add": ["SYS_RESOURCE"]},
+        "capabilities": {"drop": ["ALL"]},
         "runAsUser": 0,
         "runAsGroup": 0,
         "seccompProfile": {"type": "RuntimeDefault"},
@@ -151,7 +151,7 @@ def test_a_run_on_one_host_is_this_job() -> None:
             "limits": {"google.com/tpu": "4"},
         },
         "volumeMounts": [root, {"name": "shm", "mountPath": "/dev/shm"}],
-        "securityContext": safe,
+        "securityContext": {**safe, "capabilities": {"drop": ["ALL"], "add": ["SYS_RESOURCE"]}},
         "livenessProbe": {
             "exec": {"command": [*agent, "_alive"]},
             "periodSeconds": 60,
@@ -210,9 +210,13 @@ def test_one_pod_of_several_slices_is_a_job() -> None:
 
 
 def test_a_tpu_is_given_to_root_who_has_one_right_and_other_pods_have_none() -> None:
-    safe = pod_of(made("one host"))["containers"][0]["securityContext"]
+    pod = pod_of(made("one host"))
+    (fetches,), (safe,) = (
+        [each["securityContext"] for each in pod[kind]] for kind in ("initContainers", "containers")
+    )
     assert (safe["runAsUser"], safe["capabilities"]) == (0, {"drop": ["ALL"], "add": ["SYS_RESOURCE"]})
-    assert safe["allowPrivilegeEscalation"] is False
+    assert (fetches["runAsUser"], fetches["capabilities"]) == (0, {"drop": ["ALL"]})
+    assert safe["allowPrivilegeEscalation"] is fetches["allowPrivilegeEscalation"] is False
     plan, options = TABLE["one host"]
     on_cpus = dataclasses.replace(plan, target=dataclasses.replace(plan.target, platform="cpu"))
     safe = pod_of(manifests.manifests(on_cpus, options)[0])["containers"][0]["securityContext"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from launch.cluster import api_server, cluster_runs
 from launch.cluster.api_server import ApiError
 from launch.cluster.cluster_runs import ClusterRuns, PodLink
 from launch.cluster.pods import CONTAINER, INDEX, RUN_LABEL, SLICE_INDEX, Seen, seen, trouble
+from launch.display import Plain, terminal
 from launch.hosts import in_thread
 from launch.runs import Run
 from tests.launch.cluster.pod_plans import CLUSTER
@@ -244,6 +246,45 @@ def test_clusters_of_one_name_have_a_certificate_each(
         cluster = dataclasses.replace(CLUSTER, context=None, endpoint=endpoint, ca_certificate=certificate)
         api_server._use_google(cluster, made)
     assert [Path(each.ssl_ca_cert).read_text() for each in found] == ["A", "B"]
+
+
+@pytest.mark.parametrize(
+    ("result", "is_heard", "goes_on"),
+    [
+        ({"outcome": "preempted"}, False, True),
+        ({"outcome": "hung"}, False, True),
+        ({"outcome": "failed", "exit_code": None}, False, True),
+        ({"outcome": "failed", "exit_code": 76}, False, True),
+        ({"outcome": "failed", "exit_code": 1}, False, False),
+        ({"outcome": "failed", "exit_code": 2}, False, False),
+        ({"outcome": "stopped"}, False, False),
+        ({"outcome": "done"}, False, False),
+        ({"outcome": "preempted"}, True, False),
+    ],
+)
+def test_a_run_whose_cluster_is_not_heard_may_be_started_again_unless_its_end_was_for_good(
+    result: dict[str, Any], is_heard: bool, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = {"run_id": RUN_ID, "attempts": [{"attempt": 0, "started": STARTED, "processes": 2}]}
+    run = Run(
+        directory=RunDirectory("/nowhere"),
+        described={**described, "pods": {"restarts": 10, "queue": None}},
+        result={"attempt": 0, **result},
+        heartbeats=(None, None),
+    )
+    errors = () if is_heard else (ApiError(host="cluster dev", reason="it is away"),)
+    known = runs.Look(processes=(), errors=errors)
+    assert runs.may_be_restarted(run, known, runs.state_by(run, known)) is goes_on
+    on_hosts = dataclasses.replace(run, described=described)
+    assert not runs.may_be_restarted(on_hosts, known, runs.state_by(on_hosts, known))
+    # Who follows it waits, and for no longer than that.
+    monkeypatch.setattr(follow, "UNHEARD_LIMIT_S", 0.4)
+    monkeypatch.setattr(follow, "POLL_S", 0.1)
+    monkeypatch.setattr(runs, "read", lambda _: run)
+    monkeypatch.setattr(runs, "look", lambda *_: known)
+    began_s = time.monotonic()
+    assert follow.follow(run, [], Plain(terminal())) == result["outcome"]
+    assert (time.monotonic() - began_s > 0.4) is goes_on
 
 
 def test_a_cluster_of_the_stack_is_asked_with_a_token_that_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:

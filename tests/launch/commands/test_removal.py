@@ -136,8 +136,12 @@ def test_a_run_on_pods_that_may_still_wait_stays_while_its_cluster_does_not_answ
     away = HostError(host="cluster dev", reason="its API server cannot be reached")
     look = runs.Look(processes=(), errors=(away,), knowing=0)
     monkeypatch.setattr(runs, "look_at_all", lambda _: look)
-    reasons = removal.kept(here(), [waiting, ended], [waiting, ended])
-    assert [*reasons] == [IDS["a"]]
+    preempted = write_run(IDS["c"], **began("c", result={"outcome": "preempted", "attempt": 0}, pods=pods))
+    everything = [waiting, ended, preempted]
+    cluster: Any = object()
+    reasons = removal.kept(dataclasses.replace(here(), cluster=cluster), everything, everything)
+    assert {*reasons} == {IDS["a"], IDS["c"]}
+    assert not removal.kept(here(), everything, everything), "other hosts say nothing of a cluster"
     assert "its API server cannot be reached" in reasons[IDS["a"]]
     assert f"its folder {waiting.directory.url} itself" in reasons[IDS["a"]]
 

@@ -35,8 +35,8 @@ class Person:
         self.environ = {**environ, state.FOLDER_VARIABLE: str(folder)}
         self.said: list[str] = []
 
-    def up(self, wanted: cli.Wanted | None = None) -> None:
-        cli.up(self.folder, wanted or cli.Wanted(), self.said.append)
+    def up(self, wanted: cli.UpRequest | None = None) -> None:
+        cli.up(self.folder, wanted or cli.UpRequest(), self.said.append)
 
     def type(self, *words: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
         """In a shell that has the rehearsal's environment, and `fab`."""

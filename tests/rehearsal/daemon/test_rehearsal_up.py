@@ -40,7 +40,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, environ: Mapping[str, str])
     """Whose rehearsal is up, with two hosts that have Docker, and a registry."""
     person = Person(tmp_path_factory.mktemp("shared") / "rehearsal", environ)
     try:
-        person.up(cli.Wanted(hosts=2, kind="docker"))
+        person.up(cli.UpRequest(hosts=2, kind="docker"))
         yield person
     finally:
         cli.down(person.folder, person.said.append)
@@ -121,7 +121,7 @@ def test_a_daemon_that_is_killed_leaves_no_machine_and_down_removes_the_rest(per
 def test_a_rehearsal_ends_with_its_owner(person: Person) -> None:
     owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with owner:
-        cli.up(person.folder, cli.Wanted(), person.said.append, owner=owner.pid)
+        cli.up(person.folder, cli.UpRequest(), person.said.append, owner=owner.pid)
         owner.kill()
         owner.wait()
         until(lambda: not state.is_alive(person.folder), LIMIT_S)
@@ -137,10 +137,10 @@ def test_ctrl_c_while_it_comes_up_leaves_nothing_and_a_size_that_there_is_not_is
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cli.up(person.folder, cli.Wanted(), say)
+        cli.up(person.folder, cli.UpRequest(), say)
     assert person.left() == [] and not person.folder.exists()
     with pytest.raises(RehearsalError, match="--hosts 3: .* choose one of 1, 2, 4"):
-        person.up(cli.Wanted(hosts=3))
+        person.up(cli.UpRequest(hosts=3))
     assert not person.folder.exists()
 
 

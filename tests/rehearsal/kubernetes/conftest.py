@@ -14,5 +14,5 @@ from rehearsal.kubernetes.control_plane import OF_TESTS, LocalControlPlane, find
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalControlPlane]:
     folder = tmp_path_factory.mktemp("kubernetes") / "control-plane"
     programs = find_or_build(os.environ, print, OF_TESTS)
-    with LocalControlPlane(folder=folder, programs=programs, job_sets=True) as found:
+    with LocalControlPlane(folder=folder, programs=programs, added=["jobset"]) as found:
         yield found

@@ -40,7 +40,7 @@ def options(steps: int) -> str:
 
 
 @contextlib.contextmanager
-def up(person: Person, wanted: cli.Wanted) -> Iterator[Person]:
+def up(person: Person, wanted: cli.UpRequest) -> Iterator[Person]:
     """Its rehearsal is up in the block; when it is down, nothing of it is left on this computer."""
     fab = str(Path(sys.executable).with_name("fab"))
     build = [fab, "build", "--framework", "jax", "--platform", "cpu"]

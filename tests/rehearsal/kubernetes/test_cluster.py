@@ -65,7 +65,7 @@ while True:
 def person(tmp_path_factory: pytest.TempPathFactory, environ: Mapping[str, str]) -> Iterator[Person]:
     """Whose rehearsal is up, with two nodes."""
     folder = tmp_path_factory.mktemp("pods") / "rehearsal"
-    with up(Person(folder, environ), cli.Wanted(hosts=2, kind="kubernetes")) as found:
+    with up(Person(folder, environ), cli.UpRequest(hosts=2, kind="kubernetes")) as found:
         yield found
 
 
@@ -155,6 +155,7 @@ def test_a_run_needs_neither_its_launcher_nor_the_api_server_nor_for_a_minute_th
         until(lambda: "step " in log.read_text(), LAUNCH_LIMIT_S, pause_s=LOOK_S)
         run = run_started(log.read_text())
         for away, back in (("api-away", "api-back"), ("bucket-away", "bucket-back")):
+            assert not has_ended(status(person)), "it was too quick to be struck"
             person.act(away)
             threading.Event().wait(AWAY_S)
             person.act(back)

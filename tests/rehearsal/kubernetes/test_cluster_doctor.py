@@ -6,12 +6,14 @@ import dataclasses
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kubernetes import client, config
 
 from contracts.inventory import Cluster, Inventory, NodePool, Slice, Storage
 from launch import targets
+from launch.cluster.api_server import Connection
 from launch.doctor import doctor
 from launch.doctor.workstation import Answer, Machine
 from launch.targets import Wanted
@@ -145,9 +147,21 @@ def test_nodes_are_counted_by_their_labels_readiness_and_chips(
     assert said == "tpu-1 offers google.com/tpu: 0, its machine type ct4p-hightpu-4t has 4"
 
 
-def test_which_controllers_are_installed_is_said(control_plane: LocalControlPlane) -> None:
-    found = findings(control_plane.kubeconfig, dataclasses.replace(SLICE, count=2))
+def test_which_controllers_are_installed_and_which_are_missed_is_said(
+    control_plane: LocalControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = dataclasses.replace(SLICE, count=2)
+    found = findings(control_plane.kubeconfig, several)
     assert found["jobset"] == ("ok", "JobSet is installed") and found["controllers"][0] == "skip"
+    ask = Connection.ask
+
+    def without_jobset(self: Connection, method: str, path: str, *more: Any, **query: Any) -> Any:
+        answer = ask(self, method, path, *more, **query)
+        kept = [each for each in answer.get("groups", ()) if each["name"] != "jobset.x-k8s.io"]
+        return {**answer, "groups": kept} if "groups" in answer else answer
+
+    monkeypatch.setattr(Connection, "ask", without_jobset)
+    assert findings(control_plane.kubeconfig, several)["jobset"][0] == "fail"
 
 
 def test_a_cluster_that_does_not_answer_is_said_once(

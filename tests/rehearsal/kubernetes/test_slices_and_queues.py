@@ -40,7 +40,9 @@ WAITS = "the queue team has not admitted it"
 @pytest.fixture(scope="module")
 def person(tmp_path_factory: pytest.TempPathFactory, environ: Mapping[str, str]) -> Iterator[Person]:
     folder = tmp_path_factory.mktemp("slices") / "rehearsal"
-    with up(Person(folder, environ), cli.Wanted(hosts=2, kind="kubernetes", slices=2, queue="team")) as found:
+    with up(
+        Person(folder, environ), cli.UpRequest(hosts=2, kind="kubernetes", slices=2, queue="team")
+    ) as found:
         yield found
 
 
