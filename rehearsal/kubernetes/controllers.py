@@ -31,6 +31,8 @@ LOOK_AGAIN_S = 0.1
 CHIPS = "google.com/tpu"
 KUEUE_METRICS = "/etc/kueue/metrics/certs"
 """Where Kueue wants a certificate for its metrics, even if it offers none."""
+MANIFESTS = ("config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml")
+"""Where both modules have their definitions and webhooks."""
 OF_A_JOB_SET = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
 
 
@@ -53,7 +55,7 @@ CONTROLLERS: Mapping[Name, Controller] = {
             what="JobSet's controller",
             folder="jobset",
             package="sigs.k8s.io/jobset",
-            manifests=("config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml"),
+            manifests=MANIFESTS,
         ),
         settings={"apiVersion": "config.jobset.x-k8s.io/v1alpha1"},
         kinds=frozenset({"jobsets", "pods"}),
@@ -64,7 +66,7 @@ CONTROLLERS: Mapping[Name, Controller] = {
             what="Kueue",
             folder="kueue",
             package="sigs.k8s.io/kueue/cmd/kueue",
-            manifests=("config/components/crd/bases/*.yaml", "config/components/webhook/manifests.yaml"),
+            manifests=MANIFESTS,
         ),
         settings={
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
