@@ -61,15 +61,17 @@ def reach(url: str, asked: str | None = None, *, one_object: bool = False) -> No
         within(REACH_LIMIT_S, asked or url, lambda: _reach(parts.netloc, names, asked or url))
 
 
-def within[Result](limit_s: float, asked: str, action: Callable[[], Result]) -> Result:
-    """Return what `action` returns, or raise what it raises.
+def within[Result](
+    limit_s: float, asked: str, action: Callable[[], Result], *, server: str | None = None
+) -> Result:
+    """Return what `action` returns, or raise what it raises. server: which one is asked; None: that of Cloud Storage.
 
     Raises:
         HostError: it has done neither within the limit; its thread is left behind.
     """
     future = in_thread(action)
     if future not in concurrent.futures.wait([future], limit_s).done:
-        remedy = f"see whether this machine reaches {_host()}"
+        remedy = f"see whether this machine reaches {server or _host()}"
         raise HostError(host=asked, reason=f"no answer within {limit_s:.0f} s", remedy=remedy)
     return future.result()
 

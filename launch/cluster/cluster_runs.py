@@ -271,7 +271,9 @@ class PodLink:
         answered = own or functools.partial(self._in_pod, verb, timeout_s)
 
         def carry_out() -> Completed:
-            answer = within(timeout_s, self.runs.connection.name, functools.partial(answered, asked))
+            name = self.runs.connection.name
+            server = f"the API server of {name}"
+            answer = within(timeout_s, name, functools.partial(answered, asked), server=server)
             return Completed(exit_code=0, stdout=json.dumps({"ok": True, **answer}), stderr="")
 
         return in_thread(carry_out)
