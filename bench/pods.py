@@ -2,8 +2,8 @@
 
 Two rehearsals are up at once, one of nodes and one of hosts, and train in turns. Each round has a batch size of its
 own, so that its first run finds no compiled program; `again` is the same command a second time. The end is when step 1
-stands in the metrics. The losses of all runs of a round must be the same to the last digit. `load` is that of the minute
-before.
+stands in the metrics. The losses of all runs of a round must be the same to the last digit. `load` is that of the
+minute before.
 
 python -m bench.pods [--rounds 3] [--hosts 2]"""
 
