@@ -122,7 +122,7 @@ NOT_RUN = {
     "make check": BY_CI,
     "make test": BY_CI,
     "make test-all": BY_CI,
-    "make test-nightly": "takes 50 minutes; .ci/run runs all of it but what is marked nightly",
+    "make test-nightly": "takes more than an hour; .ci/run runs all of it but what is marked nightly",
     "make lock": "resolves all versions anew; tests/test_locks.py looks at what it made",
 }
 """Why a command is not run here, and where the same is; a pattern for those of other programs."""
