@@ -1,7 +1,7 @@
 """Contract 3, the run directory: what lies in it, who writes which file, and what state its run is in.
 
     run.json                 the launcher, before anything starts: RUN_VERSION, job, options, code, hosts, attempts
-    code.tar.gz.base64       the launcher, where a keeper may resume the run: the code bundle of the latest attempt
+    code.tar.gz.base64       the launcher: the code bundle of the latest attempt
     folder.tar.gz.base64     the launcher, where a command of the user's own runs: its folder as it was last sent
     settings.json            process 0: every option with the value that it had in the end
     metrics.jsonl            process 0: one object a log step

@@ -170,12 +170,9 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
             of_launcher=planned.launcher.record,
         )
         directory.remove(run_directory.RESULT)
-        code, *folders = planned.bundles
-        if target.is_local or target.inventory.keeper is not None or target.cluster is not None:
-            directory.write_text(run_directory.CODE, code.text)
-        # Also where run.json names the same: a launcher that was killed between the two has left another one.
-        for folder in folders:
-            directory.write_text(run_directory.FOLDER, folder.text)
+        # Also where run.json names the same: a launcher that was killed between the two has left others.
+        for name, bundle in zip((run_directory.CODE, run_directory.FOLDER), planned.bundles, strict=False):
+            directory.write_text(name, bundle.text)
         directory.write_json(run_directory.RUN, described)
         require_alone()
         _start_and_join(plan, planned.launcher, directory, say)

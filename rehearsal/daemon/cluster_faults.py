@@ -12,7 +12,15 @@ import kubernetes.client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from rehearsal.daemon.fault_commands import AGAIN_S, Command, EverywhereFaults, FaultRequest, one_of, require
+from rehearsal.daemon.fault_commands import (
+    AGAIN_S,
+    EVERYWHERE_COMMANDS,
+    Command,
+    EverywhereFaults,
+    FaultRequest,
+    one_of,
+    require,
+)
 from rehearsal.kubernetes.cluster import NAMESPACE, Cluster
 from rehearsal.kubernetes.nodes import CHIPS
 from rehearsal.machines.docker_engine import MachinesError, asking
@@ -67,11 +75,9 @@ class ClusterFaults:
         self._evict(pod)
         return f"{pod.metadata.name} has to leave its node, as for maintenance. Look: fab status"
 
-    def wedge(self, request: FaultRequest) -> str:
-        return self.everywhere.wedge(self._pod(request).spec.node_name)
-
-    def unwedge(self, request: FaultRequest) -> str:
-        return self.everywhere.unwedge(self._node(request))
+    def machine(self, request: FaultRequest) -> str:
+        """Return the node of a pod."""
+        return str(self._pod(request).spec.node_name)
 
     def _evict(self, pod: Any) -> None:
         body = {"metadata": {"name": pod.metadata.name, "namespace": NAMESPACE}}
@@ -199,10 +205,7 @@ def _of_all(
 CLUSTER_COMMANDS: Mapping[str, Command[ClusterFaults]] = {
     "kill-pod": Command(help="the first process of a run's pod is killed", run=ClusterFaults.kill_pod),
     "evict": Command(help="a run's pod has to leave its node", run=ClusterFaults.evict),
-    "wedge": Command(
-        help="the training process of a run's pod is stopped in mid-work", run=ClusterFaults.wedge
-    ),
-    "unwedge": Command(help="those of a node go on", run=ClusterFaults.unwedge),
+    **EVERYWHERE_COMMANDS,
     "drain": Command(help="a node takes no pods for a while, and has to be left", run=ClusterFaults.drain),
     "node-gone": Command(
         help="a node is gone; another takes its place (--for-good: not)", run=ClusterFaults.node_gone
@@ -212,8 +215,6 @@ CLUSTER_COMMANDS: Mapping[str, Command[ClusterFaults]] = {
     "heal": Command(help="it is back on the network", run=ClusterFaults.heal),
     "api-away": _of_all("the API server answers nobody any more", ClusterFaults.api_away),
     "api-back": _of_all("it answers again", ClusterFaults.api_back),
-    "bucket-away": _of_all("the bucket answers nobody any more", lambda all, _: all.everywhere.bucket_away()),
-    "bucket-back": _of_all("it answers again", lambda all, _: all.everywhere.bucket_back()),
     "quota": _of_all("the namespace may have --amount chips", ClusterFaults.quota, "amount"),
     "no-quota": _of_all("any number of chips", ClusterFaults.no_quota),
 }

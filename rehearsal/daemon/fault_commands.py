@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from rehearsal.daemon.gateway import Gateway
 from rehearsal.daemon.node_machines import NodeMachines
@@ -108,6 +109,34 @@ class EverywhereFaults:
             timer.cancel()
 
 
+class WithMachines(Protocol):
+    """A rehearsal, whether its machines are hosts or nodes."""
+
+    @property
+    def everywhere(self) -> EverywhereFaults: ...
+
+    def machine(self, request: FaultRequest) -> str:
+        """Return the name of the one that a request means. Raises RehearsalError."""
+        ...
+
+
+EVERYWHERE_COMMANDS: Mapping[str, Command[WithMachines]] = {
+    "wedge": Command(
+        help="a training process is stopped in mid-work",
+        run=lambda all, request: all.everywhere.wedge(all.machine(request)),
+    ),
+    "unwedge": Command(
+        help="it goes on", run=lambda all, request: all.everywhere.unwedge(all.machine(request))
+    ),
+    "bucket-away": Command(
+        help="the bucket answers nobody any more", run=lambda all, _: all.everywhere.bucket_away(), needs=()
+    ),
+    "bucket-back": Command(
+        help="it answers again", run=lambda all, _: all.everywhere.bucket_back(), needs=()
+    ),
+}
+
+
 class FaultCommands:
     """The faults of one rehearsal. pool, chips: of its slices in the simulated cloud. close: what was to come later
     does not."""
@@ -141,8 +170,7 @@ class FaultCommands:
     def close(self) -> None:
         self.everywhere.close()
 
-    def name(self, request: FaultRequest) -> str:
-        """The machine that is meant. Raises RehearsalError."""
+    def machine(self, request: FaultRequest) -> str:
         return one_of(self._hosts.names(), request)
 
     # --- the cloud --------------------------------------------------------------------------------------------
@@ -192,7 +220,7 @@ class FaultCommands:
     # --- machines ---------------------------------------------------------------------------------------------
 
     def kill(self, request: FaultRequest) -> str:
-        name = self.name(request)
+        name = self.machine(request)
         self._hosts.move(name, "down")
         if request.for_good:
             return f"{name} is dead, as after a power cut, and stays so. Look: fab status"
@@ -200,7 +228,7 @@ class FaultCommands:
         return f"{name} is dead, as after a power cut; Google starts it again in {AGAIN_S:.0f} s. Look: fab status"
 
     def restart(self, request: FaultRequest) -> str:
-        name = self.name(request)
+        name = self.machine(request)
         self._hosts.move(name, "up")
         return f"{name} is starting again"
 
@@ -208,7 +236,7 @@ class FaultCommands:
         if request.host == SHARE:
             self.faults.fill_share(self._one_that_is_up())
             return "the share has no byte left. Look: what happens at the next checkpoint"
-        name = self.name(request)
+        name = self.machine(request)
         self.faults.fill_disk(name)
         return f"the disk of {name} has no byte left. Look: fab train is refused, fab doctor says why"
 
@@ -216,12 +244,12 @@ class FaultCommands:
         if request.host == SHARE:
             self.faults.empty_share(self._one_that_is_up())
             return "the share has room again"
-        name = self.name(request)
+        name = self.machine(request)
         self.faults.empty_disk(name)
         return f"the disk of {name} has room again"
 
     def clock(self, request: FaultRequest) -> str:
-        name = self.name(request)
+        name = self.machine(request)
         assert request.amount is not None
         self.faults.set_clock(name, request.amount)
         return f"the clock of {name} is off by {request.amount:g} s for new connections. Look: fab doctor, fab train"
@@ -242,7 +270,7 @@ def _of_machine(help: str, cause: Callable[[Faults, str], object], said: str) ->
     """A fault that takes only the machine's name. said: what is told, with {name} and {found}, what the fault gave."""
 
     def run(commands: FaultCommands, request: FaultRequest) -> str:
-        name = commands.name(request)
+        name = commands.machine(request)
         # By its name, so that a test may stand in for the faults of real machines.
         found = getattr(commands.faults, cause.__name__)(name)
         return said.format(name=name, found=found)
@@ -264,21 +292,11 @@ COMMANDS: Mapping[str, Command[FaultCommands]] = {
     "vanish": _of_cloud("somebody deletes the slice", FaultCommands.vanish),
     "stockout": _of_cloud("there are no chips to be had any more (--zone: in another zone)", FaultCommands.stockout),
     "restock": _of_cloud("there are chips again (--zone: there)", FaultCommands.restock),
-    "bucket-away": _of_cloud(
-        "the bucket answers nobody any more", lambda all, _: all.everywhere.bucket_away()
-    ),
-    "bucket-back": _of_cloud("it answers again", lambda all, _: all.everywhere.bucket_back()),
     "gateway-off": _of_cloud(
         "the gateway, where the keeper is, loses its power", FaultCommands.gateway_off
     ),
     "gateway-on": _of_cloud("it is on again", FaultCommands.gateway_on),
-    "wedge": Command(
-        help="a host's training process is stopped in mid-work",
-        run=lambda all, request: all.everywhere.wedge(all.name(request)),
-    ),
-    "unwedge": Command(
-        help="it goes on", run=lambda all, request: all.everywhere.unwedge(all.name(request))
-    ),
+    **EVERYWHERE_COMMANDS,
     "fill-disk": Command(
         help="a host's disk, or --host share, has no byte left", run=FaultCommands.fill_disk
     ),

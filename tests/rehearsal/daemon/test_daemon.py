@@ -17,6 +17,7 @@ from unittest import mock
 import asyncssh
 import pytest
 
+from rehearsal.daemon.cluster_faults import ClusterFaults
 from rehearsal.daemon.control_socket import Caller, ControlSocket, ask
 from rehearsal.daemon.fault_commands import COMMANDS, FaultCommands, FaultRequest
 from rehearsal.daemon.node_machines import NodeMachines
@@ -173,6 +174,18 @@ def test_a_fault_does_what_it_says_to_the_host_the_share_or_the_cloud() -> None:
         call.preempt(NODE), call.vanish(NODE), call.set_capacity(POOL, 0), call.set_capacity(POOL, 32),
         call.set_capacity(f"us-south1-a:{POOL.partition(':')[2]}", 0),
     ]  # fmt: skip
+
+
+def test_what_is_wedged_goes_on_by_the_same_words_on_a_cluster_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever node a pod is on: of two pods, the second may be on the first node."""
+    cluster = mock.Mock(nodes={"node-0": None, "node-1": None})
+    cluster.faults.wedge.return_value = 7
+    faults = ClusterFaults(cluster=cluster, machines=mock.Mock(), say=print)
+    nodes = {"0": "node-1", "1": "node-0"}
+    monkeypatch.setattr(faults, "_pod", lambda request: mock.Mock(**{"spec.node_name": nodes[request.host]}))
+    for name in ("wedge", "unwedge"):
+        faults.carry_out(name, FaultRequest(host="1"))
+    assert cluster.faults.method_calls == [mock.call.wedge("node-0"), mock.call.unwedge("node-0", 7)]
 
 
 @pytest.mark.parametrize(
