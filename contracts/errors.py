@@ -3,6 +3,9 @@
 DONE = 0
 FAILED = 1
 WRONG_REQUEST = 2
+UNAVAILABLE = 69
+"""Something outside was away, such as a bucket or an API: EX_UNAVAILABLE of sysexits.h. The same request may succeed
+later, so it is repeated, with growing pauses."""
 RESUME_ME = 75
 """The run is saved and to be resumed: EX_TEMPFAIL of sysexits.h, the same request may succeed later."""
 PEER_LOST = 76
@@ -17,7 +20,7 @@ INTERRUPTED = 130
 def is_final(code: int | None) -> bool:
     """Return whether a run whose first failure was of this code would fail so again: a program error, or a wrong
     request. None: a process was lost."""
-    return code not in (None, PEER_LOST) and not is_of_signal(code)
+    return code not in (None, PEER_LOST, UNAVAILABLE) and not is_of_signal(code)
 
 
 def is_of_signal(code: int | None) -> bool:
@@ -35,7 +38,15 @@ class RequestError(Exception):
 
 
 class Unreachable(RequestError):
-    """A place does not answer, or refuses: the same request may succeed later."""
+    """A bucket, a server or an API does not answer, or cannot for now: the same request may succeed later.
+
+    A job that meets one ends with UNAVAILABLE, as does a command. A place that answers and refuses is a RequestError.
+    """
+
+
+def exit_code_of(error: RequestError) -> int:
+    """Return the exit code of a command or job that ends with this error."""
+    return UNAVAILABLE if isinstance(error, Unreachable) else WRONG_REQUEST
 
 
 class JobFailed(Exception):

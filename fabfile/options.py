@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import fabric.tasks
 
-from contracts.errors import RequestError
+from contracts.errors import UNAVAILABLE, WRONG_REQUEST, RequestError, exit_code_of
 
 if TYPE_CHECKING:
     from contracts.inventory import Inventory
@@ -193,7 +193,8 @@ def whole(option: str, text: str, *, least: int) -> int | None:
 def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
     """Wrap a task for Fabric: its return value becomes the exit code, its known errors become messages.
 
-    Exit codes: 0 done; 1 the job failed; 2 the request was wrong, nothing was started; 130 interrupted.
+    Exit codes: 0 done; 1 the job failed; 2 the request was wrong, nothing was started; 69 something outside was away;
+    130 interrupted.
     """
 
     @functools.wraps(body)
@@ -204,9 +205,13 @@ def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
         opened.set(stacks)
         try:
             code = body(*args, **kwargs)
-        except (RequestError, HostsError, HostError) as error:
+        except RequestError as error:
             print(f"error: {error}", file=sys.stderr)
-            code = 2
+            code = exit_code_of(error)
+        except (HostsError, HostError) as error:
+            is_outage = isinstance(error, HostError) and error.is_outage
+            print(f"error: {error}", file=sys.stderr)
+            code = UNAVAILABLE if is_outage else WRONG_REQUEST
         except BrokenPipeError:
             sys.stderr.close()  # the reader of our output went away; nothing to tell it
             code = 0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from contracts import atomic, run_directory
-from contracts.errors import RequestError, Unreachable
+from contracts.errors import UNAVAILABLE, RequestError, Unreachable
 from contracts.files import is_url
 from contracts.inventory import Inventory
 from contracts.run_directory import RunDirectory, State
@@ -50,6 +50,7 @@ def _facts(run: Run, state: State) -> Facts:
     return Facts(
         state=state,
         is_wrong=bool(result.get("request")),
+        is_outage=result.get("exit_code") == UNAVAILABLE,
         error=str(result.get("error") or "").partition("\n")[0],
         cost_usd=costs.least_usd(run),
         max_usd=finite(run.described.get("max_usd")),

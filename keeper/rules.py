@@ -37,7 +37,8 @@ class Sign:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A run that was examined. is_wrong: its request was; error: in words. saved: steps of its checkpoints.
+    """A run that was examined. is_wrong: its request was; is_outage: it failed because something outside was away;
+    error: in words. saved: steps of its checkpoints.
 
     cost_usd: of all its attempts so far; None where that is not known. max_usd: as its latest attempt was started
     with; None: as the entry has it.
@@ -45,6 +46,7 @@ class Facts:
 
     state: State
     is_wrong: bool = False
+    is_outage: bool = False
     error: str = ""
     saved: tuple[int, ...] = ()
     cost_usd: float | None = None
@@ -102,7 +104,7 @@ def next_step(wanted: Wanted, facts: Facts, now_s: float) -> Step:
         return Step(do="end", reason=f"it was stopped{f': {facts.error}' if facts.error else ''}")
     if facts.is_wrong:
         return Step(do="end", reason=f"it would fail again: {facts.error}")
-    own_fault = facts.state in ("failed", "hung") and not wanted.slice_lost
+    own_fault = facts.state in ("failed", "hung") and not wanted.slice_lost and not facts.is_outage
     if own_fault and wanted.last_restored_step is not None and facts.newest <= wanted.last_restored_step:
         where = f"the checkpoint of step {facts.newest}" if facts.saved else "the start"
         return Step(

@@ -30,13 +30,15 @@ from launch.display import printable
 class HostError(Exception):
     """What went wrong on one host, and what to do about it. Not frozen: raising sets an exception's traceback.
 
-    is_in_use: the host is at work, for somebody else or another run.
+    is_in_use: the host is at work, for somebody else or another run. is_outage: no host but a bucket or another service
+    did not answer, or could not for now.
     """
 
     host: str
     reason: str
     remedy: str = ""
     is_in_use: bool = False
+    is_outage: bool = False
 
     def __str__(self) -> str:
         return f"{self.host}: {self.reason}" + (f" → {self.remedy}" if self.remedy else "")

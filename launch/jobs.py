@@ -125,7 +125,11 @@ class Job:
     def data_problems(self, config: Any, cache_dir: Path) -> list[str]:
         """Return what is wrong with the data, where this machine sees what the hosts will see.
 
-        A job that makes its data itself has nothing to look for."""
+        A job that makes its data itself has nothing to look for.
+
+        Raises:
+            Unreachable: a place does not answer now.
+        """
         find = getattr(importlib.import_module(f"jobs.{self.name}.data"), "problems", None)
         return [] if find is None else list(find(config, cache_dir))
 

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from contracts import run_directory
 from contracts.durations import spoken
-from contracts.errors import RequestError
+from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
 from contracts.run_directory import RunDirectory
 from jobs.runtime.cache import user_cache_dir
@@ -392,7 +392,10 @@ def _check(
     devices = per_host * len(target.hosts) if has_rank_a_device else target.devices
     problems = job.problems(config, devices=devices)
     if not problems:
-        problems = _bucket_problems(config, target)
+        unread = _unread_buckets(config, target)
+        if unread and all(error.is_outage for error in unread):
+            raise Unreachable("\n".join(map(str, unread)))
+        problems = [str(error) for error in unread]
     if not problems and target.is_local and isinstance(job, Job):
         problems = _data_problems(request, job, config, target)
     if request.resume is not None:
@@ -407,8 +410,9 @@ def _check(
         raise RequestError("\n".join(problems))
 
 
-def _bucket_problems(config: Any, target: Target) -> list[str]:
-    """Check the bucket of the runs and, on this machine, those in options; a stack's hosts have their own rights."""
+def _unread_buckets(config: Any, target: Target) -> list[HostError]:
+    """Return why the bucket of the runs cannot be read and, on this machine, those in options; a stack's hosts have
+    their own rights."""
     wanted = [(target.runs_url, target.runs_url)]
     options = dataclasses.asdict(config).items() if target.is_local else ()
     wanted += [
@@ -419,11 +423,11 @@ def _bucket_problems(config: Any, target: Target) -> list[str]:
         return []
     from launch import remote_files
 
-    def problem(url: str, asked: str) -> str | None:
+    def problem(url: str, asked: str) -> HostError | None:
         try:
             remote_files.reach(url, asked, one_object=url != target.runs_url)
         except HostError as error:
-            return str(error)
+            return error
         return None
 
     with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:

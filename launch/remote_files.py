@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contracts.files import Piece, beginning
-from jobs.runtime.bucket_files import BucketFiles
+from jobs.runtime.bucket_files import BucketFiles, is_outage
 from launch.hosts import ANSWER_LIMIT_S as HOST_LIMIT_S
 from launch.hosts import Agent, HostError, in_thread
 
@@ -72,7 +72,7 @@ def within[Result](
     future = in_thread(action)
     if future not in concurrent.futures.wait([future], limit_s).done:
         remedy = f"see whether this machine reaches {server or _host()}"
-        raise HostError(host=asked, reason=f"no answer within {limit_s:.0f} s", remedy=remedy)
+        raise HostError(host=asked, reason=f"no answer within {limit_s:.0f} s", remedy=remedy, is_outage=True)
     return future.result()
 
 
@@ -95,6 +95,10 @@ class Answer(NamedTuple):
     def refuses(self) -> bool:
         return self.status in (401, 403)
 
+    @property
+    def is_outage(self) -> bool:
+        return self.status in (408, 429) or self.status >= 500
+
 
 def _reach(bucket: str, objects: Sequence[str], asked: str) -> None:
     """First without credentials: whether there is a network, a bucket, and whether it is public, shows without them."""
@@ -115,7 +119,7 @@ def _reach(bucket: str, objects: Sequence[str], asked: str) -> None:
         raise HostError(host=asked, reason=reason, remedy=f"have {ROLE} on it granted to that account")
     if answer.status >= 400:
         reason = f"{_host()} answers {answer.status}: {answer.said}"
-        raise HostError(host=asked, reason=reason, remedy="try again in a moment")
+        raise HostError(host=asked, reason=reason, remedy="try again in a moment", is_outage=answer.is_outage)
 
 
 def _ask(url: str, headers: Mapping[str, str], asked: str) -> Answer:
@@ -134,6 +138,7 @@ def _ask(url: str, headers: Mapping[str, str], asked: str) -> Answer:
             host=asked,
             reason=f"{_host()} cannot be reached from this machine ({why})",
             remedy="look at its network, and at $HTTPS_PROXY where it needs a proxy",
+            is_outage=True,
         ) from None
 
 
@@ -172,7 +177,10 @@ def _credentials(bucket: str, asked: str) -> dict[str, str]:
     except google.auth.exceptions.TransportError as error:
         reason = f"Google cannot be asked for a token ({_line(error)})"
         raise HostError(
-            host=asked, reason=reason, remedy="see that this machine reaches oauth2.googleapis.com"
+            host=asked,
+            reason=reason,
+            remedy="see that this machine reaches oauth2.googleapis.com",
+            is_outage=True,
         ) from None
 
 
@@ -244,9 +252,9 @@ class Buckets:
             raise HostError(host=url, reason=reason, remedy="gs://… is known") from None
         except Exception as error:  # each driver has exceptions of its own
             reason = f"{type(error).__name__}: {_line(error)}"
-            raise HostError(
-                host=url, reason=reason, remedy="check the address, and your permission there"
-            ) from None
+            is_away = is_outage(error)
+            remedy = "try again later" if is_away else "check the address, and your permission there"
+            raise HostError(host=url, reason=reason, remedy=remedy, is_outage=is_away) from None
 
 
 CHUNK_BYTES = 4 * 2**20

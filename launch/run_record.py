@@ -14,7 +14,7 @@ from typing import Any
 
 from contracts import run_directory
 from contracts.durations import clock
-from contracts.errors import DONE, FAILED, INTERRUPTED, WRONG_REQUEST
+from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST
 from contracts.run_directory import State
 from jobs.runtime import metric_definitions
 from jobs.runtime.metric_definitions import NO_METRICS, UNDECLARED, finite
@@ -134,13 +134,15 @@ def finalize(run: Run, outcome: str, error: str | None) -> Run:
 
 
 def exit_code(run: Run, state: State) -> int:
-    """Return the exit code: 0 done; 1 failed; 2 the request was wrong; 130 stopped."""
+    """Return the exit code: 0 done; 1 failed; 2 the request was wrong; 69 something outside was away; 130 stopped."""
     if state == "done":
         return DONE
     if state in ("stopped", "preempted"):
         return INTERRUPTED
-    result = run.current_result()
-    return WRONG_REQUEST if result is not None and result.get("request") else FAILED
+    result = run.current_result() or {}
+    if result.get("exit_code") == UNAVAILABLE:
+        return UNAVAILABLE
+    return WRONG_REQUEST if result.get("request") else FAILED
 
 
 def summary(run: Run, state: State) -> list[str]:

@@ -35,6 +35,7 @@ from contracts.errors import (
     INTERRUPTED,
     PEER_LOST,
     RESUME_ME,
+    UNAVAILABLE,
     WRONG_REQUEST,
     is_final,
     is_of_signal,
@@ -396,8 +397,8 @@ def exit_code(ended: Json, *, is_first: bool, was_asked: bool) -> int:
         return int(code)
     if was_asked:
         return INTERRUPTED
-    if code == RESUME_ME:
-        return RESUME_ME
+    if code in (RESUME_ME, UNAVAILABLE):
+        return int(code)
     if "hung" in ((order or {}).get("outcome"), (verdict or {}).get("outcome")):
         return HUNG
     if is_first and verdict is not None:

@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 
 from contracts.errors import RequestError
 from contracts.files import is_url
-from jobs.runtime.bucket_files import open_url
+from jobs.runtime.bucket_files import open_url, place_error
 from jobs.runtime.text_files import UNDECODABLE, check_text, ending, open_text, stdlib_modules, stdlib_root
 
 Split = Literal["train", "eval"]
@@ -251,15 +251,11 @@ def _remote_files(source: str) -> list[CorpusFile]:
             kind, found = "folder", file_system.find(root, detail=True)
         else:
             kind, found = "file", {root: info}
-    except FileNotFoundError:
-        raise RequestError(f"--data {source}: no such file or folder; check the address") from None
     except (
         Exception
     ) as error:  # each driver has exceptions of its own: credentials, network, a refused bucket
-        raise RequestError(
-            f"--data {source}: can't be listed ({type(error).__name__}: {error}); check the address, the "
-            "network and your permission there"
-        ) from error
+        remedy = "check the address, the network and your permission there"
+        raise place_error(error, f"--data {source}", remedy) from error
     base = len(re.split(r"[*?\[]", root)[0])
     files = [
         CorpusFile(

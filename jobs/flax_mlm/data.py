@@ -24,7 +24,7 @@ from jobs.flax_mlm.tokenizer import (
     sample_share,
     train_tokenizer,
 )
-from jobs.runtime.cache import RemoteCache, build_once
+from jobs.runtime.cache import CacheRefused, RemoteCache, build_once
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +48,7 @@ def prepare(
     try:
         asked = dataclasses.replace(config, remote_cache=config.remote_cache or offered)
         prepared = prepare_tokens(asked, cache_dir, say)
-    except Unreachable as error:
+    except (Unreachable, CacheRefused) as error:
         if asked == config:
             raise
         say(f"{error}; nobody has asked for this cache, and the run goes on without it")
@@ -71,6 +71,9 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
     """What is wrong with the data, as far as the launching side can read it; called before anything is started.
 
     A large corpus is only looked for, a small one is tokenised (into the cache, where the run finds it).
+
+    Raises:
+        Unreachable: a place does not answer now.
     """
     try:
         if config.init_from is not None:
@@ -84,6 +87,8 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
         if found.size_bytes < ENOUGH_BYTES_PER_TOKEN * config.batch_size * config.sequence_length:
             here = dataclasses.replace(config, remote_cache=None)
             prepare(here, cache_dir, say=lambda _: None)
+    except Unreachable:
+        raise
     except RequestError as error:
         return [str(error)]
     # Of a model that is gone on with, sizes are known only now; the devices have been counted before.

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from contracts.errors import RequestError
+from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
 from jobs.glue import docstrings
 from jobs.glue.options import Options
 from jobs.glue.pretrained import open_pretrained
+from jobs.runtime.bucket_files import place_error
 from jobs.runtime.text_files import UNDECODABLE, ending, open_binary, open_text
 
 type Task = Literal["classification", "regression"]
@@ -119,17 +120,25 @@ class _Table:
 
 
 def problems(options: Options, cache_dir: Path) -> list[str]:
-    """What is wrong with the data, and with the model of --init-from; called before anything is started."""
+    """What is wrong with the data, and with the model of --init-from; called before anything is started.
+
+    Raises:
+        Unreachable: a place does not answer now.
+    """
     found: list[str] = []
     try:
         _is_whole(options)
         if options.data != DOCSTRINGS:  # nothing is wrong with these, and they take seconds
             read(options)
+    except Unreachable:
+        raise
     except RequestError as error:
         found += str(error).splitlines()
     try:
         if options.init_from is not None:
             open_pretrained(options, options.init_from, cache_dir, lambda _: None)
+    except Unreachable:
+        raise
     except RequestError as error:
         found.append(str(error))
     return found
@@ -332,10 +341,8 @@ def _named(place: str, path: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, RequestError) or not (is_url(path) or isinstance(error, OSError)):
             raise
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise RequestError(
-            f"{place}: {reason}; name a file that can be read, or a folder with GLUE's train.tsv and dev.tsv"
-        ) from error
+        remedy = "name a file that can be read, or a folder with GLUE's train.tsv and dev.tsv"
+        raise place_error(error, place, remedy) from error
 
 
 def _csv(path: str) -> Iterator[_Record]:

@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from contracts import run_directory
-from contracts.errors import DONE, FAILED, INTERRUPTED, WRONG_REQUEST, is_final
+from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST, is_final
 from contracts.run_costs import MOMENT, number, wall_s
 from contracts.run_directory import RunDirectory
 from jobs.runtime.bucket_files import files_of
 
 MOST_WITHOUT_PROGRESS = 3
-"""Attempts in a row that saved nothing new; another one would save nothing either."""
+"""Attempts in a row that saved nothing new; another one would save nothing either. Those that ended because something
+outside was away do not count: the cluster limits them by the Job's restarts, with growing pauses."""
 
 
 def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dict[str, Any]:
@@ -52,6 +53,8 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
             now_s=float("inf"),
         )
         last |= {"outcome": outcome, "wall_s": wall_s(last, result, beats)}
+        if (result or {}).get("exit_code") == UNAVAILABLE:
+            last["was_outage"] = True
         directory.write_json(run_directory.RUN, described)
         if outcome == "done":
             return {"over": DONE, "reason": "the run is done"}
@@ -72,7 +75,8 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
         "checkpoint": saved[-1] if saved else None,
         "outcome": None,
     }
-    last.pop("wall_s", None)
+    for name in ("wall_s", "was_outage"):
+        last.pop(name, None)
     directory.remove(run_directory.RESULT)
     directory.write_json(run_directory.RUN, described)
     return {"attempt": last["attempt"], "budget_s": left_s}
@@ -125,7 +129,7 @@ def given_up(
         spent = run_directory.out_of_budget(request["budget_reason"])
         write_end(directory, "stopped", last["attempt"], now_s, measured=spent)
         return {"over": INTERRUPTED, "reason": request["budget_reason"]}
-    tried = begun[-MOST_WITHOUT_PROGRESS:]
+    tried = [each for each in begun if not each.get("was_outage")][-MOST_WITHOUT_PROGRESS:]
     is_in_vain = len(tried) == MOST_WITHOUT_PROGRESS and all(each["checkpoint"] == newest for each in tried)
     if not request["needs_progress"] or not is_in_vain:
         return None

@@ -5,11 +5,14 @@ from __future__ import annotations
 import builtins
 import concurrent.futures
 import contextlib
+import errno
+import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from contracts.errors import RequestError
+from contracts.errors import RequestError, Unreachable
 from contracts.files import DiskFiles, Piece, beginning, is_url
 from contracts.run_directory import RunDirectory
 
@@ -118,6 +121,42 @@ def open_url(url: str, *, option: str) -> tuple[Any, str]:
     except (ImportError, ValueError) as error:
         raise RequestError(f"{option} {url}: no driver for this kind of URL: {error}") from None
     return file_system, str(path)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether a server did not answer, or could not for now; False where it answered and refused.
+
+    Each driver of fsspec has its own exceptions; those of gcsfs are aiohttp's, requests' and google-auth's, and an
+    HttpError with the status of the answer.
+    """
+    if isinstance(error, FileNotFoundError):  # fsspec's HTTP file system says so of a server that is away
+        return error.__cause__ is not None and is_outage(error.__cause__)
+    status = getattr(error, "code", None) or getattr(error, "status", None)
+    if isinstance(status, int):
+        return status in (408, 429) or status >= 500
+    library = type(error).__module__.partition(".")[0]
+    if library in ("aiohttp", "requests", "urllib3") or type(error).__name__ == "TransportError":
+        return True
+    return isinstance(error, ConnectionError | TimeoutError | socket.gaierror) or (
+        isinstance(error, OSError) and error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
+    )
+
+
+def place_error(error: BaseException, place: str, remedy: str) -> RequestError:
+    """Return the error to raise where reading a place has raised `error`: Unreachable in an outage.
+
+    place: the option and what was given for it. remedy: what to do where it answers.
+    """
+    if is_outage(error):
+        cause = (error.__cause__ if isinstance(error, FileNotFoundError) else None) or error
+        return Unreachable(f"{place}: does not answer now ({_reason(cause)}); try again later")
+    return RequestError(f"{place}: {_reason(error)}; {remedy}")
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, FileNotFoundError):
+        return os.strerror(errno.ENOENT)
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
 def _piece(path: str, offset: int, limit: int) -> Piece | None:

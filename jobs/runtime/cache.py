@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 
 from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
-from jobs.runtime.bucket_files import open_url, retry
+from jobs.runtime.bucket_files import is_outage, open_url, retry
 
 WAIT_SAY_S = 60.0
 """Who waits for another process says so again after this long: a process that says nothing counts as hung."""
@@ -130,7 +130,7 @@ def _build(directory: Path, build: Callable[[Path], None], goes_on: bool) -> Non
 def _is_in_vain(error: BaseException) -> bool:
     """Whether the same build would fail again, or what it has made is in the way of its remedy."""
     if isinstance(error, RequestError):
-        return not isinstance(error, Unreachable)
+        return not isinstance(error, Unreachable | CacheRefused)
     return isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 
@@ -141,6 +141,10 @@ def _flush(path: str | Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class CacheRefused(RequestError):
+    """A remote cache answers and refuses, or its bucket or folder is missing."""
 
 
 class RemoteCache:
@@ -155,7 +159,8 @@ class RemoteCache:
         A torn one is not there either: its manifest is removed, so that the next `put` mends it.
 
         Raises:
-            Unreachable: it does not answer, or refuses.
+            Unreachable: it does not answer.
+            CacheRefused: it refuses.
         """
         files, root = open_url(self._url, option="--remote-cache")
         manifest = self._manifest(files, root, name)
@@ -186,7 +191,8 @@ class RemoteCache:
         """Copy the files of `folder` to `name`, unless they are there.
 
         Raises:
-            Unreachable: it does not answer, or refuses.
+            Unreachable: it does not answer.
+            CacheRefused: it refuses.
         """
         files, root = open_url(self._url, option="--remote-cache")
         if self._manifest(files, root, name) is not None:
@@ -201,7 +207,7 @@ class RemoteCache:
                 self._carry_out(functools.partial(files.put_file, str(folder / file), f"{place}/{file}"), say)
             self._carry_out(lambda: files.pipe_file(f"{place}/{MANIFEST}", content), say)
         except FileNotFoundError as error:
-            raise Unreachable(
+            raise CacheRefused(
                 f"--remote-cache {self._url}: cannot be written ({error}); make the bucket or folder first"
             ) from None
 
@@ -226,7 +232,8 @@ class RemoteCache:
         try:
             result = retry(attempt, what=self._url, say=say)
         except Exception as error:  # each driver has exceptions of its own
-            raise Unreachable(
+            kind = Unreachable if is_outage(error) else CacheRefused
+            raise kind(
                 f"--remote-cache {self._url}: {type(error).__name__}: {error}; check the address, the network and "
                 "your permission to read and write there"
             ) from error

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from contracts.errors import RequestError
 from contracts.files import is_url
-from jobs.runtime.bucket_files import open_url
+from jobs.runtime.bucket_files import open_url, place_error
 from jobs.runtime.cache import build_once
 
 CONFIG = "config.json"
@@ -88,13 +88,9 @@ def _copied(source: str, cache_dir: Path, say: Callable[[str], None], tokenizers
         return folder
     except RequestError:
         raise
-    except FileNotFoundError:
-        raise RequestError(f"--init-from {source}: there is no such folder; check the address") from None
     except Exception as error:  # each driver has exceptions of its own
-        raise RequestError(
-            f"--init-from {source}: can't be read ({type(error).__name__}: {error}); check the address, the network "
-            "and your permission there"
-        ) from error
+        remedy = "check the address, the network and your permission there"
+        raise place_error(error, f"--init-from {source}", remedy) from error
 
 
 def require_unchanged(source: str | None, began_from: object, fingerprint: str) -> None:

@@ -23,11 +23,20 @@ from typing import Any, NoReturn, Protocol, TextIO
 
 from contracts import process as process_environment
 from contracts import run_directory
-from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME, WRONG_REQUEST, JobFailed, RequestError
+from contracts.errors import (
+    DONE,
+    FAILED,
+    PEER_LOST,
+    RESUME_ME,
+    UNAVAILABLE,
+    JobFailed,
+    RequestError,
+    exit_code_of,
+)
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime import preemption, sampler
-from jobs.runtime.bucket_files import files_of, pauses_s, retry
+from jobs.runtime.bucket_files import files_of, is_outage, pauses_s, retry
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.metrics import TimeSplit
 
@@ -103,8 +112,8 @@ class Run:
 def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final]) -> None:
     """Read the environment and the options, join the group, train, write the result, and exit.
 
-    `train` returns the run's final metrics, and may raise RequestError (exit 2), JobFailed (exit 1) or Preempted
-    (exit 75).
+    `train` returns the run's final metrics, and may raise RequestError (exit 2), Unreachable (exit 69), JobFailed
+    (exit 1) or Preempted (exit 75).
     """
     faulthandler.enable()
     preemption.watch.listen()
@@ -113,7 +122,7 @@ def main[Config](config_type: type[Config], train: Callable[[Run, Config], Final
         config = _parse(config_type)
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(WRONG_REQUEST)
+        sys.exit(exit_code_of(error))
     stacks = answer_sigusr1(environment.control_dir)
     directory = RunDirectory(environment.run_dir, files_of(environment.run_dir))
     run = Run(environment=environment, directory=directory, heartbeat=Heartbeat(directory, environment))
@@ -214,7 +223,7 @@ def _fail(run: Run, error: Exception) -> int:
     if isinstance(error, RequestError):
         print(f"error: {error}", file=sys.stderr, flush=True)
         end_as_failed(run, str(error), says_all=True)
-        return WRONG_REQUEST
+        return exit_code_of(error)
     if isinstance(error, JobFailed):
         print(f"error: {error}", file=sys.stderr, flush=True)
         end_as_failed(run, str(error), says_all=True)
@@ -300,6 +309,12 @@ def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str
     if lost is not None:
         return PEER_LOST, f"another host of the run was lost: {lost[:300]}"
     text = str(error)
+    # Orbax says TimeoutError of any barrier, and what else is built in may come from a peer.
+    if any(is_outage(each) for each in errors if type(each).__module__ != "builtins"):
+        return UNAVAILABLE, (
+            f"something outside the run did not answer ({type(error).__name__}: {text[:300]}); try again later: "
+            f"`fab train --resume {environment.run_id}`"
+        )
     return FAILED, f"{type(error).__name__}: {text.splitlines()[0][:300] if text else ''}"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from contracts.errors import RequestError
 from contracts.files import is_url
-from jobs.runtime.bucket_files import open_url
+from jobs.runtime.bucket_files import open_url, place_error
 from jobs.runtime.cache import build_once
 from jobs.serve.config import Config
 
@@ -48,6 +48,7 @@ def local_copy(config: Config, cache_dir: Path) -> Path:
             cache_dir / "exports" / hashlib.sha256(repr((config.export, known)).encode()).hexdigest()[:32]
         )
         build_once(copied, fetch)
-    except (OSError, ValueError) as error:
-        raise RequestError(f"--export {config.export}: cannot be read ({error})") from None
+    except Exception as error:  # each driver has exceptions of its own
+        remedy = "check the address, the network and your permission there"
+        raise place_error(error, f"--export {config.export}", remedy) from error
     return copied

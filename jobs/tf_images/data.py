@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from contracts.errors import RequestError
+from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
 from jobs.runtime.bucket_files import open_url
 from jobs.tf_images.config import Config
@@ -80,11 +80,17 @@ class Index:
 
 
 def problems(config: Config, cache_dir: Path) -> list[str]:  # noqa: ARG001 - as every job's
-    """What is wrong with the shards; called before anything is started."""
+    """What is wrong with the shards; called before anything is started.
+
+    Raises:
+        Unreachable: a place does not answer now.
+    """
     if config.data == DIGITS:  # made by the job itself
         return []
     try:
         read_index(config.data)
+    except Unreachable:
+        raise
     except RequestError as error:
         return str(error).splitlines()
     return []

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contracts.errors import RequestError
+from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
+from jobs.runtime.bucket_files import place_error
 from jobs.runtime.text_files import UNDECODABLE, ending, open_text
 from jobs.tf_squad import scores, topics
 from jobs.tf_squad.config import Config
@@ -53,7 +54,11 @@ class Dataset:
 
 
 def problems(config: Config, cache_dir: Path) -> list[str]:
-    """What is wrong with the data, and with the model of --init-from; called before anything is started."""
+    """What is wrong with the data, and with the model of --init-from; called before anything is started.
+
+    Raises:
+        Unreachable: a place does not answer now.
+    """
     found: list[str] = []
     for check in (
         lambda: read(config),
@@ -61,6 +66,8 @@ def problems(config: Config, cache_dir: Path) -> list[str]:
     ):
         try:
             check()
+        except Unreachable:
+            raise
         except RequestError as error:
             found += str(error).splitlines()
     return found
@@ -153,8 +160,7 @@ def _read(option: str, path: str) -> list[Question]:
     except Exception as error:  # drivers of URLs have exceptions of their own
         if not (is_url(path) or isinstance(error, OSError)):
             raise
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise RequestError(f"{place}: {reason}; name a file that can be read") from error
+        raise place_error(error, place, "name a file that can be read") from error
     reader = _Reader(option)
     questions = list(reader.questions(told))
     wrong = reader.wrong

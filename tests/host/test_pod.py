@@ -137,6 +137,8 @@ def blamed(exit_code: int | None, outcome: str = "failed") -> dict[str, Any]:
         pytest.param({"signal": 9}, True, True, 130, id="killed, because it was slow to stop"),
         pytest.param({"code": 2}, False, False, 2, id="a wrong request is wrong on every pod"),
         pytest.param({"code": 1, "verdict": blamed(1)}, True, False, 1, id="the first pod failed"),
+        pytest.param({"code": 69, "verdict": blamed(69)}, True, False, 69, id="a bucket was away"),
+        pytest.param({"code": 69}, False, False, 69, id="a bucket was away from another pod"),
         pytest.param({"code": 1}, False, False, 80, id="another pod failed, or lost one and cannot tell"),
         pytest.param(
             {"signal": 9, "order": ORDER, "verdict": blamed(1)},

@@ -117,7 +117,9 @@ def test_a_run_that_is_done_is_not_begun_again(tmp_path: Path) -> None:
     assert directory.read_json("result.json") is not None
 
 
-@pytest.mark.parametrize(("code", "over"), [(1, 1), (2, 2), (7, 1), (76, None), (137, None), (None, None)])
+@pytest.mark.parametrize(
+    ("code", "over"), [(1, 1), (2, 2), (7, 1), (69, None), (76, None), (137, None), (None, None)]
+)
 def test_a_program_error_or_a_wrong_request_would_come_again(
     tmp_path: Path, code: int | None, over: int | None
 ) -> None:

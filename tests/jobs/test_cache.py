@@ -23,7 +23,7 @@ from contracts.errors import RequestError, Unreachable
 from jobs.flax_mlm.config import Config
 from jobs.flax_mlm.data import Tokens, prepare, prepare_tokens
 from jobs.runtime import cache
-from jobs.runtime.cache import MANIFEST, RemoteCache, build_once, user_cache_dir
+from jobs.runtime.cache import MANIFEST, CacheRefused, RemoteCache, build_once, user_cache_dir
 
 # A process that builds argv[1]: counts itself in argv[2], says "building", and goes on at a line on stdin.
 BUILDER = """
@@ -122,6 +122,7 @@ def test_who_waits_for_another_builder_says_so_until_the_limit_and_a_killed_buil
 ENDS = [
     KeyboardInterrupt(),
     Unreachable("the bucket does not answer"),
+    CacheRefused("no permission in the bucket"),
     RequestError("wrong"),
     OSError(errno.ENOSPC, "No space left on device"),
 ]
@@ -142,7 +143,7 @@ def test_what_a_failed_builder_has_made_is_kept_only_where_the_next_one_can_go_o
         assert [path.name for path in directory.iterdir()] == (["first half"] if is_kept else [])
         (directory / "second half").touch()
 
-    is_kept = goes_on and isinstance(error, KeyboardInterrupt | Unreachable)
+    is_kept = goes_on and isinstance(error, KeyboardInterrupt | Unreachable | CacheRefused)
     with pytest.raises(type(error)):
         build_once(tmp_path / "entry", half, goes_on=goes_on)
     assert not (tmp_path / "entry").exists()
@@ -256,6 +257,7 @@ def test_a_folder_whose_manifest_is_not_whole_or_names_anything_but_plain_files_
     [
         (FileNotFoundError("no such bucket"), "cannot be written .no such bucket.; make the bucket"),
         (OSError("quota"), "OSError: quota; check the address"),
+        (ConnectionResetError("gone"), "ConnectionResetError: gone; check the address"),
     ],
 )
 def test_a_place_that_refuses_is_named_and_has_no_manifest(
@@ -269,7 +271,8 @@ def test_a_place_that_refuses_is_named_and_has_no_manifest(
 
     monkeypatch.setattr(type(files), "put_file", refuse)
     root = uuid.uuid4().hex
-    with pytest.raises(Unreachable, match=f"--remote-cache memory://.*: {said}"):
+    kind = Unreachable if isinstance(error, ConnectionError) else CacheRefused
+    with pytest.raises(kind, match=f"--remote-cache memory://.*: {said}"):
         RemoteCache(f"memory://{root}").put(folder, "tokens/abc", say=lambda _: None)
     assert not files.exists(f"{root}/tokens/abc/{MANIFEST}")
 
@@ -287,7 +290,7 @@ def test_a_cache_that_nobody_asked_for_need_not_answer(
     said, away = list[str](), f"file://{tmp_path}/file/cache"  # whatever is put there is refused
     assert prepare(config, tmp_path / "host", said.append, away).train.size
     assert [line for line in said if "the run goes on without it" in line]
-    with pytest.raises(Unreachable):
+    with pytest.raises(CacheRefused):
         prepare(dataclasses.replace(config, remote_cache=away), tmp_path / "other", said.append)
 
 

@@ -13,9 +13,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from aiohttp import ClientPayloadError
+from google.auth.exceptions import TransportError
 
 from contracts import process as environment
-from contracts.errors import FAILED, PEER_LOST, RequestError
+from contracts.errors import FAILED, PEER_LOST, UNAVAILABLE, RequestError
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from jobs.runtime import process
@@ -56,6 +58,8 @@ FAILURES = [
     (ValueError("UNKNOWN: Gloo: Connection reset by peer"), PEER_LOST, LOST),
     # The sign counts in an error of the runtime's kinds only: a bucket's connection may be reset too.
     (ConnectionResetError(104, "Connection reset by peer"), FAILED, "ConnectionResetError: [Errno 104] "),
+    (ClientPayloadError("half an answer"), UNAVAILABLE, "something outside the run did not answer"),
+    (barrier_failed(TransportError("no token")), UNAVAILABLE, "something outside the run did not answer"),  # type: ignore[no-untyped-call]
     (ValueError(), FAILED, "ValueError: "),
     (ValueError("\n\nsecond"), FAILED, "ValueError: "),
 ]

@@ -95,6 +95,12 @@ def test_a_look_is_enough_as_long_as_all_is_well(
             "resume",
             "step 20",
         ),
+        (
+            wanted(last_restored_step=-1),
+            Facts(state="failed", is_outage=True, error="the bucket is away"),
+            "resume",
+            "from the start",
+        ),
         (wanted(attempts_left=0), Facts(state="lost"), "end", "no attempts left"),
         (wanted(deadline_s=NOW_S - 3600), Facts(state="lost"), "end", "its deadline was 1 h"),
         (wanted(max_usd=10.0), Facts(state="lost", cost_usd=12.0), "end", "12.00 USD of at most 10.00"),

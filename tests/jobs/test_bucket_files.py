@@ -1,0 +1,49 @@
+"""What a file system behind a URL says, told apart: away for now, or refused."""
+
+import errno
+import socket
+
+import aiohttp
+import pytest
+import requests
+from fsspec.exceptions import FSTimeoutError
+from gcsfs.retry import HttpError
+from google.auth.exceptions import DefaultCredentialsError, TransportError
+
+from contracts.errors import UNAVAILABLE, WRONG_REQUEST, exit_code_of
+from jobs.runtime.bucket_files import place_error
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (HttpError({"code": 503, "message": "busy"}), UNAVAILABLE),
+        (HttpError({"code": 429, "message": "too many"}), UNAVAILABLE),
+        (HttpError({"code": 401, "message": "who are you"}), WRONG_REQUEST),
+        (HttpError({"code": 400, "message": "odd"}), WRONG_REQUEST),
+        (OSError("Forbidden: bucket"), WRONG_REQUEST),  # what gcsfs makes of 403
+        (FileNotFoundError("gs://bucket/x"), WRONG_REQUEST),
+        (PermissionError(errno.EACCES, "Permission denied"), WRONG_REQUEST),
+        (OSError(errno.ENOSPC, "No space left on device"), WRONG_REQUEST),
+        (ValueError("Bad Request"), WRONG_REQUEST),
+        (DefaultCredentialsError("none"), WRONG_REQUEST),  # type: ignore[no-untyped-call]
+        (TransportError("no token"), UNAVAILABLE),  # type: ignore[no-untyped-call]
+        (aiohttp.ServerDisconnectedError(), UNAVAILABLE),
+        (aiohttp.ClientPayloadError("half"), UNAVAILABLE),
+        (requests.exceptions.ProxyError(), UNAVAILABLE),
+        (FSTimeoutError(), UNAVAILABLE),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), UNAVAILABLE),
+        (socket.gaierror(-3, "Temporary failure in name resolution"), UNAVAILABLE),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), UNAVAILABLE),
+        # As fsspec's HTTP file system has it.
+        (caused(FileNotFoundError("http://x"), aiohttp.ServerDisconnectedError()), UNAVAILABLE),
+    ],
+    ids=repr,
+)
+def test_only_a_place_that_is_away_may_be_tried_again(error: Exception, code: int) -> None:
+    assert exit_code_of(place_error(error, "--data gs://bucket/x", "check it")) == code
