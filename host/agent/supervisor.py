@@ -305,7 +305,7 @@ class Attempt:
         if self._server is not None:
             while not self._server.wait(60):
                 note(f"waiting for hosts {self._group.left_over()} to end")
-            return self._verdict_of_all()
+            return self._verdict_of_all(ending["beat"])
         if is_noted or ending["is_good"] or ending["was_asked"]:
             return None
         left = [rank for rank in self._client.left_over if rank != 0] or [self._rank]
@@ -316,7 +316,7 @@ class Attempt:
         """How the attempt ended for all its processes, where this is process 0 and it did not end well."""
         return None if self._server is None else self._group.verdict()
 
-    def _verdict_of_all(self) -> Json | None:
+    def _verdict_of_all(self, beat_of_host_0: Json) -> Json | None:
         verdict = self.verdict()
         if verdict is None:
             return None
@@ -327,7 +327,7 @@ class Attempt:
         elif not lines:
             lines = log_of(self._run_dir, self._request["attempt"], verdict["rank"])
         blamed = {**verdict, "attempt": self._request["attempt"], "time": time.time()}
-        return failed_result(blamed, verdict["steps"], lines)
+        return failed_result(blamed, verdict["steps"], lines, warnings_of([beat_of_host_0]))
 
     def _verdict_without_host_0(self, ending: Json) -> Json:
         mine = ending["beat"]
@@ -337,7 +337,7 @@ class Attempt:
         lost.update(exit_code=None, says_all=False)
         blamed = first_failure(own_failures(beats)) or lost
         lines: list[str] = log_of(self._run_dir, mine["attempt"], blamed["rank"])
-        return failed_result(blamed, max(map(step_of, [*beats, mine])), lines)
+        return failed_result(blamed, max(map(step_of, [*beats, mine])), lines, warnings_of(beats))
 
 
 def log_of(run_dir: str | None, attempt: int, rank: int) -> list[str]:
@@ -378,7 +378,7 @@ def finalize(
     if attempt is not None:
         result = attempt.result(ending)
     elif files.request["num_processes"] == 1 and not ending["was_asked"]:  # nobody else is there to write it
-        result = failed_result(beat, step_of(beat), lines)
+        result = failed_result(beat, step_of(beat), lines, warnings_of([beat]))
     else:
         result = None
     spent = tail_of(process.stop_reason_path)[:1]
@@ -502,11 +502,15 @@ def saved_step(run_dir: str | None) -> int:
     return max((int(name) for name in names if name.isdigit()), default=0)
 
 
-def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
+def warnings_of(beats: list[Json]) -> list[str]:
+    return [text for beat in beats for text in beat.get("warnings") or ()]
+
+
+def failed_result(blamed: Json, steps: int, lines: list[str], warnings: list[str]) -> Json:
     """result.json of a run that failed, in the words of the host that was first to fail.
 
     blamed: rank, message, exit_code, attempt and time, as in a heartbeat, and outcome where it is not `failed`. The
-    lines of its log are left out where its message says all.
+    lines of its log are left out where its message says all. warnings: of the whole run.
     """
     outcome = blamed.get("outcome", "failed")
     # A hang is told of all hosts that hang; their logs have nothing to add.
@@ -518,7 +522,7 @@ def failed_result(blamed: Json, steps: int, lines: list[str]) -> Json:
         time=blamed["time"],
         error="\n".join([str(message), *([] if blamed.get("says_all") else lines)]),
         failed_host=blamed["rank"],
-        measured={"exit_code": blamed.get("exit_code")}
+        measured={"exit_code": blamed.get("exit_code"), **({"warnings": warnings} if warnings else {})}
         | ({"request": True} if blamed.get("exit_code") == WRONG_REQUEST else {}),
     )
 

@@ -18,8 +18,8 @@ from jobs.flax_mlm.data import Tokens, unigram_entropy
 from jobs.flax_mlm.hugging_face import Pretrained
 from jobs.flax_mlm.input_pipeline import InputPipeline
 from jobs.flax_mlm.loss_guard import MOST_KEPT, MOST_WRITTEN, LossGuard, Outlier, batch_file, save_batch
-from jobs.flax_mlm.step import Evaluation
 from jobs.runtime import preemption
+from jobs.runtime.evaluations import Evaluations
 from jobs.runtime.jax import distributed
 from jobs.runtime.jax.checkpoints import Checkpoints
 from jobs.runtime.jax.executables import Executables
@@ -109,7 +109,7 @@ class Training:
             f"{self.inputs.sequences('train'):,} sequences of {config.sequence_length} tokens to learn from, "
             f"{self.inputs.sequences('eval'):,} held out; their unigram entropy is {self.baseline:.3f} nats"
         )
-        self.checkpoints = Checkpoints(run.directory, keep_last=config.keep_checkpoints)
+        self.checkpoints = Checkpoints(run, keep_last=config.keep_checkpoints)
         self.done = 0
         restored = self.checkpoints.restore_latest(self.state)
         if restored is not None:
@@ -119,12 +119,16 @@ class Training:
             begun_from.check_began(run.directory, step=self.done, writes=run.environment.is_first)
             if not self.done:
                 self.state = steps.with_params(self.state, begun_from.params())
+        self.evaluations = Evaluations(run, "eval_loss", better="lower")
         self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
         self.guard = LossGuard.from_notes(self.checkpoints.notes)
         wanted = read_steps(config.profile, steps=config.steps)
         self.profile = Profile(run, wanted, Tracer(), done=self.done, settle=self.settle)
         if begun_from is not None and not self.done:
             self.evaluate(0, self.inputs.sequences("eval"))
+        self.evaluations.make_up(
+            self.done, every=config.eval_every, last=config.steps, evaluate=self.evaluate_some
+        )
 
     def loop(self) -> None:
         """Take the steps, with evaluations and checkpoints where they are due."""
@@ -158,8 +162,7 @@ class Training:
                     run.leave(step, self.checkpoints, self.metrics, self.profile)
                 run.heartbeat.state("stepping")
                 if evaluating:
-                    loss = self.evaluate(step, config.eval_sequences).loss
-                    self.checkpoints.evaluated(step, loss)
+                    self.evaluate_some(step)
                     run.heartbeat.say(None)
         self.settle()
 
@@ -197,8 +200,7 @@ class Training:
         return {
             "steps": config.steps,
             "tokens_per_s": self.rates.overall(),
-            "eval_loss": final.loss,
-            "eval_accuracy": final.accuracy,
+            **final,
             "unigram_entropy": self.baseline,
             "outliers": self.guard.outliers,
             "skipped_updates": self.guard.skipped,
@@ -251,23 +253,27 @@ class Training:
         self.profile.close()
         raise JobFailed(f"{said}. To go on all the same: --on-trouble warn")
 
-    def evaluate(self, step: int, most: int) -> Evaluation:
+    def evaluate_some(self, step: int) -> None:
+        """Evaluate on the --eval-sequences, on the way."""
+        found = self.evaluate(step, self.config.eval_sequences)
+        self.checkpoints.evaluated(step, found["eval_loss"])
+
+    def evaluate(self, step: int, most: int) -> dict[str, float]:
         """Evaluate on the first `most` held-out sequences, and write it down as of `step`."""
-        with self.run.time.part("evaluation"):
-            self.run.heartbeat.say("evaluating")
-            result = steps.evaluate(
-                self.eval_step,
-                self.state["params"],
-                self.inputs.held_out,
-                self.inputs.place,
-                sequences=min(most, self.inputs.sequences("eval")),
-                batch_size=self.config.batch_size,
-                tick=self.run.heartbeat.tick,
-            )
-            if self.metrics is not None:
-                self.metrics.write(step, {"eval_loss": result.loss, "eval_accuracy": result.accuracy})
-            self.run.say(f"step {step}: eval loss {result.loss:.4f}, accuracy {result.accuracy:.3f}")
-            return result
+        return self.evaluations.evaluate(step, lambda: self.score(most), self.metrics)
+
+    def score(self, most: int) -> dict[str, float]:
+        """The loss and the accuracy of the first `most` held-out sequences; the same in all processes."""
+        result = steps.evaluate(
+            self.eval_step,
+            self.state["params"],
+            self.inputs.held_out,
+            self.inputs.place,
+            sequences=min(most, self.inputs.sequences("eval")),
+            batch_size=self.config.batch_size,
+            tick=self.run.heartbeat.tick,
+        )
+        return {"eval_loss": result.loss, "eval_accuracy": result.accuracy}
 
     def save(self, step: int) -> None:
         """Begin a checkpoint of the state after `step`."""

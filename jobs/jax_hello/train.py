@@ -28,7 +28,7 @@ def take_step(state: Any, x_B: jax.Array, y_B: jax.Array) -> tuple[Any, jax.Arra
 
 
 def train(run: process.Run, config: Config) -> process.Final:
-    everywhere, saved = distributed.Devices(), checkpoints.Checkpoints(run.directory, keep_last=2)
+    everywhere, saved = distributed.Devices(), checkpoints.Checkpoints(run, keep_last=2)
     state, step_on = everywhere.jit(first_state)(), everywhere.jit(take_step)
     done, state = saved.restore_latest(state) or (0, state)
     with metrics.recording(run.directory, run.environment, done) as record:

@@ -213,7 +213,7 @@ class Training:
         """Continue from the newest checkpoint, else from the beginning; compile what the steps need."""
         run, config = self.run, self.config
         self.checkpoints = Checkpoints(
-            run.directory, keep_last=config.keep_checkpoints, headline="eval_score", better="higher"
+            run, keep_last=config.keep_checkpoints, headline="eval_score", better="higher"
         )
         self.done, self.evaluations = 0, Evaluations(run, "eval_score", patience=config.patience)
         restored = self.checkpoints.restore_latest(self.state())
@@ -229,8 +229,7 @@ class Training:
         wanted = read_steps(config.profile, steps=self.steps)
         self.profile = Profile(run, wanted, Tracer(), done=self.done, settle=self.wait)
         self.warm_up()
-        if self.done and self.done % self.eval_every == 0:
-            self.evaluate(self.done)  # a checkpoint is from before its evaluation
+        self.evaluations.make_up(self.done, every=self.eval_every, last=self.steps, evaluate=self.evaluate)
 
     def placed(self, batch: Batch) -> Any:
         """This process's rows of a batch, as Keras takes them."""

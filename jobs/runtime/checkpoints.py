@@ -12,6 +12,7 @@ import json
 import os
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,11 +20,14 @@ from typing import Any, Protocol
 
 from contracts.atomic import beside_name, remove
 from contracts.errors import RequestError
-from contracts.run_directory import CHECKPOINTS, COMMITTED, RunDirectory
+from contracts.run_directory import CHECKPOINTS, COMMITTED
 from jobs.runtime.bucket_files import files_of, pauses_s, retry
 from jobs.runtime.preemption import Preempted, watch
+from jobs.runtime.process import Run
 
 NOTES = "notes.json"
+CHECKSUMS = "crc32"
+"""In the notes: the CRC-32 of each other file of the checkpoint, by its name."""
 TORN = "checkpoints-torn"
 
 type Torn = Mapping[int, str]
@@ -57,8 +61,9 @@ class Checkpoints:
     """The checkpoints of one run: the last `keep_last`, and the one that `best` names. Rank 0 writes; all processes
     make the same calls."""
 
-    def __init__(self, directory: RunDirectory, state: State, group: Group, *, keep_last: int) -> None:
-        self._directory, self._state, self._group, self._keep_last = directory, state, group, keep_last
+    def __init__(self, run: Run, state: State, group: Group, *, keep_last: int) -> None:
+        self._run, self._directory = run, run.directory
+        self._state, self._group, self._keep_last = state, group, keep_last
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._begun: Future[None] | None = None
         self.best: int | None = None
@@ -103,8 +108,8 @@ class Checkpoints:
     def restore_latest(self) -> tuple[int, dict[str, Any]] | None:
         """Restore the newest state that can be read; its step and notes, or None where there is none.
 
-        Checkpoints that cannot be read are said, put aside in TORN and passed over for the one before them, by all
-        processes alike.
+        Checkpoints that cannot be read are put aside in TORN with a warning, and the one before them is used, by all
+        processes alike. A resumed run without a checkpoint is warned of too.
 
         Raises:
             RequestError: there are checkpoints and none can be read; they are left where they are.
@@ -113,13 +118,14 @@ class Checkpoints:
         for step in reversed(self._directory.checkpoint_steps()):
             take, notes, reason = self._read(step)
             if self._group.everywhere(reason is None):
-                put_aside(self._directory, torn, step, moves=self._group.rank() == 0)
+                put_aside(self._run, torn, step, moves=self._group.rank() == 0)
                 take()
                 watch.restored(step)
                 return step, notes
             torn[step] = reason or "another host could not read it"
         if torn:
             raise none_readable(torn)
+        warn_of_a_new_beginning(self._run)
         return None
 
     def restore_model(self, step: int) -> None:
@@ -151,7 +157,9 @@ class Checkpoints:
         folder = self._directory.path(f"{CHECKPOINTS}/{step}")
         try:
             write()
-            Path(beside, NOTES).write_text(json.dumps(notes), encoding="utf-8")
+            Path(beside, NOTES).write_text(
+                json.dumps({**notes, CHECKSUMS: _checksums(beside)}), encoding="utf-8"
+            )
             if self._directory.is_remote:
                 put = lambda: files_of(folder).put_folder(beside, folder)  # noqa: E731
                 retry(put, what=f"checkpoint {step}", pauses_s=pauses_s(self._directory))
@@ -191,6 +199,7 @@ class Checkpoints:
                         Path(here, name).write_bytes(data or b"")
                     folder = here
                 notes: dict[str, Any] = json.loads(Path(folder, NOTES).read_bytes())
+                _compare(notes.pop(CHECKSUMS, {}), folder)  # older code wrote none
                 return self._state.read(folder, model_only=model_only), notes, None
         except Exception as error:  # a torn file makes frameworks raise many kinds; all are reported
             reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
@@ -206,13 +215,48 @@ def none_readable(torn: Torn) -> RequestError:
     )
 
 
-def put_aside(directory: RunDirectory, torn: Torn, used: int, *, moves: bool) -> None:
-    """Say of each that it is put aside in TORN, and do it in the one process that `moves`. used: taken instead."""
+def put_aside(run: Run, torn: Torn, used: int, *, moves: bool) -> None:
+    """Warn of each that it is put aside in TORN, and do it in the one process that `moves`. used: taken instead."""
     for step, reason in torn.items():
-        print(
-            f"checkpoint {step} cannot be read ({reason}); it is put aside in {TORN}/ and {used} is used",
-            flush=True,
+        run.warn_everywhere(
+            f"checkpoint {step} cannot be read ({reason}); it is put aside in {TORN}/ and {used} is used"
         )
         if moves:
-            folder = directory.path(f"{CHECKPOINTS}/{step}")
-            files_of(folder).move(folder, directory.path(f"{TORN}/{step}-{time.time_ns()}"))
+            folder = run.directory.path(f"{CHECKPOINTS}/{step}")
+            files_of(folder).move(folder, run.directory.path(f"{TORN}/{step}-{time.time_ns()}"))
+
+
+def warn_of_a_new_beginning(run: Run) -> None:
+    """Warn that a resumed run takes steps again from the first one, as there is no checkpoint."""
+    if not run.environment.is_first or run.environment.attempt == 0:
+        return
+    steps = [step for line in run.directory.read_metrics() if isinstance(step := line.get("step"), int)]
+    if steps:
+        run.warn(
+            f"there is no complete checkpoint in {run.directory.path(CHECKPOINTS)}: the run begins anew, and had come "
+            f"to step {max(steps)}"
+        )
+
+
+def _checksums(folder: str) -> dict[str, int]:
+    """The CRC-32 of each file in a folder, which holds no other folders."""
+    found = {}
+    for path in sorted(Path(folder).iterdir()):
+        with path.open("rb") as file:
+            checksum = 0
+            while piece := file.read(1 << 20):
+                checksum = zlib.crc32(piece, checksum)
+        found[path.name] = checksum
+    return found
+
+
+def _compare(expected: Mapping[str, int], folder: str) -> None:
+    """Raises ValueError: a file is not what was written."""
+    found = _checksums(folder) if expected else {}
+    for name, checksum in expected.items():
+        if found.get(name) != checksum:
+            raise ValueError(
+                f"{name} is not what was written: its checksum differs"
+                if name in found
+                else f"{name} is missing"
+            )

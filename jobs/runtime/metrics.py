@@ -41,7 +41,8 @@ BUCKET_PERIOD_S = 30.0
 
 
 class Metrics:
-    """The metrics of one attempt. Lines after `resumed_step`, of steps that will be taken again, are dropped.
+    """The metrics of one attempt. Lines after `resumed_step`, of steps that will be taken again, are dropped. An
+    evaluation after `resumed_step` that is made again is not written twice.
 
     Raises (on any call):
         OSError: the disk is full, or the run directory cannot be written.
@@ -54,6 +55,8 @@ class Metrics:
         )  # an evaluation before step 1 is made again too
         kept = [line for line in before if line.get("step", 0) <= resumed_step]
         self._lines = [json.dumps(line) + "\n" for line in kept]
+        self._resumed_step = resumed_step
+        self._on_record = {name for line in kept if line.get("step") == resumed_step for name in line}
         directory.write_text(METRICS, "".join(self._lines))
         self._put_s = time.monotonic()
         self._is_closed = False
@@ -62,6 +65,8 @@ class Metrics:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """One line: `step`, `values` and the time. A value that is not finite is written as null."""
+        if step == self._resumed_step and values.keys() <= self._on_record:
+            return
         watch.about_to_record()
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         line = json.dumps({"step": step, **finite, "time": round(time.time(), 3)}) + "\n"

@@ -80,6 +80,13 @@ class Run:
             print(f"warning: {text}", flush=True)
             self.heartbeat.warn(text)
 
+    def warn_everywhere(self, text: str) -> None:
+        """The same of what each process has found by itself, and says in its own words: a line in every rank's log."""
+        if self.environment.is_first:
+            self.warn(text)
+        else:
+            print(f"warning: {text}", flush=True)
+
     def decide(self, settings: Mapping[str, Any]) -> None:
         """Write settings.json, the decided values of options that run.json leaves open; by rank 0."""
         if self.environment.is_first:

@@ -166,7 +166,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         """Continue from the newest checkpoint, else from the beginning."""
         run, config = self.run, self.config
         state = State({"model": self.network, "optimizer": self.network.optimizer})
-        self.checkpoints = Checkpoints(run.directory, state, distributed, keep_last=config.keep_checkpoints)
+        self.checkpoints = Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints)
         self.done, self.evaluations = 0, Evaluations(run, "accuracy")
         restored = self.checkpoints.restore_latest()
         if restored is not None:
@@ -182,8 +182,7 @@ class Training(keras.callbacks.Callback):  # type: ignore[misc]
         self.metrics = Metrics(run.directory, self.done) if run.environment.is_first else None
         self.traced = read_steps(config.profile, steps=self.steps)
         self.profile = Profile(run, self.traced, Tracer(), done=self.done, settle=lambda: None)
-        if self.done and self.done % self.eval_every == 0:
-            self.evaluate(self.done)  # a checkpoint is from before its evaluation
+        self.evaluations.make_up(self.done, every=self.eval_every, last=self.steps, evaluate=self.evaluate)
 
     def fit(self) -> None:
         """Take the steps that are left."""

@@ -125,7 +125,7 @@ class Training:
         """Continue from the newest checkpoint, else from the beginning."""
         run, config, beginning = self.run, self.config, self.beginning
         state = State({"model": self.model, "optimizer": self.optimizer})
-        self.checkpoints = Checkpoints(run.directory, state, distributed, keep_last=config.keep_checkpoints)
+        self.checkpoints = Checkpoints(run, state, distributed, keep_last=config.keep_checkpoints)
         self.done, self.evaluations = 0, Evaluations(run, "f1")
         restored = self.checkpoints.restore_latest()
         if restored is None:
@@ -138,8 +138,7 @@ class Training:
         self.profiled = read_steps(config.profile, steps=self.steps)
         self.profile = Profile(run, self.profiled, Tracer(), done=self.done, settle=lambda: None)
         run.heartbeat.say("compiling")
-        if self.done and self.done % self.eval_every == 0:
-            self.evaluate(self.done)  # a checkpoint is from before its evaluation
+        self.evaluations.make_up(self.done, every=self.eval_every, last=self.steps, evaluate=self.evaluate)
 
     def loop(self) -> None:
         """Take the steps, with evaluations and checkpoints where they are due."""

@@ -129,9 +129,7 @@ class Training:
         """Continue from the newest checkpoint, else from the beginning; compile what the steps need."""
         run, config = self.run, self.config
         self.state = State(self.model, self.optimizer)
-        self.checkpoints = Checkpoints(
-            run.directory, self.state, distributed, keep_last=config.keep_checkpoints
-        )
+        self.checkpoints = Checkpoints(run, self.state, distributed, keep_last=config.keep_checkpoints)
         self.done, self.evaluations = 0, Evaluations(run, "eval_score", patience=config.patience)
         restored = self.checkpoints.restore_latest()
         if restored is not None:
@@ -145,8 +143,7 @@ class Training:
         wanted = read_steps(config.profile, steps=self.steps)
         self.profile = Profile(run, wanted, Tracer(), done=self.done, settle=self.device.wait)
         self.warm_up()
-        if self.done and self.done % self.eval_every == 0:
-            self.evaluate(self.done)  # a checkpoint is from before its evaluation
+        self.evaluations.make_up(self.done, every=self.eval_every, last=self.steps, evaluate=self.evaluate)
 
     def warm_up(self) -> None:
         """Compile what the steps need, before a step is late for it. Takes no step."""

@@ -68,6 +68,8 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
         if states[run.run_id] in run_directory.ACTIVE:
             for table in _samples_tables(run, sampled):
                 console.print(table)
+        for warning in follow.warnings(run):
+            say(console)(f"warning: {printable(warning)}")
         for finding in overview.findings(run, states[run.run_id], sampled):
             say(console)(finding.text)
         if states[run.run_id] not in (*run_directory.ACTIVE, "done"):
@@ -84,6 +86,7 @@ def _status(run: Run, state: State, known: runs.Look) -> dict[str, Any]:
     return {
         **overview.overview(run, state),
         "host_states": overview.hosts(run, known.of(run), sampled),
+        "warnings": follow.warnings(run),
         "findings": [dataclasses.asdict(each) for each in overview.findings(run, state, sampled)],
     }
 

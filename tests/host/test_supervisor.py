@@ -41,7 +41,7 @@ LINES = "\n".join(f"line {n}" for n in range(11, 30))
             0,
         ),
         (  # a job that says all itself is told in its words only
-            'say("Traceback"); beat("failed", 21, message="lower it", says_all=True); say("E"); sys.exit(1)',
+            'say("Traceback"); beat("failed", 21, message="lower it", says_all=True, warnings=["a"]); sys.exit(1)',
             1,
             "lower it",
             "host 0: lower it",
@@ -63,6 +63,7 @@ def test_a_bad_end_is_told_in_status_heartbeat_and_result(
     began = time.time()
     agent.start(script)
     ended, beat, result = agent.ended(), agent.heartbeat(), agent.result()
+    assert result.get("warnings", []) == beat["warnings"]
     assert (ended["state"], ended["code"], ended["signal"]) == ("exited", code, None if code else 9)
     assert began <= ended["ended"] <= time.time()
     assert (beat["state"], beat["message"], beat["exit_code"]) == ("failed", message, code)

@@ -28,16 +28,19 @@ from jobs.runtime import processor
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.checkpoints import TORN
 from jobs.runtime.heartbeat import Heartbeat
-from jobs.runtime.jax.checkpoints import Checkpoints
+from jobs.runtime.jax.checkpoints import Checkpoints, checksum
 from jobs.runtime.jax.distributed import Devices
 from jobs.runtime.jax.executables import FOLDER, UNUSED_DAYS, Executables
 from jobs.runtime.jax.profile import Tracer
 from jobs.runtime.process import Run
 from jobs.runtime.profile import Profile, Steps, read_steps
+from tests.jobs.groups import environment_of, run_in
 
 pytestmark = [
     pytest.mark.usefixtures("two_devices"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:orbax.*"),
+    # Orbax leaves a closed event loop behind where a read fails.
+    pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning"),
 ]
 
 State = dict[str, jax.Array]
@@ -325,19 +328,25 @@ def test_one_step_is_enough_and_nothing_said_is_nothing_traced() -> None:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> RunDirectory:
-    return RunDirectory(str(tmp_path / "run"))
+def resumed_run(tmp_path: Path) -> Run:
+    return run_in(environment_of("flax_mlm", "jax", tmp_path / "run", attempt=1))
 
 
 @pytest.fixture
-def checkpoints(directory: RunDirectory) -> Iterator[Checkpoints]:
-    opened = Checkpoints(directory, keep_last=2)
+def directory(resumed_run: Run) -> RunDirectory:
+    return resumed_run.directory
+
+
+@pytest.fixture
+def checkpoints(resumed_run: Run) -> Iterator[Checkpoints]:
+    opened = Checkpoints(resumed_run, keep_last=2)
     yield opened
     opened.close()
 
 
 def state(step: int) -> dict[str, Any]:
-    return {"params": {"layers": {0: jnp.full((4, 3), step / 7)}}, "step": jnp.asarray(step, jnp.int32)}
+    layer = jnp.sin(jnp.arange(4096.0) * step).reshape(64, 64)  # too large for Orbax to keep it with its name
+    return {"params": {"layers": {0: layer}}, "step": jnp.asarray(step, jnp.int32)}
 
 
 def saved(checkpoints: Checkpoints, losses: dict[int, float | None]) -> None:
@@ -347,8 +356,8 @@ def saved(checkpoints: Checkpoints, losses: dict[int, float | None]) -> None:
     checkpoints.wait()
 
 
-def reopened(directory: RunDirectory) -> tuple[int, Any] | None:
-    again = Checkpoints(directory, keep_last=2)
+def reopened(run: Run) -> tuple[int, Any] | None:
+    again = Checkpoints(run, keep_last=2)
     try:
         return again.restore_latest(state(0))
     finally:
@@ -356,7 +365,7 @@ def reopened(directory: RunDirectory) -> tuple[int, Any] | None:
 
 
 def test_what_was_saved_is_restored_to_the_bit_with_what_was_noted_beside_it(
-    directory: RunDirectory, checkpoints: Checkpoints
+    resumed_run: Run, checkpoints: Checkpoints
 ) -> None:
     notes = {"losses": [0.1 + 0.2, 1e-300], "row": 3}
     assert checkpoints.restore_latest(state(0)) is None
@@ -364,8 +373,8 @@ def test_what_was_saved_is_restored_to_the_bit_with_what_was_noted_beside_it(
     checkpoints.save(10, state(10), notes=notes)
     checkpoints.save(10, state(99))  # a step that is there is not written again
     checkpoints.wait()
-    again = Checkpoints(directory, keep_last=2)
-    for expected, noted in ((10, notes), (5, None)):  # as older code wrote them, without notes
+    again = Checkpoints(resumed_run, keep_last=2)
+    for expected, noted in ((10, notes), (5, None)):
         restored = again.restore_latest(state(0))
         assert restored is not None
         step, tree = restored
@@ -374,7 +383,7 @@ def test_what_was_saved_is_restored_to_the_bit_with_what_was_noted_beside_it(
         for mine, theirs in zip(jax.tree.leaves(tree), jax.tree.leaves(state(step)), strict=True):
             assert mine.dtype == theirs.dtype
             np.testing.assert_array_equal(mine, theirs)
-        shutil.rmtree(directory.path(f"checkpoints/{step}"))
+        shutil.rmtree(resumed_run.directory.path(f"checkpoints/{step}"))
     again.close()
 
 
@@ -393,42 +402,98 @@ def test_the_latest_are_kept_and_the_best_besides_which_is_a_finite_one(
     assert checkpoints.steps() == kept
 
 
-# Orbax leaves a closed event loop behind where a read fails.
-@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("damage", ["truncated", "deleted", "notes torn"])
-def test_a_torn_checkpoint_is_put_aside_and_the_one_before_it_used(
-    directory: RunDirectory, checkpoints: Checkpoints, damage: str, capsys: pytest.CaptureFixture[str]
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x55
+    path.write_bytes(data)
+
+
+def link_to_nothing(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to("nowhere")
+
+
+def of_largest_file(damage: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda folder: damage(
+        max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    )
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "truncated": of_largest_file(truncate),
+    "a byte changed": of_largest_file(flip_a_byte),
+    "deleted": of_largest_file(Path.unlink),
+    "notes torn": lambda folder: truncate(folder / "notes" / "metadata"),
+    "notes deleted": lambda folder: shutil.rmtree(folder / "notes"),
+    "emptied": lambda folder: [shutil.rmtree(path) for path in folder.iterdir() if path.is_dir()],
+    "a link to nothing": link_to_nothing,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_torn_checkpoint_is_put_aside_with_a_warning_and_the_one_before_it_used(
+    resumed_run: Run, checkpoints: Checkpoints, damage: str
 ) -> None:
-    saved(checkpoints, {5: None})
-    checkpoints.save(10, state(10), notes={"row": 1})
+    directory = resumed_run.directory
+    for step in (5, 10):
+        checkpoints.save(step, state(step), notes={"row": step})
     checkpoints.wait()
     newest = Path(directory.path("checkpoints/10"))
     shutil.copytree(newest, newest.with_name("15.orbax-checkpoint-tmp-0"))  # of a write that was cut off
-    if damage == "notes torn":
-        (newest / "notes" / "metadata").write_text('{"row"')
-    for path in newest.rglob("*"):
-        if path.is_file() and damage == "truncated":
-            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        elif path.is_file() and damage == "deleted" and "d" in path.parts:
-            path.unlink()
-    restored = reopened(directory)
+    DAMAGES[damage](newest)
+    restored = reopened(resumed_run)
     assert restored is not None
     assert (restored[0], int(restored[1]["step"])) == (5, 5)
-    said = capsys.readouterr().out
-    assert "checkpoint 10 cannot be read (" in said
-    assert f"it is put aside in {TORN}/ and 5 is used" in said
+    (warning,) = resumed_run.heartbeat.warnings
+    assert warning.startswith("checkpoint 10 cannot be read (")
+    assert warning.endswith(f"it is put aside in {TORN}/ and 5 is used")
     assert [name.partition("-")[0] for name in directory.list(TORN)] == ["10"]
     assert directory.list("checkpoints") == ["5"]
 
 
-@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 def test_where_no_checkpoint_can_be_read_the_run_is_refused_and_nothing_is_moved(
-    directory: RunDirectory, checkpoints: Checkpoints
+    resumed_run: Run, checkpoints: Checkpoints
 ) -> None:
     saved(checkpoints, {5: None, 10: None})
-    again = Checkpoints(directory, keep_last=2)
+    again = Checkpoints(resumed_run, keep_last=2)
     with pytest.raises(RequestError, match="none of the run's 2 checkpoints can be read by this code"):
         again.restore_latest({**state(0), "came_with_new_code": jnp.zeros(2)})
     again.close()
-    assert directory.list("checkpoints") == ["10", "5"]
-    assert directory.list(TORN) == []
+    assert resumed_run.directory.list("checkpoints") == ["10", "5"]
+    assert resumed_run.directory.list(TORN) == []
+
+
+@pytest.mark.parametrize("had_come_so_far", [True, False])
+def test_a_resumed_run_whose_checkpoints_are_gone_warns_that_it_begins_anew(
+    resumed_run: Run, checkpoints: Checkpoints, had_come_so_far: bool
+) -> None:
+    if had_come_so_far:
+        resumed_run.directory.write_text("metrics.jsonl", '{"step": 9, "loss": 2.5}\n{"step": 10}\n{"st')
+    Path(resumed_run.directory.path("checkpoints/15.orbax-checkpoint-tmp-0")).mkdir(parents=True)
+    assert checkpoints.restore_latest(state(0)) is None
+    begins_anew = (
+        f"there is no complete checkpoint in {resumed_run.directory.url}/checkpoints: the run begins anew"
+    )
+    expected = [f"{begins_anew}, and had come to step 10"] if had_come_so_far else []
+    assert resumed_run.heartbeat.warnings == expected
+
+
+def test_a_checksum_is_the_same_however_an_array_is_shared_out_and_another_where_one_bit_is() -> None:
+    values = np.random.default_rng(3).normal(size=(6, 4)).astype(np.float32)
+    mesh = Mesh(np.asarray(jax.devices()), ("x",))
+    arrays = [
+        jax.device_put(values, NamedSharding(mesh, spec))
+        for spec in (PartitionSpec(), PartitionSpec("x"), PartitionSpec(None, "x"))
+    ]
+    expected = {int(checksum({"a": array})) for array in arrays}
+    assert len(expected) == 1
+    for dtype in (np.float32, np.float16, np.int8, np.bool_):
+        array = np.ones((6, 4), dtype)
+        before = int(checksum([array]))
+        bits = array.view(np.uint8)
+        bits[3, 1] ^= 1
+        assert int(checksum([array])) != before

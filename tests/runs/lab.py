@@ -45,6 +45,15 @@ def losses(run: Run) -> Losses:
     return dict(pairs)
 
 
+def evaluations(run: Run) -> list[tuple[int, float, float]]:
+    """Step, loss and accuracy of every evaluation, in the order in which they were written."""
+    return [
+        (line["step"], line["eval_loss"], line["eval_accuracy"])
+        for line in run.directory.read_metrics()
+        if "eval_loss" in line
+    ]
+
+
 def result(run: Run) -> dict[str, Any]:
     """result.json of the latest attempt."""
     found = run.current_result()
@@ -180,11 +189,11 @@ class Lab:
         """
         sizes = "--layers 1 --width 32 --heads 2 --ff-width 64 --vocab-size 300 --max-positions 32"
         batch = "--sequence-length 16 --batch-size 12 --learning-rate 1e-2 --eval-fraction 0.2"
-        periods = f"--log-every 1 --eval-every 20 --checkpoint-every {CHECKPOINT_EVERY} --eval-sequences 24"
+        periods = f"--log-every 1 --eval-every {CHECKPOINT_EVERY} --checkpoint-every {CHECKPOINT_EVERY}"
         return [
             "--data",
             str(self.data),
-            *f"--dtype float32 --steps {STEPS} {sizes} {batch} {periods}".split(),
+            *f"--dtype float32 --steps {STEPS} {sizes} {batch} {periods} --eval-sequences 24".split(),
         ]
 
     def fab_train(self, *more: str) -> Command:

@@ -105,7 +105,7 @@ def train(run, config):
     everywhere = distributed.Devices()
     state = {"x": everywhere.jit(lambda: jnp.arange(6.0))()}
     assert float(everywhere.jit(lambda x_B: x_B.sum())(everywhere.rows(jnp.arange(6.0)))) == 15
-    kept = checkpoints.Checkpoints(run.directory, keep_last=1)
+    kept = checkpoints.Checkpoints(run, keep_last=1)
     kept.save(1, state)
     kept.save(2, {"x": state["x"] + 1})
     kept.wait()

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import signal
 
 import pytest
 
 from launch.runs import Run
-from tests.runs.lab import FAST, SLOWLY, STEPS, Lab, Losses, losses, result, saved_steps
+from tests.runs.lab import FAST, SLOWLY, STEPS, Lab, Losses, evaluations, losses, result, saved_steps
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def test_a_run_that_loses_its_power_and_is_preempted_goes_on_each_time_with_the_very_same_losses(
-    lab: Lab, shared_lab: Lab, lost_run: Run, right_losses: Losses
+def test_a_run_that_loses_its_power_and_is_preempted_goes_on_each_time_with_the_very_same_metrics(
+    lab: Lab, shared_lab: Lab, lost_run: Run, reference: Run, right_losses: Losses
 ) -> None:
     assert lost_run.result is None
     assert shared_lab.state(lost_run) == "lost"
     before = losses(lost_run)
     assert before == {step: right_losses[step] for step in before}
     newest = saved_steps(lost_run)[-1]
-    run = lab.launch(*SLOWLY, resume=lab.copy_of(lost_run))
+    copied = lab.copy_of(lost_run)
+    # As if it had been lost between the checkpoint and the evaluation after the same step.
+    kept = [line for line in copied.directory.read_metrics() if "loss" in line or line["step"] != newest]
+    copied.directory.write_text("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+    run = lab.launch(*SLOWLY, resume=copied)
     lab.reach(run, max(before) + 1)
     lab.signal(run, signal.SIGTERM, 1)
 
@@ -39,6 +44,7 @@ def test_a_run_that_loses_its_power_and_is_preempted_goes_on_each_time_with_the_
     assert lab.state(resumed) == "done"
     assert f"resumed after step {step}\n" in lab.log(resumed)
     assert losses(resumed) == right_losses
+    assert evaluations(resumed) == evaluations(reference)
 
 
 @pytest.mark.slow

@@ -8,17 +8,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep
 
 from contracts.errors import RequestError
-from contracts.run_directory import CHECKPOINTS, RunDirectory
-from jobs.runtime.checkpoints import none_readable, put_aside
+from contracts.run_directory import CHECKPOINTS
+from jobs.runtime.checkpoints import none_readable, put_aside, warn_of_a_new_beginning
 from jobs.runtime.preemption import Preempted, watch
+from jobs.runtime.process import Run
 
 STATE, NOTES = "state", "notes"
+ITEMS = "_CHECKPOINT_METADATA"
+"""Orbax's list of what a checkpoint consists of."""
+CHECKSUM = "checksum"
+"""In the notes: `checksum` of the state. Orbax's files have checksums only of what says where the values lie."""
 
 
 class Checkpoints:
@@ -31,7 +37,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        directory: RunDirectory,
+        run: Run,
         *,
         keep_last: int,
         headline: str = "eval_loss",
@@ -41,9 +47,9 @@ class Checkpoints:
         """What was noted beside the state that has been restored."""
         self._best, self._better = _Best(), better
         policies = [keep.LatestN(keep_last), self._best]
-        self._directory = directory
+        self._run = run
         self._manager = ocp.CheckpointManager(
-            directory.path(CHECKPOINTS),
+            run.directory.path(CHECKPOINTS),
             options=ocp.CheckpointManagerOptions(
                 preservation_policy=keep.AnyPreservationPolicy(policies),
                 # Orbax skips a step while another is being written; here every save that is asked for is made.
@@ -52,7 +58,7 @@ class Checkpoints:
                 async_options=ocp.AsyncOptions(barrier_sync_fn=_meet),
             ),
         )
-        for line in directory.read_metrics() if self._manager.all_steps() else ():
+        for line in run.directory.read_metrics() if self._manager.all_steps() else ():
             self.evaluated(line["step"], line.get(headline))
 
     def steps(self) -> list[int]:
@@ -73,8 +79,10 @@ class Checkpoints:
         """
         watch.about_to_save(step)
         if step not in self._manager.all_steps():
-            noted = {} if notes is None else {NOTES: ocp.args.JsonSave(dict(notes))}
-            both = ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), **noted})
+            noted = {**(notes or {}), CHECKSUM: int(checksum(state))}
+            both = ocp.args.Composite(
+                **{STATE: ocp.args.StandardSave(state), NOTES: ocp.args.JsonSave(noted)}
+            )
             self._manager.save(step, args=both, force=True)
         if watch.save_begun(step, self.wait):
             self.wait()
@@ -98,8 +106,8 @@ class Checkpoints:
         """The newest state that can be read, with its step; None where there is no checkpoint at all. Its notes, where
         there are any, are then in `notes`.
 
-        Checkpoints that cannot be read are said, put aside under checkpoints-torn/ and passed over for the one
-        before them, by all processes alike.
+        Checkpoints that cannot be read are put aside under checkpoints-torn/ with a warning, and the one before them
+        is used, by all processes alike. A resumed run without a checkpoint is warned of too.
 
         Args:
             like: a tree of jax.Array (or ShapeDtypeStruct with shardings) of the state's structure.
@@ -109,7 +117,7 @@ class Checkpoints:
         """
         abstract = jax.tree.map(ocp.tree.to_shape_dtype_struct, like)
         torn: dict[int, str] = {}
-        for step in reversed(self.steps()):
+        for step in reversed(self._run.directory.checkpoint_steps()):
             restored, notes, reason = self._restore(step, abstract)
             read_by_all = multihost_utils.process_allgather(np.asarray(reason is None))
             if np.asarray(read_by_all).all():
@@ -120,6 +128,7 @@ class Checkpoints:
             torn[step] = reason or "another host could not read it"
         if torn:
             raise none_readable(torn)
+        warn_of_a_new_beginning(self._run)
         return None
 
     def restore(self, step: int, like: Any) -> Any:
@@ -138,12 +147,15 @@ class Checkpoints:
         """The state of `step` and its notes, or why it cannot be read."""
         state: dict[str, Any] = {STATE: ocp.args.StandardRestore(abstract)}
         try:
-            try:
-                both = ocp.args.Composite(**state, **{NOTES: ocp.args.JsonRestore()})
-                found = self._manager.restore(step, args=both)
-            except KeyError:  # it was saved without notes
-                found = self._manager.restore(step, args=ocp.args.Composite(**state))
-            return found[STATE], found.get(NOTES), None
+            items = self._run.directory.read_json(f"{CHECKPOINTS}/{step}/{ITEMS}") or {}
+            # Older code wrote none where there was nothing to note.
+            noted = {NOTES: ocp.args.JsonRestore()} if NOTES in items.get("item_handlers", NOTES) else {}
+            found = self._manager.restore(step, args=ocp.args.Composite(**state, **noted))
+            notes = dict(found.get(NOTES) or {})
+            expected = notes.pop(CHECKSUM, None)  # older code wrote none
+            if expected is not None and expected != int(checksum(found[STATE])):
+                raise ValueError("its values are not those that were written: their checksum differs")
+            return found[STATE], notes or None, None
         except Exception as error:  # Orbax and TensorStore raise many kinds for a torn file; all are reported
             return None, None, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
 
@@ -151,12 +163,39 @@ class Checkpoints:
         if not torn:
             return
         # Any one of them moves: the one that removes old checkpoints for Orbax too.
-        put_aside(self._directory, torn, used, moves=jax.process_index() == 0)
+        put_aside(self._run, torn, used, moves=jax.process_index() == 0)
         multihost_utils.sync_global_devices("torn checkpoints put aside")
         self._manager.reload()
 
     def close(self) -> None:
         self._manager.close()
+
+
+@jax.jit
+def checksum(state: Any) -> jax.Array:
+    """A 32-bit checksum of a tree of arrays, the same however they are shared out to devices.
+
+    Of each value's bits, times an odd number that its place gives, the sum modulo 2³²: one value that changes, changes
+    it.
+    """
+    total = jnp.uint32(0)
+    for array in jax.tree.leaves(state):
+        total = total * jnp.uint32(31) + _checksum_of(array)
+    return total
+
+
+def _checksum_of(array: jax.Array) -> jax.Array:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    if array.dtype == jnp.bool_:
+        array = array.astype(jnp.uint8)
+    unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(array.dtype.itemsize, jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
+    place, stride = jnp.uint32(0), 1
+    for axis in reversed(range(bits.ndim)):
+        place += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= bits.shape[axis]
+    return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
 
 
 class _Best:

@@ -45,11 +45,15 @@ def test_status_shows_what_hosts_say_letter_by_letter(
     write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(
-        beats=[beat("failed", step=7, message="no file [/tmp/a] :x:"), None],
+        beats=[
+            {**beat("failed", step=7, message="no file [/tmp/a] :x:"), "warnings": ["it begins [anew]"]},
+            None,
+        ],
         metrics=[{"step": 5, "loss": 2.0}],
     )
     assert console.status(here(), None) == 0
     said = capsys.readouterr().out
+    assert "warning: it begins [anew]" in said
     assert f"{RUN_ID}  failed  step 7/100  loss 2.000 nats  attempt 0" in said
     assert "no file [/tmp/a] :x:" in said
     assert f"resume with `fab train --resume {RUN_ID}`" in said
@@ -97,7 +101,7 @@ def test_runs_and_their_hosts_are_there_as_json_without_what_json_does_not_know(
     assert console.status(here(), None, as_json=True) == 0
     (shown,) = json.loads(capsys.readouterr().out)["runs"]
     first, second = shown.pop("host_states")
-    assert shown.pop("findings") == []
+    assert (shown.pop("findings"), shown.pop("warnings")) == ([], [])
     assert shown == listed
     assert (first["process"], first["state"], first["step"], first["message"]) == (
         "gone",
