@@ -258,8 +258,10 @@ def _service(place: Place, code: str, inventory: Inventory) -> Step:
         f"printf %s {text} | cmp -s - {path} || {{ echo {path}' is not there, or old'; exit 1; }}"
         for path, text in units_of.items()
     )
+    # Not for others to read: a proxy's address may have a password in it.
     write = "\n".join(
-        f"printf %s {text} >{path}.new && mv {path}.new {path}" for path, text in units_of.items()
+        f"(umask 077 && printf %s {text} >{path}.new) && mv {path}.new {path}"
+        for path, text in units_of.items()
     )
     stays = 'loginctl enable-linger || say "it runs only while you are logged in: sudo loginctl enable-linger $USER"'
     by_hand = f"cd {code} && {place.python} -m keeper --store {inventory.keeper}"

@@ -26,7 +26,7 @@ from contracts.errors import RequestError
 from contracts.inventory import Inventory, InventoryError, from_json
 from infra import lease
 from infra.documents import Documents, DocumentsError
-from launch import targets
+from launch import notify, targets
 from launch.targets import Target
 from launch.targets import Wanted as AskedFor
 
@@ -135,8 +135,15 @@ class Stack:
     stand_in_devices: tuple[str, ...] | None = None
 
     def take_environment(self) -> None:
-        """Set the variables of the keeper in this process, but for those that it has."""
-        os.environ.update({name: os.environ.get(name, value) for name, value in self.environment.items()})
+        """Set the variables of the notification channels in this process, but for those that it has.
+
+        Whoever may write in the bucket writes this document, so other variables are ignored: that of an API's endpoint
+        would send the keeper's token elsewhere. A channel's value names a secret that the keeper's account may read.
+        """
+        for variable in notify.VARIABLES.values():
+            value = self.environment.get(variable, "")
+            if value.startswith(notify.SECRET):
+                os.environ.setdefault(variable, value)
 
 
 def store_of(target: Target) -> Documents:

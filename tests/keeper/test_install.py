@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import stat
 import subprocess
 import sys
 import tarfile
@@ -140,3 +141,17 @@ def test_values_of_this_shell_reach_the_keeper_as_they_are(monkeypatch: pytest.M
     assert 'Environment="PATH=/bin:/my \\"own\\"/100%%\\\\bin"' in unit.splitlines()
     assert "WorkingDirectory=%h/.local/share/tpu-stack/keeper/dev/code/0000000000000000" in unit.splitlines()
     assert "User=" not in unit
+
+
+def test_the_units_can_be_read_by_nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A proxy's address may have a password in it."""
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy:3128")
+    place = dataclasses.replace(install.here(KEPT), units=str(tmp_path / "units"))
+    change = install._service(place, place.code("0" * 64), KEPT).change
+    before = change[change.index("umask 022") : change.index(f"{place.systemctl} daemon-reload")]
+    script = "\n".join(line for line in before.splitlines() if "compileall" not in line)
+    subprocess.run(["sh", "-ec", script], check=True)
+    units = sorted((tmp_path / "units").iterdir())
+    assert len(units) == 2
+    assert any("me:secret" in unit.read_text() for unit in units)
+    assert [stat.S_IMODE(unit.stat().st_mode) for unit in units] == [0o600, 0o600]

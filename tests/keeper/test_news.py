@@ -77,7 +77,12 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
         "owner": "o",
         "slices": {"main": {}},
         "inventory": to_json(INVENTORY),
-        "environment": {notify.VARIABLES["slack"]: "a", notify.VARIABLES["webhook"]: "b"},
+        "environment": {
+            notify.VARIABLES["slack"]: "secret:projects/grant/secrets/a",
+            notify.VARIABLES["webhook"]: "secret:projects/grant/secrets/b",
+            notify.VARIABLES["e-mail"]: "smtp://elsewhere",
+            "GOOGLE_TPU_V2_CUSTOM_ENDPOINT": "http://elsewhere",
+        },
     }
     made.documents.change(store.STACK, lambda _: stack)
     entry = Wanted(
@@ -101,6 +106,13 @@ def test_a_loss_is_told_when_it_is_seen_and_once(lab: Lab) -> None:
     assert lab.look() == [("slack", "preempted", LOST), ("webhook", "preempted", LOST)]
     assert lab.look(not_before_s=0.0) == []
     assert lab.entry.failures == 2
+
+
+def test_the_stack_s_document_sets_no_variable_but_the_secrets_of_channels(lab: Lab) -> None:
+    """An endpoint would send the keeper's token to whoever may write in the bucket."""
+    lab.look()
+    assert os.environ[notify.VARIABLES["slack"]] == "secret:projects/grant/secrets/a"
+    assert not {notify.VARIABLES["e-mail"], "GOOGLE_TPU_V2_CUSTOM_ENDPOINT"} & {*os.environ}
 
 
 def test_a_run_that_is_given_up_without_its_hosts_is_told_of_until_it_is_taken(lab: Lab) -> None:
