@@ -105,8 +105,10 @@ class DiskFiles:
         ]
 
     def write(self, path: str, data: bytes) -> None:
+        from contracts.run_directory import mode_of
+
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        atomic.write(path, data)
+        atomic.write(path, data, mode=mode_of(path))
 
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):

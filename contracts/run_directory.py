@@ -63,7 +63,8 @@ else:
 
 RUN = "run.json"
 CODE, FOLDER = "code.tar.gz.base64", "folder.tar.gz.base64"
-"""Text, because what is written through the hosts of a stack is text."""
+"""Text, because what is written through the hosts of a stack is text. Only who wrote them may read them: a folder may
+hold what is no business of others."""
 SETTINGS = "settings.json"
 METRICS = "metrics.jsonl"
 RESULT = "result.json"
@@ -95,6 +96,11 @@ SILENCE_LIMIT_S = 60.0
 server of the run has by then stopped whatever was left of it."""
 COMMITTED = "commit_success.txt"
 """What Orbax writes last into a checkpoint where a folder cannot be renamed, as in a bucket."""
+
+
+def mode_of(path: str) -> int | None:
+    """The mode of a file of a run directory; None is what the umask leaves."""
+    return 0o600 if path.rpartition("/")[2] in (CODE, FOLDER) else None
 
 
 def heartbeat(process_id: int) -> str:

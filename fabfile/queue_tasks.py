@@ -27,7 +27,7 @@ NOT_QUEUED = ("resume", "dry_run", "detach", "keep", "keep_attempts", "keep_hour
 OF_TARGET = ("hosts", "platform", "python", "runs")
 
 
-@task(help=SUBMIT)
+@task(help=SUBMIT, iterable=["send"])
 @reported
 @with_options_of(train.body, without=NOT_QUEUED)
 def submit(c: Any, priority: str = "0", **given: str) -> int:
@@ -47,7 +47,7 @@ def submit(c: Any, priority: str = "0", **given: str) -> int:
         "grid": "an option of the job and its values, as learning-rate=1e-4,3e-4; may be given several times",
         "seeds": "how many seeds each combination is run with (as the job's --seed)",
     },
-    iterable=["grid"],
+    iterable=["grid", "send"],
 )
 @reported
 @with_options_of(train.body, without=NOT_QUEUED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 RUN_HELP = 'a run of `fab runs`: its id, the beginning or end of it, its --name, or "latest"'
 
 OF_OWN_COMMANDS = (
-    "--workdir and --progress are for a command of your own, without --job and --resume, and a resumed run keeps its "
-    "--framework and --processes-per-host; leave them out"
+    "--workdir, --progress and --send are for a command of your own, without --job and --resume, and a resumed run "
+    "keeps its --framework and --processes-per-host; leave them out"
 )
 JSON = "print one JSON object, for programs"
 RUNS = "where runs are kept (default: where `fab train` keeps them)"
@@ -38,6 +39,7 @@ TRAIN = {
     "workdir": "the folder of a command of your own, which comes after --",
     "framework": "whose environment or image it runs in (default: the job's first; of a command jax)",
     "processes_per_host": "how many processes a host starts, or per-chip (default: 1; PyTorch jobs: per-chip)",
+    "send": "a file of your folder that is sent although it may hold a secret; may be given several times",
     "progress": "your command hangs when this file no longer grows: log, or a file (default: never)",
     "runs": "where runs are kept: a path that every host sees, or a URL such as gs://…",
     "track": "mirror the run to mlflow, wandb, or both with a comma between (default: $TPU_STACK_TRACK)",
@@ -65,6 +67,7 @@ def asked_for(
     name: str,
     hang_limit: str,
     heartbeat_limit: str,
+    send: Sequence[str] | None = None,
     max_usd: str = "",
     resume: str = "",
     queue: str = "",
@@ -80,8 +83,9 @@ def asked_for(
     if not job and not resume and (workdir or (words and not words[0].startswith("-"))):
         from launch import own_command
 
-        command, words = own_command.asked_for(words, workdir=workdir, python=python, **given), []
-    elif workdir or progress or (resume and any(given.values())):
+        command = own_command.asked_for(words, workdir=workdir, python=python, send=send or (), **given)
+        words = []
+    elif workdir or progress or send or (resume and any(given.values())):
         raise RequestError(OF_OWN_COMMANDS)
     return Request(
         job=job,
@@ -117,7 +121,8 @@ KEEP = {
         "wait": "in a cluster: seconds that all pods may take to be placed (default: 900; in a queue 12 hours)",
         "keep": "hand the run over to the stack's keeper, which resumes it after a loss",
         **KEEP,
-    }
+    },
+    iterable=["send"],
 )
 @reported
 def train(
@@ -136,6 +141,7 @@ def train(
     framework: str = "",
     processes_per_host: str = "",
     progress: str = "",
+    send: Sequence[str] | None = None,
     dry_run: bool = False,
     runs: str = "",
     track: str = "",
@@ -169,6 +175,7 @@ def train(
         framework=framework,
         processes_per_host=processes_per_host,
         progress=progress,
+        send=send,
         name=name,
         hang_limit=hang_limit,
         heartbeat_limit=heartbeat_limit,

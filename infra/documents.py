@@ -44,6 +44,8 @@ FOLDERS_AT_ONCE = 100
 LOCK_LIMIT_S = 20.0
 LOCK_POLL_S = 0.02
 ABSENT = 0
+PRIVATE = "bundles/"
+"""Documents that hold code and folders of users; on a disk only who wrote them may read them."""
 PASSING = frozenset({408, 429, 500, 502, 503, 504})
 
 
@@ -178,7 +180,7 @@ class _Folder:
             self._require(name, version)
             fresh = max(version + 1, time.time_ns())
             try:
-                atomic.write(path, b"%d\n" % fresh + data)
+                atomic.write(path, b"%d\n" % fresh + data, mode=0o600 if name.startswith(PRIVATE) else None)
             except OSError as error:
                 raise DocumentsError(f"{path} cannot be written: {error.strerror}") from None
             return fresh

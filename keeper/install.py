@@ -20,12 +20,13 @@ from contracts.errors import RequestError
 from contracts.inventory import Gateway, Inventory
 from keeper import hosts
 from launch import jobs
+from launch.bundles import Bundle, left_out_lines
 from launch.deploy import deploy, python_environment
 from launch.deploy.python_environment import Lock
 from launch.deploy.steps import Step, at_home, certificates
 from launch.display import say, terminal
 from launch.hosts import HostError, LocalTransport, Transport
-from launch.jobs import CHECKOUT, Bundle
+from launch.jobs import CHECKOUT
 from launch.ssh.access import gateway_access
 from launch.ssh.login import KEY_VARIABLE
 
@@ -130,6 +131,8 @@ def install(inventory: Inventory, *, on_this_machine: bool) -> int:
         file.write_bytes(bundle.archive)
         transport.put(file, sent)
     tell = say(terminal())
+    for line in left_out_lines([bundle]):
+        tell(line)
     wanted = steps(place, inventory, bundle, sent, lock)
     begun = deploy.Deployment(host, wanted, lambda each: tell(f"[{host}] {each.step}: {each.message}"))
     outcome = begun.begin(transport).outcome()
@@ -139,10 +142,7 @@ def install(inventory: Inventory, *, on_this_machine: bool) -> int:
 
 
 def _bundle() -> Bundle:
-    found = [path for folder in FOLDERS for path in sorted((CHECKOUT / folder).rglob("*")) if path.is_file()]
-    return jobs.archive(
-        CHECKOUT, [path for path in found if not jobs.LEFT_OUT.intersection(path.relative_to(CHECKOUT).parts)]
-    )
+    return jobs.bundle(CHECKOUT, FOLDERS)
 
 
 def _gateway(inventory: Inventory) -> tuple[Transport, str]:

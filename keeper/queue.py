@@ -15,7 +15,8 @@ from contracts import run_directory
 from contracts.errors import RequestError
 from infra.documents import ABSENT, ChangedError, Documents
 from keeper.store import QUEUE
-from launch.jobs import Bundle, Submitted
+from launch.bundles import Bundle
+from launch.jobs import Submitted
 from launch.launch import Request
 
 State = Literal["waiting", "stopping", "cancelled"] | run_directory.State

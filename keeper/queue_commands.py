@@ -30,10 +30,11 @@ from keeper.queue_worker import work as work_on
 from keeper.store import Stack, find_stack, neglected, read_wanted, store_of
 from launch import follow, runs
 from launch import launch as launching
+from launch.bundles import Bundle, left_out_lines
 from launch.commands import track as tracking
 from launch.display import printable, say, terminal
 from launch.hosts import HostError
-from launch.jobs import Bundle, Submitted
+from launch.jobs import Submitted
 from launch.launch import Request
 from launch.targets import Target, Wanted, inventory_of, of_each
 
@@ -101,6 +102,7 @@ def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) 
     track = tracking.asked_for(wishes.track, os.environ, None)
     queue, entries = _queue(targets[0]), []
     bundles: dict[str, Bundle] = {}
+    left_out: dict[str, None] = {}
     for asked in several:
         follow.require_job(asked)
         submitted, fitting = _checked(targets, asked)
@@ -118,11 +120,14 @@ def _add(targets: Sequence[Target], several: Sequence[Request], wishes: Wishes) 
             )
         )
         bundles |= {bundle.sha256: bundle for bundle in submitted.bundles}
+        left_out |= dict.fromkeys(left_out_lines(submitted.bundles))
     added = queue.add(entries, [*bundles.values()])
     before = sum(entry.state == "waiting" for entry in queue.entries()) - len(added)
     numbers = f"entry {added[0].number}" + (f" to {added[-1].number}" if len(added) > 1 else "")
     where = "" if targets[0].is_local else f" --stack {targets[0].name}"
     tell = say(terminal())
+    for line in left_out:
+        tell(line)
     tell(f"{numbers} of the queue, {before} waiting before; `fab queue work{where}` or the keeper starts it")
     if not any(target.hosts[0].internal_address for target in targets):
         tell(f"{targets[0].slice.name} has no hosts now; `pulumi up --refresh` or its keeper asks for them")

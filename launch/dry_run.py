@@ -15,6 +15,7 @@ from contracts.process import read as read_environment
 from contracts.ranks import decoded, rank_variables
 from launch import costs
 from launch import plan as plans
+from launch.bundles import TITLES, left_out_lines
 from launch.cluster.manifests import manifests
 from launch.cluster.pod_launcher import PodLauncher
 from launch.launch import Planned
@@ -43,8 +44,9 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
         yield f"job {plan.job} on {plan.framework}, {plan.ranks_per_host} process(es) a host"
     if planned.note is not None:
         yield planned.note
-    for title, bundle in zip(("our code", "your folder"), planned.bundles, strict=False):
+    for title, bundle in zip(TITLES, planned.bundles, strict=False):
         yield f"{title}: {len(bundle.names)} files, {len(bundle.archive) / 1024:,.0f} KiB packed, {bundle.sha256[:12]}"
+    yield from left_out_lines(planned.bundles)
     if isinstance(launcher, PodLauncher):
         found = manifests(plan, launcher.options)
         yield from yaml.dump_all(found, Dumper=_Plainly, sort_keys=False, width=sys.maxsize).splitlines()

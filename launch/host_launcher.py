@@ -9,8 +9,8 @@ from typing import Any
 
 from contracts.durations import spoken
 from launch import plan as plans
+from launch.bundles import Bundle
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, all_or_error, ask_all, stop_processes
-from launch.jobs import Bundle
 from launch.plan import Plan
 from launch.targets import Target
 

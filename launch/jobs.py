@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import difflib
-import gzip
-import hashlib
 import importlib
 import io
 import re
 import shlex
 import subprocess
-import tarfile
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +18,7 @@ from typing import Any
 from contracts.errors import RequestError
 from contracts.run_directory import OWN_COMMAND
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
+from launch.bundles import Bundle, listing
 
 TYROS_HINT = re.compile(r"For full helptext, (see|run) .* --help")
 """Names a command that does not exist here."""
@@ -188,40 +185,7 @@ def find(name: str, framework: str | None = None) -> Job:
 FOLDERS = ("contracts", "host", "jobs")
 """Of the checkout, in the code bundle: what a job imports, and for a pod its agent."""
 LARGEST_BYTES = 16 * 2**20
-LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Bundle:
-    """A tar.gz and the SHA-256 of its bytes. The same files give the same bytes, whenever and wherever made.
-
-    names: of its files.
-    """
-
-    sha256: str
-    archive: bytes
-    names: frozenset[str] = frozenset()
-
-    @classmethod
-    def of_archive(cls, archive: bytes) -> Bundle:
-        """Return the bundle whose archive was kept."""
-        with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
-            names = frozenset(packed.getnames())
-        return cls(sha256=hashlib.sha256(archive).hexdigest(), archive=archive, names=names)
-
-    @classmethod
-    def of_text(cls, text: str | None, sha256: str) -> Bundle | None:
-        """Return the bundle that `text` keeps; None if it is not the one of that hash."""
-        try:
-            archive = base64.b64decode(text or "", validate=True)
-        except ValueError:
-            return None
-        return cls.of_archive(archive) if hashlib.sha256(archive).hexdigest() == sha256 else None
-
-    @property
-    def text(self) -> str:
-        """Its archive as text keeps it."""
-        return base64.b64encode(self.archive).decode()
+SECRET = "may hold a secret"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -274,51 +238,20 @@ class Submitted:
         return []
 
 
-def bundle(checkout: Path) -> Bundle:
-    """Bundle FOLDERS of `checkout`.
+def bundle(checkout: Path, folders: Sequence[str] = FOLDERS) -> Bundle:
+    """Bundle these folders of `checkout`.
 
     Raises:
         RequestError: they hold more than LARGEST_BYTES, so most likely something that is not code.
     """
-    files = sorted(
-        path
-        for folder in FOLDERS
-        for path in (checkout / folder).rglob("*")
-        if path.is_file() and not LEFT_OUT.intersection(path.relative_to(checkout).parts)
-    )
-    sizes = {path: path.stat().st_size for path in files}
-    if sum(sizes.values()) > LARGEST_BYTES:
-        largest = max(files, key=lambda path: sizes[path])
+    found = listing(checkout, inside=[f"{folder}/" for folder in folders if (checkout / folder).is_dir()])
+    if found.size_bytes > LARGEST_BYTES:
         raise RequestError(
-            f"{checkout}: {', '.join(FOLDERS)} hold {sum(sizes.values()) / 2**20:,.0f} MiB, more than the "
+            f"{checkout}: {', '.join(folders)} hold {found.size_bytes / 2**20:,.0f} MiB, more than the "
             f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts as code; the largest file is "
-            f"{largest.relative_to(checkout)}: keep data elsewhere"
+            f"{found.largest(1)[0]}: keep data elsewhere"
         )
-    return archive(checkout, files)
-
-
-def archive(folder: Path, files: Sequence[Path], programs: Set[Path] = frozenset()) -> Bundle:
-    """Bundle these files of a folder, in this order; `programs` among them may be executed."""
-    contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-    packed = tar(contents, {path.relative_to(folder).as_posix() for path in programs})
-    compressed = gzip.compress(packed, compresslevel=6, mtime=0)
-    return Bundle(
-        sha256=hashlib.sha256(compressed).hexdigest(), archive=compressed, names=frozenset(contents)
-    )
-
-
-def tar(files: Mapping[str, bytes], programs: Set[str] = frozenset()) -> bytes:
-    """Return a tar of the files by their names; the same files in the same order give the same bytes.
-
-    programs: those that may be executed.
-    """
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o755 if name in programs else 0o644
-            archive.addfile(member, io.BytesIO(content))
-    return packed.getvalue()
+    return found.bundle(SECRET)
 
 
 def git(folder: Path, *arguments: str, limit_s: float = 10) -> subprocess.CompletedProcess[str] | None:
@@ -327,7 +260,8 @@ def git(folder: Path, *arguments: str, limit_s: float = 10) -> subprocess.Comple
         return subprocess.run(
             ["git", "-C", str(folder), *arguments],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # as Python itself has names that are no UTF-8
             timeout=limit_s,
             check=False,
         )

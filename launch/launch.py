@@ -26,9 +26,10 @@ from contracts.run_directory import RunDirectory
 from jobs.runtime.cache import user_cache_dir
 from launch import costs, environments, jobs, runs
 from launch import plan as plans
+from launch.bundles import Bundle, left_out_lines
 from launch.host_launcher import HostLauncher
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, ask_all, stop_processes
-from launch.jobs import Bundle, Job, Submitted
+from launch.jobs import Job, Submitted
 from launch.plan import Plan
 from launch.run_record import finalize, run_record
 from launch.runs import AtWorkError, Run
@@ -145,8 +146,8 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
     with only, target.alone() as require_alone:
         plan = dataclasses.replace(plan, attempt=_next_attempt(request.resume, target))
         before = directory.read_json(run_directory.RUN) if request.resume else None
-        if planned.note is not None:
-            say(planned.note)
+        for line in (*filter(None, [planned.note]), *left_out_lines(planned.bundles)):
+            say(line)
         if plan.budget is not None:
             say(plan.budget.text)
         began_s = time.monotonic()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 from contracts.errors import RequestError
 from contracts.run_directory import FOLDER, OWN_COMMAND
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
-from launch.jobs import LEFT_OUT, Bundle, archive, git
+from launch.bundles import Bundle, Listing, listing
+from launch.jobs import SECRET as CODE_SECRET
+from launch.jobs import git
 from launch.plan import OwnCommand
 from launch.runs import Run
 from launch.targets import Target
@@ -32,7 +36,8 @@ class Config:
 
     words: the command. workdir: its folder on the launching machine. processes_per_host: a number, or "per-chip".
     progress: LOG, or a file of the folder or elsewhere on the hosts whose growth is progress; None: hangs are not
-    looked for. python: the interpreter on the hosts that "python" means; None: the framework's.
+    looked for. python: the interpreter on the hosts that "python" means; None: the framework's. send: files of the
+    folder that are sent although they may hold secrets, or git ignores them.
     """
 
     words: tuple[str, ...]
@@ -41,6 +46,7 @@ class Config:
     processes_per_host: str = "1"
     progress: str | None = None
     python: str | None = None
+    send: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +69,7 @@ class Command:
         Raises:
             RequestError: there is no such folder, or it is too large.
         """
-        return self.kept or bundle_folder(Path(self.config.workdir))
+        return self.kept or bundle_folder(Path(self.config.workdir), self.config.send)
 
     def folder_again(self, run: Run) -> tuple[Bundle, str | None]:
         """Return the folder that a resumed run is sent, and what to say of it.
@@ -134,11 +140,19 @@ class Command:
 
 def of_run(config: Mapping[str, Any], kept: Bundle | None = None) -> Command:
     """Return the command of a run whose run.json has this `config`."""
-    return Command(config=Config(**{**config, "words": tuple(config["words"])}), kept=kept)
+    lists = {name: tuple(config.get(name, ())) for name in ("words", "send")}
+    return Command(config=Config(**{**config, **lists}), kept=kept)
 
 
 def asked_for(
-    words: Sequence[str], *, workdir: str, framework: str, processes_per_host: str, progress: str, python: str
+    words: Sequence[str],
+    *,
+    workdir: str,
+    framework: str,
+    processes_per_host: str,
+    progress: str,
+    python: str,
+    send: Sequence[str] = (),
 ) -> Command:
     """Return the command that the options of `fab train` mean; an empty option was not given.
 
@@ -169,74 +183,130 @@ def asked_for(
             processes_per_host=processes_per_host or "1",
             progress=progress or None,
             python=python or None,
+            send=named_in(folder, send),
         )
     )
 
 
-def bundle_folder(folder: Path) -> Bundle:
-    """Bundle a user's folder: all its files but those that git ignores there.
+def bundle_folder(folder: Path, send: Sequence[str] = ()) -> Bundle:
+    """Bundle a user's folder: all its files but those that git ignores there, and those that may hold secrets.
+
+    send: the names of files in it that are sent all the same.
 
     Raises:
-        RequestError: it cannot be read, it holds more than LARGEST_BYTES, or its .gitignore cannot be honoured.
+        RequestError: it cannot be read, it holds more than LARGEST_BYTES, or its .gitignore cannot be honoured; or a
+            file of `send` is not there.
     """
     if not folder.is_dir():
         raise RequestError(f"{folder}: the command's folder is no longer there")
-    files = sorted(path for path in _listed(folder) if path.is_file())
+    git_there = _Git(folder)
     try:
-        found = {path: path.stat() for path in files}
-        sizes = {path: stat.st_size for path, stat in found.items()}
-        if sum(sizes.values()) <= LARGEST_BYTES:
-            return archive(folder, files, {path for path, stat in found.items() if stat.st_mode & 0o100})
+        found = listing(folder, ignored=git_there.ignored)
     except OSError as error:
+        raise RequestError(f"--workdir {folder}: cannot be read ({error.strerror})") from None
+    found = found.with_files({name: _status(folder, name) for name in send})
+    found = found.without(git_there.submodules_missing(found))
+    if found.size_bytes > LARGEST_BYTES:
+        largest = ", ".join(
+            f"{name} ({found.files[name].st_size / 2**20:,.0f} MiB)" for name in found.largest(LARGEST_FILES)
+        )
         raise RequestError(
-            f"--workdir {folder}: {error.filename} cannot be read ({error.strerror}); name it in .gitignore, or mend it"
-        ) from None
-    largest = sorted(files, key=lambda path: -sizes[path])[:LARGEST_FILES]
-    named = ", ".join(f"{path.relative_to(folder)} ({sizes[path] / 2**20:,.0f} MiB)" for path in largest)
-    raise RequestError(
-        f"--workdir {folder}: holds {sum(sizes.values()) / 2**20:,.0f} MiB, more than the "
-        f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts; the largest files are {named}. Name them in "
-        ".gitignore, and read data from a bucket or the share"
-    )
+            f"--workdir {folder}: holds {found.size_bytes / 2**20:,.0f} MiB, more than the "
+            f"{LARGEST_BYTES / 2**20:.0f} MiB that are sent to hosts; the largest files are {largest}. Name them in "
+            ".gitignore, and read data from a bucket or the share"
+        )
+    return found.bundle(SECRET, allowed=send, programs=found.programs)
 
 
-def _listed(folder: Path) -> list[Path]:
-    """The files of a folder that git does not ignore; in a folder that is no git checkout too."""
-    inside = git(folder, "rev-parse", "--is-inside-work-tree")
-    if inside is None:
-        if next(folder.rglob(".gitignore"), None) is not None:
+SECRET = f"{CODE_SECRET}; `--send FILE` sends one"
+
+
+def named_in(folder: Path, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return the files that `--send` names, each once or several with a comma between, by their names in the folder.
+
+    Raises:
+        RequestError: one is not a file of the folder.
+    """
+    texts = [text for each in wanted for text in ([each] if (folder / each).is_file() else each.split(","))]
+    names = []
+    for text in filter(None, texts):
+        places = (folder / text, Path(text).expanduser().absolute())
+        name = os.path.relpath(next(filter(os.path.lexists, places), places[0]), folder)
+        if name.startswith("../"):
+            raise RequestError(f"--send {text}: is not in {folder}; name a file of that folder")
+        _status(folder, name)
+        names.append(name)
+    return tuple(sorted({*names}))
+
+
+def _status(folder: Path, name: str) -> os.stat_result:
+    place = folder / name
+    if place.is_dir():
+        raise RequestError(f"--send {name}: is a folder; name the files that are in it")
+    if not place.is_file():
+        raise RequestError(f"--send {name}: there is no such file in {folder}")
+    return place.stat()
+
+
+class _Git:
+    """What git knows of a user's folder, which need not be a git checkout, and of the checkouts in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._submodules: list[str] = []
+
+    def ignored(self, folder: Path, names: Set[str]) -> Set[str]:
+        """Return what git ignores in a folder, as `launch.bundles.listing` takes it.
+
+        A folder that the checkout around it ignores is looked at by itself.
+        """
+        inside = git(folder, "rev-parse", "--is-inside-work-tree")
+        if inside is None:
+            if ".gitignore" not in names:
+                return frozenset()
             raise RequestError(
-                f"--workdir {folder}: has a .gitignore, and there is no git to read it; install git"
+                f"--workdir {self._folder}: has a .gitignore, and there is no git to read it; install git"
             )
-        return _walked(folder)
-    if inside.stdout.strip() != "true":
-        if next(folder.rglob(".gitignore"), None) is None:
-            return _walked(folder)
-        import tempfile
-
+        is_checkout = inside.stdout.strip() == "true"
+        around = git(folder, "check-ignore", "--quiet", "--no-index", ".") if is_checkout else None
+        if around is not None and around.returncode != 0:
+            self._submodules += [
+                os.path.relpath(folder / line.partition("\t")[2], self._folder)
+                for line in self._names(folder, "ls-files", "-z", "--stage")
+                if line.startswith(OF_SUBMODULES)
+            ]
+            return self._ignored(folder)
         with tempfile.TemporaryDirectory() as empty:
             git(Path(empty), "init", "--quiet", ".")
-            own = (f"--git-dir={empty}/.git", f"--work-tree={folder}")
-            found = git(folder, *own, *_ALL, "--others", limit_s=GIT_LIMIT_S)
-    else:
-        found = git(folder, *_ALL, "--cached", "--others", limit_s=GIT_LIMIT_S)
-    if found is None or found.returncode:
-        raise RequestError(
-            f"--workdir {folder}: git cannot list its files; `git -C {folder} ls-files` says why"
+            return self._ignored(folder, f"--git-dir={empty}/.git", f"--work-tree={folder}")
+
+    def _ignored(self, folder: Path, *place: str) -> Set[str]:
+        names = self._names(
+            folder,
+            *place,
+            *("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"),
         )
-    names = {name for name in found.stdout.split("\0") if name}
-    return [folder / name for name in names if not LEFT_OUT.intersection(Path(name).parts)]
+        # A folder that is not ignored itself, but all that git sees in it, is listed with what is in it.
+        pairs = itertools.pairwise([*sorted(names), ""])
+        return {name for name, next_one in pairs if not (name[-1] == "/" and next_one.startswith(name))}
+
+    def _names(self, folder: Path, *arguments: str) -> list[str]:
+        done = git(folder, *arguments, limit_s=GIT_LIMIT_S)
+        if done is None or done.returncode:
+            raise RequestError(
+                f"--workdir {self._folder}: git cannot list its files; `git -C {folder} ls-files` says why"
+            )
+        return [name for name in done.stdout.split("\0") if name]
+
+    def submodules_missing(self, found: Listing) -> dict[str, str]:
+        """Return the submodules of which no file is there, with the reason."""
+        folders = {name[:end] for name in found.files for end, letter in enumerate(name) if letter == "/"}
+        reason = "a submodule that is not checked out; `git submodule update --init` does that"
+        return {name: reason for name in self._submodules if name not in folders}
 
 
-_ALL = ("ls-files", "-z", "--exclude-standard")
-
-
-def _walked(folder: Path) -> list[Path]:
-    return [
-        path
-        for path in folder.rglob("*")
-        if not {*LEFT_OUT, ".git", ".venv"}.intersection(path.relative_to(folder).parts)
-    ]
+OF_SUBMODULES = "160000 "
+"""How git begins what it says of one."""
 
 
 def problems(config: Config, folder: Bundle, target: Target, *, in_container: bool) -> list[str]:
@@ -264,6 +334,10 @@ def problems(config: Config, folder: Bundle, target: Target, *, in_container: bo
 def _missing(name: str, config: Config, folder: Bundle) -> list[str]:
     if str(Path(name)) in folder.names:
         return []
+    place = Path(name)
+    for each in (place, *place.parents):
+        if reason := folder.left_out.get(str(each)):
+            return [f"-- {name}: {each} is not sent ({reason})"]
     if (Path(config.workdir) / name).exists():
         return [
             f"-- {name}: is in {config.workdir}, but git ignores it there, so it is not sent; change .gitignore"

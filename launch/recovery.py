@@ -16,7 +16,8 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import CODE, FOLDER, State
 from launch import runs
-from launch.jobs import CHECKOUT, Bundle, Submitted
+from launch.bundles import Bundle
+from launch.jobs import CHECKOUT, Submitted
 from launch.launch import Request
 from launch.plan import HANG_FLOOR_S, HEARTBEAT_LIMIT_S
 from launch.runs import Run

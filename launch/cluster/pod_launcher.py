@@ -12,6 +12,7 @@ from typing import Any
 
 from contracts.durations import spoken
 from contracts.errors import RequestError
+from launch.bundles import Bundle
 from launch.cluster import manifests
 from launch.cluster.api_server import (
     CONFLICT,
@@ -28,7 +29,6 @@ from launch.cluster.cluster_runs import LOOK_S, REMOVE_LIMIT_S, ClusterRuns, unl
 from launch.cluster.manifests import Options
 from launch.cluster.pods import GRACE_S, MANAGED_BY, OURS, Object, Seen, name_of, trouble
 from launch.hosts import HostError, HostsError
-from launch.jobs import Bundle
 from launch.plan import JOIN_LIMIT_S, Plan
 from launch.runs import AtWorkError
 from launch.targets import Target

@@ -21,6 +21,7 @@ from contracts.errors import RequestError
 from contracts.run_directory import RunDirectory, heartbeat
 from launch import environments, host_launcher, jobs, launch, runs
 from launch import plan as plans
+from launch.bundles import left_out_lines
 from launch.display import printable, say, terminal
 from launch.hosts import HostError, ask_all, stop_processes
 from launch.jobs import CHECKOUT
@@ -129,6 +130,8 @@ def _carry_out(plan: Plan, target: Target) -> list[str]:
     """Start, wait for the end, and stop what is left; what failed, in words."""
     code = jobs.bundle(CHECKOUT)
     plan = dataclasses.replace(plan, bundle_sha256=code.sha256)
+    for line in left_out_lines([code]):
+        say(terminal())(line)
     facts = host_launcher.preflight(plan, target.agents)
     host_launcher.stage(code, target.agents, facts)
     host_launcher.pull(plan, target.agents, facts, say(terminal()))

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from contracts.errors import RequestError
-from launch.jobs import CHECKOUT, tar
+from launch.bundles import tar
+from launch.jobs import CHECKOUT
 
 Platform = Literal["tpu", "cpu"]
 PLATFORMS: tuple[Platform, ...] = get_args(Platform)

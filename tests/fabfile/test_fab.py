@@ -103,8 +103,8 @@ NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
         (
             "train --job jax_hello --progress log",
             (
-                "--workdir and --progress are for a command of your own, without --job and --resume, and a resumed run "
-                "keeps its --framework and --processes-per-host; leave them out"
+                "--workdir, --progress and --send are for a command of your own, without --job and --resume, and a "
+                "resumed run keeps its --framework and --processes-per-host; leave them out"
             ),
         ),
         (

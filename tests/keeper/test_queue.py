@@ -28,8 +28,8 @@ from keeper.queue_worker import FOREIGN_LIMIT_S, MOST_LOSSES, MOST_STARTS, Opene
 from keeper.store import Stack
 from launch import jobs, runs, targets
 from launch import launch as launching
+from launch.bundles import Bundle, tar
 from launch.hosts import HostError, HostsError
-from launch.jobs import Bundle, tar
 from launch.runs import Look
 from tests.keeper import test_idle as idle_lab
 from tests.launch.test_costs import MAIN

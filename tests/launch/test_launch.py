@@ -21,8 +21,8 @@ from jobs import jax_hello
 from jobs.flax_mlm.config import Config
 from launch import environments, follow, host_launcher, jobs, launch, runs, targets
 from launch import launch as launching
+from launch.bundles import Bundle
 from launch.hosts import Agent, GoneLink, HostsError
-from launch.jobs import Bundle
 from launch.launch import NotJoined
 from launch.plan import Container, Plan
 from launch.run_record import run_record

@@ -17,7 +17,7 @@ import pytest
 
 from contracts.inventory import Gateway, Inventory, Storage
 from keeper import install
-from launch import jobs
+from launch import bundles
 from launch.deploy.deploy import RUNNER
 from launch.deploy.python_environment import Lock
 from launch.deploy.steps import to_json
@@ -76,8 +76,8 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
 def installed(guest: Guest, fails: str = "0") -> dict[str, tuple[str, str]]:
     """What became of each step."""
     program = PROGRAM.replace("FAILS", fails).encode()
-    packed = gzip.compress(jobs.tar({"keeper/__init__.py": b"", "keeper/__main__.py": program}), mtime=0)
-    bundle = jobs.Bundle(sha256=hashlib.sha256(packed).hexdigest(), archive=packed)
+    packed = gzip.compress(bundles.tar({"keeper/__init__.py": b"", "keeper/__main__.py": program}), mtime=0)
+    bundle = bundles.Bundle(sha256=hashlib.sha256(packed).hexdigest(), archive=packed)
     steps = install.steps(PLACE, INVENTORY, bundle, "/var/tmp/sent.tar.gz", LOCK)
     guest.put("/root/sent", base64.b64encode(packed).decode())
     guest.read("sh", "-c", "base64 --decode /root/sent >/var/tmp/sent.tar.gz")

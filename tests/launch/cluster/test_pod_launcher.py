@@ -20,6 +20,7 @@ import pytest
 from contracts.errors import RequestError
 from contracts.inventory import Capacity, Cluster, Inventory, NodePool, Slice, Storage
 from launch import launch, own_command, runs, targets
+from launch.bundles import Bundle
 from launch.cluster import manifests
 from launch.cluster.api_server import Connection
 from launch.cluster.cluster_runs import ClusterRuns
@@ -27,7 +28,7 @@ from launch.cluster.manifests import Options
 from launch.cluster.pod_launcher import PodLauncher
 from launch.cluster.pods import CONTAINER, INDEX, OURS, Object, name_of
 from launch.hosts import HostError, HostsError, stop_processes
-from launch.jobs import SERVER, Bundle
+from launch.jobs import SERVER
 from launch.launch import Planned, Request
 from launch.plan import Plan
 from launch.runs import AtWorkError

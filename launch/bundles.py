@@ -1,0 +1,265 @@
+"""What is sent of a folder: its files as one archive, which of them may hold secrets, and why others are left out."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import gzip
+import hashlib
+import io
+import os
+import re
+import stat
+import tarfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+
+LEFT_OUT = frozenset({"__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".git", ".venv"})
+"""Files and folders that are never sent, without a word: they are made anew where they are needed."""
+TITLES = ("our code", "your folder")
+"""Of a run's bundles, in their order."""
+MOST_NAMED = 20
+"""Names in a line about what is left out."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A tar.gz and the SHA-256 of its bytes. The same files give the same bytes, whenever and wherever made.
+
+    names: of its files. left_out: files and folders that are not in it, each with the reason.
+    """
+
+    sha256: str
+    archive: bytes
+    names: frozenset[str] = frozenset()
+    left_out: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of_archive(cls, archive: bytes) -> Bundle:
+        """Return the bundle whose archive was kept."""
+        with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+            names = frozenset(packed.getnames())
+        return cls(sha256=hashlib.sha256(archive).hexdigest(), archive=archive, names=names)
+
+    @classmethod
+    def of_text(cls, text: str | None, sha256: str) -> Bundle | None:
+        """Return the bundle that `text` keeps; None if it is not the one of that hash."""
+        try:
+            archive = base64.b64decode(text or "", validate=True)
+        except ValueError:
+            return None
+        return cls.of_archive(archive) if hashlib.sha256(archive).hexdigest() == sha256 else None
+
+    @property
+    def text(self) -> str:
+        """Its archive as text keeps it."""
+        return base64.b64encode(self.archive).decode()
+
+
+def left_out_lines(bundles: Sequence[Bundle]) -> Iterator[str]:
+    """Return what is to be said of the files that are not in a run's bundles: a line for each reason."""
+    for title, bundle in zip(TITLES, bundles, strict=False):
+        names: dict[str, list[str]] = {}
+        for name, reason in sorted(bundle.left_out.items()):
+            names.setdefault(reason, []).append(name if name.isprintable() else repr(name))
+        for reason, some in names.items():
+            more = f" and {len(some) - MOST_NAMED} more" if len(some) > MOST_NAMED else ""
+            yield f"not sent of {title}: {', '.join(some[:MOST_NAMED])}{more} ({reason})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The files of a folder that can be sent, by their names in it, and what cannot be, with the reasons."""
+
+    folder: Path
+    files: Mapping[str, os.stat_result]
+    left_out: Mapping[str, str]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(found.st_size for found in self.files.values())
+
+    def largest(self, count: int) -> list[str]:
+        """Return the names of the largest files."""
+        return sorted(self.files, key=lambda name: -self.files[name].st_size)[:count]
+
+    def with_files(self, files: Mapping[str, os.stat_result]) -> Listing:
+        """Return the listing with more files, which were left out or not."""
+        left_out = {name: reason for name, reason in self.left_out.items() if name not in files}
+        return dataclasses.replace(self, files={**self.files, **files}, left_out=left_out)
+
+    def without(self, left_out: Mapping[str, str]) -> Listing:
+        """Return the listing with more that is left out."""
+        return dataclasses.replace(self, left_out={**self.left_out, **left_out})
+
+    @property
+    def programs(self) -> frozenset[str]:
+        """The names of the files that their owner may execute."""
+        return frozenset(name for name, found in self.files.items() if found.st_mode & 0o100)
+
+    def bundle(self, secret: str, allowed: Collection[str] = (), programs: Set[str] = frozenset()) -> Bundle:
+        """Return the files as a bundle, without those that cannot be read or may hold a secret.
+
+        secret: the reason that is given for the latter. allowed: the names of files that may. programs: those that may
+        be executed.
+        """
+        contents, left_out = dict[str, bytes](), dict[str, str]()
+        for name in sorted(self.files, key=lambda name: name.split("/")):
+            try:
+                content = (self.folder / name).read_bytes()
+                place = os.path.realpath(self.folder / name) if (self.folder / name).is_symlink() else name
+            except OSError as error:
+                left_out[name] = unreadable(error)
+                continue
+            if name not in allowed and (is_secret(name, content) or is_secret(place, content)):
+                left_out[name] = secret
+            else:
+                contents[name] = content
+        packed = archive(contents, programs)
+        return dataclasses.replace(packed, left_out={**self.left_out, **left_out})
+
+
+def listing(
+    folder: Path,
+    *,
+    inside: Sequence[str] = ("",),
+    ignored: Callable[[Path, Set[str]], Set[str]] = lambda _folder, _names: frozenset(),
+) -> Listing:
+    """List the files of a folder: those that are there and can be sent as what they are.
+
+    A link to a file is sent as that file. Links to folders are not followed: they may lead in a circle, or anywhere.
+
+    inside: the folders in it that are listed, each "" or with a slash at its end. ignored: called with the folder and
+    with each git checkout in it, and the names there; returns what is left out there without a word, by names relative
+    to that folder, those of folders with a slash at the end.
+
+    Raises:
+        OSError: the folder itself cannot be read.
+    """
+    files, left_out, skipped = dict[str, os.stat_result](), dict[str, str](), set[str]()
+    left = [*inside]
+    while left:
+        place = left.pop()
+        try:
+            with os.scandir(folder / place) as scanned:
+                entries = list(scanned)
+        except OSError as error:
+            if not place:
+                raise
+            left_out[place.rstrip("/")] = unreadable(error)
+            continue
+        names = {entry.name for entry in entries}
+        if not place or ".git" in names:
+            skipped |= {place + name for name in ignored(folder / place, names)}
+        for entry in entries:
+            name = place + entry.name
+            if entry.name in LEFT_OUT or name in skipped:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                if f"{name}/" not in skipped:
+                    left.append(f"{name}/")
+                continue
+            found = _regular(entry)
+            if isinstance(found, str):
+                left_out[name] = found
+            else:
+                files[name] = found
+    return Listing(folder=folder, files=files, left_out=left_out)
+
+
+def _regular(entry: os.DirEntry[str]) -> os.stat_result | str:
+    """Return the status of a file that can be sent, or the reason why it cannot be."""
+    try:
+        found = entry.stat()
+    except FileNotFoundError:
+        return "a link to nothing" if entry.is_symlink() else "it has just vanished"
+    except OSError as error:
+        return unreadable(error)
+    if stat.S_ISREG(found.st_mode):
+        return found
+    kinds = {stat.S_IFDIR: "a link to a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(found.st_mode), "a device")
+
+
+def unreadable(error: OSError) -> str:
+    """Return the reason for leaving out what cannot be read."""
+    return f"cannot be read: {error.strerror}"
+
+
+def archive(contents: Mapping[str, bytes], programs: Set[str] = frozenset()) -> Bundle:
+    """Bundle files by their names, in this order; `programs` among them may be executed."""
+    compressed = gzip.compress(tar(contents, programs), compresslevel=6, mtime=0)
+    return Bundle(
+        sha256=hashlib.sha256(compressed).hexdigest(), archive=compressed, names=frozenset(contents)
+    )
+
+
+def tar(files: Mapping[str, bytes], programs: Set[str] = frozenset()) -> bytes:
+    """Return a tar of the files by their names; the same files in the same order give the same bytes.
+
+    programs: those that may be executed.
+    """
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(content), 0o755 if name in programs else 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+# --- secrets --------------------------------------------------------------------------------------------------------
+
+SECRET_NAMES = re.compile(
+    r"""(?: .*/ )? (?:
+      \.env (?: rc | [._~-].* )? | [^/]+\.env
+    | id_(?: rsa | dsa | ecdsa | ed25519 )(?: _sk )?(?: [._~-].* )?
+    | [^/]+\.(?: key | ppk | p12 | pfx | jks | keystore | kdbx | tfstate )
+    | [._]netrc | \.pypirc | \.git-credentials | \.npmrc | \.pgpass | \.my\.cnf | \.boto | \.s3cfg | \.vault-token
+    | \.databrickscfg | \.dockercfg | \.comet\.config | kaggle\.json | client_secret[^/]*\.json
+    | \.aws/credentials | \.docker/config\.json | \.cargo/credentials\.toml | \.?credentials(?: \.json )?
+    | \.kube/config | (?: [^/]+[.-] )?kubeconfig(?: \.ya?ml )?
+    | (?: \.config/ | \.)gcloud/.* | application_default_credentials\.json
+    | \.?(?: (?: hf | huggingface | wandb | github | gitlab | api | access | auth )[._-] )?token(?: \.txt )?
+    | \.?huggingface/stored_tokens | \.?secrets?\.(?: toml | ya?ml | json | ini )
+    )""",
+    re.VERBOSE | re.IGNORECASE | re.DOTALL,
+)
+"""Where programs keep passwords, tokens and private keys."""
+HARMLESS_NAMES = re.compile(
+    r"(.*[/._-])?(examples?|samples?|templates?|tmpl|tpl|dist|defaults?|schema)"
+    r"([._-](env|toml|ya?ml|json|ini|txt))?|.*\.pub",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Files that show how those are written, and public keys."""
+PUBLIC = re.compile(rb"\s*-----BEGIN (?:[A-Z0-9]+ )?(?:CERTIFICATE|PUBLIC KEY)")
+PRIVATE_KEY = re.compile(
+    rb"^[ \t]*-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----[ \t\r]*$"
+    rb"|-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY-----(?:\\r)?\\n[A-Za-z0-9+/=]{16}",
+    re.MULTILINE,
+)
+"""In lines of its own, or in a string with escaped ends of lines."""
+JSON_OF_ACCOUNT = re.compile(
+    rb'[\xef\xbb\xbf\s]*\{.*"type"\s*:\s*"(?:service_account|authorized_user)"', re.DOTALL
+)
+KEY_OF_ACCOUNT = re.compile(rb'"(?:private_key|refresh_token)"\s*:\s*"[^"]')
+IN_CONFIGURATION = re.compile(rb"(?:aws_secret_access_key[ \t]*=|client-key-data:)[ \t]*[A-Za-z0-9+/]{20}")
+"""In files of the AWS command line and of kubectl, whatever their names."""
+TOKEN = re.compile(
+    rb"\s*(?:hf_[A-Za-z0-9]{20,}|gh[opsu]_[A-Za-z0-9]{30,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{20,}"
+    rb"|xox[abp]-[\w-]{20,}|pypi-[\w-]{40,}|ya29\.[\w-]{20,}|AIza[\w-]{35})\s*"
+)
+"""A file that is a token and nothing else."""
+LONGEST_CREDENTIAL = 64 * 1024
+
+
+def is_secret(name: str, content: bytes) -> bool:
+    """Whether a file's name or content says that it holds a password, a token or a private key."""
+    if b"PRIVATE KEY" in content and PRIVATE_KEY.search(content):
+        return True
+    if SECRET_NAMES.fullmatch(name) and not HARMLESS_NAMES.fullmatch(name) and not PUBLIC.match(content):
+        return True
+    if len(content) > LONGEST_CREDENTIAL:
+        return False
+    of_account = JSON_OF_ACCOUNT.match(content) and KEY_OF_ACCOUNT.search(content)
+    return bool(of_account or IN_CONFIGURATION.search(content) or TOKEN.fullmatch(content))

@@ -1,0 +1,310 @@
+"""What is sent of a folder: every file as it is, without secrets, and what is left out is named with its reason."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.errors import RequestError
+from contracts.run_directory import CODE, FOLDER, RunDirectory
+from host.agent.files import bundle_dir, stage, unpack, write_file
+from infra.documents import ABSENT, Documents
+from launch import jobs
+from launch.bundles import MOST_NAMED, Bundle, archive, is_secret, left_out_lines, listing
+from launch.own_command import SECRET, bundle_folder, named_in
+
+KEY = b"-----BEGIN RSA PRIVATE KEY-----\nMIIEpAIBAAKCAQEA\n-----END RSA PRIVATE KEY-----\n"
+ACCOUNT = b'{"type": "service_account", "project_id": "p", "private_key": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (".env", b""),
+        ("deploy/.ENV.local", b""),
+        (".env~", b""),
+        (".envrc", b""),
+        ("prod.env", b""),
+        (".aws/credentials", b""),
+        ("home/.aws/credentials", b""),
+        (".ssh/id_rsa", b""),
+        ("id_ed25519", b""),
+        ("id_ecdsa_sk.bak", b""),
+        ("server.key", b"\x30\x82"),
+        ("store.p12", b"\x30\x82"),
+        (".netrc", b""),
+        ("_netrc", b""),
+        (".pypirc", b""),
+        (".npmrc", b""),
+        (".git-credentials", b""),
+        (".config/gcloud/legacy_credentials/a@b/adc.json", b""),
+        (".config/gcloud/credentials.db", b""),
+        ("application_default_credentials.json", b""),
+        ("client_secret_123.json", b""),
+        (".kube/config", b""),
+        ("gke-kubeconfig.yaml", b""),
+        (".docker/config.json", b""),
+        (".huggingface/token", b""),
+        (".cache/huggingface/token", b""),
+        ("token", b""),
+        ("hf_token.txt", b""),
+        (".streamlit/secrets.toml", b""),
+        ("kaggle.json", b""),
+        ("server.pem", KEY),
+        ("notes.txt", b"see\n" + KEY),
+        ("key.yaml", b"key: |\n  -----BEGIN PRIVATE KEY-----\n  MIIE\n"),
+        ("settings.py", rb'KEY = "-----BEGIN PRIVATE KEY-----\nMIIEpAIBAAKCAQEA"'),
+        ("open", b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjE\n"),
+        ("secret.asc", b"-----BEGIN PGP PRIVATE KEY BLOCK-----\r\n\r\nlQdG\r\n"),
+        ("robot.json", ACCOUNT),
+        ("spaced.json", b"\xef\xbb\xbf\n" + ACCOUNT.replace(b": ", b" :\n")),
+        ("adc.json", b'{"refresh_token": "1//x", "type": "authorized_user"}'),
+        ("aws.ini", b"[default]\naws_secret_access_key = wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY\n"),
+        ("cluster.yaml", b"users:\n- user:\n    client-key-data: LS0tLS1CRUdJTiBSU0EgUFJJ\n"),
+        ("login", b"hf_abcdefghijklmnopqrstuvwxyzABCDEFGH\n"),
+    ],
+)
+def test_a_secret_is_recognised_by_its_name_or_its_content(name: str, content: bytes) -> None:
+    assert is_secret(name, content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (".env.example", b"TOKEN=\n"),
+        (".env.template", b""),
+        ("sample.env", b""),
+        ("environment.yml", b""),
+        ("env.py", b""),
+        (".ssh/id_rsa.pub", b"ssh-rsa AAAA"),
+        (".ssh/known_hosts", b""),
+        (".aws/config", b"[default]\nregion = us-central1\n"),
+        ("ca.pem", b"-----BEGIN CERTIFICATE-----\nMIID\n"),
+        ("public.key", b"-----BEGIN PUBLIC KEY-----\nMIIB\n"),
+        ("tokenizer.json", b'{"model": {"type": "BPE"}}'),
+        ("tokens.txt", b"[PAD]\n[UNK]\n"),
+        ("tokenization.py", b""),
+        ("special_tokens_map.json", b"{}"),
+        ("keys.py", b""),
+        ("monkey", b""),
+        ("pem.py", b'MARKER = ("-----BEGIN PRIVATE KEY-----", "-----END PRIVATE KEY-----")\n'),
+        ("reader.py", b"aws_secret_access_key = os.environ['AWS_SECRET_ACCESS_KEY']\n"),
+        ("README.md", b'A key has `"type": "service_account"` and a `"private_key"`.\n'),
+        ("account.json", b'{"type": "service_account", "name": "p"}'),
+        ("secrets.json.example", b"{}"),
+        ("commit.txt", b"da39a3ee5e6b4b0d3255bfef95601890afd80709\n"),
+    ],
+)
+def test_a_harmless_file_is_not_taken_for_a_secret(name: str, content: bytes) -> None:
+    assert not is_secret(name, content)
+
+
+def write(folder: Path, **files: bytes) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always"]
+    subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True, timeout=30, capture_output=True)
+
+
+@pytest.mark.parametrize("is_checkout", [True, False])
+def test_secrets_of_a_folder_are_left_out_and_named_unless_they_are_asked_for(
+    tmp_path: Path, is_checkout: bool
+) -> None:
+    folder = tmp_path / "project"
+    secrets = {".env": b"A=1", ".aws/credentials": b"x", "deploy.pem": KEY}
+    write(
+        folder,
+        **secrets,
+        **{"train.py": b"", ".env.example": b"A="},
+        **{".gitignore": b"hidden\n", "hidden": KEY},
+    )
+    (folder / "link.txt").symlink_to(folder / ".env")
+    if is_checkout:
+        git(folder, "init", "-q")
+        git(folder, "add", "-A")
+    sent = bundle_folder(folder)
+    assert sent.names == {"train.py", ".env.example", ".gitignore"}
+    (line,) = left_out_lines([archive({}), sent])
+    assert line == (
+        "not sent of your folder: .aws/credentials, .env, deploy.pem, link.txt (may hold a secret; `--send FILE` "
+        "sends one)"
+    )
+    asked = named_in(folder, [".env,deploy.pem", str(folder / "hidden"), ".env"])
+    assert asked == (".env", "deploy.pem", "hidden")
+    sent = bundle_folder(folder, asked)
+    assert {".env", "deploy.pem", "hidden"} <= sent.names
+    assert sent.left_out == dict.fromkeys([".aws/credentials", "link.txt"], SECRET)
+    for wrong, said in (
+        (".aws", "is a folder; name the files"),
+        ("nope", "there is no such file"),
+        ("../x", "is not in"),
+    ):
+        with pytest.raises(RequestError, match=f"--send {wrong}: {said}"):
+            named_in(folder, [wrong])
+
+
+def test_secrets_of_the_checkout_are_not_in_the_code_that_is_sent(tmp_path: Path) -> None:
+    write(tmp_path, **{"jobs/one/__main__.py": b"", "jobs/one/.env": b"A=1", "host/robot.json": ACCOUNT})
+    sent = jobs.bundle(tmp_path)
+    assert sent.names == {"jobs/one/__main__.py"}
+    assert [*left_out_lines([sent])] == [
+        "not sent of our code: host/robot.json, jobs/one/.env (may hold a secret)"
+    ]
+
+
+@pytest.mark.parametrize("is_checkout", [True, False])
+def test_what_cannot_be_sent_is_named_with_its_reason_and_every_name_travels(
+    tmp_path: Path, is_checkout: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "project"
+    odd = [os.fsdecode(b"caf\xe9.txt"), "line\nbreak", "é", "-rf", " ", "a" * 200 + "/" + "b" * 200]
+    write(folder, **{name: name.encode(errors="surrogateescape") for name in odd})
+    write(folder, **{"sub/inner.py": b"", "sub/.gitignore": b"*.tmp\n", "sub/x.tmp": b"", "bare/file": b""})
+    write(
+        folder,
+        **{
+            "closed/file": b"",
+            "ignored/file": b"",
+            ".gitignore": b"ignored\n",
+            "some/a.tmp": b"",
+            "some/b": b"",
+        },
+    )
+    git(folder / "sub", "init", "-q")
+    git(folder / "bare", "init", "-q", "--bare", ".git")  # no work tree: looked at by itself
+    (folder / "inside").symlink_to("sub/inner.py")
+    (folder / "outside").symlink_to(tmp_path / "elsewhere")
+    write(tmp_path, elsewhere=b"elsewhere")
+    for link, to in {"dangling": "nowhere", "circle": "circle", "up": "..", "proc": "/proc/self/mem"}.items():
+        (folder / link).symlink_to(to)
+    os.mkfifo(folder / "pipe")
+    os.mkfifo(folder / "some" / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(folder)
+        server.bind("socket")
+    if is_checkout:
+        git(folder, "init", "-q")
+        git(folder, "submodule", "--quiet", "add", str(_repository(tmp_path / "library")), "vendor")
+        git(folder, "submodule", "--quiet", "deinit", "--force", "vendor")
+    scandir = os.scandir
+
+    def closed(path: Any) -> Any:
+        if str(path).endswith("/closed"):
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", closed)
+    sent = bundle_folder(folder)
+    submodules = {"vendor": "a submodule that is not checked out; `git submodule update --init` does that"}
+    assert sent.left_out == {
+        "dangling": "a link to nothing",
+        "circle": "cannot be read: Too many levels of symbolic links",
+        "up": "a link to a folder",
+        "proc": "cannot be read: Input/output error",
+        "pipe": "a named pipe",
+        "some/pipe": "a named pipe",
+        "socket": "a socket",
+        "closed": "cannot be read: Permission denied",
+        **(submodules if is_checkout else {}),
+    }
+    plain = {
+        "sub/inner.py",
+        "sub/.gitignore",
+        "bare/file",
+        "inside",
+        "outside",
+        ".gitignore",
+        "some/b",
+        "some/a.tmp",
+    }
+    assert sent.names == {*odd, *plain, *([".gitmodules"] if is_checkout else [])}
+    monkeypatch.undo()
+    unpack(sent.archive, str(tmp_path / "there"))
+    for name in odd:
+        assert (tmp_path / "there" / name).read_bytes() == name.encode(errors="surrogateescape")
+    assert (tmp_path / "there" / "outside").read_bytes() == b"elsewhere"
+    assert not (tmp_path / "there" / "outside").is_symlink()
+    assert Bundle.of_text(sent.text, sent.sha256) == sent
+
+
+def _repository(folder: Path) -> Path:
+    write(folder, **{"library.py": b""})
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "a")
+    return folder
+
+
+def test_a_checked_out_submodule_is_sent_and_a_folder_that_git_ignores_is_looked_at_by_itself(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "project"
+    write(folder, **{"train.py": b"", "scratch/deep/try.py": b"", ".gitignore": b"scratch/\n"})
+    write(folder, **{"scratch/.gitignore": b"*.log\n", "scratch/a.log": b""})
+    git(folder, "init", "-q")
+    git(folder, "submodule", "--quiet", "add", str(_repository(tmp_path / "library")), "vendor")
+    write(folder, **{"forced/kept": b"", "forced/other": b""})
+    git(folder, "add", "-f", "forced/kept")
+    write(folder, **{".gitignore": b"scratch/\nforced/\n"})
+    sent = bundle_folder(folder)
+    assert sent.names == {"train.py", ".gitignore", ".gitmodules", "vendor/library.py", "forced/kept"}
+    assert sent.left_out == {}
+    assert bundle_folder(folder / "scratch").names == {".gitignore", "deep/try.py"}
+    assert bundle_folder(folder / "scratch" / "deep").names == {"try.py"}
+
+
+@given(
+    st.dictionaries(
+        st.binary(min_size=1, max_size=300).filter(lambda name: not {0, 47} & {*name}), st.binary()
+    )
+)
+def test_a_tar_gives_back_every_name_and_content(files: dict[bytes, bytes]) -> None:
+    import tarfile
+
+    contents = {os.fsdecode(name): content for name, content in files.items()}
+    with tarfile.open(fileobj=io.BytesIO(archive(contents).archive)) as packed:
+        found = {member.name: packed.extractfile(member).read() for member in packed}  # type: ignore[union-attr]
+    assert found == contents
+
+
+def test_a_long_list_of_what_is_left_out_is_cut_and_odd_names_are_written_out(tmp_path: Path) -> None:
+    for number in range(MOST_NAMED + 3):
+        (tmp_path / f"{number:02}").symlink_to("nowhere")
+    (tmp_path / os.fsdecode(b"\xe9\n\x1b")).symlink_to("..")
+    bundle = listing(tmp_path).bundle("")
+    first, second = left_out_lines([bundle])
+    assert first.endswith("18, 19 and 3 more (a link to nothing)")
+    assert second == r"not sent of our code: '\udce9\n\x1b' (a link to a folder)"
+
+
+def test_others_cannot_read_a_bundle_on_a_host_in_a_run_directory_or_in_a_queue(tmp_path: Path) -> None:
+    sent = archive({"train.py": b""})
+    request = {"root": str(tmp_path), "sha256": sent.sha256, "archive_base64": sent.text}
+    stage(request)
+    there = Path(bundle_dir(str(tmp_path), sent.sha256))
+    assert stat.S_IMODE(there.stat().st_mode) == 0o700
+    there.chmod(0o755)  # as an earlier version left it
+    stage(request)
+    assert stat.S_IMODE(there.stat().st_mode) == 0o700
+    run = RunDirectory(str(tmp_path / "run"))
+    run.write_text(CODE, sent.text)
+    write_file({"path": run.path(FOLDER), "text": sent.text})
+    run.write_text("run.json", "{}")
+    Documents(str(tmp_path / "queue")).write("bundles/one.json", {}, version=ABSENT)
+    paths = [Path(run.path(CODE)), Path(run.path(FOLDER)), tmp_path / "queue" / "bundles" / "one.json"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in paths] == [0o600] * 3
+    assert stat.S_IMODE(Path(run.path("run.json")).stat().st_mode) & 0o044
