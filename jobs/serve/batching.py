@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import functools
 import math
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -53,6 +55,10 @@ def choose(waiting: Sequence[int], shapes: Shapes) -> tuple[list[int], int, int]
     return sorted(same + shorter), size, length
 
 
+class BatchingEndedError(Exception):
+    """No more rows are computed: the batcher has ended with an error of its own."""
+
+
 class Full(Exception):
     """Too many rows wait. retry_after_s: when there may be room again."""
 
@@ -68,6 +74,15 @@ class Waiting:
     row: Row
     put: asyncio.Future[Any]
     since_s: float = dataclasses.field(default_factory=time.monotonic)
+
+    def settle(self, output: Any) -> None:
+        """Answer with an output, or raise an error where it is awaited, unless it was given up."""
+        if self.put.done():
+            return
+        if isinstance(output, Exception):
+            self.put.set_exception(output)
+        else:
+            self.put.set_result(output)
 
 
 Observe = Callable[[int, int, int, float, float], None]
@@ -90,6 +105,8 @@ class Batcher:
         self._row_s = 0.0
         self.busy_since_s: float | None = None
         """When the batch that is computed now was begun (monotonic); None: the model is free."""
+        self.failure: BaseException | None = None
+        """Why the batcher has ended, if it has: no row is computed any more."""
 
     @property
     def waiting(self) -> int:
@@ -100,7 +117,11 @@ class Batcher:
 
         Raises:
             Full: there is no room for so many.
+            BatchingEndedError: none is computed any more.
+            Exception: what the model raised for one of these rows.
         """
+        if self.failure is not None:
+            raise BatchingEndedError
         if len(self._waiting) + len(rows) > self.most_waiting:
             raise Full(max(1, math.ceil(self._row_s * len(self._waiting))))
         loop = asyncio.get_running_loop()
@@ -111,43 +132,63 @@ class Batcher:
             return [await each.put for each in mine]
         finally:
             for each in mine:
-                each.put.cancel()
+                if not each.put.cancel() and not each.put.cancelled():
+                    each.put.exception()  # asyncio logs what nobody has looked at
             if any(each.put.cancelled() for each in mine):
                 # Who gives up takes the rows along: while the model is busy, they would keep others out.
                 self._waiting = collections.deque(each for each in self._waiting if not each.put.done())
 
     async def run(self) -> None:
-        """Compute what comes, until it is cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            while not self._waiting:
-                self._some.clear()
-                await self._some.wait()
-            taken = self._take()
-            if taken is None:
-                continue
-            several, size, length = taken
-            began_s = self.busy_since_s = time.monotonic()
-            rows = [each.row for each in several]
-            try:
-                outputs = await loop.run_in_executor(
-                    self._thread, self._predictor.compute, rows, size, length
+        """Compute what comes, until it is cancelled. An error that is not a row's ends it: see `failure`."""
+        several: list[Waiting] = []
+        try:
+            while True:
+                while not self._waiting:
+                    self._some.clear()
+                    await self._some.wait()
+                taken = self._take()
+                if taken is None:
+                    continue
+                several, size, length = taken
+                began_s = self.busy_since_s = time.monotonic()
+                for row, output in zip(several, await self._outputs(several, size, length), strict=True):
+                    row.settle(output)
+                took_s, self.busy_since_s = time.monotonic() - began_s, None
+                self._row_s = (
+                    0.9 * self._row_s + 0.1 * took_s / len(several) if self._row_s else took_s / len(several)
                 )
-            except (
-                Exception
-            ) as error:  # each framework has kinds of its own; the requests are told, and others go on
-                for each in several:
-                    if not each.put.done():
-                        each.put.set_exception(error)
-            else:
-                for each, output in zip(several, outputs, strict=True):
-                    if not each.put.done():
-                        each.put.set_result(output)
-            took_s, self.busy_since_s = time.monotonic() - began_s, None
-            self._row_s = (
-                0.9 * self._row_s + 0.1 * took_s / len(several) if self._row_s else took_s / len(several)
-            )
-            self._observe(len(several), size, length, began_s - min(each.since_s for each in several), took_s)
+                waited_s = began_s - min(each.since_s for each in several)
+                self._observe(len(several), size, length, waited_s, took_s)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            traceback.print_exc()
+            self.failure = error
+            for row in [*several, *self._waiting]:
+                row.settle(BatchingEndedError())
+            raise
+
+    async def _outputs(self, several: Sequence[Waiting], size: int, length: int) -> Sequence[Any]:
+        """Return the output of each row, or what the model raised for it.
+
+        Each framework has errors of its own, so all kinds count. Rows whose batch failed are computed one by one:
+        only those that fail alone have failed.
+        """
+        rows = [each.row for each in several]
+        compute = functools.partial(self._predictor.compute, rows, size, length)
+        try:
+            outputs = await asyncio.get_running_loop().run_in_executor(self._thread, compute)
+            if len(outputs) != len(rows):
+                raise ValueError(f"{len(outputs)} outputs for {len(rows)} rows")
+        except Exception as error:
+            if len(rows) == 1:
+                return [error]
+            return [
+                output
+                for each in several
+                for output in await self._outputs([each], self.shapes.sizes[0], length)
+            ]
+        return outputs
 
     def _take(self) -> tuple[list[Waiting], int, int] | None:
         """Take the rows of the next batch out of those that wait; None: all that waited have given up."""

@@ -66,8 +66,8 @@ def serve(run: process.Run, config: Config) -> process.Final:
     run.say(f"serving {config.run} ({predictor.task}) on {address}:{port}")
     figures = server.figures
     while not stopped.wait(LOOK_S):
-        if not server.is_alive:
-            raise JobFailed("the HTTP server has ended; the lines above say why")
+        if (failure := server.failure) is not None:
+            raise JobFailed(failure)
         if server.stuck_s < STUCK_S:
             run.heartbeat.step(max(1, figures.requests))
     run.say("stopping: what is under way is answered first")

@@ -41,7 +41,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from contracts.errors import RequestError
 from jobs.runtime.prediction import Answer, Encoded, Predictor
-from jobs.serve.batching import Batcher, Full, Shapes
+from jobs.serve.batching import Batcher, BatchingEndedError, Full, Shapes
 from jobs.serve.config import LOOPBACK, MIB, Config
 
 INLINE_CHARACTERS = 8192
@@ -73,7 +73,7 @@ class Refused(Exception):
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = json.dumps(value, ensure_ascii=False).encode()
+    body = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     return Response(body, status, headers, "application/json")
 
 
@@ -243,8 +243,17 @@ class Server:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it answers, as far as this process can tell."""
+        """Whether it listens, as far as this process can tell."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def failure(self) -> str | None:
+        """Why it can answer no more, if something of it has ended that should not."""
+        if not self.is_alive:
+            return "the HTTP server has ended; the lines above say why"
+        if (error := self.batcher.failure) is not None:
+            return f"what forms batches has ended: {type(error).__name__}: {error}"
+        return None
 
     @property
     def stuck_s(self) -> float:
@@ -266,7 +275,8 @@ class Server:
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         task = asyncio.create_task(self.batcher.run())
         yield
-        task.cancel()
+        if not task.cancel():
+            task.exception()  # which `failure` has
 
     # --- what is asked ---
 
@@ -278,6 +288,10 @@ class Server:
                 return refused.response()
             except ClientDisconnect:
                 return Response(status_code=400)
+            except RequestError as error:
+                return Refused(422, str(error)).response()
+            except BatchingEndedError:
+                return Refused(503, "the server is ending after an error; its log says which").response()
             except Exception as error:  # a model's own kinds
                 print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 return _json({"error": f"the model has failed: {type(error).__name__}"}, 500)
@@ -354,10 +368,19 @@ class Server:
         found = []
         for place, each in enumerate(asked.inputs):
             try:
-                found.append(self._predictor.encode(each, asked.second))
+                encoded = self._predictor.encode(each, asked.second)
             except RequestError as error:
                 said = str(error).replace("--second", '"second"')
                 raise Refused(422, f"inputs[{place}]: {said}") from None
+            needed = max((row.length for row in encoded.rows), default=0)
+            longest = self.batcher.shapes.lengths[-1]
+            if needed > longest:
+                raise Refused(
+                    422,
+                    f"inputs[{place}]: has {needed} tokens, and this server takes at most {longest} "
+                    f"(--lengths {self._config.lengths}); shorten it, or start the server with longer lengths",
+                )
+            found.append(encoded)
         return found
 
     async def _models(self, _request: Request) -> Response:
@@ -381,6 +404,8 @@ class Server:
     async def _health(self, _request: Request) -> Response:
         if self._stopping.is_set():
             return _json({"status": "stopping"}, 503)
+        if self.failure is not None:
+            return _json({"status": self.failure}, 503)
         if self.stuck_s > self._config.wait_s:
             return _json({"status": f"the model has computed one batch for {self.stuck_s:.0f} s"}, 503)
         return _json({"status": "ok"})

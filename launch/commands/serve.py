@@ -132,9 +132,10 @@ def _listening(options: Options) -> dict[str, str]:
         socket.create_server(
             (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET
         ).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: of a name that is no host's
+        why = getattr(error, "strerror", None) or error
         raise RequestError(
-            f"--address {address} --port {port}: cannot be listened on ({error.strerror}); choose another port, or 0 "
+            f"--address {address} --port {port}: cannot be listened on ({why}); choose another port, or 0 "
             "for a free one"
         ) from None
     given = {"address": address, "port": str(port)}
@@ -184,23 +185,25 @@ def _lead(console: Console, target: Target, run: Run, *, stops: bool) -> int:
         shown = _Shown(console, opened)
         agents = target.find_agents(run.described)
         if threading.current_thread() is threading.main_thread():
-            for number in (
-                signal.SIGINT,
-                signal.SIGTERM,
-            ):  # also where a shell or a service manager starts this
-                signal.signal(number, signal.default_int_handler)
+            # A shell that starts this in the background has it ignored.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             state = follow.follow(run, agents, shown)
-        except KeyboardInterrupt:
-            shown.close()
+        except BaseException as error:
+            # Whatever ends this command: a server must not be left behind without a word.
+            if stops:
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    shown.close()
+                    console.print(
+                        "stopping; requests under way are answered first (Ctrl-C again: do not wait for them)"
+                    )
+                with contextlib.suppress(HostError):  # a cluster may have started it again
+                    run = runs.read(run.directory) or run
+                stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_GRACE_S)
+            if not isinstance(error, KeyboardInterrupt):
+                raise
             if not stops:
                 return DONE
-            console.print(
-                "stopping; requests under way are answered first (Ctrl-C again: do not wait for them)"
-            )
-            with contextlib.suppress(HostError):  # a cluster may have started it again
-                run = runs.read(run.directory) or run
-            stop_processes(agents, run.run_id, run.attempt, grace_s=STOP_GRACE_S)
             state = follow.follow(run, agents, displays.Plain(console))
         finally:
             shown.close()

@@ -10,7 +10,6 @@ import dataclasses
 import glob
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import threading
@@ -148,7 +147,7 @@ def build(*, framework: str, platform: str, update_base: bool, environ: Mapping[
     wanted, on = chosen("--framework", framework), platform_of(platform)
     console = terminal()
     tell = say(console)
-    with _terminated_as_interrupted(), contextlib.closing(connect(environ)) as client:
+    with contextlib.closing(connect(environ)) as client:
         command = buildkit(client, environ)
         if update_base:
             if BASE_VARIABLE in environ:
@@ -268,19 +267,6 @@ def one_at_a_time(recipe: Recipe, environ: Mapping[str, str], tell: Say) -> Iter
         yield
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM is Ctrl-C within it: what a build has begun is cleaned up before the process ends."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 PROGRAM = "/opt/tpu-stack/smoke"

@@ -26,6 +26,10 @@ SHAPES = Shapes(sizes=(1, 4, 16), lengths=(8, 16, 32))
 RECEIVE_S = 0.5
 
 
+class Panic(BaseException):
+    """What libraries in Rust raise; no `except Exception` catches it."""
+
+
 class Counting:
     """A model that counts words, which a test can hold back."""
 
@@ -50,8 +54,15 @@ class Counting:
 
     def compute(self, rows: Sequence[Row], size: int, length: int) -> list[int]:
         self.free.wait(20)
-        if rows[0].values[0] == "explode":
+        words = [row.values[0] for row in rows]
+        if "explode" in words:
             raise ValueError("a shape that does not fit")
+        if "blame" in words:
+            raise RequestError("cannot be read")
+        if "panic" in words:
+            raise Panic("a library's panic")
+        if "lose" in words:
+            return []
         assert len(rows) <= size and all(row.length <= length for row in rows)
         self.batches.append((len(rows), size, length))
         return [len(row.values) for row in rows]
@@ -203,6 +214,9 @@ GOOD = b'{"inputs": ["one two"]}'
         (b" " * (2**20 + 1), 413, "more than 1,048,576 bytes"),
         (b" " * (6 * 2**20), 413, "more than 1,048,576 bytes"),
         ({"inputs": ["explode"]}, 500, "the model has failed: ValueError"),
+        ({"inputs": ["explode", "explode now"]}, 500, "the model has failed: ValueError"),
+        ({"inputs": ["lose"]}, 500, "the model has failed: ValueError"),
+        ({"inputs": ["blame"]}, 422, "cannot be read"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_with_the_input_and_the_limit(
@@ -212,6 +226,46 @@ def test_what_cannot_be_answered_is_refused_with_the_input_and_the_limit(
     found, told, _ = client.send(body)
     assert (found, said in told["error"]) == (status, True), told
     assert client.count("one two") == "2"
+
+
+def test_an_input_that_fits_no_shape_is_refused_with_the_lengths_there_are(start: Start) -> None:
+    client, _, _ = start(lengths="8,16")
+    status, told, _ = client.send({"inputs": ["one", "word " * 17]})
+    assert status == 422
+    assert told["error"].startswith(
+        "inputs[1]: has 17 tokens, and this server takes at most 16 (--lengths 8,16)"
+    )
+    assert client.count("word " * 16) == "16"
+
+
+def test_an_input_on_which_the_model_fails_takes_no_other_one_of_its_batch_along(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client, server, model = start()
+    model.free.clear()
+    with ThreadPoolExecutor(8) as pool:
+        first = pool.submit(client.count, "one")
+        until(lambda: server.batcher.busy_since_s is not None)
+        texts = ["one two", "explode", "blame", "one two three"]
+        others = [pool.submit(client.send, {"inputs": [text]}) for text in texts]
+        until(lambda: server.batcher.waiting == 4)
+        model.free.set()
+        assert [each.result()[0] for each in others] == [200, 500, 422, 200] and first.result() == "1"
+    assert client.request("GET", "/healthz")[:2] == (200, {"status": "ok"})
+    assert "never retrieved" not in capfd.readouterr().err
+
+
+def test_a_batcher_that_ends_answers_what_waits_and_is_a_failure_of_the_server(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    client, server, _ = start()
+    assert server.failure is None
+    status, told, _ = client.send({"inputs": ["panic"]})
+    assert (status, "its log says which" in told["error"]) == (503, True)
+    assert client.send({"inputs": ["one"]})[0] == 503
+    assert client.request("GET", "/healthz")[:2] == (503, {"status": server.failure})
+    assert server.failure == "what forms batches has ended: Panic: a library's panic"
+    assert "Panic: a library's panic" in capfd.readouterr().err
 
 
 def test_a_request_of_another_kind_path_or_method_is_refused(start: Start) -> None:

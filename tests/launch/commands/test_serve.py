@@ -121,6 +121,29 @@ def test_a_server_answers_as_the_export_does_leads_who_comes_later_to_it_and_end
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("number", "when"), [(signal.SIGTERM, "started serve-"), (signal.SIGHUP, "Ctrl-C stops the server")]
+)
+def test_a_signal_to_the_command_ends_the_server_while_it_starts_too(
+    two_devices: None,
+    write_run: WriteRun,
+    fab: Callable[..., subprocess.Popen[str]],
+    number: signal.Signals,
+    when: str,
+) -> None:
+    write_export(Path(write_run(result={"outcome": "done", "time": 5.0}).directory.path("export")))
+    process = fab("serve", "latest", "--port", "0", "--", *FEW_SHAPES)
+    read_until(process, when)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    server = runs.find(here().runs, "latest")
+    assert (f"{server.run_id} was stopped" in out) or (f"{server.run_id} is done" in out), out
+    state = runs.state_now(here().find_agents(server.described), server)
+    assert state in ("stopped", "done")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_an_export_that_cannot_be_loaded_is_told_and_nothing_is_resumed(
     write_run: WriteRun, fab: Callable[..., subprocess.Popen[str]]
 ) -> None:
