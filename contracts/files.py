@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import dataclasses
 import os
+import re
 import shutil
 import stat
 from collections.abc import Sequence
@@ -185,6 +186,24 @@ def is_inside(descriptor: int, folder: str) -> bool:
 def is_url(place: str) -> bool:
     """Whether a place is a bucket's or any other that fsspec knows by URL; a path otherwise."""
     return "://" in place
+
+
+STORES = ("gs", "gcs", "file")
+"""The kinds of URLs that files are written to; file: a disk that stands in for a bucket."""
+
+
+def unwritable(place: str) -> str | None:
+    """Return why no files are kept at a path or URL, and what is supported; None if they can be."""
+    scheme, separator, rest = place.partition("://")
+    if not separator and (near := re.match(r"(gs|gcs|s3|https?):/*", place)):
+        if near[1] in STORES:
+            return f"is no URL; write {near[1]}://{place[near.end() :]}"
+        scheme, separator = near[1], "://"
+    if separator and scheme not in STORES:
+        return f"must be a folder, or a bucket of Cloud Storage (gs://BUCKET/…), not {scheme}://"
+    if separator and scheme != "file" and not rest.partition("/")[0]:
+        return f"names no bucket; write {scheme}://BUCKET/…"
+    return None
 
 
 def beginning(offset: int, size: int) -> int:

@@ -8,8 +8,10 @@ import dataclasses
 import functools
 import inspect
 import os
+import signal
 import sys
-from collections.abc import Callable, Collection, Iterable
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import fabric.tasks
@@ -175,6 +177,17 @@ def with_options_of(
 task = functools.partial(fabric.tasks.task, klass=Command)
 
 
+def port(text: str) -> int | None:
+    """Return the port in the text of --port, 0 for any that is free; None if the option was not given.
+
+    Raises:
+        RequestError: the text is no port.
+    """
+    if text and not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < 2**16):
+        raise RequestError(f"--port {text}: must be a whole number from 0 to {2**16 - 1}")
+    return int(text) if text else None
+
+
 def whole(option: str, text: str, *, least: int) -> int | None:
     """Return the number in an option's text; None if the option was not given.
 
@@ -188,6 +201,26 @@ def whole(option: str, text: str, *, least: int) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) >= least):
         raise RequestError(f"{option} {text}: must be a whole number of at least {least}")
     return int(text)
+
+
+GO_ON = ("train", "recover")
+"""The commands whose runs go on when they are ended, unless by Ctrl-C: docs/operations.md."""
+
+
+@contextlib.contextmanager
+def ended_as_interrupted() -> Iterator[None]:
+    """Take the signals of a service manager, `timeout` or a closed terminal as Ctrl-C within it, so that nothing is
+    left behind. A signal that is ignored (nohup) stays so."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
@@ -204,7 +237,8 @@ def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
         stacks: dict[str, Target] = {}
         opened.set(stacks)
         try:
-            code = body(*args, **kwargs)
+            with contextlib.nullcontext() if body.__name__ in GO_ON else ended_as_interrupted():
+                code = body(*args, **kwargs)
         except RequestError as error:
             print(f"error: {error}", file=sys.stderr)
             code = exit_code_of(error)

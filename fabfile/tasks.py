@@ -442,12 +442,13 @@ def dashboard(c: Any, port: str = "8760", stack: str = "", slice: str = "", runs
     """Show runs in a browser: curves, hosts, logs, settings."""
     from launch.dashboard import server
 
+    number = options.port(port) or 0
     targets = [
         options.target(one_stack, slice, runs=one_place)
         for one_stack in stack.split(",")
         for one_place in runs.split(",")
     ]
-    return server.serve(targets, port=whole("--port", port, least=0) or 0)
+    return server.serve(targets, port=number)
 
 
 @task(
@@ -601,7 +602,7 @@ def serve(
         raise RequestError(f"--hosts {hosts}: a server is one process on one host; name one")
     asked = serve.Options(
         address=address or None,
-        port=whole("--port", port, least=0),
+        port=options.port(port),
         token_file=token_file or None,
         in_image=image,
         detach=detach,

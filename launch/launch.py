@@ -23,6 +23,7 @@ from contracts.durations import spoken
 from contracts.errors import RequestError, Unreachable
 from contracts.files import is_url
 from contracts.run_directory import RunDirectory
+from jobs.runtime.bucket_files import unreadable
 from jobs.runtime.cache import user_cache_dir
 from launch import costs, environments, jobs, runs
 from launch import plan as plans
@@ -392,6 +393,7 @@ def _check(
     has_rank_a_device = job.framework in plans.RANK_A_CHIP
     devices = per_host * len(target.hosts) if has_rank_a_device else target.devices
     problems = job.problems(config, devices=devices)
+    problems += [f"{asked}: {why}" for url, asked in _urls_of(config) if (why := unreadable(url))]
     if not problems:
         unread = _unread_buckets(config, target)
         if unread and all(error.is_outage for error in unread):
@@ -411,15 +413,20 @@ def _check(
         raise RequestError("\n".join(problems))
 
 
+def _urls_of(config: Any) -> list[tuple[str, str]]:
+    """Return the URLs among the options, each with its option."""
+    return [
+        (value, f"--{name.replace('_', '-')} {value}")
+        for name, value in dataclasses.asdict(config).items()
+        if isinstance(value, str) and is_url(value)
+    ]
+
+
 def _unread_buckets(config: Any, target: Target) -> list[HostError]:
     """Return why the bucket of the runs cannot be read and, on this machine, those in options; a stack's hosts have
     their own rights."""
-    wanted = [(target.runs_url, target.runs_url)]
-    options = dataclasses.asdict(config).items() if target.is_local else ()
-    wanted += [
-        (value, f"--{name.replace('_', '-')} {value}") for name, value in options if isinstance(value, str)
-    ]
-    wanted = [(place, asked) for place, asked in wanted if is_url(place)]
+    wanted = [(target.runs_url, target.runs_url)] if is_url(target.runs_url) else []
+    wanted += _urls_of(config) if target.is_local else []
     if not wanted:
         return []
     from launch import remote_files

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from contracts.device_nodes import DEVICE_GLOBS
 from contracts.errors import RequestError
-from contracts.files import DiskFiles, Files, is_url
+from contracts.files import DiskFiles, Files, is_url, unwritable
 from contracts.inventory import Host, Inventory, NodePool, Slice, Storage
 from contracts.process import PLATFORMS
 from jobs.runtime.cache import user_cache_dir
@@ -414,14 +414,15 @@ def _place(runs: str, said: str) -> dict[str, Any]:
     """Return where runs are kept, and how this machine reaches them.
 
     Raises:
-        RequestError: it is a path that is all but a URL.
+        RequestError: it is a URL of a kind that runs are not kept at, or a path that is all but a URL.
     """
+    if problem := unwritable(runs):
+        raise RequestError(f"{said} {runs}: {problem}")
+    runs = runs.removeprefix("file://")
     if is_url(runs):
         from launch.remote_files import Buckets
 
         return {"runs_url": runs.rstrip("/"), "files": Buckets()}
-    if near := re.match(r"(gs|gcs|s3):/*", runs):
-        raise RequestError(f"{said} {runs}: is no URL; write {near[1]}://{runs[near.end() :]}")
     return {"runs_url": os.path.abspath(os.path.expanduser(runs)), "files": DiskFiles()}
 
 
@@ -536,6 +537,8 @@ def _on_cluster(inventory: Inventory, one_slice: Slice, pool: NodePool, wanted: 
 
 def _runs_url(inventory: Inventory, one_slice: Slice, asked: str | None) -> str:
     if asked is not None:
+        if problem := unwritable(asked):
+            raise RequestError(f"--runs {asked}: {problem}")
         if not is_url(asked) and not asked.startswith("/"):
             raise RequestError(
                 f"--runs {asked}: must be an absolute path on the hosts, or a URL such as gs://…"

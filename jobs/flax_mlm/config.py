@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Literal
 
+from contracts.files import unwritable
 from jobs.runtime.option_rules import (
     ABOVE_0,
     ABOVE_0_AND_FINITE,
@@ -235,6 +236,8 @@ def settings(config: Config, *, vocab_size: int) -> dict[str, object]:
 def problems(config: Config, *, devices: int) -> list[str]:
     """Everything that is wrong with `config` on `devices` devices in all; empty where it can run."""
     found = [*outside(config, RANGES), *profile_problems(config)]
+    if config.remote_cache is not None and (problem := unwritable(config.remote_cache)):
+        found.append(f"--remote-cache {config.remote_cache}: {problem}")
     if found:
         return found
     # Of a model to go on from the sizes are known when its folder has been read.

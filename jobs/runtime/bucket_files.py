@@ -116,11 +116,22 @@ def open_url(url: str, *, option: str) -> tuple[Any, str]:
         if is_url(url) and not url.startswith("file://")
         else {"auto_mkdir": True}
     )
-    try:
-        file_system, path = fsspec.core.url_to_fs(url, **how)
-    except (ImportError, ValueError) as error:
-        raise RequestError(f"{option} {url}: no driver for this kind of URL: {error}") from None
+    if problem := unreadable(url):
+        raise RequestError(f"{option} {url}: {problem}")
+    file_system, path = fsspec.core.url_to_fs(url, **how)
     return file_system, str(path)
+
+
+def unreadable(url: str) -> str | None:
+    """Return why a kind of URL cannot be read here, and what can be; None if it can be."""
+    import fsspec
+
+    scheme, separator, _ = url.partition("://")
+    try:
+        fsspec.get_filesystem_class(scheme if separator else "file")
+    except (ImportError, ValueError) as error:
+        return f"no driver for this kind of URL ({error}); name a path, gs://… or https://…"
+    return None
 
 
 def is_outage(error: BaseException) -> bool:

@@ -30,7 +30,7 @@ import tyro
 
 from contracts.atomic import SUFFIX, atomic_path, remove
 from contracts.errors import WRONG_REQUEST, RequestError
-from contracts.files import is_url
+from contracts.files import is_url, unwritable
 from jobs.runtime.bucket_files import files_of, open_url, retry
 from jobs.runtime.cache import build_once
 from jobs.tf_images.config import Config
@@ -196,6 +196,8 @@ def write(source: Source, destination: str, options: Options, say: Say) -> dict[
     Raises:
         RequestError: the destination has other shards already, or no picture can be read.
     """
+    if problem := unwritable(destination):
+        raise RequestError(f"DESTINATION {destination}: {problem}")
     tasks = plan(source, destination, options)
     wanted = tasks[0].plan
     file_system, folder = open_url(destination, option="DESTINATION")

@@ -19,7 +19,7 @@ from rich.filesize import decimal
 from contracts import atomic
 from contracts.durations import spoken
 from contracts.errors import RequestError
-from contracts.files import DiskFiles, Files, is_url
+from contracts.files import DiskFiles, Files, is_url, unwritable
 from contracts.run_directory import EXPORT
 from jobs.runtime.metric_definitions import Metric
 from launch import costs, jobs, overview, runs
@@ -48,6 +48,9 @@ def export(target: Target, wanted: str, to: str, *, force: bool) -> int:
         RequestError: there is no such run, it is not done or has no export, or something else is at `to`.
         HostError: the export or the bucket cannot be reached.
     """
+    if problem := unwritable(to):
+        raise RequestError(f"--to {to}: {problem}")
+    to = to.removeprefix("file://")
     run = runs.find(target.runs, wanted)
     runs.require_export(run)
     if (run.current_result() or {}).get("outcome") != "done":

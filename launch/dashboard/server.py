@@ -81,11 +81,10 @@ def serve(targets: Sequence[Target], *, port: int) -> int:
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as jobs.serve.server, which says why
     try:
         listening.bind((HERE, port))
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listening.close()
-        why = getattr(error, "strerror", None) or "ports are 0 to 65535"
         raise RequestError(
-            f"--port {port}: cannot be listened on ({why}); choose another, or 0 for any that is free"
+            f"--port {port}: cannot be listened on ({error.strerror}); choose another, or 0 for any that is free"
         ) from None
     listening.listen(128)
     places = places_of(targets)

@@ -137,6 +137,13 @@ NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
         ("get .. /tmp", "..: name the folder itself, so that its copy has a name"),
         ("ssh", "the hosts are this machine, which needs no SSH; say --stack as well"),
         ("ssh --host x", "--host x: must be a whole number of at least 0"),
+        ("dashboard --port 65536", "--port 65536: must be a whole number from 0 to 65535"),
+        ("serve latest --port 99999", "--port 99999: must be a whole number from 0 to 65535"),
+        (
+            "runs --runs s3://b/runs",
+            "--runs s3://b/runs: must be a folder, or a bucket of Cloud Storage (gs://BUCKET/…), not s3://",
+        ),
+        ("dashboard --runs gs://", "--runs gs://: names no bucket; write gs://BUCKET/…"),
         ("ssh-config", "the hosts are this machine, which needs no SSH; say --stack as well"),
         ("build --framework cobol", NO_FRAMEWORK),
         ("push --framework cobol --stack dev", NO_FRAMEWORK),
@@ -338,7 +345,8 @@ def test_words_arrive_on_every_host_as_they_were_typed_and_one_word_is_a_line_of
         assert (done.err, done.code) == ("exit codes: [0-1] 3\n", 1)
 
 
-def test_ctrl_c_ends_the_command_on_every_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_or_the_end_of_the_command_here_ends_it_on_every_host(tmp_path: Path, number: int) -> None:
     line = f"echo $$ >> {tmp_path}/pids; echo begun; exec sleep 600"
     fab = [sys.executable, "-c", "from fabfile.command_line import main; main()"]
     environment = {key: value for key, value in os.environ.items() if key != "TPU_STACK"}
@@ -348,7 +356,7 @@ def test_ctrl_c_ends_the_command_on_every_host(tmp_path: Path) -> None:
         assert running.stdout is not None
         assert [running.stdout.readline()[4:] for _ in range(2)] == ["begun\n"] * 2
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-        running.send_signal(signal.SIGINT)
+        running.send_signal(number)
         assert running.wait(30) == 130
     assert len(pids) == 2
     assert all_end(pids)

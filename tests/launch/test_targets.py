@@ -222,6 +222,9 @@ def test_without_a_number_of_hosts_there_are_two_on_cpu_and_one_elsewhere(
     assert from_json(to_json(found.inventory)) == found.inventory, "an inventory as any other"
 
 
+NO_STORE = "must be a folder, or a bucket of Cloud Storage (gs://BUCKET/…)"
+
+
 @pytest.mark.parametrize(
     ("asked", "there", "files"),
     [
@@ -230,6 +233,14 @@ def test_without_a_number_of_hosts_there_are_two_on_cpu_and_one_elsewhere(
         ("gs://bucket/runs/", "gs://bucket/runs", Buckets),
         ("gs:/bucket/runs", "is no URL; write gs://bucket/runs", None),
         ("gs:bucket/runs", "is no URL; write gs://bucket/runs", None),
+        ("file:///srv/runs", "/srv/runs", DiskFiles),
+        ("s3://bucket/runs", f"{NO_STORE}, not s3://", None),
+        ("s3:/bucket/runs", f"{NO_STORE}, not s3://", None),
+        ("https://storage.googleapis.com/bucket", f"{NO_STORE}, not https://", None),
+        ("GS://bucket/runs", f"{NO_STORE}, not GS://", None),
+        ("memory://runs", f"{NO_STORE}, not memory://", None),
+        ("gs://", "names no bucket; write gs://BUCKET/…", None),
+        ("gs:///runs", "names no bucket; write gs://BUCKET/…", None),
     ],
 )
 def test_runs_lie_where_they_are_asked_to_by_option_or_environment(
@@ -242,13 +253,13 @@ def test_runs_lie_where_they_are_asked_to_by_option_or_environment(
     if files is not None:
         assert found(asked) == (there, files)
     else:
-        with pytest.raises(RequestError, match=f"^--runs {asked}: {there}$"):
+        with pytest.raises(RequestError, match=f"^{re.escape(f'--runs {asked}: {there}')}$"):
             found(asked)
     monkeypatch.setenv("TPU_STACK_RUNS", asked)
     if files is not None:
         assert found(None) == (there, files)
     else:
-        with pytest.raises(RequestError, match=rf"^\$TPU_STACK_RUNS {asked}: {there}$"):
+        with pytest.raises(RequestError, match=f"^{re.escape(f'$TPU_STACK_RUNS {asked}: {there}')}$"):
             found(None)
 
 

@@ -167,6 +167,7 @@ def test_a_folder_that_is_not_empty_is_replaced_only_by_force_and_only_where_it_
 def test_a_copy_from_bucket_to_bucket_has_its_card_last_and_an_old_card_goes_first(
     write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("contracts.files.STORES", ("memory",))
     run, root = exported(write_run(result=RESULT)), f"memory://export-{time.monotonic_ns()}"
     BucketFiles().put_folder(run.directory.url, f"{root}/runs/{run.run_id}")
     target = dataclasses.replace(here(), runs_url=f"{root}/runs", files=Buckets())
