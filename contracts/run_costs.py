@@ -8,7 +8,6 @@ zero.
 from __future__ import annotations
 
 import calendar
-import math
 import time
 
 TYPE_CHECKING = False
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 HOUR_S = 3600.0
+LARGEST = 1e15
 MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 """How run.json writes when an attempt started, in UTC."""
 
@@ -59,9 +59,9 @@ def cost(attempts: Sequence[Any], last_wall_s: float | None) -> Cost | None:
 
 
 def number(value: object) -> float | None:
-    """The value, if it is a finite number of at least 0."""
+    """The value, if it is a number of at least 0 that a price or a time can be."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and 0 <= value < math.inf else None  # type: ignore[arg-type, operator]
+    return float(value) if is_number and 0 <= value <= LARGEST else None  # type: ignore[arg-type, operator]
 
 
 def wall_s(attempt: Any, result: Any, heartbeats: Sequence[Any]) -> float | None:

@@ -50,10 +50,11 @@ from contracts.errors import PEER_LOST
 TYPE_CHECKING = False  # the agent starts on every host for every launch, and `typing` is a fifth of its start
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Any, Literal
 
     from contracts.files import Files
+    from contracts.run_files import Unread
 
     Outcome = Literal["done", "failed", "stopped", "preempted", "hung"]
     State = Literal["starting", "running", "saving", "done", "failed", "stopped", "preempted", "hung", "lost"]
@@ -88,12 +89,23 @@ RUN_VERSION = 1
 """Of run.json."""
 OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "stopped", "preempted", "hung")
 STATES_ENDED = ("done", "failed", "stopped", "preempted")
+ENDED = {
+    "done": "is done",
+    "failed": "failed",
+    "stopped": "was stopped",
+    "preempted": "was preempted",
+    "hung": "hung",
+    "lost": "was lost",
+}
+"""What is said of a run in a state that it does not leave, after "it"."""
 ACTIVE: tuple[State, ...] = ("starting", "running", "saving")
 FINISHING_LIMIT_S = 10.0
 """Seconds after its processes ended in which a run's result may still be on its way."""
 SILENCE_LIMIT_S = 60.0
 """Seconds without a heartbeat after which a process on a host that does not answer counts as gone. The liveness
 server of the run has by then stopped whatever was left of it."""
+PIECE_BYTES = 4 * 2**20
+"""Of metrics.jsonl that are read at once."""
 COMMITTED = "commit_success.txt"
 """What Orbax writes last into a checkpoint where a folder cannot be renamed, as in a bucket."""
 
@@ -241,7 +253,7 @@ class RunDirectory:
         self.is_remote = is_url(url)
         if files is None and self.is_remote:
             raise ValueError(f"{url} is not on this host's disks; say how its files are reached")
-        self._files: Files = files or DiskFiles()
+        self.files: Files = files or DiskFiles()
 
     def path(self, name: str) -> str:
         return f"{self.url}/{name}"
@@ -252,7 +264,7 @@ class RunDirectory:
 
     def read_texts(self, names: Sequence[str]) -> builtins.list[str | None]:
         """The text of each of several files, read together."""
-        found = self._files.read([self.path(name) for name in names])
+        found = self.files.read([self.path(name) for name in names])
         return [None if data is None else data.decode("utf-8", errors="replace") for data in found]
 
     def write_text(self, name: str, text: str) -> None:
@@ -261,7 +273,7 @@ class RunDirectory:
         Raises:
             OSError: the disk is full, or the directory cannot be written.
         """
-        self._files.write(self.path(name), text.encode())
+        self.files.write(self.path(name), text.encode())
 
     def read_json(self, name: str) -> Json | None:
         """The file's JSON object; None where there is no such file or it holds no object."""
@@ -269,25 +281,27 @@ class RunDirectory:
 
     def read_jsons(self, names: Sequence[str]) -> builtins.list[Json | None]:
         """The JSON object of each of several files, read together."""
-        return [None if text is None else _object(text) for text in self.read_texts(names)]
+        from contracts.run_files import parse_object
+
+        return [None if text is None else parse_object(text) for text in self.read_texts(names)]
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def remove(self, name: str) -> None:
         """Remove the file; nothing happens where there is none."""
-        self._files.remove(self.path(name))
+        self.files.remove(self.path(name))
 
     def list(self, name: str) -> builtins.list[str]:
         """The names in a folder; none where there is no such folder."""
-        return self._files.list(self.path(name))
+        return self.files.list(self.path(name))
 
     def size_bytes(self) -> int:
-        return self._files.folder_bytes(self.url)
+        return self.files.folder_bytes(self.url)
 
     def remove_all(self) -> None:
         """Remove the directory. run.json goes first: without it, what an interrupted removal has left is no run."""
-        self._files.remove_folder(self.url, RUN)
+        self.files.remove_folder(self.url, RUN)
 
     def checkpoint_steps(self) -> builtins.list[int]:
         """Steps that have a complete checkpoint, in order."""
@@ -297,32 +311,61 @@ class RunDirectory:
         signs = self.read_texts([f"{CHECKPOINTS}/{step}/{COMMITTED}" for step in steps])
         return [step for step, sign in zip(steps, signs, strict=True) if sign is not None]
 
-    def read_metrics(self) -> builtins.list[Json]:
-        """The lines of metrics.jsonl in order; a torn line (its writer was killed) is left out."""
-        return list(_objects(self.read_text(METRICS) or ""))
+    def read_objects(self, names: Sequence[str], unread: Unread | None = None) -> builtins.list[Json | None]:
+        """The JSON object of each of several files that nobody vouches for; None also where one cannot be read, of
+        which `unread` is told.
 
-    def read_new_metrics(self, offset: int) -> tuple[builtins.list[Json], int]:
-        """The whole lines of metrics.jsonl from byte `offset` on (negative: from so far before its end), and the
-        offset after them. A file that has become shorter is read from its beginning.
+        Raises:
+            OSError: the place itself cannot be reached.
         """
-        found = self._files.read_from(self.path(METRICS), offset)
-        if found is None:
-            return [], 0
-        data, start = found
-        whole = data[: data.rfind(b"\n") + 1]
-        return list(_objects(whole.decode("utf-8", errors="replace"))), start + len(whole)
+        from contracts import run_files
 
+        most_bytes = run_files.LARGEST_JSON_BYTES
+        pieces = self.files.read_inside([(self.url, name) for name in names], [0] * len(names), most_bytes)
+        parsed = [run_files.parse_piece(piece, name) for piece, name in zip(pieces, names, strict=True)]
+        for _, problem in parsed:
+            if problem is not None and unread is not None:
+                unread.add(problem)
+        return [value for value, _ in parsed]
 
-def _objects(text: str) -> Iterator[Json]:
-    for line in text.splitlines():
-        value = _object(line)
-        if value is not None:
-            yield value
+    def read_metrics(self) -> builtins.list[Json]:
+        """The lines of metrics.jsonl in order, as `run_files.metrics` reads them; a torn line (its writer was killed)
+        is left out.
+        """
+        from contracts import run_files
 
+        (data,) = self.files.read([self.path(METRICS)])
+        return run_files.metrics((data or b"").split(b"\n"))
 
-def _object(text: str) -> Json | None:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+    def read_new_metrics(self, offset: int, unread: Unread | None = None) -> tuple[builtins.list[Json], int]:
+        """The whole lines of metrics.jsonl from byte `offset` on (negative: from so far before its end), as
+        `run_files.metrics` reads them, and the offset after them. A file that has become shorter is read from its
+        beginning. unread: is told what could not be read.
+
+        Raises:
+            OSError: the place itself cannot be reached.
+        """
+        from contracts import run_files
+
+        data, at, begin = b"", offset, 0
+        while True:
+            (piece,) = self.files.read_inside([(self.url, METRICS)], [at], PIECE_BYTES)
+            if piece is None:
+                return [], 0
+            if piece.error:
+                if unread is not None:
+                    unread.add(f"{METRICS}: {piece.error}")
+                return [], offset
+            if piece.size < at:
+                data, at = b"", 0
+                continue
+            begin = begin if data else piece.offset
+            data, at = data + piece.data, piece.next_offset
+            if at >= piece.size or not piece.data:
+                break
+        *lines, last = data.split(b"\n")
+        if offset < 0 < begin:
+            lines = lines[1:]  # it begins within it
+        if run_files.is_whole(last):
+            lines, last = [*lines, last], b""
+        return run_files.metrics(lines, unread), at - len(last)

@@ -334,7 +334,7 @@ class Worker:
                 self._end(now, "cancelled", now.reason)
             elif state in ("running", "saving", "done"):
                 self._queue.change(entry.number, lambda now: dataclasses.replace(now, state="running"))
-                self._say(f"{label}: its worker is gone, and its run {state}")
+                self._say(f"{label}: its worker is gone, and its run is {state}")
             elif run is not None and run.current_result() is not None and run.attempt > now.judged:
                 # It was started, and has ended since.
                 self._queue.change(entry.number, lambda now: dataclasses.replace(now, state="running"))

@@ -11,7 +11,7 @@ from typing import Literal
 
 from contracts.durations import spoken
 from contracts.run_directory import ACTIVE as ACTIVE
-from contracts.run_directory import State
+from contracts.run_directory import ENDED, State
 from keeper.store import Wanted
 
 SILENT_S = 90.0
@@ -97,7 +97,7 @@ def next_step(wanted: Wanted, facts: Facts, now_s: float) -> Step:
     if facts.state in ACTIVE:
         return Step(do="stop" if wanted.stop else "nothing", reason=f"it is {facts.state}")
     if wanted.stop:
-        return Step(do="end", reason=f"{STOPPED}; it is {facts.state}")
+        return Step(do="end", reason=f"{STOPPED}; it {ENDED[facts.state]}")
     if facts.state == "done":
         return Step(do="end", reason="it is done")
     if facts.state == "stopped":
@@ -118,7 +118,7 @@ def next_step(wanted: Wanted, facts: Facts, now_s: float) -> Step:
     if wanted.not_before_s > now_s:
         return Step(do="nothing", reason=f"the next try is in {spoken(wanted.not_before_s - now_s)}")
     where = f"the checkpoint of step {facts.newest}" if facts.saved else "the start"
-    return Step(do="resume", reason=f"it was {facts.state}, and goes on from {where}")
+    return Step(do="resume", reason=f"it {ENDED[facts.state]}, and goes on from {where}")
 
 
 def limit_usd(wanted: Wanted, facts: Facts) -> float | None:

@@ -162,7 +162,8 @@ def compare(target: Target, queue: Queue, name: str, *, as_json: bool) -> int:
     Raises:
         RequestError: there is no such sweep.
     """
-    several = [run for run in reversed(runs.list_runs(target.runs)) if of_run(run).get("name") == name]
+    listing = runs.survey(target.runs)
+    several = [run for run in reversed(listing.runs) if of_run(run).get("name") == name]
     entries = [entry for entry in queue.entries() if entry.sweep == name]
     if not several and not entries:
         raise RequestError(
@@ -204,6 +205,8 @@ def compare(target: Target, queue: Queue, name: str, *, as_json: bool) -> int:
             row.best or "-",
         )
     console.print(table)
+    for line in runs.cannot_be_read(listing.unreadable):
+        say(console)(printable(line))
     for each in found:
         if each.reason:
             say(console)(

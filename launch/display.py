@@ -21,12 +21,18 @@ WIDE = 240
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run is. figures: what it measures. left_s: seconds until the last step at the present rate."""
+    """Where a run is. step: None where it counts none. figures: what it measures. left_s: seconds until the last step
+    at the present rate."""
 
-    step: int
+    step: int | None
     total: int | None
     figures: tuple[str, ...] = ()
     left_s: float | None = None
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun: 1 step, 2,000 steps, 2 processes."""
+    return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def terminal() -> Console:
@@ -123,6 +129,8 @@ class Plain:
 
 
 def _step_text(progress: Progress) -> str:
+    if progress.step is None:
+        return "running"
     return f"step {progress.step}/{progress.total}" if progress.total else f"step {progress.step}"
 
 

@@ -18,6 +18,7 @@ from launch import plan as plans
 from launch.bundles import TITLES, left_out_lines
 from launch.cluster.manifests import manifests
 from launch.cluster.pod_launcher import PodLauncher
+from launch.display import counted
 from launch.launch import Planned
 from launch.targets import Target
 
@@ -30,7 +31,8 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
     launcher = planned.launcher
     plan = planned.plan if isinstance(launcher, PodLauncher) else _as_if_settled(planned.plan)
     yield f"run {plan.run_id}, attempt {plan.attempt}, in {plan.run_dir}"
-    yield f"target {target.name}: slice {target.slice.name} ({target.slice.accelerator_type}), {plan.processes} host(s)"
+    hosts = counted(plan.processes, "host")
+    yield f"target {target.name}: slice {target.slice.name} ({target.slice.accelerator_type}), {hosts}"
     yield f"cost: {'nothing, this machine is yours' if target.is_local else costs.an_hour(target.slice)}"
     if plan.budget is not None:
         yield plan.budget.text
@@ -41,7 +43,7 @@ def lines(planned: Planned, target: Target) -> Iterator[str]:
     )
     yield f"image {image}"
     if plan.command is None:
-        yield f"job {plan.job} on {plan.framework}, {plan.ranks_per_host} process(es) a host"
+        yield f"job {plan.job} on {plan.framework}, {counted(plan.ranks_per_host, 'process')} a host"
     if planned.note is not None:
         yield planned.note
     for title, bundle in zip(TITLES, planned.bundles, strict=False):

@@ -13,15 +13,16 @@ from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
-from contracts import run_directory
+from contracts import run_directory, run_files
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import State
+from contracts.run_files import Unread
 from jobs.runtime.metric_definitions import Metrics, finite
 from launch import display, run_record, runs
 from launch import jobs as job_index
 from launch import launch as launching
 from launch.commands import track as tracking
-from launch.display import Display, Progress, printable, say, terminal
+from launch.display import Display, Progress, counted, printable, say, terminal
 from launch.hosts import STOP_NOW_S, Agent, HostError, stop_processes
 from launch.launch import Request
 from launch.recovery import decide, repaired, resuming
@@ -235,7 +236,7 @@ def concluded(run: Run, state: State, target: Target) -> tuple[Run, State]:
 
 
 def _left(restarts: int) -> str:
-    return f"{restarts} restart{'s' * (restarts > 1)} left"
+    return f"{counted(restarts, 'restart')} left"
 
 
 def _report(console: Console, run: Run, state: State) -> int:
@@ -257,6 +258,8 @@ ENDING_LIMIT_S = 45.0
 two seconds, and half a minute where one of them does not answer. After that the launcher stops what is left."""
 
 
+RUNNING = "running; `fab logs --follow` shows what it prints; steps and loss appear here if it writes a metrics.jsonl"
+"""Of an own command that has measured nothing, which it need not."""
 UNHEARD_LIMIT_S = 15 * 60.0
 """How long a run on pods that seems to have ended is followed while its cluster, which may start it again, is away."""
 
@@ -275,7 +278,7 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
     while True:
         fresh, unread = _read(run, display, unread)
         run = with_agents_beats(fresh, known)
-        with contextlib.suppress(HostError):
+        with contextlib.suppress(HostError, OSError):
             watch.show(run)
         looks_ended = run.current_result() is not None or any(
             beat is not None and beat["state"] in ("failed", "done", "stopped", "preempted")
@@ -305,15 +308,16 @@ def follow(run: Run, agents: Sequence[Agent], display: Display) -> State:
 def _read(run: Run, display: Display, before: str) -> tuple[Run, str]:
     """Return the run as it is now, or as it was if its directory cannot be read just now, and why it cannot.
 
-    Of a bucket this is said, once; hosts that do not answer are told of elsewhere.
+    This is said, once; of hosts that do not answer elsewhere.
     """
     try:
         fresh = runs.read(run.directory) or run
-    except HostError as error:
-        if run.directory.is_remote and not before:
-            display.note(f"{error}; it is asked again")
-        return run, str(error)
-    if run.directory.is_remote and before:
+    except (HostError, RequestError, OSError) as error:
+        is_said_here = run.directory.is_remote or not isinstance(error, HostError)
+        if is_said_here and not before:
+            display.note(printable(f"{error}; it is asked again"))
+        return run, str(error) if is_said_here else ""
+    if before:
         display.note(f"{run.directory.url} answers again")
     return fresh, ""
 
@@ -322,7 +326,8 @@ def with_agents_beats(run: Run, known: runs.Look) -> Run:
     """Return the run with the hosts' own copies of the heartbeats, where these are newer than its directory's."""
     beats = list(run.heartbeats)
     for entry in known.of(run).processes:
-        beat, rank = entry.get("beat"), entry["process_id"]
+        rank = entry["process_id"]
+        beat, _ = run_files.heartbeat(entry.get("beat") or {}, run_directory.heartbeat(rank))
         if beat and rank < len(beats) and beat["time"] > ((beats[rank] or {}).get("time") or 0):
             beats[rank] = beat
     return dataclasses.replace(run, heartbeats=tuple(beats))
@@ -358,19 +363,24 @@ class _Watch:
         self._display = display
         self._offset = -runs.METRICS_TAIL_BYTES
         self._last: dict[str, Any] = {}
+        self._unread = Unread()
         self._warned: set[str] = set()
         self._pace = Pace()
 
     def show(self, run: Run) -> None:
         began_s = runs.parse_time(run.described["attempts"][-1]["started"])
-        lines, self._offset = run.directory.read_new_metrics(self._offset)
+        lines, self._offset = run.directory.read_new_metrics(self._offset, self._unread)
         for line in lines:
-            if line.get("time", 0) < began_s:
+            if run.attempt and line.get("time", began_s) < began_s:
                 continue  # an earlier attempt's
             evaluation = _evaluation(run.metrics, line)
             if evaluation:
                 self._display.note(printable(evaluation))
             self._last |= line
+        for problem in run.problems:
+            self._unread.add(problem)
+        for problem in self._unread.news():
+            self._display.note(printable(problem))
         for warning in warnings(run):
             if warning not in self._warned:
                 self._warned.add(warning)
@@ -380,15 +390,15 @@ class _Watch:
             messages = [beat["message"] for beat in beats if beat.get("message")]
             self._display.waiting(printable(messages[0]) if messages else "starting")
             return
-        step = max([*(beat["step"] for beat in beats), self._last.get("step", 0)])
-        if step == 0 and run.is_own_command:
-            self._display.waiting("running; it has written no step to metrics.jsonl yet")
+        step = max([*(beat["step"] for beat in beats), int(self._last.get("step", 0))])
+        if run.is_own_command and not step and not self._last:
+            self._display.waiting(RUNNING)
             return
         total, step_s = run.total_steps, self._last.get("step_s") or self._pace.step_s(step, time.monotonic())
         known = ((run.metrics.get(name), finite(self._last.get(name))) for name in run.metrics.progress)
         self._display.progress(
             Progress(
-                step=step,
+                step=step if step or not run.is_own_command or "step" in self._last else None,
                 total=total,
                 figures=tuple(printable(metric.named(value)) for metric, value in known if value is not None),
                 left_s=(total - step) * step_s if total and step_s else None,
@@ -412,8 +422,7 @@ class Pace:
 
 def warnings(run: Run) -> list[str]:
     """Return what its processes have warned of in the latest attempt."""
-    found = [text for beat in run.current() if beat for text in beat.get("warnings") or ()]
-    return [text for text in dict.fromkeys(found) if isinstance(text, str)]
+    return list(dict.fromkeys(text for beat in run.current() if beat for text in beat.get("warnings") or ()))
 
 
 def _evaluation(metrics: Metrics, line: dict[str, Any]) -> str | None:
@@ -423,4 +432,5 @@ def _evaluation(metrics: Metrics, line: dict[str, Any]) -> str | None:
         f"{metric.title} is not a finite number" if value is None else metric.named(value)
         for metric, value in ((metric, finite(line[metric.name])) for metric in told)
     ]
-    return f"step {line['step']}: {', '.join(figures)}" if figures else None
+    at = f"step {line['step']}: " if "step" in line else ""
+    return at + ", ".join(figures) if figures else None

@@ -11,6 +11,7 @@ from typing import Any
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.run_directory import State
+from contracts.run_files import Unread
 from jobs.runtime import host_samples
 from jobs.runtime.host_samples import Finding, HostSamples
 from jobs.runtime.metric_definitions import NO_METRICS, OF_EVERY_JOB, Metric, finite
@@ -76,6 +77,7 @@ def overview(run: Run, state: State, progress: tuple[int, Mapping[str, Any]] | N
         "max_usd": finite(run.described.get("max_usd")),
         "error": result.get("error"),
         "reason": result.get("reason"),
+        "problems": list(run.problems),
     }
 
 
@@ -96,10 +98,10 @@ def values(run: Run, latest: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def samples(run: Run) -> list[HostSamples | None]:
-    """What each host's sampler has read; None where it has read nothing yet."""
+def samples(run: Run, unread: Unread | None = None) -> list[HostSamples | None]:
+    """What each host's sampler has read; None where it has read nothing yet. unread: is told what cannot be read."""
     names = [run_directory.host_samples(index) for index in range(run.processes)]
-    return [host_samples.read(found) for found in run.directory.read_jsons(names)]
+    return [host_samples.read(found) for found in run.directory.read_objects(names, unread)]
 
 
 def findings(

@@ -51,15 +51,15 @@ def decide(state: State, run: Run) -> Decision:
         return Decision(resume=False, reason=f"it was stopped: {result.get('reason')}")
     if result.get("request"):
         return Decision(resume=False, reason=f"it would fail again: {result.get('error')}")
-    saved = run.directory.checkpoint_steps()
+    saved, how = run.directory.checkpoint_steps(), run_directory.ENDED[state]
     if not saved and run.is_own_command:
         return Decision(
-            resume=True, reason=f"it was {state}; the command starts again, and finds its RUN_DIR as it was"
+            resume=True, reason=f"it {how}; the command starts again, and finds its RUN_DIR as it was"
         )
     where = (
         f"from the checkpoint of step {saved[-1]}" if saved else "from the start, as there is no checkpoint"
     )
-    return Decision(resume=True, reason=f"it was {state} and goes on {where}")
+    return Decision(resume=True, reason=f"it {how} and goes on {where}")
 
 
 def repaired(target: Target, reopen: Callable[[], Target], say: Say) -> Target:

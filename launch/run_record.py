@@ -20,7 +20,7 @@ from jobs.runtime import metric_definitions
 from jobs.runtime.metric_definitions import NO_METRICS, UNDECLARED, finite
 from launch import jobs, runs
 from launch.costs import of_run, price_of
-from launch.display import printable
+from launch.display import counted, printable
 from launch.jobs import Submitted
 from launch.plan import Plan
 from launch.runs import Run
@@ -165,10 +165,10 @@ def summary(run: Run, state: State) -> list[str]:
     if is_spent:
         return [f"{run.run_id} was stopped: out of budget", f"  {result.get('reason')}", f"  {resume}"]
     if state in ("stopped", "preempted"):
-        return [f"{run.run_id} was {state}; {resume}"]
+        return [f"{run.run_id} {run_directory.ENDED[state]}; {resume}"]
     if result.get("request"):
         return [f"{run.run_id}: {result.get('error')}"]
-    lines = [f"{run.run_id} {'failed' if state == 'failed' else 'is ' + state}"]
+    lines = [f"{run.run_id} {run_directory.ENDED.get(state, f'is {state}')}"]
     if state == "lost":
         lines[0] += ": its processes are gone and left no result (was the machine restarted?)"
     if result.get("error"):
@@ -195,8 +195,8 @@ def _done(run: Run) -> list[str]:
         if not metric.is_detail
     ]
     taken, total, exported = result.get("steps"), run.total_steps, result.get("exported_step")
-    of_all = f" of {total}" if total and taken != total else ""
-    steps = f" for {taken}{of_all} steps" if taken is not None else ""
+    of_all = f"{taken:,} of {counted(total, 'step')}" if total and taken not in (None, total) else None
+    steps = "" if taken is None else f" for {of_all or counted(taken, 'step')}"
     rows.append(("wall time", clock(result.get("wall_s") or 0) + steps))
     rows += _time_split(result.get("time_s"))
     if cost := of_run(run):

@@ -8,20 +8,25 @@ import random
 import re
 import shlex
 import string
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from contracts import run_costs, run_directory
+from contracts import run_costs, run_directory, run_files
 from contracts.durations import spoken
 from contracts.errors import RequestError, is_final
-from contracts.files import Files
-from contracts.run_directory import RUN_VERSION, RunDirectory, State
+from contracts.files import Files, Piece
+from contracts.run_directory import RunDirectory, State
+from contracts.run_files import Unread
+from contracts.run_files import parse_time as parse_time
 from jobs.runtime.metric_definitions import Metrics, finite, of_run
 from launch.hosts import Agent, HostError, ask_all
 
 RUN_ID = re.compile(r"^[a-z][a-z0-9_]*-\d{8}-\d{6}-[a-z]{4}$")
 NAME = re.compile(r"^\w(?:[\w. -]{0,98}\w)?\Z")
+MOST_UNREADABLE = 20
+"""Runs that cannot be read of which each is named."""
 LATEST = "latest"
 LATEST_OF = "latest:"
 
@@ -48,6 +53,8 @@ class Run:
     heartbeats: tuple[dict[str, Any] | None, ...]
     settings: dict[str, Any] | None = None
     """What its job has decided of what the options leave open."""
+    problems: tuple[str, ...] = ()
+    """What of its files could not be read."""
 
     @property
     def run_id(self) -> str:
@@ -84,7 +91,7 @@ class Run:
     def total_steps(self) -> int | None:
         """Return how many steps were asked for, or made of the epochs that were."""
         for options in (self.described.get("config"), self.settings):
-            if options is not None and isinstance(steps := options.get("steps"), int):
+            if options is not None and run_files.is_count(steps := options.get("steps")):
                 return steps
         return None
 
@@ -124,61 +131,136 @@ class RunsFolder:
         return RunDirectory(f"{self.url}/{run_id}", self.files)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """A run.json as it was read. described: None where there is none. problem: why it cannot be read."""
+
+    described: dict[str, Any] | None = None
+    problem: str | None = None
+    data: bytes = b""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The runs of a folder. runs: the one that was started or resumed last first. unreadable: why, by id."""
+
+    runs: list[Run]
+    unreadable: Mapping[str, str]
+
+
 def read(directory: RunDirectory) -> Run | None:
     """Read the run in `directory`; None if there is none.
 
     Raises:
-        RequestError: its run.json is of a version that this code cannot read.
+        RequestError: its run.json cannot be read, or is of a version that this code cannot read.
     """
-    described = directory.read_json(run_directory.RUN)
-    if described is None or not described.get("attempts"):
+    (record,) = read_records([directory])
+    if record.problem is not None:
+        raise RequestError(f"{directory.url}/{record.problem}; `fab runs` lists the runs that can be read")
+    if record.described is None:
         return None
-    if described.get("version") != RUN_VERSION:
-        raise RequestError(
-            f"{directory.path(run_directory.RUN)}: it has version {described.get('version')}, and this tpu-stack reads "
-            f"version {RUN_VERSION}; use the checkout that the run was started from (code.git_commit in that file)"
-        )
-    return _run(directory, described, directory.read_jsons(_files(described)))
+    (run,) = read_runs([(directory, record.described)])
+    return run
+
+
+def read_records(directories: Sequence[RunDirectory], run_ids: Sequence[str] = ()) -> list[Record]:
+    """Read run.json in each of several directories of one place. run_ids: what each has to be; none: any."""
+    pieces = _read_together([(directory, run_directory.RUN) for directory in directories])
+    records = []
+    expected: Sequence[str | None] = run_ids or [None] * len(pieces)
+    for piece, run_id in zip(pieces, expected, strict=True):
+        described, problem = run_files.parse_piece(piece, run_directory.RUN)
+        problem = problem or (None if described is None else run_files.mistake(described, run_id))
+        data = piece.data if piece is not None else b""
+        records.append(Record(described=None if problem else described, problem=problem, data=data))
+    return records
+
+
+def read_runs(described: Sequence[tuple[RunDirectory, dict[str, Any]]]) -> list[Run]:
+    """Read the other files of runs of one place, given what their run.json holds."""
+    files = [(directory, name) for directory, record in described for name in _files(record)]
+    pieces = iter(_read_together(files))
+    return [_run(directory, record, pieces) for directory, record in described]
 
 
 def _files(described: Mapping[str, Any]) -> list[str]:
     processes = range(int(described["attempts"][-1]["processes"]))
-    return [
-        run_directory.RESULT,
-        run_directory.SETTINGS,
-        *(run_directory.heartbeat(index) for index in processes),
-    ]
+    return [run_directory.RESULT, run_directory.SETTINGS, *map(run_directory.heartbeat, processes)]
 
 
-def _run(directory: RunDirectory, described: dict[str, Any], found: Sequence[dict[str, Any] | None]) -> Run:
-    """Return the run of which `found` is what _files names."""
-    result, settings, *beats = found
+def _read_together(files: Sequence[tuple[RunDirectory, str]]) -> list[Piece | None]:
+    """Read files of one place in one journey, by directory and name in it."""
+    if not files:
+        return []
+    places = [(directory.url, name) for directory, name in files]
+    return files[0][0].files.read_inside(places, [0] * len(places), run_files.LARGEST_JSON_BYTES)
+
+
+def _run(directory: RunDirectory, described: dict[str, Any], pieces: Iterator[Piece | None]) -> Run:
+    """Return the run of which `pieces` yields what _files names."""
+    problems: list[str | None] = []
+    values: list[dict[str, Any] | None] = []
+    checks: dict[str, Check] = {run_directory.RESULT: run_files.result, run_directory.SETTINGS: _unchecked}
+    for name in _files(described):
+        value, problem = run_files.parse_piece(next(pieces), name)
+        problems.append(problem)
+        if value is not None:
+            value, problem = checks.get(name, run_files.heartbeat)(value, name)
+            problems.append(problem)
+        values.append(value)
+    result, settings, *beats = values
     return Run(
-        directory=directory, described=described, result=result, heartbeats=tuple(beats), settings=settings
+        directory=directory,
+        described=described,
+        result=result,
+        settings=settings,
+        heartbeats=tuple(beats),
+        problems=tuple(problem for problem in problems if problem is not None),
+    )
+
+
+Check = Callable[[dict[str, Any], str], tuple[dict[str, Any] | None, str | None]]
+
+
+def _unchecked(value: dict[str, Any], _: str) -> tuple[dict[str, Any], None]:
+    return value, None
+
+
+def survey(folder: RunsFolder) -> Listing:
+    """Read all runs in `folder`, and why those cannot be read that cannot."""
+    names = [name for name in folder.files.list(folder.url) if RUN_ID.match(name)]
+    # Two journeys for all of them, not two for each.
+    directories = [folder.directory(name) for name in names]
+    records = read_records(directories, names)
+    described = [
+        (directory, record.described)
+        for directory, record in zip(directories, records, strict=True)
+        if record.described is not None
+    ]
+    return Listing(
+        runs=sorted(
+            read_runs(described),
+            key=lambda run: (run.described["attempts"][-1]["started"], run.run_id),
+            reverse=True,
+        ),
+        unreadable={
+            name: record.problem
+            for name, record in zip(names, records, strict=True)
+            if record.problem is not None
+        },
     )
 
 
 def list_runs(folder: RunsFolder) -> list[Run]:
-    """Return all runs in `folder` that this version can read, the one that was started or resumed last first."""
-    names = [name for name in folder.files.list(folder.url) if RUN_ID.match(name)]
-    everything = RunDirectory(folder.url, folder.files)
-    # Two journeys for all of them, not two for each.
-    described = {
-        name: known
-        for name, known in zip(
-            names, everything.read_jsons([f"{name}/{run_directory.RUN}" for name in names]), strict=True
-        )
-        if known is not None and known.get("attempts") and known.get("version") == RUN_VERSION
-    }
-    wanted = {name: _files(known) for name, known in described.items()}
-    found = iter(
-        everything.read_jsons([f"{name}/{file}" for name, files in wanted.items() for file in files])
-    )
-    read = [
-        _run(folder.directory(name), described[name], [next(found) for _ in files])
-        for name, files in wanted.items()
-    ]
-    return sorted(read, key=lambda run: (run.described["attempts"][-1]["started"], run.run_id), reverse=True)
+    """Return all runs in `folder` that can be read, the one that was started or resumed last first."""
+    return survey(folder).runs
+
+
+def cannot_be_read(unreadable: Mapping[str, str]) -> list[str]:
+    """Return what is said of runs that cannot be read: a line for each, and one for what would be too many."""
+    lines = [f"{run_id} cannot be read: {reason}" for run_id, reason in unreadable.items()]
+    more = len(lines) - MOST_UNREADABLE
+    return [*lines[:MOST_UNREADABLE], *([f"and {more} others cannot be read"] if more > 0 else [])]
 
 
 def find(folder: RunsFolder, wanted: str) -> Run:
@@ -191,19 +273,21 @@ def find(folder: RunsFolder, wanted: str) -> Run:
     exact = read(folder.directory(wanted)) if RUN_ID.match(wanted) else None
     if exact is not None:
         return exact
-    runs = list_runs(folder)
+    listing = survey(folder)
+    runs, unreadable = listing.runs, listing.unreadable
     if not runs:
-        raise RequestError(
-            f'"{wanted}": there is no run in {folder.url}; start one with `fab train --job flax_mlm`'
-        )
+        none = f'"{wanted}": there is no run in {folder.url}; start one with `fab train --job flax_mlm`'
+        raise RequestError(none + "".join(f"\n  {line}" for line in cannot_be_read(unreadable)))
     if wanted == LATEST:
+        for line in _perhaps_newer(listing):
+            print(line, file=sys.stderr, flush=True)
         return runs[0]
     if wanted.startswith(LATEST_OF):
         return _latest_of(folder, runs, wanted)
     fitting = [run for run in runs if run.described.get("name") == wanted]
-    fitting = fitting or [
-        run for run in runs if wanted and (run.run_id.startswith(wanted) or run.run_id.endswith(wanted))
-    ]
+    fitting = fitting or [run for run in runs if wanted and _fits(run.run_id, wanted)]
+    if not fitting and wanted and (bad := [run_id for run_id in unreadable if _fits(run_id, wanted)]):
+        raise RequestError(f'"{wanted}": {bad[0]} cannot be read: {unreadable[bad[0]]}')
     if not fitting:
         newest = ", ".join(run.run_id for run in runs[:5])
         raise RequestError(f'"{wanted}" is not a run in {folder.url}; the newest are {newest}')
@@ -212,6 +296,25 @@ def find(folder: RunsFolder, wanted: str) -> Run:
             f'"{wanted}" fits {len(fitting)} runs: {", ".join(run.run_id for run in fitting[:5])}'
         )
     return fitting[0]
+
+
+def _perhaps_newer(listing: Listing) -> list[str]:
+    """Return what is said of runs that may have been started after the newest one that can be read."""
+    newest = re.sub("[^0-9]", "", listing.runs[0].described["attempts"][-1]["started"])
+    newer = {
+        run_id: why
+        for run_id, why in listing.unreadable.items()
+        if "".join(run_id.split("-")[-3:-1]) > newest
+    }
+    found = listing.runs[0].run_id
+    return [
+        f"{LATEST} is {found}; {run_id} may be newer, and cannot be read: {why}"
+        for run_id, why in newer.items()
+    ]
+
+
+def _fits(run_id: str, wanted: str) -> bool:
+    return run_id.startswith(wanted) or run_id.endswith(wanted)
 
 
 def export_of(folder: RunsFolder, wanted: str) -> str | None:
@@ -386,12 +489,13 @@ def _ask(agents: Sequence[Agent], request: dict[str, Any]) -> Look:
     )
 
 
-def progress(run: Run) -> tuple[int, dict[str, Any]]:
-    """Return the latest step of any process, and the latest value of each metric at the end of metrics.jsonl."""
+def progress(run: Run, unread: Unread | None = None) -> tuple[int, dict[str, Any]]:
+    """Return the latest step of any process, and the latest value of each metric at the end of metrics.jsonl. unread:
+    is told what of that could not be read."""
     steps = [beat["step"] for beat in run.current() if beat]
-    lines, _ = run.directory.read_new_metrics(-METRICS_TAIL_BYTES)
+    lines, _ = run.directory.read_new_metrics(-METRICS_TAIL_BYTES, unread)
     latest = {name: value for line in lines for name, value in line.items()}
-    return max([*steps, int(latest.get("step") or 0), 0]), latest
+    return max([*steps, int(latest.get("step", 0))]), latest
 
 
 def figure(run: Run, latest: Mapping[str, Any]) -> str:
@@ -401,11 +505,6 @@ def figure(run: Run, latest: Mapping[str, Any]) -> str:
     values = {**latest, **(result or {})}
     known = ((name, finite(values.get(name))) for name in order)
     return next((run.metrics.get(name).named(value) for name, value in known if value is not None), "")
-
-
-def parse_time(text: str) -> float:
-    """Return the Unix time of a moment in run.json."""
-    return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC).timestamp()
 
 
 def age(run: Run, now_s: float | None = None) -> str:

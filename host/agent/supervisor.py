@@ -448,8 +448,7 @@ def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
     )
     mine = read_json(process.beat_path) or in_run_dir
     own_words = mine.get("message") if mine.get("state") == "failed" else None
-    words = own_words or next((line for line in reversed(record["tail"]) if line.strip()), None)
-    how = f"exit code {record['code']}"
+    words = next((line for line in reversed(record["tail"]) if line.strip()), None)
     says_all = bool(own_words and mine.get("says_all") and record["code"] is not None)
     return {
         "rank": process.process_id,
@@ -460,12 +459,12 @@ def last_heartbeat(process: Process, run_dir: str | None, record: Json) -> Json:
         "step_time": mine.get("step_time"),
         "pid": process.record["pid"],
         "message": own_words
-        if says_all
+        if own_words and record["code"] is not None
         else f"{record['reason']}: {own_words}"  # in a container the signal may have been a rank's
-        if record["code"] is None and own_words
+        if own_words
         else record["reason"]
         if record["code"] is None or not words
-        else f"{how}: {words}",
+        else f"exit code {record['code']}: {words}",
         "says_all": says_all,
         "warnings": mine.get("warnings") or [],
         "exit_code": record["code"],
@@ -510,17 +509,22 @@ def failed_result(blamed: Json, steps: int, lines: list[str], warnings: list[str
     """result.json of a run that failed, in the words of the host that was first to fail.
 
     blamed: rank, message, exit_code, attempt and time, as in a heartbeat, and outcome where it is not `failed`. The
-    lines of its log are left out where its message says all. warnings: of the whole run.
+    lines of its log are left out where its message says all, and the last one where the message ends with it. warnings:
+    of the whole run.
     """
     outcome = blamed.get("outcome", "failed")
     # A hang is told of all hosts that hang; their logs have nothing to add.
-    message = blamed["message"] if outcome == "hung" else f"host {blamed['rank']}: {blamed.get('message')}"
+    message = str(
+        blamed["message"] if outcome == "hung" else f"host {blamed['rank']}: {blamed.get('message')}"
+    )
+    while lines and (not lines[-1].strip() or message.endswith(f": {lines[-1].strip()}")):
+        lines = lines[:-1]
     return run_directory.result(
         outcome,
         attempt=blamed["attempt"],
         steps=steps,
         time=blamed["time"],
-        error="\n".join([str(message), *([] if blamed.get("says_all") else lines)]),
+        error="\n".join([message, *([] if blamed.get("says_all") else lines)]),
         failed_host=blamed["rank"],
         measured={"exit_code": blamed.get("exit_code"), **({"warnings": warnings} if warnings else {})}
         | ({"request": True} if blamed.get("exit_code") == WRONG_REQUEST else {}),

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from contracts import run_directory
+from contracts import run_directory, run_files
 from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST, is_final
 from contracts.run_costs import MOMENT, number, wall_s
 from contracts.run_directory import RunDirectory
@@ -38,12 +38,11 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
         return look(directory, last["attempt"], request.get("missing", ()), now_s)
     first = request["first"]
     if "pod" in last and last["attempt"] >= first:
-        result = directory.read_json(run_directory.RESULT)
-        result = result if result is not None and result.get("attempt") == last["attempt"] else None
+        newest, _ = run_files.result(directory.read_json(run_directory.RESULT) or {}, run_directory.RESULT)
+        result = newest if newest.get("attempt") == last["attempt"] else None
         names = [run_directory.heartbeat(index) for index in range(last["processes"])]
-        beats = [
-            beat for beat in directory.read_jsons(names) if beat and beat.get("attempt") == last["attempt"]
-        ]
+        read = [run_files.heartbeat(beat or {}, "")[0] for beat in directory.read_jsons(names)]
+        beats = [beat for beat in read if beat is not None and beat.get("attempt") == last["attempt"]]
         outcome = run_directory.state(
             started_s=0.0,
             result=result,
@@ -62,7 +61,7 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
             return {"over": INTERRUPTED, "reason": str(result.get("reason"))}
         # A Job ends with such a failure; a JobSet may have started all of it again before it knew.
         if result is not None and outcome == "failed" and is_final(code := result.get("exit_code")):
-            return {"over": WRONG_REQUEST if code == WRONG_REQUEST else FAILED, "reason": result["error"]}
+            return {"over": WRONG_REQUEST if code == WRONG_REQUEST else FAILED, "reason": result.get("error")}
         if (over := given_up(directory, request, described, result, now_s)) is not None:
             return over
         last = {**last, "attempt": last["attempt"] + 1}

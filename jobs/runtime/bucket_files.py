@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from contracts.errors import RequestError, Unreachable
@@ -54,7 +55,11 @@ class BucketFiles:
         """An object has one name and is no link, so none leads out of its folder."""
         paths = [f"{folder}/{name}" for folder, name in places]
         with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            return list(pool.map(_piece, paths, offsets, [limit_bytes] * len(paths)))
+            found = list(pool.map(_piece_or_refusal, paths, offsets, [limit_bytes] * len(paths)))
+        refusals = [each for each in found if isinstance(each, Exception)]
+        if refusals and len(refusals) == len(found):
+            raise refusals[0]  # the place refuses, and not one of its objects
+        return [Piece(error=_refusal(each)) if isinstance(each, Exception) else each for each in found]
 
     def write(self, path: str, data: bytes) -> None:
         _bucket(path).pipe_file(path, data)
@@ -170,9 +175,29 @@ def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
+def _refusal(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _piece_or_refusal(path: str, offset: int, limit: int) -> Piece | Exception | None:
+    """A piece of an object, or why the bucket refuses this object while it answers.
+
+    Raises:
+        Exception: the bucket does not answer.
+    """
+    try:
+        return _piece(path, offset, limit)
+    except Exception as error:  # each driver has exceptions of its own
+        if is_outage(error):
+            raise
+        return error
+
+
 def _piece(path: str, offset: int, limit: int) -> Piece | None:
     bucket = _bucket(path)
     try:
+        if offset == 0 and len(data := _beginning(bucket, path, limit)) < limit:
+            return Piece(data=data, next_offset=len(data), size=len(data))
         size = int(bucket.size(path))
         begin = max(0, size + offset) if offset < 0 else min(offset, size)
         end = min(size, begin + limit)
@@ -180,6 +205,16 @@ def _piece(path: str, offset: int, limit: int) -> Piece | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return Piece(data=data, offset=begin, next_offset=begin + len(data), size=size)
+
+
+def _beginning(bucket: Any, path: str, limit: int) -> bytes:
+    """The first bytes of an object, in one request; its size would take two more."""
+    try:
+        return bytes(bucket.cat_file(path, start=0, end=limit))
+    except Exception as error:
+        if getattr(error, "code", None) != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise
+        return b""  # it is empty
 
 
 def _bucket(url: str) -> Any:

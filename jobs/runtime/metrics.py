@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
+from contracts import run_files
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import METRICS, TENSORBOARD, RunDirectory
 from jobs.runtime.bucket_files import files_of
@@ -50,13 +51,15 @@ class Metrics:
 
     def __init__(self, directory: RunDirectory, resumed_step: int) -> None:
         self._directory = directory
-        before = (
-            directory.read_metrics() if resumed_step else []
-        )  # an evaluation before step 1 is made again too
-        kept = [line for line in before if line.get("step", 0) <= resumed_step]
-        self._lines = [json.dumps(line) + "\n" for line in kept]
+        # An evaluation before step 1 is made again too.
+        before = (directory.read_text(METRICS) or "").split("\n") if resumed_step else []
+        measured = [(line, run_files.metrics([line.encode()])) for line in before]
+        kept = [
+            (line, found[0]) for line, found in measured if found and found[0].get("step", 0) <= resumed_step
+        ]
+        self._lines = [line + "\n" for line, _ in kept]
         self._resumed_step = resumed_step
-        self._on_record = {name for line in kept if line.get("step") == resumed_step for name in line}
+        self._on_record = {name for _, found in kept if found.get("step") == resumed_step for name in found}
         directory.write_text(METRICS, "".join(self._lines))
         self._put_s = time.monotonic()
         self._is_closed = False

@@ -35,6 +35,7 @@ from contracts.errors import (
 )
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
+from contracts.run_files import Unread
 from jobs.runtime import preemption, sampler
 from jobs.runtime.bucket_files import files_of, is_outage, pauses_s, retry
 from jobs.runtime.heartbeat import Heartbeat
@@ -273,8 +274,11 @@ def finish(run: Run, outcome: str, final: Final) -> None:
         samples = run.directory.read_text(run_directory.SAMPLES)
         described = {**described, "settings": settings}
         hosts = read_hosts(run.directory, run.environment.hosts)
-        metrics = run.directory.read_metrics()
-        page = render(described, metrics, result, beats, samples_file=samples, hosts=hosts)
+        unread = Unread()
+        metrics, _ = run.directory.read_new_metrics(0, unread)
+        page = render(
+            described, metrics, result, beats, samples_file=samples, hosts=hosts, unread=unread.texts()
+        )
         _put(run.directory, run_directory.REPORT, page)
         _put(run.directory, run_directory.RESULT, json.dumps(result, indent=2) + "\n")
     run.heartbeat.end("done" if outcome == "done" else "stopped" if outcome == "stopped" else "preempted")

@@ -194,7 +194,7 @@ class Rank:
             )
         except ValueError:
             words = f"was killed by signal {-code}"
-        return f"rank {self.number} {words}"
+        return f"rank {self.number} {words}" if self._tag else f"the command {words}"
 
 
 def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
@@ -345,8 +345,7 @@ class Progress:
 
     @property
     def step(self) -> int:
-        step = self._latest.get("step")
-        return step if isinstance(step, int) and not isinstance(step, bool) and step >= 0 else 0
+        return int(self._latest.get("step", 0))
 
     def look(self, *, at_end: bool = False) -> None:
         now_s = time.monotonic()
@@ -385,9 +384,7 @@ class Progress:
         return {
             name: value
             for name, value in numbers.items()
-            if name not in ("step", "time", "outcome")
-            and isinstance(value, int | float)
-            and not isinstance(value, bool)
+            if name not in ("step", "time", "outcome") and value is not None
         }
 
 

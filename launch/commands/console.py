@@ -6,6 +6,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_costs import Cost
 from contracts.run_directory import SILENCE_LIMIT_S, State
+from contracts.run_files import Unread
 from jobs.runtime.host_samples import COLUMNS, HostSamples
 from launch import costs, follow, overview, run_record, runs
 from launch import jobs as job_index
@@ -28,20 +30,24 @@ from launch.run_record import finalize
 from launch.runs import Run
 from launch.targets import Target
 
+HOST_BEFORE = re.compile(r"^host \d+: ")
+"""Which one a result blames, before its reason."""
 NO_RUNS = "no runs yet; `make train` or `fab train --job flax_mlm` starts one"
 
 
 def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
     """Print a table of the hosts of each active run, or of the run asked for."""
     console = terminal()
+    unreadable: Mapping[str, str] = {}
     if wanted:
         chosen = [runs.find(target.runs, wanted)]
         known = runs.look(target.find_agents(chosen[0].described), chosen[0])
     else:
-        chosen = runs.list_runs(target.runs)
+        listing = runs.survey(target.runs)
+        chosen, unreadable = listing.runs, listing.unreadable
         known = runs.look_at_all(target.agents_of_all(chosen))
     if not chosen and not as_json:
-        say(console)(NO_RUNS)
+        _tell_none(console, unreadable)
         return 0
     states = {run.run_id: runs.state_by(run, known) for run in chosen}
     if wanted is None:
@@ -53,9 +59,10 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
         chosen[0] = run
     chosen = [follow.with_agents_beats(run, known) for run in chosen]
     if as_json:
-        return _print_json([_status(run, states[run.run_id], known) for run in chosen], known)
+        return _print_json([_status(run, states[run.run_id], known) for run in chosen], known, unreadable)
     for run in chosen:
-        step, latest = runs.progress(run)
+        unread = Unread(*run.problems)
+        step, latest = runs.progress(run, unread)
         figure = runs.figure(run, latest)
         say(console)(
             f"{run.run_id}  {states[run.run_id]}  step {step}/{run.total_steps or '?'}"
@@ -63,8 +70,8 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
             + f"  attempt {run.attempt}  {runs.age(run)} old"
             + (f"  {cost.text()}" if (cost := costs.of_run(run)) else "")
         )
-        sampled = overview.samples(run)
-        console.print(_hosts_table(run, known.of(run)))
+        sampled = overview.samples(run, unread)
+        console.print(_hosts_table(run, known.of(run), states[run.run_id]))
         if states[run.run_id] in run_directory.ACTIVE:
             for table in _samples_tables(run, sampled):
                 console.print(table)
@@ -72,19 +79,23 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
             say(console)(f"warning: {printable(warning)}")
         for finding in overview.findings(run, states[run.run_id], sampled):
             say(console)(finding.text)
+        for problem in unread.texts():
+            say(console)(printable(problem))
         if states[run.run_id] not in (*run_directory.ACTIVE, "done"):
             for line in run_record.summary(run, states[run.run_id])[1:]:
                 say(console)(line)
-    for line in costs.of_stack(target.inventory.slices, time.time()):
-        say(console)(line)
+    for line in (*costs.of_stack(target.inventory.slices, time.time()), *runs.cannot_be_read(unreadable)):
+        say(console)(printable(line))
     _tell_silent(console, known)
     return 0
 
 
 def _status(run: Run, state: State, known: runs.Look) -> dict[str, Any]:
-    sampled = overview.samples(run)
+    unread = Unread(*run.problems)
+    progress, sampled = runs.progress(run, unread), overview.samples(run, unread)
     return {
-        **overview.overview(run, state),
+        **overview.overview(run, state, progress),
+        "problems": unread.texts(),
         "host_states": overview.hosts(run, known.of(run), sampled),
         "warnings": follow.warnings(run),
         "findings": [dataclasses.asdict(each) for each in overview.findings(run, state, sampled)],
@@ -113,7 +124,10 @@ def _samples_tables(run: Run, sampled: Sequence[HostSamples | None]) -> Iterator
             yield table
 
 
-def _hosts_table(run: Run, known: runs.Look) -> Table:
+def _hosts_table(run: Run, known: runs.Look, state: State) -> Table:
+    """What each host says; of a run that failed without the reason, which stands once below the table."""
+    error = str((run.current_result() or {}).get("error") or "") if state in ("failed", "hung") else ""
+    reason = printable(HOST_BEFORE.sub("", error.partition("\n")[0]))
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("host", "process", "state", "step", "heartbeat", "says"):
         table.add_column(heading)
@@ -125,9 +139,13 @@ def _hosts_table(run: Run, known: runs.Look) -> Table:
             host["state"] or "",
             "" if host["step"] is None else str(host["step"]),
             "none" if age_s is None else f"{spoken(age_s)} ago",
-            printable(host["message"] or ""),
+            _without(reason, printable(host["message"] or "")),
         )
     return table
+
+
+def _without(reason: str, message: str) -> str:
+    return message.replace(f": {reason}", "").replace(reason, "see below") if reason else message
 
 
 def logs(target: Target, wanted: str, *, host: int | None, keep_on: bool, lines: int) -> int:
@@ -176,14 +194,16 @@ def _started_again(target: Target, run: Run) -> Run | None:
 def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> int:
     """Print a table of runs, the newest first."""
     console = terminal()
-    everything = runs.list_runs(target.runs)
+    listing = runs.survey(target.runs)
+    everything = listing.runs
     if not everything and not as_json:
-        say(console)(NO_RUNS)
+        _tell_none(console, listing.unreadable)
         return 0
     shown = everything[:limit]
     known = runs.look_at_all(target.agents_of_all(shown))
     if as_json:
-        return _print_json([overview.overview(run, runs.state_by(run, known)) for run in shown], known)
+        said = [overview.overview(run, runs.state_by(run, known)) for run in shown]
+        return _print_json(said, known, listing.unreadable)
     table = Table(box=None, pad_edge=False, header_style="dim")
     ids = max(len(run.run_id) for run in shown)
     cost = {run.run_id: found for run in shown if (found := costs.of_run(run))}
@@ -209,6 +229,9 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
     console.print(table)
     if cost:
         say(console)(f"these runs: {costs.sum_of([*cost.values()]).text()}")
+    problems = [f"{run.run_id}: {problem}" for run in shown for problem in run.problems]
+    for line in (*problems, *runs.cannot_be_read(listing.unreadable)):
+        say(console)(printable(line))
     _tell_silent(console, known)
     if limit is not None and len(everything) > limit:
         say(console)(f"{len(everything) - limit} older ones: `fab runs --all`")
@@ -271,8 +294,14 @@ def _tell_silent(console: Console, known: runs.Look) -> None:
         say(console)(f"no answer from {error}")
 
 
-def _print_json(said: list[dict[str, Any]], known: runs.Look) -> int:
-    print(json.dumps({"runs": said, "no_answer": [str(error) for error in known.errors]}))
+def _tell_none(console: Console, unreadable: Mapping[str, str]) -> None:
+    for line in runs.cannot_be_read(unreadable) or [NO_RUNS]:
+        say(console)(printable(line))
+
+
+def _print_json(said: list[dict[str, Any]], known: runs.Look, unreadable: Mapping[str, str]) -> int:
+    no_answer = [str(error) for error in known.errors]
+    print(json.dumps({"runs": said, "no_answer": no_answer, "unreadable": {**unreadable}}))
     return 0
 
 
@@ -301,7 +330,7 @@ def stop(
         and target.cluster.of(run.run_id).begins_pods
     )
     if before not in run_directory.ACTIVE and not begins_again:
-        say(console)(f"{run.run_id} is not running: it is {before}")
+        say(console)(f"{run.run_id} is not running: it {run_directory.ENDED[before]}")
         return 0
     last = "answer what is under way" if run.described["job"] == job_index.SERVER else "save a checkpoint"
     say(console)(f"stopping {run.run_id} (up to {spoken(grace_s)} to {last})")
@@ -346,11 +375,13 @@ NOT_OURS = (
 
 
 def only_active(target: Target) -> Run:
-    everything = runs.list_runs(target.runs)
-    known = runs.look_at_all(target.agents_of_all(everything))
-    active = [run for run in everything if runs.state_by(run, known) in run_directory.ACTIVE]
+    listing = runs.survey(target.runs)
+    known = runs.look_at_all(target.agents_of_all(listing.runs))
+    active = [run for run in listing.runs if runs.state_by(run, known) in run_directory.ACTIVE]
     if not active:
-        raise RequestError("--run: no run is active; `fab runs` lists them all")
+        none = "--run: no run is active; `fab runs` lists them all"
+        unreadable = runs.cannot_be_read(listing.unreadable)
+        raise RequestError(none + "".join(f"\n  {line}" for line in unreadable))
     if len(active) > 1:
         raise RequestError(
             f"--run: {len(active)} runs are active, say which: {', '.join(r.run_id for r in active)}"

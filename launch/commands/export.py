@@ -24,7 +24,7 @@ from contracts.run_directory import EXPORT
 from jobs.runtime.metric_definitions import Metric
 from launch import costs, jobs, overview, runs
 from launch.commands.copies import swap
-from launch.display import printable, say, terminal
+from launch.display import counted, printable, say, terminal
 from launch.remote_files import FOLDER_LIMIT_S, Buckets
 from launch.runs import Run
 from launch.targets import Target
@@ -199,8 +199,8 @@ def _training(run: Run) -> list[tuple[str, str]]:
     commit, versions = code.get("git_commit"), described.get("versions", {})
     found = {
         "hardware": f"{one['count']} x {one['accelerator_type']}" if is_tpu else described["platform"],
-        "hosts": f"{len({host['name'] for host in described['hosts']})}, with {run.processes} process(es)",
-        "wall time": f"{spoken(wall_s)}, {len(attempts)} attempt(s)" if wall_s is not None else None,
+        "hosts": f"{len({host['name'] for host in described['hosts']})}, with {counted(run.processes, 'process')}",
+        "wall time": f"{spoken(wall_s)}, {counted(len(attempts), 'attempt')}" if wall_s is not None else None,
         "cost": cost and f"{cost.text()}, for the wall time ({where})",
         "framework": described.get("stack"),
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),

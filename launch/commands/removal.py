@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from contracts import run_directory
 from contracts.errors import RequestError
 from launch import runs
-from launch.display import printable, say, terminal
+from launch.display import counted, printable, say, terminal
 from launch.jobs import SERVER
 from launch.launch import only_launch_of
 from launch.plan import JOIN_LIMIT_S
@@ -43,13 +43,16 @@ def prune(target: Target, *, keep: int, yes: bool) -> int:
         RequestError: nobody is there to be asked.
         HostError: the place cannot be reached, or refuses.
     """
-    everything, tell = runs.list_runs(target.runs), say(terminal())
+    listing, tell = runs.survey(target.runs), say(terminal())
+    everything = listing.runs
     staying = kept(target, everything, everything[keep:])
     for run_id, reason in staying.items():
         tell(f"{run_id} is kept: {reason}")
+    for line in runs.cannot_be_read(listing.unreadable):
+        tell(printable(f"{line}; it is kept"))
     going = [run for run in everything[keep:] if run.run_id not in staying]
     if not going:
-        tell(f"nothing to remove: {target.runs.url} has {len(everything)} run(s)")
+        tell(f"nothing to remove: {target.runs.url} has {counted(len(everything), 'run')}")
         return 0
     return _ask_and_remove(target, going, yes=yes)
 
@@ -108,7 +111,9 @@ def _ask_and_remove(target: Target, going: Sequence[Run], *, yes: bool) -> int:
         tell(f"{run.run_id}  {decimal(size)}  {runs.age(run)} old{name}")
     if not yes and not sys.stdin.isatty():
         raise RequestError("nobody is there to be asked, so nothing was removed; say --yes")
-    question = f"Remove {len(going)} run(s), {decimal(sum(sizes))}, from {target.runs.url}? Type {YES}: "
+    question = (
+        f"Remove {counted(len(going), 'run')}, {decimal(sum(sizes))}, from {target.runs.url}? Type {YES}: "
+    )
     if not yes and not _says_yes(question):
         tell("nothing was removed")
         return 1

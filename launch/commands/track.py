@@ -29,6 +29,7 @@ from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, REPORT, RESULT, RUN, SAMPLES, SETTINGS, SILENCE_LIMIT_S
+from contracts.run_files import Unread
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.metric_definitions import finite
 from launch import environments, overview, runs
@@ -114,7 +115,7 @@ def start(run: Run, target: Target, tell: Say) -> None:
 def told(run: Run) -> list[str]:
     """Return of each tracker of a run a line that says how far it is."""
     trackers = run.described.get("track") or ()
-    records = run.directory.read_jsons([run_directory.tracker(name) for name in trackers])
+    records = run.directory.read_objects([run_directory.tracker(name) for name in trackers])
     return [_told(name, record, run) for name, record in zip(trackers, records, strict=True)]
 
 
@@ -154,7 +155,7 @@ def track(target: Target, wanted: str, to: str, *, limit_s: float) -> int:
         with lock, Mirror(target, run, name, limit_s) as mirror:
             mirror.follow()
         fresh = runs.read(run.directory) or run
-        record = run.directory.read_json(run_directory.tracker(name))
+        (record,) = run.directory.read_objects([run_directory.tracker(name)])
         tell(_told(name, record, fresh))
         if name == "mlflow" and record and str(record.get("address")).startswith("sqlite:"):
             mlflow = environments.python_of(name).with_name("mlflow")
@@ -183,7 +184,8 @@ class Mirror:
         self._steps: dict[str, int] = {}
         """Of each metric the last step that the tracker has."""
         self._settings: Mapping[str, Any] = {}
-        self._before = run.directory.read_json(run_directory.tracker(tracker)) or {}
+        self._before = run.directory.read_objects([run_directory.tracker(tracker)])[0] or {}
+        self._unread = Unread()
         self._record: dict[str, Any] = {"tracker": tracker}
         self._recorded, self._recorded_s = "", float("-inf")
         self.is_complete = False
@@ -234,15 +236,19 @@ class Mirror:
             self._settings = settings
         # Before its first step, an attempt has not dropped the lines of the steps that it takes again.
         if ended or any(beat and beat["state"] not in ("starting", "joined") for beat in run.current()):
-            lines, self._offset = run.directory.read_new_metrics(self._offset)
+            lines, self._offset = run.directory.read_new_metrics(self._offset, self._unread)
             fresh = [line for line in map(self._fresh, lines) if line is not None]
+            for problem in self._unread.news():
+                print(printable(f"{self._tracker}: {problem}"), flush=True)
             for at in range(0, len(fresh), LINES):
                 self._ask("metrics", fresh[at : at + LINES])
                 self._record["step"] = fresh[min(at + LINES, len(fresh)) - 1][0]
         if ended:
             outcome, time_s = ended
             same = ("address", "id", "attempt")
-            if not (self._before.get("complete") and all(self._before[n] == self._record[n] for n in same)):
+            if not (
+                self._before.get("complete") and all(self._before.get(n) == self._record[n] for n in same)
+            ):
                 self._send_files(outcome)
             result = run.current_result() or {}
             step = finite(result.get("steps")) or max(self._steps.values(), default=0)
@@ -286,24 +292,34 @@ class Mirror:
 
     def _fresh(self, line: Mapping[str, Any]) -> tuple[int, float, dict[str, float]] | None:
         """Return step, time and those numbers of a line of metrics that the tracker does not have."""
-        step = line.get("step")
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        if "step" not in line:
+            self._unread.add(
+                f"{run_directory.METRICS}: a line has no step, and is not sent",
+                more=" (the first of {count})",
+            )
             return None
-        numbers = ((name, finite(value)) for name, value in line.items() if name not in ("step", "time"))
+        step = int(line["step"])
         values = {
             name: value
-            for name, value in numbers
-            if value is not None and step > self._steps.get(name, -1)  # an attempt takes some steps again
+            for name, value in line.items()
+            if name not in ("step", "time")
+            and value is not None
+            and step > self._steps.get(name, -1)  # an attempt takes some steps again
         }
         self._steps |= dict.fromkeys(values, step)
-        at_s = finite(line.get("time")) or runs.parse_time(self._run.described["created"])
+        at_s = line.get("time") or runs.parse_time(self._run.described["created"])
         return (step, at_s, values) if values else None
 
     def _send_files(self, outcome: str) -> None:
         directory = self._run.directory
         with tempfile.TemporaryDirectory(prefix="track-") as folder:
             paths = {}
-            for name, text in zip(FILES, directory.read_texts(FILES), strict=True):
+            for name in FILES:
+                try:
+                    text = directory.read_text(name)
+                except OSError as error:  # of this one; a place that is away raises a HostError
+                    print(f"{self._tracker}: {name} is not sent: {error}", flush=True)
+                    continue
                 if text is not None:
                     paths[name] = f"{folder}/{name}"
                     Path(paths[name]).write_text(text, encoding="utf-8")

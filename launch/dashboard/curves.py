@@ -6,19 +6,21 @@ goes on, of 100,000 points a metric, so it is NumPy's.
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from contracts import run_files
 from contracts.files import Piece
-from jobs.runtime.metric_definitions import Metric, Metrics, finite
+from contracts.run_files import Unread
+from jobs.runtime.metric_definitions import Metric, Metrics
+from launch.display import counted
 
 Floats = npt.NDArray[np.float64]
 Read = Callable[[int, int], Piece | None]
@@ -55,7 +57,8 @@ class History:
         self._offset, self._rest, self._mark, self._is_skipping = 0, b"", b"", False
         self._steps, self._times = array("d"), array("d")
         self._points: dict[str, tuple[array[int], array[float]]] = {}
-        self._bad_lines = self._bad_values = self._left_out = 0
+        self._unread = Unread()
+        self._too_long = self._without_step = self._left_out = 0
         self._error: str | None = None
         self.is_complete = False
 
@@ -88,18 +91,19 @@ class History:
         if self._is_skipping and lines:
             lines, self._is_skipping = lines[1:], False
         if len(self._rest) > LONGEST_LINE_BYTES or self._is_skipping:
-            self._bad_lines += not self._is_skipping
+            self._too_long += not self._is_skipping
             self._rest, self._is_skipping = b"", True
+        if run_files.is_whole(self._rest):
+            lines, self._rest = [*lines, self._rest], b""
         fitting = [line for line in lines if len(line) <= LONGEST_LINE_BYTES]
-        self._bad_lines += len(lines) - len(fitting)
-        for line in objects(fitting):
-            step = finite(line.get("step")) if isinstance(line, dict) else None
-            if step is None:
-                self._bad_lines += 1
+        self._too_long += len(lines) - len(fitting)
+        for line in run_files.metrics(fitting, self._unread):
+            if "step" not in line:
+                self._without_step += 1
                 continue
-            moment, row = finite(line.get("time")), len(self._steps)
-            self._steps.append(step)
-            self._times.append(math.nan if moment is None else moment)
+            row = len(self._steps)
+            self._steps.append(line["step"])
+            self._times.append(line.get("time", math.nan))
             for name, value in line.items():
                 if name in ("step", "time"):
                     continue
@@ -107,13 +111,8 @@ class History:
                 if known is None:
                     self._left_out += 1
                     continue
-                # Nearly all values are such: what else they may be is asked of the others only.
-                if type(value) is not float or not -LARGEST < value < LARGEST:
-                    number = finite(value)
-                    self._bad_values += not (value is None or isinstance(value, float | int))
-                    value = math.nan if number is None or abs(number) > LARGEST else number
                 known[0].append(row)
-                known[1].append(value)
+                known[1].append(value if value is not None and -LARGEST < value < LARGEST else math.nan)
 
     def _new(self, name: str) -> tuple[array[int], array[float]] | None:
         if len(self._points) >= MOST_METRICS or len(name) > LONGEST_NAME:
@@ -123,16 +122,17 @@ class History:
     @property
     def problems(self) -> list[str]:
         """What could not be read."""
-        found = (
-            (self._error, f"metrics.jsonl: {self._error}"),
-            (
-                self._bad_lines,
-                f"metrics.jsonl: {self._bad_lines:,} line(s) are torn or too long, or have no step",
+        left_out = ((self._too_long, "too long"), (self._without_step, "without a step"))
+        return [
+            *([f"metrics.jsonl: {self._error}"] if self._error else []),
+            *self._unread.texts(),
+            *(
+                f"metrics.jsonl: {counted(count, 'line')} {what}, left out"
+                for count, what in left_out
+                if count
             ),
-            (self._bad_values, f"metrics.jsonl: {self._bad_values:,} value(s) are no numbers"),
-            (self._left_out, f"metrics.jsonl: of its metrics, {len(self._points)} are shown"),
-        )
-        return [text for is_so, text in found if is_so]
+            *([f"metrics.jsonl: of its metrics, {len(self._points)} are shown"] if self._left_out else []),
+        ]
 
     def curves(
         self, metrics: Metrics, axis: str, points: int, span: tuple[float, float] | None = None
@@ -172,24 +172,6 @@ class History:
             "series": [each for each in series if each["x"]],
             "problems": self.problems,
         }
-
-
-def objects(lines: Sequence[bytes]) -> list[Any]:
-    """Return what each line holds; None where that is no JSON. All at once where that goes: it takes half the time."""
-    try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
-        if len(found) == len(lines):
-            return list(found)
-    except (ValueError, RecursionError):
-        pass
-    return [_object(line) for line in lines if line.strip()]
-
-
-def _object(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _forward(times: Floats) -> Floats:

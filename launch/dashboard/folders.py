@@ -9,30 +9,26 @@ import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from contracts import run_directory
+from contracts import run_directory, run_files
 from contracts.files import Piece
-from contracts.run_directory import ACTIVE, OWN_COMMAND, RUN_VERSION, State
+from contracts.run_directory import ACTIVE, RunDirectory, State
+from contracts.run_files import LARGEST_JSON_BYTES, LONGEST_TEXT
 from jobs.runtime.metric_definitions import finite
 from launch import overview, runs
-from launch.dashboard.curves import History, objects
+from launch.dashboard.curves import History
 from launch.hosts import HostError, in_thread
 from launch.plan import JOIN_LIMIT_S
 from launch.runs import METRICS_TAIL_BYTES, Run, RunsFolder
 
 Json = dict[str, Any]
 
-LARGEST_JSON_BYTES = 2**20
-"""Of run.json and its like, which have some thousand bytes; a larger one is not read."""
-LONGEST_TEXT = 500
-MOST_PROCESSES = 4096
 MOST_HISTORIES = 24
 """Runs whose curves are kept in memory: 10 MB for each 100,000 points of ten metrics."""
 SETTLED_S = 120.0
 """After its result nothing of a run is written any more, and only whether it was resumed is asked for."""
-TORN = "is torn, or no JSON object"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,33 +92,24 @@ class Place:
     def _read_all(self) -> Look:
         there = self.folder.files.list(self.folder.url)
         names = [name for name in there if runs.RUN_ID.fullmatch(name)]
+        directories = [self.folder.directory(name) for name in names]
         found: dict[str, Seen] = {}
-        records: dict[str, tuple[Json, bytes]] = {}
-        for name, piece in zip(
-            names, self.pieces([(name, run_directory.RUN) for name in names]), strict=True
+        described: dict[str, tuple[RunDirectory, Json, bytes]] = {}
+        for name, directory, record in zip(
+            names, directories, runs.read_records(directories, names), strict=True
         ):
             before = self._look.seen.get(name)
-            if (
-                before is not None
-                and piece is not None
-                and piece.data == before.record
-                and _is_settled(before)
-            ):
+            if before is not None and record.data and record.data == before.record and _is_settled(before):
                 found[name] = before
-                continue
-            record, problem = parsed(piece, run_directory.RUN)
-            problem = problem or ("has no run.json (yet)" if record is None else mistake(record, name))
-            if record is None or problem is not None:
-                found[name] = Seen(name=name, problems=(str(problem),))
+            elif record.described is None:
+                found[name] = Seen(name=name, problems=(record.problem or "has no run.json (yet)",))
             else:
-                records[name] = (_tidy_record(record), piece.data if piece else b"")
-        files = [(name, file) for name, (record, _) in records.items() for file in _files(record)]
-        contents = iter(self.pieces(files))
-        ends = iter(self.pieces([(name, run_directory.METRICS) for name in records], -METRICS_TAIL_BYTES))
-        for name, (record, data) in records.items():
-            pieces = {file: next(contents) for file in _files(record)}
+                described[name] = directory, record.described, record.data
+        several = runs.read_runs([(directory, record) for directory, record, _ in described.values()])
+        ends = self.pieces([(name, run_directory.METRICS) for name in described], -METRICS_TAIL_BYTES)
+        for name, run, end in zip(described, several, ends, strict=True):
             try:
-                found[name] = self._seen(name, record, data, pieces, next(ends))
+                found[name] = _seen(name, run, described[name][2], end)
             except (
                 LookupError,
                 TypeError,
@@ -147,47 +134,6 @@ class Place:
         places = [(self.folder.directory(run).url, name) for run, name in files]
         return self.folder.files.read_inside(places, [offset] * len(places), limit_bytes)
 
-    def _seen(
-        self, name: str, record: Json, data: bytes, pieces: Mapping[str, Piece | None], end: Piece | None
-    ) -> Seen:
-        read = {file: parsed(piece, file) for file, piece in pieces.items()}
-        problems = [problem for _, problem in read.values() if problem is not None]
-        beats: list[Json | None] = []
-        for file in list(read)[2:]:
-            beat, _ = read[file]
-            if beat is not None and not _is_heartbeat(beat):
-                problems.append(f"{file}: has a state, step or time of the wrong kind")
-                beat = None
-            beats.append(beat)
-        result, settings = (read[file][0] for file in (run_directory.RESULT, run_directory.SETTINGS))
-        run = Run(
-            directory=self.folder.directory(name),
-            described=record,
-            result=None if result is None else _flat(result),
-            settings=None if settings is None else _flat(settings),
-            heartbeats=tuple(beats),
-        )
-        if end is not None and end.error:
-            problems.append(f"{run_directory.METRICS}: {end.error}")
-        lines = _last_lines(end)
-        given = {
-            name: finite(value) for line in lines for name, value in line.items() if finite(value) is not None
-        }
-        latest = {name: value for name, value in given.items() if value is not None}
-        steps = [beat["step"] for beat in run.current() if beat]
-        progress = max([*steps, int(latest.get("step", 0)), 0]), latest
-        state = state_of(run, time.time())
-        said = {**overview.overview(run, state, progress), "figure": runs.figure(run, latest)}
-        return Seen(
-            name=name,
-            run=run,
-            state=state,
-            said=said,
-            problems=tuple(problems),
-            record=data,
-            last_lines=lines,
-        )
-
     def history(self, name: str) -> History:
         """Return the curves of a run, as far as they have been read."""
 
@@ -200,6 +146,27 @@ class Place:
             while len(self._histories) > MOST_HISTORIES:
                 self._histories.popitem(last=False)
         return history
+
+
+def _seen(name: str, run: Run, data: bytes, end: Piece | None) -> Seen:
+    run, problems = _bounded(run), [*run.problems]
+    if end is not None and end.error:
+        problems.append(f"{run_directory.METRICS}: {end.error}")
+    lines = _last_lines(end)
+    latest = {name: value for line in lines for name, value in line.items() if value is not None}
+    steps = [beat["step"] for beat in run.current() if beat]
+    progress = max([*steps, int(latest.get("step", 0))]), latest
+    state = state_of(run, time.time())
+    said = {**overview.overview(run, state, progress), "figure": runs.figure(run, latest)}
+    return Seen(
+        name=name,
+        run=run,
+        state=state,
+        said=said,
+        problems=tuple(problems),
+        record=data,
+        last_lines=lines,
+    )
 
 
 def state_of(run: Run, now_s: float) -> State:
@@ -218,92 +185,25 @@ def _is_settled(seen: Seen) -> bool:
     return seen.state not in ACTIVE and ended_s is not None and time.time() - ended_s > SETTLED_S
 
 
-def _files(record: Json) -> list[str]:
-    processes = range(record["attempts"][-1]["processes"])
-    return [run_directory.RESULT, run_directory.SETTINGS, *map(run_directory.heartbeat, processes)]
-
-
-def parsed(
-    piece: Piece | None, name: str, most_bytes: int = LARGEST_JSON_BYTES
-) -> tuple[Json | None, str | None]:
-    """Return the JSON object of a file, and why there is none where there should be."""
-    if piece is None:
-        return None, None
-    if piece.error:
-        return None, f"{name}: {piece.error}"
-    if piece.size > max(most_bytes, len(piece.data)):
-        return None, f"{name}: has {piece.size:,} bytes, more than the {most_bytes:,} that are read"
-    try:
-        value = json.loads(piece.data)
-    except (ValueError, RecursionError):
-        value = None
-    return (value, None) if isinstance(value, dict) else (None, f"{name}: {TORN}")
-
-
 def _last_lines(end: Piece | None) -> tuple[Json, ...]:
-    """The objects of the whole lines at the end of metrics.jsonl."""
+    """What the whole lines at the end of metrics.jsonl measure."""
     data = end.data if end else b""
-    lines = data[: data.rfind(b"\n") + 1].split(b"\n")[1 if end and end.offset else 0 :]
-    return tuple(line for line in objects(lines) if isinstance(line, dict))
-
-
-def mistake(record: Json, name: str) -> str | None:
-    """Return what of run.json this dashboard cannot go by."""
-    if record.get("version") != RUN_VERSION:
-        said = shown(record.get("version"))
-        return f"run.json: has version {said}, and this tpu-stack reads version {RUN_VERSION}"
-    rules: dict[str, Callable[[Any], bool]] = {
-        "run_id": lambda value: value == name,
-        "job": _is_text,
-        "created": _is_time,
-        "args": lambda value: isinstance(value, list) and bool(value or record.get("job") != OWN_COMMAND),
-        "hosts": lambda value: isinstance(value, list) and all(map(_is_host, value)),
-        "attempts": lambda value: isinstance(value, list) and bool(value) and all(map(_is_attempt, value)),
-        **dict.fromkeys(
-            ("name", "stack", "platform", "target"), lambda value: value is None or _is_text(value)
-        ),
-        **dict.fromkeys(("config", "code", "slice"), lambda value: value is None or isinstance(value, dict)),
-    }
-    wrong = [key for key, is_right in rules.items() if not is_right(record.get(key))]
-    return f"run.json: {wrong[0]} is {shown(record.get(wrong[0]))}, which no run has" if wrong else None
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= LONGEST_TEXT
-
-
-def _is_time(value: object) -> bool:
-    try:
-        return _is_text(value) and runs.parse_time(str(value)) >= 0
-    except (ValueError, OverflowError):
-        return False
-
-
-def _is_count(value: object, most: float = 1e15) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
-
-
-def _is_host(value: object) -> bool:
-    return isinstance(value, dict) and _is_text(value.get("name"))
-
-
-def _is_attempt(value: object) -> bool:
-    if not isinstance(value, dict) or not _is_time(value.get("started")):
-        return False
-    return _is_count(value.get("attempt")) and _is_count(value.get("processes"), MOST_PROCESSES)
-
-
-def _is_heartbeat(beat: Json) -> bool:
-    at_s = finite(beat.get("time"))
-    return (
-        _is_text(beat.get("state")) and _is_count(beat.get("step")) and at_s is not None and abs(at_s) < 1e11
+    return tuple(
+        run_files.metrics(data[: data.rfind(b"\n") + 1].split(b"\n")[1 if end and end.offset else 0 :])
     )
 
 
-def _tidy_record(record: Json) -> Json:
+def _bounded(run: Run) -> Run:
+    """The run with texts of bounded length, and what is nested in its options and results as text."""
+    record = run.described
     parts = {key: _flat(record[key]) for key in ("config", "slice") if record.get(key) is not None}
     code = {name: shown(value) for name, value in (record.get("code") or {}).items() if value is not None}
-    return {**record, **parts, "code": code, "args": [shown(word) for word in record["args"]]}
+    return dataclasses.replace(
+        run,
+        described={**record, **parts, "code": code, "args": [shown(word) for word in record["args"]]},
+        result=None if run.result is None else _flat(run.result),
+        settings=None if run.settings is None else _flat(run.settings),
+    )
 
 
 def _flat(content: Json) -> Json:

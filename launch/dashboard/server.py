@@ -32,11 +32,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
+from contracts.run_files import parse_piece
 from jobs.runtime import host_samples
 from jobs.runtime.host_samples import COLUMNS, HostSamples
 from launch import overview
-from launch.dashboard.folders import Look, Place, Seen, parsed, shown
-from launch.display import printable
+from launch.dashboard.folders import Look, Place, Seen, shown
+from launch.display import counted, printable
 from launch.hosts import HostError, in_thread
 from launch.targets import Target
 
@@ -336,7 +337,7 @@ class Dashboard:
         """What each host's sampler has read, and what of it could not be read."""
         names = [run_directory.host_samples(host) for host in range(seen.run.processes if seen.run else 0)]
         pieces = place.pieces([(seen.name, name) for name in names])
-        read = [parsed(piece, name) for piece, name in zip(pieces, names, strict=True)]
+        read = [parse_piece(piece, name) for piece, name in zip(pieces, names, strict=True)]
         return [host_samples.read(file) for file, _ in read], [problem for _, problem in read if problem]
 
     def compare(self, wanted: Sequence[str]) -> dict[str, Any]:
@@ -388,11 +389,13 @@ class Dashboard:
     def samples(self, place: Place, seen: Seen, _: QueryParams) -> dict[str, Any]:
         """The pictures of samples.json with what the model says of them."""
         (piece,) = place.pieces([(seen.name, run_directory.SAMPLES)], limit_bytes=LARGEST_SAMPLES_BYTES)
-        found, problem = parsed(piece, run_directory.SAMPLES, LARGEST_SAMPLES_BYTES)
+        found, problem = parse_piece(piece, run_directory.SAMPLES, LARGEST_SAMPLES_BYTES)
         pictures = (found or {}).get("pictures")
         fitting = [each for each in pictures if _is_picture(each)] if isinstance(pictures, list) else []
         if isinstance(pictures, list) and len(fitting) < len(pictures):
-            problem = f"{run_directory.SAMPLES}: {len(pictures) - len(fitting)} picture(s) cannot be shown"
+            problem = (
+                f"{run_directory.SAMPLES}: {counted(len(pictures) - len(fitting), 'picture')} cannot be shown"
+            )
         kept = [
             {
                 name: each["png"] if name == "png" else shown(each.get(name))

@@ -37,8 +37,15 @@ LINES = "\n".join(f"line {n}" for n in range(11, 30))
             '[say("line %d" % n) for n in range(30)]; sys.exit("ValueError: no such vocabulary")',
             1,
             "exit code 1: ValueError: no such vocabulary",
-            f"host 0: exit code 1: ValueError: no such vocabulary\n{LINES}\nValueError: no such vocabulary",
+            f"host 0: exit code 1: ValueError: no such vocabulary\n{LINES}",
             0,
+        ),
+        (  # what it says itself needs no exit code before it
+            'say("Traceback"); beat("failed", 21, message="ValueError: no"); say("ValueError: no"); sys.exit(1)',
+            1,
+            "ValueError: no",
+            "host 0: ValueError: no\nTraceback",
+            21,
         ),
         (  # a job that says all itself is told in its words only
             'say("Traceback"); beat("failed", 21, message="lower it", says_all=True, warnings=["a"]); sys.exit(1)',
@@ -51,11 +58,11 @@ LINES = "\n".join(f"line {n}" for n in range(11, 30))
             'say("--steps: must be positive"); sys.exit(2)',
             2,
             "exit code 2: --steps: must be positive",
-            "host 0: exit code 2: --steps: must be positive\n--steps: must be positive",
+            "host 0: exit code 2: --steps: must be positive",
             0,
         ),
     ],
-    ids=["killed", "failed", "says-all", "wrong-request"],
+    ids=["killed", "failed", "own-words", "says-all", "wrong-request"],
 )
 def test_a_bad_end_is_told_in_status_heartbeat_and_result(
     agent: Any, script: str, code: int | None, message: str, error: str, steps: int
@@ -156,7 +163,7 @@ with open({str(rest)!r}, "wb", buffering=0) as file:
     assert not (agent.run_dir / "result.json").exists()
     rest.unlink()
     until((agent.run_dir / "result.json").exists)
-    assert agent.result()["error"] == "host 0: exit code 5: filling\nfilling"
+    assert agent.result()["error"] == "host 0: exit code 5: filling"
     assert agent.ended()["code"] == 5
 
 

@@ -194,9 +194,9 @@ def test_a_run_on_it_is_use(lab: Lab) -> None:
     run_id = "flax_mlm-20261120-214500-abcd"
     directory = lab.hosts.folder.directory(run_id)
     attempt = {"attempt": 0, "started": "2020-11-20T21:45:00Z", "processes": 1}
-    directory.write_json(
-        "run.json", {"version": 1, "slice": {"name": "main"}, "attempts": [attempt], "run_id": run_id}
-    )
+    described = {"version": 1, "run_id": run_id, "job": "flax_mlm", "args": [], "hosts": []}
+    more = {"slice": {"name": "main"}, "attempts": [attempt], "created": attempt["started"]}
+    directory.write_json("run.json", {**described, **more})
     directory.write_json("result.json", {"attempt": 0, "outcome": "done", "time": NOW_S + 2 * HOUR_S})
     assert lab.after(7)
     assert not lab.after(8.5)

@@ -422,7 +422,9 @@ class Foreign:
             "hosts": hosts,
             "slice": {"name": "local"},
             "name": None,
+            "args": [],
             "config": {},
+            "created": attempt["started"],
             "cache_dir": str(folder),
         }
         self.described: dict[str, Any] = {**described, **more}

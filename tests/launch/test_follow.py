@@ -71,7 +71,6 @@ def test_a_run_that_is_done_is_shown_once_and_left(
     write_run: WriteRun, beat: Beat, make_agent: MakeAgent
 ) -> None:
     metrics = [
-        {"step": 80, "eval_loss": 9.0, "eval_accuracy": 0.0, "time": STARTED_S - 1},  # an earlier attempt's
         {"step": 90, "loss": 2.5, "tokens_per_s": 100.0, "step_s": 0.5, "time": STARTED_S},
         {"step": 94, "eval_loss": None, "time": STARTED_S},
         {"step": 95, "eval_loss": 2.25, "eval_accuracy": 0.125, "time": STARTED_S + 1},
@@ -218,7 +217,7 @@ def test_a_bucket_that_cannot_be_read_for_a_while_is_told_once_and_the_run_is_fo
     done = write_run(beats=[beat("done")] * 2, result={"outcome": "done"})
     before = dataclasses.replace(
         write_run(beats=[beat("stepping")] * 2),
-        directory=RunDirectory("gs://b/runs/r", done.directory._files),
+        directory=RunDirectory("gs://b/runs/r", done.directory.files),
     )
     gone = HostError(host="gs://b", reason="there is no network")
     answers: Iterator[Run | HostError] = iter(
@@ -263,10 +262,10 @@ def test_a_bucket_that_cannot_be_read_for_a_while_is_told_once_and_the_run_is_fo
             "failed",
             {"outcome": "failed"},
             True,
-            "it was failed and goes on from the start, as there is no checkpoint",
+            "it failed and goes on from the start, as there is no checkpoint",
         ),
         ("lost", None, True, "it was lost and goes on from the start, as there is no checkpoint"),
-        ("hung", {"outcome": "hung"}, True, "it was hung and goes on"),
+        ("hung", {"outcome": "hung"}, True, "it hung and goes on"),
         ("preempted", {"outcome": "preempted"}, True, "it was preempted and goes on"),
     ],
 )

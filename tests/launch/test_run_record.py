@@ -36,9 +36,9 @@ KILLED_LINES = ("  host 1 was killed", "  last line", "  log: LOG")
         ("failed", None, 1, [f"{RUN_ID} failed", f"  {FROM_START}"]),
         ("stopped", {"outcome": "stopped"}, 130, [f"{RUN_ID} was stopped; {FROM_START}"]),
         ("preempted", {"outcome": "preempted"}, 130, [f"{RUN_ID} was preempted; {FROM_START}"]),
-        ("hung", {"outcome": "hung"}, 1, [f"{RUN_ID} is hung", f"  {FROM_START}"]),
+        ("hung", {"outcome": "hung"}, 1, [f"{RUN_ID} hung", f"  {FROM_START}"]),
         ("lost", None, 1, [
-            f"{RUN_ID} is lost: its processes are gone and left no result (was the machine restarted?)",
+            f"{RUN_ID} was lost: its processes are gone and left no result (was the machine restarted?)",
             f"  {FROM_START}",
         ]),
     ],

@@ -140,7 +140,7 @@ def test_runs_are_listed_newest_first_without_what_is_no_run_or_one_of_a_later_v
     newest.directory.write_json(f"../{later}/run.json", {**newest.described, "run_id": later, "version": 9})
     assert len(runs.list_runs(folder(three))) == 3
     with pytest.raises(
-        RequestError, match=f"{later}/run.json: it has version 9, and this tpu-stack reads version 1"
+        RequestError, match=f"{later}/run.json: has version 9, and this tpu-stack reads version 1"
     ):
         runs.find(folder(three), later)
 

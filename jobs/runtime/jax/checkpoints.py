@@ -59,7 +59,8 @@ class Checkpoints:
             ),
         )
         for line in run.directory.read_metrics() if self._manager.all_steps() else ():
-            self.evaluated(line["step"], line.get(headline))
+            if "step" in line:
+                self.evaluated(int(line["step"]), line.get(headline))
 
     def steps(self) -> list[int]:
         """Steps with a complete checkpoint, in order."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from contracts.durations import spoken
 from contracts.run_costs import cost
 from contracts.run_directory import RESULT, RUN, SAMPLES, SETTINGS, RunDirectory, heartbeat, host_samples, log
+from contracts.run_files import Unread
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.host_samples import HostSamples, findings, read
 from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run
@@ -44,12 +45,13 @@ def render(
     log_tail: Sequence[str] = (),
     samples_file: str | None = None,
     hosts: Sequence[HostSamples] = (),
+    unread: Sequence[str] = (),
 ) -> str:
     """Make the page from run.json, the lines of metrics.jsonl, result.json (None before the end) and the heartbeats.
 
     The end of `log_tail`, the failed host's log, is shown; `run` may have `versions` (name → version) and `settings`
     (the options as they were decided). samples_file: the text of samples.json; None where there is none.
-    hosts: what their samplers have read.
+    hosts: what their samplers have read. unread: what could not be read.
     """
     result = result or {}
     latest = _latest(result, metrics)
@@ -61,6 +63,7 @@ def render(
             _tiles(run, metrics, result, latest),
             _failure(run, result, heartbeats, log_tail),
             _warnings(result, heartbeats),
+            _unread(unread),
             _findings(hosts, metrics),
             f'<h2>Curves</h2><div class="wide">{first}</div><div class="small">{"".join(others)}</div>',
             samples(samples_file),
@@ -83,31 +86,40 @@ def read_and_render(run_dir: str | Path) -> str:
         FileNotFoundError: there is no run.json, so this is no run's directory.
     """
     directory = RunDirectory(str(run_dir), files_of(str(run_dir)))
-    run = directory.read_json(RUN)
+    unread = Unread()
+    run, settings, result = directory.read_objects([RUN, SETTINGS, RESULT], unread)
     if run is None:
         raise FileNotFoundError(
             f"{directory.path(RUN)}: there is no such file, or it holds no JSON object; a run's directory "
             "has one from before its start; give the directory of a run"
         )
-    run = {**run, "settings": directory.read_json(SETTINGS) or {}}
-    result = directory.read_json(RESULT)
+    run = {**run, "settings": settings or {}}
     attempts = rows(run.get("attempts"))
     processes = [number(attempt.get("processes")) or 0.0 for attempt in attempts]
     hosts = min(4096, int(max([len(rows(run.get("hosts"))), *processes])))
-    heartbeats = [beat for i in range(hosts) if (beat := directory.read_json(heartbeat(i))) is not None]
+    beats = directory.read_objects([heartbeat(index) for index in range(hosts)], unread)
+    heartbeats = [beat for beat in beats if beat is not None]
     failed = _failed_host(result or {}, heartbeats)
     attempt = number((result or {}).get("attempt"))
     if attempt is None:
         attempt = float(max(0, len(attempts) - 1))
-    written = directory.read_text(log(int(attempt), failed)) if failed is not None else None
-    log_tail, samples_file = (written or "").splitlines(), directory.read_text(SAMPLES)
-    sampled = read_hosts(directory, hosts)
-    return render(run, directory.read_metrics(), result, heartbeats, log_tail, samples_file, sampled)
+    texts: list[str | None] = []
+    for name in (log(int(attempt), failed) if failed is not None else None, SAMPLES):
+        try:
+            texts.append(None if name is None else directory.read_text(name))
+        except OSError as error:
+            unread.add(f"{name}: {error.strerror or error}")
+            texts.append(None)
+    written, samples_file = texts
+    metrics, _ = directory.read_new_metrics(0, unread)
+    sampled = read_hosts(directory, hosts, unread)
+    log_tail = (written or "").splitlines()
+    return render(run, metrics, result, heartbeats, log_tail, samples_file, sampled, unread.texts())
 
 
-def read_hosts(directory: RunDirectory, count: int) -> list[HostSamples]:
-    """What the samplers of a run's hosts have read, of those that have."""
-    found = directory.read_jsons([host_samples(index) for index in range(count)])
+def read_hosts(directory: RunDirectory, count: int, unread: Unread | None = None) -> list[HostSamples]:
+    """What the samplers of a run's hosts have read, of those that have. unread: is told what cannot be read."""
+    found = directory.read_objects([host_samples(index) for index in range(count)], unread)
     return [host for each in found if (host := read(each)) is not None]
 
 
@@ -227,6 +239,11 @@ def _warnings(result: Json, heartbeats: Sequence[Json]) -> str:
     found = dict.fromkeys(text(each) for some in said if isinstance(some, list | tuple) for each in some)
     items = "".join(f"<li>{escape(each)}</li>" for each in list(found)[:_MOST_WARNINGS])
     return f"<h2>Warnings</h2><ul>{items}</ul>" if items else ""
+
+
+def _unread(unread: Sequence[str]) -> str:
+    items = "".join(f"<li>{escape(each)}</li>" for each in unread[:_MOST_WARNINGS])
+    return f"<h2>What could not be read</h2><ul>{items}</ul>" if items else ""
 
 
 def _findings(hosts: Sequence[HostSamples], metrics: Sequence[Json]) -> str:

@@ -84,7 +84,7 @@ def test_runs_and_their_hosts_are_there_as_json_without_what_json_does_not_know(
     write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert console.status(here(), None, as_json=True) == 0
-    assert json.loads(capsys.readouterr().out) == {"runs": [], "no_answer": []}
+    assert json.loads(capsys.readouterr().out) == {"runs": [], "no_answer": [], "unreadable": {}}
     write_run(
         beats=[beat("failed", step=7, message="no file"), None],
         metrics=[{"step": 5, "loss": 2.0, "eval_loss": math.nan}],

@@ -113,7 +113,7 @@ def test_the_newest_stay_and_what_is_active_or_was_begun_from_directly_or_not(
     assert f"{IDS['a']} is kept: {IDS['b']} began from it\n" in said
     assert sorted(path.name for path in folder.iterdir()) == ["best", *(IDS[each] for each in "abcef")]
     assert removal.prune(here(), keep=2, yes=False) == 0
-    assert capsys.readouterr().out.endswith(f"nothing to remove: {folder} has 5 run(s)\n")
+    assert capsys.readouterr().out.endswith(f"nothing to remove: {folder} has 5 runs\n")
     for wanted, why in (("cccc", "it is running"), ("aaaa", f"{IDS['b']} began from it")):
         with pytest.raises(RequestError, match=f"{IDS[wanted[0]]} is kept: {why}"):
             removal.remove(here(), wanted, yes=True)
@@ -153,7 +153,7 @@ def test_nothing_goes_without_a_yes_or_when_the_run_was_resumed_while_the_questi
     with pytest.raises(RequestError, match="nobody is there to be asked, so nothing was removed; say --yes"):
         removal.remove(here(), "latest", yes=False)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda question: "y" if "Remove 1 run(s), " in question else "yes")
+    monkeypatch.setattr("builtins.input", lambda question: "y" if "Remove 1 run, " in question else "yes")
     assert removal.remove(here(), "latest", yes=False) == 1
     assert capsys.readouterr().out.endswith("nothing was removed\n")
 

@@ -144,7 +144,7 @@ def test_pictures_that_are_none_are_left_out_and_counted(tmp_path: Path, serve: 
     found = told(serve(tmp_path / "here"), f"/api/run/here/{run.name}/samples")
     assert found == {
         "pictures": [{"png": png, "truth": "<b>", "prediction": "shoe"}],
-        "problem": "samples.json: 3 picture(s) cannot be shown",
+        "problem": "samples.json: 3 pictures cannot be shown",
     }
 
 

@@ -1,0 +1,151 @@
+"""Lines of metrics, heartbeats and results are read as values of one kind, whoever has written them."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts import run_files
+from contracts.run_files import Unread
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+MOMENT_S = 1795643640.0
+LEFT_OUT = "is left out"
+
+
+@pytest.mark.parametrize(
+    ("line", "measured", "problem"),
+    [
+        (
+            '{"step": 1, "loss": 0.5, "time": 1795643640.0}',
+            [{"step": 1, "loss": 0.5, "time": MOMENT_S}],
+            None,
+        ),
+        ('{"step": 1, "time": "2026-11-25T21:54:00Z"}', [{"step": 1, "time": MOMENT_S}], None),
+        ('{"step": 1, "time": "2026-11-25T23:54:00+02:00"}', [{"step": 1, "time": MOMENT_S}], None),
+        ('{"step": 1, "time": "2026-11-25 21:54:00"}', [{"step": 1, "time": MOMENT_S}], None),
+        ('{"step": 1, "loss": 0.5, "time": null}', [{"step": 1, "loss": 0.5}], None),
+        ('{"step": 1, "time": 12.5}', [{"step": 1}], "time is 12.5, which is no date"),
+        ('{"step": 1, "time": "noon"}', [{"step": 1}], 'time is "noon", which is no date'),
+        ('{"step": "20", "loss": "0.5"}', [{"step": 20, "loss": 0.5}], None),
+        ('{"step": 2.0, "loss": 3}', [{"step": 2, "loss": 3}], None),
+        ('{"step": 0.25}', [{"step": 0.25}], None),
+        ('{"step": -1, "loss": 3}', [{"loss": 3}], "step is -1, which is no number of 0 or more"),
+        ('{"step": true, "loss": 3}', [{"loss": 3}], "step is true"),
+        ('{"step": "first", "loss": 3}', [{"loss": 3}], 'step is "first"'),
+        (
+            '{"step": 1, "a": NaN, "b": Infinity, "c": "-inf"}',
+            [{"step": 1, "a": None, "b": None, "c": None}],
+            None,
+        ),
+        (f'{{"step": 1, "loss": {"9" * 400}}}', [{"step": 1, "loss": None}], None),
+        (f'{{"step": {"9" * 400}, "loss": 1}}', [{"loss": 1}], "step is 999"),
+        (
+            '{"step": 1, "loss": {"train": 1.0}, "lr": 0.1}',
+            [{"step": 1, "lr": 0.1}],
+            'loss is {"train": 1.0}',
+        ),
+        ('{"step": 1, "phase": "train", "ok": true}', [{"step": 1}], 'phase is "train", which is no number'),
+        ('{"step": 1, "loss": "tensor(0.5)"}', [{"step": 1}], 'loss is "tensor(0.5)"'),
+        ('\ufeff{"step": 1}', [{"step": 1}], None),
+        ('{"step": 1}\r', [{"step": 1}], None),
+        ('{"step": 1}{"step": 2} {"step": 3}', [{"step": 1}, {"step": 2}, {"step": 3}], None),
+        ("  ", [], None),
+        ('{"step": 1, "lo', [], "a line is torn, or no JSON object"),
+        ("[1, 2]", [], "a line is torn, or no JSON object"),
+        ("null", [], "a line is torn, or no JSON object"),
+        ("[" * 100_000, [], "a line is torn, or no JSON object"),
+        ('{"step": 1} and more', [], "a line is torn, or no JSON object"),
+    ],
+)
+def test_of_a_line_of_metrics_is_taken_what_is_a_number_and_said_what_is_not(
+    line: str, measured: list[dict[str, Any]], problem: str | None
+) -> None:
+    unread = Unread()
+    good = b'{"step": 7, "loss": 1.5}'
+    found = run_files.metrics([good, line.encode(), good], unread)
+    assert found == [{"step": 7, "loss": 1.5}, *measured, {"step": 7, "loss": 1.5}]
+    texts = unread.texts()
+    assert bool(texts) == (problem is not None)
+    assert all(text.startswith("metrics.jsonl: ") and LEFT_OUT in text for text in texts)
+    assert problem is None or problem in texts[0]
+
+
+def test_each_kind_of_what_cannot_be_read_is_said_once_and_counted() -> None:
+    unread = Unread("result.json: is empty")
+    for _ in range(3):
+        run_files.metrics([b'{"step": 1, "phase": "train"}', b"torn {", b"\xff\xfe"], unread)
+    news = [
+        "result.json: is empty",
+        'metrics.jsonl: phase is "train", which is no number and is left out (3 times)',
+        'metrics.jsonl: a line is torn, or no JSON object, and is left out: "torn {" (the first of 6)',
+    ]
+    assert unread.news() == news
+    run_files.metrics([b"torn {"], unread)
+    assert unread.news() == []
+    run_files.metrics([json.dumps({f"name {index}": "x"}).encode() for index in range(1000)], unread)
+    assert len(unread.texts()) == run_files.MOST_KINDS
+
+
+@given(
+    st.dictionaries(st.sampled_from(["step", "time", "loss", "acc", "note"]), ANYTHING),
+    st.integers(0, 10**6),
+    st.floats(-1e9, 1e9),
+)
+def test_whatever_a_line_has_its_good_values_are_kept_and_all_are_of_one_kind(
+    odd: dict[str, Any], step: int, loss: float
+) -> None:
+    good = {"step": step, "loss": loss, "time": MOMENT_S + step}
+    text = [json.dumps(each).encode() for each in (good, odd, {**odd, **good})]
+    first, *others = run_files.metrics(text)
+    assert first == good
+    assert others[-1].items() >= good.items()
+    for line in (first, *others):
+        assert all(value is None or math.isfinite(value) for value in line.values())
+        assert line.get("step", 0) >= 0
+        assert run_files.FIRST_MOMENT_S <= line.get("time", MOMENT_S) < run_files.LAST_MOMENT_S
+
+
+@given(st.binary(max_size=60), st.lists(st.binary(max_size=20), max_size=3))
+def test_bytes_that_are_no_text_hide_no_line(before: bytes, more: list[bytes]) -> None:
+    lines = [*before.split(b"\n"), b'{"step": 7, "loss": 1.5}', *b"\n".join(more).split(b"\n")]
+    assert {"step": 7, "loss": 1.5} in run_files.metrics(lines, Unread())
+
+
+BEAT = {"rank": 0, "attempt": 0, "state": "stepping", "step": 3, "time": 5.0, "message": None, "pid": 7}
+RESULT = {"outcome": "done", "attempt": 0, "steps": 3, "wall_s": 1.5, "time": 5.0, "error": None, "loss": 2.0}
+
+
+@given(st.dictionaries(st.sampled_from([*BEAT, "warnings", "exit_code", "x"]), ANYTHING, max_size=3))
+def test_a_heartbeat_has_fields_of_the_right_kind_or_is_none(odd: dict[str, Any]) -> None:
+    assert run_files.heartbeat(BEAT, "b") == (BEAT, None)
+    beat, problem = run_files.heartbeat({**BEAT, **odd}, "heartbeats/host-0.json")
+    assert problem is None or problem.startswith("heartbeats/host-0.json: ")
+    if beat is None:
+        assert problem is not None
+        return
+    assert isinstance(beat["state"], str) and isinstance(beat["step"], int) and beat["time"] >= 0
+    assert all(isinstance(text, str) for text in beat.get("warnings") or ())
+    assert {key: beat[key] for key in BEAT if key not in odd} == {
+        key: BEAT[key] for key in BEAT if key not in odd
+    }
+
+
+@given(st.dictionaries(st.sampled_from([*RESULT, "time_s", "warnings", "failed_host"]), ANYTHING, max_size=3))
+def test_of_a_result_what_is_of_another_kind_is_left_out_and_named(odd: dict[str, Any]) -> None:
+    assert run_files.result(RESULT, "r") == (RESULT, None)
+    found, problem = run_files.result({**RESULT, **odd}, "result.json")
+    left_out = {*RESULT, *odd} - {*found}
+    assert bool(left_out) == (problem is not None)
+    assert {key: found[key] for key in RESULT if key not in odd} == {
+        key: RESULT[key] for key in RESULT if key not in odd
+    }
