@@ -45,6 +45,8 @@ PROC = Path("/proc")
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "TPU_STACK_ENGINE"
 ACCESS_TOKEN = "rehearsal-access-token"
+# Pulumi's warning; the stand-in says itself, and once, that it is none of Google's.
+STAND_IN_WARNING = "using pulumi-resource-gcp from $PATH"
 NOWHERE = "http://127.0.0.1:9"  # the port of discard: a request to the internet ends at once
 
 # What a user's shell may hold that would lead Pulumi or Google's libraries to an account or another Python.
@@ -230,6 +232,8 @@ class Operation:
             self._error = error
 
     def _hear(self, line: str) -> None:
+        if STAND_IN_WARNING in line:
+            return
         with self._changed:
             self._lines.append(line)
             self._changed.notify_all()

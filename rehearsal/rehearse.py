@@ -288,12 +288,13 @@ def compare(
     steps: int = STEPS,
 ) -> None:
     """Compares the losses of a run with the undisturbed one's. Raises StoryError where they differ."""
-    found = {}
+    losses = {}
     for name in (UNDISTURBED, disturbed):
-        run_id = run_id_in(story.answer("fab runs --stack rehearsal --all"), name)
-        fetch(story, run_id, scratch / f"{name}.jsonl")
-        found[name] = read_losses(scratch / f"{name}.jsonl")
-    equal, lines = compare_losses(found[UNDISTURBED], found[disturbed], steps=steps)
+        metrics = scratch / f"{name}.jsonl"
+        if not metrics.exists():
+            fetch(story, run_id_in(story.answer("fab runs --stack rehearsal --all"), name), metrics)
+        losses[name] = read_losses(metrics)
+    equal, lines = compare_losses(losses[UNDISTURBED], losses[disturbed], name=disturbed, steps=steps)
     for line in lines:
         story.say(f"  {line}")
     if not equal:
@@ -320,16 +321,18 @@ def read_losses(metrics: Path) -> dict[int, float]:
 
 
 def compare_losses(
-    wanted: Mapping[int, float], found: Mapping[int, float], *, steps: int
+    wanted: Mapping[int, float], found: Mapping[int, float], *, name: str, steps: int
 ) -> tuple[bool, list[str]]:
-    """Whether both are the same curve, all the way to the last step, and lines that say so, the last one in words."""
+    """Whether both are the same curve, all the way to the last step, and lines that say so, the last one in words.
+
+    wanted: of the undisturbed run. name: of the other one."""
     common = sorted(wanted.keys() & found.keys())
     apart = {step: abs(wanted[step] - found[step]) / max(abs(wanted[step]), 1e-12) for step in common}
     whole = wanted.keys() == found.keys() and bool(common) and common[-1] == steps
     # max() would pass over what is no number.
     worst = max(apart.values(), default=math.inf) if all(map(math.isfinite, apart.values())) else math.inf
     shown = common[:: max(1, len(common) // SHOWN)]
-    table = ["   step  undisturbed    disturbed"]
+    table = [f"   step {UNDISTURBED:>12} {name:>12}"]
     table += [f"{step:7d} {wanted[step]:12.6f} {found[step]:12.6f}" for step in shown]
     if not whole:
         one = ", ".join(map(str, sorted(wanted.keys() ^ found.keys())[:SHOWN])) or "none"

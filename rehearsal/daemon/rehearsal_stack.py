@@ -35,6 +35,7 @@ LOOK_AGAIN_S = 0.2
 PASSING = re.compile(
     r"^@ |^ .*(?:refreshing|refresh|creating|replacing|deleting|running)(?: original| replacement)? \(\d"
     r"|^    (?!pulumi:pulumi:Stack )[\w-]+(?::[\w/]+)+ "
+    r"|^The resources in the stack have been deleted|^If you want to remove the stack"  # it goes with the rehearsal
 )
 
 Say = Callable[[str], None]

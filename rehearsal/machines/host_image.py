@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import io
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -63,6 +64,7 @@ BUILD_LIMIT_S = 1800
 BASE_LIMIT_S = 20
 """For a registry to say that it has the base."""
 LINES_OF_ERROR = 15
+STEP_WIDTH = 110
 # Colours and whatever else would move a terminal's cursor.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -165,21 +167,22 @@ def build_arguments(environ: Mapping[str, str], base: str | None) -> dict[str, s
 
 
 def follow(answers: Iterable[Mapping[str, Any]], say: Say) -> None:
-    """Says what the build says, line by line. Raises MachinesError with its last lines where it fails."""
-    lines: list[str] = []
+    """Says each step of a build as it begins. Raises MachinesError with the build's last lines where it fails."""
+    output = ""
     for answer in answers:
         if "error" in answer:
-            said = "\n  ".join(lines[-LINES_OF_ERROR:])
+            lines = [plain for line in output.splitlines() if (plain := CONTROL.sub("", line).rstrip())]
+            last = "\n  ".join(lines[-LINES_OF_ERROR:])
             raise MachinesError(
-                f"building the image of the hosts failed: {answer['error'].strip()}\n  {said}\n"
+                f"building the image of the hosts failed: {answer['error'].strip()}\n  {last}\n"
                 "It fetches a base image (Docker's registry), Debian packages and Python wheels. Behind a proxy or a"
                 " mirror set HTTPS_PROXY, PIP_INDEX_URL, UV_DEFAULT_INDEX; where the registry cannot be reached, name"
                 f" another base with Python 3.12 in {BASE_VARIABLE} (`python -m tools.stand_in_base` makes one)"
             )
-        for line in str(answer.get("stream") or "").splitlines():
-            if plain := CONTROL.sub("", line).rstrip():
-                lines.append(plain)
-                say(f"  {lines[-1]}")
+        text = str(answer.get("stream") or "")
+        output += text
+        if text.startswith("Step "):
+            say(f"  {textwrap.shorten(text, STEP_WIDTH, placeholder=' …')}")
 
 
 def _reason(error: Exception) -> str:

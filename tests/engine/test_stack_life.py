@@ -108,6 +108,7 @@ def test_a_slice_is_refused_previewed_made_kept_relabelled_replaced_and_destroye
     preview = engine.preview()
     assert preview.ok, preview.text
     assert [said for said in preview.messages("info") if "stand-in: nothing is made at Google" in said]
+    assert "using pulumi-resource-gcp from $PATH" not in preview.text
     assert engine.resources() == [] and engine.world.things() == {} and alive(api) == ([], [])
 
     engine.configure(configuration())

@@ -171,8 +171,9 @@ WANTED = {10: 5.0, 20: 4.0, 30: 3.0}
 def test_curves_are_equal_only_if_they_are_so_at_every_step_but_for_rounding(
     found: dict[int, float], steps: int, equal: bool, words: str
 ) -> None:
-    compared, lines = compare_losses(WANTED, found, steps=steps)
+    compared, lines = compare_losses(WANTED, found, name="kept", steps=steps)
     assert (compared, words in lines[-1]) == (equal, True)
+    assert lines[0].split() == ["step", "undisturbed", "kept"]
 
 
 def test_a_step_computed_twice_counts_as_it_was_last_and_evaluations_do_not_count(tmp_path: Path) -> None:

@@ -166,9 +166,10 @@ def test_a_base_that_cannot_be_had_is_told_before_anything_is_built(
     assert "export TPU_STACK_BASE_IMAGE=$(.venv/bin/python -m tools.stand_in_base)" in str(caught.value)
 
 
-def test_a_build_that_fails_shows_its_last_lines_and_what_it_fetches() -> None:
+def test_a_build_says_its_steps_and_one_that_fails_its_last_lines_and_what_it_fetches() -> None:
     said: list[str] = []
-    answers = [{"stream": "Step 1\n"}, {"stream": "\x1b[31mno route\x1b[0m\n\n"}, {"error": "code 1\n"}]
-    with pytest.raises(MachinesError, match=r"(?s)code 1.*Step 1.*no route.*TPU_STACK_BASE_IMAGE"):
+    stream = ["Step 1/2 : RUN  apt-get\n", "\x1b[31mno", " route\x1b[0m\n\n"]  # a line may come in parts
+    answers = [*({"stream": text} for text in stream), {"error": "code 1\n"}]
+    with pytest.raises(MachinesError, match=r"(?s)code 1.*Step 1.*no route\n.*TPU_STACK_BASE_IMAGE"):
         host_image.follow(answers, said.append)
-    assert said == ["  Step 1", "  no route"]
+    assert said == ["  Step 1/2 : RUN apt-get"]
