@@ -316,7 +316,7 @@ def test_make_rehearse_comes_true(clone: Path, base_image: Mapping[str, str]) ->
     Newcomer(clone, **base_image).types("make rehearse", "All of it came true", limit_s=1600)
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(3000)
+@pytest.mark.slow
+@pytest.mark.timeout(1700)
 def test_make_rehearse_comes_true_on_a_cluster_too(clone: Path, base_image: Mapping[str, str]) -> None:
-    Newcomer(clone, **base_image).types(ON_A_CLUSTER, "All of it came true", limit_s=2900)
+    Newcomer(clone, **base_image).types(ON_A_CLUSTER, "All of it came true", limit_s=1600)

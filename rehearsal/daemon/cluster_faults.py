@@ -111,11 +111,13 @@ class ClusterFaults:
     def drain(self, request: FaultRequest) -> str:
         node = self._node(request)
         self._set_unschedulable(node, True)
-        on_it = self._core.list_namespaced_pod(NAMESPACE, field_selector=f"spec.nodeName={node}").items
+        not_over = f"spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
+        on_it = self._core.list_namespaced_pod(NAMESPACE, field_selector=not_over).items
         for pod in on_it:
             self._evict(pod)
         self._later(node, lambda: self._set_unschedulable(node, False), request)
-        return f"{node} is drained: {len(on_it)} pods have to leave it. {self._again(request)}"
+        leave = ", ".join(pod.metadata.name for pod in on_it) or "no pod"
+        return f"{node} is drained: {leave} must leave it. {self._again(request)}"
 
     def node_gone(self, request: FaultRequest) -> str:
         node = self._node(request)

@@ -333,8 +333,8 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-if __name__ == "__main__":  # `make test` builds what its tests start
+if __name__ == "__main__":  # `make programs` builds what tests start, on this machine and in clusters
     try:
-        find_or_build(os.environ, print, OF_TESTS)
+        find_or_build(os.environ, print, (*OF_TESTS, *OF_CLUSTERS))
     except MachinesError as error:
         sys.exit(str(error))

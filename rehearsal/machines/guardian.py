@@ -7,11 +7,15 @@ The input is a pipe from the maker: "done" means that all is removed, an end wit
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 import select
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import docker
@@ -31,6 +35,7 @@ TRIES = 5
 PAUSE_S = 10
 REMOVAL_LIMIT_S = 90
 AGAIN_S = 0.5
+AT_ONCE = 8
 
 
 class Guardian:
@@ -109,9 +114,14 @@ def _remove(client: docker.DockerClient, rehearsal: str) -> list[str]:
         with asking(f"looking for what rehearsal {rehearsal} left"):
             found = left(client, rehearsal)
         clear = 0 if found else clear + 1
-        for kind, name in found:
-            refused = _remove_one(client, kind, name) or refused
-            removed += [name] if name not in removed else []
+        for kind, of_kind in itertools.groupby(
+            found, operator.itemgetter(0)
+        ):  # volumes after their containers
+            alike = [name for _, name in of_kind]
+            with ThreadPoolExecutor(AT_ONCE) as threads:
+                answers = threads.map(functools.partial(_remove_one, client, kind), alike)
+                refused = next(filter(None, answers), refused)
+            removed += [name for name in alike if name not in removed]
         if time.monotonic() > until:
             names = ", ".join(f"{kind} {name}" for kind, name in found)
             raise MachinesError(

@@ -91,7 +91,7 @@ def test_on_a_cluster_nobody_mends_anything_by_hand(
     typed = typed[typed.index("rehearsal down") + 1 :]
     assert [" ".join(line.split()[:2]) for line in typed if line.split()[0] not in ("status", "runs")] == [
         "build --framework", "rehearsal up", "train --stack", "train --stack", "rehearsal kill-pod", "rehearsal drain",
-        "rehearsal down",
+        "rehearsal node-back", "rehearsal down",
     ]  # fmt: skip
 
 

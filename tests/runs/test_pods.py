@@ -208,7 +208,7 @@ def make(lab: Lab, tmp_path: Path) -> Iterator[Make]:
             pods.kill(index)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # `make rehearse KUBERNETES=1` tells the same of real pods
 def test_a_run_whose_pods_are_killed_and_drained_ends_with_the_losses_of_one_that_nobody_disturbed(
     make: Make, right_losses: Losses
 ) -> None:
