@@ -46,6 +46,8 @@ class Examined:
 
 
 def _facts(run: Run, state: State) -> Facts:
+    if run.unread_result is not None:
+        raise RequestError(f"{run.run_id}: how it ended cannot be read: {run.unread_result}")
     result = run.current_result() or {}
     return Facts(
         state=state,

@@ -46,6 +46,8 @@ def decide(state: State, run: Run) -> Decision:
         return Decision(resume=False, reason=f"it is {state}, there is nothing to recover")
     if state == "done":
         return Decision(resume=False, reason="it is done, there is nothing left to do")
+    if run.unread_result is not None:
+        return Decision(resume=False, reason=f"how it ended cannot be read: {run.unread_result}")
     result = run.current_result() or {}
     if result.get("out_of_budget"):
         return Decision(resume=False, reason=f"it was stopped: {result.get('reason')}")

@@ -117,10 +117,10 @@ def versions() -> dict[str, str]:
 def finalize(run: Run, outcome: str, error: str | None) -> Run:
     """Write result.json, if the attempt has none, and the report; return the run as it is then.
 
-    A result that the job or an agent wrote is left as it is: they were there.
+    A result that the job or an agent wrote is left as it is, readable or not: they were there.
     """
     fresh = runs.read(run.directory) or run
-    if fresh.current_result() is None:
+    if fresh.current_result() is None and fresh.unread_result is None:
         step, _ = runs.progress(fresh)
         fresh.directory.write_json(
             run_directory.RESULT,
@@ -169,7 +169,9 @@ def summary(run: Run, state: State) -> list[str]:
     if result.get("request"):
         return [f"{run.run_id}: {result.get('error')}"]
     lines = [f"{run.run_id} {run_directory.ENDED.get(state, f'is {state}')}"]
-    if state == "lost":
+    if state == "lost" and run.unread_result is not None:
+        lines[0] = f"{run.run_id}: how it ended cannot be read: {run.unread_result}"
+    elif state == "lost":
         lines[0] += ": its processes are gone and left no result (was the machine restarted?)"
     if result.get("error"):
         lines += ["  " + line for line in str(result["error"]).splitlines()]

@@ -115,6 +115,12 @@ class Run:
         """Return the result of the latest attempt."""
         return self.result if self.result is not None and self.result.get("attempt") == self.attempt else None
 
+    @property
+    def unread_result(self) -> str | None:
+        """Why its result cannot be read, where there is one that cannot."""
+        problems = (problem for problem in self.problems if problem.startswith(f"{run_directory.RESULT}: "))
+        return next(problems, None) if self.result is None else None
+
 
 class AtWorkError(RequestError):
     """The run is at work, or somebody else is starting it."""

@@ -214,8 +214,13 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
             # However narrow the terminal is: half an id names no run.
             min_width=ids if heading == "run" else None,
         )
+    problems: list[str] = []
     for run in shown:
-        step, latest = runs.progress(run)
+        unread = Unread()
+        step, latest = runs.progress(run, unread)
+        first, *more = (*run.problems, *([] if latest else unread.texts()), "")
+        if first:
+            problems.append(f"{run.run_id}: {first}" + (f" (and {len(more) - 1} more)" if more[1:] else ""))
         table.add_row(
             run.run_id,
             run.described.get("name") or "",
@@ -229,8 +234,7 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
     console.print(table)
     if cost:
         say(console)(f"these runs: {costs.sum_of([*cost.values()]).text()}")
-    problems = [f"{run.run_id}: {problem}" for run in shown for problem in run.problems]
-    for line in (*problems, *runs.cannot_be_read(listing.unreadable)):
+    for line in (*problems[: runs.MOST_UNREADABLE], *runs.cannot_be_read(listing.unreadable)):
         say(console)(printable(line))
     _tell_silent(console, known)
     if limit is not None and len(everything) > limit:
@@ -258,7 +262,11 @@ def compare(target: Target, wanted: Sequence[str], *, as_json: bool) -> int:
     if len({*named}) < max(2, len(named)):
         raise RequestError(f"{', '.join(wanted)}: name two runs or more, each once; `fab runs` lists them")
     known = runs.look_at_all(target.agents_of_all(several))
-    said = [overview.overview(run, runs.state_by(run, known)) for run in several]
+    unread = [Unread(*run.problems) for run in several]
+    said = [
+        overview.overview(run, runs.state_by(run, known), runs.progress(run, problems))
+        for run, problems in zip(several, unread, strict=True)
+    ]
     found = overview.compare(several, said)
     if as_json:
         print(json.dumps({"runs": said, "settings": {row.name: row.values for row in found.settings}}))
@@ -281,6 +289,9 @@ def compare(target: Target, wanted: Sequence[str], *, as_json: bool) -> int:
                 texts[row.best] += "  best"
             _add(table, row.metric.title if row.metric else row.name, texts)
     console.print(table)
+    for run, problems in zip(several, unread, strict=True):
+        for problem in problems.texts():
+            say(console)(printable(f"{run.run_id}: {problem}"))
     _tell_silent(console, known)
     return 0
 

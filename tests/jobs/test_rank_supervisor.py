@@ -132,6 +132,12 @@ def test_a_rank_that_fails_takes_its_siblings_along_and_is_named(
     assert not (host.run / "result.json").exists(), "the agents say which host was the first to fail"
 
 
+def test_of_a_host_with_one_rank_it_is_the_command_that_failed(start: Start) -> None:
+    host = start("sh", "-c", "exit 3", per_host=1)
+    assert host.ended()[0] == 3
+    assert host.beat()["message"] == "the command ended with exit code 3"
+
+
 @pytest.mark.parametrize("outcome", ["stopped", "preempted"])
 def test_sigterm_reaches_all_ranks_and_the_run_can_be_resumed_however_they_end(
     start: Start, outcome: str, tmp_path: Path

@@ -73,7 +73,7 @@ def test_a_look_is_enough_as_long_as_all_is_well(
         (wanted(), Facts(state="done"), "end", "it is done"),
         (wanted(), Facts(state="stopped", error="its budget is spent"), "end", "budget is spent"),
         (wanted(), Facts(state="failed", is_wrong=True, error="no text"), "end", "would fail again: no text"),
-        (wanted(), Facts(state="failed"), "resume", "from the start"),
+        (wanted(), Facts(state="failed"), "resume", "it failed, and goes on from the start"),
         (
             wanted(),
             Facts(state="lost", saved=(5, 20)),

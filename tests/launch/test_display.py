@@ -164,3 +164,16 @@ def test_what_never_ends_its_line_fills_no_memory(said: bytes) -> None:
     for _ in range(1000):
         lines.feed(said * 10)
         assert len(lines._rest) <= LINE_LIMIT + 1
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (0, "run", "0 runs"),
+        (1, "step", "1 step"),
+        (2000, "step", "2,000 steps"),
+        (2, "process", "2 processes"),
+    ],
+)
+def test_a_number_and_its_noun_agree(count: int, noun: str, text: str) -> None:
+    assert display.counted(count, noun) == text

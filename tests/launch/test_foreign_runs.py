@@ -19,7 +19,8 @@ from contracts.errors import RequestError
 from contracts.files import DiskFiles
 from jobs.runtime.bucket_files import BucketFiles
 from jobs.runtime.report.render import read_and_render
-from launch import follow, overview, run_record, runs
+from keeper import hosts
+from launch import follow, overview, recovery, run_record, runs
 from launch.commands import console, removal
 from launch.commands import export as exporting
 from launch.display import Progress
@@ -394,3 +395,23 @@ def test_whatever_a_run_says_of_itself_every_reader_reads_it_and_the_run_beside_
     compared = overview.compare(both, [overview.overview(run, "done") for run in both])
     for row in (*compared.about, *compared.settings, *compared.metrics):
         row.texts()
+
+
+def test_a_result_that_cannot_be_read_is_none_that_is_missing(
+    write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(beats=[beat("done", step=3)] * 2)
+    path = Path(run.directory.path("result.json"))
+    path.write_text('{"outcome": "stopped", "out_of_bu')
+    run = run_record.finalize(run, "failed", "nobody knows")
+    assert path.read_text().endswith("out_of_bu"), "it is no place for another one"
+    problem = "result.json: is torn, or no JSON object"
+    assert recovery.decide("lost", run) == recovery.Decision(
+        resume=False, reason=f"how it ended cannot be read: {problem}"
+    )
+    assert run_record.summary(run, "lost")[0] == f"{run.run_id}: how it ended cannot be read: {problem}"
+    with pytest.raises(RequestError, match="how it ended cannot be read"):
+        hosts._facts(run, "lost")
+    Path(run.directory.path("metrics.jsonl")).mkdir()
+    assert console.list_runs(here(), limit=1) == 0
+    assert capsys.readouterr().out.count(f"{run.run_id}: {problem} (and 1 more)") == 1

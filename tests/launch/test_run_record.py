@@ -90,14 +90,14 @@ def test_a_run_that_is_done_says_what_it_learned_and_where_it_lies(write_run: Wr
 
 
 def test_a_run_of_a_job_that_says_nothing_of_its_metrics_is_told_by_their_names(write_run: WriteRun) -> None:
-    result = {"outcome": "done", "steps": 3, "wall_s": 1.0, "eval_loss": 2.5, "games": 1200, "outliers": 0}
-    metrics = [{"step": 3, "loss": 0.0}]
-    run = write_run(result=result, metrics=metrics, metric_definitions=None, config={"steps": 3})
+    result = {"outcome": "done", "steps": 1, "wall_s": 1.0, "eval_loss": 2.5, "games": 1200, "outliers": 0}
+    metrics = [{"step": 1, "loss": 0.0}]
+    run = write_run(result=result, metrics=metrics, metric_definitions=None, config={"steps": 1})
     assert run_record.summary(run, "done")[1:5] == [
         "  loss         0.000",
         "  eval loss    2.500",
         "  games        1,200",
-        "  wall time    0:01 for 3 steps",
+        "  wall time    0:01 for 1 step",
     ]
 
 

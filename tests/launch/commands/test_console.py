@@ -59,6 +59,23 @@ def test_status_shows_what_hosts_say_letter_by_letter(
     assert f"resume with `fab train --resume {RUN_ID}`" in said
 
 
+def test_status_says_once_why_a_run_failed(
+    write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "exit code 1: ValueError: no vocabulary"
+    write_run(
+        beats=[
+            beat("failed", message=f"stopped because host 1 failed: {why}"),
+            beat("failed", rank=1, message=why),
+        ],
+        result={"outcome": "failed", "failed_host": 1, "error": f"host 1: {why}\nreading the data"},
+    )
+    assert console.status(here(), None) == 0
+    text = capsys.readouterr().out
+    assert text.count(why) == text.count(f"  host 1: {why}\n  reading the data\n") == 1
+    assert "stopped because host 1 failed" in text and "see below" in text
+
+
 def test_runs_are_listed_by_the_names_that_they_were_given_and_a_list_that_is_cut_says_so(
     write_run: WriteRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
