@@ -14,6 +14,7 @@ import difflib
 import functools
 import importlib.metadata
 import inspect
+import io
 import re
 import shlex
 import shutil
@@ -102,6 +103,8 @@ for command in (
 
 def main() -> NoReturn:
     """Carry out this process's command line: the entry point `fab`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     fab(sys.argv[1:])
 
 

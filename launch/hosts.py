@@ -233,9 +233,43 @@ def in_thread[T](work: Callable[[], T]) -> Future[T]:
 def _copy(source: Path, target: Path) -> None:
     with atomic_path(target) as fresh:
         if source.is_dir():
-            shutil.copytree(source, fresh, symlinks=True)
+            copy_folder(source, fresh, follow_links=False)
         else:
-            shutil.copy(source, fresh)
+            _copy_file(str(source), str(fresh))
+
+
+MOST_NAMED = 5
+
+
+def copy_folder(source: Path, target: Path, *, follow_links: bool) -> None:
+    """Copy what is in a folder of this machine to another, which may be there. follow_links: copy what links lead to.
+
+    Raises:
+        OSError: something in it cannot be copied; all other files were.
+    """
+    ignore = _refuse_circles if follow_links else None
+    try:
+        shutil.copytree(
+            source, target, not follow_links, ignore, copy_function=_copy_file, dirs_exist_ok=True
+        )
+    except shutil.Error as error:  # of each file that could not be copied: from, to, why
+        why = [*dict.fromkeys(str(said) for _, _, said in error.args[0])]
+        more = f"; and {len(why) - MOST_NAMED} more" if len(why) > MOST_NAMED else ""
+        raise OSError("; ".join(why[:MOST_NAMED]) + more) from None
+
+
+def _refuse_circles(folder: str, names: list[str]) -> set[str]:
+    above = {os.path.realpath(path) for path in (Path(folder), *Path(folder).parents)}
+    for path in (os.path.join(folder, name) for name in names):
+        if os.path.islink(path) and os.path.realpath(path) in above:
+            raise OSError(f"{path} is a link that leads in a circle")
+    return set()
+
+
+def _copy_file(source: str, target: str) -> str:
+    if os.path.exists(source) and not os.path.isfile(source):  # reading of a pipe or a device may never end
+        raise OSError(f"{source} is neither a file nor a folder nor a link")
+    return shutil.copy2(source, target)
 
 
 SSH_PORT = 22

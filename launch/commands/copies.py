@@ -52,6 +52,8 @@ def put(target: Target, source: str, wanted: str, *, force: bool) -> int:
     name = here.resolve().name if here.name in ("", "..") else here.name
     if kind == "nothing":
         raise RequestError(f"{source}: there is no such file on this machine")
+    if not here.exists():
+        raise RequestError(f"{source}: is a link to nothing; name the file that is meant")
 
     def copy(host: Host, transport: Transport, count: Count) -> int:
         copied = decide(name, kind, _look(host, transport, wanted, name), force=force)

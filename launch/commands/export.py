@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import shlex
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from jobs.runtime.metric_definitions import Metric
 from launch import costs, jobs, overview, runs
 from launch.commands.copies import swap
 from launch.display import counted, printable, say, terminal
+from launch.hosts import copy_folder
 from launch.remote_files import FOLDER_LIMIT_S, Buckets
 from launch.runs import Run
 from launch.targets import Target
@@ -119,7 +119,7 @@ def fetch(target: Target, run: Run, into: Path, names: tuple[str, ...] = ()) -> 
     """
     path, is_remote = run.directory.path(EXPORT), run.directory.is_remote
     if target.is_local and not is_remote:
-        shutil.copytree(path, into, dirs_exist_ok=True)
+        copy_folder(Path(path), into, follow_links=True)
         return
     note(f"copying {path}{'' if is_remote else f' from {target.hosts[0].name}'}")
     into.mkdir(exist_ok=True)

@@ -318,6 +318,10 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     installed = str(Path(sys.executable).with_name("fab"))
     done = called(tmp_path, installed, "runs", TPU_STACK_RUNS=str(tmp_path / "runs"))
     assert (done.stdout.partition(";")[0], done.returncode) == ("no runs yet", 0)
+    odd = tmp_path / os.fsdecode(b"\xe9")  # the terminal takes UTF-8 only
+    odd.touch()
+    done = called(tmp_path, installed, "put", odd.name, "copy", PYTHONIOENCODING="utf-8:strict")
+    assert (done.stdout.partition(":")[0], done.returncode) == (r"\udce9 to 1 host", 0)
     for file in ("other/fabfile/tasks.py", "other/launch/jobs.py"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
