@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pulumi
+from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 from pulumi_gcp import artifactregistry, storage
 
 from contracts.durations import DAY_S
-from infra import naming
+from infra import documents, naming
+from infra.cloud_tpu import plugin
+from infra.cloud_tpu.plugin import Provider
+from infra.cloud_tpu.retry import CloudTpuError
 from infra.config import BucketConfig, Config
 
 TEMPORARY_PREFIX = "tmp/"
@@ -19,6 +24,8 @@ READ_AND_WRITE = "roles/storage.objectUser"
 SEE_BUCKET = "roles/storage.legacyBucketReader"
 """Client libraries ask for the bucket's own data first, such as its region."""
 KEEPER_FOLDER = "keeper"
+SHOWN = 5
+"""So many names of what a bucket holds are in a message."""
 BUCKET_ROLES = {"objects": READ_AND_WRITE, "metadata": SEE_BUCKET}
 
 
@@ -66,6 +73,7 @@ class StorageBucket(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
         )
         self.name, self.bucket = bucket.name, bucket
+        StackObjects("objects", bucket.name, args.config.protect, pulumi.ResourceOptions(parent=self))
         for what, role in BUCKET_ROLES.items():
             storage.BucketIAMMember(
                 what,
@@ -76,6 +84,57 @@ class StorageBucket(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self),
             )
         self.register_outputs({})
+
+
+class StackObjectsProvider(Provider):
+    """Raises CloudTpuError where the bucket holds what others have put there, and where it does not answer."""
+
+    def create(self, props: dict[str, Any]) -> CreateResult:
+        return CreateResult(str(props["bucket"]), props)
+
+    def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> DiffResult:
+        changed = [name for name in ("bucket", "protect") if _olds.get(name) != _news.get(name)]
+        return DiffResult(changes=bool(changed), replaces=[name for name in changed if name == "bucket"])
+
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> UpdateResult:
+        return UpdateResult(_news)
+
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        if _props["protect"]:
+            return
+        bucket = str(_props["bucket"])
+        with plugin.plain_errors():
+            try:
+                data = [each for each in documents.top_of(bucket) if each != f"{KEEPER_FOLDER}/"]
+                if data:
+                    raise CloudTpuError(
+                        f"gs://{bucket} holds {', '.join(data[:SHOWN])}{' …' if len(data) > SHOWN else ''}, and a "
+                        f"bucket with data is not deleted; remove what nobody needs, `gcloud storage rm --recursive "
+                        f"'gs://{bucket}/**'` for all of it, and try again"
+                    )
+                documents.Documents(f"gs://{bucket}/{KEEPER_FOLDER}").clear()
+            except documents.MissingError:
+                pass
+            except documents.DocumentsError as error:
+                raise CloudTpuError(
+                    f"what the stack keeps in its bucket cannot be removed: {error}"
+                ) from None
+
+
+class StackObjects(Resource, module="tpu_stack", name="StackObjects"):
+    """What the stack itself keeps in its bucket (leases, what zones had to offer), which goes before the bucket does.
+
+    Whatever writes it must depend on this. protect: nothing is removed, as the bucket stays.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bucket: pulumi.Input[str],
+        protect: bool,
+        opts: pulumi.ResourceOptions | None = None,
+    ) -> None:
+        super().__init__(StackObjectsProvider(), name, {"bucket": bucket, "protect": protect}, opts)
 
 
 def bucket_condition(config: Config, role: str) -> storage.BucketIAMMemberConditionArgs | None:

@@ -137,6 +137,12 @@ class Documents:
         """Return the names of the documents that begin so, sorted."""
         return sorted(self._place.names(prefix))
 
+    def clear(self) -> None:
+        """Delete every document, whatever it holds. Raises ChangedError where somebody writes meanwhile."""
+        for name in self.names():
+            _, version = self._place.read(name)
+            self._place.delete(name, version)
+
     def now_s(self) -> float:
         """Return the time as the bucket's server last said it, in Unix seconds; without one that of this machine."""
         return time.time() + self._place.ahead_s
@@ -147,6 +153,16 @@ class Documents:
         They need not be documents. A bucket is asked once for some hundred folders.
         """
         return self._place.ages_s(folders, names)
+
+
+def top_of(bucket: str) -> list[str]:
+    """Return the folders at the top of a bucket, each with its slash, and the objects beside them: the first thousand.
+
+    Raises:
+        MissingError: there is no such bucket.
+        DocumentsError: it does not answer or refuses.
+    """
+    return _Bucket(f"gs://{bucket}", PATIENCE_S).top()
 
 
 # --- on a disk or share ---------------------------------------------------------------------------------------------
@@ -321,6 +337,12 @@ class _Bucket:
             if not (token := answer.get("nextPageToken")):
                 return found
             query["pageToken"] = token
+
+    def top(self) -> list[str]:
+        query = urllib.parse.urlencode({"delimiter": "/", "fields": "prefixes,items(name)"})
+        _, data, _ = self._ask("GET", f"{self._objects}?{query}", (200,))
+        answer = json.loads(data)
+        return sorted([*answer.get("prefixes", []), *(each["name"] for each in answer.get("items", []))])
 
     def _object(self, name: str) -> str:
         return f"{self._objects}/{urllib.parse.quote(self._folder + name, safe='')}"

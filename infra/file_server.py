@@ -36,23 +36,32 @@ class GatewayArgs:
 class Gateway(pulumi.ComponentResource):
     """Its data is on a disk of its own, so the VM can be replaced, and its address stays the same.
 
-    `share` is what a host mounts, `entry` what the inventory says of the VM.
+    It is made in two steps: first the disk, `data`, then, by `serve`, the VM. `share` is what a host mounts, `entry`
+    what the inventory says of the VM.
     """
 
-    def __init__(self, name: str, args: GatewayArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+    share: pulumi.Output[startup.TpuHost]
+    entry: pulumi.Output[inventory.Gateway]
+
+    def __init__(
+        self, name: str, config: Config, nfs: NfsConfig, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
         super().__init__("tpu-stack:gateway:Gateway", name, {}, opts)
+        self.data = compute.Disk(
+            "data",
+            name=naming.resource_name(config.stack, "share"),
+            project=config.project,
+            zone=nfs.zone,
+            type=GATEWAY_DISK_TYPE,
+            size=nfs.size_gib,
+            labels=naming.labels(config.stack),
+            opts=pulumi.ResourceOptions(parent=self, protect=config.protect),
+        )
+
+    def serve(self, args: GatewayArgs, after: Sequence[pulumi.Resource]) -> None:
+        """Make the VM. after: what is made before it."""
         labels = naming.labels(args.config.stack)
         full_name = naming.resource_name(args.config.stack, "gateway")
-        data = compute.Disk(
-            "data",
-            name=naming.resource_name(args.config.stack, "share"),
-            project=args.config.project,
-            zone=args.nfs.zone,
-            type=GATEWAY_DISK_TYPE,
-            size=args.nfs.size_gib,
-            labels=labels,
-            opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
-        )
         address = compute.Address(
             "address",
             name=full_name,
@@ -63,9 +72,9 @@ class Gateway(pulumi.ComponentResource):
             labels=labels,
             # Where both move, one after the other, since the engine deletes the VM before the first and lets only that
             # one wait for it. The disk first: it may be protected, and then nothing has been touched.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[data]),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[self.data, *after]),
         )
-        machine = self._machine(args, data, address)
+        machine = self._machine(args, address, after)
         self.share = address.address.apply(
             lambda found: startup.TpuHost(server=found, export=EXPORT, mount=args.nfs.mount)
         )
@@ -76,7 +85,9 @@ class Gateway(pulumi.ComponentResource):
         )
         self.register_outputs({"address": address.address})
 
-    def _machine(self, args: GatewayArgs, data: compute.Disk, address: compute.Address) -> compute.Instance:
+    def _machine(
+        self, args: GatewayArgs, address: compute.Address, after: Sequence[pulumi.Resource]
+    ) -> compute.Instance:
         labels = naming.labels(args.config.stack)
         return compute.Instance(
             "machine",
@@ -90,7 +101,9 @@ class Gateway(pulumi.ComponentResource):
                     image=IMAGE, size=GATEWAY_BOOT_GIB, type=GATEWAY_DISK_TYPE, labels=labels
                 )
             ),
-            attached_disks=[compute.InstanceAttachedDiskArgs(source=data.self_link, device_name=DEVICE_NAME)],
+            attached_disks=[
+                compute.InstanceAttachedDiskArgs(source=self.data.self_link, device_name=DEVICE_NAME)
+            ],
             network_interfaces=[
                 compute.InstanceNetworkInterfaceArgs(subnetwork=args.subnetwork, network_ip=address.address)
             ],
@@ -120,6 +133,7 @@ class Gateway(pulumi.ComponentResource):
             else None,
             opts=pulumi.ResourceOptions(
                 parent=self,
+                depends_on=after,
                 delete_before_replace=True,
                 # Else a disk or address that is made again is deleted while the VM runs with it: the provider takes
                 # another one for a change in place.
@@ -144,11 +158,11 @@ class FilestoreArgs:
 
 
 class Filestore(pulumi.ComponentResource):
-    """No VM to look after, from 1 TiB on. `share` is what a host mounts."""
+    """No VM to look after, from 1 TiB on. `share` is what a host mounts, `data` what holds it."""
 
     def __init__(self, name: str, args: FilestoreArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("tpu-stack:filestore:Filestore", name, {}, opts)
-        instance = filestore.Instance(
+        self.data = filestore.Instance(
             "instance",
             name=naming.resource_name(args.config.stack, "share"),
             project=args.config.project,
@@ -174,7 +188,7 @@ class Filestore(pulumi.ComponentResource):
             labels=naming.labels(args.config.stack),
             opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
         )
-        address = instance.networks.apply(_address)
+        address = self.data.networks.apply(_address)
         self.share = address.apply(
             lambda found: startup.TpuHost(
                 server=found, export=f"/{SHARE}", mount=args.nfs.mount, version="3", root="kept"

@@ -42,6 +42,9 @@ USE_ACCOUNT = "roles/iam.serviceAccountUser"
 (https://cloud.google.com/compute/docs/oslogin/set-up-oslogin)."""
 
 
+ALWAYS = 'request.time > timestamp("2020-01-01T00:00:00Z")'
+"""A condition that holds. OS Login is asked about machines whose names are Google's own, so no name is in it."""
+
 LOG_IN_METADATA = {
     "enable-oslogin": "TRUE",
     "block-project-ssh-keys": "TRUE",
@@ -70,21 +73,21 @@ class Access(pulumi.ComponentResource):
         people = [(member, LOG_IN_AS_ROOT) for member in access.administrators]
         people += [(member, LOG_IN) for member in access.members if member not in access.administrators]
         for member, log_in in people:
-            projects.IAMMember(
-                f"tunnel {member}",
-                project=args.config.project,
-                role=TUNNEL,
-                member=member,
-                # The title is part of the binding, so that each stack has its own.
-                condition=projects.IAMMemberConditionArgs(
-                    title=f"SSH to {naming.resource_name(args.config.stack)}",
-                    expression="destination.port == 22",
-                ),
-                opts=child,
-            )
-            projects.IAMMember(
-                f"log in {member}", project=args.config.project, role=log_in, member=member, opts=child
-            )
+            for what, role, expression in (
+                ("tunnel", TUNNEL, "destination.port == 22"),
+                ("log in", log_in, ALWAYS),
+            ):
+                projects.IAMMember(
+                    f"{what} {member}",
+                    project=args.config.project,
+                    role=role,
+                    member=member,
+                    # The title is part of the binding, so that each stack has its own.
+                    condition=projects.IAMMemberConditionArgs(
+                        title=f"SSH to {naming.resource_name(args.config.stack)}", expression=expression
+                    ),
+                    opts=child,
+                )
             serviceaccount.IAMMember(
                 f"use account {member}",
                 service_account_id=args.account,

@@ -6,7 +6,7 @@ Where a network is there already, only the firewall rules are made: they name ou
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pulumi
 from pulumi_gcp import compute
@@ -30,7 +30,10 @@ JUMBO_MTU = 8896
 
 
 class Network(pulumi.ComponentResource):
-    """`network` and `subnetworks` (by region) are full names; `host_tag` and `gateway_tag` go on the VMs."""
+    """`network` and `subnetworks` (by region) are full names; `host_tag` and `gateway_tag` go on the VMs.
+
+    It is made in two steps: first the network by itself, then, by `connect`, all that is in it.
+    """
 
     network: pulumi.Output[str]
     subnetworks: dict[str, pulumi.Output[str]]
@@ -40,52 +43,56 @@ class Network(pulumi.ComponentResource):
         self.host_tag = naming.resource_name(config.stack, "host")
         self.gateway_tag = naming.resource_name(config.stack, "gateway")
         if config.network.existing is None:
+            made = compute.Network(
+                "network",
+                name=naming.resource_name(config.stack),
+                project=config.project,
+                description=f"tpu-stack {config.stack}",
+                auto_create_subnetworks=False,
+                mtu=JUMBO_MTU,
+                opts=pulumi.ResourceOptions(parent=self),
+            )
+            self.network = made.id
+        else:
+            there = f"projects/{config.project}/global/networks/{config.network.existing}"
+            self.network = pulumi.Output.from_input(there)
+
+    def connect(self, config: Config, after: Sequence[pulumi.Resource]) -> None:
+        """Make a subnet and a way out in each region, and the firewall rules. after: what is made before them."""
+        self._child = pulumi.ResourceOptions(parent=self, depends_on=after)
+        if config.network.existing is None:
             self._make(config)
         else:
-            self._use(config, config.network.existing)
+            subnetwork = config.network.subnetwork or config.network.existing
+            self.subnetworks = {
+                region: pulumi.Output.from_input(
+                    f"projects/{config.project}/regions/{region}/subnetworks/{subnetwork}"
+                )
+                for region in config.regions
+            }
         self._firewall(config)
         self.register_outputs({"network": self.network, "subnetworks": self.subnetworks})
 
-    def _use(self, config: Config, existing: str) -> None:
-        subnetwork = config.network.subnetwork or existing
-        project = f"projects/{config.project}"
-        self.network = pulumi.Output.from_input(f"{project}/global/networks/{existing}")
-        self.subnetworks = {
-            region: pulumi.Output.from_input(f"{project}/regions/{region}/subnetworks/{subnetwork}")
-            for region in config.regions
-        }
-
     def _make(self, config: Config) -> None:
-        child = pulumi.ResourceOptions(parent=self)
-        network = compute.Network(
-            "network",
-            name=naming.resource_name(config.stack),
-            project=config.project,
-            description=f"tpu-stack {config.stack}",
-            auto_create_subnetworks=False,
-            mtu=JUMBO_MTU,
-            opts=child,
-        )
-        self.network = network.id
         self.subnetworks = {}
         for region in config.regions:
             subnetwork = compute.Subnetwork(
                 region,
                 name=naming.resource_name(config.stack, region),
                 project=config.project,
-                network=network.id,
+                network=self.network,
                 region=region,
                 ip_cidr_range=address_range(region),
                 private_ip_google_access=True,
-                opts=child,
+                opts=self._child,
             )
             router = compute.Router(
                 region,
                 name=naming.resource_name(config.stack, region),
                 project=config.project,
-                network=network.id,
+                network=self.network,
                 region=region,
-                opts=child,
+                opts=self._child,
             )
             compute.RouterNat(
                 region,
@@ -101,7 +108,7 @@ class Network(pulumi.ComponentResource):
                 min_ports_per_vm=64,
                 max_ports_per_vm=4096,
                 log_config=compute.RouterNatLogConfigArgs(enable=True, filter="ERRORS_ONLY"),
-                opts=child,
+                opts=self._child,
             )
             self.subnetworks[region] = subnetwork.id
 
@@ -153,7 +160,7 @@ class Network(pulumi.ComponentResource):
             source_ranges=ranges,
             source_tags=None if ranges else sources or [self.host_tag],
             target_tags=to,
-            opts=pulumi.ResourceOptions(parent=self),
+            opts=self._child,
         )
 
 

@@ -52,23 +52,34 @@ class TpuSliceArgs:
 class TpuSlice(pulumi.ComponentResource):
     """`entry` is what the inventory says of it, `vacant` the same without hosts, which is known before it is made.
 
-    inputs: of the queued resource; None where it is a node.
+    It is made in two steps: first its `disks`, then, by `ask`, all else. inputs: of the queued resource; None where it
+    is a node.
     """
 
     entry: pulumi.Output[inventory.Slice]
+    vacant: inventory.Slice
     inputs: pulumi.Output[dict[str, Any]] | None = None
 
-    def __init__(self, name: str, args: TpuSliceArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("tpu-stack:slices:TpuSlice", name, {}, opts)
+    def __init__(
+        self, config: Config, asked: SliceConfig, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__("tpu-stack:slices:TpuSlice", asked.name, {}, opts)
+        self.disks = {
+            disk.name: _disk(config, asked, disk, self) for disk in asked.data_disks if disk.source is None
+        }
+
+    def ask(self, args: TpuSliceArgs, after: Sequence[pulumi.Resource]) -> None:
+        """Make the queued resource or the node. after: what is made before it."""
+        name = args.asked.name
         kind = "queued-resource" if args.asked.provisioning == "queued" else "node"
         self.vacant = entry(args.asked, f"{kind} {_node_id(args)}", [])
         if args.asked.provisioning == "queued":
             asked = _asked_for(args, self)
-            queued = QueuedResource(name, asked, pulumi.ResourceOptions(parent=self))
+            queued = QueuedResource(name, asked, pulumi.ResourceOptions(parent=self, depends_on=after))
             self.inputs = pulumi.Output.from_input(inputs_of(asked))
             found = pulumi.Output.all(nodes=queued.nodes, created=queued.create_time, zone=queued.zone)
         else:
-            made = _direct(name, args, self)
+            made = _direct(args, self, after)
             found = pulumi.Output.all(nodes=[{"workers": made.workers}], created="")
         self.entry = found.apply(
             lambda it: entry(
@@ -103,10 +114,10 @@ def _asked_for(args: TpuSliceArgs, parent: TpuSlice) -> QueuedResourceArgs:
         external_addresses=args.config.network.external_addresses,
         service_account_email=args.service_account,
         metadata=_metadata(args),
-        labels=_labels(args),
+        labels=_labels(args.config, asked),
         tags=[args.tag],
         data_disks=[
-            DataDiskArgs(source_disk=_source(args, disk, parent), mode=disk.mode) for disk in asked.data_disks
+            DataDiskArgs(source_disk=_source(disk, parent), mode=disk.mode) for disk in asked.data_disks
         ],
         boot_disk_kms_key=asked.boot_disk_kms_key,
         description=_description(args),
@@ -119,8 +130,8 @@ def _asked_for(args: TpuSliceArgs, parent: TpuSlice) -> QueuedResourceArgs:
     )
 
 
-def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> NodeWorkers:
-    asked = args.asked
+def _direct(args: TpuSliceArgs, parent: TpuSlice, after: Sequence[pulumi.Resource]) -> NodeWorkers:
+    asked, name = args.asked, args.asked.name
     node_id = _node_id(args)
     by_name = asked.accelerator.has_default_topology
     node = tpu.V2Vm(
@@ -145,14 +156,17 @@ def _direct(name: str, args: TpuSliceArgs, parent: TpuSlice) -> NodeWorkers:
         ),
         service_account=tpu.V2VmServiceAccountArgs(email=args.service_account, scopes=list(SCOPES)),
         metadata=_metadata(args),
-        labels=_labels(args),
+        labels=pulumi.Output.from_input(args.owner).apply(
+            lambda owner: {**_labels(args.config, asked), naming.OWNER_LABEL: owner}
+        ),
         tags=[args.tag],
         data_disks=[
-            tpu.V2VmDataDiskArgs(source_disk=_source(args, disk, parent), mode=MODES[disk.mode])
+            tpu.V2VmDataDiskArgs(source_disk=_source(disk, parent), mode=MODES[disk.mode])
             for disk in asked.data_disks
         ],
         opts=pulumi.ResourceOptions(
             parent=parent,
+            depends_on=after,
             # The name is fixed, so that a create that failed is not made again beside its remains.
             delete_before_replace=True,
             custom_timeouts=pulumi.CustomTimeouts(create=f"{asked.wait_s - IN_FLIGHT_S}s"),
@@ -220,21 +234,22 @@ def _addresses(endpoints: Sequence[tpu.outputs.V2VmNetworkEndpoint] | None) -> s
     return " ".join(each.ip_address or "" for each in endpoints or ())
 
 
-def _source(args: TpuSliceArgs, disk: DataDisk, parent: TpuSlice) -> pulumi.Input[str]:
+def _source(disk: DataDisk, of: TpuSlice) -> pulumi.Input[str]:
     """The full name of a disk that is there, or of one that is made."""
-    if disk.source is not None:
-        return disk.source
-    made = compute.Disk(
-        f"{args.asked.name}-{disk.name}",
-        name=naming.resource_name(args.config.stack, args.asked.name, disk.name),
-        project=args.config.project,
-        zone=args.asked.zone,
+    return disk.source if disk.source is not None else of.disks[disk.name].id
+
+
+def _disk(config: Config, asked: SliceConfig, disk: DataDisk, parent: TpuSlice) -> compute.Disk:
+    return compute.Disk(
+        f"{asked.name}-{disk.name}",
+        name=naming.resource_name(config.stack, asked.name, disk.name),
+        project=config.project,
+        zone=asked.zone,
         type=disk.disk_type,
         size=disk.size_gib,
-        labels=_labels(args),
-        opts=pulumi.ResourceOptions(parent=parent, protect=args.config.protect),
+        labels=_labels(config, asked),
+        opts=pulumi.ResourceOptions(parent=parent, protect=config.protect),
     )
-    return made.id
 
 
 def _metadata(args: TpuSliceArgs) -> dict[str, pulumi.Input[str]]:
@@ -245,8 +260,8 @@ def _metadata(args: TpuSliceArgs) -> dict[str, pulumi.Input[str]]:
     return metadata
 
 
-def _labels(args: TpuSliceArgs) -> dict[str, str]:
-    return {**args.asked.labels, **naming.labels(args.config.stack, slice_name=args.asked.name)}
+def _labels(config: Config, asked: SliceConfig) -> dict[str, str]:
+    return {**asked.labels, **naming.labels(config.stack, slice_name=asked.name)}
 
 
 def _description(args: TpuSliceArgs) -> str:

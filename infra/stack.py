@@ -48,9 +48,10 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
     granted: Sequence[int | None] = granted_chips or [None] * len(config.slices)
     services = Services("services", config)
     after_services = pulumi.ResourceOptions(depends_on=[services])
-    network = Network("network", config, after_services)
     identity = Identity("identity", config, after_services)
     Access("access", AccessArgs(config=config, account=identity.account), after_services)
+    network = Network("network", config, after_services)
+    # What holds data comes first. The engine refuses to replace what is protected, and then nothing else has been made.
     registry = Registry("registry", RegistryArgs(config=config, member=identity.member), after_services)
     bucket = (
         StorageBucket(
@@ -61,7 +62,15 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
         if config.bucket
         else None
     )
-    owner = StackIdentity("owner", config.project).owner
+    server = _file_server(config, config.nfs, network, after_services) if config.nfs else None
+    vms = {each.name: TpuSlice(config, each, after_services) for each in config.slices if not each.in_cluster}
+    stores = [registry, *([bucket] if bucket else [])]
+    disks = [disk for each in vms.values() for disk in each.disks.values()]
+    data = [*stores, *([server.data] if server else []), *disks]
+    network.connect(config, after=data)
+    # It is deleted before all that its TPUs stand on, of which some may be in no state.
+    below = pulumi.ResourceOptions(depends_on=[network, identity, *data])
+    owner = StackIdentity("owner", config.project, below).owner
     keeper = (
         KeeperAccount(
             "keeper",
@@ -71,10 +80,17 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
         if config.keeper and config.gateway and bucket
         else None
     )
-    # A server installs its packages through the network's way out, so that has to be there first.
-    server = _file_server(config, config.nfs, network, keeper) if config.nfs else None
-    ready = [part for part in (network, identity, registry, bucket) if part is not None]
-    cluster = _cluster(config, network, bucket, owner, [registry, *([bucket] if bucket else [])])
+    if isinstance(server, Gateway) and config.nfs:
+        gateway = GatewayArgs(
+            config=config,
+            nfs=config.nfs,
+            subnetwork=network.subnetworks[config.nfs.region],
+            tag=network.gateway_tag,
+            service_account=keeper.email if keeper else None,
+        )
+        # It installs its packages through the network's way out, and its keeper writes to the bucket.
+        server.serve(gateway, after=[network, *stores])
+    cluster = _cluster(config, network, bucket, owner, stores)
     after_cluster = pulumi.ResourceOptions(depends_on=[network, *([cluster] if cluster else [])])
     for each in config.slices:
         if each.in_cluster and cluster and config.gke:
@@ -82,10 +98,9 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
                 config=config, asked=each, cluster=cluster.name, zone=config.gke.zone, nodes=cluster.nodes
             )
             Pools(each.name, pools, after_cluster)
-    vms = {
-        each.name: TpuSlice(
-            each.name,
-            TpuSliceArgs(
+    for each in config.slices:
+        if each.name in vms:
+            asked = TpuSliceArgs(
                 config=config,
                 asked=each,
                 owner=owner,
@@ -96,12 +111,8 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
                 share=server.share if server else None,
                 lease_url=keeper_access.lease_url(config, each.name),
                 store_url=keeper_access.stock_outs_url(config, each),
-            ),
-            pulumi.ResourceOptions(depends_on=ready),
-        )
-        for each in config.slices
-        if not each.in_cluster
-    }
+            )
+            vms[each.name].ask(asked, after=[network, identity, *stores])
 
     def all_slices(which: Callable[[TpuSlice], pulumi.Input[inventory.Slice]]) -> _Slices:
         return [
@@ -205,24 +216,11 @@ def _cluster(
 
 
 def _file_server(
-    config: Config, nfs: NfsConfig, network: Network, keeper: KeeperAccount | None
+    config: Config, nfs: NfsConfig, network: Network, opts: pulumi.ResourceOptions
 ) -> Gateway | Filestore:
-    after_network = pulumi.ResourceOptions(depends_on=[network])
     if nfs.kind == "filestore":
-        return Filestore(
-            "filestore", FilestoreArgs(config=config, nfs=nfs, network=network.network), after_network
-        )
-    return Gateway(
-        "gateway",
-        GatewayArgs(
-            config=config,
-            nfs=nfs,
-            subnetwork=network.subnetworks[nfs.region],
-            tag=network.gateway_tag,
-            service_account=keeper.email if keeper else None,
-        ),
-        after_network,
-    )
+        return Filestore("filestore", FilestoreArgs(config=config, nfs=nfs, network=network.network), opts)
+    return Gateway("gateway", config, nfs, opts)
 
 
 def _storage(config: Config, share: startup.TpuHost | None) -> inventory.Storage:

@@ -1,9 +1,9 @@
 """Who a stack is: a random id, made once and kept in the stack's state.
 
 Two people may give two stacks the same name in one project. What a stack makes carries its id in the owner label, and
-what carries another is never touched (`infra.cloud_tpu.lifecycle`). It is the first to be made and the last to go:
+what carries another is never touched (`infra.cloud_tpu.lifecycle`). It is made before any TPU and deleted after them:
 `pulumi destroy` then deletes what interrupted ones have left behind, which no state knows of and which nobody could
-recognise without the id.
+recognise without the id. What a TPU stands on (network, account, disks, bucket) is made before it and deleted after it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pulumi.dynamic import CreateResult, DiffResult, Resource, UpdateResult
 
 from infra.cloud_tpu import plugin
 from infra.cloud_tpu.plugin import Provider
-from infra.cloud_tpu.retry import AbandonedError, CloudTpuError
+from infra.cloud_tpu.retry import AbandonedError, CloudTpuError, NoServiceError
 
 Props = dict[str, Any]
 
@@ -35,18 +35,27 @@ class StackIdentityProvider(Provider):
         return UpdateResult({**_news, "owner": _olds["owner"]})
 
     def delete(self, _id: str, _props: Props) -> None:
-        """A project that does not answer any more must not keep a stack from being destroyed: that is a warning."""
-        session = self.require_session()
+        """Raises CloudTpuError where it cannot be seen that nothing is left: without the id nobody would know it again.
+
+        A project that is deleted, or in which the API is switched off, has nothing.
+        """
+        session, project = self.require_session(), _props["project"]
         with plugin.plain_errors():
             try:
-                session.lifecycle().remove_all(_props["project"], _props["owner"])
+                session.lifecycle().remove_all(project, _props["owner"])
             except AbandonedError:
                 raise
+            except NoServiceError as error:
+                session.backoff.say(f"warning: nothing of the stack is looked for: {error}")
             except CloudTpuError as error:
-                session.backoff.say(
-                    f"warning: what an interrupted `pulumi up` may have left could not be looked for: {error}\nSee"
-                    f" `gcloud compute tpus queued-resources list --zone=- --project={_props['project']}`"
-                )
+                raise CloudTpuError(
+                    f"an interrupted `pulumi up` may have left a TPU in {project}, and it cannot be seen whether: "
+                    f"{error}\nThe stack keeps what it stands on, and its id, by which it is known. Try again; if you "
+                    f"know that nothing is left (`gcloud compute tpus queued-resources list --zone=- "
+                    f"--project={project}`), `pulumi state delete` the resource `owner`, whose URN "
+                    "`pulumi stack --show-urns` shows, and try again",
+                    error.status,
+                ) from None
 
 
 class StackIdentity(Resource, module="tpu_stack", name="StackIdentity"):

@@ -46,6 +46,9 @@ STACK_LABEL = "tpu-stack"
 QUEUED_RESOURCE = "pulumi-python:dynamic/tpu_stack:QueuedResource"
 IDENTITY = "pulumi-python:dynamic/tpu_stack:StackIdentity"
 DIRECT = "gcp:tpu/v2Vm:V2Vm"
+STACK = "pulumi:pulumi:Stack"
+PROJECT = "gcp:project"
+"""The key of Pulumi's configuration."""
 EMPTY_STATES = frozenset(
     {"ACCEPTED", "WAITING_FOR_RESOURCES", "FAILED", "SUSPENDED", "PREEMPTED", "TERMINATED"}
 )
@@ -61,12 +64,16 @@ ANSWER_LIMIT_S = 10.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Known:
-    """What Pulumi has of a stack. names: ZONE/ID of its queued resources and nodes. pending: resources of an update
-    that is under way or was interrupted."""
+    """What Pulumi's state has of a stack, whether or not it was ever made as a whole.
+
+    owner, project: empty where there is no id of the stack. names: ZONE/ID of its queued resources and nodes, and of
+    the slices of its inventory. pending: resources of an update that is under way or was interrupted.
+    """
 
     owner: str
     names: frozenset[str]
     pending: tuple[str, ...] = ()
+    project: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,12 +106,13 @@ class Holding:
         known = catalogue.ACCELERATORS.get(self.accelerator_type)
         return known.chips * self.count if known and self.state not in EMPTY_STATES else 0
 
-    def props(self, project: str, owner: str) -> Json:
-        """The properties by which `infra.cloud_tpu.lifecycle` finds it. The id of one of several nodes has a number."""
-        number = self.own_id.removeprefix(f"{self.asked_by}-")
-        count = int(number) + 1 if self.kind == "node" and number.isdigit() else self.count
+    def delete(self, lifecycle: Lifecycle, project: str, owner: str) -> None:
+        """Have it removed, if it is the owner's. Raises CloudTpuError."""
+        if self.kind == "node":
+            lifecycle.delete_node(f"projects/{project}/locations/{self.zone}/nodes/{self.own_id}", owner)
+            return
         place = {"project": project, "zone": self.zone, "owner": owner}
-        return {**place, "queued_resource_id": self.asked_by, "node_count": count}
+        lifecycle.delete({**place, "queued_resource_id": self.own_id, "node_count": self.count})
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -116,7 +124,7 @@ def known_of(stack: str, text: str) -> Known:
     """Return what the output of `pulumi stack export` says. Pure.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is none, or its inventory cannot be read.
     """
     try:
         state = json.loads(text)["deployment"]
@@ -129,10 +137,24 @@ def known_of(stack: str, text: str) -> Known:
             for zone in [it["zone"], *(it.get("zones") or ())]
         }
         names |= {f"{it['zone']}/{it['name']}" for kind, it in of if kind == DIRECT}
-        owner = next((str(it["owner"]) for kind, it in of if kind == IDENTITY), "")
+        owner, project = next(
+            ((str(it["owner"]), str(it.get("project", ""))) for kind, it in of if kind == IDENTITY), ("", "")
+        )
+        inventory = next((it.get("inventory") for kind, it in of if kind == STACK), None)
     except (ValueError, LookupError, TypeError, AttributeError):
         raise RequestError(f"--stack {stack}: `pulumi stack export` printed no state of a stack") from None
-    return Known(owner=owner, names=frozenset(names), pending=tuple(pending))
+    if inventory is not None:
+        names |= names_of(inventories.parse(str(inventory), f"the stack {stack}"))
+    return Known(owner=owner, names=frozenset(names), pending=tuple(pending), project=project)
+
+
+def names_of(inventory: Inventory) -> set[str]:
+    """Return ZONE/ID of its slices, in all zones that they may be in."""
+    return {
+        f"{zone}/{each.origin.rpartition(' ')[2]}"
+        for each in inventory.slices
+        for zone in (each.zone, *each.zones)
+    }
 
 
 def holdings(queued: Iterable[Json], nodes: Iterable[Json], known: Known) -> list[Holding]:
@@ -224,16 +246,24 @@ def command(wanted: Wanted, *, remove: bool, yes: bool) -> int:
     stack = wanted.stack
     if stack == LOCAL or (inventories.is_file(stack) and wanted.given is None):
         raise RequestError(f"--stack {stack}: Pulumi did not make it, so nothing says what is its own")
-    inventory = wanted.given.inventory if wanted.given else inventories.read(stack)
-    if inventory.project is None:
-        raise RequestError(f"--stack {stack}: its inventory names no project")
+    given = wanted.given.inventory if wanted.given else None  # a rehearsal's
+    stack = given.stack if given else stack
+    project = given.project if given else _exported(stack).project
+    if not project:
+        project = inventories.ask(["config", "get", PROJECT], stack, otherwise="then try again").strip()
     access, backoff = settings.read(lambda _: None), Backoff(say=say(terminal()))
     with contextlib.closing(Client(access, backoff)) as client:
-        return _carry_out(inventory, inventory.project, access, client, backoff, remove=remove, yes=yes)
+        kept = frozenset(names_of(given) if given else ())
+        return _carry_out(stack, kept, project, access, client, backoff, remove=remove, yes=yes)
+
+
+def _exported(stack: str) -> Known:
+    return known_of(stack, inventories.ask(["stack", "export"], stack, otherwise="then try again"))
 
 
 def _carry_out(
-    inventory: Inventory,
+    stack: str,
+    kept: frozenset[str],
     project: str,
     access: settings.Settings,
     client: Client,
@@ -242,22 +272,19 @@ def _carry_out(
     remove: bool,
     yes: bool,
 ) -> int:
-    stack = inventory.stack
-
     def look() -> tuple[Known, list[Holding]]:
         try:
-            everywhere = f"projects/{project}/locations/-"
-            queued, nodes = client.queued_resources(everywhere), client.nodes(everywhere)
+            queued, nodes = client.queued_resources(project), client.nodes(project)
         except CloudTpuError as error:
             raise RequestError(str(error)) from None
+        if unknown := sorted({*queued.unreachable, *nodes.unreachable}):
+            backoff.say(
+                f"warning: Google could not say what it holds in {', '.join(unknown)}; try again later"
+            )
         # Read afterwards, so that it has whatever Pulumi had begun by then.
-        known = known_of(stack, inventories.ask(["stack", "export"], stack, otherwise="then try again"))
-        kept = {
-            f"{zone}/{each.origin.rpartition(' ')[2]}"
-            for each in inventory.slices
-            for zone in (each.zone, *each.zones)
-        }
-        return known, holdings(queued, nodes, dataclasses.replace(known, names=known.names | kept))
+        known = _exported(stack)
+        known = dataclasses.replace(known, names=known.names | kept)
+        return known, holdings(queued.found, nodes.found, known)
 
     tell, (known, found) = backoff.say, look()
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -274,6 +301,11 @@ def _carry_out(
         tell(line)
     zombies = [each for each in found if each.whose == "zombie"]
     tell(f"{project} holds {len(found)}; {len(zombies)} are {stack}'s and nobody knows of them")
+    if not known.owner:
+        tell(
+            f"Pulumi's state of {stack} has no id, as before the first `pulumi up` and after `pulumi destroy`: what is "
+            "its own cannot be told from what other stacks of that name have made"
+        )
     if not zombies or not remove:
         return DONE
     if not yes and not sys.stdin.isatty():
@@ -284,12 +316,12 @@ def _carry_out(
     if known.pending:
         raise RequestError(
             f"--remove: an update of {stack} is under way or was interrupted, and goes on with what is there; "
-            f"`pulumi up --stack {stack}` first"
+            f"first `pulumi up --stack {stack}`, or `pulumi destroy`, which removes it too"
         )
     failed = False
     for each in [each for each in fresh if each in zombies]:
         try:
-            Lifecycle(client, backoff).delete(each.props(project, known.owner))
+            each.delete(Lifecycle(client, backoff), project, known.owner)
             tell(f"{each.zone}/{each.own_id}: removed")
         except CloudTpuError as error:
             tell(f"{each.zone}/{each.own_id}: {error}")

@@ -14,7 +14,7 @@ from typing import Any
 from contracts.inventory import Slice as InventorySlice
 from contracts.inventory import slices_from_json, slices_to_json
 from infra.cloud_tpu import request, zones
-from infra.cloud_tpu.client import Client
+from infra.cloud_tpu.client import Client, Listing
 from infra.cloud_tpu.lifecycle import Lifecycle
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.cloud_tpu.workers import are_complete, hosts_of
@@ -38,12 +38,12 @@ WAIT_S = 120.0
 """For a slice that was asked for just now; if it is served in that time, nobody waits for the next look."""
 
 
-def listed(client: Client, projects: Iterable[str], say: Say) -> dict[str, list[Json]]:
+def listed(client: Client, projects: Iterable[str], say: Say) -> dict[str, Listing]:
     """Return the queued resources of each project in all zones; a project that gives no answer is left out."""
     found = {}
     for project in sorted(set(projects)):
         try:
-            found[project] = client.queued_resources(f"projects/{project}/locations/-")
+            found[project] = client.queued_resources(project)
         except CloudTpuError as error:
             say(str(error))
     return found
@@ -51,7 +51,7 @@ def listed(client: Client, projects: Iterable[str], say: Say) -> dict[str, list[
 
 def standing(
     wanted: Wanted,
-    found: Mapping[str, list[Json]],
+    found: Mapping[str, Listing],
     stack_of: Callable[[], Stack | None],
     now: Callable[[], datetime.datetime],
 ) -> rules.Slice:
@@ -64,7 +64,10 @@ def standing(
         return "none"
     if wanted.project not in found:
         return "unread"
-    same = [each for each in found[wanted.project] if each["name"].rpartition("/")[2] == own_id]
+    seen = found[wanted.project]
+    same = [each for each in seen.found if each["name"].rpartition("/")[2] == own_id]
+    if seen.unreachable and request.ACTIVE not in [request.state_of(each) for each in same]:
+        return "unread"  # it may be in a zone that could not be asked
     if not same or [request.state_of(each) for each in same] == [request.ACTIVE]:
         return "active" if same else "absent"
     if stack := stack_of():

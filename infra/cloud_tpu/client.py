@@ -55,6 +55,14 @@ class _Api:
     operations: Any
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What a list of all zones shows. unreachable: the zones that Google could not ask, of which it shows nothing."""
+
+    found: list[Json]
+    unreachable: tuple[str, ...] = ()
+
+
 class Client:
     """Every method raises CloudTpuError; its `status` is Google's: NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION …
 
@@ -92,24 +100,27 @@ class Client:
         """None: there is no such thing."""
         return self._found(f"reading {name}", lambda at: at.queued_resources.get(name=name), name, patience_s)
 
-    def queued_resources(self, parent: str) -> list[Json]:
-        """All of a project in one zone, or in every one where the zone is "-"."""
-        return self._listed(parent, "queuedResources", lambda at: at.queued_resources)
+    def queued_resources(self, project: str) -> Listing:
+        """All of a project, in every zone."""
+        return self._listed(project, "queuedResources", lambda at: at.queued_resources)
 
-    def nodes(self, parent: str) -> list[Json]:
+    def nodes(self, project: str) -> Listing:
         """The same of nodes."""
-        return self._listed(parent, "nodes", lambda at: at.nodes)
+        return self._listed(project, "nodes", lambda at: at.nodes)
 
-    def _listed(self, parent: str, key: str, collection: Callable[[_Api], Any]) -> list[Json]:
+    def _listed(self, project: str, key: str, collection: Callable[[_Api], Any]) -> Listing:
+        parent = f"projects/{project}/locations/-"
         found: list[Json] = []
+        unreachable: set[str] = set()
         more: dict[str, str] = {}
         while True:
             page = self._call(
                 f"listing {parent}/{key}", functools.partial(_list, collection, parent, more), parent
             )
             found += page.get(key, [])
+            unreachable |= {str(each).rpartition("/")[2] for each in page.get("unreachable", [])}
             if not page.get("nextPageToken"):
-                return found
+                return Listing(found=found, unreachable=tuple(sorted(unreachable)))
             more = {"pageToken": str(page["nextPageToken"])}
 
     def create_queued_resource(self, parent: str, own_id: str, body: Json) -> Json:
@@ -207,7 +218,7 @@ class Client:
                 raise trouble from None
             if self._backoff.now() + pause_s - since > limit_s:
                 tried = f" (tried {failures} times in {spoken(self._backoff.now() - since)})"
-                raise CloudTpuError(f"{trouble}{tried}", trouble.status) from None
+                raise type(trouble)(f"{trouble}{tried}", trouble.status) from None
             if failures <= 3 or failures % 10 == 0:  # a network may be down for hours
                 self._backoff.say(f"{what}: {why}; try {failures + 1} in {pause_s:.0f} s")
             self._backoff.pause(pause_s)

@@ -250,7 +250,7 @@ class Lifecycle:
             if node is None:
                 continue
             if request.is_owned(node, spec.owner) and node.get("state") in request.LOST_NODE:
-                self._remove_node(f"{spec.parent}/nodes/{node_id}", spec.owner)
+                self.delete_node(f"{spec.parent}/nodes/{node_id}", spec.owner)
                 continue
             raise CloudTpuError(
                 f"{spec.parent}/nodes/{node_id}: there is a node of this name already ({node.get('state')}), not made"
@@ -432,7 +432,9 @@ class Lifecycle:
 
         self._until_gone(name, ours, request.state_of, lambda: self._client.delete_queued_resource(name))
 
-    def _remove_node(self, name: str, owner: str) -> None:
+    def delete_node(self, name: str, owner: str) -> None:
+        """A node by itself; over when it is gone. What is not the owner's stays."""
+
         def ours() -> Json | None:
             found = self._client.node(name)
             return found if found and request.is_owned(found, owner) else None
@@ -447,14 +449,26 @@ class Lifecycle:
             name = f"{spec.parent}/nodes/{node_id}"
             node = self._client.node(name)
             if node and request.is_owned(node, spec.owner) and request.belongs_to(node, spec):
-                self._remove_node(name, spec.owner)
+                self.delete_node(name, spec.owner)
 
     def remove_all(self, project: str, owner: str) -> None:
-        """Every queued resource of a stack, in all zones: what interrupted ones have left and no state knows of."""
-        for found in self._client.queued_resources(f"projects/{project}/locations/-"):
+        """Every queued resource and node of a stack, in all zones: what interrupted ones have left and no state knows.
+
+        Raises CloudTpuError where a zone could not be asked, once all is gone that the others showed.
+        """
+        said = "left by an interrupted `pulumi up`; it is deleted"
+        queued = self._client.queued_resources(project)
+        for found in queued.found:
             if request.is_owned(request.node_of(found), owner):
-                self._backoff.say(f"{found['name']}: left by an interrupted `pulumi up`; it is deleted")
+                self._backoff.say(f"{found['name']}: {said}")
                 self._remove(found["name"], owner)
+        nodes = self._client.nodes(project)
+        for node in nodes.found:
+            if request.is_owned(node, owner):
+                self._backoff.say(f"{node['name']}: {said}")
+                self.delete_node(node["name"], owner)
+        if unknown := sorted({*queued.unreachable, *nodes.unreachable}):
+            raise CloudTpuError(f"Google could not say what it holds in {', '.join(unknown)}", "UNAVAILABLE")
 
     def _until_gone(
         self,

@@ -22,6 +22,9 @@ _PER_TIME = re.compile(
     r"per (second|minute|\d+ seconds)|PerMinute|PerSecond|rate.?limit|too many requests", re.IGNORECASE
 )
 _ACCOUNT = re.compile(r"service ?account", re.IGNORECASE)
+_NO_PROJECT = re.compile(
+    r"project.*(has been deleted|not found or deleted|pending deletion)", re.IGNORECASE | re.DOTALL
+)
 _ALLOCATION = re.compile(r"quota limit|quota.* exceeded|exceeded.* quota", re.IGNORECASE)
 
 
@@ -58,6 +61,12 @@ class GoneError(CloudTpuError):
 
 class LostAgainError(CloudTpuError):
     """A zone had capacity and took it back before the request was ACTIVE; nothing is left of it."""
+
+    __module__ = "builtins"
+
+
+class NoServiceError(CloudTpuError):
+    """The API is switched off in the project, or the project is deleted: there is no TPU."""
 
     __module__ = "builtins"
 
@@ -123,7 +132,9 @@ class Refusal:
 
     def explained(self, what: str, project: str) -> CloudTpuError:
         """With what was tried and what to do about it."""
-        return CloudTpuError(f"{what}: {self.message.strip()}{self._remedy(project)}", self.status)
+        is_off = self.is_disabled or (self.http_code in (403, 404) and _NO_PROJECT.search(self.message))
+        kind = NoServiceError if is_off else CloudTpuError
+        return kind(f"{what}: {self.message.strip()}{self._remedy(project)}", self.status)
 
     def _remedy(self, project: str) -> str:
         if self.is_quota:

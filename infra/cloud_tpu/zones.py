@@ -66,8 +66,11 @@ def is_over(spec: Spec, look: Look, now: datetime.datetime) -> bool:
 
 
 def strays(client: Client, spec: Spec, known: Collection[str]) -> list[Spec]:
-    """The same in zones beside its known ones that have it: an `up` was cut off, and then the zones changed."""
-    found = client.queued_resources(f"projects/{spec.project}/locations/-")
+    """The same in zones beside its known ones that have it: an `up` was cut off, and then the zones changed.
+
+    A zone that Google could not ask may have it too; the end of the stack looks again (`Lifecycle.remove_all`).
+    """
+    found = client.queued_resources(spec.project).found
     names = [each["name"].split("/") for each in found if request.is_owned(request.node_of(each), spec.owner)]
     zones = [name[3] for name in names if name[5] == spec.queued_resource_id and name[3] not in known]
     return [dataclasses.replace(spec, zone=zone) for zone in zones]

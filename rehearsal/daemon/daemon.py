@@ -340,8 +340,10 @@ class Daemon:
         }
 
     def destroy(self, caller: Caller) -> None:
-        """As `pulumi destroy`. Raises RehearsalError."""
+        """Empty the bucket, as its runs go with the rehearsal, then as `pulumi destroy`. Raises RehearsalError."""
         if self.stack is not None:
+            with contextlib.suppress(MachinesError):  # one that does not answer, the destruction tells of
+                self.storage.empty_bucket(rehearsal_stack.BUCKET)
             report = self.stack.carry_out("destroy", caller.say, lambda: False)
             if not report.ok:
                 raise RehearsalError(f"`pulumi destroy` failed:\n{report.text}")

@@ -45,10 +45,17 @@ def remove(type_token: str, inputs: Mapping[str, Any]) -> None:
         _ask("DELETE", f"/storage/v1/b/{inputs['bucket']}/o/{name}", None)
 
 
-def _ask(method: str, path: str, value: object) -> None:
+def is_empty(bucket: str) -> bool:
+    """Whether a bucket holds no object. Raises WorldError, as `put`."""
+    answer = _ask("GET", f"/storage/v1/b/{bucket}/o?prefix=", None)
+    return not json.loads(answer or b"{}").get("items")
+
+
+def _ask(method: str, path: str, value: object) -> bytes:
+    """The answer; nothing where there is no server, or where it knows of no such thing or has it already."""
     server = os.environ.get(SERVER)
     if not server:
-        return
+        return b""
     data = None if value is None else (value if isinstance(value, str) else json.dumps(value)).encode()
     request = urllib.request.Request(
         server + path, data=data, method=method, headers={"content-type": "application/json"}
@@ -58,12 +65,12 @@ def _ask(method: str, path: str, value: object) -> None:
         try:
             # The server is on this machine, whatever proxy leads out of it.
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(request, timeout=ANSWER_LIMIT_S):
-                return
+            with opener.open(request, timeout=ANSWER_LIMIT_S) as answer:
+                return bytes(answer.read())
         except urllib.error.HTTPError as error:
             with error:
-                if error.code in (CONFLICT, NOT_FOUND if method == "DELETE" else CONFLICT):
-                    return
+                if error.code == (CONFLICT if method == "POST" else NOT_FOUND):
+                    return b""
                 raise WorldError(
                     f"googleapi: Error {error.code}: {error.read(300).decode(errors='replace')}"
                 ) from None

@@ -19,6 +19,7 @@ WORLD_VARIABLE = "TPU_STACK_STAND_IN_WORLD"
 TPU_VM = "gcp:tpu/v2Vm:V2Vm"
 MACHINE = "gcp:compute/instance:Instance"
 DISK = "gcp:compute/disk:Disk"
+BUCKET = "gcp:storage/bucket:Bucket"
 ADDRESS = "gcp:compute/address:Address"
 NETWORK = "gcp:compute/network:Network"
 SUBNETWORK = "gcp:compute/subnetwork:Subnetwork"
@@ -129,17 +130,32 @@ class Provider:
         self.world.remove(type_token, own_id)
 
     def _free(self, thing: Thing) -> None:
-        """What comes before a deletion. Raises WorldError where Google refuses it."""
-        user = next((each for each in self.world.things().values() if _uses(each, thing)), None)
-        if user is None:
+        """What comes before a deletion. Raises WorldError where Google or the provider refuses it."""
+        if thing.type == BUCKET and not bucket_server.is_empty(thing.id):
+            raise WorldError(
+                f"Error trying to delete bucket {thing.id} containing objects without force_destroy set to true"
+            )
+        machine = next((each for each in self.world.things().values() if _uses(each, thing)), None)
+        if machine is not None and thing.type == DISK:
+            self.world.pull(thing.id, machine)  # the provider detaches it, whatever the machine is doing
             return
-        if thing.type == DISK:
-            self.world.pull(thing.id, user)  # the provider detaches it, whatever the machine is doing
-            return
-        raise WorldError(
-            f"Error when reading or editing {short(thing.type).partition(':')[2]}: googleapi: Error 400: The resource"
-            f" '{thing.id}' is already being used by '{user.id}', resourceInUseByAnotherResource"
-        )
+        user = machine.id if machine is not None else self._tpu_with(thing)
+        if user:
+            raise WorldError(
+                f"Error when reading or editing {short(thing.type).partition(':')[2]}: googleapi: Error 400: The "
+                f"resource '{thing.id}' is already being used by '{user}', resourceInUseByAnotherResource"
+            )
+
+    def _tpu_with(self, thing: Thing) -> str:
+        """The name of a TPU node that is in that network or subnetwork or has that disk; empty where there is none."""
+        if thing.type not in (NETWORK, SUBNETWORK, DISK) or TPU_ENDPOINT not in self.settings:
+            return ""
+        for node in self._tpus().all(thing.id.split("/")[1]):
+            place = node.get("networkConfig") or {}
+            disks = [each.get("sourceDisk") for each in node.get("dataDisks") or []]
+            if any(same(each, thing.id) for each in (place.get("network"), place.get("subnetwork"), *disks)):
+                return str(node["name"])
+        return ""
 
     def _address_range(self, inputs: Json) -> str:
         """Of the subnetwork that a machine or address is in; of one that the world does not hold, as Google's own."""

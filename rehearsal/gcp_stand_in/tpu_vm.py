@@ -67,6 +67,18 @@ class TpuVms:
                 return None
             raise WorldError(f"Error when reading or editing TpuV2Vm: {refusal}") from None
 
+    def all(self, project: str) -> list[Json]:
+        """The nodes of a project in every zone, queued resources' own included. Raises WorldError."""
+        try:
+            answer = self._insist(
+                "GET",
+                f"projects/{project}/locations/-/nodes?pageSize=1000",
+                time.monotonic() + REQUEST_LIMIT_S,
+            )
+        except Refusal as refusal:
+            raise WorldError(f"Error when listing nodes: {refusal}") from None
+        return list(answer.get("nodes", []))
+
     def update(self, own_id: str, inputs: Json, changed: list[str], limit_s: float) -> None:
         """Changes the node's fields. Raises WorldError."""
         mask = ",".join(sorted(name for name in changed if name in PATCHED))

@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import subprocess
+import urllib.parse
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -168,6 +169,13 @@ class Storage:
         status, said = _ask(self.address, PORT, "POST", BUCKETS, {"name": name})
         if status not in (200, CONFLICT):
             raise MachinesError(f"bucket {name}: the bucket server answers {status}: {said[:300]}")
+
+    def empty_bucket(self, name: str) -> None:
+        """Remove every object of a bucket. Raises MachinesError."""
+        status, said = _ask(self.address, PORT, "GET", f"/storage/v1/b/{name}/o?prefix=")
+        for each in json.loads(said).get("items") or [] if status == 200 else []:
+            path = f"/storage/v1/b/{name}/o/{urllib.parse.quote(each['name'], safe='')}"
+            _ask(self.address, PORT, "DELETE", path)
 
 
 def storage_name(rehearsal: str) -> str:

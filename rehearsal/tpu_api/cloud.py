@@ -94,6 +94,7 @@ class Cloud:
         self.queued_resources: dict[str, QueuedResource] = {}
         self.operations: dict[str, Operation] = {}
         self.journal: list[Entry] = []
+        self.unreachable: set[str] = set()  # zones that do not answer
         self._events: list[tuple[float, int, Action]] = []
         self._numbers = itertools.count(1)
 

@@ -120,10 +120,16 @@ class Control:
         with self._cloud.lock:
             self._faults += [Fault(kind=kind, methods=methods, seconds=seconds)] * times
 
+    def cut_off(self, zone: str) -> None:
+        """A zone does not answer any more, and lists of all zones say so."""
+        with self._cloud.lock:
+            self._cloud.unreachable.add(zone)
+
     def clear_faults(self) -> None:
         """Nothing goes wrong any more."""
         with self._cloud.lock:
             self._faults.clear()
+            self._cloud.unreachable.clear()
 
     def take_fault(self, method: str) -> Fault | None:
         """The first injected fault that hits this method; it has happened then."""

@@ -62,7 +62,12 @@ class Methods:
         zone = call.resource.split("/")[3]
         if not (zone == "-" and name in EVERYWHERE):
             self._offers.require_zone(zone)
-        return self._table[name](call)
+            if zone in self._cloud.unreachable:
+                raise ApiError("UNAVAILABLE", f"{zone} cannot be reached")
+        answer = self._table[name](call)
+        if zone == "-" and self._cloud.unreachable:
+            answer["unreachable"] = [f"locations/{each}" for each in sorted(self._cloud.unreachable)]
+        return answer
 
     def _once(self, call: Call, method: Callable[[Call], Json]) -> Json:
         """A request with a requestId that has been answered gets the same operation, and nothing is done again."""
@@ -106,7 +111,7 @@ class Methods:
         return self._cloud.create_node(node).render()
 
     def _nodes(self, call: Call) -> Json:
-        return page(call, "nodes", _inside(call, self._cloud.nodes))
+        return page(call, "nodes", self._inside(call, self._cloud.nodes))
 
     def _patch_node(self, call: Call) -> Json:
         node = self._cloud.node(call.resource)
@@ -139,7 +144,7 @@ class Methods:
     # --- queued resources -------------------------------------------------------------------------------------
 
     def _queued_resources(self, call: Call) -> Json:
-        return page(call, "queuedResources", _inside(call, self._cloud.queued_resources))
+        return page(call, "queuedResources", self._inside(call, self._cloud.queued_resources))
 
     def _create_queued_resource(self, call: Call) -> Json:
         own_id = call.query.get("queuedResourceId") or f"qr-{self._cloud.number()}"
@@ -189,6 +194,14 @@ class Methods:
             limit_s=float(limit.removesuffix("s")) if limit else None,
         )
 
+    def _inside(self, call: Call, things: Mapping[str, Node] | Mapping[str, QueuedResource]) -> list[Json]:
+        """Those in the location that is asked for, or in all that can be reached."""
+        project, _, zone = call.resource.rpartition("/locations/")
+        inside = f"{project}/locations/" if zone == "-" else f"{call.resource}/"
+        hidden = tuple(f"{project}/locations/{each}/" for each in self._cloud.unreachable)
+        shown = (thing for name, thing in things.items() if name.startswith(inside))
+        return [thing.render() for thing in shown if not thing.name.startswith(hidden)]
+
     # --- quota, operations ------------------------------------------------------------------------------------
 
     def _require_quota(self, parent: str, wanted: Counter[Pool]) -> None:
@@ -234,13 +247,6 @@ def patched(mask: str, current: Json, body: Json) -> Json:
         else:
             found[field] = body.get(field, _EMPTY[field])
     return found
-
-
-def _inside(call: Call, things: Mapping[str, Node] | Mapping[str, QueuedResource]) -> list[Json]:
-    """Those in the location that is asked for, or in all."""
-    project, _, zone = call.resource.rpartition("/locations/")
-    inside = f"{project}/locations/" if zone == "-" else f"{call.resource}/"
-    return [thing.render() for name, thing in things.items() if name.startswith(inside)]
 
 
 def page(call: Call, key: str, found: Sequence[Mapping[str, Any]]) -> Json:

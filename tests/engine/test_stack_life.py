@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SPOT = "us-central1-a:v5litepod:spot"
 NAME = "tpu-stack-dev-main"
 FULL_NAME = f"projects/my-project/locations/us-central1-a/queuedResources/{NAME}"
+IDENTITY = "pulumi-python:dynamic/tpu_stack:StackIdentity"
 QUEUED = "pulumi-python:dynamic/tpu_stack:QueuedResource"
 
 
@@ -310,11 +312,20 @@ def test_data_is_protected_a_gateway_moves_without_its_disk_being_pulled_and_all
     assert without_slices.ok and alive(api) == ([], []), without_slices.text
     assert any(each["type"] == "gcp:storage/bucket:Bucket" for each in engine.resources())
 
+    # None of these has made anything once it is refused, though no preview has come before it.
     before = engine.world.things()
-    engine.configure(stack("us-east1-d", protect=True, slices=[]))
-    refused = engine.up()
-    assert not refused.ok and "protect" in refused.text, refused.text
-    assert {key for key in engine.world.things() if "/us-east1" not in key} >= before.keys()
+    elsewhere = stack("us-central1-a")["tpu-stack:storage"] | {"bucket": {"name": "others"}}
+    for refusal in (
+        stack("us-east1-d", protect=True, slices=[]),
+        stack("us-central1-a", protect=True, slices=[]) | {"tpu-stack:storage": elsewhere},
+        stack(
+            "us-central1-a", protect=True, slices=[], images={"region": "us-east1"}, allow_cross_region=True
+        ),
+    ):
+        engine.configure(refusal)
+        refused = engine.up()
+        assert not refused.ok and "marked for protection" in refused.text, refused.text
+        assert engine.world.things() == before
 
     engine.configure(stack("us-central1-a", slices=[]))
     assert engine.up().ok
@@ -357,7 +368,98 @@ def test_data_is_protected_a_gateway_moves_without_its_disk_being_pulled_and_all
         (machine,), (address,) = (engine.world.of_type(f"compute:{kind}") for kind in ("Instance", "Address"))
         assert machine.inputs["networkInterfaces"][0]["networkIp"] == address.outputs["address"]
     assert set(engine.up().changes) == {"same"}
+    runs = Documents("gs://our-runs/runs")
+    runs.write("a/run.json", {}, version=0)
+    refused = engine.destroy()
+    assert not refused.ok and "gs://our-runs holds runs/, and a bucket with data is not" in refused.text
+    runs.clear()
     destroyed = engine.destroy()
+    assert destroyed.ok, destroyed.text
+    assert (
+        engine.world.things() == {} and engine.resources() == [] and Documents("gs://our-runs").names() == []
+    )
+
+
+def until_nodes(api: TpuApi, limit_s: float = 60.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not alive(api)[1]:
+        assert time.monotonic() < deadline, api.control.alive()
+        time.sleep(0.05)
+
+
+BUCKET = {"name": "our-runs"}
+NO_NFS: dict[str, Any] = {"bucket": BUCKET, "nfs": {"kind": "none"}}
+GATEWAY: dict[str, Any] = {"bucket": BUCKET, "nfs": {"kind": "gateway"}}
+A_DISK = [{"name": "scratch", "size-gib": 100}]
+ONE_HOST = a_slice(accelerator="v5litepod-8", data_disks=A_DISK)
+
+
+@pytest.mark.parametrize(
+    ("more", "moment", "how"),
+    [
+        pytest.param({"storage": NO_NFS}, "WAITING_FOR_RESOURCES", "interrupt", id="interrupted while it waits"),
+        pytest.param(
+            {"storage": GATEWAY, "keeper": True, "slices": [ONE_HOST]}, "WAITING_FOR_RESOURCES", "kill",
+            id="killed with a keeper and a data disk",
+        ),
+        pytest.param(
+            {"storage": NO_NFS, "slices": [a_slice(zones=["us-central1-a", "us-west4-a"], strategy="race")],
+             "allow_cross_region": True},
+            "us-central1-a WAITING_FOR_RESOURCES, us-west4-a WAITING", "kill", id="killed in two zones",
+        ),
+        pytest.param(
+            {"storage": NO_NFS, "slices": [a_slice(provisioning="direct")]}, "", "kill",
+            id="killed while a node is made",
+        ),
+        pytest.param(
+            {"storage": GATEWAY, "protect": True, "slices": [ONE_HOST]}, "WAITING_FOR_RESOURCES", "kill",
+            id="killed while data is protected",
+        ),
+    ],
+)  # fmt: skip
+def test_what_an_interrupted_up_asked_for_is_removed_before_what_it_stands_on(
+    buckets: None,
+    engine: Engine,
+    api: TpuApi,
+    more: dict[str, Any],
+    moment: str,
+    how: str,
+) -> None:
+    """It is served after all, and no state knows of it: Google then deletes no network or disk that it uses."""
+    pools = [SPOT, "us-west4-a:v5litepod:spot"]
+    for pool in pools if moment else ():
+        api.control.set_capacity(pool, 0)
+    api.control.inject("slow", "operations.get", times=1000, seconds=0 if moment else 5)
+    engine.configure(configuration(network={}, **more))
+    up = engine.begin("up")
+    if moment:
+        up.wait_for(moment)
+    else:
+        until_nodes(api)
+    if how == "interrupt":
+        up.interrupt()
+        up.wait_for("^C received; cancelling")
+        up.interrupt()
+    else:
+        up.kill()
+    assert not up.report().ok
+    engine.cancel()
+    for pool in pools:
+        api.control.set_capacity(pool, 16)
+    api.control.clear_faults()
+    api.control.advance(3600)
+    until_nodes(api)
+
+    api.control.cut_off("europe-west4-b")
+    unknown = engine.destroy()
+    assert not unknown.ok and "could not say what it holds in europe-west4-b" in unknown.text, unknown.text
+    assert IDENTITY in {each["type"] for each in engine.resources()}
+    api.control.clear_faults()
+    destroyed = engine.destroy()
+    assert alive(api) == ([], []), destroyed.text
+    if more.get("protect"):
+        assert not destroyed.ok and "protect" in destroyed.text
+        return
     assert destroyed.ok, destroyed.text
     assert engine.world.things() == {} and engine.resources() == []
 

@@ -26,8 +26,11 @@ class Bucket(http.server.BaseHTTPRequestHandler):
         if self._fault() == "busy":
             return self._answer(503, b"busy")
         if not name:
-            names = [{"name": each} for each in self.objects if each.startswith(query["prefix"])]
-            return self._answer(200, json.dumps({"items": names}).encode())
+            found = [each for each in self.objects if each.startswith(query.get("prefix", ""))]
+            folded = [each for each in found if "/" in each and query.get("delimiter")]
+            prefixes = sorted({f"{each.partition('/')[0]}/" for each in folded})
+            items = [{"name": each} for each in found if each not in folded]
+            return self._answer(200, json.dumps({"items": items, "prefixes": prefixes}).encode())
         if name not in self.objects:
             return self._answer(404, b"No such object")
         generation, data, metadata = self.objects[name]

@@ -129,7 +129,7 @@ def any_stack(request: pytest.FixtureRequest, declare: Declare) -> Declared:
 
 
 def _declare(config: Config) -> Declared:
-    monitor = _Monitor(_Computed())
+    monitor = _Monitor(_Computed(config.stack))
     mocks.set_mocks(monitor.mocks, project="tpu-stack", stack=config.stack, monitor=monitor)
     found: list[Any] = []
 
@@ -181,7 +181,10 @@ class _Monitor(mocks.MockMonitor):
 
 
 class _Computed(mocks.Mocks):
-    """What Google would fill in."""
+    """What Google would fill in, and our own providers."""
+
+    def __init__(self, stack: str) -> None:
+        self._owner = "0123abcd" if stack == STACK else f"0123{stack}"
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         name = args.inputs.get("name", args.name)
@@ -224,7 +227,7 @@ class _Computed(mocks.Mocks):
             case "V2Vm":
                 state["networkEndpoints"] = [{"ipAddress": "10.0.0.10", "accessConfigs": []}]
             case "StackIdentity":
-                state["owner"] = "0123abcd"
+                state["owner"] = self._owner
         return f"{args.name}-id", state
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], None]:

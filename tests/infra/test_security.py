@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rehearsal.gcp_stand_in.table import KINDS
 from tests.infra.conftest import BOTH_KINDS, SHAPES, Declare, Declared, Resource
 
 HOST, GATEWAY = "tpu-stack-dev-host", "tpu-stack-dev-gateway"
@@ -129,6 +130,26 @@ def test_members_log_in_as_themselves_administrators_as_root_and_nobody_changes_
         assert use.inputs["role"] == "roles/iam.serviceAccountUser"
         assert use.inputs["serviceAccountId"] == f"projects/my-project/serviceAccounts/{EMAIL}"
     assert {each.inputs["member"] for each in bindings(declare(access={}))} == {HOSTS}
+
+
+def test_two_stacks_of_a_project_have_nothing_in_common_but_its_services(declare: Declare) -> None:
+    """Google keeps one of each: the end of one stack would take it from the other, whose `up` would say unchanged."""
+    everything: dict[str, Any] = {
+        "slices": [*BOTH_KINDS, {"name": "p", "accelerator": "v5litepod-16", "provisioning": "node-pool"}],
+        "access": {"members": ["user:ada@example.com"], "administrators": ["user:root@example.com"]},
+        "keeper": True,
+        "notify": {"slack": "my-slack"},
+        "budget_usd_per_hour": 1000,
+    }
+
+    def made(stack: str) -> set[str]:
+        of_google = [each for each in declare(stack=stack, **everything).resources if each.kind in KINDS]
+        ids = {each.urn: f"{each.kind} {KINDS[each.kind].id_of(each.inputs)}" for each in of_google}
+        assert len(set(ids.values())) == len(ids)
+        return set(ids.values())
+
+    shared = made("dev") & made("prod")
+    assert {each.partition(" ")[0] for each in shared} == {"gcp:projects/service:Service"}
 
 
 def test_a_tunnel_leads_only_to_port_22_and_each_stack_has_its_own(declare: Declare) -> None:

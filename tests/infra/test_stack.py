@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from contracts import inventory
-from tests.infra.conftest import SHAPES, TWO_ZONES, Declare, Declared
+from tests.infra.conftest import SHAPES, TWO_ZONES, Declare, Declared, Resource
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -104,6 +104,33 @@ def test_a_slice_waits_for_the_way_in_and_out_and_for_its_rights_and_all_for_the
     names, with_filestore = ({each.inputs["service"] for each in them} for them in (services, filestore))
     assert len(names) == 8 and with_filestore - names == {"file.googleapis.com"}
     assert {each.inputs["disableOnDestroy"] for each in filestore} == {False}  # they stay when the stack goes
+
+
+def test_what_holds_data_comes_first_and_nothing_that_a_tpu_stands_on_goes_before_the_last_look_for_tpus(
+    any_stack: Declared,
+) -> None:
+    """The engine refuses to replace what is protected: whatever waits for it has not been made or changed then."""
+    by_urn = {each.urn: each for each in any_stack.resources}
+
+    def below(resource: Resource) -> set[str]:
+        found, more = set[str](), {resource.urn}
+        while more:
+            found |= more
+            more = set().union(*(any_stack.needs(by_urn[each]) for each in more)) - found
+        return found - {resource.urn}
+
+    protected = {each.urn for each in any_stack.resources if each.protect}
+    in_network = ("Subnetwork", "Router", "RouterNat", "Firewall", "Address", "compute/instance:Instance")
+    for kind in (*in_network, "QueuedResource", "V2Vm", "Cluster", "NodePool", "StackIdentity"):
+        for each in any_stack.all(kind):
+            assert protected <= below(each), each.urn
+    carries_owner = ("QueuedResource", "V2Vm", "KeeperDismissal")
+    (identity,) = any_stack.all("StackIdentity")
+    for each in [each for kind in carries_owner for each in any_stack.all(kind)]:
+        assert identity.urn in below(each), each.urn
+    stands_on = ("compute/network:Network", "Subnetwork", "Firewall", "Disk", "Account", "StackObjects")
+    hosts_own = [each for kind in stands_on for each in any_stack.all(kind) if each.name != "nodes"]
+    assert {each.urn for each in hosts_own if each.name != "keeper"} <= below(identity)
 
 
 def test_what_is_temporary_is_deleted_and_what_is_deleted_can_be_had_back(declare: Declare) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
+from contracts.inventory import Slice, to_json
 from infra import naming
 from infra.cloud_tpu.request import Spec, queued_resource
 from infra.cloud_tpu.retry import Backoff
@@ -24,10 +25,13 @@ OWNER, ZONE, OTHER_ZONE = "a1b2c3", "us-central1-a", "us-west4-a"
 MULTI = {"node_count": 2, "accelerator_type": "v5litepod-8"}
 
 
-def state(*more: dict[str, Any], pending: int = 0) -> str:
+def state(*more: dict[str, Any], pending: int = 0, slices: tuple[Slice, ...] | None = None) -> str:
+    """slices: of the inventory; None: there is none (yet)."""
+    here = on_this_machine(hosts="1", platform="cpu").inventory
+    made = dataclasses.replace(here, stack="dev", project="grant", slices=slices or ())
     resources = [
-        {"type": reclaim.IDENTITY, "outputs": {"owner": OWNER}},
-        {"type": "pulumi:pulumi:Stack"},
+        {"type": reclaim.IDENTITY, "outputs": {"owner": OWNER, "project": "grant"}},
+        {"type": reclaim.STACK, "outputs": {} if slices is None else {"inventory": to_json(made)}},
         *more,
     ]
     return json.dumps(
@@ -79,11 +83,10 @@ def make(api: TpuApi) -> Callable[..., None]:
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Wanted]:
     def made(exported: str) -> Wanted:
-        monkeypatch.setattr(inventories, "ask", lambda *_, **__: exported)
-        here = on_this_machine(hosts="1", platform="cpu")
-        main = dataclasses.replace(MAIN, origin="queued-resource main", zones=(ZONE, "europe-west4-b"))
-        inventory = dataclasses.replace(here.inventory, stack="dev", project="grant", slices=(main,))
-        monkeypatch.setattr(inventories, "read", lambda _: inventory)
+        def ask(words: list[str], *_: object, **__: object) -> str:
+            return exported if words == ["stack", "export"] else "grant\n"
+
+        monkeypatch.setattr(inventories, "ask", ask)
         return Wanted(stack="dev")
 
     return made
@@ -111,7 +114,8 @@ def test_what_nobody_knows_of_is_removed_and_nothing_else(
     make("foreign", owner="", stack="")
     api.control.advance(3600)
     before = ids(api)
-    exported = state(in_state(ZONE, "second"))
+    main = dataclasses.replace(MAIN, origin="queued-resource main", zones=(ZONE, "europe-west4-b"))
+    exported = state(in_state(ZONE, "second"), slices=(main,))
     assert reclaim.command(stack(exported), remove=False, yes=True) == 0
     said = capsys.readouterr().out
     assert ids(api) == before
@@ -126,14 +130,36 @@ def test_what_nobody_knows_of_is_removed_and_nothing_else(
     assert len(gone) == 5 and ids(api) == before - gone
 
 
-def test_nodes_that_their_queued_resource_has_left_behind_are_removed_by_their_number(
+def test_a_stack_without_an_inventory_is_known_by_its_state_and_one_without_a_state_by_its_configuration(
+    api: TpuApi, make: Callable[..., None], stack: Callable[..., Wanted], capsys: pytest.CaptureFixture[str]
+) -> None:
+    make("left")
+    make("far", OTHER_ZONE)
+    api.control.cut_off(OTHER_ZONE)
+    assert reclaim.command(stack(state()), remove=False, yes=True) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "grant holds 1; 1 are dev's and nobody knows of them" in said
+    assert f"could not say what it holds in {OTHER_ZONE}" in said
+    api.control.clear_faults()
+    nothing = json.dumps({"deployment": {"resources": []}})
+    assert reclaim.command(stack(nothing), remove=False, yes=True) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "grant holds 2; 0 are dev's" in said and "Pulumi's state of dev has no id" in said
+
+
+def test_nodes_that_their_queued_resource_has_left_behind_are_removed_as_one_that_was_direct_is(
     api: TpuApi, make: Callable[..., None], stack: Callable[..., Wanted]
 ) -> None:
     make("many", **MULTI)
     api.control.advance(3600)
     with api.control._cloud.lock:
         api.control._cloud.queued_resources.clear()
-    assert ids(api) == {f"{ZONE}/nodes/many-0", f"{ZONE}/nodes/many-1"}
+        del api.control._cloud.nodes[f"projects/grant/locations/{ZONE}/nodes/many-0"]
+    node = {"acceleratorType": "v5litepod-8", "runtimeVersion": "v2-alpha-tpuv5-lite"}
+    body = json.dumps(node | {"labels": {naming.OWNER_LABEL: OWNER}}).encode()
+    api.answer("POST", f"/v2/projects/grant/locations/{ZONE}/nodes?nodeId=direct", body)
+    api.control.advance(3600)
+    assert ids(api) == {f"{ZONE}/nodes/direct", f"{ZONE}/nodes/many-1"}
     assert reclaim.command(stack(state()), remove=True, yes=True) == 0
     assert ids(api) == set()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import socket
@@ -20,13 +21,17 @@ from pulumi.dynamic import Config, ConfigureRequest
 from pulumi.dynamic.dynamic import serialize_provider
 
 from infra import naming
+from infra.bucket_and_images import StackObjectsProvider
 from infra.cloud_tpu import plugin
-from infra.cloud_tpu.retry import AbandonedError, CloudTpuError
+from infra.cloud_tpu.lifecycle import Lifecycle
+from infra.cloud_tpu.retry import AbandonedError, CloudTpuError, Refusal
+from infra.documents import ABSENT, Documents
 from infra.keeper_dismissal import KeeperDismissalProvider
 from infra.node_workers import NodeWorkersProvider
 from infra.queued_resource import QueuedResourceProvider
 from infra.stack_identity import StackIdentityProvider
 from rehearsal.tpu_api import Clock, TpuApi
+from tests.infra.bucket import served
 from tests.infra.cloud_tpu.lab import OWNER, PARENT, Cloud, wanted_props
 
 PROPS: dict[str, Any] = wanted_props(node_count=None, wait_s=60.0)
@@ -39,6 +44,7 @@ PROPS: dict[str, Any] = wanted_props(node_count=None, wait_s=60.0)
         (NodeWorkersProvider, b"infra.node_workers"),
         (StackIdentityProvider, b"infra.stack_identity"),
         (KeeperDismissalProvider, b"infra.keeper_dismissal"),
+        (StackObjectsProvider, b"infra.bucket_and_images"),
     ],
 )
 def test_the_state_holds_a_providers_name_which_stays_as_it_is_and_not_its_code(
@@ -109,22 +115,76 @@ def test_each_stack_is_another_and_its_id_fits_a_label_and_is_kept(identity: Sta
     assert identity.update(made.id, made.outs, {"project": "q"}).outs == {"project": "q", "owner": made.id}
 
 
-def test_what_interrupted_ups_have_left_goes_with_the_stack_and_no_answer_does_not_keep_it(
+def test_what_interrupted_ups_have_left_goes_with_the_stack_and_without_an_answer_the_id_is_kept(
     cloud: Cloud, identity: StackIdentityProvider
 ) -> None:
+    props = {"project": "grant", "owner": OWNER}
     cloud.put("left", owner=OWNER)
+    cloud.put_node(OWNER, "direct")
     cloud.put("others", owner="someone-else")
     cloud.put("nobodys")
     cloud.control.advance(60)
-    identity.delete(OWNER, {"project": "grant", "owner": OWNER})
+    cloud.control.cut_off("europe-west4-b")
+    with pytest.raises(CloudTpuError, match="could not say what it holds in europe-west4-b\nThe stack keeps"):
+        identity.delete(OWNER, props)
     kinds = ("nodes", "queuedResources")
     assert cloud.alive() == sorted(
         f"{PARENT}/{kind}/{name}" for kind in kinds for name in ("others", "nobodys")
     )
+    cloud.control.clear_faults()
+    identity.delete(OWNER, props)
     cloud.control.inject("unavailable", times=1000)
-    identity.delete(OWNER, {"project": "grant", "owner": OWNER})
-    assert "could not be looked for" in cloud.said
-    assert "gcloud compute tpus queued-resources list --zone=- --project=grant" in cloud.said
+    with pytest.raises(CloudTpuError, match="queued-resources list --zone=- --project=grant"):
+        identity.delete(OWNER, props)
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "is_kept"),
+    [
+        (403, "Cloud TPU API has not been used in project 1 before or it is disabled.", False),
+        (403, "Project #123 has been deleted.", False),
+        (404, "Project 'grant' not found or deleted.", False),
+        (403, "Permission 'tpu.queuedResources.list' denied on 'projects/grant'.", True),
+        (401, "Request had invalid authentication credentials.", True),
+    ],
+)
+def test_only_a_project_without_the_service_is_known_to_hold_nothing(
+    cloud: Cloud, identity: StackIdentityProvider, monkeypatch: pytest.MonkeyPatch, code: int, message: str,
+    is_kept: bool,
+) -> None:  # fmt: skip
+    body = json.dumps({"error": {"code": code, "message": message}}).encode()
+    refusal = Refusal.parse(code, body).explained("listing", "grant")
+
+    def refuse(*_: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(Lifecycle, "remove_all", refuse)
+    with pytest.raises(CloudTpuError, match="`pulumi state delete`") if is_kept else contextlib.nullcontext():
+        identity.delete(OWNER, {"project": "grant", "owner": OWNER})
+    assert is_kept or "nothing of the stack is looked for" in cloud.said
+
+
+def test_what_the_stack_keeps_in_its_bucket_goes_before_the_bucket_and_what_others_put_there_stays(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = StackObjectsProvider()
+    mine._session = cloud.session
+    with served() as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        documents = Documents("gs://runs/keeper")
+        documents.write("capacity.json", {}, version=ABSENT)
+        documents.write("leases/main.json", {}, version=ABSENT)
+        mine.delete("runs", {"bucket": "runs", "protect": True})
+        data = Documents("gs://runs/runs")
+        data.write("a.json", {}, version=ABSENT)
+        with pytest.raises(
+            CloudTpuError, match="gs://runs holds runs/, and a bucket with data is not deleted"
+        ):
+            mine.delete("runs", {"bucket": "runs", "protect": False})
+        assert documents.names() == ["capacity.json", "leases/main.json"]
+        data.clear()
+        mine.delete("runs", {"bucket": "runs", "protect": False})
+        assert Documents("gs://runs").names() == []
 
 
 # --- the process in which Pulumi runs them ----------------------------------------------------------------------

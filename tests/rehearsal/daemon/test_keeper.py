@@ -432,7 +432,9 @@ def test_a_stack_that_is_destroyed_in_the_middle_is_gone_and_its_run_ends_with_a
     until_step(kept, 100)
     before = preempt(kept, cloud)
     until(lambda: is_asked_for(cloud, before), LIMIT_S)
-    kept.succeed("pulumi destroy --yes --skip-preview --stack rehearsal", RECOVERY_LIMIT_S)
+    line = "pulumi destroy --yes --skip-preview --stack rehearsal"
+    refused = kept.type(*line.split(), limit_s=RECOVERY_LIMIT_S)
+    assert refused.returncode != 0 and "a bucket with data is not deleted" in refused.stdout + refused.stderr
     threading.Event().wait(LEASE_S)  # the keeper has looked often enough since
     assert cloud.requests() == [] and cloud.most == 1
     assert "stack.json: there is none" in log(kept).splitlines()[-1] and run
