@@ -10,7 +10,7 @@ import shlex
 import string
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from contracts import run_costs, run_directory, run_files
@@ -285,18 +285,16 @@ def find(folder: RunsFolder, wanted: str) -> Run:
         none = f'"{wanted}": there is no run in {folder.url}; start one with `fab train --job flax_mlm`'
         raise RequestError(none + "".join(f"\n  {line}" for line in cannot_be_read(unreadable)))
     if wanted == LATEST:
-        for line in _perhaps_newer(listing):
-            print(line, file=sys.stderr, flush=True)
-        return runs[0]
+        return newest(listing, wanted) or runs[0]
     if wanted.startswith(LATEST_OF):
-        return _latest_of(folder, runs, wanted)
+        return _latest_of(folder, listing, wanted)
     fitting = [run for run in runs if run.described.get("name") == wanted]
     fitting = fitting or [run for run in runs if wanted and _fits(run.run_id, wanted)]
     if not fitting and wanted and (bad := [run_id for run_id in unreadable if _fits(run_id, wanted)]):
         raise RequestError(f'"{wanted}": {bad[0]} cannot be read: {unreadable[bad[0]]}')
     if not fitting:
-        newest = ", ".join(run.run_id for run in runs[:5])
-        raise RequestError(f'"{wanted}" is not a run in {folder.url}; the newest are {newest}')
+        several = ", ".join(run.run_id for run in runs[:5])
+        raise RequestError(f'"{wanted}" is not a run in {folder.url}; the newest are {several}')
     if len(fitting) > 1:
         raise RequestError(
             f'"{wanted}" fits {len(fitting)} runs: {", ".join(run.run_id for run in fitting[:5])}'
@@ -304,19 +302,23 @@ def find(folder: RunsFolder, wanted: str) -> Run:
     return fitting[0]
 
 
-def _perhaps_newer(listing: Listing) -> list[str]:
-    """Return what is said of runs that may have been started after the newest one that can be read."""
-    newest = re.sub("[^0-9]", "", listing.runs[0].described["attempts"][-1]["started"])
-    newer = {
-        run_id: why
-        for run_id, why in listing.unreadable.items()
-        if "".join(run_id.split("-")[-3:-1]) > newest
-    }
-    found = listing.runs[0].run_id
-    return [
-        f"{LATEST} is {found}; {run_id} may be newer, and cannot be read: {why}"
-        for run_id, why in newer.items()
-    ]
+def newest(
+    listing: Listing, wanted: str, *, of: Collection[str] = (), fits: Callable[[Run], bool] = lambda _: True
+) -> Run | None:
+    """Return the newest run that fits, None if there is none; say beside it which may be newer and cannot be read.
+
+    wanted: the word that means it. of: the jobs that are meant; none: any.
+    """
+    run = next((run for run in listing.runs if (not of or run.described["job"] in of) and fits(run)), None)
+    if run is None:
+        return None
+    started = re.sub("[^0-9]", "", run.described["attempts"][-1]["started"])
+    for run_id, why in listing.unreadable.items():
+        job, day, second, _ = run_id.rsplit("-", 3)
+        if day + second > started and (not of or job in of):
+            text = f"{wanted} is {run.run_id}; {run_id} may be newer, and cannot be read: {why}"
+            print(text, file=sys.stderr, flush=True)
+    return run
 
 
 def _fits(run_id: str, wanted: str) -> bool:
@@ -330,7 +332,7 @@ def export_of(folder: RunsFolder, wanted: str) -> str | None:
         RequestError: there is no such run, or it has no export yet.
     """
     if wanted.startswith(LATEST_OF):
-        run = _latest_of(folder, list_runs(folder), wanted)
+        run = _latest_of(folder, survey(folder), wanted)
     elif RUN_ID.match(wanted):
         run = find(folder, wanted)
     else:
@@ -339,15 +341,14 @@ def export_of(folder: RunsFolder, wanted: str) -> str | None:
     return run.directory.path(run_directory.EXPORT)
 
 
-def _latest_of(folder: RunsFolder, newest_first: Sequence[Run], wanted: str) -> Run:
+def _latest_of(folder: RunsFolder, listing: Listing, wanted: str) -> Run:
     """Return the newest complete run of the job in "latest:JOB", of all runs in the folder.
 
     Raises:
         RequestError: there is none.
     """
     job = wanted.removeprefix(LATEST_OF)
-    of_job = (run for run in newest_first if run.described["job"] == job)
-    found = next((run for run in of_job if (run.result or {}).get("outcome") == "done"), None)
+    found = newest(listing, wanted, of=[job], fits=lambda run: (run.result or {}).get("outcome") == "done")
     if found is None:
         raise RequestError(
             f"{wanted}: no run of {job} in {folder.url} is done; start one with `fab train --job {job}`"

@@ -91,7 +91,7 @@ def run_that_predicts(target: Target, wanted: str, also: Sequence[str] = ()) -> 
     """
     able = [name for name in jobs.names() if jobs.find(name).can_predict]
     if wanted == runs.LATEST:
-        found = next((run for run in runs.list_runs(target.runs) if run.described["job"] in able), None)
+        found = runs.newest(runs.survey(target.runs), wanted, of=able)
         if found is not None:
             return found
     run = runs.find(target.runs, wanted)
