@@ -54,12 +54,25 @@ class BucketFiles:
     ) -> builtins.list[Piece | None]:
         """An object has one name and is no link, so none leads out of its folder."""
         paths = [f"{folder}/{name}" for folder, name in places]
-        with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
-            found = list(pool.map(_piece_or_refusal, paths, offsets, [limit_bytes] * len(paths)))
+        found: builtins.list[Piece | Exception | None]
+        if paths and not any(offsets):  # one request each; the size of an object takes two more
+            ends = [limit_bytes] * len(paths)
+            data = _bucket(paths[0]).cat_ranges(paths, [*offsets], ends, on_error="return")
+            found = [_beginning(path, each, limit_bytes) for path, each in zip(paths, data, strict=True)]
+        elif len(paths) == 1:  # in another thread, its library would connect anew
+            found = [_piece_or_refusal(paths[0], offsets[0], limit_bytes)]
+        else:
+            with concurrent.futures.ThreadPoolExecutor(READERS) as pool:
+                found = list(pool.map(_piece_or_refusal, paths, offsets, [limit_bytes] * len(paths)))
         refusals = [each for each in found if isinstance(each, Exception)]
         if refusals and len(refusals) == len(found):
             raise refusals[0]  # the place refuses, and not one of its objects
-        return [Piece(error=_refusal(each)) if isinstance(each, Exception) else each for each in found]
+        return [
+            Piece(error=str(each).partition("\n")[0] or type(each).__name__)
+            if isinstance(each, Exception)
+            else each
+            for each in found
+        ]
 
     def write(self, path: str, data: bytes) -> None:
         _bucket(path).pipe_file(path, data)
@@ -175,46 +188,40 @@ def _reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
-def _refusal(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__
-
-
 def _piece_or_refusal(path: str, offset: int, limit: int) -> Piece | Exception | None:
     """A piece of an object, or why the bucket refuses this object while it answers.
 
     Raises:
         Exception: the bucket does not answer.
     """
-    try:
-        return _piece(path, offset, limit)
-    except Exception as error:  # each driver has exceptions of its own
-        if is_outage(error):
-            raise
-        return error
-
-
-def _piece(path: str, offset: int, limit: int) -> Piece | None:
     bucket = _bucket(path)
     try:
-        if offset == 0 and len(data := _beginning(bucket, path, limit)) < limit:
-            return Piece(data=data, next_offset=len(data), size=len(data))
         size = int(bucket.size(path))
         begin = max(0, size + offset) if offset < 0 else min(offset, size)
         end = min(size, begin + limit)
         data = bytes(bucket.cat_file(path, start=begin, end=end)) if begin < end else b""
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except Exception as error:  # each driver has exceptions of its own
+        return _none_or_refusal(error)
     return Piece(data=data, offset=begin, next_offset=begin + len(data), size=size)
 
 
-def _beginning(bucket: Any, path: str, limit: int) -> bytes:
-    """The first bytes of an object, in one request; its size would take two more."""
-    try:
-        return bytes(bucket.cat_file(path, start=0, end=limit))
-    except Exception as error:
-        if getattr(error, "code", None) != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise
-        return b""  # it is empty
+def _beginning(path: str, data: bytes | Exception, limit: int) -> Piece | Exception | None:
+    """The same of the beginning of an object. data: its first `limit` bytes, or why there are none."""
+    if isinstance(data, Exception):
+        if getattr(data, "code", None) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return Piece()  # it is empty
+        return _none_or_refusal(data)
+    if len(data) < limit:
+        return Piece(data=bytes(data), next_offset=len(data), size=len(data))
+    return _piece_or_refusal(path, 0, limit)
+
+
+def _none_or_refusal(error: Exception) -> Exception | None:
+    if isinstance(error, FileNotFoundError | NotADirectoryError) and not is_outage(error):
+        return None
+    if is_outage(error):
+        raise error
+    return error
 
 
 def _bucket(url: str) -> Any:
