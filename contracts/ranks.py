@@ -13,6 +13,8 @@ from typing import Any
 
 from contracts.process import ProcessEnvironment
 
+LAYER_STAMP = "tpu-stack-layer.json"
+"""In a command's environment: what it was made for. It is written last."""
 OF_LOG = "log"
 """As `Spec.progress`: whatever the command prints is progress."""
 
@@ -48,7 +50,9 @@ class Spec:
 
     words: the command. folder: the user's folder as it was sent, whose name is its hash; None: the ranks are a job's,
     which write their own heartbeat and result. work: the copy of it that the command runs in, which stays from one
-    attempt to the next. python: the interpreter that "python" means; None: the one on PATH. progress: OF_LOG, or a file
+    attempt to the next. python: the interpreter that "python" means; None: the one on PATH. layer: the folder of the
+    environment over that interpreter's which the command gets (`jobs.runtime.command_environment`), as lasting as the
+    copy; None: it gets none. progress: OF_LOG, or a file
     whose growth is progress; None: standing still is never held against it.
     """
 
@@ -57,6 +61,7 @@ class Spec:
     folder: str | None = None
     work: str | None = None
     python: str | None = None
+    layer: str | None = None
     progress: str | None = None
 
     def encoded(self) -> str:

@@ -28,6 +28,7 @@ LARGEST_FILES = 3
 LOG = "log"
 GIT_LIMIT_S = 60
 PYTHONS = ("python", "python3")
+PIPS = ("pip", "pip3")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,12 +102,13 @@ class Command:
         Raises:
             RequestError: the folder lacks what the words name.
         """
-        if found := problems(self.config, folder, target, in_container=in_container):
+        if found := problems(self.config, folder, target, python, in_container=in_container):
             raise RequestError("\n".join(found))
         return OwnCommand(
             folder_sha256=folder.sha256,
             python=python,
             progress=self.config.progress,
+            has_layer=self.config.python is None,
         )
 
     def config_of(self, _run_id: str, _stored: Mapping[str, Any]) -> Config:
@@ -309,8 +311,8 @@ OF_SUBMODULES = "160000 "
 """How git begins what it says of one."""
 
 
-def problems(config: Config, folder: Bundle, target: Target, *, in_container: bool) -> list[str]:
-    """Return what is wrong with the command, as far as this machine can know."""
+def problems(config: Config, folder: Bundle, target: Target, python: str, *, in_container: bool) -> list[str]:
+    """Return what is wrong with the command, as far as this machine can know. python: the interpreter on the hosts."""
     program = config.words[0]
     found = []
     if program in PYTHONS:
@@ -325,8 +327,9 @@ def problems(config: Config, folder: Bundle, target: Target, *, in_container: bo
                 f"-- {program}: may not be executed; `chmod +x` it, or name its interpreter before it"
             )
     elif target.is_local and not in_container:
-        path = None if config.python is None else str(Path(config.python).parent)
-        if shutil.which(program) is None and (path is None or shutil.which(program, path=path) is None):
+        path = os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])
+        is_made = os.path.exists(python)  # a framework's environment is made later
+        if is_made and program not in PIPS and shutil.which(program, path=path) is None:
             found.append(f"-- {program}: there is no such program on this machine")
     return found
 

@@ -46,12 +46,14 @@ HEARTBEAT_LIMIT_S = 300.0
 class OwnCommand:
     """What a plan has to say of a user's own command, whose words are the plan's arguments.
 
-    folder_sha256: the bundle that it runs in. python, progress: as `contracts.ranks.Spec` has them.
+    folder_sha256: the bundle that it runs in. python, progress: as `contracts.ranks.Spec` has them. has_layer: whether
+    it gets an environment over that interpreter's.
     """
 
     folder_sha256: str
     python: str
     progress: str | None
+    has_layer: bool = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -290,6 +292,7 @@ def _module(plan: Plan, process_id: int) -> list[str]:
             words=plan.arguments,
             folder=plan.at_home(process_id, _bundle(plan, plan.command.folder_sha256)),
             work=plan.at_home(process_id, _work(plan, process_id)),
+            layer=plan.at_home(process_id, _layer(plan, process_id)) if plan.command.has_layer else None,
             progress=plan.command.progress,
         )
     return ["jobs.runtime.rank_supervisor", spec.encoded()]
@@ -302,6 +305,11 @@ def _bundle(plan: Plan, sha256: str) -> str:
 def _work(plan: Plan, process_id: int) -> str:
     """The folder that a host's ranks run in, the same in every attempt."""
     return f"{plan.target.agent_root}/runs/{plan.run_id}/work-{process_id}"
+
+
+def _layer(plan: Plan, process_id: int) -> str:
+    """The folder of the environment that a host's ranks get, the same in every attempt."""
+    return f"{plan.target.agent_root}/runs/{plan.run_id}/venv-{process_id}"
 
 
 def _cwd(plan: Plan) -> str:
@@ -323,6 +331,8 @@ def _container(plan: Plan, process_id: int) -> dict[str, Any]:
         mounts.append(run_dir)
     if plan.command is not None:
         mounts.append(_work(plan, process_id))
+        if plan.command.has_layer:
+            mounts.append(_layer(plan, process_id))
         code.append(_bundle(plan, plan.command.folder_sha256))
     return {
         "container": {

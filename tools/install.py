@@ -79,6 +79,16 @@ def reason_to_rebuild(stamp: Mapping[str, str], root: Path, python: str, asked: 
     return None
 
 
+def damaged(expected: Sequence[str], names: Sequence[str]) -> list[str]:
+    """What of a site-packages folder is gone, or is there a second time in another version.
+
+    expected: its names after the install. Packages that somebody added are no damage."""
+    gone = set(expected) - set(names)
+    locked = {name.split("-")[0] for name in expected if name.endswith(".dist-info")}
+    added = {name for name in set(names) - set(expected) if name.endswith(".dist-info")}
+    return sorted(gone | {name for name in added if name.split("-")[0] in locked})
+
+
 def calm(environ: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without what would lead an installer out of .venv."""
     kept = {name: value for name, value in environ.items() if name not in _MISLEADING}
@@ -185,10 +195,19 @@ class Checkout:
             stamp, self.root, python[1] if python else "", self.asked[0] if self.asked else ""
         )
 
+    def contents(self) -> list[str]:
+        """The names in .venv's site-packages."""
+        folders = self.venv.glob("lib/python*/site-packages")
+        return sorted(name for folder in folders for name in os.listdir(str(folder)) if name != "__pycache__")
+
+    def damage(self) -> list[str]:
+        """What was removed from the packages of a finished install, or replaced, by an installer other than make."""
+        return damaged(self.stamp().get("contents", "").splitlines(), self.contents())
+
     def is_complete(self) -> bool:
         stamp = self.stamp()
-        whole = (stamp.get("lock"), stamp.get("key")) == (self.lock, self.key)
-        return whole and self.reason_to_rebuild() is None
+        whole = (stamp.get("lock"), stamp.get("key")) == (self.lock, self.key) and "contents" in stamp
+        return whole and self.reason_to_rebuild() is None and not self.damage()
 
     def fetch_uv(self) -> None:
         """The locked uv, by whatever on this machine installs a wheel: a uv, this Python's pip, or a new venv's."""
@@ -255,17 +274,30 @@ class Checkout:
     def install(self) -> None:
         """The lock's packages, exactly those, and this checkout on the path."""
         count = len(re.findall(rb"^[A-Za-z0-9][^=\s]*==", self._read(self.lock_file), flags=re.MULTILINE))
+        damage = self.damage()
+        if damage:
+            names = ", ".join(damage[:5]) + (", …" if len(damage) > 5 else "")
+            print(f"mending .venv: something other than make has removed or replaced {names}", flush=True)
         print(f"installing {count} locked packages into .venv …", flush=True)
         # A stamp must not outlive the packages that it vouches for.
         made = {name: self.stamp()[name] for name in ("root", "python", "version")}
-        self.write_stamp({**made, "lock": self.lock})
+        expected = {"contents": self.stamp()["contents"]} if damage else {}
+        self.write_stamp({**made, "lock": self.lock, **expected})
         uv, quiet = [self.uv, "pip"], ["--quiet", "--python", self.python]
         hashed = ["--require-hashes", "--only-binary", ":all:", self.lock_file]
-        carry_out([*uv, "sync", *quiet, *hashed], f"installing {self.lock_file}", self.environ)
         # setuptools is in the lock: nothing is fetched to build with.
         editable = ["--no-build-isolation", "--no-deps", "--offline", "--editable", str(self.root)]
-        carry_out([*uv, "install", *quiet, *editable], "putting this checkout on .venv's path", self.environ)
-        self.write_stamp({**made, "lock": self.lock, "key": self.key})
+        # uv compares versions, and does not miss a package's files.
+        for all_anew in ([], ["--reinstall"]):
+            sync = [*uv, "sync", *quiet, *all_anew, *hashed]
+            carry_out(sync, f"installing {self.lock_file}", self.environ)
+            carry_out(
+                [*uv, "install", *quiet, *editable], "putting this checkout on .venv's path", self.environ
+            )
+            if not damage or not self.damage():
+                break
+        contents = "\n".join(self.contents())
+        self.write_stamp({**made, "lock": self.lock, "key": self.key, "contents": contents})
 
 
 def bring_up_to_date(checkout: Checkout, *, only_uv: bool = False) -> None:

@@ -31,7 +31,7 @@ from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME
 from contracts.process import ProcessEnvironment
 from contracts.ranks import OF_LOG, Spec, decoded, rank_variables
 from contracts.run_directory import RunDirectory
-from jobs.runtime import process, sampler
+from jobs.runtime import command_environment, process, sampler
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.heartbeat import Heartbeat, last_words
 
@@ -70,6 +70,8 @@ def main(text: str) -> int:
             run.heartbeat.start()
             sampler.start(environment)
             lay_out(spec)
+            if spec.layer is not None:
+                command_environment.ensure(spec.layer, spec.python or sys.executable)
             return _carry_out(run, spec, told)
         except OSError as error:
             process.end_as_failed(
@@ -138,7 +140,10 @@ def variables(
     of_command = spec.folder is not None
     found = {name: value for name, value in inherited.items() if not (of_command and name in OURS)}
     found["PYTHONUNBUFFERED"] = "1"
-    if spec.python is not None:
+    if spec.layer is not None:
+        path = found.get("PATH", os.defpath)
+        found |= command_environment.variables(spec.layer, spec.python or sys.executable, path)
+    elif spec.python is not None:
         found["PATH"] = os.pathsep.join([os.path.dirname(spec.python), found.get("PATH", os.defpath)])
     if spec.ranks.per_host > 1:  # each rank would start as many threads as there are processors
         found.setdefault("OMP_NUM_THREADS", str(max(1, cpus // spec.ranks.per_host)))
@@ -204,8 +209,9 @@ def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
         OSError: there is no such program, or it may not be executed; those that were started have been killed.
     """
     program = spec.words[0]
-    if spec.python is not None and program in ("python", "python3"):
-        program = spec.python
+    python = spec.python if spec.layer is None else command_environment.interpreter(spec.layer)
+    if python is not None and program in ("python", "python3"):
+        program = python
     cpus = len(os.sched_getaffinity(0))
     ranks: list[Rank] = []
     try:

@@ -12,8 +12,10 @@ from rich.filesize import decimal
 
 from contracts import run_directory
 from contracts.errors import RequestError
+from contracts.ranks import LAYER_STAMP
 from launch import runs
 from launch.display import counted, printable, say, terminal
+from launch.hosts import HostError, ask_all
 from launch.jobs import SERVER
 from launch.launch import only_launch_of
 from launch.plan import JOIN_LIMIT_S
@@ -21,6 +23,8 @@ from launch.runs import Look, Run
 from launch.targets import Target
 
 YES = "yes"
+REMOVE_LIMIT_S = 600.0
+"""For a host to remove the copy of a command's folder, and what was installed for it."""
 
 
 def remove(target: Target, wanted: str, *, yes: bool) -> int:
@@ -124,7 +128,29 @@ def _ask_and_remove(target: Target, going: Sequence[Run], *, yes: bool) -> int:
                 raise RequestError(f"{run.run_id} was resumed meanwhile, and is kept")
             run.directory.remove_all()
         tell(f"removed {run.run_id}")
+        for problem in _remove_from_hosts(target, run):
+            tell(problem)
     return 0
+
+
+def _remove_from_hosts(target: Target, run: Run) -> list[str]:
+    """Remove what an own command has on its hosts; return what could not be removed. A pod's disk goes with the pod."""
+    if not run.is_own_command or target.cluster is not None:
+        return []
+    agents = target.find_agents(run.described)
+    problems = []
+    for kind in ("venv", "work"):
+        requests = [
+            {"path": f"{agent.root}/runs/{run.run_id}/{kind}-{index}", "first": LAYER_STAMP}
+            for index, agent in enumerate(agents)
+        ]
+        answers = ask_all(agents, "remove_folder", requests, timeout_s=REMOVE_LIMIT_S)
+        problems += [
+            f"{answer}; {request['path']} is still there"
+            for answer, request in zip(answers, requests, strict=True)
+            if isinstance(answer, HostError)
+        ]
+    return problems
 
 
 def _says_yes(question: str) -> bool:

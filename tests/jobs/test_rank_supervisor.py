@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -10,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +112,40 @@ def test_what_an_attempt_leaves_in_its_folder_is_there_for_the_next_one(start: S
     assert first.ended() == (0, "")
     second = start("sh", "-c", "cat seen data.txt", per_host=1)
     assert second.ended() == (0, "0\nchanged\n")
+
+
+SHOW = "python -c 'import google.protobuf, importlib.metadata as m, sys; print(m.version(\"protobuf\"), sys.prefix)'"
+
+
+def test_what_a_command_installs_goes_into_its_own_environment_which_the_next_attempt_finds(
+    start: Start, tmp_path: Path
+) -> None:
+    layer, wheel = tmp_path / "layer", tmp_path / "abc" / "protobuf-0.1-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as file:
+        file.writestr("google/protobuf/__init__.py", "")
+        file.writestr(
+            "protobuf-0.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: protobuf\nVersion: 0.1\n"
+        )
+        file.writestr(
+            "protobuf-0.1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr("protobuf-0.1.dist-info/RECORD", "")
+    before, more = importlib.metadata.version("protobuf"), {"per_host": 1, "layer": str(layer)}
+
+    def said(line: str) -> list[str]:
+        code, text = start("sh", "-c", line, **more).ended()
+        assert code == 0, text
+        return text.splitlines()
+
+    quiet = "--quiet --no-index --no-deps"
+    assert said(SHOW) == [f"{before} {layer}"]
+    assert said(f"pip install {quiet} --no-warn-conflicts *.whl; {SHOW}") == [f"0.1 {layer}"]
+    assert said(f"python3 -m pip uninstall -q -y numpy protobuf 2>/dev/null; {SHOW}") == [f"{before} {layer}"]
+    assert said(f"uv pip install {quiet} *.whl; {SHOW}") == [f"0.1 {layer}"]
+    assert said(SHOW) == [f"0.1 {layer}"]
+    assert said("head -n 1 $(command -v tensorboard)") == [f"#!{layer}/bin/python"]
+    assert importlib.metadata.version("protobuf") == before and importlib.util.find_spec("numpy") is not None
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,17 @@ def test_a_command_that_cannot_run_is_refused(
         wanted = command(folder, *words.split(), **options)
         here = on_this_machine(hosts="2", platform="cpu")
         plan.processes_per_host(wanted.config.processes_per_host, here, wanted.framework)
-        wanted.planned(here, wanted.folder(), "python", in_container=False)
+        wanted.planned(here, wanted.folder(), sys.executable, in_container=False)
+
+
+def test_programs_of_the_frameworks_environment_and_pip_are_there_wherever_fab_was_called_from(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    here = on_this_machine(hosts="1", platform="cpu")
+    for words in (["tensorboard"], ["pip", "install", "x"]):
+        wanted = command(folder, *words)
+        assert wanted.planned(here, wanted.folder(), sys.executable, in_container=False).has_layer
 
 
 def test_ranks_share_the_chips_of_a_host_evenly_or_are_refused() -> None:
@@ -185,7 +195,7 @@ def test_a_resumed_run_is_sent_the_folder_as_it_is_now_or_as_it_was_last_sent(
     kept, said = wanted.folder_again(run)
     assert kept == sent
     assert said == f"{folder} is not there: the command goes on with the folder as it was last sent"
-    assert own_command.problems(wanted.config, kept, STACK, in_container=False) == []
+    assert own_command.problems(wanted.config, kept, STACK, "python", in_container=False) == []
     run.directory.write_text(FOLDER, "torn")
     with pytest.raises(RequestError, match="does not have it; make the folder again, or start a new run"):
         wanted.folder_again(run)

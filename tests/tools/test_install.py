@@ -16,6 +16,7 @@ STAMP = {"root": "/checkout", "python": "/usr/bin/python3.12", "version": "3.12.
 UV, VENV = "fetching uv", "making .venv"
 DEV = ["installing requirements/dev.txt", "putting this checkout on .venv's path"]
 ALL = [UV, VENV, *DEV]
+PACKAGES = ("google", "protobuf-6.33.dist-info", "tqdm", "tqdm-4.70.dist-info")
 
 
 def program(path: Path, body: str) -> Path:
@@ -30,6 +31,7 @@ class Steps:
 
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.reinstalled = False
         self.failing: str | None = None
 
     def __call__(self, argv: Sequence[str], purpose: str, environ: Mapping[str, str]) -> None:
@@ -41,6 +43,15 @@ class Steps:
         elif purpose == VENV:
             (Path(argv[-1]) / "bin").mkdir(parents=True)
             (Path(argv[-1]) / "bin" / "python").symlink_to(argv[argv.index("--python") + 1])
+        elif purpose == DEV[0]:
+            self.reinstalled = "--reinstall" in argv
+            # As uv, it looks at versions only.
+            folder = Path(argv[argv.index("--python") + 1]).parents[1] / "lib/python3.12/site-packages"
+            missing = PACKAGES if self.reinstalled or not folder.exists() else PACKAGES[1:]
+            for name in missing:
+                (folder / name).mkdir(parents=True, exist_ok=True)
+            for name in {each.name for each in folder.iterdir()} - {*PACKAGES, "ipdb-1.0.dist-info"}:
+                (folder / name).rmdir()
         if purpose == self.failing:
             raise InstallError(f"{purpose} failed; it said: no space left on device")
 
@@ -87,6 +98,43 @@ def test_a_second_make_installs_only_what_changed_and_otherwise_does_and_says_no
         (root / changed).write_text("other==2.0\n")
         make(root)
         assert steps.done == again, changed
+
+
+@pytest.mark.parametrize(
+    ("removed", "added", "said", "syncs"),
+    [
+        (
+            "protobuf-6.33.dist-info",
+            "protobuf-4.25.dist-info",
+            "protobuf-4.25.dist-info, protobuf-6.33.dist-info",
+            1,
+        ),
+        ("google", None, "google", 2),
+        (None, "tqdm-3.0.dist-info", "tqdm-3.0.dist-info", 1),
+        (None, "ipdb-1.0.dist-info", None, 0),  # somebody's own
+    ],
+)
+def test_packages_that_somebody_else_has_replaced_or_removed_are_installed_again(
+    root: Path,
+    steps: Steps,
+    capsys: pytest.CaptureFixture[str],
+    removed: str | None,
+    added: str | None,
+    said: str | None,
+    syncs: int,
+) -> None:
+    make(root)
+    packages = root / ".venv/lib/python3.12/site-packages"
+    if removed:
+        (packages / removed).rmdir()
+    if added:
+        (packages / added).mkdir()
+    steps.done.clear()
+    capsys.readouterr()
+    make(root)
+    assert steps.done == DEV * syncs
+    assert steps.reinstalled == (syncs == 2)
+    assert (f"has removed or replaced {said}\n" in capsys.readouterr().out) == bool(said)
 
 
 @pytest.mark.parametrize("failing", ALL)

@@ -270,6 +270,7 @@ def test_an_own_command_finds_its_folder_and_every_rank_of_the_others() -> None:
     assert spec.words == ("python", "train.py", "--name", "a b")
     assert (spec.folder, spec.python) == (f"/tpu-stack/agent/bundles/{FOLDER}", None)
     name = "flax-mlm-20261123-120000-abcd"
+    assert spec.layer == "/tpu-stack/agent/runs/flax_mlm-20261123-120000-abcd/venv-0"
     assert spec.ranks.addresses() == [f"{name}-{index}.{name}:8580" for index in range(4)]
 
 

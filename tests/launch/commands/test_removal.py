@@ -76,6 +76,26 @@ def test_a_run_is_removed_wherever_it_lies_and_nothing_that_its_links_lead_to(
     assert (outside / "data").read_text() == "mine"
 
 
+def test_with_an_own_command_goes_what_it_has_on_its_hosts_and_nothing_of_other_runs(
+    write_run: WriteRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id, other = "command-20261120-214500-aaaa", "command-20261120-214500-bbbb"
+    hosts = [{"name": name} for name in ("h/0", "h/1")]
+    for name in (run_id, other):
+        run = write_run(name, job="command", hosts=hosts, **began("a"))
+    root = Path(run.described["cache_dir"]) / "agent" / "runs"
+    left = {
+        root / name / place for name in (run_id, other) for place in ("venv-0", "venv-1", "work-1", "0-0")
+    }
+    for folder in left:
+        folder.mkdir(parents=True)
+        (folder / "file").touch()
+    assert removal.remove(here(), "aaaa", yes=True) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [f"removed {run_id}"]
+    stay = {folder for folder in left if folder.parent.name == other or folder.name == "0-0"}
+    assert {folder for folder in left if folder.exists()} == stay
+
+
 @pytest.mark.parametrize("placed", ["disk", "bucket"], indirect=True)
 def test_what_an_interrupted_removal_leaves_is_no_run(
     placed: tuple[Target, Path], monkeypatch: pytest.MonkeyPatch
