@@ -175,7 +175,7 @@ def _is_sweep(value: object) -> bool:
 
 
 def _is_host(value: object) -> bool:
-    return isinstance(value, dict) and is_text(value.get("name")) and is_count(value.get("index", 0))
+    return isinstance(value, dict) and is_text(value.get("name")) and is_count(value.get("index"))
 
 
 def _is_attempt(value: object) -> bool:

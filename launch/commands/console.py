@@ -119,7 +119,9 @@ def _samples_tables(run: Run, sampled: Sequence[HostSamples | None]) -> Iterator
         for host, each in zip(run.described["hosts"], sampled, strict=False):
             if each is not None:
                 values = latest[each.host]
-                table.add_row(host["name"], *(each.text(n, values[n]) if n in values else "" for n in names))
+                table.add_row(
+                    printable(host["name"]), *(each.text(n, values[n]) if n in values else "" for n in names)
+                )
         if names:
             yield table
 
@@ -134,9 +136,9 @@ def _hosts_table(run: Run, known: runs.Look, state: State) -> Table:
     for host in overview.hosts(run, known):
         age_s = host["heartbeat_age_s"]
         table.add_row(
-            host["host"],
+            printable(host["host"]),
             host["process"] + (f" (pid {host['pid']})" if host["pid"] else ""),
-            host["state"] or "",
+            printable(host["state"] or ""),
             "" if host["step"] is None else str(host["step"]),
             "none" if age_s is None else f"{spoken(age_s)} ago",
             _without(reason, printable(host["message"] or "")),
@@ -223,8 +225,8 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
             problems.append(f"{run.run_id}: {first}" + (f" (and {len(more) - 1} more)" if more[1:] else ""))
         table.add_row(
             run.run_id,
-            run.described.get("name") or "",
-            run.what,
+            printable(run.described.get("name") or ""),
+            printable(run.what),
             runs.state_by(run, known),
             f"{step}/{run.total_steps or '?'}",
             printable(runs.figure(run, latest)),
@@ -275,7 +277,8 @@ def compare(target: Target, wanted: Sequence[str], *, as_json: bool) -> int:
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("")
     for run in several:
-        table.add_column(run.described.get("name") or run.run_id, min_width=len(run.run_id), overflow="fold")
+        name = printable(run.described.get("name") or run.run_id)
+        table.add_column(name, min_width=len(run.run_id), overflow="fold")
     if any(run.described.get("name") for run in several):
         table.add_row("run", *named)
     for row in found.about:

@@ -15,6 +15,7 @@ from infra.catalogue import CatalogueError, accelerator, region_of
 from launch import costs
 from launch import plan as plans
 from launch.deploy.deploy import FRAMEWORK
+from launch.display import counted
 from launch.doctor.check import Check, Finding, fail, first_line, ok, skip, warn
 from launch.doctor.workstation import Ask
 from launch.host_launcher import IN_USE
@@ -79,7 +80,11 @@ def slice_in_use(inventory: Inventory, one_slice: Slice) -> list[Finding]:
     others = [each.name for each in inventory.slices if each.name != one_slice.name]
     also = f" (also there: {', '.join(others)})" if others else ""
     count = len(one_slice.hosts)
-    said = [ok(f"{one_slice.name}: {one_slice.accelerator_type} in {one_slice.zone}, {count} hosts{also}")]
+    said = [
+        ok(
+            f"{one_slice.name}: {one_slice.accelerator_type} in {one_slice.zone}, {counted(count, 'host')}{also}"
+        )
+    ]
     try:
         kind = accelerator(one_slice.accelerator_type)
     except CatalogueError:

@@ -141,6 +141,24 @@ def test_runs_that_cannot_be_read_are_named_once_and_hide_no_other(
     assert "may be newer, and cannot be read" in capsys.readouterr().err
 
 
+def test_what_a_run_is_called_cannot_change_the_terminal(
+    write_run: WriteRun, beat: Beat, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = {"name": "h\x1b[2J", "address": ""}
+    run = write_run(
+        name="\x1b]0;mine\x07",
+        job="command",
+        args=["\x1b[2J.py"],
+        hosts=[{**host, "index": index} for index in range(2)],
+        beats=[beat("\x1b[2J")] * 2,
+    )
+    other = write_run(GOOD)
+    assert console.list_runs(here(), limit=None) == 0
+    assert console.status(here(), run.run_id) == 0
+    assert console.compare(here(), [run.run_id, other.run_id], as_json=False) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
 def test_where_no_run_can_be_read_that_is_said_and_not_that_there_is_none(
     spoiled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
