@@ -10,12 +10,11 @@ says what was meant.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib.metadata
 import inspect
 import io
-import re
+import os
 import shlex
 import shutil
 import sys
@@ -34,8 +33,10 @@ from invoke.parser import Parser
 from invoke.parser.argument import Argument
 from invoke.parser.context import ParserContext
 
-from contracts.errors import RequestError
+from contracts.errors import DONE, RequestError
+from contracts.suggestions import copied_character, suggestion
 from fabfile.host_tasks import deploy, doctor, get, jupyter, put, run, ssh, ssh_config, trust, verify
+from fabfile.options import exit_code
 from fabfile.queue_tasks import queue, submit, sweep
 from fabfile.tasks import (
     accelerators,
@@ -103,26 +104,31 @@ for command in (
 
 def main() -> NoReturn:
     """Carry out this process's command line: the entry point `fab`."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us, as by `>&-`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            setattr(sys, name, open(descriptor, "w", encoding="utf-8"))  # noqa: SIM115 - open until the end
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                errors="backslashreplace"
+            )  # a terminal may lack …, a file's name need not be UTF-8
     fab(sys.argv[1:])
 
 
 def fab(words: Sequence[str]) -> NoReturn:
     """Carry out a command line and end: 2 where it is wrong, 130 interrupted, else the command's own exit code."""
-    try:
-        _carry_out(words)
-    except (RequestError, ParseError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Exit as end:
-        sys.exit(end.code)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output went away; nothing to tell it
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(0)
+
+    def carry_out() -> int:
+        try:
+            _carry_out(words)
+        except ParseError as error:
+            raise RequestError(str(error)) from None
+        except Exit as end:
+            return int(end.code)
+        return DONE
+
+    sys.exit(exit_code(carry_out))
 
 
 @functools.cache
@@ -172,7 +178,11 @@ def _carry_out(words: Sequence[str]) -> None:
         _print_columns(own.help_tuples())
         print(LIST_HINT)
     else:
-        _refuse_another_checkout(Path.cwd())
+        try:
+            cwd = Path.cwd()
+        except FileNotFoundError:
+            raise RequestError("the folder that you are in was removed; `cd` to another one") from None
+        _refuse_another_checkout(cwd)
         _, *tasks = parser.parse_argv([*checked.words])
         Executor(namespace, Config(overrides={"after_dashes": checked.after}), given).execute(*tasks)
 
@@ -244,6 +254,8 @@ INPUTS = {
     "queue": "",
 }
 """The commands that take as many words as there are before `--` too, and what they need; each ends its line."""
+WITH_A_RUN = ("status", "logs", "stop", "ssh")
+"""The commands that may be given a RUN, as those that need one are: as the word behind them, or with --run."""
 TRAINERS = ("train", "submit", "sweep")
 """The commands that take a job's options."""
 
@@ -278,10 +290,14 @@ class Line:
         command: ParserContext | None = None
         waiting = ""  # the option whose value comes next
         missing: list[str] = []  # positional arguments
+        named: set[str] = set()  # the command's options that are given
         words: list[str] = []
         inputs: list[str] = []
         for word in self.words:
             words.append(word)
+            is_input = command is not None and command.name in INPUTS and not missing
+            if not is_input and (copied := copied_character(word)):
+                raise RequestError(copied)
             if waiting:
                 if command is None or word in command.flags:
                     break
@@ -289,16 +305,23 @@ class Line:
             elif command is None or (word in self.commands and not missing and command.name not in INPUTS):
                 command = self._command(word)
                 missing = [str(argument.name) for argument in command.positional_args]
+                named.clear()
             elif word in HELP:
                 return Checked(str(command.name), words, inputs)
             elif word.startswith("-") and word != "-":
                 waiting = self._option(command, word)
                 given = command.flags.get(word.partition("=")[0])
                 missing = [name for name in missing if given is None or given.name != name]
+                if given and given.name in named and given.kind is not list:
+                    raise RequestError(f"{word.partition('=')[0]}: is given twice; leave one out")
+                named.update([str(given.name)] if given else [])
             elif missing:
                 missing.pop(0)
             elif command.name in INPUTS:
                 inputs.append(words.pop())
+            elif command.name in WITH_A_RUN and "run" not in named:
+                named.add("run")
+                words[-1:] = ["--run", word]
             else:
                 raise self._unexpected(command, word)
         if command and waiting:
@@ -350,7 +373,7 @@ class Line:
 
     def _jobs(self, command: ParserContext) -> Mapping[str, Names[str]]:
         """Return the options of the named job, or of all jobs; none if the command trains nothing."""
-        if command.name not in TRAINERS:
+        if command.name not in TRAINERS or self._values("--workdir"):
             return {}
         jobs = self.job_options()
         return {name: options for name, options in jobs.items() if name in self._values("--job")} or jobs
@@ -362,11 +385,13 @@ class Line:
 
     def _unknown_option(self, command: ParserContext, name: str) -> RequestError:
         long = name if name.startswith("--") else f"-{name}"
-        near = long if long in self._options(command) else _near(long, self._options(command))
+        # A run is no folder of runs.
+        near = suggestion(long, self._options(command) - ({"--runs"} if long == "--run" else set()))
         owners = [job for job, options in self._jobs(command).items() if near in options]
         said = f"`fab {command.name}` has no option {name}; `fab help {command.name}` lists those it has"
         if owners and near not in command.flags:
-            chosen = "" if self._values("--job") or self._values("--resume") else f" --job {owners[0]}"
+            named = self._values("--job") or self._values("--resume")
+            chosen = "" if named else f" --job {owners[0] if len(owners) == 1 else 'JOB'}"
             meant = (
                 self._moved(command)
                 .replace(f" {name}", f" {near}")
@@ -396,9 +421,11 @@ class Line:
                 f"{line}; a command for the hosts comes after --:\n  "
                 f"fab {shlex.join(self.words[:start])} -- {shlex.join(self.words[start:])}"
             )
-        if "--run" in command.flags and "--run" not in self.words:
-            return RequestError(f"{line}; did you mean --run {word}?")
-        if near := _near(word, self.commands):
+        if name in WITH_A_RUN:
+            return RequestError(
+                f"{word}: `fab {name}` takes one RUN, and another one is named: {usage(command)}"
+            )
+        if near := suggestion(word, self.commands):
             return RequestError(f"{line}; did you mean `{near}`?")
         return RequestError(f"{line}; `fab help {name}` shows what it takes")
 
@@ -442,8 +469,7 @@ class Line:
 
 
 def unknown_command(word: str, commands: Iterable[str]) -> RequestError:
-    near = _near(word, commands)
-    if near:
+    if near := suggestion(word, commands):
         return RequestError(f'"{word}" is not a command; did you mean `fab {near}`?')
     return RequestError(f'"{word}" is not a command; `fab --list` lists them')
 
@@ -451,15 +477,9 @@ def unknown_command(word: str, commands: Iterable[str]) -> RequestError:
 def usage(command: ParserContext) -> str:
     """Return how a command is typed: "fab recover RUN [--options]"."""
     places = [str(argument.name).upper() for argument in command.positional_args]
+    places += ["[RUN]"] * (command.name in WITH_A_RUN)
     after = AFTER_DASHES.get(str(command.name))
     if command.name in INPUTS:
         return " ".join(["fab", str(command.name), *places, after or "[WORDS]", "[--options]"])
     dashes = [] if after is None else ([f"-- {after}"] if command.name == "run" else [f"[-- {after}]"])
     return " ".join(["fab", str(command.name), *places, "[--options]", *dashes])
-
-
-def _near(word: str, known: Iterable[str]) -> str:
-    """Return the one of `known` that was most likely meant; "" if none is near."""
-    known = sorted(known)
-    inside = [each for each in known if re.match(rf"{re.escape(word)}\w*$", each)] if len(word) > 3 else []
-    return next(iter([*difflib.get_close_matches(word, known, n=1), *inside]), "")

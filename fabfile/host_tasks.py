@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from contracts.errors import RequestError
 from fabfile import options
 from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, hosts_of, reported, task, whole
 
@@ -194,6 +195,11 @@ def ssh(c: Any, host: str = "", stack: str = "", slice: str = "", hosts: str = "
     index = whole("--host", host, least=0)
     target = options.target(stack, slice, hosts)
     if target.cluster is None:
+        if run:
+            raise RequestError(
+                f"{run}: a shell of a run is for pods, and these hosts have shells whatever runs; name one with "
+                "--host, such as --host 0"
+            )
         argv = shells.command(target, index)
         sys.stdout.flush()
         # In place of this process, so that the terminal, its signals and its size are ssh's own.

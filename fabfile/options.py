@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import fabric.tasks
 
-from contracts.errors import UNAVAILABLE, WRONG_REQUEST, RequestError, exit_code_of
+from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST, RequestError, exit_code_of
 
 if TYPE_CHECKING:
     from contracts.inventory import Inventory
@@ -31,6 +31,7 @@ ACCESS = "a container's access to its host: devices (only the TPU's nodes), or p
 SLICES = {"stack": STACK, "slice": SLICE}
 WHERE = {**SLICES, "hosts": HOSTS}
 REHEARSAL = "rehearsal"
+STDOUT = 1
 
 opened: contextvars.ContextVar[dict[str, Target]] = contextvars.ContextVar("opened")
 """The stacks that the task has been about so far, by name."""
@@ -232,30 +233,15 @@ def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
 
     @functools.wraps(body)
     def task(*args: P.args, **kwargs: P.kwargs) -> None:
-        from launch.hosts import HostError, HostsError
-
         stacks: dict[str, Target] = {}
         opened.set(stacks)
-        try:
-            with contextlib.nullcontext() if body.__name__ in GO_ON else ended_as_interrupted():
-                code = body(*args, **kwargs)
-        except RequestError as error:
-            print(f"error: {error}", file=sys.stderr)
-            code = exit_code_of(error)
-        except (HostsError, HostError) as error:
-            is_outage = isinstance(error, HostError) and error.is_outage
-            print(f"error: {error}", file=sys.stderr)
-            code = UNAVAILABLE if is_outage else WRONG_REQUEST
-        except BrokenPipeError:
-            sys.stderr.close()  # the reader of our output went away; nothing to tell it
-            code = 0
-        except OSError as error:
-            where = f"{error.filename}: " if error.filename else ""
-            print(f"error: {where}{error.strerror or error}", file=sys.stderr)
-            code = 1
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            code = 130
+        ended = contextlib.nullcontext() if body.__name__ in GO_ON else ended_as_interrupted()
+
+        def carry_out() -> int:
+            with ended:
+                return body(*args, **kwargs)
+
+        code = exit_code(carry_out)
         _name_idle_slices(stacks.values())
         if code:
             sys.exit(code)
@@ -263,11 +249,40 @@ def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
     return task
 
 
+def exit_code(carry_out: Callable[[], int]) -> int:
+    """Carry something out, and return its exit code; a known error becomes a message, and its code."""
+    from launch.hosts import HostError, HostsError
+
+    try:
+        code = carry_out()
+        sys.stdout.flush()  # what cannot be written is found here, and not at the end of Python
+    except RequestError as error:
+        return _complain(f"error: {error}", exit_code_of(error))
+    except (HostsError, HostError) as error:
+        is_outage = isinstance(error, HostError) and error.is_outage
+        return _complain(f"error: {error}", UNAVAILABLE if is_outage else WRONG_REQUEST)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # the reader of our output went away
+        return DONE
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"error: {where}{error.strerror or error}", FAILED)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
+    return code
+
+
+def _complain(message: str, code: int) -> int:
+    with contextlib.suppress(OSError):  # where it cannot be written, the exit code says it
+        print(message, file=sys.stderr, flush=True)
+    return code
+
+
 def _name_idle_slices(stacks: Iterable[Target]) -> None:
     """Say on standard error which slices of the stacks that the task was about cost and are not used."""
     for target in stacks:
         from launch import idle
 
-        with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        with contextlib.suppress(OSError, KeyboardInterrupt):
             for line in idle.remarks(target):
                 print(line, file=sys.stderr)

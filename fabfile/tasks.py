@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
 RUN_HELP = 'a run of `fab runs`: its id, the beginning or end of it, its --name, or "latest"'
 
-OF_OWN_COMMANDS = (
-    "--workdir, --progress and --send are for a command of your own, without --job and --resume, and a resumed run "
-    "keeps its --framework and --processes-per-host; leave them out"
-)
 JSON = "print one JSON object, for programs"
 RUNS = "where runs are kept (default: where `fab train` keeps them)"
 
@@ -85,8 +81,11 @@ def asked_for(
 
         command = own_command.asked_for(words, workdir=workdir, python=python, send=send or (), **given)
         words = []
-    elif workdir or progress or send or (resume and any(given.values())):
-        raise RequestError(OF_OWN_COMMANDS)
+    else:
+        options_of_command = {f"--{name.replace('_', '-')}": text for name, text in given.items()}
+        _refuse_what_is_fixed(
+            job, resume, {"--workdir": workdir, "--send": " ".join(send or ()), **options_of_command}
+        )
     return Request(
         job=job,
         command=command,
@@ -103,6 +102,28 @@ def asked_for(
         queue=queue or None,
         wait_s=None if (wait_s := whole("--wait", wait, least=1)) is None else float(wait_s),
     )
+
+
+def _refuse_what_is_fixed(job: str, resume: str, given: Mapping[str, str]) -> None:
+    """Refuse options of a command of the user's own, where the run is a job's or is resumed.
+
+    given: those options as they are typed, with their values; "": not given.
+
+    Raises:
+        RequestError: with every such option.
+    """
+    names = [
+        name for name, value in given.items() if value and (resume or name in ("--workdir", "--progress"))
+    ]
+    if not names:
+        return
+    if resume:
+        why = f"--resume {resume} goes on as that run began; leave {'it' if len(names) == 1 else 'them'} out"
+    elif job:
+        why = f"only for a command of your own, and --job {job} brings its own; leave one of the two out"
+    else:
+        why = "only for a command of your own; name its folder with --workdir, and the command after --"
+    raise RequestError(f"{' and '.join(f'{name} {given[name]}' for name in names)}: {why}")
 
 
 KEEP = {

@@ -18,7 +18,7 @@ import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from infra.catalogue import zones
+from contracts.suggestions import suggestion
 from infra.config import Config, SliceConfig
 from infra.policy.findings import Finding, note, slice_path, warning
 
@@ -138,7 +138,7 @@ def _of_zone(project: str, index: int, each: SliceConfig, zone: str, offered: Of
             f"it lists {_few(types) or 'no TPU at all'}",
         )
     if versions is not None and each.runtime_version not in versions:
-        near = zones.nearest(each.runtime_version, versions)
+        near = suggestion(each.runtime_version, versions)
         yield warning(
             slice_path(index, "runtime-version"),
             f'the Cloud TPU API lists no "{each.runtime_version}" in {zone}; '

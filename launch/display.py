@@ -35,13 +35,19 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
+class Terminal(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave to the command how it ends when nobody reads its output: rich would end it as failed."""
+        raise BrokenPipeError
+
+
 def terminal() -> Console:
     """Return a terminal that prints texts as they are: "[/tmp]" is no markup, ":x:" no emoji.
 
     What is read by a program is as wide as it needs: a run's name that was cut off would be no name.
     """
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
-    return Console(markup=False, emoji=False, width=wide)
+    return Terminal(markup=False, emoji=False, width=wide)
 
 
 def say(console: Console) -> Callable[[str], None]:

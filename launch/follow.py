@@ -199,7 +199,7 @@ def _how_to_come_back(run: Run, target: Target) -> str:
     where = "" if target.is_local else f" --stack {target.name}"
     return (
         f"it goes on by itself: `fab status{where}`, `fab logs{where} --follow`, "
-        f"`fab stop{where} --run {run.run_id}`"
+        f"`fab stop {run.run_id}{where}`"
     )
 
 

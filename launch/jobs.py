@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import importlib
 import io
-import re
-import shlex
 import subprocess
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
@@ -17,11 +14,11 @@ from typing import Any
 
 from contracts.errors import RequestError
 from contracts.run_directory import OWN_COMMAND
+from contracts.suggestions import copied_character, did_you_mean
+from jobs.runtime import option_rules
 from jobs.runtime.metric_definitions import UNDECLARED, Metrics
 from launch.bundles import Bundle, listing
 
-TYROS_HINT = re.compile(r"For full helptext, (see|run) .* --help")
-"""Names a command that does not exist here."""
 CHECKOUT = Path(__file__).resolve().parent.parent
 SERVER = "serve"
 """The package under jobs/ that `fab serve` starts; nobody trains it."""
@@ -55,18 +52,16 @@ class Job:
         """Return the job's Config for command-line words; other options are as in `base`, else the default.
 
         Raises:
-            RequestError: an option that does not exist (with the near ones) or a value of another type.
+            RequestError: with every option that does not exist, and every value that is of another type or out of its
+                range.
         """
-        import tyro
-
-        said = io.StringIO()
-        kind = self.config_module().Config
-        try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                return tyro.cli(kind, args=list(arguments), prog=self.name, default=base or kind())
-        except SystemExit:
-            text = TYROS_HINT.sub(f"all options: fab jobs --job {self.name}", said.getvalue().strip())
-            raise RequestError(f"{self.name} does not take {shlex.join(arguments)}\n{text}") from None
+        module = self.config_module()
+        values, problems = option_rules.parse(module.Config, arguments)
+        config = dataclasses.replace(base or module.Config(), **values)
+        if problems:
+            problems += option_rules.outside(config, getattr(module, "RANGES", {}))
+            raise RequestError("\n".join([*problems, f"all options: fab jobs --job {self.name}"]))
+        return config
 
     def config_of(self, run_id: str, stored: Mapping[str, Any]) -> Any:
         """Return the Config that run.json holds. An option that was added since has its default.
@@ -145,6 +140,8 @@ def _words(option: str, value: Any) -> tuple[str, ...]:
     """Return an option as words; a switch has a word for each of its two ways."""
     if isinstance(value, bool):
         return (f"--{option}" if value else f"--no-{option}",)
+    if isinstance(value, str) and (value.startswith("-") or copied_character(value)):
+        return (f"--{option}={value}",)  # by itself it would be taken for an option
     return f"--{option}", str(value)
 
 
@@ -161,9 +158,9 @@ def find(name: str, framework: str | None = None) -> Job:
     """
     known = names()
     if name not in (*known, SERVER):
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-        raise RequestError(f'--job: "{name}" is not a job; choose one of {", ".join(known)}{hint}')
+        raise RequestError(
+            f'--job: "{name}" is not a job; choose one of {", ".join(known)}{did_you_mean(name, known)}'
+        )
     package = importlib.import_module(f"jobs.{name}")
     first = getattr(package, "FRAMEWORK", None) or package.STACK  # what it was called in older jobs
     frameworks: tuple[str, ...] = getattr(package, "FRAMEWORKS", (first,))

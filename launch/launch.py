@@ -333,7 +333,7 @@ def _start_and_join(plan: Plan, launcher: Launcher, directory: RunDirectory, say
         answers = stop_processes(target.agents, plan.run_id, plan.attempt, grace_s=STOP_NOW_S)
         error = next((answer for answer in answers if isinstance(answer, HostError)), None)
         if error is not None:
-            say(f"{error}; it may go on: `fab stop --run {plan.run_id}`")
+            say(f"{error}; it may go on: `fab stop {plan.run_id}`")
 
     target = plan.target
     try:
@@ -486,9 +486,7 @@ def _next_attempt(resume: Run | None, target: Target) -> int:
     agents = target.find_agents(fresh.described)
     now = runs.state_now(agents, fresh)
     if now in run_directory.ACTIVE:
-        raise AtWorkError(
-            f"--resume {fresh.run_id}: the run is {now}; `fab stop --run {fresh.run_id}` stops it"
-        )
+        raise AtWorkError(f"--resume {fresh.run_id}: the run is {now}; `fab stop {fresh.run_id}` stops it")
     if now == "done":
         raise RequestError(f"--resume {fresh.run_id}: the run is done, there is nothing left to resume")
     # A failed attempt's agents still end its processes and write its result, which must not meet the next one's.

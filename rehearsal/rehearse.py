@@ -109,7 +109,7 @@ class Story:
     def until_done(self, run: str) -> None:
         """Waits until a run is done. Raises StoryError where it is not within RECOVERY_LIMIT_S."""
         deadline = time.monotonic() + RECOVERY_LIMIT_S
-        while not is_done(said := self.answer(f"fab status --stack rehearsal --run {run}")):
+        while not is_done(said := self.answer(f"fab status --stack rehearsal {run}")):
             if time.monotonic() > deadline:
                 raise StoryError(
                     f"the run {run} is not done after {RECOVERY_LIMIT_S:.0f} s; status:\n{said}\n"
@@ -123,7 +123,7 @@ class Story:
         PROGRESS_LIMIT_S."""
         deadline = time.monotonic() + PROGRESS_LIMIT_S
         while True:
-            said = self.answer(f"fab status --stack rehearsal --run {run}")
+            said = self.answer(f"fab status --stack rehearsal {run}")
             at = step_in(said)
             if has_ended(said):
                 raise StoryError(f"the run {run} has ended before step {step}; status:\n{said}")
@@ -186,17 +186,17 @@ def tell(story: Story, hosts: int, scratch: Path) -> None:
     )
     story.until_step(DISTURBED, FIRST_ACCIDENT)
     story.type(f"fab rehearsal kill --host {hosts - 1}")
-    story.type(f"fab status --stack rehearsal --run {DISTURBED}")
+    story.type(f"fab status --stack rehearsal {DISTURBED}")
 
     story.tell("Mend it: wait for the host (Google starts it again), and go on from the last checkpoint.")
-    story.type(f"fab recover --stack rehearsal --run {DISTURBED} --detach")
+    story.type(f"fab recover --stack rehearsal {DISTURBED} --detach")
 
     story.tell(
         "Now Google takes the whole spot slice back. `fab recover` asks Pulumi for another and goes on there."
     )
     story.until_step(DISTURBED, SECOND_ACCIDENT)
     story.type("fab rehearsal preempt")
-    story.type(f"fab recover --stack rehearsal --run {DISTURBED}")
+    story.type(f"fab recover --stack rehearsal {DISTURBED}")
 
     story.tell(
         "Every step computes only from (seed, step) and the parameters: two accidents must have changed nothing."
@@ -249,7 +249,7 @@ def tell_on_cluster(story: Story, hosts: int, scratch: Path) -> None:
     story.type("fab rehearsal drain --host 0")
     story.type("fab rehearsal node-back --host 0")
     story.until_done(DISTURBED)
-    line = f"fab status --stack rehearsal --run {DISTURBED}"
+    line = f"fab status --stack rehearsal {DISTURBED}"
     status = story.answer(line)
     story.say(f"$ {line}\n{status.rstrip()}")
     if attempt_in(status) < 2:

@@ -408,13 +408,13 @@ def check_leftovers(root: str, with_containers: bool = False) -> list[Json]:
         if own:
             runs.setdefault(own.group(1), []).append(pid)
     found = [
-        check("leftovers", message_of(run_id, alive), f"`fab stop --run {run_id}`")
+        check("leftovers", message_of(run_id, alive), f"`fab stop {run_id}`")
         for run_id, alive in sorted(runs.items())
     ]
     for run_id, name in running_containers(root) if with_containers else ():
         if run_id not in runs:
             message = f"{run_id} is still alive here: the container {name}"
-            found.append(check("leftovers", message, f"`fab stop --run {run_id}`"))
+            found.append(check("leftovers", message, f"`fab stop {run_id}`"))
     return found or [check("leftovers", "no earlier run has left a process")]
 
 

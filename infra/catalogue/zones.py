@@ -9,9 +9,7 @@ be right, so whoever refuses it has to leave a way round (`tpu-stack:allow-unlis
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Collection
 
 ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-(?:ai[0-9]+)?([a-z])")
 """A zone, its region, and the letter that an AI zone shares with its parent."""
@@ -108,9 +106,3 @@ def parent_of(zone: str) -> str:
     """The standard zone beside an AI zone: us-south1-ai1b → us-south1-b; of any other zone itself."""
     match = ZONE.fullmatch(zone)
     return f"{match[1]}-{match[2]}" if match else zone
-
-
-def nearest(name: str, names: Collection[str]) -> str | None:
-    """The one of some names that somebody may have meant."""
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
-    return found[0] if found else None

@@ -14,6 +14,7 @@ import ipaddress
 import re
 from collections.abc import Collection
 
+from contracts.suggestions import did_you_mean, suggestion
 from infra import catalogue, naming
 from infra.catalogue import generations, zones
 from infra.config.section import Rule
@@ -61,7 +62,7 @@ def zone(*, unlisted: bool) -> Rule:
         if REGION.fullmatch(text):
             own = zones.of_region(text)
             return f"is a region; write one of its zones, {', '.join(own) or f'such as {text}-b'}"
-        return "is not a zone; write it as us-central1-b"
+        return f"is not a zone{did_you_mean(text, zones.ZONES) or '; write it as us-central1-a'}"
 
     return rule
 
@@ -90,15 +91,15 @@ def region(*, unlisted: bool) -> Rule:
             return None if known else f"is not a region that is known{_meant(text, zones.REGIONS)}"
         if catalogue.ZONE.fullmatch(text):
             return f"is a zone; write its region, {catalogue.region_of(text)}"
-        return "is not a region; write it as us-central1"
+        return f"is not a region{did_you_mean(text, zones.REGIONS) or '; write it as us-central1'}"
 
     return rule
 
 
 def _meant(text: str, names: Collection[str]) -> str:
     """What may have been meant, and the way round for what is right all the same."""
-    near = zones.nearest(text, names)
-    return f"; did you mean {near}?{_newer(' If')}" if near else _newer("; if")
+    near = did_you_mean(text, names)
+    return near + _newer(" If") if near else _newer("; if")
 
 
 def _newer(begins: str) -> str:
@@ -220,7 +221,7 @@ def context(text: str) -> str | None:
 def framework(text: str) -> str | None:
     if text in FRAMEWORKS:
         return None
-    near = zones.nearest(text, FRAMEWORKS)
+    near = suggestion(text, FRAMEWORKS)
     return (
         f"is not a framework; {f'did you mean {near}?' if near else f'choose one of {", ".join(FRAMEWORKS)}'}"
     )

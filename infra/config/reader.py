@@ -18,6 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from contracts.inventory import Capacity
+from contracts.suggestions import suggestion
 from infra import catalogue, naming
 from infra.catalogue import CatalogueError, zones
 from infra.config import (
@@ -408,7 +409,7 @@ def _unknown_keys_of_the_provider(keys: Collection[str]) -> list[str]:
     known = _keys_of_the_provider()
     return [
         f"{PROVIDER}{key_shown(name)}: unknown key of Pulumi's gcp provider; "
-        + (f"did you mean {PROVIDER}{near}?" if (near := zones.nearest(name, known)) else "remove it")
+        + (f"did you mean {PROVIDER}{near}?" if (near := suggestion(name, known)) else "remove it")
         for name in sorted(key.removeprefix(PROVIDER) for key in keys)
         if name not in known
     ]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
 
 from contracts.durations import UNITS, spoken
+from contracts.suggestions import suggestion
 
 type Rule = Callable[[str], str | None]
 """Of a text: None where it is good, otherwise what is wrong with it and what to write."""
@@ -60,9 +60,9 @@ class Section:
         """Says of every key that nothing asked for that it is unknown."""
         for key in self._values if kind is None else ():
             if key not in self._asked:
-                near = difflib.get_close_matches(key_shown(key), self._asked, n=1)
+                near = suggestion(key_shown(key), self._asked)
                 keys = f"the keys here are {', '.join(self._asked)}"
-                instead = f"did you mean {near[0]}?" if near else keys
+                instead = f"did you mean {near}?" if near else keys
                 self._problems.append(f"{self.path(key_shown(key))}: unknown key; {instead}")
 
     def has(self, key: str) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.glue import options
-from jobs.glue.options import FREE_ON_RESUME, FROM_RUNS, GROUPS, Options
+from jobs.glue.options import FREE_ON_RESUME, FROM_RUNS, GROUPS, RANGES, Options
 
-__all__ = ["FREE_ON_RESUME", "FROM_RUNS", "GROUPS", "Config", "problems"]
+__all__ = ["FREE_ON_RESUME", "FROM_RUNS", "GROUPS", "RANGES", "Config", "problems"]
 
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu"}
 """Of config.json's hidden_act: those that Keras computes alike, by its own names."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
+import shlex
 import sys
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from contracts.errors import RequestError
+from contracts.suggestions import DASHES, copied_character, did_you_mean
 
 
 class Range(NamedTuple):
@@ -39,6 +45,71 @@ def outside(config: Any, ranges: Mapping[str, Range]) -> list[str]:
         for name, (least, most, rule) in ranges.items()
         if (value := getattr(config, name)) is not None and not least <= value <= most
     ]
+
+
+class Parsed(NamedTuple):
+    """values: of the options, by the names of their fields. problems: what is wrong with the other words, a line
+    each."""
+
+    values: dict[str, Any]
+    problems: list[str]
+
+
+def parse(kind: type[Any], words: Sequence[str]) -> Parsed:
+    """Read a job's options as its Config has them, and find every mistake in them.
+
+    A field is a number, a text, one of several texts, one of these or None, or a switch (--remat, --no-remat).
+    """
+    hints = typing.get_type_hints(kind)
+    options = {f"--{field.name.replace('_', '-')}": field.name for field in dataclasses.fields(kind)}
+    switches = {option: (name, True) for option, name in options.items() if hints[name] is bool}
+    switches |= {f"--no-{option[2:]}": (name, False) for option, (name, _) in switches.items()}
+    parsed, left = Parsed({}, []), list(words)
+    while left:
+        word = left.pop(0)
+        typed, equals, text = word.partition("=")
+        option = typed.replace("_", "-")
+        value = text if equals else left.pop(0) if left and not _is_option(left[0]) else None
+        shown = typed if value is None else f"{typed} {shlex.quote(value)}"
+        wrong = copied_character(word) or copied_character("" if equals else value or "")
+        if wrong is None and option not in options and option not in switches:
+            wrong = "there is no such option" if _is_option(word) else "is no option"
+            wrong = f"{shown}: {wrong}{did_you_mean(option, [*options, *switches])}"
+        elif wrong is None and option in switches:
+            name, parsed.values[name] = switches[option]
+            either = f"--{name.replace('_', '-')} or --no-{name.replace('_', '-')}"
+            wrong = None if value is None else f"{shown}: takes no value; write {either}"
+        elif wrong is None and value is None:
+            wrong = f"{shown}: needs a value"
+        elif wrong is None:
+            try:
+                parsed.values[options[option]] = _value(hints[options[option]], value or "")
+            except ValueError as error:
+                wrong = f"{shown}: {error}"
+        parsed.problems.extend([wrong] if wrong else [])
+    return parsed
+
+
+def _is_option(word: str) -> bool:
+    """Return whether a word is no value: it begins with a dash, and is neither one alone nor a negative number."""
+    return word.startswith(("-", *DASHES)) and not re.fullmatch(r"-|-[0-9.].*", word)
+
+
+def _value(hint: Any, text: str) -> Any:
+    """Return the value that a text has in a field. Raises ValueError with the rule that it breaks."""
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if types.NoneType in kinds and text == "None":
+        return None
+    kind = next(each for each in kinds if each is not types.NoneType)
+    if typing.get_origin(kind) is Literal:
+        choices = typing.get_args(kind)
+        if text in choices:
+            return text
+        raise ValueError(f"choose one of {', '.join(choices)}{did_you_mean(text, choices)}")
+    try:
+        return kind(text if kind is str else text.replace("_", "x"))
+    except ValueError:
+        raise ValueError("must be a whole number" if kind is int else "must be a number") from None
 
 
 def profile_problems(config: Any) -> list[str]:

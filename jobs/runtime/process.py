@@ -36,7 +36,7 @@ from contracts.errors import (
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
 from contracts.run_files import Unread
-from jobs.runtime import preemption, sampler
+from jobs.runtime import option_rules, preemption, sampler
 from jobs.runtime.bucket_files import files_of, is_outage, pauses_s, retry
 from jobs.runtime.heartbeat import Heartbeat
 from jobs.runtime.metrics import TimeSplit
@@ -154,9 +154,10 @@ def _exit(code: int) -> NoReturn:
 
 
 def _parse[Config](config_type: type[Config]) -> Config:
-    import tyro
-
-    return tyro.cli(config_type)
+    values, problems = option_rules.parse(config_type, sys.argv[1:])
+    if problems:
+        raise RequestError("\n".join(problems))
+    return config_type(**values)
 
 
 def answer_sigusr1(control_dir: str | None) -> TextIO | None:

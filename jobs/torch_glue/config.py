@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from jobs.glue.options import FREE_ON_RESUME, FROM_RUNS, GROUPS, Options, problems
+from jobs.glue.options import FREE_ON_RESUME, FROM_RUNS, GROUPS, RANGES, Options, problems
 
-__all__ = ["FREE_ON_RESUME", "FROM_RUNS", "GROUPS", "Config", "problems"]
+__all__ = ["FREE_ON_RESUME", "FROM_RUNS", "GROUPS", "RANGES", "Config", "problems"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

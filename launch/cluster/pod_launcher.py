@@ -176,7 +176,7 @@ class PodLauncher:
                 raise HostError(
                     host=self._connection.name,
                     reason=f"it goes on with {run_id}",
-                    remedy=f"`fab stop --run {run_id}` ends that",
+                    remedy=f"`fab stop {run_id}` ends that",
                 )
             self._connection.watched("jobs", OURS).wait(LOOK_S)
         if now.work is not None:

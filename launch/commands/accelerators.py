@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
 from contracts.errors import RequestError
+from contracts.suggestions import did_you_mean
 from infra import catalogue
 from infra.catalogue import Accelerator, CatalogueError
 from infra.config import ConfigError, GrantLine, reader
+from launch.display import Terminal
 
 MOST_CHIPS = 64
 """What is listed when nobody says how large: a line of a typical grant, and few enough rows for one screen."""
@@ -28,7 +29,7 @@ def list_accelerators(*, zone: str | None, generation: str | None, max_chips: in
     """Print the types of a zone, of a generation, of all; and what the columns mean."""
     found = choose(zone=zone, generation=generation)
     shown = [each for each in found if each.chips <= (max_chips or MOST_CHIPS)]
-    console = Console(markup=False, emoji=False, highlight=False, width=WIDTH)
+    console = Terminal(markup=False, emoji=False, highlight=False, width=WIDTH)
     if shown:
         console.print(table(shown, zone))
     for line in notes(found, shown, zone):
@@ -51,7 +52,8 @@ def choose(*, zone: str | None, generation: str | None) -> list[Accelerator]:
     everything = catalogue.OFFERS["any"].values()
     known = sorted({each for made in everything for each in made.zones})
     if zone is not None and zone not in known:
-        raise RequestError(f'--zone: no TPU is listed in "{zone}"; choose one of {", ".join(known)}')
+        meant = did_you_mean(zone, known) or f"; choose one of {', '.join(known)}"
+        raise RequestError(f'--zone: no TPU is listed in "{zone}"{meant}')
     found = [
         made
         for made in everything
@@ -135,7 +137,7 @@ def list_granted(path: Path, *, zone: str | None, generation: str | None) -> int
     if not lines:
         asked = " and ".join(each for each in (zone, generation) if each)
         raise RequestError(f"{path}: no line of {KEY} is for {asked}; leave --zone and --generation out")
-    console = Console(markup=False, emoji=False, highlight=False, width=WIDTH)
+    console = Terminal(markup=False, emoji=False, highlight=False, width=WIDTH)
     for line in lines:
         until = f", until {line.until}" if line.until else ""
         console.print(

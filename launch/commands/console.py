@@ -393,12 +393,12 @@ def only_active(target: Target) -> Run:
     known = runs.look_at_all(target.agents_of_all(listing.runs))
     active = [run for run in listing.runs if runs.state_by(run, known) in run_directory.ACTIVE]
     if not active:
-        none = "--run: no run is active; `fab runs` lists them all"
+        none = "no run is active; `fab runs` lists them all"
         unreadable = runs.cannot_be_read(listing.unreadable)
         raise RequestError(none + "".join(f"\n  {line}" for line in unreadable))
     if len(active) > 1:
         raise RequestError(
-            f"--run: {len(active)} runs are active, say which: {', '.join(r.run_id for r in active)}"
+            f"{len(active)} runs are active, say which RUN: {', '.join(r.run_id for r in active)}"
         )
     return active[0]
 

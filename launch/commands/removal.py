@@ -83,7 +83,7 @@ def _active(run: Run, known: Look, *, by_cluster: bool) -> str | None:
     mine, now_s = known.of(run), time.time()
     state = runs.state(run, mine.processes, unanswered=len(mine.errors) + 1, now_s=now_s)
     if state in run_directory.ACTIVE:
-        return f"it is {state}; `fab stop --run {run.run_id}` stops it"
+        return f"it is {state}; `fab stop {run.run_id}` stops it"
     is_silent = run.current_result() is None and not any(run.current())
     is_new = now_s - runs.parse_time(run.described["attempts"][-1]["started"]) < max(JOIN_LIMIT_S.values())
     if is_silent and is_new:

@@ -80,7 +80,7 @@ def serve(target: Target, wanted: str, options: Options) -> int:
         where = "" if target.is_local else f" --stack {target.name}"
         say(console)(
             f"it goes on by itself: `fab serve{where} {served.run_id}` leads to it, "
-            f"`fab stop{where} --run {served.run_id}` stops it"
+            f"`fab stop {served.run_id}{where}` stops it"
         )
         return DONE
     return _lead(console, target, served, stops=True)

@@ -206,7 +206,7 @@ def _check(check: Mapping[str, Any], host: str, busy_with: str | None) -> Findin
     if check["ok"]:
         return ok(message, host=host, name=name)
     if busy_with is not None and name in IN_USE:
-        remedy = f"`fab stop --run {busy_with}`"
+        remedy = f"`fab stop {busy_with}`"
         return warn(f"{message}: {busy_with} is running", remedy, host=host, name=name)
     return fail(message, str(check["remedy"] or ""), host=host, name=name)
 

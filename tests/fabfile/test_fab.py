@@ -101,10 +101,28 @@ NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
         ),
         ("train --workdir /no/such -- ls", "--workdir /no/such: there is no such folder"),
         (
-            "train --job jax_hello --progress log",
+            "train --job jax_hello --workdir . --progress log --framework jax",
             (
-                "--workdir, --progress and --send are for a command of your own, without --job and --resume, and a "
-                "resumed run keeps its --framework and --processes-per-host; leave them out"
+                "--workdir . and --progress log: only for a command of your own, and --job jax_hello brings its own; "
+                "leave one of the two out"
+            ),
+        ),
+        (
+            "train --resume latest --framework jax",
+            "--framework jax: --resume latest goes on as that run began; leave it out",
+        ),
+        (
+            "train --progress log",
+            (
+                "--progress log: only for a command of your own; name its folder with --workdir, and the command "
+                "after --"
+            ),
+        ),
+        (
+            "train --job jax_hello -- --steps x --model --batch-size --save-every 0 y=1",
+            (
+                "--steps x: must be a whole number\n--model: there is no such option\n--batch-size: needs a value\n"
+                "y 1: is no option\nall options: fab jobs --job jax_hello"
             ),
         ),
         (
@@ -131,7 +149,7 @@ NO_FRAMEWORK = f'--framework: "cobol" is not a framework; choose one of {KNOWN}'
             "predict latest @/no/such",
             "@/no/such: No such file or directory; name a text file after @, or double the @ of a text",
         ),
-        ("stop", "--run: no run is active; `fab runs` lists them all"),
+        ("stop", "no run is active; `fab runs` lists them all"),
         ("run --timeout 0 -- ls", "--timeout 0: must be a whole number of at least 1"),
         ("put /no/such /tmp", "/no/such: there is no such file on this machine"),
         ("get .. /tmp", "..: name the folder itself, so that its copy has a name"),
@@ -181,7 +199,7 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ("--job x train", "--job: the command comes first, its options after it: fab train --job …"),
         (
             "train --steps 200",
-            STEPS.format("--steps", HAVE_STEPS) + "fab train --job flax_mlm -- --steps 200",
+            STEPS.format("--steps", HAVE_STEPS) + "fab train --job JOB -- --steps 200",
         ),
         (
             "train --job jax_hello --setps 200 --hosts 3",
@@ -208,7 +226,41 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ("train flax_mlm", NO_ARGUMENT.format("flax_mlm", "train") + "did you mean --job flax_mlm?"),
         ("train -job flax_mlm", "`fab train` has no option -job; did you mean --job?"),
         ("train --job", "--job needs a value: the job to train"),
-        ("logs my-run", NO_ARGUMENT.format("my-run", "logs") + "did you mean --run my-run?"),
+        ("logs my-run", '"my-run": there is no run in '),
+        (
+            "status a b",
+            "b: `fab status` takes one RUN, and another one is named: fab status [RUN] [--options]",
+        ),
+        ("status a --run b", "--run: is given twice; leave one out"),
+        ("train --job x --job y", "--job: is given twice; leave one out"),
+        (
+            "ssh 1",
+            "1: a shell of a run is for pods, and these hosts have shells whatever runs; name one with --host",
+        ),
+        ("train --secret x", "`fab train` has no option --secret; `fab help train` lists those it has"),
+        ("train --pip x", "`fab train` has no option --pip; `fab help train` lists those it has"),
+        (
+            "train --flip",
+            STEPS.replace("--steps", "--flip").format("--flip", "tf_images") + "fab train --job tf",
+        ),
+        (
+            "train --job jax_hello --flip",
+            "`fab train` has no option --flip; `fab help train` lists those it has",
+        ),
+        (
+            "train --workdir . --steps 9 -- ls",
+            "`fab train` has no option --steps; `fab help train` lists those it",
+        ),
+        ("compare --run x", "`fab compare` has no option --run; `fab help compare` lists those it has"),
+        ("train —job x", "—job: begins with — (em dash), as copied from a page; type two hyphens: --job"),
+        (
+            "train --job “x”",
+            "“x”: begins with “ (left double quotation mark), which a shell does not read as a quote",
+        ),
+        (
+            "train --job jax_hello -- —steps 3",
+            "—steps: begins with — (em dash), as copied from a page; type two hyph",
+        ),
         ("logs -fx", "`fab logs` has no option -fx; `fab help logs` lists those it has"),
         ("deploy verfy", NO_ARGUMENT.format("verfy", "deploy") + "did you mean `verify`?"),
         (
@@ -334,6 +386,34 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     named = "`fab train`, `fab submit`, `fab sweep`, `fab run`, `fab compare`, `fab predict` and `fab serve`"
     said = f"error: -- ls: only {named} take words after --\n"
     assert (done.returncode, done.stderr) == (2, said), "Fabric's own `fab` hands over to it"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("fab help >&-", 0, ""),
+        ("fab runs >&- 2>&-", 0, ""),
+        ("fab help >/dev/full", 1, "error: No space left on device\n"),
+        ("fab zzz 2>/dev/full", 2, ""),
+        ("fab accelerators | true", 0, ""),
+        ("fab help | true", 0, ""),
+        ("PYTHONIOENCODING=ascii fab help train >/dev/null", 0, ""),
+        ("COLUMNS=1 fab help notify >/dev/null", 0, ""),
+        ("mkdir gone; cd gone; rmdir ../gone; fab runs", 2,
+         "error: the folder that you are in was removed; `cd` to another one\n"),
+    ],
+)  # fmt: skip
+def test_what_a_shell_can_do_to_a_command_is_no_traceback(
+    tmp_path: Path, line: str, code: int, said: str
+) -> None:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    places = {
+        "TPU_STACK_RUNS": str(tmp_path / "runs"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "PATH": path,
+    }
+    done = called(tmp_path, "bash", "-o", "pipefail", "-c", line, **places)
+    assert (done.returncode, done.stdout + done.stderr) == (code, said)
 
 
 # --- on this machine as two hosts ----------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_what_an_earlier_run_left_alive_is_named(host: Any, tmp_path: Path) -> N
     assert not found["ok"]
     assert f"run-1 is still alive here: pid {started['pid']} (" in found["message"]
     assert " s and 1 more" in found["message"]
-    assert found["remedy"] == "`fab stop --run run-1`"
+    assert found["remedy"] == "`fab stop run-1`"
     assert host.finding("leftovers", alone=True, root=str(tmp_path / "another agent's"))[0]
     host.agent("stop", run_id="run-1", grace_s=0)
     assert host.finding("leftovers", alone=True)[0]

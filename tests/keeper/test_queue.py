@@ -196,7 +196,7 @@ def test_a_run_is_what_was_submitted_whatever_the_checkout_holds_by_then(
         ("sweep --job jax_hello", "--grid: say what the runs differ in"),
         ("sweep --job jax_hello --grid batch-size=2,3", "--batch-size 3: must be a multiple"),
         ("sweep --job jax_hello --grid steps=1 -- --steps 2", "--steps: is an option of the grid"),
-        ("sweep --job jax_hello --seeds 2", "jax_hello does not take --seed 0"),
+        ("sweep --job jax_hello --seeds 2", "--seed 0: there is no such option"),
         ("sweep --job jax_hello --grid steps", "--grid steps: write it as OPTION=VALUE,VALUE"),
         ("compare --sweep none", "--sweep none: there is none"),
         ("queue cancel 4", "4: the queue has no such entry"),

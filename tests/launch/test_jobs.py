@@ -49,21 +49,49 @@ def test_a_job_that_still_calls_its_framework_a_stack_is_understood(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "parts"),
+    ("typed", "lines"),
     [
-        (["--steps", "many"], ["--steps", "many"]),
-        (["--model", "huge"], ["--model", "huge", "tiny", "base"]),
-        (["--steps"], ["--steps"]),
-        (["text.txt"], ["text.txt"]),
-        (["--seed", "1.5"], ["--seed", "1.5"]),
-        (["--stepz", "3"], ["flax_mlm does not take --stepz 3\n", "--steps"]),
-        (["--help"], [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Config)]),
+        ("--steps x --model huge --lr", ["--steps x: must be a whole number",
+         "--model huge: choose one of tiny, small, base", "--lr: there is no such option"]),
+        ("--model smal --sequence_length= --stepz 3", [
+         "--model smal: choose one of tiny, small, base; did you mean small?",
+         "--sequence_length '': must be a whole number", "--stepz 3: there is no such option; did you mean --steps?"]),
+        ("--steps --seed 1.5 --seed 1e3 --seed 1_0", ["--steps: needs a value", "--seed 1.5: must be a whole number",
+         "--seed 1e3: must be a whole number", "--seed 1_0: must be a whole number"]),
+        ("--learning-rate fast --learning-rate -", ["--learning-rate fast: must be a number",
+         "--learning-rate -: must be a number"]),
+        ("--remat true --no-remat=no", ["--remat true: takes no value; write --remat or --no-remat",
+         "--no-remat no: takes no value; write --remat or --no-remat"]),
+        ("text.txt --data a steps=3 b", ["text.txt: is no option", "steps 3: is no option; did you mean --steps?",
+         "b: is no option"]),
+        ("-steps 3 --data -x", ["-steps 3: there is no such option; did you mean --steps?", "--data: needs a value",
+         "-x: there is no such option"]),
+        ("–steps 3 --data “my", ["–steps: begins with – (en dash), as copied from a page; type two hyphens: --steps",
+         "“my: begins with “ (left double quotation mark), which a shell does not read as a quote; type \""]),
+        # What is out of its range too.
+        ("--dtype fp16 --steps 0 --seed -5", ["--dtype fp16: choose one of auto, float32, bfloat16",
+         "--steps 0: must be at least 1", "--seed -5: must be between 0 and 4294967295"]),
     ],
-)
-def test_a_value_that_does_not_fit_is_named_with_its_option(arguments: list[str], parts: list[str]) -> None:
-    text = said(*arguments)
-    assert all(part in text for part in parts)
-    assert "\x1b" not in text, "a message goes into logs too"
+)  # fmt: skip
+def test_every_mistake_in_a_jobs_options_is_a_line_of_its_own(typed: str, lines: list[str]) -> None:
+    assert said(*typed.split(" ")).splitlines() == [*lines, "all options: fab jobs --job flax_mlm"]
+
+
+def test_options_are_read_as_they_may_be_typed() -> None:
+    typed = [
+        "--learning_rate=-1e-3",
+        "--seed",
+        "-5",
+        "--tokenizer",
+        "None",
+        "--no_remat",
+        "--data",
+        "a=b",
+        "--data=-x",
+    ]
+    assert jobs.find("flax_mlm").parse(typed, base=Config(tokenizer="t.json", remat=True, steps=7)) == Config(
+        learning_rate=-1e-3, seed=-5, tokenizer=None, remat=False, data="-x", steps=7
+    )
 
 
 def test_a_jobs_help_names_every_option_and_each_heading_stands_before_its_first_one() -> None:
@@ -99,7 +127,7 @@ def test_a_run_that_is_resumed_has_its_own_options_whatever_the_defaults_are_tod
         {
             "learning_rate": st.none() | st.floats(1e-9, 1e9),
             "data": st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(
-                lambda text: not text.startswith("-") and text != "None"
+                lambda text: text != "None"
             ),
             "seed": st.integers(0, 2**32 - 1),
             "vocab_size": st.none() | st.integers(300, 10**6),

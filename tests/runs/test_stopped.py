@@ -48,7 +48,7 @@ def test_fab_stop_saves_the_run_which_can_then_be_resumed_but_not_stopped_again(
     with lab.frozen(run):
         resume = lab.fab("train", "--resume", run.run_id).ended()
         assert (resume.code, "Traceback" in resume.said) == (2, False), resume.said
-        assert f"the run is {lab.state(run)}; `fab stop --run {run.run_id}` stops it" in resume.said
+        assert f"the run is {lab.state(run)}; `fab stop {run.run_id}` stops it" in resume.said
         command = lab.fab("stop")
         lab.until(lambda: lab.was_told_to_stop(run), "fab stop has reached the processes")
     stop = command.ended()

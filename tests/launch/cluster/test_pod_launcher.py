@@ -454,7 +454,7 @@ def test_a_run_that_goes_on_is_not_cleared_away(
     launcher(planned)._require_namespace()
     launcher(planned)._create(manifests.manifests(planned.plan, Options(suspended=True))[0])
     eventually(lambda: cluster.of(planned.plan.run_id).begins_pods, True)
-    with pytest.raises(HostError, match=f"goes on with {planned.plan.run_id}.*fab stop --run"):
+    with pytest.raises(HostError, match=f"goes on with {planned.plan.run_id}.*fab stop"):
         launcher(planned).prepare(dataclasses.replace(planned.plan, attempt=1), [], lambda _: None)
     ended = in_background(pods.end_what_is_deleted)
     cluster.remove(planned.plan.run_id, wait_s=0)

@@ -187,7 +187,7 @@ def test_what_is_asked_of_a_run_that_does_not_run_is_answered_in_words(
     write_run(result={"outcome": "done"})
     assert console.stop(here(), "latest", grace_s=1) == 0
     assert capsys.readouterr().out == f"{RUN_ID} is not running: it is done\n"
-    with pytest.raises(RequestError, match="--run: no run is active; `fab runs` lists them all"):
+    with pytest.raises(RequestError, match="no run is active; `fab runs` lists them all"):
         console.stop(here(), None, grace_s=1)
     with pytest.raises(RequestError, match=f"--host 2: {RUN_ID} has the hosts 0 to 1"):
         console.logs(here(), "latest", host=2, keep_on=False, lines=40)

@@ -128,7 +128,7 @@ def test_the_newest_stay_and_what_is_active_or_was_begun_from_directly_or_not(
     write_run(IDS["f"], **began("f", config={"init_from": "runs/best/export"}, cwd=str(folder.parent)))
     assert removal.prune(here(), keep=2, yes=True) == 0
     said = capsys.readouterr().out
-    assert f"{IDS['c']} is kept: it is running; `fab stop --run {IDS['c']}` stops it\n" in said
+    assert f"{IDS['c']} is kept: it is running; `fab stop {IDS['c']}` stops it\n" in said
     assert f"{IDS['b']} is kept: {IDS['f']} began from it\n" in said
     assert f"{IDS['a']} is kept: {IDS['b']} began from it\n" in said
     assert sorted(path.name for path in folder.iterdir()) == ["best", *(IDS[each] for each in "abcef")]

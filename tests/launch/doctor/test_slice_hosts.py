@@ -143,7 +143,7 @@ def test_a_device_that_a_strange_process_holds_is_a_failure_and_one_of_a_run_of_
     found = slice_hosts.preflight(make_target([idle, at_work]))
     strange, ours = [each for each in found if each.name == "device"]
     assert (strange.state, strange.remedy) == ("fail", "end it")
-    assert (ours.state, ours.remedy) == ("warn", f"`fab stop --run {run}`")
+    assert (ours.state, ours.remedy) == ("warn", f"`fab stop {run}`")
 
 
 def test_hosts_of_one_slice_that_are_not_alike_are_named(make_agent: MakeAgent) -> None:
