@@ -35,7 +35,8 @@ from rehearsal.machines.docker_engine import MachinesError
 RUNS = "/mnt/share/runs"
 UNDISTURBED, DISTURBED, KEPT = "undisturbed", "disturbed", "kept"
 STEPS = 400  # most of a minute on 2 cores
-FIRST_ACCIDENT, SECOND_ACCIDENT, THIRD_ACCIDENT = 60, 200, 120
+# After the first checkpoint or the second, and long before the end: on a busy computer two commands take a while.
+FIRST_ACCIDENT, SECOND_ACCIDENT, THIRD_ACCIDENT = 60, 120, 60
 # The tokens are on the share, so that a new slice does not prepare them again; pods have them from the bucket.
 JOB = f"--steps {STEPS} --checkpoint-every 50 --log-every 10 --remote-cache /mnt/share/prepared"
 # On pods `fab status` has a run's step from the bucket, later than from a host; the accidents must not come too late.

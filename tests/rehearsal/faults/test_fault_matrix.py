@@ -251,6 +251,7 @@ def test_a_run_whose_host_fails_stops_everywhere_and_goes_on_with_the_same_losse
     assert found == right_losses
 
 
+@pytest.mark.nightly  # tests/host/test_attempt.py has one of four supervisors each time
 def test_a_wedged_process_is_found_its_stacks_are_saved_and_nothing_of_the_run_is_left(pair: Pair) -> None:
     with pair.target() as target:
         # Long enough to learn how long a step takes, and without what is given more time than a step: a checkpoint,
@@ -349,7 +350,8 @@ def test_a_launcher_that_dies_before_it_starts_anything_leaves_nothing(pair: Pai
         assert set(found) <= set(before), "a run is listed that never was"
 
 
-@pytest.mark.parametrize("only", nightly_but({"host-0"}, {"no-host": [""], "host-0": ["0"], "host-1": ["1"]}))
+@pytest.mark.nightly  # tests/host/test_attempt.py each time, and a launcher that is killed tests/runs/test_stopped.py
+@pytest.mark.parametrize("only", ["", "0", "1"], ids=["no-host", "host-0", "host-1"])
 def test_what_a_dead_launcher_left_half_started_is_gone_and_what_it_had_started_goes_on_by_itself(
     pair: Pair, right_losses: Losses, only: str
 ) -> None:
