@@ -28,6 +28,7 @@ from jobs.runtime.cache import user_cache_dir
 from launch import costs, environments, jobs, runs
 from launch import plan as plans
 from launch.bundles import Bundle, left_out_lines
+from launch.display import printable
 from launch.host_launcher import HostLauncher
 from launch.hosts import STOP_NOW_S, Agent, HostError, HostsError, ask_all, stop_processes
 from launch.jobs import Job, Submitted
@@ -178,7 +179,9 @@ def launch(request: Request, target: Target, say: Say, *, now_s: Callable[[], fl
         directory.write_json(run_directory.RUN, described)
         require_alone()
         _start_and_join(plan, planned.launcher, directory, say)
-        say(f"all joined after {time.monotonic() - began_s:.1f} s")
+        # Of a command of the user's own nobody knows whether its processes form a group.
+        what = "all joined" if plan.command is None else "the command runs on all hosts"
+        say(f"{what} after {time.monotonic() - began_s:.1f} s")
     return _read(directory)
 
 
@@ -561,13 +564,23 @@ def join(plan: Plan, agents: Sequence[Agent], *, limit_s: float | None = None) -
         hosts = [host for host, state in told.items() if state == outcome]
         if hosts:
             raise NotJoined(f"{', '.join(hosts)} left before all had joined: told to stop", outcome)
-    if any(_has_failed(answer) for answer in answered):
-        raise NotJoined("a process failed before all had joined")
+    failed = {
+        agent.host: answer for agent, answer in zip(agents, answered, strict=True) if _has_failed(answer)
+    }
+    if failed:
+        reasons = "; ".join(f"{host}: {_reason(answer)}" for host, answer in failed.items())
+        raise NotJoined(f"a process failed before all had joined: {reasons}")
     missing = [
         agent.host for agent, answer in zip(agents, answered, strict=True) if answer["state"] == "starting"
     ]
     if missing:
         raise NotJoined(f"{', '.join(missing)} did not join within {spoken(limit_s)}")
+
+
+def _reason(answer: Mapping[str, Any]) -> str:
+    beat, process = answer["beat"] or {}, answer["process"]
+    state = answer["state"] if process["state"] == "running" else process["state"]
+    return printable(str(beat.get("message") or process.get("reason") or state))
 
 
 def _has_failed(answer: Mapping[str, Any]) -> bool:

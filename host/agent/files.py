@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from .protocol import Json
 
 
+LAST_LINES = 20
+
+
 def read_json(path: str) -> Json:
     """The object in `path`, empty where there is none, or none that can be read: a torn file is no news."""
     try:
@@ -32,16 +35,16 @@ def read_json(path: str) -> Json:
     return value if isinstance(value, dict) else {}
 
 
-def tail(data: bytes, count: int = 20) -> list[str]:
+def tail(data: bytes, count: int = LAST_LINES) -> list[str]:
     """The last lines of a log, none of them endless."""
     return [line[-2000:] for line in data.decode(errors="replace").splitlines()[-count:]]
 
 
-def tail_of(path: str) -> list[str]:
+def tail_of(path: str, count: int = LAST_LINES) -> list[str]:
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
-            return tail(file.read(65536))
+            return tail(file.read(65536), count)
     except OSError:
         return []
 

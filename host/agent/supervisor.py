@@ -14,6 +14,7 @@ import threading
 import time
 
 from contracts import atomic, run_directory
+from contracts.causes import cause, lines_before
 from contracts.errors import DONE, PEER_LOST, RESUME_ME, WRONG_REQUEST
 from contracts.run_directory import first_failure, own_failures
 
@@ -136,6 +137,8 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> Js
             look_back(container, ended, request["log_path"])
     elif lacked_memory(ended, order, killed_before):
         ended["words"] = NO_MEMORY
+    if order is None and not ended.get("words"):
+        ended.update(cause_in_log(process, request, ended))
     clear_group(process)
     finalize(process, files, ended, order, attempt)
     dismiss_guard()
@@ -145,6 +148,20 @@ def watch(process: Process, request: Json, listener: socket.socket | None) -> Js
 def lacked_memory(ended: Json, order: Json | None, killed_before: int) -> bool:
     """Whether a process ended badly by itself, and the kernel has killed here meanwhile: it, or what it had started."""
     return order is None and ended["code"] not in (DONE, RESUME_ME) and oom_kills() > killed_before
+
+
+def cause_in_log(process: Process, request: Json, ended: Json) -> Json:
+    """What is known of the end of a process that had no last words of its own; nothing as a rule."""
+    if ended["code"] in (DONE, RESUME_ME) or read_json(process.beat_path).get("state") == "failed":
+        return {}
+    environment = request["env"]
+    places = [environment[name] for name in ("RUN_DIR", "RUN_CACHE_DIR") if name in environment]
+    places += [process.dir, request["cwd"]]
+    coordinator = environment.get("RUN_COORDINATOR", "")
+    count = lines_before(ended["code"] if ended["signal"] is None else -ended["signal"])
+    why = cause("\n".join(tail_of(request["log_path"], count)), coordinator=coordinator, places=places)
+    # What is printed by a process that a signal ends is the stack trace of a library.
+    return {} if why is None else {"words": why, "says_all": ended["signal"] is not None}
 
 
 class Budget:
@@ -419,7 +436,7 @@ def ending_of(process: Process, run_dir: str | None, record: Json, ended: Json, 
     words = None if beat["says_all"] else ended.get("words")  # what befell it may be another process's
     told = how if signum is not None or words or not lines else str(beat["message"])
     if words:
-        beat.update(message=how, says_all=False)
+        beat.update(message=how, says_all=ended.get("says_all", False))
     if was_asked:
         beat["state"] = "stopped"
     elif not_begun:

@@ -56,6 +56,8 @@ class Heartbeat:
         self._says_all = False
         self.hangs_at_floor = False
         """Whether --hang-limit holds from the start, whatever the usual time of a step is."""
+        self.joined: list[int] = []
+        """Of an own command: this host's ranks that have joined their group."""
         self.warnings: list[str] = []
         """What was warned of so far, the last time in words that there were more."""
         self._changed, self._ended = threading.Event(), threading.Event()
@@ -201,6 +203,7 @@ class Heartbeat:
             "says_all": self._says_all,
             "warnings": self.warnings,
             **({"hangs_at_floor": True} if self.hangs_at_floor else {}),
+            **({"joined": self.joined} if self.joined else {}),
         }
 
 

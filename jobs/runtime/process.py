@@ -13,7 +13,6 @@ import functools
 import importlib
 import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any, NoReturn, Protocol, TextIO
 
 from contracts import process as process_environment
 from contracts import run_directory
+from contracts.causes import ADDRESS_IN_USE, cause, free_space
 from contracts.errors import (
     DONE,
     FAILED,
@@ -309,7 +309,7 @@ def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str
         for each in errors
     ):
         return FAILED, (
-            f"the disk is full: {_free_space(environment)}. Checkpoints that were complete are still there: "
+            f"the disk is full: {free_space(_places(environment))}. Checkpoints that were complete are still there: "
             f"free some space, then `fab train --resume {environment.run_id}`"
         )
     group = sys.modules.get(_group_module(environment))  # without it, there was no group to lose anybody of
@@ -321,6 +321,8 @@ def explain(error: Exception, environment: ProcessEnvironment) -> tuple[int, str
     if lost is not None:
         return PEER_LOST, f"another host of the run was lost: {lost[:300]}"
     text = str(error)
+    if ADDRESS_IN_USE.search(text):
+        return UNAVAILABLE, cause(text, coordinator=environment.coordinator, places=()) or text
     # Orbax says TimeoutError of any barrier, and what else is built in may come from a peer.
     if any(is_outage(each) for each in errors if type(each).__module__ != "builtins"):
         return UNAVAILABLE, (
@@ -336,12 +338,5 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _free_space(environment: ProcessEnvironment) -> str:
-    parts = []
-    for place in (environment.run_dir, environment.cache_dir):
-        try:
-            usage = shutil.disk_usage(place)
-        except OSError:
-            continue
-        parts.append(f"{place} has {usage.free / 2**20:,.0f} MiB free of {usage.total / 2**20:,.0f} MiB")
-    return "; ".join(parts) or environment.run_dir
+def _places(environment: ProcessEnvironment) -> list[str]:
+    return [environment.run_dir, environment.cache_dir]

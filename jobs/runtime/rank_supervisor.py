@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import faulthandler
 import json
 import math
@@ -20,12 +21,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from contracts import atomic, run_directory
+from contracts import atomic, causes, run_directory
 from contracts import process as process_environment
 from contracts.errors import DONE, FAILED, PEER_LOST, RESUME_ME
 from contracts.process import ProcessEnvironment
@@ -34,6 +36,7 @@ from contracts.run_directory import RunDirectory
 from jobs.runtime import command_environment, process, sampler
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.heartbeat import Heartbeat, last_words
+from jobs.runtime.joining import Joining
 
 LOOK_PERIOD_S = 0.1
 LAST_WORDS_S = 1.0
@@ -45,6 +48,10 @@ SAVING_GRACE_S = 60.0
 METRICS_PERIOD_S = {False: 1.0, True: 10.0}
 """Between two looks into metrics.jsonl; True: it is in a bucket."""
 LONGEST_PIECE = 64 * 1024
+LAST_BYTES = 32 * 1024
+"""Of what each rank prints, to tell by why it ended."""
+MOST_COMPLETED = 8 * 1024
+"""Of that, what a log on a full disk gets in the end: the room that was kept is for other files too."""
 EVENT_FILES = "events.out.tfevents."
 FOLDER_STAMP = ".tpu-stack-folder"
 OURS = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
@@ -74,9 +81,9 @@ def main(text: str) -> int:
                 command_environment.ensure(spec.layer, spec.python or sys.executable)
             return _carry_out(run, spec, told)
         except OSError as error:
-            process.end_as_failed(
-                run, f"{error.filename or spec.work}: {error.strerror or error}", says_all=True
-            )
+            message = f"{error.filename or spec.work}: {error.strerror or error}"
+            why = causes.cause(message, coordinator=environment.coordinator, places=_places(run, spec))
+            process.end_as_failed(run, why or message, says_all=True)
             return FAILED
 
 
@@ -98,20 +105,22 @@ def _of_job(spec: Spec, environment: ProcessEnvironment, told: threading.Event) 
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     if code != RESUME_ME and environment.control_dir is not None:
-        _speak_for(first, ranks.index(first), environment.control_dir)
+        places = [environment.run_dir, environment.cache_dir, environment.control_dir]
+        why = causes.cause(first.last_lines(), coordinator=environment.coordinator, places=places)
+        how = first.how() if why is None else f"{first.how()}: {why}"
+        _speak_for(how, ranks.index(first), environment.control_dir)
     return code if code >= 0 else 128 - code
 
 
-def _speak_for(rank: Rank, local_rank: int, control_dir: str) -> None:
-    """Give the agent the last words of the rank that failed, in the place of those of the host's first."""
+def _speak_for(how: str, local_rank: int, control_dir: str) -> None:
+    """Give the agent the last words of the rank that failed, in the place of those of the host's first. how: it ended,
+    where it had none."""
     beats: list[dict[str, Any]] = []
     for name in (last_words(0), last_words(local_rank)):
         with contextlib.suppress(OSError, ValueError), open(os.path.join(control_dir, name), "rb") as file:
             beats.append(json.load(file))
     if not beats or beats[-1].get("state") != "failed" or (local_rank and len(beats) == 1):
-        beats.append(
-            {**(beats[0] if beats else {}), "state": "failed", "message": rank.how(), "says_all": False}
-        )
+        beats.append({**(beats[0] if beats else {}), "state": "failed", "message": how, "says_all": False})
     with contextlib.suppress(OSError):  # the log has them too
         atomic.write_json(os.path.join(control_dir, last_words(0)), beats[-1])
 
@@ -159,6 +168,10 @@ class Rank:
         self.number, self._tag = number, tag
         self.printed = 0
         """Bytes so far."""
+        self.last = b""
+        """The last of what it printed."""
+        self.unwritten = 0
+        """Bytes that the log could not take, as its disk is full."""
         self._child = subprocess.Popen(
             argv,
             cwd=work,
@@ -177,8 +190,8 @@ class Rank:
             if not piece:
                 return
             self.printed += len(piece)
-            with contextlib.suppress(OSError):  # the log's disk is full; the command goes on
-                os.write(1, self._tag + piece)
+            self.last = (self.last + self._tag + piece)[-LAST_BYTES:]
+            self.unwritten += _written_short(self._tag + piece)  # where the disk is full the command goes on
 
     def code(self) -> int | None:
         """Its exit code, negative for a signal's number; None while it lives."""
@@ -191,6 +204,20 @@ class Rank:
         """Wait for the end of its output; what it started may hold that open."""
         self._reader.join(1.0)
 
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def complete_log(self) -> None:
+        """Write the last of what the log could not take, once there is room."""
+        if self.unwritten:
+            _written_short(b"\n" + self.last[-min(self.unwritten, MOST_COMPLETED) :])
+
+    def last_lines(self) -> str:
+        """What it printed last, of which its end may be told."""
+        lines = self.last.decode(errors="replace").splitlines()[-causes.lines_before(self.code() or 0) :]
+        return "\n".join([*lines, os.strerror(errno.ENOSPC)] if self.unwritten else lines)
+
     def how(self) -> str:
         code = self.code() or 0
         try:
@@ -200,6 +227,15 @@ class Rank:
         except ValueError:
             words = f"was killed by signal {-code}"
         return f"rank {self.number} {words}" if self._tag else f"the command {words}"
+
+
+def _written_short(data: bytes) -> int:
+    """Write to the log; return how many bytes it did not take."""
+    left = len(data)
+    with contextlib.suppress(OSError):
+        while left:
+            left -= os.write(1, data[-left:])
+    return left
 
 
 def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
@@ -230,9 +266,17 @@ def start(spec: Spec, environment: ProcessEnvironment) -> list[Rank]:
 def _carry_out(run: process.Run, spec: Spec, told: threading.Event) -> int:
     ranks = start(spec, run.environment)
     run.heartbeat.state("joined")
-    progress = Progress(run, spec, ranks)
+    progress, joining = (
+        Progress(run, spec, ranks),
+        Joining(run, spec, {rank.number: rank.pid for rank in ranks}),
+    )
     run.heartbeat.state("stepping")
-    first = wait(ranks, told, progress.look, is_job=False)
+
+    def look() -> None:
+        progress.look()
+        joining.look()
+
+    first = wait(ranks, told, look, is_job=False)
     for rank in ranks:
         rank.drain()
     progress.look(at_end=True)
@@ -241,8 +285,13 @@ def _carry_out(run: process.Run, spec: Spec, told: threading.Event) -> int:
         return RESUME_ME
     if first is not None:
         run.heartbeat.make_room()
-        process.end_as_failed(run, first.how())
+        for rank in ranks:
+            rank.complete_log()
         code = first.code() or 0
+        why = _cause(first, joining, run, spec)
+        message = first.how() if why is None else f"{first.how()}: {why}"
+        # What a program prints that a signal ends is the stack trace of a library.
+        process.end_as_failed(run, message, says_all=why is not None and code < 0)
         return code if code >= 0 else 128 - code
     if run.environment.is_first and not _others_are_done(run, told):
         process.finish_early(run, progress.step)
@@ -250,6 +299,21 @@ def _carry_out(run: process.Run, spec: Spec, told: threading.Event) -> int:
     found = event_files(run.environment.run_dir) if run.environment.is_first else None
     process.finish(run, "done", progress.final() | ({} if found is None else {"tensorboard": found}))
     return DONE
+
+
+def _cause(rank: Rank, joining: Joining, run: process.Run, spec: Spec) -> str | None:
+    """Why a rank has failed, as far as its last words and this host tell."""
+    return causes.cause(
+        rank.last_lines(),
+        coordinator=run.environment.coordinator,
+        places=_places(run, spec),
+        absent=joining.absent(rank.number),
+        waited=joining.waited(rank.number),
+    )
+
+
+def _places(run: process.Run, spec: Spec) -> list[str]:
+    return [run.environment.run_dir, spec.work or "/", run.environment.cache_dir, tempfile.gettempdir()]
 
 
 def event_files(run_dir: str) -> str | None:

@@ -452,7 +452,7 @@ def test_a_torn_checkpoint_is_put_aside_with_a_warning_and_the_one_before_it_use
     assert warning.startswith("checkpoint 10 cannot be read (")
     assert warning.endswith(f"it is put aside in {TORN}/ and 5 is used")
     assert [name.partition("-")[0] for name in directory.list(TORN)] == ["10"]
-    assert directory.list("checkpoints") == ["5"]
+    assert directory.checkpoint_steps() == [5]  # Orbax removes what was cut off in its own time
 
 
 def test_where_no_checkpoint_can_be_read_the_run_is_refused_and_nothing_is_moved(

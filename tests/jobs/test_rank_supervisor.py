@@ -22,6 +22,7 @@ import pytest
 from contracts.process import ProcessEnvironment
 from contracts.ranks import OF_LOG, Ranks, Spec
 from jobs.runtime.rank_supervisor import event_files
+from tests.jobs.groups import free_address
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
@@ -64,7 +65,15 @@ Start = Callable[..., Host]
 def start(tmp_path: Path, environment: ProcessEnvironment) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
-    def make(*words: str, per_host: int = 2, hosts: int = 1, is_job: bool = False, **more: Any) -> Host:
+    def make(
+        *words: str,
+        per_host: int = 2,
+        hosts: int = 1,
+        is_job: bool = False,
+        coordinator: str = "127.0.0.1:4000",
+        log: str | None = None,
+        **more: Any,
+    ) -> Host:
         folder, run, control = tmp_path / "abc", tmp_path / "run", tmp_path / "control"
         places = {} if is_job else {"folder": str(folder), "work": str(tmp_path / "work")}
         for path in (folder, run, control):
@@ -74,14 +83,23 @@ def start(tmp_path: Path, environment: ProcessEnvironment) -> Iterator[Start]:
             hosts=("127.0.0.1",) * hosts, ports=(tuple(range(1, per_host + 1)),) * hosts, per_host=per_host
         )
         spec = Spec(words=words, ranks=ranks, **places, **more)
-        told = dataclasses.replace(environment, num_processes=hosts, process_id=0, control_dir=str(control))
+        told = dataclasses.replace(
+            environment,
+            num_processes=hosts,
+            process_id=0,
+            control_dir=str(control),
+            coordinator=coordinator,
+        )
+        output = None if log is None else open(log, "w")  # noqa: SIM115 - the process has it
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "jobs.runtime.rank_supervisor", spec.encoded()],
             env={**os.environ, **told.variables(), "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
+            stdout=output or subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        if output is not None:
+            output.close()
         started.append(process)
         return Host(process, run, tmp_path / "work")
 
@@ -173,6 +191,51 @@ def test_of_a_host_with_one_rank_it_is_the_command_that_failed(start: Start) -> 
     host = start("sh", "-c", "exit 3", per_host=1)
     assert host.ended()[0] == 3
     assert host.beat()["message"] == "the command ended with exit code 3"
+
+
+MEETS = (
+    RANK + "import socket; address = os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])\n"
+    "if rank == 0: server = socket.create_server(address)\n"
+    "if rank == 1: time.sleep(1); client = socket.create_connection(address)\n"
+)
+GIVES_UP = (
+    "print('absl::Status: DEADLINE_EXCEEDED', flush=True); print('RPC: /Service/RegisterTask', flush=True); "
+)
+
+
+def test_a_rank_that_its_siblings_waited_for_in_vain_is_named_and_so_is_what_they_waited_in(
+    start: Start,
+) -> None:
+    waits = f"{MEETS}if rank == 0: time.sleep(4); {GIVES_UP}os.abort()\n{SLEEP}"
+    host = start(sys.executable, "-c", waits, per_host=4, coordinator=free_address())
+    host.wait_for(
+        lambda: (host.run / "heartbeats/host-0.json").exists() and host.beat().get("joined") == [0, 1]
+    )
+    assert host.ended()[0] == 134
+    found = re.fullmatch(
+        r"rank 0 was killed by SIGABRT: ranks 2, 3 had not joined when jax.distributed.initialize gave up, "
+        r"after [3-9] s \(initialization_timeout=…, 300 s by default\); let every .*",
+        host.beat()["message"],
+    )
+    assert found, host.beat()
+    assert host.beat()["says_all"], "nobody wants to see the stack trace of a library"
+
+
+def test_where_rank_0_is_late_it_is_named_by_whoever_waited_for_it(start: Start) -> None:
+    waits = f"{RANK}\nif rank == 1: time.sleep(1); {GIVES_UP}os.abort()\n{SLEEP}"
+    host = start(sys.executable, "-c", waits, per_host=3, coordinator="127.0.0.1:1")
+    assert host.ended()[0] == 134
+    late = (
+        "rank 1 was killed by SIGABRT: rank 0 was not yet at 127.0.0.1:1, where the ranks meet, when jax.dist"
+    )
+    assert host.beat()["message"].startswith(late)
+
+
+def test_a_disk_that_could_not_take_the_log_is_named_as_the_cause_of_the_end(start: Start) -> None:
+    host = start(sys.executable, "-c", RANK + "print('lost'); sys.exit(rank)", log="/dev/full")
+    assert host.ended()[0] == 1
+    message = host.beat()["message"]
+    assert message.startswith(f"rank 1 ended with exit code 1: the disk is full: {host.run} has "), message
 
 
 @pytest.mark.parametrize("outcome", ["stopped", "preempted"])

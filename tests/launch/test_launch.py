@@ -408,8 +408,8 @@ def test_a_start_that_fails_on_one_host_stops_all_of_them_again(make_agent: Make
     assert hosts.verbs() == ["start"] * 3 + ["stop"] * 3
 
 
-def joined(state: str, process: str = "running") -> dict[str, Any]:
-    return {"state": state, "beat": None, "process": {"state": process}}
+def joined(state: str, process: str = "running", **more: str) -> dict[str, Any]:
+    return {"state": state, "beat": None, "process": {"state": process, **more}}
 
 
 def join(make_agent: MakeAgent, *answers: Any, limit_s: float = 9) -> list[dict[str, Any]]:
@@ -440,9 +440,9 @@ def test_a_run_has_joined_when_every_process_has(make_agent: MakeAgent) -> None:
 @pytest.mark.parametrize(
     ("answers", "said"),
     [
-        ([joined("starting"), joined("failed")], "^a process failed before all had joined$"),
-        ([joined("starting"), joined("starting", "exited")], "^a process failed before all had joined$"),
-        ([joined("starting"), joined("joined", "lost")], "^a process failed before all had joined$"),
+        ([joined("starting"), joined("failed")], "^a process failed before all had joined: w-2: failed$"),
+        ([joined("starting"), joined("starting", "exited")], "^a process failed before all had joined: w-2: exited$"),
+        ([joined("starting"), joined("joined", "lost", reason="no room")], "^a process failed .*: w-2: no room$"),
         ([joined("starting"), joined("starting")], "^w-1, w-2 did not join within 9 s$"),
         ([joined("joined"), {"ok": False, "error": {"message": "cut", "remedy": "mend"}}], "^w-2: cut → mend$"),
     ],

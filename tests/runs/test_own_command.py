@@ -4,6 +4,7 @@ of this repository."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from collections.abc import Sequence
@@ -67,6 +68,27 @@ from jax.experimental.multihost_utils import process_allgather
 jax.distributed.initialize()
 print("sum", process_allgather(jax.numpy.asarray(float(jax.process_index() + 1))).sum(), "of", jax.process_count())
 """
+
+LATE = """
+import os, time
+import jax
+if os.environ["RANK"] == "1":
+    time.sleep(60)
+jax.distributed.initialize(initialization_timeout=3)
+"""
+
+
+def test_a_rank_that_comes_after_the_limit_of_jax_is_named_with_it_and_is_not_said_to_have_joined(
+    lab: Lab,
+) -> None:
+    run = lab.finish(launch(lab, ["python", "-c", LATE]))
+    assert not any("joined" in line for line in lab.said)
+    assert re.fullmatch(
+        "host 0: the command was killed by SIGABRT: rank 1 had not joined when jax.distributed.initialize gave up, "
+        r"after \d+ s \(initialization_timeout=…, 300 s by default\); let every rank call it sooner, or raise .*",
+        result(run)["error"],
+    ), result(run)
+
 
 TORCH = """
 import torch
