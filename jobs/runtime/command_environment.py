@@ -23,7 +23,15 @@ import venv
 LIMIT_S = 120.0
 STAMP = "tpu-stack-layer.json"
 """`contracts.ranks.LAYER_STAMP`, which cannot be imported by the interpreter that runs this."""
-PIP = "#!{python}\nimport sys\nfrom pip._internal.cli.main import main\nsys.exit(main())\n"
+PIP = """\
+#!/bin/sh
+'''exec' "$(dirname -- "$(realpath -- "$0")")/python" "$0" "$@"
+' '''
+import sys
+from pip._internal.cli.main import main
+sys.exit(main())
+"""
+"""By sh, as the kernel takes no blank in an interpreter's path, and no path longer than 255 bytes."""
 
 
 def interpreter(layer: str) -> str:
@@ -102,7 +110,7 @@ def _make_programs(folder: str) -> None:
     """Make pip, and the programs of this interpreter's environment, if it is a virtual one, as the layer's."""
     python = os.path.join(folder, "python")
     for name in ("pip", "pip3", f"pip3.{sys.version_info[1]}"):
-        _write_program(os.path.join(folder, name), PIP.format(python=python))
+        _write_program(os.path.join(folder, name), PIP)
     theirs = os.path.dirname(os.path.abspath(sys.executable))
     for name in sorted(os.listdir(theirs)) if sys.prefix != sys.base_prefix else ():
         path, own = os.path.join(theirs, name), os.path.join(folder, name)
