@@ -52,7 +52,7 @@ class PictureClassifier:
 
     def encode(self, given: str | bytes, second: str | None) -> Encoded:
         """As `Predictor` has it. Raises RequestError: it is no picture, or too large a one."""
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
 
         from jobs.tf_images.input_pipeline import picture
         from jobs.tf_images.shards import encoded
@@ -63,7 +63,9 @@ class PictureClassifier:
             width, height = Image.open(io.BytesIO(given)).size
             pixels = width * height
             data = encoded(given)[0] if pixels <= MOST_PIXELS else b""
-        except Exception as error:  # Pillow raises many kinds for what is no picture
+        except UnidentifiedImageError:
+            raise RequestError("is no picture of a kind that is known, such as JPEG or PNG") from None
+        except Exception as error:  # Pillow raises many kinds for a picture that is damaged
             raise RequestError(f"cannot be read as a picture ({error})") from None
         if pixels > MOST_PIXELS:
             raise RequestError(

@@ -80,9 +80,8 @@ def test_with_an_own_command_goes_what_it_has_on_its_hosts_and_nothing_of_other_
     write_run: WriteRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_id, other = "command-20261120-214500-aaaa", "command-20261120-214500-bbbb"
-    hosts = [{"name": name} for name in ("h/0", "h/1")]
     for name in (run_id, other):
-        run = write_run(name, job="command", args=["python", "train.py"], hosts=hosts, **began("a"))
+        run = write_run(name, job="command", args=["python", "train.py"], **began("a"))
     root = Path(run.described["cache_dir"]) / "agent" / "runs"
     left = {
         root / name / place for name in (run_id, other) for place in ("venv-0", "venv-1", "work-1", "0-0")
