@@ -49,7 +49,6 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
     services = Services("services", config)
     after_services = pulumi.ResourceOptions(depends_on=[services])
     identity = Identity("identity", config, after_services)
-    Access("access", AccessArgs(config=config, account=identity.account), after_services)
     network = Network("network", config, after_services)
     # What holds data comes first. The engine refuses to replace what is protected, and then nothing else has been made.
     registry = Registry("registry", RegistryArgs(config=config, member=identity.member), after_services)
@@ -67,15 +66,18 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
     stores = [registry, *([bucket] if bucket else [])]
     disks = [disk for each in vms.values() for disk in each.disks.values()]
     data = [*stores, *([server.data] if server else []), *disks]
+    after_data = pulumi.ResourceOptions(depends_on=[services, *data])
     network.connect(config, after=data)
+    Access("access", AccessArgs(config=config, account=identity.account), after_data)
+    zones = {zone for each in config.slices if not each.in_cluster for zone in each.zones}
     # It is deleted before all that its TPUs stand on, of which some may be in no state.
     below = pulumi.ResourceOptions(depends_on=[network, identity, *data])
-    owner = StackIdentity("owner", config.project, below).owner
+    owner = StackIdentity("owner", config.project, zones, below).owner
     keeper = (
         KeeperAccount(
             "keeper",
             KeeperAccountArgs(config=config, bucket=bucket.name, hosts_account=identity.account, owner=owner),
-            after_services,
+            after_data,
         )
         if config.keeper and config.gateway and bucket
         else None

@@ -9,6 +9,7 @@ recognise without the id. What a TPU stands on (network, account, disks, bucket)
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from typing import Any
 
 import pulumi
@@ -22,17 +23,19 @@ Props = dict[str, Any]
 
 
 class StackIdentityProvider(Provider):
-    """Made once; nothing changes the id."""
+    """Made once; nothing changes the id. `zones` only grow: what was asked for in one may be there for good."""
 
     def create(self, props: Props) -> CreateResult:
         owner = uuid.uuid4().hex[:20]
         return CreateResult(owner, {**props, "owner": owner})
 
     def diff(self, _id: str, _olds: Props, _news: Props) -> DiffResult:
-        return DiffResult(changes=_olds.get("project") != _news.get("project"))
+        is_new_zone = not {*_news.get("zones", ())} <= {*_olds.get("zones", ())}
+        return DiffResult(changes=is_new_zone or _olds.get("project") != _news.get("project"))
 
     def update(self, _id: str, _olds: Props, _news: Props) -> UpdateResult:
-        return UpdateResult({**_news, "owner": _olds["owner"]})
+        zones = sorted({*_olds.get("zones", ()), *_news.get("zones", ())})
+        return UpdateResult({**_news, "zones": zones, "owner": _olds["owner"]})
 
     def delete(self, _id: str, _props: Props) -> None:
         """Raises CloudTpuError where it cannot be seen that nothing is left: without the id nobody would know it again.
@@ -42,7 +45,7 @@ class StackIdentityProvider(Provider):
         session, project = self.require_session(), _props["project"]
         with plugin.plain_errors():
             try:
-                session.lifecycle().remove_all(project, _props["owner"])
+                session.lifecycle().remove_all(project, _props["owner"], _props.get("zones"))
             except AbandonedError:
                 raise
             except NoServiceError as error:
@@ -59,11 +62,19 @@ class StackIdentityProvider(Provider):
 
 
 class StackIdentity(Resource, module="tpu_stack", name="StackIdentity"):
-    """owner: 20 hexadecimal digits, fit for a label. Whatever carries it must depend on this."""
+    """owner: 20 hexadecimal digits, fit for a label. Whatever carries it must depend on this.
+
+    zones: in which the stack may ask for TPUs now.
+    """
 
     owner: pulumi.Output[str]
 
     def __init__(
-        self, name: str, project: pulumi.Input[str], opts: pulumi.ResourceOptions | None = None
+        self,
+        name: str,
+        project: pulumi.Input[str],
+        zones: Collection[str],
+        opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        super().__init__(StackIdentityProvider(), name, {"project": project, "owner": None}, opts)
+        props = {"project": project, "zones": sorted(zones), "owner": None}
+        super().__init__(StackIdentityProvider(), name, props, opts)

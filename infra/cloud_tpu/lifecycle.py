@@ -7,7 +7,7 @@ and made anew; what runs is deleted only by `delete`, that is when the engine as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from contracts.durations import spoken
@@ -451,10 +451,11 @@ class Lifecycle:
             if node and request.is_owned(node, spec.owner) and request.belongs_to(node, spec):
                 self.delete_node(name, spec.owner)
 
-    def remove_all(self, project: str, owner: str) -> None:
+    def remove_all(self, project: str, owner: str, zones: Collection[str] | None = None) -> None:
         """Every queued resource and node of a stack, in all zones: what interrupted ones have left and no state knows.
 
-        Raises CloudTpuError where a zone could not be asked, once all is gone that the others showed.
+        zones: in which there may be some; None: nobody knows. Raises CloudTpuError where one of these could not be
+        asked, once all is gone that the others showed.
         """
         said = "left by an interrupted `pulumi up`; it is deleted"
         queued = self._client.queued_resources(project)
@@ -467,7 +468,8 @@ class Lifecycle:
             if request.is_owned(node, owner):
                 self._backoff.say(f"{node['name']}: {said}")
                 self.delete_node(node["name"], owner)
-        if unknown := sorted({*queued.unreachable, *nodes.unreachable}):
+        unreachable = {*queued.unreachable, *nodes.unreachable}
+        if unknown := sorted(unreachable if zones is None else unreachable & {*zones}):
             raise CloudTpuError(f"Google could not say what it holds in {', '.join(unknown)}", "UNAVAILABLE")
 
     def _until_gone(

@@ -13,6 +13,7 @@ import pytest
 
 from rehearsal.engine import Engine, Program
 from rehearsal.tpu_api import Delays, TpuApi
+from tests.infra.bucket import served
 from tools import pulumi_cli
 from tools.pulumi_cli import PulumiCli, PulumiCliError
 
@@ -59,6 +60,14 @@ def api() -> Iterator[TpuApi]:
     """A simulated Cloud TPU API without end of capacity, a hundred times faster than its own pace."""
     with TpuApi(delays=Delays().scaled(0.01)) as api:
         yield api
+
+
+@pytest.fixture
+def buckets(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Take the part of Google's, for what a stack keeps in its bucket; the URL."""
+    with served() as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        yield url
 
 
 EngineFactory = Callable[..., Engine]

@@ -111,10 +111,11 @@ def launcher(path: Path, module: str, *arguments: Path) -> None:
 # Made by dynamic providers.
 IDENTITY = ("pulumi-python:dynamic:StackIdentity", "owner")
 QUEUED = ("pulumi-python:dynamic:QueuedResource", "main")
+OBJECTS = ("pulumi-python:dynamic:StackObjects", "objects")
 
 
 @pytest.fixture
-def shell(cli: PulumiCli, api: TpuApi, tmp_path: Path) -> Iterator[Shell]:
+def shell(cli: PulumiCli, api: TpuApi, buckets: str, tmp_path: Path) -> Iterator[Shell]:
     """A checkout with a new environment .venv, a stack `dev` of Pulumi.example.yaml, and simulated clouds."""
     root, bin_folder = tmp_path / "checkout", tmp_path / "bin"
     home, backend = tmp_path / "home", tmp_path / "backend"
@@ -142,6 +143,7 @@ def shell(cli: PulumiCli, api: TpuApi, tmp_path: Path) -> Iterator[Shell]:
         "PULUMI_CONFIG_PASSPHRASE": "rehearsal",
         "PULUMI_SKIP_UPDATE_CHECK": "true",
         "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+        "STORAGE_EMULATOR_HOST": buckets,
         MARK: str(tmp_path),
         WORLD_VARIABLE: str(tmp_path / "world.json"),
     }
@@ -221,7 +223,7 @@ def test_a_stack_is_previewed_made_kept_refreshed_changed_and_destroyed(shell: S
         assert shell.type(f"pulumi config set {line}").code == 0
     changed = shell.type("pulumi up --yes")
     assert changed.code == 0, changed.text
-    assert changed.resources("updated") == {QUEUED}
+    assert changed.resources("updated") == {QUEUED, OBJECTS}
     assert api.control.alive()["nodes"][0]["labels"]["team"] == "nlp"
 
     destroy = shell.type("pulumi destroy --yes")

@@ -40,6 +40,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "multislice": {"slices": [{"name": "m", "accelerator": "v5litepod-16", "capacity": "spot", "count": 2}]},
     "existing network": {"network": {"existing": "default"}},
     "Filestore": {"storage": {"nfs": {"kind": "filestore"}}},
+    "a data disk": {
+        "slices": [
+            {
+                "name": "main",
+                "accelerator": "v5litepod-8",
+                "data-disks": [{"name": "scratch", "size-gib": 10}],
+            }
+        ]
+    },
     "no slices": {"slices": []},
     "node pools": {"slices": [{"name": "p", "accelerator": "v5litepod-16", "provisioning": "node-pool"}]},
     "no storage at all": {"storage": {"bucket": False, "nfs": {"kind": "none"}}},

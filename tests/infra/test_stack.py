@@ -120,10 +120,13 @@ def test_what_holds_data_comes_first_and_nothing_that_a_tpu_stands_on_goes_befor
         return found - {resource.urn}
 
     protected = {each.urn for each in any_stack.resources if each.protect}
-    in_network = ("Subnetwork", "Router", "RouterNat", "Firewall", "Address", "compute/instance:Instance")
-    for kind in (*in_network, "QueuedResource", "V2Vm", "Cluster", "NodePool", "StackIdentity"):
-        for each in any_stack.all(kind):
-            assert protected <= below(each), each.urn
+    free = (
+        *("projects/service:Service", "compute/network:Network", "StackObjects"),
+        *("BucketIAMMember", "RepositoryIamMember"),
+    )
+    for each in any_stack.resources:
+        ours = each.kind.startswith(("gcp:", "pulumi-python:")) and each.name != "hosts"
+        assert not ours or each.protect or each.kind.endswith(free) or protected <= below(each), each.urn
     carries_owner = ("QueuedResource", "V2Vm", "KeeperDismissal")
     (identity,) = any_stack.all("StackIdentity")
     for each in [each for kind in carries_owner for each in any_stack.all(kind)]:

@@ -109,10 +109,13 @@ def test_each_stack_is_another_and_its_id_fits_a_label_and_is_kept(identity: Sta
     owners = {StackIdentityProvider().create({"project": "p"}).id for _ in range(50)}
     assert len(owners) == 50
     assert all(naming.LABEL_VALUE.fullmatch(owner) for owner in owners)
-    made = identity.create({"project": "p"})
-    assert made.outs == {"project": "p", "owner": made.id}
-    assert identity.diff(made.id, made.outs, {"project": "p"}).changes is False
-    assert identity.update(made.id, made.outs, {"project": "q"}).outs == {"project": "q", "owner": made.id}
+    props = {"project": "p", "zones": ["a", "b"]}
+    made = identity.create(props)
+    assert made.outs == {**props, "owner": made.id}
+    for zones, changes in (([], False), (["b"], False), (["b", "c"], True)):
+        assert identity.diff(made.id, made.outs, {"project": "p", "zones": zones}).changes is changes
+    moved = identity.update(made.id, made.outs, {"project": "p", "zones": ["c"]}).outs
+    assert moved == {"project": "p", "zones": ["a", "b", "c"], "owner": made.id}
 
 
 def test_what_interrupted_ups_have_left_goes_with_the_stack_and_without_an_answer_the_id_is_kept(
@@ -126,13 +129,14 @@ def test_what_interrupted_ups_have_left_goes_with_the_stack_and_without_an_answe
     cloud.control.advance(60)
     cloud.control.cut_off("europe-west4-b")
     with pytest.raises(CloudTpuError, match="could not say what it holds in europe-west4-b\nThe stack keeps"):
-        identity.delete(OWNER, props)
+        identity.delete(OWNER, props | {"zones": ["europe-west4-b"]})
     kinds = ("nodes", "queuedResources")
     assert cloud.alive() == sorted(
         f"{PARENT}/{kind}/{name}" for kind in kinds for name in ("others", "nobodys")
     )
-    cloud.control.clear_faults()
-    identity.delete(OWNER, props)
+    with pytest.raises(CloudTpuError, match="europe-west4-b"):
+        identity.delete(OWNER, props)  # of a state that says nothing of zones
+    identity.delete(OWNER, props | {"zones": ["us-central1-a"]})
     cloud.control.inject("unavailable", times=1000)
     with pytest.raises(CloudTpuError, match="queued-resources list --zone=- --project=grant"):
         identity.delete(OWNER, props)
