@@ -5,7 +5,11 @@ It may import launch (inside the tasks, so that `fab --list` answers at once); n
 
 import sys
 
-from fabfile.command_line import main, namespace
+try:
+    from fabfile.command_line import main, namespace
+except KeyboardInterrupt:  # Ctrl-C in the half second in which everything is imported
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
 
 __all__ = ["main", "namespace"]
 

@@ -251,11 +251,13 @@ def reported[**P](body: Callable[P, int]) -> Callable[P, None]:
 
 def exit_code(carry_out: Callable[[], int]) -> int:
     """Carry something out, and return its exit code; a known error becomes a message, and its code."""
-    from launch.hosts import HostError, HostsError
-
     try:
+        from launch.hosts import HostError, HostsError
+
         code = carry_out()
         sys.stdout.flush()  # what cannot be written is found here, and not at the end of Python
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED)
     except RequestError as error:
         return _complain(f"error: {error}", exit_code_of(error))
     except (HostsError, HostError) as error:
@@ -267,8 +269,6 @@ def exit_code(carry_out: Callable[[], int]) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _complain(f"error: {where}{error.strerror or error}", FAILED)
-    except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED)
     return code
 
 

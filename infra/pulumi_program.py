@@ -12,6 +12,7 @@ import importlib.util
 import re
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import pulumi
@@ -22,7 +23,7 @@ from infra import offered, policy
 from infra.config import Config, ConfigError, reader
 from infra.stack import declare_stack
 
-LOGS = {"error": pulumi.log.error, "warning": pulumi.log.warn, "note": pulumi.log.info}
+LOGS = {"warning": pulumi.log.warn, "note": pulumi.log.info}
 SDK = "pulumi_gcp"
 
 
@@ -30,17 +31,14 @@ def declare() -> None:
     """Declare the stack of the current configuration.
 
     Raises:
-        pulumi.RunError: the configuration is wrong or a policy refuses it; nothing was declared. Every reason has been
-            logged, so that the engine shows them all, and no traceback.
+        Refused: the configuration is wrong or a policy refuses it; nothing was declared.
     """
     try:
         config = configuration()
     except ConfigError as error:
-        # One by one: what is raised the engine says twice.
-        for problem in error.problems:
-            pulumi.log.error(problem)
-        many = "a mistake" if len(error.problems) == 1 else f"{len(error.problems)} mistakes"
-        raise pulumi.RunError(f"nothing was made: the configuration has {many}") from None
+        count = len(error.problems)
+        many = "a mistake" if count == 1 else f"{count} mistakes"
+        raise _refused(f"the configuration has {many}", error.problems) from None
     reviewed = review(config)
     load_by_class()
     stack = declare_stack(config, reviewed.covered_chips)
@@ -75,16 +73,31 @@ def review(config: Config) -> policy.Review:
     """Log what the policies find, what the zones do not offer (only a preview asks), and what the stack costs.
 
     Raises:
-        pulumi.RunError: a finding is an error.
+        Refused: a finding is an error.
     """
     reviewed = policy.review(config, today=datetime.datetime.now(datetime.UTC).date())
     asked = offered.ask(config, _setting) if pulumi.runtime.is_dry_run() else offered.Offered()
     for finding in (*reviewed.findings, *offered.findings(config, asked)):
-        LOGS[finding.severity](str(finding))
+        if finding not in reviewed.errors:
+            LOGS[finding.severity](str(finding))
     pulumi.log.info(reviewed.table)
     if reviewed.errors:
-        raise pulumi.RunError(f"nothing was made: {len(reviewed.errors)} of the findings above are errors")
+        raise _refused("the configuration is refused", map(str, reviewed.errors))
     return reviewed
+
+
+class Refused(pulumi.RunError):
+    """Nothing is made, and why has been logged."""
+
+
+def _refused(why: str, reasons: Iterable[str]) -> Refused:
+    """Log the reasons as one message, and return what to raise.
+
+    The engine prints the first line of a message when it comes, and all of it below "Diagnostics": a reason with a
+    message of its own would be shown twice. What is raised an inline program shows twice too, so it is short.
+    """
+    pulumi.log.error("\n".join([f"{why}:", *reasons]))
+    return Refused("nothing was made")
 
 
 def _setting(key: str) -> str | None:

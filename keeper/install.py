@@ -118,6 +118,11 @@ def install(inventory: Inventory, *, on_this_machine: bool) -> int:
         raise RequestError(
             f"the stack {inventory.stack} has no keeper; set tpu-stack:keeper: true, then `pulumi up`"
         )
+    if inventory.slices and all(each.pool for each in inventory.slices):
+        raise RequestError(
+            f"the keeper is for TPU VMs, and all slices of {inventory.stack} are node pools, whose cluster starts pods "
+            "again; set tpu-stack:keeper: false, then `pulumi up`"
+        )
     bundle, lock = _bundle(), python_environment.lock_of("keeper", CHECKOUT, "")
     transport: Transport
     if on_this_machine:

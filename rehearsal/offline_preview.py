@@ -87,12 +87,16 @@ def tree(steps: Sequence[Step]) -> list[str]:
     return [f"{kind:<{wide}}  {name:<{long}}  {op}".rstrip() for kind, name, op in lines]
 
 
+REPEATED = "error: an unhandled error occurred: "
+"""Before an error of an inline program that the engine has shown already, by a line of its own."""
+
+
 def remarks(report: Report) -> list[str]:
     """What the engine prints below its own list of resources: diagnostics, outputs, counts."""
     starts = ("Diagnostics:", "Outputs:", "Resources:", "error:", "Policies:")
     for index, line in enumerate(report.lines):
         if _without_colours(line).startswith(starts):
-            return list(report.lines[index:])
+            return [each for each in report.lines[index:] if REPEATED not in _without_colours(each)]
     return list(report.lines)
 
 

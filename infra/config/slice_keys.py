@@ -131,6 +131,8 @@ def _slice(section: Section, home: Home) -> SliceConfig:
     valid_until_s = section.duration("valid-until", None, least_s=LEAST_S, most_s=MOST_S)
     guaranteed_s = section.duration("guaranteed-for", None, least_s=LEAST_S, most_s=MOST_S)
     wait_s = section.duration("wait", None, least_s=LEAST_S, most_s=MOST_S)
+    # Where it can have no disks at all, that is said of them, and not how each of them could be mended.
+    of_disks = None if provisioning == "node-pool" or len(zones) > 1 else accelerator
     made = SliceConfig(
         name=name,
         accelerator=accelerator or ANY_ACCELERATOR,
@@ -145,7 +147,7 @@ def _slice(section: Section, home: Home) -> SliceConfig:
         guaranteed_s=guaranteed_s,
         wait_s=wait_s or min(WAIT_S[provisioning], valid_until_s or MOST_S),
         labels=_labels(section),
-        data_disks=_data_disks(section, accelerator, home.project, zone, count=count),
+        data_disks=_data_disks(section, of_disks, home.project, zone, count=count),
         more_zones=zones[1:],
         strategy=strategy,
         zone_wait_s=(zone_wait_s or ZONE_WAIT_S) if len(zones) > 1 and strategy == "first" else 0,

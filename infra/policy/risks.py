@@ -330,6 +330,13 @@ def _cluster(config: Config) -> Iterator[Finding]:
 
 def _keeper(config: Config) -> Iterator[Finding]:
     path = "tpu-stack:keeper"
+    if config.slices and all(each.in_cluster for each in config.slices):
+        yield warning(
+            path,
+            "the keeper is for TPU VMs, and all slices are node pools, whose cluster starts pods again and makes nodes "
+            "anew; remove it",
+        )
+        return
     if config.gateway is None:
         yield warning(
             path,

@@ -245,6 +245,7 @@ MISTAKES = (
         'slices[0].accelerator: "v6e-12" is not a v6e size',
     ),
     ("tpu-stack:protetc false", "tpu-stack:protetc"),
+    ("tpu-stack:budget-usd-per-hour 0.001", "raise the budget or ask for less"),
 )
 
 
@@ -254,7 +255,8 @@ def test_a_mistake_is_told_without_a_traceback_and_nothing_is_made(shell: Shell,
     for line, said in MISTAKES:
         assert shell.type(f"pulumi config set {line}").code == 0
         answer = shell.type("pulumi up --yes")
-        assert answer.code != 0 and said in answer.text and "Traceback" not in answer.text, answer.text
+        assert answer.code != 0 and "Traceback" not in answer.text, answer.text
+        assert answer.text.count(said) == 1 and "unhandled error" not in answer.text, answer.text
         settings.write_text(right)
     # Dynamic providers find their Python through this link.
     (shell.root / "infra" / ".venv").unlink()

@@ -416,6 +416,24 @@ def test_what_a_shell_can_do_to_a_command_is_no_traceback(
     assert (done.returncode, done.stdout + done.stderr) == (code, said)
 
 
+INTERRUPTED = """
+import signal, sys
+class AtImport:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, AtImport())
+from fabfile.command_line import fab
+fab(["runs"])
+"""
+
+
+@pytest.mark.parametrize("imported", ["invoke", "launch.hosts", "launch.commands"])
+def test_ctrl_c_while_a_command_starts_is_no_traceback(imported: str) -> None:
+    done = called(CHECKOUT, sys.executable, "-c", INTERRUPTED, imported)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 # --- on this machine as two hosts ----------------------------------------------------------------------------------
 
 

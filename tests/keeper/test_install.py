@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import RequestError
-from contracts.inventory import Gateway
+from contracts.inventory import Gateway, NodePool
 from keeper import install
 from launch.deploy import python_environment
 from launch.deploy.deploy import RUNNER
@@ -34,6 +34,10 @@ ANSWER = '[{"namespace": "hostkeys", "key": "ssh-ed25519", "value": "AAAA"}]'
 def test_a_stack_without_a_keeper_or_a_gateway_is_told_what_to_do() -> None:
     with pytest.raises(RequestError, match="set tpu-stack:keeper: true, then `pulumi up`"):
         install.install(inventory(), on_this_machine=True)
+    pool = NodePool(machine_type="ct5lp-hightpu-4t", accelerator="x", nodes=1)
+    pools = tuple(dataclasses.replace(each, pool=pool, hosts=()) for each in KEPT.slices)
+    with pytest.raises(RequestError, match="all slices of .* are node pools"):
+        install.install(dataclasses.replace(KEPT, slices=pools), on_this_machine=True)
     with pytest.raises(RequestError, match="`fab keeper install --here` takes this machine"):
         install.install(KEPT, on_this_machine=False)
 

@@ -64,7 +64,7 @@ def test_a_grant_covers_no_node_pool_whatever_it_lists_and_says_why() -> None:
         ({"pool": {"count": 2}}, "note", "slices[0].count: 2 slices train together as a JobSet"),
         ({"cluster": {"authorized-networks": ["0.0.0.0/0"]}}, "warning",
          "cluster.authorized-networks[0]: \"0.0.0.0/0\" lets all of the internet"),
-        ({"keeper": True, "storage": {}}, "note", "keeper: slice \"main\": is left to its cluster"),
+        ({"keeper": True, "storage": {}}, "warning", "keeper: the keeper is for TPU VMs, and all slices are node"),
     ],
 )  # fmt: skip
 def test_what_a_node_pool_needs_and_opens_is_said(

@@ -253,6 +253,8 @@ def test_a_keeper_says_what_it_may_do_and_what_it_cannot_bring_back() -> None:
     assert severity == "note" and "root on their hosts" in message
     ((severity, message),) = said(nfs=None)
     assert severity == "warning" and "fab keeper install --here" in message
+    ((severity, message),) = said(nfs=None, slices=(a_slice(provisioning="node-pool"),))
+    assert severity == "warning" and message.endswith("starts pods again and makes nodes anew; remove it")
     _, (severity, message) = said(slices=(a_slice("one", provisioning="direct"), a_slice("two")))
     assert severity == "warning" and message.startswith('slice "one": is not brought back')
     assert not [each for each in risks.exposure(a_stack()) if each.path == "tpu-stack:keeper"]
