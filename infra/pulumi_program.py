@@ -13,6 +13,7 @@ import re
 import sys
 import types
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pulumi
@@ -20,11 +21,12 @@ import pulumi.runtime
 
 from contracts import inventory
 from infra import offered, policy
-from infra.config import Config, ConfigError, reader
+from infra.config import Config, ConfigError, reader, settings_file
 from infra.stack import declare_stack
 
 LOGS = {"warning": pulumi.log.warn, "note": pulumi.log.info}
 SDK = "pulumi_gcp"
+ENGINES_OWN = "pulumi:"
 
 
 def declare() -> None:
@@ -59,14 +61,39 @@ def configuration() -> Config:
     prefix = f"{reader.NAMESPACE}:"
     values = {key.removeprefix(prefix): everything[key] for key in everything if key.startswith(prefix)}
     secrets = [key for key in values if pulumi.runtime.is_config_secret(prefix + key)]
-    provider_keys = [key for key in everything if key.startswith(reader.PROVIDER)]
-    return reader.read(
-        values,
-        project=pulumi.Config("gcp").get("project"),
-        stack=pulumi.get_stack(),
-        secrets=secrets,
-        provider_keys=provider_keys,
-    )
+    provider = {
+        key: None if pulumi.runtime.is_config_secret(key) else everything[key]
+        for key in everything
+        if key.startswith(reader.PROVIDER)
+    }
+    others = [key for key in everything if not key.startswith((prefix, reader.PROVIDER, ENGINES_OWN))]
+    unread = _unread_of_the_file()
+    try:
+        config = reader.read(
+            values,
+            project=pulumi.Config("gcp").get("project"),
+            stack=pulumi.get_stack(),
+            secrets=secrets,
+            provider=provider,
+            others=others,
+        )
+    except ConfigError as error:
+        raise ConfigError((*unread, *error.problems)) from None
+    if unread:
+        raise ConfigError(unread)
+    for key in others:
+        pulumi.log.warn(f"{key}: nothing reads it here; the keys are {prefix}… and {reader.PROVIDER}…")
+    return config
+
+
+def _unread_of_the_file() -> tuple[str, ...]:
+    """Return what the engine has not read of the stack's settings file, where it has one."""
+    root = pulumi.runtime.settings.SETTINGS.root_directory
+    path = Path(root or "", f"Pulumi.{pulumi.get_stack()}.yaml")
+    if not root or not path.is_file():
+        return ()  # an inline program, or a stack whose file is elsewhere
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return tuple(f"{path.name}: {problem}" for problem in settings_file.unread(text))
 
 
 def review(config: Config) -> policy.Review:

@@ -103,6 +103,9 @@ def remarks(report: Report) -> list[str]:
 def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_file: Path) -> int:
     """Prints it and returns the exit code. Raises PreviewError."""
     print(f"previewing {path} with Pulumi {cli.version} …", flush=True)
+    problems = settings_problems(read_settings(path).decode(errors="replace"))
+    for problem in problems:
+        print(f"error: {path}: {problem}", flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="tpu-stack-preview-") as folder,
         TpuApi() as api,
@@ -124,7 +127,14 @@ def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_
         "\nSimulated: Google Cloud (a stand-in for Pulumi's gcp provider) and the Cloud TPU API. Real: Pulumi's engine"
         f"\nand the program, with {path}. No account was used, nothing was made."
     )
-    return 0 if report.ok else 2
+    return 0 if report.ok and not problems else 2
+
+
+def settings_problems(text: str) -> list[str]:
+    """What the engine reads past in a settings file, or refuses without saying where."""
+    from infra.config import settings_file
+
+    return [*settings_file.refused(text), *settings_file.unread(text)]
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import posixpath
 import re
+import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +49,8 @@ PLACES_OF_THE_PROVIDER = ("gcp:zone", "gcp:region")
 PROVIDER = "gcp:"
 UNNAMED = ("version", "pluginDownloadURL")
 """What the engine reads of any provider."""
+NAMES_OF_PROVIDERS = frozenset({"zone", "region"})
+"""Keys of other providers too, such as aws:region."""
 KEEP = 10
 MOST_KEPT = 1000
 MOST_CHIPS = 1_000_000
@@ -84,12 +87,14 @@ def read(
     project: str | None,
     stack: str,
     secrets: Collection[str] = (),
-    provider_keys: Collection[str] = (),
+    provider: Mapping[str, object] = types.MappingProxyType({}),
+    others: Collection[str] = (),
 ) -> Config:
     """values: this project's keys without the namespace, as YAML has them or as the texts that Pulumi makes of them.
 
     secrets: the keys that are kept as secrets, which none of them is; their values are neither read nor shown.
-    provider_keys: those below gcp: that are set, with the namespace.
+    provider: what is set below gcp:, with the namespace; None where it is a secret. others: the keys that are set in
+    other namespaces, with those.
 
     Raises:
         ConfigError: with every mistake in it.
@@ -102,13 +107,14 @@ def read(
     root = Section(
         open_values, prefix=f"{NAMESPACE}:", problems=problems, as_text=True, hidden=frozenset(secrets)
     )
-    problems += _unknown_keys_of_the_provider(provider_keys)
+    problems += _unknown_keys_of_the_provider(provider)
     project = _project(project, problems)
     if (wrong := formats.stack(stack)) is not None:
         problems.append(f"stack: {shown(stack)} {wrong}; `pulumi stack rename NAME` changes it")
     with root:
         unlisted = root.flag("allow-unlisted", default=False)
-        home = _home(root, project, stack, provider_keys, unlisted)
+        _provider(provider, problems, unlisted=unlisted)
+        home = _home(root, project, stack, provider, unlisted)
         grant = _grant(root, unlisted=unlisted)
         slices = slice_keys.read(root, dataclasses.replace(home, grant=grant))
         # What is not a slice is where the first one is.
@@ -139,6 +145,9 @@ def read(
             idle_hours=root.number_above_zero("idle-hours"),
             protect=root.flag("protect", default=True),
         )
+        problems += [
+            f"{key_shown(key)}: {wrong}" for key in others if (wrong := _meant_for_us(key, root.keys))
+        ]
     if problems:
         raise ConfigError(tuple(problems))
     return config
@@ -168,14 +177,12 @@ def _project(project: str | None, problems: list[str]) -> str | None:
     )
 
 
-def _home(
-    root: Section, project: str | None, stack: str, provider_keys: Collection[str], unlisted: bool
-) -> Home:
+def _home(root: Section, project: str | None, stack: str, provider: Collection[str], unlisted: bool) -> Home:
     zone = root.text("zone", None, rule=formats.zone(unlisted=unlisted))
     region = root.text("region", None, rule=formats.region(unlisted=unlisted))
     if root.has("zone") and root.has("region"):
         root.say("region", "stands beside tpu-stack:zone; write one of the two")
-    ignored = [key for key in PLACES_OF_THE_PROVIDER if key in provider_keys]
+    ignored = [key for key in PLACES_OF_THE_PROVIDER if key in provider]
     verb = "is" if len(ignored) == 1 else "are"
     return Home(
         project=project,
@@ -404,6 +411,30 @@ def _granted_generation(section: Section) -> str:
     return which.name
 
 
+def _provider(provider: Mapping[str, object], problems: list[str], *, unlisted: bool) -> None:
+    """Check the provider's places and switches, whose values it takes without a word."""
+    values: dict[object, object] = {
+        key.removeprefix(PROVIDER): value for key, value in provider.items() if value is not None
+    }
+    section = Section(values, prefix=PROVIDER, problems=problems, as_text=True)
+    section.text("zone", None, rule=formats.zone(unlisted=unlisted))
+    section.text("region", None, rule=formats.region(unlisted=unlisted))
+    for name in sorted(_keys_of_the_provider(switches=True) & {*values}):
+        section.flag(name, default=False)
+
+
+def _meant_for_us(key: str, own: Collection[str]) -> str | None:
+    """What is wrong with a key of another namespace, if it seems to be a slip for one that is read here."""
+    namespace, _, name = key.partition(":")
+    meant = suggestion(namespace, (NAMESPACE, PROVIDER.rstrip(":")))
+    if meant is None and name in {*own} - NAMES_OF_PROVIDERS:
+        meant = NAMESPACE
+    if meant is None:
+        return None
+    names = own if meant == NAMESPACE else _keys_of_the_provider()
+    return f"nothing reads it; did you mean {meant}:{suggestion(name, names) or name}?"
+
+
 def _unknown_keys_of_the_provider(keys: Collection[str]) -> list[str]:
     """The provider itself takes them without a word."""
     known = _keys_of_the_provider()
@@ -416,9 +447,11 @@ def _unknown_keys_of_the_provider(keys: Collection[str]) -> list[str]:
 
 
 @functools.cache
-def _keys_of_the_provider() -> frozenset[str]:
+def _keys_of_the_provider(*, switches: bool = False) -> frozenset[str]:
     """Read from the SDK's own list, as text: to import it takes a second."""
     package = importlib.util.find_spec("pulumi_gcp")
     assert package is not None and package.submodule_search_locations is not None
     text = Path(package.submodule_search_locations[0], "config", "vars.py").read_text(encoding="utf-8")
+    if switches:
+        return frozenset(re.findall(r"__config__\.get_bool\(.(\w+).\)", text))
     return frozenset({*re.findall(r"__config__\.get\w*\(.(\w+).\)", text), *UNNAMED})

@@ -65,6 +65,11 @@ class Section:
                 instead = f"did you mean {near}?" if near else keys
                 self._problems.append(f"{self.path(key_shown(key))}: unknown key; {instead}")
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that something has asked for so far."""
+        return tuple(self._asked)
+
     def has(self, key: str) -> bool:
         self._asked[key] = None
         return key in self._values

@@ -67,7 +67,14 @@ def test_what_the_program_or_the_engine_refuses_ends_with_exit_code_2_and_the_re
     said = capsys.readouterr().out
     assert said.count("tpu-stack:slices: required") == 1 and "Traceback" not in said
 
-    config_file.write_text(config_file.read_text() + "  tpu-stack:name: wan\n")
+    right = config_file.read_text()
+    config_file.write_text(right + "  tpu-stack:budget: [.inf]\nconfg: {}\n")
+    assert preview(config_file, program=lambda: None, cli=cli, project_file=project_file) == 2
+    said = capsys.readouterr().out
+    assert f"error: {config_file}: tpu-stack:budget[0]: .inf is not a number" in said, said
+    assert "confg: nothing reads it; did you mean config:?" in said, said
+
+    config_file.write_text(right + "  tpu-stack:name: wan\n")
     assert preview(config_file, program=program, cli=cli, project_file=project_file) == 2
     said = capsys.readouterr().out
     assert 'line 4: mapping key "tpu-stack:name" already defined at line 3' in said, said

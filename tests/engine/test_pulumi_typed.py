@@ -258,6 +258,12 @@ def test_a_mistake_is_told_without_a_traceback_and_nothing_is_made(shell: Shell,
         assert answer.code != 0 and "Traceback" not in answer.text, answer.text
         assert answer.text.count(said) == 1 and "unhandled error" not in answer.text, answer.text
         settings.write_text(right)
+    # What the engine itself leaves unread: the program is told of it by nobody.
+    settings.write_text(right + "confg: {}\n---\nconfig: {}\n")
+    answer = shell.type("pulumi preview")
+    assert answer.code != 0 and "confg: nothing reads it; did you mean config:?" in answer.text, answer.text
+    assert "Pulumi.dev.yaml: line" in answer.text and "is in another document of the file" in answer.text
+    settings.write_text(right)
     # Dynamic providers find their Python through this link.
     (shell.root / "infra" / ".venv").unlink()
     answer = shell.type("pulumi up --yes")

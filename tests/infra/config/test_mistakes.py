@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.config import ConfigError, reader
+from infra.config import ConfigError, reader, settings_file
 from infra.config.formats import FRAMEWORKS
 
 TABLE = Path(__file__).with_name("mistakes.txt")
@@ -94,18 +94,102 @@ def test_a_project_is_named_by_its_id_and_a_stack_by_what_names_can_be_made_of(
 
 def test_the_providers_own_keys_are_no_place_of_slices_and_an_unknown_one_is_a_mistake() -> None:
     nowhere: dict[str, object] = {"slices": [{"name": "main", "accelerator": "v6e-8"}]}
-    assert problems(nowhere, provider_keys=["gcp:project", "gcp:zone", "gcp:region"]) == (
+    assert problems(
+        nowhere, provider={"gcp:project": "p", "gcp:zone": "us-central1-a", "gcp:region": None}
+    ) == (
         (
             "tpu-stack:slices[0].zone: missing; write it here, or tpu-stack:zone for all slices "
             "(gcp:zone and gcp:region are the provider's own and not read for this)"
         ),
     )
     fine = ["project", "zone", "billingProject", "tpuV2CustomEndpoint", "accessToken", "version"]
-    keys = [f"gcp:{name}" for name in (*fine, "projct", "nonsense")]
-    assert problems({"slices": [SLICE]}, provider_keys=keys) == (
+    keys: dict[str, object] = {f"gcp:{name}": None for name in (*fine, "projct", "nonsense")}
+    assert problems({"slices": [SLICE]}, provider=keys) == (
         "gcp:nonsense: unknown key of Pulumi's gcp provider; remove it",
         "gcp:projct: unknown key of Pulumi's gcp provider; did you mean gcp:project?",
     )
+    wrong = {"gcp:zone": "xx", "gcp:region": "5", "gcp:userProjectOverride": "maybe", "gcp:batching": "{}"}
+    assert problems({"slices": [SLICE]}, provider=wrong) == (
+        'gcp:zone: "xx" is not a zone; write it as us-central1-a',
+        'gcp:region: "5" is not a region; write it as us-central1',
+        'gcp:userProjectOverride: "maybe" is not true or false',
+    )
+
+
+def test_a_key_of_another_namespace_that_seems_to_be_a_slip_is_a_mistake_and_names_what_was_meant() -> None:
+    slips = {
+        "tpustack:budget-usd-per-hour": "tpu-stack:budget-usd-per-hour",
+        "tpu_stack:keeper": "tpu-stack:keeper",
+        "TPU-stack:Keeper": "tpu-stack:keeper",
+        "tpu-stak:kepeer": "tpu-stack:keeper",
+        "stack:slices": "tpu-stack:slices",
+        "training:budget-usd-per-hour": "tpu-stack:budget-usd-per-hour",
+        "GCP:projct": "gcp:project",
+    }
+    assert problems({"slices": [SLICE]}, others=slips) == tuple(
+        f"{written}: nothing reads it; did you mean {meant}?" for written, meant in slips.items()
+    )
+    foreign = [
+        "aws:region",
+        "google-native:project",
+        "azure-native:location",
+        "kubernetes:context",
+        "docker:host",
+    ]
+    reader.read({"slices": [SLICE]}, project="my-project", stack="dev", others=foreign)
+
+
+PLACE = "write it in digits, or remove the key"
+
+
+@pytest.mark.parametrize(
+    ("text", "unread", "refused"),
+    [
+        ("config: {gcp:project: p}\nencryptionsalt: v1:x\nenvironment: [e]\nsecretsprovider: x\n", [], []),
+        ("", [], []),
+        ("# nothing\n", [], []),
+        ("config: {a: b}\n---\n", [], []),
+        ("config: [\n", [], []),
+        ("confg:\n  gcp:project: p\n", ["line 1: confg: nothing reads it; did you mean config:?"], []),
+        ("Config: {}\n", ["line 1: Config: nothing reads it; did you mean config:?"], []),
+        (
+            "config: {}\ntpu-stack:keeper: true\n",
+            [
+                "line 2: tpu-stack:keeper: stands outside config, where nothing reads it; indent it below config:"
+            ],
+            [],
+        ),
+        ("config: {}\nslices: []\n", ["line 2: slices: nothing reads it; move it below config:"], []),
+        (
+            "config: {}\n---\nconfig:\n  tpu-stack:keeper: true\n",
+            [
+                (
+                    "line 3: is in another document of the file, and only the first is read; move it there, and remove "
+                    "the line ---"
+                )
+            ],
+            [],
+        ),
+        (
+            "config:\n  a: .inf\n  b: [1, {c: -.INF, d: .nan}]\n  e: '.inf'\n  f: 1.0e+999\n",
+            [],
+            [
+                f"a: .inf is not a number that a configuration can have; {PLACE}",
+                f"b[1].c: -.INF is not a number that a configuration can have; {PLACE}",
+                f"b[1].d: .nan is not a number that a configuration can have; {PLACE}",
+                f"f: 1.0e+999 is not a number that a configuration can have; {PLACE}",
+            ],
+        ),
+        ("config: &a\n  b: *a\n  c: !!float x\n  1: {2: 3}\n", [], []),
+        ("config:\n  a: 1\n\tb: 2\n", [], ["line 3: has a tab before its text; indent with spaces"]),
+        ("config:\n  a: [1,\n", [], []),
+    ],
+)
+def test_what_the_engine_reads_past_in_a_file_or_refuses_without_its_place_is_named(
+    text: str, unread: list[str], refused: list[str]
+) -> None:
+    assert settings_file.unread(text) == unread
+    assert settings_file.refused(text) == refused
 
 
 def test_the_frameworks_of_image_references_are_those_that_there_are_images_of() -> None:

@@ -1,0 +1,92 @@
+"""What of a stack's settings file, Pulumi.STACK.yaml, the engine reads past or refuses without naming the key. Pure.
+
+The engine takes the first document only, and of that `config` and what it keeps of the stack itself; everything else
+it leaves unread, without a word. The program is handed what it has read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+
+import yaml
+
+from contracts.suggestions import suggestion
+
+CONFIG = "config"
+OF_THE_STACK = ("encryptionsalt", "encryptedkey", "secretsprovider", "environment")
+"""https://www.pulumi.com/docs/iac/concepts/projects/stack-settings-file/ (November 2026)."""
+
+
+def unread(text: str) -> list[str]:
+    """Return what stands in the file and is read by nothing, each with its line and what to do."""
+    try:
+        documents = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node is not None]
+    except (yaml.YAMLError, RecursionError):
+        return []  # the engine says what is wrong with it
+    found = [
+        f"line {_line(each)}: is in another document of the file, and only the first is read; move it there, and "
+        "remove the line ---"
+        for each in documents[1:]
+        if not _is_null(each)
+    ]
+    root = documents[0] if documents else None
+    for key, _ in root.value if isinstance(root, yaml.MappingNode) else ():
+        if key.value not in (CONFIG, *OF_THE_STACK):
+            found.append(f"line {_line(key)}: {key.value}: {_instead(str(key.value))}")
+    return found
+
+
+def _instead(key: str) -> str:
+    if ":" in key:
+        return f"stands outside {CONFIG}, where nothing reads it; indent it below {CONFIG}:"
+    near = suggestion(key, (CONFIG, *OF_THE_STACK))
+    return "nothing reads it; " + (f"did you mean {near}:?" if near else f"move it below {CONFIG}:")
+
+
+def refused(text: str) -> list[str]:
+    """Return what the engine refuses in words that do not name the place: tabs, and numbers that JSON does not have."""
+    try:
+        root = next(yaml.compose_all(text, yaml.SafeLoader), None)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        lines = text.splitlines()
+        if mark is None or mark.line >= len(lines) or "\t" not in lines[mark.line][: mark.column + 1]:
+            return []
+        return [f"line {mark.line + 1}: has a tab before its text; indent with spaces"]
+    except RecursionError:
+        return []
+    values = root.value if isinstance(root, yaml.MappingNode) else []
+    seen: set[int] = set()
+    return [
+        f"{path}: {number} is not a number that a configuration can have; write it in digits, or remove the key"
+        for key, value in values
+        if key.value == CONFIG
+        for path, number in _not_finite(value, "", seen)
+    ]
+
+
+def _not_finite(node: yaml.Node, path: str, seen: set[int]) -> Iterator[tuple[str, str]]:
+    """The paths of numbers that are infinite or none. seen: ids of nodes, as an alias may stand for one above it."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _not_finite(value, f"{path}.{key.value}" if path else str(key.value), seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            yield from _not_finite(value, f"{path}[{index}]", seen)
+    elif node.tag == "tag:yaml.org,2002:float":
+        with contextlib.suppress(ValueError):
+            if not math.isfinite(yaml.SafeLoader("").construct_yaml_float(node)):
+                yield path, node.value
+
+
+def _is_null(node: yaml.Node) -> bool:
+    return bool(node.tag == "tag:yaml.org,2002:null")
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
