@@ -80,7 +80,7 @@ class Checkpoints:
         """
         watch.about_to_save(step)
         if step not in self._manager.all_steps():
-            noted = {**(notes or {}), CHECKSUM: int(checksum(state))}
+            noted = {**(notes or {}), CHECKSUM: checksum(state)}
             both = ocp.args.Composite(
                 **{STATE: ocp.args.StandardSave(state), NOTES: ocp.args.JsonSave(noted)}
             )
@@ -154,7 +154,7 @@ class Checkpoints:
             found = self._manager.restore(step, args=ocp.args.Composite(**state, **noted))
             notes = dict(found.get(NOTES) or {})
             expected = notes.pop(CHECKSUM, None)  # older code wrote none
-            if expected is not None and expected != int(checksum(found[STATE])):
+            if expected is not None and expected != checksum(found[STATE]):
                 raise ValueError("its values are not those that were written: their checksum differs")
             return found[STATE], notes or None, None
         except Exception as error:  # Orbax and TensorStore raise many kinds for a torn file; all are reported
@@ -172,20 +172,20 @@ class Checkpoints:
         self._manager.close()
 
 
-@jax.jit
-def checksum(state: Any) -> jax.Array:
+def checksum(state: Any) -> int:
     """A 32-bit checksum of a tree of arrays, the same however they are shared out to devices.
 
     Of each value's bits, times an odd number that its place gives, the sum modulo 2³²: one value that changes, changes
     it.
     """
-    total = jnp.uint32(0)
+    total: Any = np.uint32(0)
     for array in jax.tree.leaves(state):
-        total = total * jnp.uint32(31) + _checksum_of(array)
-    return total
+        total = _add_checksum(total, array)
+    return int(total)
 
 
-def _checksum_of(array: jax.Array) -> jax.Array:
+@jax.jit  # an array at a time: many have one shape, and are compiled once
+def _add_checksum(total: jax.Array, array: jax.Array) -> jax.Array:
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     if array.dtype == jnp.bool_:
@@ -196,7 +196,7 @@ def _checksum_of(array: jax.Array) -> jax.Array:
     for axis in reversed(range(bits.ndim)):
         place += jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * jnp.uint32(stride % 2**32)
         stride *= bits.shape[axis]
-    return jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
+    return total * jnp.uint32(31) + jnp.sum(bits * (2 * place + 1), dtype=jnp.uint32)
 
 
 class _Best:
