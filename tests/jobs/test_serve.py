@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import RequestError
+from contracts.process import ProcessEnvironment
+from contracts.run_directory import SERVING
 from jobs.runtime.prediction import TEXT, Answer, Encoded, Guess, Row, lengths
 from jobs.serve.batching import Shapes, choose
 from jobs.serve.config import Config, problems
@@ -109,10 +116,10 @@ class Client:
         return str(told["answers"][0]["best"][0]["text"])
 
 
-def until(holds: Callable[[], bool]) -> None:
-    limit_s = time.monotonic() + 15
+def until(holds: Callable[[], bool], limit_s: float = 15) -> None:
+    deadline_s = time.monotonic() + limit_s
     while not holds():
-        assert time.monotonic() < limit_s
+        assert time.monotonic() < deadline_s
         time.sleep(0.005)
 
 
@@ -266,6 +273,39 @@ def test_a_batcher_that_ends_answers_what_waits_and_is_a_failure_of_the_server(
     assert client.request("GET", "/healthz")[:2] == (503, {"status": server.failure})
     assert server.failure == "what forms batches has ended: Panic: a library's panic"
     assert "Panic: a library's panic" in capfd.readouterr().err
+
+
+SERVES = """
+from jobs.runtime import process
+from jobs.serve import config, serve
+from tests.jobs.test_serve import Counting
+
+serve.load = lambda *_: Counting()
+process.main(config.Config, serve.serve)
+"""
+
+
+@pytest.mark.slow
+def test_a_server_whose_batcher_ends_is_a_failed_run_with_the_reason(environment: ProcessEnvironment) -> None:
+    root = Path(__file__).parents[2]
+    environment = dataclasses.replace(environment, num_processes=1, process_id=0)
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVES, "--port", "0"],
+        env={**os.environ, **environment.variables(), "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            serving = Path(environment.run_dir) / SERVING
+            until(lambda: process.poll() is not None or serving.exists(), limit_s=60)
+            client = Client(json.loads(serving.read_text())["port"])
+            assert client.send({"inputs": ["panic"]})[0] == 503
+            said, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert said.endswith("error: what forms batches has ended: Panic: a library's panic\n"), said
 
 
 def test_a_request_of_another_kind_path_or_method_is_refused(start: Start) -> None:
