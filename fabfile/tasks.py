@@ -162,7 +162,6 @@ def train(
     framework: str = "",
     processes_per_host: str = "",
     progress: str = "",
-    send: Sequence[str] | None = None,
     dry_run: bool = False,
     runs: str = "",
     track: str = "",
@@ -177,6 +176,7 @@ def train(
     keep: bool = False,
     keep_attempts: str = "",
     keep_hours: str = "",
+    send: Sequence[str] | None = None,
 ) -> int:
     """Train a job or your own script, and follow the run.
 
