@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from contracts.inventory import to_json
+from infra.cloud_tpu.client import Listing
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.documents import Documents, DocumentsError
 from infra.lease import Lease, held
@@ -60,7 +61,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(Documents, "now_s", lambda _: made.clock_s)
     for variable in notify.VARIABLES.values():
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(slices, "listed", lambda *_: {"grant": []})
+    monkeypatch.setattr(slices, "listed", lambda *_: {"grant": Listing(found=[])})
 
     def full(*_: Any, **__: Any) -> None:
         raise CloudTpuError("no capacity", status="RESOURCE_EXHAUSTED")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from infra.cloud_tpu.client import Listing
 from infra.cloud_tpu.retry import Backoff, CloudTpuError
 from infra.documents import Documents
 from keeper import commands, hosts, passes, queue_commands, reclaim, store
@@ -49,9 +50,10 @@ def test_fifty_runs_that_are_well_cost_five_requests(tmp_path: Path, monkeypatch
         monkeypatch.setattr(Documents, name, noted(name, getattr(Documents, name)))
 
     class Client:
-        def queued_resources(self, parent: str) -> list[dict[str, Any]]:
-            asked.append(parent)
-            return [{"name": f"{parent}/queuedResources/dev-main", "state": {"state": "ACTIVE"}}]
+        def queued_resources(self, project: str) -> Listing:
+            asked.append(project)
+            name = f"projects/{project}/locations/z/queuedResources/dev-main"
+            return Listing(found=[{"name": name, "state": {"state": "ACTIVE"}}])
 
     means = passes.Means(
         documents=Documents(str(tmp_path)),
@@ -107,12 +109,13 @@ def test_a_slice_that_is_lost_while_something_else_is_waited_for_is_seen_to_at_o
         store.change_wanted(documents, one.run_id, lambda _, one=one: one)  # type: ignore[misc]
 
     class Client:
-        def queued_resources(self, parent: str) -> list[dict[str, Any]]:
+        def queued_resources(self, project: str) -> Listing:
             there = [name for name in ("a", "b") if name not in lost]
             lost.append("b")  # from the second look on
-            return [
-                {"name": f"{parent}/queuedResources/{each}", "state": {"state": "ACTIVE"}} for each in there
-            ]
+            place = f"projects/{project}/locations/z/queuedResources"
+            return Listing(
+                found=[{"name": f"{place}/{each}", "state": {"state": "ACTIVE"}} for each in there]
+            )
 
     def waits() -> None:
         assert tended.wait(20.0), "b waits for what is done about something else"
