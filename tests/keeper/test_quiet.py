@@ -68,7 +68,7 @@ def test_fifty_runs_that_are_well_cost_five_requests(tmp_path: Path, monkeypatch
         Documents, "now_s", lambda _: store.NOTED_WITHIN_S + 1
     )  # not one of the looks for idle slices
     assert watch(means.documents, print) == 0
-    tpus = "projects/p/locations/-"
+    tpus = "p"
     assert asked == ["read wanted.json", "ages_s", tpus, "read queue.json", tpus]
 
 
