@@ -34,7 +34,7 @@ from rehearsal.machines.docker_engine import MachinesError
 
 RUNS = "/mnt/share/runs"
 UNDISTURBED, DISTURBED, KEPT = "undisturbed", "disturbed", "kept"
-STEPS = 400  # most of a minute on 2 cores
+STEPS = 700  # some 20 s of computing on 2 cores: an accident has to come in the midst of them
 # After the first checkpoint or the second, and long before the end: on a busy computer two commands take a while.
 FIRST_ACCIDENT, SECOND_ACCIDENT, THIRD_ACCIDENT = 60, 120, 60
 # The tokens are on the share, so that a new slice does not prepare them again; pods have them from the bucket.
