@@ -54,26 +54,26 @@ def cause(
     joined. waited: how long for them. Both in words, where they are known.
     """
     kinds: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
-        (DISK_FULL, lambda found: _disk_full([found["path"]] if found["path"] else places)),
-        (ADDRESS_IN_USE, lambda found: _port_taken(found["bound"], printed, coordinator)),
+        (DISK_FULL, lambda match: _disk_full([match["path"]] if match["path"] else places)),
+        (ADDRESS_IN_USE, lambda match: _port_taken(match["bound"], printed, coordinator)),
         (
             STORE_WAITED,
-            lambda found: _not_joined(
-                absent or f"{found['came']} of {found['all']} ranks had joined", *TORCH, f"{found['s']} s"
+            lambda match: _not_joined(
+                absent or f"{match['came']} of {match['all']} ranks had joined", *TORCH, f"{match['s']} s"
             ),
         ),
         (
             STORE_AWAY,
-            lambda found: _not_joined(
+            lambda match: _not_joined(
                 absent or f"nobody answered at {coordinator}, where rank 0 listens,",
                 *TORCH,
-                f"{int(found['ms']) / 1000:g} s",
+                f"{int(match['ms']) / 1000:g} s",
             ),
         ),
-        (NOT_REGISTERED, lambda _found: _not_joined(absent or "not every rank had joined", *JAX, waited)),
-        (NO_MEMORY, lambda _found: "it ran out of memory; a smaller batch or model needs less"),
+        (NOT_REGISTERED, lambda _match: _not_joined(absent or "not every rank had joined", *JAX, waited)),
+        (NO_MEMORY, lambda _match: "it ran out of memory; a smaller batch or model needs less"),
     )
-    return next((sentence(found) for pattern, sentence in kinds if (found := pattern.search(printed))), None)
+    return next((sentence(match) for pattern, sentence in kinds if (match := pattern.search(printed))), None)
 
 
 def lines_before(exit_code: int) -> int:
@@ -94,11 +94,9 @@ def _port_taken(bound: str | None, printed: str, coordinator: str) -> str:
     )
 
 
-def _not_joined(who: str, function: str, limit: str, waited: str) -> str:
+def _not_joined(absent: str, function: str, limit: str, waited: str) -> str:
     after = f", after {waited}" if waited else ""
-    return (
-        f"{who} when {function} gave up{after} ({limit}); let every rank call it sooner, or raise the limit"
-    )
+    return f"{absent} when {function} gave up{after} ({limit}); let every rank call it sooner, or raise the limit"
 
 
 def _disk_full(places: Sequence[str]) -> str:
@@ -109,16 +107,16 @@ def free_space(places: Sequence[str]) -> str:
     """The disks of these places with what is free on them: those that are nearly full, or all where none is."""
     disks: dict[int, tuple[int, str]] = {}
     for place in places:
-        there = place
-        while not os.path.exists(there) and there not in ("", "/"):
-            there = os.path.dirname(there)
+        folder = place
+        while not os.path.exists(folder) and folder not in ("", "/"):
+            folder = os.path.dirname(folder)
         try:
-            device, usage = os.stat(there).st_dev, shutil.disk_usage(there)
+            device, usage = os.stat(folder).st_dev, shutil.disk_usage(folder)
         except OSError:  # a URL, or not to be seen from here
             continue
         free_mib, total_mib = usage.free / 2**20, usage.total / 2**20
         disks.setdefault(
             device, (usage.free, f"{place} has {free_mib:,.0f} MiB free of {total_mib:,.0f} MiB")
         )
-    nearly_full = [words for free, words in disks.values() if free < NEARLY_FULL_BYTES]
-    return "; ".join(nearly_full or [words for _, words in disks.values()]) or ", ".join(places)
+    nearly_full = [text for free, text in disks.values() if free < NEARLY_FULL_BYTES]
+    return "; ".join(nearly_full or [text for _, text in disks.values()]) or ", ".join(places)

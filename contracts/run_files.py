@@ -78,7 +78,7 @@ class Unread:
         """A message for each kind, with its count."""
         return [self._text(kind) for kind in self._kinds]
 
-    def news(self) -> list[str]:
+    def unannounced(self) -> list[str]:
         """The messages of those kinds that no earlier call has returned."""
         fresh = [kind for kind in self._kinds if kind not in self._announced]
         self._announced |= {*fresh}
@@ -248,11 +248,11 @@ _RESULT: dict[str, Rule] = {
 def heartbeat(value: Json, name: str) -> tuple[Json | None, str | None]:
     """A heartbeat with those of its fields that are of the right kind, and what was wrong; None without its state or
     time. One without a step has taken none."""
-    kept, problem = _checked(value, _HEARTBEAT, name)
-    missing = [key for key in ("state", "time") if kept.get(key) is None]
+    beat, problem = _checked(value, _HEARTBEAT, name)
+    missing = [key for key in ("state", "time") if beat.get(key) is None]
     if missing:
         return None, problem or f"{name}: has no {missing[0]}"
-    return {**kept, "step": kept.get("step") or 0}, problem
+    return {**beat, "step": beat.get("step") or 0}, problem
 
 
 def result(value: Json, name: str) -> tuple[Json, str | None]:
@@ -264,8 +264,8 @@ def _checked(value: Json, rules: dict[str, Rule], name: str) -> tuple[Json, str 
     wrong = [
         key for key, is_right in rules.items() if value.get(key) is not None and not is_right(value[key])
     ]
-    kept = {key: each for key, each in value.items() if key not in wrong}
-    return kept, f"{name}: {wrong[0]} is {example(value[wrong[0]])}, which no run has" if wrong else None
+    valid = {key: part for key, part in value.items() if key not in wrong}
+    return valid, f"{name}: {wrong[0]} is {example(value[wrong[0]])}, which no run has" if wrong else None
 
 
 # --- metrics.jsonl ------------------------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def metrics(lines: Sequence[bytes], unread: Unread | None = None) -> list[Json]:
 
 def is_whole(line: bytes) -> bool:
     """Whether a line that has no end yet is whole, as the last one of a script that leaves the newline out."""
-    return line.rstrip().endswith(b"}") and bool(_one_after_the_other(line))
+    return line.rstrip().endswith(b"}") and bool(_concatenated(line))
 
 
 def _objects(lines: Sequence[bytes], unread: Unread) -> Iterator[Json]:
@@ -293,15 +293,15 @@ def _objects(lines: Sequence[bytes], unread: Unread) -> Iterator[Json]:
         if isinstance(value, dict):
             yield value
         else:
-            several = _one_after_the_other(line)
-            if not several:
+            objects = _concatenated(line)
+            if not objects:
                 text = line[: 4 * LONGEST_EXAMPLE].decode("utf-8", errors="replace").strip()
                 unread.add(
                     f"{METRICS}: a line {TORN}, and is left out: {example(text)}",
                     kind="line",
                     more=" (the first of {count})",
                 )
-            yield from several
+            yield from objects
 
 
 def _decoded(lines: Sequence[bytes]) -> Sequence[object]:
@@ -315,7 +315,7 @@ def _decoded(lines: Sequence[bytes]) -> Sequence[object]:
     return [parse_object(line) for line in lines]
 
 
-def _one_after_the_other(line: bytes) -> list[Json]:
+def _concatenated(line: bytes) -> list[Json]:
     """The objects of a line that has several, as a script writes that leaves the newlines out; else none."""
     text, decoder, at = line.decode("utf-8", errors="replace").strip(), json.JSONDecoder(), 0
     values: list[Json] = []
@@ -335,21 +335,21 @@ def _one_after_the_other(line: bytes) -> list[Json]:
 def _measured(line: Json, unread: Unread) -> Json:
     if _is_plain(line):
         return line
-    kept: Json = {}
+    measured: Json = {}
     for name, value in line.items():
         if value is None and name in ("step", "time"):
             continue
         rule, read = _FIELDS.get(name, ("is no number", _number))
-        known, found = read(value)
-        if known:
-            kept[name] = found
+        is_valid, number = read(value)
+        if is_valid:
+            measured[name] = number
         else:
             unread.add(
                 f"{METRICS}: {name[:LONGEST_EXAMPLE]} is {example(value)}, which {rule} and is left out",
                 kind=f"field {name}",
                 more=" ({count} times)",
             )
-    return kept
+    return measured
 
 
 def _is_plain(line: Json) -> bool:

@@ -19,14 +19,14 @@ DASHES = (
 QUOTES = {**dict.fromkeys("“”„‟«»", '"'), **dict.fromkeys("‘’‚‛", "'")}
 
 
-def suggestion(word: str, known: Iterable[str]) -> str | None:
-    """Return the one of `known` that `word` stands for; None if none is near, or several are equally near.
+def suggestion(word: str, choices: Iterable[str]) -> str | None:
+    """Return the one of `choices` that `word` stands for; None if none is near, or several are equally near.
 
     The first rule that fits decides: the same but for case, spaces and punctuation; the beginning of a name; one
     letter too many, too few or swapped with the next, or in longer words another letter; two of these in words of ten
     letters. A digit is never replaced: another number is another thing.
     """
-    typed, names = _letters(word), {name: _letters(name) for name in known}
+    typed, names = _letters(word), {name: _letters(name) for name in choices}
     rules = (
         lambda name: name == typed,
         lambda name: len(typed) >= SHORTEST_PREFIX and name.startswith(typed),
@@ -34,13 +34,13 @@ def suggestion(word: str, known: Iterable[str]) -> str | None:
         lambda name: max(len(typed), len(name)) >= SHORTEST_WITH_TWO_EDITS and _is_near(typed, name, 2),
     )
     fitting = ([name for name, letters in names.items() if rule(letters)] for rule in rules)
-    found = next(filter(None, fitting), []) if typed else []
-    return found[0] if len(found) == 1 else None
+    nearest = next(filter(None, fitting), []) if typed else []
+    return nearest[0] if len(nearest) == 1 else None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return the suggestion as the end of a message, with a semicolon in front; "" without one."""
-    near = suggestion(word, known)
+    near = suggestion(word, choices)
     return f"; did you mean {near}?" if near else ""
 
 
@@ -68,26 +68,26 @@ def _letters(word: str) -> str:
 
 def _is_near(typed: str, name: str, edits: int) -> bool:
     longer = max(len(typed), len(name))
-    return longer >= SHORTEST_WITH_AN_EDIT and _within(
+    return longer >= SHORTEST_WITH_AN_EDIT and _is_within_edits(
         typed, name, edits, replaces=longer >= SHORTEST_WITH_A_REPLACEMENT
     )
 
 
-def _within(one: str, other: str, edits: int, *, replaces: bool) -> bool:
-    """Return whether so many insertions, removals, swaps of neighbours and replacements lead from one to the other."""
-    while one and other and one[0] == other[0]:
-        one, other = one[1:], other[1:]
-    if not one + other:
+def _is_within_edits(left: str, right: str, edits: int, *, replaces: bool) -> bool:
+    """Return whether so many insertions, removals, swaps of neighbours and replacements lead from `left` to `right`."""
+    while left and right and left[0] == right[0]:
+        left, right = left[1:], right[1:]
+    if not left + right:
         return True
     if edits == 0:
         return False
     steps = []
-    if len(one) > 1 and len(other) > 1 and one[:2] == other[1::-1]:
-        steps.append((one[2:], other[2:]))
-    if not one[:1].isdigit():
-        steps.append((one[1:], other))
-    if not other[:1].isdigit():
-        steps.append((one, other[1:]))
-    if replaces and not one[:1].isdigit() and not other[:1].isdigit():
-        steps.append((one[1:], other[1:]))
-    return any(_within(left, right, edits - 1, replaces=replaces) for left, right in steps)
+    if len(left) > 1 and len(right) > 1 and left[:2] == right[1::-1]:
+        steps.append((left[2:], right[2:]))
+    if not left[:1].isdigit():
+        steps.append((left[1:], right))
+    if not right[:1].isdigit():
+        steps.append((left, right[1:]))
+    if replaces and not left[:1].isdigit() and not right[:1].isdigit():
+        steps.append((left[1:], right[1:]))
+    return any(_is_within_edits(*step, edits - 1, replaces=replaces) for step in steps)

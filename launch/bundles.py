@@ -59,12 +59,12 @@ class Bundle:
 def left_out_lines(bundles: Sequence[Bundle]) -> Iterator[str]:
     """Return what is to be said of the files that are not in a run's bundles: a line for each reason."""
     for title, bundle in zip(TITLES, bundles, strict=False):
-        names: dict[str, list[str]] = {}
+        groups: dict[str, list[str]] = {}
         for name, reason in sorted(bundle.left_out.items()):
-            names.setdefault(reason, []).append(name if name.isprintable() else repr(name))
-        for reason, some in names.items():
-            more = f" and {len(some) - MOST_NAMED} more" if len(some) > MOST_NAMED else ""
-            yield f"not sent of {title}: {', '.join(some[:MOST_NAMED])}{more} ({reason})"
+            groups.setdefault(reason, []).append(name if name.isprintable() else repr(name))
+        for reason, group in groups.items():
+            more = f" and {len(group) - MOST_NAMED} more" if len(group) > MOST_NAMED else ""
+            yield f"not sent of {title}: {', '.join(group[:MOST_NAMED])}{more} ({reason})"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Listing:
 
     @property
     def size_bytes(self) -> int:
-        return sum(found.st_size for found in self.files.values())
+        return sum(status.st_size for status in self.files.values())
 
     def largest(self, count: int) -> list[str]:
         """Return the names of the largest files."""
@@ -95,7 +95,7 @@ class Listing:
     @property
     def programs(self) -> frozenset[str]:
         """The names of the files that their owner may execute."""
-        return frozenset(name for name, found in self.files.items() if found.st_mode & 0o100)
+        return frozenset(name for name, status in self.files.items() if status.st_mode & 0o100)
 
     def bundle(self, secret: str, allowed: Collection[str] = (), programs: Set[str] = frozenset()) -> Bundle:
         """Return the files as a bundle, without those that cannot be read or may hold a secret.
@@ -159,26 +159,26 @@ def listing(
                 if f"{name}/" not in skipped:
                     left.append(f"{name}/")
                 continue
-            found = _regular(entry)
-            if isinstance(found, str):
-                left_out[name] = found
+            status = _regular(entry)
+            if isinstance(status, str):
+                left_out[name] = status
             else:
-                files[name] = found
+                files[name] = status
     return Listing(folder=folder, files=files, left_out=left_out)
 
 
 def _regular(entry: os.DirEntry[str]) -> os.stat_result | str:
     """Return the status of a file that can be sent, or the reason why it cannot be."""
     try:
-        found = entry.stat()
+        status = entry.stat()
     except FileNotFoundError:
         return "a link to nothing" if entry.is_symlink() else "it has just vanished"
     except OSError as error:
         return unreadable(error)
-    if stat.S_ISREG(found.st_mode):
-        return found
+    if stat.S_ISREG(status.st_mode):
+        return status
     kinds = {stat.S_IFDIR: "a link to a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(found.st_mode), "a device")
+    return kinds.get(stat.S_IFMT(status.st_mode), "a device")
 
 
 def unreadable(error: OSError) -> str:
@@ -261,5 +261,5 @@ def is_secret(name: str, content: bytes) -> bool:
         return True
     if len(content) > LONGEST_CREDENTIAL:
         return False
-    of_account = JSON_OF_ACCOUNT.match(content) and KEY_OF_ACCOUNT.search(content)
-    return bool(of_account or IN_CONFIGURATION.search(content) or TOKEN.fullmatch(content))
+    is_account = JSON_OF_ACCOUNT.match(content) and KEY_OF_ACCOUNT.search(content)
+    return bool(is_account or IN_CONFIGURATION.search(content) or TOKEN.fullmatch(content))

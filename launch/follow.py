@@ -379,7 +379,7 @@ class _Watch:
             self._last |= line
         for problem in run.problems:
             self._unread.add(problem)
-        for problem in self._unread.news():
+        for problem in self._unread.unannounced():
             self._display.note(printable(problem))
         for warning in warnings(run):
             if warning not in self._warned:

@@ -51,13 +51,13 @@ class Joining:
     def absent(self, failed: int) -> str:
         """The ranks that had not joined when rank `failed` ended, in words; "" where that is not known."""
         joined = set(self._joined_s)
-        others = [
+        names = [
             run_directory.heartbeat(index)
             for index in range(self._run.environment.hosts)
             if index != self._run.environment.host
         ]
         with contextlib.suppress(Exception):  # a bucket's library raises kinds of its own
-            for beat in self._run.directory.read_jsons(others) if others else ():
+            for beat in self._run.directory.read_jsons(names) if names else ():
                 if beat is not None and beat.get("attempt") == self._run.environment.attempt:
                     joined.update(rank for rank in beat.get("joined") or () if isinstance(rank, int))
         missing = sorted(set(range(self._size)) - joined - {failed})
@@ -65,8 +65,8 @@ class Joining:
             return f"rank 0 was not yet at {self._run.environment.coordinator}, where the ranks meet,"
         if not missing:
             return ""
-        names = ", ".join(map(str, missing[:MOST_NAMED])) + (", …" if len(missing) > MOST_NAMED else "")
-        return f"rank{'s' * (len(missing) > 1)} {names} had not joined"
+        ranks = ", ".join(map(str, missing[:MOST_NAMED])) + (", …" if len(missing) > MOST_NAMED else "")
+        return f"rank{'s' * (len(missing) > 1)} {ranks} had not joined"
 
     def waited(self, failed: int) -> str:
         """How long rank `failed` was there before it ended, in words; "" where it never joined."""
@@ -79,17 +79,19 @@ def sockets_at(ports: set[int]) -> Iterator[str]:
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
             for row in map(str.split, file.readlines()[1:]):
-                here, there = (int(address.rpartition(":")[2], 16) for address in row[1:3])
-                if (row[3] == LISTENING and here in ports) or (row[3] == ESTABLISHED and there in ports):
+                local_port, remote_port = (int(address.rpartition(":")[2], 16) for address in row[1:3])
+                if (row[3] == LISTENING and local_port in ports) or (
+                    row[3] == ESTABLISHED and remote_port in ports
+                ):
                     yield f"socket:[{row[9]}]"
 
 
 def descendants(pid: int, parents: Mapping[int, int]) -> list[int]:
     """`pid`, and the processes that it and those have started. parents: of each process."""
-    found = [pid]
-    for each in found:
-        found += [child for child, parent in parents.items() if parent == each]
-    return found
+    processes = [pid]
+    for process in processes:
+        processes += [child for child, parent in parents.items() if parent == process]
+    return processes
 
 
 def _parents() -> Iterator[tuple[int, int]]:
@@ -99,10 +101,10 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def _open_files(pid: int) -> list[str]:
-    found: list[str] = []
+    targets: list[str] = []
     with contextlib.suppress(OSError):  # it ended
         folder = f"/proc/{pid}/fd"
         for name in os.listdir(folder):
             with contextlib.suppress(OSError):
-                found.append(os.readlink(f"{folder}/{name}"))
-    return found
+                targets.append(os.readlink(f"{folder}/{name}"))
+    return targets

@@ -238,7 +238,7 @@ class Mirror:
         if ended or any(beat and beat["state"] not in ("starting", "joined") for beat in run.current()):
             lines, self._offset = run.directory.read_new_metrics(self._offset, self._unread)
             fresh = [line for line in map(self._fresh, lines) if line is not None]
-            for problem in self._unread.news():
+            for problem in self._unread.unannounced():
                 print(printable(f"{self._tracker}: {problem}"), flush=True)
             for at in range(0, len(fresh), LINES):
                 self._ask("metrics", fresh[at : at + LINES])

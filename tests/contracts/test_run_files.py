@@ -89,9 +89,9 @@ def test_each_kind_of_what_cannot_be_read_is_said_once_and_counted() -> None:
         'metrics.jsonl: phase is "train", which is no number and is left out (3 times)',
         'metrics.jsonl: a line is torn, or no JSON object, and is left out: "torn {" (the first of 6)',
     ]
-    assert unread.news() == news
+    assert unread.unannounced() == news
     run_files.metrics([b"torn {"], unread)
-    assert unread.news() == []
+    assert unread.unannounced() == []
     run_files.metrics([json.dumps({f"name {index}": "x"}).encode() for index in range(1000)], unread)
     assert len(unread.texts()) == run_files.MOST_KINDS
 
