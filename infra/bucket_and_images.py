@@ -31,11 +31,11 @@ BUCKET_ROLES = {"objects": READ_AND_WRITE, "metadata": SEE_BUCKET}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StorageBucketArgs:
-    """member: who reads and writes, as an IAM principal."""
+    """member: who reads and writes, as an IAM principal; None: no host."""
 
     config: Config
     bucket: BucketConfig
-    member: pulumi.Input[str]
+    member: pulumi.Input[str] | None
 
 
 class StorageBucket(pulumi.ComponentResource):
@@ -74,7 +74,7 @@ class StorageBucket(pulumi.ComponentResource):
         )
         self.name, self.bucket = bucket.name, bucket
         StackObjects("objects", bucket.name, args.config.protect, pulumi.ResourceOptions(parent=self))
-        for what, role in BUCKET_ROLES.items():
+        for what, role in BUCKET_ROLES.items() if args.member is not None else ():
             storage.BucketIAMMember(
                 what,
                 bucket=bucket.name,
@@ -154,10 +154,10 @@ OLD_DAYS = 30
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RegistryArgs:
-    """member: who pulls, as an IAM principal."""
+    """member: who pulls, as an IAM principal; None: nobody."""
 
     config: Config
-    member: pulumi.Input[str]
+    member: pulumi.Input[str] | None
 
 
 class Registry(pulumi.ComponentResource):
@@ -205,14 +205,15 @@ class Registry(pulumi.ComponentResource):
             # An image can be built again, but not the same: runs name theirs by digest.
             opts=pulumi.ResourceOptions(parent=self, protect=args.config.protect),
         )
-        artifactregistry.RepositoryIamMember(
-            "hosts",
-            project=args.config.project,
-            location=images.region,
-            repository=repository.repository_id,
-            role=READ_IMAGES,
-            member=args.member,
-            opts=child,
-        )
+        if args.member is not None:
+            artifactregistry.RepositoryIamMember(
+                "hosts",
+                project=args.config.project,
+                location=images.region,
+                repository=repository.repository_id,
+                role=READ_IMAGES,
+                member=args.member,
+                opts=child,
+            )
         self.url = f"{images.region}-docker.pkg.dev/{args.config.project}/{images.repository}"
         self.register_outputs({"url": self.url})

@@ -19,9 +19,7 @@ from infra.bucket_and_images import BUCKET_ROLES, READ_IMAGES, bucket_condition
 from infra.cloud_tpu.request import SCOPES
 from infra.config import ClusterConfig, Config, SliceConfig
 from infra.iam import LONGEST_ACCOUNT_ID
-
-LONGEST_NAME = 40
-"""Of a cluster and of a node pool, too (https://cloud.google.com/kubernetes-engine/docs/reference/rest)."""
+from infra.node_pools import ATTEMPT, Hooks, Observed, pool_names
 
 POD_RANGE, SERVICE_RANGE = "172.20.0.0/14", "172.24.0.0/20"
 """Outside the range of the subnets (`infra.network.OWN_RANGE`), so that a region that joins later meets neither."""
@@ -32,6 +30,9 @@ PODS_PER_NODE = 15
 SPOT_GRACE_S, SPOT_GRACE_OF_SYSTEM_S = 120, 15
 """How long a node goes on after Google has taken it back, and the part of it that GKE's own pods have. By default it is
 30 s and 15 (https://docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms; from 1.35.0-gke.1171000 on)."""
+
+ONLY_WHEN_MADE = ("nodeConfig.shieldedInstanceConfig",)
+"""What a pool gets when it is made and cannot be given later: a pool that was made without it keeps its nodes."""
 
 NODE_ROLE = "roles/container.defaultNodeServiceAccount"
 """Logs and metrics of nodes: the least that GKE asks for its nodes
@@ -57,7 +58,10 @@ objects. No secret, no role, no node of the cluster can be changed with it."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GkeArgs:
-    """network, subnetwork: full names, of the cluster's region. bucket: its resource; None where there is none."""
+    """network, subnetwork: full names, of the cluster's region. bucket: its resource; None where there is none.
+
+    observed, hooks: of `infra.node_pools`.
+    """
 
     config: Config
     cluster: ClusterConfig
@@ -65,6 +69,8 @@ class GkeArgs:
     network: pulumi.Input[str]
     subnetwork: pulumi.Input[str]
     bucket: storage.Bucket | None
+    observed: Observed
+    hooks: Hooks | None
 
 
 class Gke(pulumi.ComponentResource):
@@ -79,7 +85,7 @@ class Gke(pulumi.ComponentResource):
         own_network = config.network.existing is None
         made = container.Cluster(
             "cluster",
-            name=naming.resource_name(config.stack, longest=LONGEST_NAME),
+            name=naming.cluster_name(config.stack),
             project=config.project,
             location=cluster.zone,
             description=f"tpu-stack {config.stack}",
@@ -109,14 +115,24 @@ class Gke(pulumi.ComponentResource):
             remove_default_node_pool=True,
             initial_node_count=1,
             node_config=container.ClusterNodeConfigArgs(
-                service_account=self.nodes, oauth_scopes=list(SCOPES), machine_type=cluster.machine_type
+                service_account=self.nodes,
+                oauth_scopes=list(SCOPES),
+                machine_type=cluster.machine_type,
+                shielded_instance_config=container.ClusterNodeConfigShieldedInstanceConfigArgs(
+                    enable_secure_boot=True, enable_integrity_monitoring=True
+                ),
             ),
             deletion_protection=False,
             resource_labels=naming.labels(config.stack),
-            # What GKE shows of the nodes that are gone would make it all again.
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["nodeConfig", "initialNodeCount"]),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                # What GKE shows of the nodes that are gone would make it all again.
+                ignore_changes=["nodeConfig", "initialNodeCount"],
+                hooks=args.hooks.cluster if args.hooks else None,
+            ),
         )
         self.name = made.name
+        attempt = args.observed.attempt(naming.SYSTEM_POOL)
         container.NodePool(
             naming.SYSTEM_POOL,
             name=naming.SYSTEM_POOL,
@@ -124,8 +140,8 @@ class Gke(pulumi.ComponentResource):
             cluster=made.name,
             location=cluster.zone,
             node_count=1,
-            node_config=_node_config(config, self.nodes, cluster.machine_type),
-            opts=child,
+            node_config=_node_config(config, self.nodes, cluster.machine_type, attempt=attempt),
+            opts=_pool_options(self, attempt, args.hooks),
         )
         _let_pods_use_the_bucket(config, cluster, args.bucket, made, child)
         _let_people_launch(config, args.owner, child)
@@ -133,7 +149,8 @@ class Gke(pulumi.ComponentResource):
             name=made.name,
             dns=made.control_plane_endpoints_config.dns_endpoint_config.endpoint,
             address=made.endpoint,
-            authority=made.master_auth.cluster_ca_certificate,
+            # The provider marks the client key of master_auth as secret, and with it every value that is read from it.
+            authority=pulumi.Output.unsecret(made.master_auth.cluster_ca_certificate),
         ).apply(lambda it: entry(cluster, **it))
         self.register_outputs({"name": self.name})
 
@@ -267,13 +284,15 @@ def _let_people_launch(config: Config, owner: pulumi.Input[str], opts: pulumi.Re
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolsArgs:
     """asked: the slice's own part of `config`. cluster, zone: the name and the zone of
-    the cluster. nodes: what they act as, an email."""
+    the cluster. nodes: what they act as, an email. observed, hooks: of `infra.node_pools`."""
 
     config: Config
     asked: SliceConfig
     cluster: pulumi.Input[str]
     zone: str
     nodes: pulumi.Input[str]
+    observed: Observed
+    hooks: Hooks | None
 
 
 class Pools(pulumi.ComponentResource):
@@ -285,6 +304,7 @@ class Pools(pulumi.ComponentResource):
         placement = _placement(args, child)
         flex_start = asked.capacity == "flex-start"
         for pool in pool_names(asked):
+            attempt = args.observed.attempt(pool)
             container.NodePool(
                 pool,
                 name=pool,
@@ -293,8 +313,9 @@ class Pools(pulumi.ComponentResource):
                 location=args.zone,
                 node_locations=[asked.zone],
                 max_pods_per_node=PODS_PER_NODE,
+                # Without a count a new pool has no nodes, and a pool that is there keeps those that it has. An initial
+                # count cannot be changed: with one, GKE would make the pool again, and its nodes would be lost.
                 node_count=None if asked.scale_to_zero else asked.accelerator.hosts,
-                initial_node_count=0 if asked.scale_to_zero else None,
                 # Google holds the size of a slice against the limit of its one zone, not against a total
                 # (https://github.com/vllm-project/ci-infra/pull/545).
                 autoscaling=container.NodePoolAutoscalingArgs(
@@ -305,22 +326,28 @@ class Pools(pulumi.ComponentResource):
                 placement_policy=placement,
                 # Nodes of flex-start are not repaired: they end, and Google's queue gives others.
                 management=container.NodePoolManagementArgs(auto_repair=not flex_start, auto_upgrade=True),
-                node_config=_node_config(args.config, args.nodes, asked.accelerator.machine_type, asked),
-                opts=pulumi.ResourceOptions(
-                    parent=self,
-                    # The name is fixed, so that one that failed is not made again beside its remains.
-                    delete_before_replace=True,
-                    custom_timeouts=pulumi.CustomTimeouts(create=f"{asked.wait_s}s"),
+                node_config=_node_config(
+                    args.config, args.nodes, asked.accelerator.machine_type, asked, attempt=attempt
+                ),
+                opts=pulumi.ResourceOptions.merge(
+                    _pool_options(self, attempt, args.hooks),
+                    pulumi.ResourceOptions(custom_timeouts=pulumi.CustomTimeouts(create=f"{asked.wait_s}s")),
                 ),
             )
         self.register_outputs({})
 
 
-def pool_names(asked: SliceConfig) -> tuple[str, ...]:
-    """NAME, or NAME-0, NAME-1, …: within their cluster, and no longer than Google takes."""
-    if asked.count == 1:
-        return (asked.name,)
-    return tuple(f"{asked.name}-{number}" for number in range(asked.count))
+def _pool_options(
+    parent: pulumi.Resource, attempt: str | None, hooks: Hooks | None
+) -> pulumi.ResourceOptions:
+    """attempt: as in `_node_config`. Without one, that of an earlier `pulumi up` stays as it is."""
+    return pulumi.ResourceOptions(
+        parent=parent,
+        # The name is fixed, so that one that failed is not made again beside its remains.
+        delete_before_replace=True,
+        ignore_changes=[*ONLY_WHEN_MADE, *([] if attempt else [f'nodeConfig.metadata["{ATTEMPT}"]'])],
+        hooks=hooks.pool if hooks else None,
+    )
 
 
 def slice_entry(config: Config, asked: SliceConfig) -> inventory.Slice:
@@ -372,9 +399,15 @@ def _placement(args: PoolsArgs, opts: pulumi.ResourceOptions) -> container.NodeP
 
 
 def _node_config(
-    config: Config, nodes: pulumi.Input[str], machine_type: str | None, asked: SliceConfig | None = None
+    config: Config,
+    nodes: pulumi.Input[str],
+    machine_type: str | None,
+    asked: SliceConfig | None = None,
+    *,
+    attempt: str | None = None,
 ) -> container.NodePoolNodeConfigArgs:
-    """asked: the slice that the nodes are of; None: they are for GKE's own pods."""
+    """asked: the slice that the nodes are of; None: they are for GKE's own pods. attempt: of `infra.node_pools`, of a
+    pool that has to be made again."""
     capacity = asked.capacity if asked else "on-demand"
     labels = naming.labels(config.stack, slice_name=asked.name if asked else None)
     return container.NodePoolNodeConfigArgs(
@@ -383,7 +416,14 @@ def _node_config(
         oauth_scopes=list(SCOPES),
         # Pods see their own account there, and not the node's.
         workload_metadata_config=container.NodePoolNodeConfigWorkloadMetadataConfigArgs(mode="GKE_METADATA"),
-        metadata={"disable-legacy-endpoints": "true", "block-project-ssh-keys": "TRUE"},
+        metadata={
+            "disable-legacy-endpoints": "true",
+            "block-project-ssh-keys": "TRUE",
+            **({ATTEMPT: attempt} if attempt else {}),
+        },
+        shielded_instance_config=container.NodePoolNodeConfigShieldedInstanceConfigArgs(
+            enable_secure_boot=True, enable_integrity_monitoring=True
+        ),
         resource_labels={**(asked.labels if asked else {}), **labels},
         boot_disk_kms_key=asked.boot_disk_kms_key if asked else None,
         reservation_affinity=_reservation(config, asked) if asked else None,

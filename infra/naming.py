@@ -11,6 +11,8 @@ import hashlib
 import re
 
 LONGEST = 63
+LONGEST_CLUSTER = 40
+"""Of a cluster and of a node pool."""
 NAME = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 LABEL_KEY = re.compile(r"[a-z][-_a-z0-9]{0,62}")
 LABEL_VALUE = re.compile(r"[-_a-z0-9]{0,63}")
@@ -27,6 +29,11 @@ RESERVED_LABELS = (STACK_LABEL, SLICE_LABEL, OWNER_LABEL)
 def resource_name(stack: str, *parts: str, longest: int = LONGEST) -> str:
     """tpu-stack-STACK-PART…, legal and no longer than `longest`; two inputs never share a name by being shortened."""
     return _fit("-".join([PREFIX, stack, *parts]), longest)
+
+
+def cluster_name(stack: str) -> str:
+    """Of the stack's own cluster (https://cloud.google.com/kubernetes-engine/docs/reference/rest)."""
+    return resource_name(stack, longest=LONGEST_CLUSTER)
 
 
 def label_value(text: str) -> str:

@@ -42,7 +42,10 @@ class Network(pulumi.ComponentResource):
         super().__init__("tpu-stack:network:Network", name, {}, opts)
         self.host_tag = naming.resource_name(config.stack, "host")
         self.gateway_tag = naming.resource_name(config.stack, "gateway")
-        if config.network.existing is None:
+        if config.network.existing is not None:
+            there = f"projects/{config.project}/global/networks/{config.network.existing}"
+            self.network = pulumi.Output.from_input(there)
+        elif is_needed(config):
             made = compute.Network(
                 "network",
                 name=naming.resource_name(config.stack),
@@ -53,12 +56,12 @@ class Network(pulumi.ComponentResource):
                 opts=pulumi.ResourceOptions(parent=self),
             )
             self.network = made.id
-        else:
-            there = f"projects/{config.project}/global/networks/{config.network.existing}"
-            self.network = pulumi.Output.from_input(there)
 
     def connect(self, config: Config, after: Sequence[pulumi.Resource]) -> None:
         """Make a subnet and a way out in each region, and the firewall rules. after: what is made before them."""
+        if config.network.existing is None and not is_needed(config):
+            self.register_outputs({})
+            return
         self._child = pulumi.ResourceOptions(parent=self, depends_on=after)
         if config.network.existing is None:
             self._make(config)
@@ -70,7 +73,8 @@ class Network(pulumi.ComponentResource):
                 )
                 for region in config.regions
             }
-        self._firewall(config)
+        if config.has_machines:
+            self._firewall(config)
         self.register_outputs({"network": self.network, "subnetworks": self.subnetworks})
 
     def _make(self, config: Config) -> None:
@@ -162,6 +166,11 @@ class Network(pulumi.ComponentResource):
             target_tags=to,
             opts=self._child,
         )
+
+
+def is_needed(config: Config) -> bool:
+    """Not where all slices are in a cluster that is not the stack's."""
+    return bool(config.regions) or config.has_machines
 
 
 def client_ranges(config: Config) -> tuple[str, ...]:

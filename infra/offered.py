@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import queue
+import re
 import threading
 import time
 import urllib.parse
@@ -54,7 +55,7 @@ class Offered:
     not_asked: str | None = None
 
 
-class _NotAskedError(Exception):
+class NotAskedError(Exception):
     """Why one question has no answer, in words."""
 
 
@@ -72,26 +73,26 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
         settings = settings_.read(setting)
     except CloudTpuError as error:
         return Offered(not_asked=str(error))
-    (credentials,) = _together([lambda: settings_.credentials(settings)], limit_s)
+    (credentials,) = together([lambda: settings_.credentials(settings)], limit_s)
     if isinstance(credentials, Exception):
-        return Offered(not_asked=_said(credentials))
-    api = _Api(credentials)
+        return Offered(not_asked=said(credentials))
+    api = Api(credentials)
     wanted = dict.fromkeys(zone for each in config.slices for zone in each.zones if not each.in_cluster)
     tpus = f"{settings.endpoint}/v2/projects/{config.project}/locations"
     questions: dict[tuple[str, str], Callable[[], Any]] = {}
     for zone in wanted:
         questions["accelerators", zone] = functools.partial(api.names, f"{tpus}/{zone}", "acceleratorTypes")
         questions["runtimes", zone] = functools.partial(api.names, f"{tpus}/{zone}", "runtimeVersions")
-    compute = _endpoint(setting, "compute", COMPUTE, ours=settings.is_rehearsal)
+    compute = endpoint(setting, "compute", COMPUTE, ours=settings.is_rehearsal)
     if config.nfs is not None and config.nfs.kind == "gateway" and compute is not None:
         place = f"{compute}/projects/{config.project}/zones/{config.nfs.zone}/machineTypes"
         machine_type = config.nfs.machine_type
         questions["machine_type", ""] = lambda: api.is_there(f"{place}/{machine_type}")
-    manager = _endpoint(setting, "resourceManager", RESOURCE_MANAGER, ours=settings.is_rehearsal)
-    if _people(config) and manager is not None:
+    manager = endpoint(setting, "resourceManager", RESOURCE_MANAGER, ours=settings.is_rehearsal)
+    if _people(config) and config.has_machines and manager is not None:
         questions["organisation", ""] = lambda: api.organisation(manager, config.project)
     answers = dict(
-        zip(questions, _together(list(questions.values()), max(0.1, ends - time.monotonic())), strict=True)
+        zip(questions, together(list(questions.values()), max(0.1, ends - time.monotonic())), strict=True)
     )
     # Who may not ask for the organisation loses only a hint.
     failed = [
@@ -105,7 +106,7 @@ def ask(config: Config, setting: Setting, *, limit_s: float = LIMIT_S) -> Offere
         runtimes={zone: good[what, zone] for what, zone in good if what == "runtimes"},
         machine_type=good.get(("machine_type", "")),
         organisation=good.get(("organisation", "")),
-        not_asked=_said(failed[0]) if failed else None,
+        not_asked=said(failed[0]) if failed else None,
     )
 
 
@@ -155,7 +156,7 @@ def _externals(config: Config, organisation: Organisation | None) -> Iterator[Fi
     domain = organisation.domain if organisation else None
     outside = [
         who
-        for who in _people(config)
+        for who in (_people(config) if config.has_machines else ())
         if (_domain(who) in CONSUMER_DOMAINS if domain is None else _domain(who) != domain)
     ]
     if not outside:
@@ -195,9 +196,9 @@ def _few(names: frozenset[str]) -> str:
 # --- asking ---------------------------------------------------------------------------------------------------
 
 
-def _together(questions: list[Callable[[], Any]], limit_s: float) -> list[Any]:
+def together(questions: list[Callable[[], Any]], limit_s: float) -> list[Any]:
     """Their answers in order, an exception where there is none. Threads that hang in a network are left behind."""
-    late = _NotAskedError(f"no answer within {limit_s:.0f} s")
+    late = NotAskedError(f"no answer within {limit_s:.0f} s")
     found: list[Any] = [late] * len(questions)
     answered: queue.Queue[tuple[int, Any]] = queue.Queue()
 
@@ -219,16 +220,14 @@ def _together(questions: list[Callable[[], Any]], limit_s: float) -> list[Any]:
     return found
 
 
-def _endpoint(setting: Setting, name: str, google: str, *, ours: bool) -> str | None:
+def endpoint(setting: Setting, name: str, google: str, *, ours: bool) -> str | None:
     """Where an API is, as the gcp provider finds it. ours: a cloud on this machine has only those that are named."""
-    variable = (
-        "GOOGLE_COMPUTE_CUSTOM_ENDPOINT" if name == "compute" else "GOOGLE_RESOURCE_MANAGER_CUSTOM_ENDPOINT"
-    )
-    given = setting(f"gcp:{name}CustomEndpoint") or os.environ.get(variable)
+    variable = re.sub(r"(?=[A-Z])", "_", name).upper()
+    given = setting(f"gcp:{name}CustomEndpoint") or os.environ.get(f"GOOGLE_{variable}_CUSTOM_ENDPOINT")
     return str(given).rstrip("/") if given else None if ours else google
 
 
-class _Api:
+class Api:
     """One request after the other of a thread; each has a connection of its own, as httplib2 wants it."""
 
     def __init__(self, credentials: Any) -> None:
@@ -247,7 +246,12 @@ class _Api:
                 return frozenset(found)
 
     def is_there(self, url: str) -> bool:
-        return self._request("GET", url, absent={}) != {}
+        return self.get(url) is not None
+
+    def get(self, url: str) -> Json | None:
+        """None where there is no such thing."""
+        found = self._request("GET", url, absent={})
+        return found or None
 
     def organisation(self, manager: str, project: str) -> Organisation:
         ancestors = self._request("POST", f"{manager}/projects/{project}:getAncestry").get("ancestor", [])
@@ -256,7 +260,7 @@ class _Api:
             return Organisation(id=None)
         try:
             domain = self._request("GET", f"{manager}/organizations/{ids[0]}").get("displayName")
-        except _NotAskedError:
+        except NotAskedError:
             domain = None
         return Organisation(id=ids[0], domain=domain)
 
@@ -284,15 +288,15 @@ class _Api:
         refusal = Refusal.parse(int(answer.status), content)
         host = urllib.parse.urlsplit(url).netloc
         if refusal.is_disabled:
-            raise _NotAskedError(f"{host} is not turned on for the project yet, which `pulumi up` does")
+            raise NotAskedError(f"{host} is not turned on for the project yet, which `pulumi up` does")
         first = (refusal.message.strip().splitlines() or [""])[0]
-        raise _NotAskedError(f"{host}: HTTP {refusal.http_code}: {first[:200]}")
+        raise NotAskedError(f"{host}: HTTP {refusal.http_code}: {first[:200]}")
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
     """In a line; of an exception that is not ours only the kind, for its text may hold what a server has sent."""
     from infra.cloud_tpu.retry import CloudTpuError
 
-    if isinstance(error, _NotAskedError | CloudTpuError):
+    if isinstance(error, NotAskedError | CloudTpuError):
         return str(error)
     return f"Google cannot be reached ({type(error).__name__})"

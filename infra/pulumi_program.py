@@ -20,7 +20,7 @@ import pulumi
 import pulumi.runtime
 
 from contracts import inventory
-from infra import offered, policy
+from infra import node_pools, offered, policy
 from infra.config import Config, ConfigError, reader, settings_file
 from infra.stack import declare_stack
 
@@ -41,9 +41,15 @@ def declare() -> None:
         count = len(error.problems)
         many = "a mistake" if count == 1 else f"{count} mistakes"
         raise _refused(f"the configuration has {many}", error.problems) from None
-    reviewed = review(config)
+    observed = node_pools.observe(config, _setting)
+    reviewed = review(config, observed)
     load_by_class()
-    stack = declare_stack(config, reviewed.covered_chips)
+    stack = declare_stack(
+        config,
+        reviewed.covered_chips,
+        observed=observed,
+        hooks=node_pools.hooks(config, _setting),
+    )
     pulumi.export("inventory", stack.inventory.apply(inventory.to_json))
     pulumi.export("image_repository", stack.image_repository)
     if stack.keeper is not None:
@@ -96,15 +102,17 @@ def _unread_of_the_file() -> tuple[str, ...]:
     return tuple(f"{path.name}: {problem}" for problem in settings_file.unread(text))
 
 
-def review(config: Config) -> policy.Review:
-    """Log what the policies find, what the zones do not offer (only a preview asks), and what the stack costs.
+def review(config: Config, observed: node_pools.Observed) -> policy.Review:
+    """Log what the policies find, what the zones do not offer (only a preview asks), what is wrong with node pools, and
+    what the stack costs.
 
     Raises:
         Refused: a finding is an error.
     """
     reviewed = policy.review(config, today=datetime.datetime.now(datetime.UTC).date())
     asked = offered.ask(config, _setting) if pulumi.runtime.is_dry_run() else offered.Offered()
-    for finding in (*reviewed.findings, *offered.findings(config, asked)):
+    more = (*offered.findings(config, asked), *node_pools.findings(observed))
+    for finding in (*reviewed.findings, *more):
         if finding not in reviewed.errors:
             LOGS[finding.severity](str(finding))
     pulumi.log.info(reviewed.table)

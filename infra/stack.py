@@ -17,12 +17,14 @@ from infra.file_server import Filestore, FilestoreArgs, Gateway, GatewayArgs
 from infra.iam import Access, AccessArgs, Identity
 from infra.keeper_access import Description, DescriptionArgs, KeeperAccount, KeeperAccountArgs
 from infra.network import Network
+from infra.node_pools import UNKNOWN, Hooks, Observed
 from infra.slices import TpuSlice, TpuSliceArgs
 from infra.stack_identity import StackIdentity
 
 SERVICES = (
-    "cloudresourcemanager", "compute", "iam", "iap", "oslogin", "storage", "artifactregistry", "tpu",
+    "cloudresourcemanager", "compute", "iam", "storage", "artifactregistry", "tpu",
 )  # fmt: skip
+LOGIN_SERVICES = ("iap", "oslogin")
 FILESTORE_SERVICE = "file"
 SECRETS_SERVICE = "secretmanager"
 CLUSTER_SERVICE = "container"
@@ -43,19 +45,28 @@ class Stack:
     keeper: pulumi.Output[str] | None
 
 
-def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) -> Stack:
-    """Declare everything that `config` asks for. granted_chips: how many of each slice's a grant covers."""
+def declare_stack(
+    config: Config,
+    granted_chips: Sequence[int] | None = None,
+    *,
+    observed: Observed = UNKNOWN,
+    hooks: Hooks | None = None,
+) -> Stack:
+    """Declare everything that `config` asks for. granted_chips: how many of each slice's a grant covers. observed,
+    hooks: of `infra.node_pools`."""
     granted: Sequence[int | None] = granted_chips or [None] * len(config.slices)
     services = Services("services", config)
     after_services = pulumi.ResourceOptions(depends_on=[services])
-    identity = Identity("identity", config, after_services)
+    # A stack that is only a cluster has nobody who logs in and no hosts to log in to.
+    identity = Identity("identity", config, after_services) if config.has_machines else None
+    hosts = identity.member if identity else None
     network = Network("network", config, after_services)
     # What holds data comes first. The engine refuses to replace what is protected, and then nothing else has been made.
-    registry = Registry("registry", RegistryArgs(config=config, member=identity.member), after_services)
+    registry = Registry("registry", RegistryArgs(config=config, member=hosts), after_services)
     bucket = (
         StorageBucket(
             "storage",
-            StorageBucketArgs(config=config, bucket=config.bucket, member=identity.member),
+            StorageBucketArgs(config=config, bucket=config.bucket, member=hosts),
             after_services,
         )
         if config.bucket
@@ -68,10 +79,11 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
     data = [*stores, *([server.data] if server else []), *disks]
     after_data = pulumi.ResourceOptions(depends_on=[services, *data])
     network.connect(config, after=data)
-    Access("access", AccessArgs(config=config, account=identity.account), after_data)
+    if identity:
+        Access("access", AccessArgs(config=config, account=identity.account), after_data)
     zones = {zone for each in config.slices if not each.in_cluster for zone in each.zones}
     # It is deleted before all that its TPUs stand on, of which some may be in no state.
-    below = pulumi.ResourceOptions(depends_on=[network, identity, *data])
+    below = pulumi.ResourceOptions(depends_on=[network, *([identity] if identity else []), *data])
     owner = StackIdentity("owner", config.project, zones, below).owner
     keeper = (
         KeeperAccount(
@@ -79,7 +91,7 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
             KeeperAccountArgs(config=config, bucket=bucket.name, hosts_account=identity.account, owner=owner),
             after_data,
         )
-        if config.keeper and config.gateway and bucket
+        if config.keeper and config.gateway and bucket and identity
         else None
     )
     if isinstance(server, Gateway) and config.nfs:
@@ -92,16 +104,22 @@ def declare_stack(config: Config, granted_chips: Sequence[int] | None = None) ->
         )
         # It installs its packages through the network's way out, and its keeper writes to the bucket.
         server.serve(gateway, after=[network, *stores])
-    cluster = _cluster(config, network, bucket, owner, stores)
+    cluster = _cluster(config, network, bucket, owner, [network, *stores], observed, hooks)
     after_cluster = pulumi.ResourceOptions(depends_on=[network, *([cluster] if cluster else [])])
     for each in config.slices:
         if each.in_cluster and cluster and config.gke:
             pools = PoolsArgs(
-                config=config, asked=each, cluster=cluster.name, zone=config.gke.zone, nodes=cluster.nodes
+                config=config,
+                asked=each,
+                cluster=cluster.name,
+                zone=config.gke.zone,
+                nodes=cluster.nodes,
+                observed=observed,
+                hooks=hooks,
             )
             Pools(each.name, pools, after_cluster)
     for each in config.slices:
-        if each.name in vms:
+        if each.name in vms and identity:
             asked = TpuSliceArgs(
                 config=config,
                 asked=each,
@@ -184,7 +202,8 @@ class Services(pulumi.ComponentResource):
     def __init__(self, name: str, config: Config, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("tpu-stack:services:Services", name, {}, opts)
         filestore = config.nfs is not None and config.nfs.kind == "filestore"
-        more = [FILESTORE_SERVICE] * filestore + [SECRETS_SERVICE] * bool(config.notify.secrets)
+        more = [*(LOGIN_SERVICES if config.has_machines else ())]
+        more += [FILESTORE_SERVICE] * filestore + [SECRETS_SERVICE] * bool(config.notify.secrets)
         more += [CLUSTER_SERVICE] * bool(config.gke)
         for service in (*SERVICES, *more):
             projects.Service(
@@ -203,6 +222,8 @@ def _cluster(
     bucket: StorageBucket | None,
     owner: pulumi.Input[str],
     needed: Sequence[pulumi.Resource],
+    observed: Observed,
+    hooks: Hooks | None,
 ) -> Gke | None:
     if config.gke is None:
         return None
@@ -213,8 +234,10 @@ def _cluster(
         network=network.network,
         subnetwork=network.subnetworks[config.gke.region],
         bucket=bucket.bucket if bucket else None,
+        observed=observed,
+        hooks=hooks,
     )
-    return Gke("cluster", args, pulumi.ResourceOptions(depends_on=[network, *needed]))
+    return Gke("cluster", args, pulumi.ResourceOptions(depends_on=list(needed)))
 
 
 def _file_server(

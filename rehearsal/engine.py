@@ -47,6 +47,7 @@ MARK = "TPU_STACK_ENGINE"
 ACCESS_TOKEN = "rehearsal-access-token"
 # Pulumi's warning; the stand-in says itself, and once, that it is none of Google's.
 STAND_IN_WARNING = "using pulumi-resource-gcp from $PATH"
+SECRET = "[secret]"
 NOWHERE = "http://127.0.0.1:9"  # the port of discard: a request to the internet ends at once
 
 # What a user's shell may hold that would lead Pulumi or Google's libraries to an account or another Python.
@@ -140,7 +141,8 @@ class Step:
 class Report:
     """One operation. changes: counts by create, update, same, delete, replace; empty where it did not get so far.
 
-    diagnostics: severity (info, info#err, warning or error) and message."""
+    diagnostics: severity (info, info#err, warning or error) and message. outputs: as `pulumi stack output` shows them.
+    """
 
     ok: bool
     lines: tuple[str, ...]
@@ -224,7 +226,8 @@ class Operation:
     def _run(self, run: Callable[..., Any], options: Mapping[str, Any]) -> None:
         try:
             result = run(on_output=self._hear, on_error=self._hear, on_event=self._note, **options)
-            self._outputs = {name: each.value for name, each in getattr(result, "outputs", {}).items()}
+            outputs = getattr(result, "outputs", {})
+            self._outputs = {name: SECRET if each.secret else each.value for name, each in outputs.items()}
             self._ok = True
         except CommandError:
             self._ok = False

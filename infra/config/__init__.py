@@ -264,6 +264,15 @@ class Config:
         return each.in_cluster and self.gke is None
 
     @property
+    def has_machines(self) -> bool:
+        """Whether people log in to machines of it: TPU VMs or a gateway. All else runs in a cluster.
+
+        A stack with neither slices nor a cluster is one whose TPU VMs have been returned for now.
+        """
+        vms = any(not each.in_cluster for each in self.slices)
+        return vms or self.gateway is not None or self.cluster is None
+
+    @property
     def gateway(self) -> NfsConfig | None:
         """The NFS that is served by a VM of the stack, where it is."""
         return self.nfs if self.nfs is not None and self.nfs.kind == "gateway" else None

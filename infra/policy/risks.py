@@ -281,10 +281,11 @@ def exposure(config: Config) -> Iterator[Finding]:
             "its subnets need Private Google Access, and Cloud NAT for what is not Google's",
         )
     yield from _cluster(config)
-    if not (config.access.members or config.access.administrators):
+    if not (config.access.members or config.access.administrators) and (config.has_machines or config.gke):
         yield warning(
             "tpu-stack:access",
-            "names nobody, so nobody but the project's owners may open a tunnel to the hosts; add members",
+            "names nobody, so nobody but the project's owners may "
+            f"{'open a tunnel to the hosts' if config.has_machines else 'launch runs in the cluster'}; add members",
         )
     if config.keeper:
         yield from _keeper(config)

@@ -24,7 +24,7 @@ from grpc import ServicerContext as Context
 from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provider_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as proto
 
-from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE, Provider, settings_of
+from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE, Provider, kind_of, settings_of, type_of
 from rehearsal.gcp_stand_in.world import World, WorldError
 
 Json = dict[str, Any]
@@ -34,6 +34,8 @@ NOTICE = "the gcp provider of this run is tpu-stack's stand-in: nothing is made 
 THREADS = 128
 LARGEST_MESSAGE = 400 * 1024 * 1024
 PARENT_POLL_S = 0.2
+# How a secret is marked on the wire, sdk/go/common/resource/sig/sig.go.
+SIGNATURE, OF_SECRET = "4dabf18193072939515e22adb298388d", "1b47061264138c4ac30d75fd1eb44270"
 
 
 def told[Request, Response](
@@ -88,7 +90,8 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
     @told
     def Diff(self, request: proto.DiffRequest, _context: Context) -> proto.DiffResponse:
         olds, news = from_struct(request.old_inputs), from_struct(request.news)
-        changed, again = self._provider.diff(request.urn, olds, news, list(request.ignoreChanges))
+        ignored, outputs = list(request.ignoreChanges), from_struct(request.olds)
+        changed, again = self._provider.diff(request.urn, olds, news, ignored, outputs)
         made = proto.DiffResponse.DIFF_SOME if changed else proto.DiffResponse.DIFF_NONE
         first = self._provider.old_first(request.urn, changed, again)
         return proto.DiffResponse(changes=made, diffs=changed, replaces=again, deleteBeforeReplace=first)
@@ -96,7 +99,7 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
     @told
     def Create(self, request: proto.CreateRequest, _context: Context) -> proto.CreateResponse:
         own_id, made = self._provider.create(request.urn, from_struct(request.properties), request.timeout)
-        return proto.CreateResponse(id=own_id, properties=to_struct(made))
+        return proto.CreateResponse(id=own_id, properties=_as_sent(request.urn, made))
 
     @told
     def Read(self, request: proto.ReadRequest, _context: Context) -> proto.ReadResponse:
@@ -104,13 +107,15 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
         if found is None:
             return proto.ReadResponse()
         inputs, made = found
-        return proto.ReadResponse(id=request.id, inputs=to_struct(inputs), properties=to_struct(made))
+        return proto.ReadResponse(
+            id=request.id, inputs=to_struct(inputs), properties=_as_sent(request.urn, made)
+        )
 
     @told
     def Update(self, request: proto.UpdateRequest, _context: Context) -> proto.UpdateResponse:
         olds, news = from_struct(request.old_inputs), from_struct(request.news)
         made = self._provider.update(request.urn, request.id, olds, news, request.timeout)
-        return proto.UpdateResponse(properties=to_struct(made))
+        return proto.UpdateResponse(properties=_as_sent(request.urn, made))
 
     @told
     def Delete(self, request: proto.DeleteRequest, _context: Context) -> Empty:
@@ -128,6 +133,21 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
             with grpc.insecure_channel(self._engine) as channel:
                 line = engine_pb2.LogRequest(severity=engine_pb2.INFO, message=message)
                 engine_pb2_grpc.EngineStub(channel).Log(line)
+
+
+def _as_sent(urn: str, outputs: Json) -> Struct:
+    return to_struct(with_secrets(outputs, kind_of(type_of(urn)).secrets))
+
+
+def with_secrets(outputs: Json, paths: str) -> Json:
+    """The outputs with what stands at these paths, such as masterAuth.clientKey, marked as secret."""
+    marked = dict(outputs)
+    for path in paths.split():
+        name, _, rest = path.partition(".")
+        if name in marked:
+            value = marked[name]
+            marked[name] = with_secrets(value, rest) if rest else {SIGNATURE: OF_SECRET, "value": value}
+    return marked
 
 
 def from_struct(message: Struct) -> Json:

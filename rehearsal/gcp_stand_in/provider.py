@@ -62,9 +62,13 @@ class Provider:
         ]
         return filled, [*arguments.mistakes(type_token, filled), *missing]
 
-    def diff(self, urn: str, olds: Json, news: Json, ignored: list[str]) -> tuple[list[str], list[str]]:
-        """The inputs that differ, and those of them that make the resource again."""
+    def diff(
+        self, urn: str, olds: Json, news: Json, ignored: list[str], outputs: Json | None = None
+    ) -> tuple[list[str], list[str]]:
+        """The inputs that differ, and those of them that make the resource again. outputs: as the state has them."""
         kind = kind_of(type_of(urn))
+        computed = {name: (outputs or {}).get(name) for name in kind.computed.split()}
+        olds, news = olds | computed, computed | {name: news[name] for name in news if news[name] is not None}
         changed = [name for name in changes(olds, news) if name not in ignored]
         return changed, [name for name in changed if kind.replaces(name, olds.get(name), news.get(name))]
 
@@ -105,9 +109,12 @@ class Provider:
         if type_token == TPU_VM:
             self._tpus().update(own_id, news, changes(olds, news), limit_s)
             return self._outputs(type_token, own_id, news) or {}
-        news = kind_of(type_token).as_kept(news)
+        kind = kind_of(type_token)
+        news = kind.as_kept(news)
         there = self.world.find(type_token, own_id)
-        made = (there.outputs if there else {}) | news | labels_of(news)
+        before = there.outputs if there else {}
+        completed = {name: merged(before.get(name), news.get(name)) for name in kind.completed.split()}
+        made = before | news | completed | labels_of(news)
         self.world.put(Thing(type=type_token, id=own_id, inputs=news, outputs=made))
         bucket_server.put(type_token, news)
         return made
@@ -190,6 +197,13 @@ def _uses(other: Thing, thing: Thing) -> bool:
         places = [other.inputs, *interfaces]
         return any(same(each.get(name), thing.id) for each in places for name in ("network", "subnetwork"))
     return False
+
+
+def merged(before: Any, after: Any) -> Any:
+    """Values of `after`, and of `before` what it does not have."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return before if after is None else after
+    return {name: merged(before.get(name), after.get(name)) for name in {**before, **after}}
 
 
 def kind_of(type_token: str) -> Kind:

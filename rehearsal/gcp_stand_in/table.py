@@ -1,7 +1,10 @@
 """The types that the stand-in can make: their ids, which inputs change in place, what Google fills in.
 
 From the provider's public reference (registry pages of gcp), for the types and inputs that infra uses; an input changes
-in place if it is not marked "Changing this forces a new resource" there. A type that is not here is refused by name."""
+in place if it is not marked "Changing this forces a new resource" there. What is secret is what the schema of the
+bridged Terraform provider (terraform-provider-google-beta, google-beta/services, August 2026) marks `Sensitive`, of the
+properties that infra's resources have; secrets that the Python SDK adds by itself are the SDK's. A type that is not
+here is refused by name."""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ class Kind:
 
     grows: of in_place, those that are made again when they get smaller. fill: (inputs, a number that is nobody else's)
     to what Google adds. names_itself: the provider can choose the name. sorted_by: of an input that is a list of
-    objects, the field by which Google returns it sorted.
+    objects, the field by which Google returns it sorted. secrets: paths of outputs that the provider marks as secret.
+    computed: inputs that Google fills in where they are left out, so that leaving one out is no change. completed:
+    inputs that are objects, in which Google fills in more.
     """
 
     id: str
@@ -33,6 +38,9 @@ class Kind:
     fill: Fill = lambda _inputs, _number: {}
     names_itself: bool = False
     sorted_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    secrets: str = ""
+    computed: str = ""
+    completed: str = ""
 
     def replaces(self, name: str, old: object, new: object) -> bool:
         """Whether this change of an input makes the resource again."""
@@ -125,9 +133,15 @@ def _cluster(inputs: Json, number: int) -> Json:
         "endpoint": f"10.127.0.{number % 250}",
         "controlPlaneEndpointsConfig": given
         | {"dnsEndpointConfig": (given.get("dnsEndpointConfig") or {}) | {"endpoint": name}},
-        "masterAuth": (inputs.get("masterAuth") or {}) | {"clusterCaCertificate": "c3RhbmQtaW4="},
+        "masterAuth": (inputs.get("masterAuth") or {})
+        | {"clusterCaCertificate": "c3RhbmQtaW4=", "clientCertificate": "", "clientKey": ""},
         "masterVersion": "1.35.4-gke.1000000",
     }
+
+
+def _pool(inputs: Json, _number: int) -> Json:
+    count = inputs.get("nodeCount") or inputs.get("initialNodeCount") or 0
+    return {"version": "1.35.4-gke.1000000", "nodeCount": count, "initialNodeCount": count}
 
 
 def _member(of: str) -> Kind:
@@ -198,6 +212,7 @@ KINDS: Mapping[str, Kind] = {
         id="{bucket}-{name}",
         names_itself=True,
         in_place="content contentType",
+        secrets="content",
         fill=lambda _inputs, number: {"generation": number},
     ),
     "gcp:serviceaccount/account:Account": Kind(
@@ -233,12 +248,15 @@ KINDS: Mapping[str, Kind] = {
         in_place="controlPlaneEndpointsConfig masterAuthorizedNetworksConfig releaseChannel workloadIdentityConfig "
         "resourceLabels deletionProtection removeDefaultNodePool",
         fill=_cluster,
+        secrets="masterAuth.clientKey",
+        completed="controlPlaneEndpointsConfig masterAuth",
     ),
     "gcp:container/nodePool:NodePool": Kind(
         id=f"{_CLUSTER}/nodePools/{{name}}",
         names_itself=True,
         in_place="autoscaling management nodeCount nodeLocations",
-        fill=lambda _inputs, _number: {"version": "1.35.4-gke.1000000"},
+        computed="initialNodeCount nodeCount",
+        fill=_pool,
     ),
     "gcp:filestore/instance:Instance": Kind(
         id=f"{_PLACE}/instances/{{name}}",

@@ -504,5 +504,26 @@ def test_one_line_makes_a_slice_node_pools_of_a_cluster_and_nothing_is_left_when
     assert pool is not None and pool.inputs["placementPolicy"]["tpuTopology"] == "4x4"
     again = engine.up()
     assert again.ok and set(again.changes) == {"same"}, again.text
+    ok, shown = engine.type("stack", "output", "--json")
+    assert ok and json.loads(shown)["inventory"] == moved.outputs["inventory"], "an output is secret"
+
+    # Nodes that run are kept when a pool may have none, and again when it has to have all.
+    for scale_to_zero, autoscaled in ((True, True), (False, False)):
+        resized = a_slice(provisioning="node-pool", scale_to_zero=scale_to_zero)
+        engine.configure(configuration(slices=[resized], **kept))
+        changed = engine.up()
+        assert changed.ok and done(changed, "update") == ["main"], changed.text
+        assert set(changed.changes) == {"same", "update"}, changed.text
+        (pool,) = (
+            each for each in engine.world.of_type("container:NodePool") if each.inputs["name"] == "main"
+        )
+        assert (pool.inputs.get("autoscaling") is not None) is autoscaled and pool.outputs["nodeCount"] == 4
+        assert set(engine.up().changes) == {"same"}
+
+    networks = {"authorized-networks": ["203.0.113.0/24"]}
+    engine.configure(configuration(slices=[a_slice(provisioning="node-pool")], cluster=networks, **kept))
+    by_address = engine.up()
+    found = inventory.from_json(by_address.outputs["inventory"]).cluster
+    assert found is not None and found.ca_certificate == "stand-in", by_address.text
     assert engine.destroy().ok
     assert engine.resources() == [] and engine.world.things() == {}

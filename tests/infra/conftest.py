@@ -51,6 +51,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "no slices": {"slices": []},
     "node pools": {"slices": [{"name": "p", "accelerator": "v5litepod-16", "provisioning": "node-pool"}]},
+    "a cluster and nothing else": {
+        "slices": [{"name": "p", "accelerator": "v5litepod-16", "provisioning": "node-pool"}],
+        "storage": {"nfs": {"kind": "none"}},
+    },
     "no storage at all": {"storage": {"bucket": False, "nfs": {"kind": "none"}}},
 }
 

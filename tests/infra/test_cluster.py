@@ -87,7 +87,6 @@ def test_a_pool_has_the_machines_and_the_wiring_of_its_slice(declare: Declare, z
 
 
 ZERO_TO_ALL = {
-    "initialNodeCount": 0,
     "autoscaling": {"minNodeCount": 0, "maxNodeCount": 4, "locationPolicy": "ANY"},
 }
 
@@ -159,8 +158,19 @@ def test_a_pool_is_labelled_runs_as_the_nodes_account_and_hides_it_from_pods(dec
     # Nodes are of one shape for ever: another is another pool of the same name, so the old one goes first.
     (pool,) = [each for each in declared.all("NodePool") if each.name == "main"]
     assert pool.options.deleteBeforeReplace
+    assert made_safe(node) and made_safe(declared.one("container/cluster:Cluster").inputs["nodeConfig"])
+    system = next(each for each in declared.all("NodePool") if each.name == "system")
+    assert made_safe(system.inputs["nodeConfig"])
+    # Google gives it to new nodes only: pools that are there without it are not made again for it.
+    for each in (pool, system):
+        assert list(each.options.ignoreChanges) == ["nodeConfig.shieldedInstanceConfig"]
     # Without a tag no firewall rule of the stack lets anybody in, not even IAP.
     assert "tags" not in node
+
+
+def made_safe(node: dict[str, Any]) -> bool:
+    wanted = {"enableSecureBoot": True, "enableIntegrityMonitoring": True}
+    return bool(node["shieldedInstanceConfig"] == wanted)
 
 
 KEY = "projects/my-project/locations/us-east5/keyRings/r/cryptoKeys/k"

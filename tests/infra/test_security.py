@@ -29,8 +29,9 @@ def test_iap_reaches_port_22_hosts_reach_each_other_and_the_gateways_nfs_and_not
 ) -> None:
     """A rule without target tags would open every machine of the network, which may be somebody else's."""
     has_gateway = bool(any_stack.all("compute/instance:Instance"))
+    is_cluster = bool(any_stack.all("NodePool")) and not machines(any_stack)
     rules = {each.name: each.inputs for each in any_stack.all("Firewall")}
-    assert {rule["direction"] for rule in rules.values()} == {"INGRESS"}
+    assert {rule["direction"] for rule in rules.values()} <= {"INGRESS"}
     opened = {
         name: (
             rule.get("sourceRanges", []),
@@ -40,11 +41,15 @@ def test_iap_reaches_port_22_hosts_reach_each_other_and_the_gateways_nfs_and_not
         )
         for name, rule in rules.items()
     }
-    assert opened == {
-        "iap-ssh": (["35.235.240.0/20"], [], [GATEWAY, HOST] if has_gateway else [HOST], SSH),
-        "host-to-host": ([], [HOST], [HOST], EVERY_PORT),
-        **({"host-to-nfs": ([], [HOST], [GATEWAY], NFS)} if has_gateway else {}),
-    }
+    assert (
+        opened == {}
+        if is_cluster
+        else {
+            "iap-ssh": (["35.235.240.0/20"], [], [GATEWAY, HOST] if has_gateway else [HOST], SSH),
+            "host-to-host": ([], [HOST], [HOST], EVERY_PORT),
+            **({"host-to-nfs": ([], [HOST], [GATEWAY], NFS)} if has_gateway else {}),
+        }
+    )
 
 
 def test_every_machine_carries_its_tag_has_no_external_address_and_lets_people_in_only_by_os_login(
@@ -83,6 +88,36 @@ def test_in_an_existing_network_only_firewall_rules_are_made(declare: Declare) -
 
 
 # --- who may do what --------------------------------------------------------------------------------------------
+
+
+def test_a_stack_that_is_only_a_cluster_grants_what_launching_in_it_takes_and_lets_nobody_log_in(
+    declare: Declare,
+) -> None:
+    alone = declare(**SHAPES["a cluster and nothing else"])
+    granted = {(each.inputs["member"].partition(":")[0], each.inputs["role"]) for each in bindings(alone)}
+    launch = "projects/my-project/roles/tpuStackLaunch_0123abcd"
+    assert granted == {
+        ("user", launch),
+        ("principal", "roles/storage.objectUser"),
+        ("principal", "roles/storage.legacyBucketReader"),
+        ("serviceAccount", "roles/artifactregistry.reader"),
+        ("serviceAccount", "roles/container.defaultNodeServiceAccount"),
+    }
+    assert [each.name for each in alone.all("Account")] == ["nodes"]
+    services = {each.inputs["service"].partition(".")[0] for each in alone.all("projects/service:Service")}
+    assert not services & {"iap", "oslogin"}
+    # Nodes have no address of their own, and what a cluster runs is not all in Google's registries.
+    assert len(alone.all("RouterNat")) == 1
+    # In somebody else's cluster the stack has nothing that a network could be for.
+    theirs = declare(
+        **SHAPES["a cluster and nothing else"], cluster={"context": "theirs", "namespace": "ours"}
+    )
+    assert not [
+        each.kind for each in theirs.resources if each.kind.startswith(("gcp:compute", "gcp:projects/iAM"))
+    ]
+    # A TPU VM, or a gateway, brings the rights to log in with it.
+    for more in ({"slices": [*SHAPES["node pools"]["slices"], *BOTH_KINDS]}, {"storage": {}}):
+        assert bindings(declare(**(SHAPES["a cluster and nothing else"] | more)), role=TUNNEL)
 
 
 EMAIL = "tpu-stack-dev@my-project.iam.gserviceaccount.com"

@@ -1,0 +1,236 @@
+"""What GKE has of the stack's cluster and node pools, where the gcp provider says too little of it.
+
+- A pool that GKE could not fill ends in state ERROR. The provider says so without GKE's reason, and at the next
+  `pulumi up` takes the pool for made. So each preview and `pulumi up` looks first; one in state ERROR is made again.
+- What an interrupted `pulumi up` has made is at GKE and not in the state, and the provider refuses to make it a second
+  time. That is seen before it is tried, and the message has the command that adopts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pulumi
+
+from infra import naming, offered
+from infra.config import ClusterConfig, Config, SliceConfig
+from infra.policy.findings import Finding, note, warning
+
+Json = dict[str, Any]
+
+CONTAINER = "https://container.googleapis.com/v1"
+PATH = "tpu-stack:slices"
+FAILED, IMPAIRED = "ERROR", "RUNNING_WITH_ERROR"
+ATTEMPT = "tpu-stack-attempt"
+"""A key of nodes' metadata. GKE cannot change metadata, so that another value is another pool."""
+
+COMPONENT = "cluster"
+"""The component that holds the cluster and its system pool; a slice's pools are in one of the slice's name."""
+IS_FREE = "name-is-free"
+WHY = "why-it-failed (add --run-program to see it)"
+"""Names of hooks, which Pulumi shows: a `pulumi destroy` that does not run the program has no hook of this name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pool:
+    """reason: in GKE's words; empty where it gives none."""
+
+    status: str
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Observed:
+    """pools: by name; empty also where the cluster is not there. not_asked: why GKE could not be asked."""
+
+    pools: Mapping[str, Pool] = dataclasses.field(default_factory=dict)
+    not_asked: str | None = None
+
+    def attempt(self, pool: str) -> str | None:
+        """Another value at each call for a pool that has to be made again; None for all others."""
+        found = self.pools.get(pool)
+        return str(time.time_ns()) if found is not None and found.status == FAILED else None
+
+
+UNKNOWN = Observed()
+
+
+class Gke:
+    """Google's API of clusters, for the one cluster of the stack. `cluster`: its full name, which is its id in Pulumi.
+
+    Every method is over within the limit and raises offered.NotAskedError where it has no answer.
+    """
+
+    def __init__(self, config: Config, cluster: ClusterConfig, setting: offered.Setting) -> None:
+        name = naming.cluster_name(config.stack)
+        self._location = f"projects/{config.project}/locations/{cluster.zone}"
+        self.cluster = f"{self._location}/clusters/{name}"
+        self._setting = setting
+
+    def exists(self, full_name: str) -> bool:
+        return self._get(full_name) is not None
+
+    def pools(self) -> dict[str, Pool]:
+        found = self._get(f"{self.cluster}/nodePools") or {}
+        return {str(each["name"]): self._pool(each) for each in found.get("nodePools", [])}
+
+    def _pool(self, pool: Json) -> Pool:
+        status = str(pool.get("status", ""))
+        reason = reason_of(pool)
+        if status == FAILED and not reason:
+            operations = (self._get(f"{self._location}/operations") or {}).get("operations", [])
+            reason = reason_of_operation(operations, str(pool["name"]))
+        return Pool(status=status, reason=reason)
+
+    def _get(self, path: str) -> Json | None:
+        """None where there is no such thing, and where a cloud on this machine has no such API."""
+        # Loading Google's client takes half a second, and most stacks have no cluster.
+        import google_auth_httplib2  # type: ignore[import-untyped]  # noqa: F401
+
+        from infra.cloud_tpu import settings as settings_
+
+        settings = settings_.read(self._setting)
+        url = offered.endpoint(self._setting, "container", CONTAINER, ours=settings.is_rehearsal)
+        if url is None:
+            return None
+        (answer,) = offered.together(
+            [lambda: offered.Api(settings_.credentials(settings)).get(f"{url}/{path}")], offered.LIMIT_S
+        )
+        if isinstance(answer, Exception):
+            raise offered.NotAskedError(offered.said(answer))
+        found: Json | None = answer
+        return found
+
+
+def reason_of(pool: Json) -> str:
+    """Of a node pool as GKE shows it: all its conditions, or the older text."""
+    conditions = [
+        ": ".join(filter(None, (each.get("code") or each.get("canonicalCode"), each.get("message"))))
+        for each in pool.get("conditions", [])
+    ]
+    return "; ".join(filter(None, conditions)) or str(pool.get("statusMessage", ""))
+
+
+def reason_of_operation(operations: Sequence[Json], pool: str) -> str:
+    """Of the last operation on a pool that failed."""
+    failed = [
+        each
+        for each in operations
+        if str(each.get("targetLink", "")).endswith(f"/nodePools/{pool}") and each.get("error")
+    ]
+    last = max(failed, key=lambda each: str(each.get("startTime", "")), default={})
+    return str(last.get("error", {}).get("message", ""))
+
+
+def observe(config: Config, setting: offered.Setting) -> Observed:
+    """Never raises."""
+    if config.gke is None:
+        return Observed()
+    try:
+        return Observed(pools=Gke(config, config.gke, setting).pools())
+    except Exception as error:  # whatever it is, it is said and stops nothing
+        return Observed(not_asked=offered.said(error))
+
+
+def findings(observed: Observed) -> Iterator[Finding]:
+    """What is wrong with pools that are there. Pure."""
+    for name, pool in observed.pools.items():
+        reason = pool.reason or "GKE gives no reason"
+        if pool.status == FAILED:
+            yield warning(
+                PATH,
+                f'node pool "{name}" is in state {FAILED} ({reason}); `pulumi up` deletes it and asks GKE for it again',
+            )
+        if pool.status == IMPAIRED:
+            yield warning(
+                PATH, f'node pool "{name}" is in state {IMPAIRED} ({reason}); its nodes are left as they are'
+            )
+    if observed.not_asked is not None:
+        yield note(
+            PATH, f"the state of the node pools is not known, as GKE could not be asked: {observed.not_asked}"
+        )
+
+
+# --- hooks ----------------------------------------------------------------------------------------------------
+
+
+class ExistsError(Exception):
+    """Something of that name is at GKE and not in the stack's state."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What Pulumi calls around the making of the cluster and of a pool."""
+
+    cluster: pulumi.ResourceHookBinding
+    pool: pulumi.ResourceHookBinding
+
+
+def hooks(config: Config, setting: offered.Setting) -> Hooks | None:
+    """To be made while a program runs. None where the stack makes no cluster."""
+    if config.gke is None:
+        return None
+    gke = Gke(config, config.gke, setting)
+
+    async def name_is_free(args: pulumi.ResourceHookArgs) -> None:
+        full_name = gke.cluster if args.type.endswith(":Cluster") else f"{gke.cluster}/nodePools/{args.name}"
+        if await _unless_unknown(lambda: gke.exists(full_name)):
+            raise ExistsError(adoption(config, args.urn, full_name))
+
+    async def why_it_failed(args: pulumi.ErrorHookArgs) -> bool:
+        if args.failed_operation == "create" and "error state" in args.errors[0]:
+            pools = await _unless_unknown(gke.pools) or {}
+            pulumi.log.error(refusal(args.name, pools.get(args.name)))
+        return False
+
+    is_free = pulumi.ResourceHook(IS_FREE, name_is_free)
+    return Hooks(
+        cluster=pulumi.ResourceHookBinding(before_create=[is_free]),
+        pool=pulumi.ResourceHookBinding(
+            before_create=[is_free], on_error=[pulumi.ErrorHook(WHY, why_it_failed)]
+        ),
+    )
+
+
+async def _unless_unknown[Answer](question: Callable[[], Answer]) -> Answer | None:
+    """None where GKE gives no answer: the provider asks it too, and will say so."""
+    try:
+        return await asyncio.to_thread(question)
+    except Exception:
+        return None
+
+
+def refusal(name: str, pool: Pool | None) -> str:
+    """Of a pool that GKE has made without its nodes."""
+    reason = pool.reason if pool is not None and pool.reason else "GKE gives no reason"
+    return (
+        f'node pool "{name}": GKE could not make its nodes ({reason}); the next `pulumi up` deletes the pool and asks '
+        "for it again, and capacity: flex-start waits in Google's queue instead"
+    )
+
+
+def adoption(config: Config, urn: str, full_name: str) -> str:
+    """What to do about a thing that an interrupted `pulumi up` has made. urn: of what Pulumi would make."""
+    stack, project, types, name = urn.split("::", 3)
+    parent_type, _, own_type = types.rpartition("$")
+    of_slices = {pool: each.name for each in config.slices if each.in_cluster for pool in pool_names(each)}
+    parent = of_slices.get(name, COMPONENT) if own_type.endswith(":NodePool") else COMPONENT
+    parent_urn = f"{stack}::{project}::{parent_type}::{parent}"
+    command = ["pulumi", "import", own_type, name, full_name, "--parent", f"{parent}={parent_urn}"]
+    command += ["--protect=false", "--generate-code=false", "--stack", stack.rpartition(":")[2]]
+    return (
+        f"{full_name} exists, and the stack's state does not know it, as after a `pulumi up` that was interrupted; "
+        f"`{shlex.join(command)}` adopts it, and `pulumi up` then goes on. If it is not this stack's, delete it"
+    )
+
+
+def pool_names(asked: SliceConfig) -> tuple[str, ...]:
+    """NAME, or NAME-0, NAME-1, …: within their cluster, and no longer than Google takes."""
+    if asked.count == 1:
+        return (asked.name,)
+    return tuple(f"{asked.name}-{number}" for number in range(asked.count))
