@@ -220,8 +220,9 @@ def adoption(config: Config, urn: str, full_name: str) -> str:
     parent_type, _, own_type = types.rpartition("$")
     of_slices = {pool: each.name for each in config.slices if each.in_cluster for pool in pool_names(each)}
     parent = of_slices.get(name, COMPONENT) if own_type.endswith(":NodePool") else COMPONENT
-    parent_urn = f"{stack}::{project}::{parent_type}::{parent}"
-    command = ["pulumi", "import", own_type, name, full_name, "--parent", f"{parent}={parent_urn}"]
+    # `pulumi import` confuses a parent with the resource where both have one name.
+    parent_urn = f"parent={stack}::{project}::{parent_type}::{parent}"
+    command = ["pulumi", "import", own_type, name, full_name, "--parent", parent_urn]
     command += ["--protect=false", "--generate-code=false", "--stack", stack.rpartition(":")[2]]
     return (
         f"{full_name} exists, and the stack's state does not know it, as after a `pulumi up` that was interrupted; "

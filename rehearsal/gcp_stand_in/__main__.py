@@ -20,12 +20,13 @@ import grpc
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.json_format import MessageToDict, ParseDict
 from google.protobuf.struct_pb2 import Struct
+from google.rpc import status_pb2  # type: ignore[import-untyped]
 from grpc import ServicerContext as Context
 from pulumi.runtime.proto import engine_pb2, engine_pb2_grpc, plugin_pb2, provider_pb2_grpc
 from pulumi.runtime.proto import provider_pb2 as proto
 
 from rehearsal.gcp_stand_in.provider import WORLD_VARIABLE, Provider, kind_of, settings_of, type_of
-from rehearsal.gcp_stand_in.world import World, WorldError
+from rehearsal.gcp_stand_in.world import HalfMadeError, World, WorldError
 
 Json = dict[str, Any]
 
@@ -97,8 +98,22 @@ class Service(provider_pb2_grpc.ResourceProviderServicer):
         return proto.DiffResponse(changes=made, diffs=changed, replaces=again, deleteBeforeReplace=first)
 
     @told
-    def Create(self, request: proto.CreateRequest, _context: Context) -> proto.CreateResponse:
-        own_id, made = self._provider.create(request.urn, from_struct(request.properties), request.timeout)
+    def Create(self, request: proto.CreateRequest, context: Context) -> proto.CreateResponse:
+        try:
+            own_id, made = self._provider.create(
+                request.urn, from_struct(request.properties), request.timeout
+            )
+        except HalfMadeError as error:
+            left = proto.ErrorResourceInitFailed(
+                id=error.own_id,
+                properties=_as_sent(request.urn, error.outputs),
+                inputs=request.properties,
+                reasons=[str(error)],
+            )
+            status = status_pb2.Status(code=grpc.StatusCode.UNKNOWN.value[0], message=str(error))
+            status.details.add().Pack(left)
+            context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+            raise
         return proto.CreateResponse(id=own_id, properties=_as_sent(request.urn, made))
 
     @told

@@ -11,7 +11,7 @@ from rehearsal.gcp_stand_in import arguments, bucket_server
 from rehearsal.gcp_stand_in.arguments import Mistake
 from rehearsal.gcp_stand_in.table import KINDS, Kind, labels_of
 from rehearsal.gcp_stand_in.tpu_vm import TpuVms
-from rehearsal.gcp_stand_in.world import Thing, World, WorldError, same, short
+from rehearsal.gcp_stand_in.world import HalfMadeError, Thing, World, WorldError, same, short
 
 Json = dict[str, Any]
 
@@ -20,9 +20,11 @@ TPU_VM = "gcp:tpu/v2Vm:V2Vm"
 MACHINE = "gcp:compute/instance:Instance"
 DISK = "gcp:compute/disk:Disk"
 BUCKET = "gcp:storage/bucket:Bucket"
+NODE_POOL = "gcp:container/nodePool:NodePool"
 ADDRESS = "gcp:compute/address:Address"
 NETWORK = "gcp:compute/network:Network"
 SUBNETWORK = "gcp:compute/subnetwork:Subnetwork"
+HELD_POLL_S = 0.1
 SHUTDOWN_S = 0.5
 """A machine has its disks and addresses until it is gone: whoever deletes those at the same time is seen."""
 
@@ -90,9 +92,24 @@ class Provider:
         else:
             inputs = kind.as_kept(inputs)
             made = kind.outputs(own_id, inputs, self.world.number(), self._address_range(inputs))
-            self.world.add(Thing(type=type_token, id=own_id, inputs=inputs, outputs=made))
+            self._add(Thing(type=type_token, id=own_id, inputs=inputs, outputs=made))
             bucket_server.put(type_token, inputs)
         return own_id, self._outputs(type_token, own_id, inputs) or {}
+
+    def _add(self, thing: Thing) -> None:
+        """Raises WorldError; HalfMadeError for a node pool that gets no nodes, with the provider's words, which say not
+        why (resourceContainerNodePoolCreate)."""
+        name = thing.inputs.get("name")
+        if thing.type == NODE_POOL and self.world.find(thing.type, thing.id):
+            raise WorldError(f"resource - {thing.id} - already exists")
+        self.world.add(thing)
+        while self.world.is_held(thing.id):
+            time.sleep(HELD_POLL_S)
+        reason = self.world.no_room(name) if thing.type == NODE_POOL else None
+        if reason is not None:
+            self.world.set_error(thing.id, reason)
+            message = f'NodePool {name} was created in the error state "ERROR"'
+            raise HalfMadeError(message, thing.id, thing.outputs)
 
     def read(self, urn: str, own_id: str, inputs: Json) -> tuple[Json, Json] | None:
         """The inputs and outputs as they are; None where it is gone."""

@@ -1,7 +1,12 @@
 """What the stand-in has made, in a JSON file that outlives it: what is in no state but in the file is a zombie.
 
     {"things": {"gcp:compute/network:Network projects/p/global/networks/n": {"type", "id", "inputs", "outputs"}},
-     "count": 1, "pulled": ["projects/p/zones/z/disks/d from projects/p/zones/z/instances/i"]}
+     "count": 1, "pulled": ["projects/p/zones/z/disks/d from projects/p/zones/z/instances/i"],
+     "no_room": {"main": "GCE_STOCKOUT: …"}, "held": ["nodePools/main"],
+     "errors": {"projects/…/nodePools/main": "GCE_STOCKOUT: …"}}
+
+no_room: by name, the node pools that get no nodes, and why. held: the ends of ids of what is made and whose making does
+not come to its end. errors: the node pools that are in state ERROR.
 
 A test reads it and changes it. Several processes may do so at once.
 """
@@ -11,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,14 @@ LOCK_LIMIT_S = 30.0
 
 class WorldError(Exception):
     """What Google would have answered, or what the stand-in cannot do."""
+
+
+class HalfMadeError(WorldError):
+    """There is something now, and it is not as it was to be. own_id, outputs: what the engine keeps of it."""
+
+    def __init__(self, message: str, own_id: str, outputs: Json) -> None:
+        super().__init__(message)
+        self.own_id, self.outputs = own_id, outputs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,6 +113,7 @@ class World:
         """Nothing happens where it is gone already."""
         with self._change() as world:
             world["things"].pop(key_of(type_token, own_id), None)
+            world["errors"].pop(own_id, None)
 
     def pull(self, disk: str, machine: Thing) -> None:
         """A disk leaves a machine that runs: what was open on it is lost."""
@@ -107,6 +121,27 @@ class World:
         self.put(dataclasses.replace(machine, inputs=machine.inputs | {"attachedDisks": left}))
         with self._change() as world:
             world["pulled"].append(f"{disk} from {machine.id}")
+
+    def set_fault(self, *, no_room: Mapping[str, str] | None = None, held: Sequence[str] = ()) -> None:
+        """From now on, and instead of those before."""
+        with self._change() as world:
+            world["no_room"], world["held"] = dict(no_room or {}), list(held)
+
+    def no_room(self, name: object) -> str | None:
+        """Why a node pool of that name gets no nodes."""
+        reason: str | None = self._read()["no_room"].get(name)
+        return reason
+
+    def is_held(self, own_id: str) -> bool:
+        return any(same(own_id, each) for each in self._read()["held"])
+
+    def errors(self) -> dict[str, str]:
+        """The ids of node pools in state ERROR, and why they are."""
+        return dict(self._read()["errors"])
+
+    def set_error(self, own_id: str, reason: str) -> None:
+        with self._change() as world:
+            world["errors"][own_id] = reason
 
     def pulled(self) -> list[str]:
         """Every disk that was taken from a machine that ran, and from which."""
@@ -124,4 +159,5 @@ class World:
             found: Json = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             found = {}
-        return {"things": {}, "count": 0, "pulled": []} | found
+        empty: Json = {"things": {}, "count": 0, "pulled": [], "no_room": {}, "held": [], "errors": {}}
+        return empty | found

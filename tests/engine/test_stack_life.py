@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from infra.lease import Lease
 from infra.pulumi_program import declare
 from rehearsal.engine import ACCESS_TOKEN, Engine, Report
 from rehearsal.tpu_api import FaultKind, TpuApi
+from tests.engine import gke_api
 from tests.engine.conftest import EngineFactory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -527,3 +529,58 @@ def test_one_line_makes_a_slice_node_pools_of_a_cluster_and_nothing_is_left_when
     assert found is not None and found.ca_certificate == "stand-in", by_address.text
     assert engine.destroy().ok
     assert engine.resources() == [] and engine.world.things() == {}
+
+
+def test_a_pool_that_gke_could_not_fill_is_explained_and_made_again_and_one_of_an_interrupted_up_is_named(
+    buckets: str, engine: Engine
+) -> None:
+    name = "projects/my-project/locations/us-central1-a/clusters/tpu-stack-dev/nodePools/main"
+    full = "GCE_STOCKOUT: the zone us-central1-a has not enough resources"
+    kept: dict[str, Any] = {"storage": {"nfs": {"kind": "none"}}, "network": {}}
+
+    def pools() -> dict[str, Any]:
+        return {each.inputs["name"]: each for each in engine.world.of_type("container:NodePool")}
+
+    with gke_api.served(engine.world) as url:
+        configured = configuration(slices=[a_slice(provisioning="node-pool")], **kept)
+        engine.configure(configured | {"gcp:containerCustomEndpoint": url})
+
+        engine.world.set_fault(no_room={"main": full})
+        refused = engine.up()
+        assert not refused.ok and full in refused.text and "Traceback" not in refused.text, refused.text
+        preview = engine.preview()
+        assert preview.ok and full in preview.text, preview.text
+        assert done(preview, "replace") == ["main"], preview.text
+        again = engine.up()
+        assert not again.ok and full in again.text, "a pool without nodes is taken for made"
+        engine.world.set_fault()
+        served = engine.up()
+        assert served.ok and done(served, "replace") == ["main"] and engine.world.errors() == {}, served.text
+        assert set(engine.up().changes) == {"same"}
+        # Whatever made it so later: what the state says of its making is of no account.
+        engine.world.set_error(name, full)
+        mended = engine.up()
+        assert mended.ok and done(mended, "replace") == ["main"] and engine.world.errors() == {}, mended.text
+        assert set(engine.up().changes) == {"same"}
+
+        assert engine.destroy().ok
+        interrupt(engine, "clusters/tpu-stack-dev")
+        report = engine.up()
+        assert not report.ok and "Traceback" not in report.text, report.text
+        (command,) = set(re.findall(r"`(pulumi import .*?)`", report.text))
+        assert name.rpartition("/nodePools")[0] in shlex.split(command)
+
+
+def interrupt(engine: Engine, *held: str) -> None:
+    """Kill an `up` while these are being made."""
+    engine.world.set_fault(held=held)
+    killed = engine.begin("up")
+    ends = time.monotonic() + 60
+    while not all(any(each.endswith(own_id) for each in engine.world.things()) for own_id in held):
+        assert time.monotonic() < ends, "they are not being made"
+        time.sleep(0.1)
+    killed.kill()
+    assert not killed.report().ok
+    engine.end_orphans()
+    engine.cancel()
+    engine.world.set_fault()

@@ -116,7 +116,11 @@ def test_a_stack_that_is_only_a_cluster_grants_what_launching_in_it_takes_and_le
         each.kind for each in theirs.resources if each.kind.startswith(("gcp:compute", "gcp:projects/iAM"))
     ]
     # A TPU VM, or a gateway, brings the rights to log in with it.
-    for more in ({"slices": [*SHAPES["node pools"]["slices"], *BOTH_KINDS]}, {"storage": {}}):
+    additions: tuple[dict[str, Any], ...] = (
+        {"slices": [*SHAPES["node pools"]["slices"], *BOTH_KINDS]},
+        {"storage": {}},
+    )
+    for more in additions:
         assert bindings(declare(**(SHAPES["a cluster and nothing else"] | more)), role=TUNNEL)
 
 
