@@ -112,20 +112,29 @@ def prepared(
 
 
 def _run_pulumi(command: Sequence[str]) -> None:
-    """Run Pulumi, whose output goes to the terminal as it comes."""
+    """Run Pulumi, whose output goes to the terminal as it comes.
+
+    Ctrl-C reaches Pulumi too, which ends what it has begun and writes it to its state; that is waited for. A second
+    one ends both.
+    """
     try:
-        done = subprocess.run(
-            command, cwd=CHECKOUT, stdin=subprocess.DEVNULL, timeout=REPAIR_LIMIT_S, check=False
-        )
+        process = subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
         raise RequestError("`pulumi` is not on PATH; install it, then `fab recover` again") from None
-    except subprocess.TimeoutExpired:
+    with process:
+        try:
+            process.wait(REPAIR_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise RequestError(
+                f"`pulumi up` did not end within {spoken(REPAIR_LIMIT_S)}; `pulumi cancel`, then see what it waits for"
+            ) from None
+        except KeyboardInterrupt:
+            process.wait()
+            raise
+    if process.returncode != 0:
         raise RequestError(
-            f"`pulumi up` did not end within {spoken(REPAIR_LIMIT_S)}; `pulumi cancel`, then see what it waits for"
-        ) from None
-    if done.returncode != 0:
-        raise RequestError(
-            f"`{shlex.join(command)}` failed (exit code {done.returncode}); its last lines say why"
+            f"`{shlex.join(command)}` failed (exit code {process.returncode}); its last lines say why"
         )
 
 

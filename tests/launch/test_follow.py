@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -377,3 +381,26 @@ def test_a_run_that_goes_on_keeps_the_limits_that_it_was_started_with(write_run:
     assert recovery.resuming(write_run(heartbeat_limit_s=20.0)).heartbeat_limit_s == 20
     fresh = recovery.resuming(write_run())
     assert (fresh.hang_floor_s, fresh.heartbeat_limit_s) == (plan.HANG_FLOOR_S, plan.HEARTBEAT_LIMIT_S)
+
+
+def test_ctrl_c_waits_until_pulumi_has_ended_what_it_has_begun(tmp_path: Path) -> None:
+    """A Pulumi that is killed forgets what it asked for just now."""
+    pulumi = tmp_path / "pulumi"
+    pulumi.write_text(
+        "#!/bin/sh\ntrap 'sleep 1; echo written; exit 1' INT\necho begun\nwhile :; do sleep 0.1; done\n"
+    )
+    pulumi.chmod(0o755)
+    program = "from launch.recovery import _run_pulumi; _run_pulumi(['pulumi', 'up'])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate(timeout=20)[0] == "written\n"
+    assert process.returncode != 0
