@@ -278,7 +278,8 @@ class Engine:
     """One stack. `world`: what the stand-in has made. folder: a new one; everything is in it, to be thrown away after.
 
     project_file: a Pulumi.yaml whose name and configuration schema hold here too; None: a bare project tpu-stack.
-    tpu_url: of the simulated Cloud TPU API. variables: of the environment of the engine and its plugins.
+    tpu_url: of the simulated Cloud TPU API. variables: of the environment of the engine and its plugins. plugins: a
+    folder with more of them, such as a language host, by which `pulumi import` reads the project.
     """
 
     def __init__(
@@ -291,9 +292,11 @@ class Engine:
         project_file: Path | None = None,
         stack: str = "dev",
         variables: Mapping[str, str] | None = None,
+        plugins: Path | None = None,
     ) -> None:
         self.program = program
         self._variables = dict(variables or {})
+        self._plugins = [plugins] if plugins else []
         self.world = World(path=folder / "world.json")
         self.folder = folder
         self.settings_file = folder / "work" / f"Pulumi.{stack}.yaml"
@@ -394,7 +397,8 @@ class Engine:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_USERS_OWN)}
         proxies = dict.fromkeys(("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"), NOWHERE)
         near = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
-        folders = [cli.folder, ROOT / "rehearsal" / "bin", cli.dynamic_folder, Path(sys.executable).parent]
+        own = [cli.folder, ROOT / "rehearsal" / "bin", cli.dynamic_folder, Path(sys.executable).parent]
+        folders = [*own, *self._plugins]
         return {
             **kept,
             **proxies,

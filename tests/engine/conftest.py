@@ -78,13 +78,20 @@ def new_engine(cli: PulumiCli, api: TpuApi, tmp_path: Path) -> Iterator[EngineFa
     """Make an engine for a program, with project and zone configured; `name` tells two stacks of one test apart."""
     with ExitStack() as engines:
 
-        def make(program: Program, *, project_file: Path | None = None, name: str = "engine") -> Engine:
+        def make(
+            program: Program,
+            *,
+            project_file: Path | None = None,
+            name: str = "engine",
+            plugins: Path | None = None,
+        ) -> Engine:
             engine = Engine(
                 folder=tmp_path / name,
                 cli=cli,
                 program=program,
                 tpu_url=api.url,
                 project_file=project_file,
+                plugins=plugins,
             )
             engine.configure({"gcp:project": "my-project", "gcp:zone": "us-central1-a"})
             return engines.enter_context(engine)

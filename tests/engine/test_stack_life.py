@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from contracts import inventory
 from infra import slices
@@ -24,6 +26,8 @@ from rehearsal.engine import ACCESS_TOKEN, Engine, Report
 from rehearsal.tpu_api import FaultKind, TpuApi
 from tests.engine import gke_api
 from tests.engine.conftest import EngineFactory
+from tests.engine.test_pulumi_typed import launcher
+from tools.pulumi_cli import PulumiCli
 
 ROOT = Path(__file__).resolve().parents[2]
 SPOT = "us-central1-a:v5litepod:spot"
@@ -531,9 +535,17 @@ def test_one_line_makes_a_slice_node_pools_of_a_cluster_and_nothing_is_left_when
     assert engine.resources() == [] and engine.world.things() == {}
 
 
-def test_a_pool_that_gke_could_not_fill_is_explained_and_made_again_and_one_of_an_interrupted_up_is_named(
-    buckets: str, engine: Engine
+def test_a_pool_that_gke_could_not_fill_is_explained_and_made_again_and_one_of_an_interrupted_up_is_adopted(
+    buckets: str, new_engine: EngineFactory, cli: PulumiCli, tmp_path: Path
 ) -> None:
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    if cli.language_host is None:
+        launcher(plugins / "pulumi-language-python", "tests.engine.language_stand_in", cli.program_script)
+    engine = new_engine(declare, project_file=ROOT / "Pulumi.yaml", plugins=plugins)
+    project = engine.folder / "work" / "Pulumi.yaml"
+    python = {"name": "python", "options": {"virtualenv": sys.prefix}}
+    project.write_text(json.dumps(yaml.safe_load(project.read_text()) | {"runtime": python}))
     name = "projects/my-project/locations/us-central1-a/clusters/tpu-stack-dev/nodePools/main"
     full = "GCE_STOCKOUT: the zone us-central1-a has not enough resources"
     kept: dict[str, Any] = {"storage": {"nfs": {"kind": "none"}}, "network": {}}
@@ -564,20 +576,27 @@ def test_a_pool_that_gke_could_not_fill_is_explained_and_made_again_and_one_of_a
         assert set(engine.up().changes) == {"same"}
 
         assert engine.destroy().ok
-        interrupt(engine, "clusters/tpu-stack-dev")
-        report = engine.up()
-        assert not report.ok and "Traceback" not in report.text, report.text
-        (command,) = set(re.findall(r"`(pulumi import .*?)`", report.text))
-        assert name.rpartition("/nodePools")[0] in shlex.split(command)
+        for held in ("clusters/tpu-stack-dev", "nodePools/system", "nodePools/main"):
+            interrupt(engine, held)
+            report = engine.up()
+            assert not report.ok and "Traceback" not in report.text, report.text
+            (command,) = set(re.findall(r"`(pulumi import .*?)`", report.text))
+            adopted, shown = engine.type(*shlex.split(command)[1:], "--yes")
+            assert adopted, f"{command}\n{shown}"
+        completed = engine.up()
+        assert completed.ok and set(completed.changes) <= {"same", "update", "create"}, completed.text
+        assert set(engine.up().changes) == {"same"}
+        assert engine.destroy().ok
+    assert engine.resources() == [] and engine.world.things() == {}
 
 
 def interrupt(engine: Engine, *held: str) -> None:
     """Kill an `up` while these are being made."""
     engine.world.set_fault(held=held)
     killed = engine.begin("up")
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + 120
     while not all(any(each.endswith(own_id) for each in engine.world.things()) for own_id in held):
-        assert time.monotonic() < ends, "they are not being made"
+        assert time.monotonic() < ends and not killed.wait(0), killed.report().text
         time.sleep(0.1)
     killed.kill()
     assert not killed.report().ok
