@@ -531,9 +531,11 @@ YES = "ask nothing"
 @reported
 def rm(c: Any, run: str, yes: bool = False, stack: str = "", slice: str = "", runs: str = "") -> int:
     """Remove a run."""
+    from keeper import commands
     from launch.commands import removal
 
-    return removal.remove(options.target(stack, slice, runs=runs), run, yes=yes)
+    target = options.target(stack, slice, runs=runs)
+    return removal.remove(target, run, yes=yes, resumed_by=commands.resumed_by(target))
 
 
 @task(help={"keep": "how many runs to keep (default: 20)", "yes": YES, **SLICES, "runs": RUNS}, positional=[])
@@ -542,10 +544,11 @@ def prune(
     c: Any, keep: str = "20", yes: bool = False, stack: str = "", slice: str = "", runs: str = ""
 ) -> int:
     """Remove all runs but the newest."""
+    from keeper import commands
     from launch.commands import removal
 
-    count = whole("--keep", keep, least=0) or 0
-    return removal.prune(options.target(stack, slice, runs=runs), keep=count, yes=yes)
+    count, target = whole("--keep", keep, least=0) or 0, options.target(stack, slice, runs=runs)
+    return removal.prune(target, keep=count, yes=yes, resumed_by=commands.resumed_by(target))
 
 
 @task(

@@ -17,6 +17,7 @@ from infra import stock_outs
 from infra.documents import Documents, DocumentsError
 from infra.stock_outs import Hours, Offer
 from keeper import store
+from keeper.queue import Queue
 from keeper.store import Wanted
 from launch import runs, targets
 from launch.display import printable, say, terminal
@@ -172,7 +173,7 @@ def _meant(entries: Sequence[Wanted], wanted: str) -> str:
 
 def stop(target: Target, run_id: str) -> bool:
     """Let the keeper stop a run that it keeps, at its next look, and not bring it back; False: it keeps no such run."""
-    if target.inventory.keeper is None:
+    if target.inventory.keeper is None and not target.is_local:
         return False
 
     def change(now: Wanted | None) -> Wanted | None:
@@ -183,6 +184,23 @@ def stop(target: Target, run_id: str) -> bool:
     except DocumentsError as error:
         raise RequestError(f"{run_id}: the keeper cannot be told to stop it: {error}") from None
     return found is not None and found.is_kept
+
+
+def resumed_by(target: Target) -> dict[str, str]:
+    """Return the ids of the runs that the keeper or the queue would resume, and how that is ended.
+
+    Raises:
+        DocumentsError: nobody can tell.
+    """
+    try:
+        documents = store.store_of(target)
+    except RequestError:  # a stack without a bucket has neither
+        return {}
+    kept = [each.run_id for each in store.read_wanted(documents).values() if each.is_kept]
+    entries = [each for each in Queue(documents).entries() if each.is_pending and each.run_id is not None]
+    return {run_id: f"the keeper resumes it; `fab unkeep {run_id}` first" for run_id in kept} | {
+        str(each.run_id): f"the queue resumes it; `fab queue cancel {each.number}` first" for each in entries
+    }
 
 
 def status(documents: Documents) -> int:

@@ -344,7 +344,9 @@ def stop(
         and target.cluster.of(run.run_id).begins_pods
     )
     if before not in run_directory.ACTIVE and not begins_again:
-        say(console)(f"{run.run_id} is not running: it {run_directory.ENDED[before]}")
+        is_kept = before != "done" and by_keeper(run.run_id)
+        end = "; the keeper does not resume it any more" if is_kept else ""
+        say(console)(f"{run.run_id} is not running: it {run_directory.ENDED[before]}{end}")
         return 0
     last = "answer what is under way" if run.described["job"] == job_index.SERVER else "save a checkpoint"
     say(console)(f"stopping {run.run_id} (up to {spoken(grace_s)} to {last})")

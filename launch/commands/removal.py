@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.filesize import decimal
 
@@ -27,21 +27,23 @@ REMOVE_LIMIT_S = 600.0
 """For a host to remove the copy of a command's folder, and what was installed for it."""
 
 
-def remove(target: Target, wanted: str, *, yes: bool) -> int:
-    """Remove one run. The exit code: 0, or 1 where somebody said no.
+def remove(target: Target, wanted: str, *, yes: bool, resumed_by: Mapping[str, str]) -> int:
+    """Remove one run. The exit code: 0, or 1 where somebody said no. resumed_by: as `kept` takes it.
 
     Raises:
         RequestError: there is no such run, it has to stay, or nobody is there to be asked.
         HostError: the place cannot be reached, or refuses.
     """
     run = runs.find(target.runs, wanted)
-    if reason := kept(target, runs.list_runs(target.runs), [run]).get(run.run_id):
+    if reason := kept(target, runs.list_runs(target.runs), [run], resumed_by).get(run.run_id):
         raise RequestError(f"{run.run_id} is kept: {reason}")
     return _ask_and_remove(target, [run], yes=yes)
 
 
-def prune(target: Target, *, keep: int, yes: bool) -> int:
+def prune(target: Target, *, keep: int, yes: bool, resumed_by: Mapping[str, str]) -> int:
     """Remove all runs but the newest by their last attempt and those that have to stay; say which those are.
+
+    resumed_by: as `kept` takes it.
 
     Raises:
         RequestError: nobody is there to be asked.
@@ -49,7 +51,7 @@ def prune(target: Target, *, keep: int, yes: bool) -> int:
     """
     listing, tell = runs.survey(target.runs), say(terminal())
     everything = listing.runs
-    staying = kept(target, everything, everything[keep:])
+    staying = kept(target, everything, everything[keep:], resumed_by)
     for run_id, reason in staying.items():
         tell(f"{run_id} is kept: {reason}")
     for line in runs.cannot_be_read(listing.unreadable):
@@ -61,12 +63,18 @@ def prune(target: Target, *, keep: int, yes: bool) -> int:
     return _ask_and_remove(target, going, yes=yes)
 
 
-def kept(target: Target, everything: Sequence[Run], going: Sequence[Run]) -> dict[str, str]:
-    """Return the ids of those of `going` that have to stay, and why."""
+def kept(
+    target: Target, everything: Sequence[Run], going: Sequence[Run], resumed_by: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the ids of those of `going` that have to stay, and why.
+
+    resumed_by: the ids of runs that somebody resumes later, and how that is ended.
+    """
     known = runs.look_at_all(target.agents_of_all(going))
     by_cluster = target.cluster is not None
     reasons = {run.run_id: reason for run in going if (reason := _active(run, known, by_cluster=by_cluster))}
     ids = {run.run_id for run in going}
+    reasons |= {run_id: reason for run_id, reason in resumed_by.items() if run_id in ids - {*reasons}}
     staying = [run for run in everything if run.run_id not in ids or run.run_id in reasons]
     while staying:  # what stays keeps what it began from, which may itself have begun from another
         child = staying.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from contracts import inventory
 from contracts.errors import RequestError
 from infra.documents import Documents
 from keeper import commands, store
+from keeper.queue import Entry, Queue
 from keeper.store import Wanted
 from launch import targets
 from tests.keeper.test_machine import INVENTORY
@@ -57,3 +59,35 @@ def test_a_run_is_meant_by_its_id_a_part_of_it_its_name_or_as_the_last(
         with pytest.raises(RequestError, match=meant):
             commands.unkeep(documents, wanted)
         assert {*store.read_wanted(documents)} == before
+
+
+def test_what_the_keeper_or_the_queue_resumes_is_neither_removed_nor_left_running_by_a_stop(
+    tmp_path: Path,
+) -> None:
+    """A run that waits for capacity has no process, and its checkpoints are what it goes on from."""
+    target = dataclasses.replace(targets.on_this_machine(hosts=None, platform="cpu"), runs_url=str(tmp_path))
+    assert commands.resumed_by(target) == {} and not list(tmp_path.iterdir())
+    documents = store.store_of(target)
+    for run_id in ("kept", "unkept"):
+        entry = Wanted(run_id=run_id, stack="local", slice="vm", runs_url=str(tmp_path))
+        store.change_wanted(documents, run_id, lambda _, entry=entry: entry)  # type: ignore[misc]
+    commands.unkeep(documents, "unkept")
+    entry_of = functools.partial(
+        Entry,
+        what="job",
+        request={"name": None},
+        submitted={},
+        bundles=(),
+        where={},
+        slices=("vm",),
+        by="me",
+        added="",
+    )
+    queued = Queue(documents).add([entry_of(number=0), entry_of(number=0)], [])
+    Queue(documents).claim(queued[0].number, "vm", "queued")
+    assert commands.resumed_by(target) == {
+        "kept": "the keeper resumes it; `fab unkeep kept` first",
+        "queued": f"the queue resumes it; `fab queue cancel {queued[0].number}` first",
+    }
+    assert commands.stop(target, "kept") and not commands.stop(target, "nobody's")
+    assert store.read_wanted(documents)["kept"].stop

@@ -121,7 +121,7 @@ def test_runs_that_cannot_be_read_are_named_once_and_hide_no_other(
     texts = [
         printed(console.list_runs(here(), limit=None)),
         printed(console.status(here(), None)),
-        printed(removal.prune(here(), keep=5, yes=True)),
+        printed(removal.prune(here(), keep=5, yes=True, resumed_by={})),
     ]
     for text in texts:
         for what, (_, problem) in SPOILED.items():

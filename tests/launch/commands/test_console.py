@@ -148,7 +148,7 @@ def test_status_shows_what_some_host_has_sampled_lately_and_what_is_wrong_by_it(
     assert ["host", "CPU", "memory", "/", "free"] in said
     assert ["h/0", "12", "%", "15.5", "of", "16.0", "GiB", "0.0", "GiB"] in said
     assert ["host", "devices", "busy"] in said and ["h/0", "97", "%"] in said
-    assert not any("34" in line or "55" in line for line in said)
+    assert not any("34 %" in " ".join(line) or "55 %" in " ".join(line) for line in said)
     assert any(line[:3] == ["host", "0", "(15.5"] for line in said)
     assert console.status(here(), None, as_json=True) == 0
     (shown,) = json.loads(capsys.readouterr().out)["runs"]
@@ -187,6 +187,9 @@ def test_what_is_asked_of_a_run_that_does_not_run_is_answered_in_words(
     write_run(result={"outcome": "done"})
     assert console.stop(here(), "latest", grace_s=1) == 0
     assert capsys.readouterr().out == f"{RUN_ID} is not running: it is done\n"
+    write_run(result={"outcome": "preempted"})
+    assert console.stop(here(), "latest", grace_s=1, by_keeper=lambda run_id: run_id == RUN_ID) == 0
+    assert capsys.readouterr().out.endswith("; the keeper does not resume it any more\n")
     with pytest.raises(RequestError, match="no run is active; `fab runs` lists them all"):
         console.stop(here(), None, grace_s=1)
     with pytest.raises(RequestError, match=f"--host 2: {RUN_ID} has the hosts 0 to 1"):
