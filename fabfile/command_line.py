@@ -211,6 +211,12 @@ def job_options() -> Mapping[str, Names[str]]:
     return {name: jobs.find(name).options() for name in jobs.names()}
 
 
+def server_options() -> Names[str]:
+    from launch import jobs
+
+    return jobs.find(jobs.SERVER).options()
+
+
 def _print_columns(rows: Iterable[tuple[str, str | None]]) -> None:
     rows = [*rows]
     indent = 2 + max(len(name) for name, _ in rows) + 3
@@ -372,7 +378,9 @@ class Line:
         return {"--help", *own} | {option for options in self._jobs(command).values() for option in options}
 
     def _jobs(self, command: ParserContext) -> Mapping[str, Names[str]]:
-        """Return the options of the named job, or of all jobs; none if the command trains nothing."""
+        """Return the options of the named job, or of all jobs; of `fab serve`, the server's; else none."""
+        if command.name == "serve":
+            return {"the server": {*server_options()} - {*command.flags, "--job", "--export"}}
         if command.name not in TRAINERS or self._values("--workdir"):
             return {}
         jobs = self.job_options()
@@ -391,15 +399,19 @@ class Line:
         said = f"`fab {command.name}` has no option {name}; `fab help {command.name}` lists those it has"
         if owners and near not in command.flags:
             named = self._values("--job") or self._values("--resume")
-            chosen = "" if named else f" --job {owners[0] if len(owners) == 1 else 'JOB'}"
+            chosen = (
+                ""
+                if named or command.name not in TRAINERS
+                else f" --job {owners[0] if len(owners) == 1 else 'JOB'}"
+            )
             meant = (
                 self._moved(command)
                 .replace(f" {name}", f" {near}")
                 .replace(f"fab {command.name}", f"fab {command.name}{chosen}")
             )
             said = (
-                f"`fab {command.name}` has no option {name}; {near} is an option of {' and '.join(owners)}, and a "
-                f"job's options come after --:\n  {meant}"
+                f"`fab {command.name}` has no option {name}; {near} is an option of {' and '.join(owners)}, and "
+                f"{'a job' if command.name in TRAINERS else 'the server'}'s options come after --:\n  {meant}"
             )
         elif near:
             said = f"`fab {command.name}` has no option {name}; did you mean {near}?"
@@ -413,13 +425,18 @@ class Line:
                 "--args takes the job's options as one word, in quotes; without quotes they come after --:\n  "
                 + self._moved(command)
             )
-        if name in TRAINERS and word in self.job_options():
+        if "--job" in command.flags and word in self.job_options():
             return RequestError(f"{line}; did you mean --job {word}?")
-        if name == "run":
+        if "--resume" in command.flags and word.partition(":")[0] == "latest":
+            return RequestError(f"{line}; did you mean --resume {word}?")
+        if name == "run" or (name in TRAINERS and not self._values("--job") + self._values("--resume")):
+            whose = "for the hosts" if name == "run" else "of your own"
+            folder = ["--workdir", "."] if name in TRAINERS and not self._values("--workdir") else []
             start = list(self.words).index(word)
             return RequestError(
-                f"{line}; a command for the hosts comes after --:\n  "
-                f"fab {shlex.join(self.words[:start])} -- {shlex.join(self.words[start:])}"
+                f"{line}; a command {whose} comes after --:\n  "
+                f"fab {shlex.join([*self.words[:start], *folder])} -- "
+                f"{shlex.join([*self.words[start:], *self.after])}"
             )
         if name in WITH_A_RUN:
             return RequestError(
@@ -430,9 +447,10 @@ class Line:
         return RequestError(f"{line}; `fab help {name}` shows what it takes")
 
     def _moved(self, command: ParserContext) -> str:
-        """Return the command line with the job's own options moved behind `--`."""
+        """Return the command line with the job's or the server's own options moved behind `--`."""
         kept: list[str] = []
         moved: list[str] = []
+        places = len(command.positional_args)
         waiting = ""
         for word in self.words[list(self.words).index(str(command.name)) :]:
             name = word.partition("=")[0]
@@ -446,6 +464,8 @@ class Line:
                 kept, waiting = [*kept, word], ""
             elif word == command.name and not kept:
                 kept.append(word)
+            elif places and not word.startswith("-") and not (moved and moved[-1].startswith("-")):
+                kept, places = [*kept, word], places - 1
             else:
                 moved.append(word)
         return f"fab {shlex.join(kept)} -- {shlex.join([*moved, *self.after])}"
@@ -457,14 +477,15 @@ class Line:
             *several, last = (f"`fab {name}`" for name in AFTER_DASHES)
             only = f"{', '.join(several)} and {last}"
             raise RequestError(f"-- {shlex.join(self.after)}: only {only} take words after --")
-        if self.after and (trainer := next((name for name in takers if name in TRAINERS), None)):
+        if self.after and (trainer := next((name for name in takers if name in (*TRAINERS, "serve")), None)):
             command = self.commands[trainer]
             theirs = {option for options in self._jobs(command).values() for option in options}
             for word in self.after:
                 name = word.partition("=")[0]
                 if name in command.flags and name.startswith("--") and name not in theirs:
+                    whose = "job" if trainer in TRAINERS else "server"
                     raise RequestError(
-                        f"{name} is an option of `fab {trainer}`, not of the job: write it before --"
+                        f"{name} is an option of `fab {trainer}`, not of the {whose}: write it before --"
                     )
 
 

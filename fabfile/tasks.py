@@ -112,9 +112,7 @@ def _refuse_what_is_fixed(job: str, resume: str, given: Mapping[str, str]) -> No
     Raises:
         RequestError: with every such option.
     """
-    names = [
-        name for name, value in given.items() if value and (resume or name in ("--workdir", "--progress"))
-    ]
+    names = [name for name, value in given.items() if value and (resume or name in OF_A_COMMAND)]
     if not names:
         return
     if resume:
@@ -125,6 +123,8 @@ def _refuse_what_is_fixed(job: str, resume: str, given: Mapping[str, str]) -> No
         why = "only for a command of your own; name its folder with --workdir, and the command after --"
     raise RequestError(f"{' and '.join(f'{name} {given[name]}' for name in names)}: {why}")
 
+
+OF_A_COMMAND = ("--workdir", "--progress", "--send")
 
 KEEP = {
     "keep_attempts": "how often the keeper may resume the run (default: 20)",
@@ -217,6 +217,10 @@ def train(
                 "--keep --max-restarts: the keeper restarts a run that it keeps; leave one of the two out"
             )
         hand_over = _hand_over(keep_attempts, keep_hours)
+    elif limit := (keep_attempts and f"--keep-attempts {keep_attempts}") or (
+        keep_hours and f"--keep-hours {keep_hours}"
+    ):
+        raise RequestError(f"{limit}: is for a run that a keeper keeps; add --keep, or leave it out")
 
     def open_target(like: Run | None) -> Target:
         return options.target(stack, slice, hosts, platform=platform, python=python, runs=runs, like=like)
@@ -619,6 +623,11 @@ def serve(
     """
     from launch.commands import serve
 
+    if {"-h", "--help"} & {*options.after_dashes(c)}:
+        from launch import jobs
+        from launch.commands import console
+
+        return console.list_jobs(jobs.SERVER)
     wanted = options.wanted(stack, slice, hosts, platform=platform, python=python, runs=runs)
     one = "1" if wanted.stack == "local" else "0"
     target = options.target(stack, slice, hosts or one, platform=platform, python=python, runs=runs)

@@ -245,7 +245,10 @@ def command(wanted: Wanted, *, remove: bool, yes: bool) -> int:
     """
     stack = wanted.stack
     if stack == LOCAL or (inventories.is_file(stack) and wanted.given is None):
-        raise RequestError(f"--stack {stack}: Pulumi did not make it, so nothing says what is its own")
+        raise RequestError(
+            f"--stack {stack}: Pulumi did not make it, so nothing says what is its own; "
+            "name a Pulumi stack with --stack"
+        )
     given = wanted.given.inventory if wanted.given else None  # a rehearsal's
     stack = given.stack if given else stack
     project = given.project if given else _exported(stack).project

@@ -17,6 +17,8 @@ from contracts.durations import clock
 
 PLAIN_PERIOD_S = 10.0
 WIDE = 240
+NARROW = 80
+"""In fewer columns rich would leave out what does not fit in; a terminal wraps it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +48,11 @@ def terminal() -> Console:
 
     What is read by a program is as wide as it needs: a run's name that was cut off would be no name.
     """
-    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE
-    return Terminal(markup=False, emoji=False, width=wide)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns):
+        return Terminal(markup=False, emoji=False, width=max(int(columns), NARROW))
+    is_sized = sys.stdout.isatty() and not columns  # rich reads COLUMNS too, and takes 0 for a width
+    return Terminal(markup=False, emoji=False, width=None if is_sized else WIDE)
 
 
 def say(console: Console) -> Callable[[str], None]:

@@ -66,6 +66,11 @@ def train(
     """
     console = terminal()
     target = open_target(None)
+    if detach and restarts and target.cluster is None:
+        raise RequestError(
+            f"--detach --max-restarts {restarts}: a run is started again only while `fab train` follows it; leave one "
+            "of the two out, or take --keep where the stack has a keeper"
+        )
     if hand_over is not None:
         hand_over.check(target)
     old = resumed(target, resume, asked.job or None) if resume else None

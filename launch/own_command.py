@@ -176,7 +176,11 @@ def asked_for(
         )
     folder = Path(workdir).expanduser().absolute()
     if not folder.is_dir():
-        raise RequestError(f"--workdir {workdir}: there is no such folder")
+        raise RequestError(
+            f"--workdir {workdir}: is a file; name its folder, and the file after --"
+            if folder.is_file()
+            else f"--workdir {workdir}: there is no such folder"
+        )
     return Command(
         config=Config(
             words=tuple(words),
@@ -330,8 +334,27 @@ def problems(config: Config, folder: Bundle, target: Target, python: str, *, in_
         path = os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])
         is_made = os.path.exists(python)  # a framework's environment is made later
         if is_made and program not in PIPS and shutil.which(program, path=path) is None:
-            found.append(f"-- {program}: there is no such program on this machine")
+            found.append(_no_program(config))
     return found
+
+
+OF_A_SHELL = ("cd", "export", "source", "set", "ulimit")
+
+
+def _no_program(config: Config) -> str:
+    """Return why the first word starts nothing: a script without its interpreter, or a whole line in quotes."""
+    program, *words = config.words
+    if program.startswith("-"):
+        example = f"python train.py {program}"
+        return f"-- {program}: is an option, and no program; write the program before it, as in: -- {example}"
+    if (Path(config.workdir) / program).is_file():
+        interpreter = "python " if program.endswith(".py") else "./"
+        return f"-- {program}: is a file of the folder, and no program; write {interpreter}{shlex.join(config.words)}"
+    if "=" in program or program in OF_A_SHELL:
+        return f"-- {program}: is for a shell; write -- sh -c {shlex.quote(shlex.join(config.words))}"
+    if not words and " " in program.strip():
+        return f"-- {program}: is one word; write it without the quotes: -- {program.strip()}"
+    return f"-- {program}: there is no such program on this machine"
 
 
 def _missing(name: str, config: Config, folder: Bundle) -> list[str]:

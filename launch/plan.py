@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -127,7 +128,8 @@ def _python_remedy(target: Target, framework: str) -> str:
     if framework != "jax":
         return "install it there, or leave --python out"
     if target.is_local:
-        return "`make install`"
+        own = target.python == sys.executable
+        return "`make install`" if own else "name one that has the job's packages, or leave --python out"
     runtime = " --runtime bare" if framework in target.inventory.images else ""
     return f"`fab deploy --stack {target.name}{runtime}` installs it"
 

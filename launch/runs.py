@@ -20,6 +20,7 @@ from contracts.files import Files, Piece
 from contracts.run_directory import RunDirectory, State
 from contracts.run_files import Unread
 from contracts.run_files import parse_time as parse_time
+from contracts.suggestions import did_you_mean
 from jobs.runtime.metric_definitions import Metrics, finite, of_run
 from launch.hosts import Agent, HostError, ask_all
 
@@ -350,8 +351,13 @@ def _latest_of(folder: RunsFolder, listing: Listing, wanted: str) -> Run:
     job = wanted.removeprefix(LATEST_OF)
     found = newest(listing, wanted, of=[job], fits=lambda run: (run.result or {}).get("outcome") == "done")
     if found is None:
+        from launch import jobs  # only here: `fab runs` does without
+
+        known = jobs.names()
         raise RequestError(
             f"{wanted}: no run of {job} in {folder.url} is done; start one with `fab train --job {job}`"
+            if job in known
+            else f'{wanted}: "{job}" is not a job; choose one of {", ".join(known)}{did_you_mean(job, known)}'
         )
     return found
 

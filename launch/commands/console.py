@@ -32,7 +32,7 @@ from launch.targets import Target
 
 HOST_BEFORE = re.compile(r"^host \d+: ")
 """Which one a result blames, before its reason."""
-NO_RUNS = "no runs yet; `make train` or `fab train --job flax_mlm` starts one"
+NO_RUNS = "no runs yet in {}; `make train` or `fab train --job flax_mlm` starts one"
 
 
 def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
@@ -47,7 +47,7 @@ def status(target: Target, wanted: str | None, *, as_json: bool = False) -> int:
         chosen, unreadable = listing.runs, listing.unreadable
         known = runs.look_at_all(target.agents_of_all(chosen))
     if not chosen and not as_json:
-        _tell_none(console, unreadable)
+        _tell_none(console, target, unreadable)
         return 0
     states = {run.run_id: runs.state_by(run, known) for run in chosen}
     if wanted is None:
@@ -199,7 +199,7 @@ def list_runs(target: Target, *, limit: int | None, as_json: bool = False) -> in
     listing = runs.survey(target.runs)
     everything = listing.runs
     if not everything and not as_json:
-        _tell_none(console, listing.unreadable)
+        _tell_none(console, target, listing.unreadable)
         return 0
     shown = everything[:limit]
     known = runs.look_at_all(target.agents_of_all(shown))
@@ -308,8 +308,8 @@ def _tell_silent(console: Console, known: runs.Look) -> None:
         say(console)(f"no answer from {error}")
 
 
-def _tell_none(console: Console, unreadable: Mapping[str, str]) -> None:
-    for line in runs.cannot_be_read(unreadable) or [NO_RUNS]:
+def _tell_none(console: Console, target: Target, unreadable: Mapping[str, str]) -> None:
+    for line in runs.cannot_be_read(unreadable) or [NO_RUNS.format(target.runs.url)]:
         say(console)(printable(line))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import secrets
@@ -129,19 +130,28 @@ def _listening(options: Options) -> dict[str, str]:
     """Return where a server on this machine listens, and the file with its token where it needs one."""
     address, port = options.address or HERE, PORT if options.port is None else options.port
     try:
+        socket.getaddrinfo(address, port)
         socket.create_server(
             (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET
         ).close()
-    except (OSError, UnicodeError) as error:  # UnicodeError: of a name that is no host's
-        why = getattr(error, "strerror", None) or error
+    except (socket.gaierror, UnicodeError):  # UnicodeError: of a name that is no host's
         raise RequestError(
-            f"--address {address} --port {port}: cannot be listened on ({why}); choose another port, or 0 "
-            "for a free one"
+            f"--address {address}: is no address; write one of this machine's, such as 127.0.0.1 or 0.0.0.0, and the "
+            "port as --port"
+        ) from None
+    except OSError as error:
+        asked, why = f"--address {address} --port {port}", error.strerror or error
+        raise RequestError(
+            f"{asked}: cannot be listened on ({why}); name an address that this machine has"
+            if error.errno == errno.EADDRNOTAVAIL
+            else f"{asked}: cannot be listened on ({why}); choose another port, or 0 for a free one"
         ) from None
     given = {"address": address, "port": str(port)}
     if options.token_file is not None:
         path = Path(options.token_file).expanduser().absolute()
-        if not path.is_file() or path.stat().st_mode & 0o077:
+        if not path.is_file():
+            raise RequestError(f"--token-file {path}: there is no such file")
+        if path.stat().st_mode & 0o077:
             raise RequestError(
                 f"--token-file {path}: must be a file that only you can read; `chmod 600` makes it so"
             )

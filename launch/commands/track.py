@@ -69,13 +69,15 @@ class TrackerAway(Exception):
     """The tracker did not take what it was sent, this time."""
 
 
-def asked_for(option: str, environ: Mapping[str, str], before: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the trackers that a launch mirrors to: of --track, else of the run that is resumed, else of VARIABLE.
+def asked_for(
+    option: str, environ: Mapping[str, str], before: Sequence[str] | None, *, option_name: str = "--track"
+) -> tuple[str, ...]:
+    """Return the trackers that a launch mirrors to: of the option, else of the run that is resumed, else of VARIABLE.
 
     Raises:
         RequestError: one of them is none.
     """
-    source, text = ("--track", option) if option else (f"${VARIABLE}", environ.get(VARIABLE, ""))
+    source, text = (option_name, option) if option else (f"${VARIABLE}", environ.get(VARIABLE, ""))
     if not option and before is not None:
         return tuple(before)
     names = tuple(dict.fromkeys(each.strip() for each in text.split(",") if each.strip()))
@@ -140,7 +142,7 @@ def track(target: Target, wanted: str, to: str, *, limit_s: float) -> int:
         HostError: the runs cannot be reached.
     """
     tell, run = say(terminal()), runs.find(target.runs, wanted)
-    names = asked_for(to, os.environ, None if to else run.described.get("track"))
+    names = asked_for(to, os.environ, None if to else run.described.get("track"), option_name="--to")
     if not names:
         raise RequestError(f"--to: say to which tracker; choose one of {', '.join(TRACKERS)}")
     os.nice(NICE)

@@ -70,9 +70,7 @@ def test_the_tasks_are_listed_in_the_order_a_user_meets_them_each_in_one_line(fa
     assert all(len(words) == 2 and words[1].endswith(".") for words in listed)
 
 
-@pytest.mark.parametrize(
-    ("word", "said"), [("status", "no runs yet; `make train` or"), ("accelerators", "type ")]
-)
+@pytest.mark.parametrize(("word", "said"), [("status", "no runs yet in "), ("accelerators", "type ")])
 def test_what_only_looks_loads_nothing_heavy_and_changes_nothing(
     tmp_path: Path, word: str, said: str
 ) -> None:
@@ -185,6 +183,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(fab: Fab, typed: str, said: str) 
 
 
 STEPS = "`fab train` has no option {}; --steps is an option of {}, and a job's options come after --:\n  "
+SERVERS = "`fab serve` has no option {0}; {0} is an option of the server, and the server's options come after --:\n  "
 QUOTES = "--args takes the job's options as one word, in quotes; without quotes they come after --:\n  "
 NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
 
@@ -224,6 +223,50 @@ NO_ARGUMENT = '"{}" is not a command, nor an argument of `fab {}`; '
         ("queue move", "fab queue move: write fab queue, fab queue work, fab queue cancel ENTRY …, or"),
         ("queue move one first", "fab queue move one: must be a whole number of at least 1"),
         ("train flax_mlm", NO_ARGUMENT.format("flax_mlm", "train") + "did you mean --job flax_mlm?"),
+        ("jobs flax_mlm", NO_ARGUMENT.format("flax_mlm", "jobs") + "did you mean --job flax_mlm?"),
+        ("train latest", NO_ARGUMENT.format("latest", "train") + "did you mean --resume latest?"),
+        (
+            "train --workdir x --dry-run python train.py --job y",
+            NO_ARGUMENT.format("python", "train") + "`fab help train` shows what it takes",
+        ),
+        (
+            "train --workdir x --dry-run python train.py -- -v",
+            NO_ARGUMENT.format("python", "train")
+            + "a command of your own comes after --:\n  fab train --workdir x --dry-run -- python train.py -v\n",
+        ),
+        (
+            "submit python train.py",
+            NO_ARGUMENT.format("python", "submit")
+            + "a command of your own comes after --:\n  fab submit --workdir . -- python train.py\n",
+        ),
+        (
+            "train --job jax_hello --send .env",
+            "--send .env: only for a command of your own, and --job jax_hello b",
+        ),
+        (
+            "train --job jax_hello --keep-hours 3",
+            "--keep-hours 3: is for a run that a keeper keeps; add --keep, or",
+        ),
+        (
+            "train --job jax_hello --keep-attempts 3",
+            "--keep-attempts 3: is for a run that a keeper keeps; add --ke",
+        ),
+        (
+            "train --job jax_hello --detach --max-restarts 3",
+            "--detach --max-restarts 3: a run is started again only",
+        ),
+        (
+            "serve latest --lengths 16 --port 0",
+            SERVERS.format("--lengths") + "fab serve latest --port 0 -- --lengths 16",
+        ),
+        (
+            "serve --length=16 latest",
+            "`fab serve` has no option --length; --lengths is an option of the server",
+        ),
+        (
+            "zombies",
+            "--stack local: Pulumi did not make it, so nothing says what is its own; name a Pulumi stack with",
+        ),
         ("train -job flax_mlm", "`fab train` has no option -job; did you mean --job?"),
         ("train --job", "--job needs a value: the job to train"),
         ("logs my-run", '"my-run": there is no run in '),
@@ -303,6 +346,7 @@ def test_a_jobs_options_are_shown_with_their_defaults(fab: Fab) -> None:
     text = fab("train", "--job", "flax_mlm", "--", "--help").out
     assert "flax_mlm  (framework jax)" in text and "--sequence-length INT" in text
     assert text == fab("jobs", "--job", "flax_mlm").out
+    assert "--batch-sizes STR" in fab("serve", "latest", "--", "--help").out
 
 
 def test_each_job_has_a_line_that_says_what_it_does_and_on_what(fab: Fab) -> None:
@@ -369,7 +413,7 @@ def test_the_installed_fab_works_wherever_it_is_called_but_not_on_another_checko
     assert script.load() is main
     installed = str(Path(sys.executable).with_name("fab"))
     done = called(tmp_path, installed, "runs", TPU_STACK_RUNS=str(tmp_path / "runs"))
-    assert (done.stdout.partition(";")[0], done.returncode) == ("no runs yet", 0)
+    assert (done.stdout.partition(";")[0], done.returncode) == (f"no runs yet in {tmp_path / 'runs'}", 0)
     odd = tmp_path / os.fsdecode(b"\xe9")  # the terminal takes UTF-8 only
     odd.touch()
     done = called(tmp_path, installed, "put", odd.name, "copy", PYTHONIOENCODING="utf-8:strict")

@@ -87,6 +87,9 @@ def test_what_a_program_reads_is_not_cut_to_a_terminals_width(
     table.add_row("x" * 200)
     display.terminal().print(table)
     assert "x" * 200 in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "0")  # of a terminal without a size
+    display.terminal().print(table)
+    assert "x" * 200 in capsys.readouterr().out
 
 
 HOSTILE = st.text(

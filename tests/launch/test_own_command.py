@@ -114,6 +114,20 @@ def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(
         ("./nope.sh", {}, "-- ./nope.sh: there is no such file in"),
         ("./plain.sh", {}, "-- ./plain.sh: may not be executed"),
         ("pyhton train.py", {}, "-- pyhton: there is no such program on this machine"),
+        (
+            "train.py --epochs 3",
+            {},
+            "is a file of the folder, and no program; write python train.py --epochs 3",
+        ),
+        ("run.sh", {}, r"is a file of the folder, and no program; write \./run.sh"),
+        ("cd sub", {}, "-- cd: is for a shell; write -- sh -c 'cd sub'"),
+        ("N=1 python train.py", {}, "-- N=1: is for a shell; write -- sh -c 'N=1 python train.py'"),
+        (
+            "--epochs 3",
+            {},
+            "is an option, and no program; write the program before it, as in: -- python train.py --ep",
+        ),
+        ("python train.py", {"workdir": __file__}, "is a file; name its folder, and the file after --"),
     ],
 )
 def test_a_command_that_cannot_run_is_refused(
@@ -327,3 +341,10 @@ def test_environments_that_nobody_has_used_for_a_month_are_removed(
     environments.ensure("pytorch", said.append)
     assert not half_made.exists() and not Path(loaded).exists()
     assert own.exists()
+
+
+def test_a_command_in_quotes_is_told_to_be_words(folder: Path) -> None:
+    config = command(folder, "python train.py").config
+    here = on_this_machine(hosts="2", platform="cpu")
+    (problem,) = own_command.problems(config, bundle_folder(folder), here, sys.executable, in_container=False)
+    assert problem == "-- python train.py: is one word; write it without the quotes: -- python train.py"

@@ -107,7 +107,7 @@ def test_a_run_in_a_bucket_keeps_its_logs_with_the_agent() -> None:
 def test_the_preflight_request_of_a_host_that_several_runs_share_is_this() -> None:
     assert plan.preflight(PLAN, 1, now_s=12.5) == {
         "python": "/venv/bin/python",
-        "python_remedy": "`make install`",
+        "python_remedy": "name one that has the job's packages, or leave --python out",
         "modules": [
             "jax",
             "flax",

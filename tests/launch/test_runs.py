@@ -276,3 +276,6 @@ def test_an_option_may_name_the_latest_run_of_a_job_that_is_done_or_a_run_by_its
         runs.export_of(here, "flax_mlm-20261121-214500-bbbb")
     with pytest.raises(RequestError, match="no run of jax_hello"):
         runs.export_of(here, "latest:jax_hello")
+    for word, meant in (("flax-mlm", "; did you mean flax_mlm"), ("", "one of flax_mlm, ")):
+        with pytest.raises(RequestError, match=f'latest:{word}: "{word}" is not a job; choose .*{meant}'):
+            runs.export_of(here, f"latest:{word}")

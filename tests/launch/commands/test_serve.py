@@ -165,6 +165,9 @@ def test_an_export_that_cannot_be_loaded_is_told_and_nothing_is_resumed(
         ),
         ({"name": "dev"}, {"port": 80}, "--port 80: through a tunnel it is a free one"),
         ({}, {"address": "203.0.113.9"}, "--address 203.0.113.9 --port 8000: cannot be listened on"),
+        ({}, {"address": "203.0.113.9"}, "; name an address that this machine has"),
+        ({}, {"address": "0.0.0.0:80"}, "--address 0.0.0.0:80: is no address; write one of this machine's"),
+        ({}, {"port": 0, "token_file": "/no/file"}, "--token-file /no/file: there is no such file"),
         (
             {},
             {"port": 0, "token_file": "/etc/hostname"},
