@@ -277,7 +277,7 @@ class Operation:
 class Engine:
     """One stack. `world`: what the stand-in has made. folder: a new one; everything is in it, to be thrown away after.
 
-    project_file: a Pulumi.yaml whose name and configuration schema hold here too; None: a bare project tpu-stack.
+    project_file: a Pulumi.yaml whose name holds here too; None: a bare project tpu-stack.
     tpu_url: of the simulated Cloud TPU API. variables: of the environment of the engine and its plugins. plugins: a
     folder with more of them, such as a language host, by which `pulumi import` reads the project.
     """

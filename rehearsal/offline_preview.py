@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from infra.config import settings_file
 from rehearsal.engine import ROOT, Engine, Program, Report, Step
 from rehearsal.tpu_api import TpuApi
 from tools import pulumi_cli
@@ -50,7 +51,7 @@ def for_the_engine(path: Path, own: Mapping[str, Any]) -> bytes:
     content = read_settings(path)
     try:
         text, encrypted = adapted(content.decode(), own)
-    except UnicodeDecodeError:
+    except (UnicodeDecodeError, RecursionError):
         return content  # the engine says what is wrong with it
     if encrypted:
         raise PreviewError(
@@ -103,9 +104,13 @@ def remarks(report: Report) -> list[str]:
 def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_file: Path) -> int:
     """Prints it and returns the exit code. Raises PreviewError."""
     print(f"previewing {path} with Pulumi {cli.version} …", flush=True)
-    problems = settings_problems(read_settings(path).decode(errors="replace"))
+    text = read_settings(path).decode(errors="replace")
+    refused = settings_file.refused(text)
+    problems = [*refused, *settings_file.unread(text)]
     for problem in problems:
         print(f"error: {path}: {problem}", flush=True)
+    if refused:
+        return 2  # the engine would say so again, in words that name no place
     with (
         tempfile.TemporaryDirectory(prefix="tpu-stack-preview-") as folder,
         TpuApi() as api,
@@ -121,20 +126,14 @@ def preview(path: Path, *, program: Program, cli: pulumi_cli.PulumiCli, project_
         engine.adopt(for_the_engine(path, engine.own_settings))
         report = engine.preview(color="always" if sys.stdout.isatty() else "never")
     parts = ("\n".join(lines).strip("\n") for lines in (tree(report.steps), remarks(report)))
-    for part in filter(None, parts):
+    # Of a file that is refused for what the engine does not read, nothing would be made.
+    for part in () if problems and report.ok else filter(None, parts):
         print(f"\n{part}".replace(str(engine.settings_file), str(path)))
     print(
         "\nSimulated: Google Cloud (a stand-in for Pulumi's gcp provider) and the Cloud TPU API. Real: Pulumi's engine"
         f"\nand the program, with {path}. No account was used, nothing was made."
     )
     return 0 if report.ok and not problems else 2
-
-
-def settings_problems(text: str) -> list[str]:
-    """What the engine reads past in a settings file, or refuses without saying where."""
-    from infra.config import settings_file
-
-    return [*settings_file.refused(text), *settings_file.unread(text)]
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -112,6 +112,8 @@ def read(
     if (wrong := formats.stack(stack)) is not None:
         problems.append(f"stack: {shown(stack)} {wrong}; `pulumi stack rename NAME` changes it")
     with root:
+        for name in sorted({NAMESPACE, PROVIDER.rstrip(":")} & {*open_values}):
+            root.say(name, f"begins keys and is none; write those below it as {name}:KEY, each below config:")
         unlisted = root.flag("allow-unlisted", default=False)
         _provider(provider, problems, unlisted=unlisted)
         home = _home(root, project, stack, provider, unlisted)
@@ -200,7 +202,7 @@ def _home(root: Section, project: str | None, stack: str, provider: Collection[s
 def _bucket(storage: Section, home: Home) -> BucketConfig | None:
     if storage.is_false("bucket"):
         return None
-    with storage.section("bucket") as section:
+    with storage.section("bucket", example="name: my-bucket, or false for none") as section:
         # A legal value of a label is a legal name of a bucket where it begins with the project's letter.
         default = naming.label_value(f"{home.project or 'project'}-{home.stack}-{naming.PREFIX}")
         name = section.text("name", None, rule=formats.bucket)
@@ -221,7 +223,7 @@ def _bucket(storage: Section, home: Home) -> BucketConfig | None:
 
 
 def _nfs(storage: Section, home: Home) -> NfsConfig | None:
-    with storage.section("nfs") as section:
+    with storage.section("nfs", example="kind: none") as section:
         kind = section.choice("kind", "gateway", KINDS)
         # An AI zone has accelerators, and hardly the small machines and the file service of its parent.
         default_zone = zones.parent_of(home.zone) if home.zone else ""

@@ -60,10 +60,19 @@ class Section:
         """Says of every key that nothing asked for that it is unknown."""
         for key in self._values if kind is None else ():
             if key not in self._asked:
-                near = suggestion(key_shown(key), self._asked)
-                keys = f"the keys here are {', '.join(self._asked)}"
-                instead = f"did you mean {near}?" if near else keys
-                self._problems.append(f"{self.path(key_shown(key))}: unknown key; {instead}")
+                self._problems.append(f"{self.path(key_shown(key))}: unknown key; {self._instead(str(key))}")
+
+    def _instead(self, key: str) -> str:
+        """What to do about an unknown key; where another was meant, that one is not missing too."""
+        if near := suggestion(key_shown(key), self._asked):
+            missing = f"{self.path(near)}: missing; "
+            self._problems[:] = [each for each in self._problems if not each.startswith(missing)]
+            return f"did you mean {near}?"
+        outer = re.split(r"[.\[]", key)[0]
+        if outer in self._asked:
+            place = "an entry of" if key[len(outer)] == "[" else "a mapping below"
+            return f"write it as {place} {outer}:, or with `pulumi config set --path '{self.path(key)}'`"
+        return f"the keys here are {', '.join(self._asked)}"
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -89,7 +98,9 @@ class Section:
 
     def refuse(self, key: str, wrong: str) -> None:
         """Records a mistake at a key, its value in front."""
-        self.say(key, f"{shown(self._values.get(key))} {wrong}")
+        value = self._values.get(key)
+        plain = parsed(value) if self._as_text else value
+        self.say(key, f"{shown(value if isinstance(plain, float) else plain)} {wrong}")
 
     def text[D](
         self, key: str, default: D, *, rule: Rule | None = None, missing: str | None = None
@@ -97,7 +108,8 @@ class Section:
         """missing: what to write, for a key that must be there."""
         if (value := self._value(key, missing)) is None:
             return default
-        wrong = wrong_text(value, rule)
+        plain = parsed(value) if self._as_text else value
+        wrong = wrong_text(plain if isinstance(plain, Mapping | list) else value, rule)
         if wrong is None and isinstance(value, str):
             return value
         self.refuse(key, wrong or "is not text")
@@ -189,11 +201,12 @@ class Section:
         self.refuse(key, "is not a date; write it as 2026-12-31")
         return None
 
-    def section(self, key: str) -> Section:
-        """The mapping at a key; an empty one where it is absent or wrong."""
+    def section(self, key: str, *, example: str = "") -> Section:
+        """The mapping at a key; an empty one where it is absent or wrong. example: what to write below it."""
         value = self._value_parsed(key)
         if value is not None and not isinstance(value, Mapping):
-            self.refuse(key, "is not a mapping; write keys and values below it")
+            such_as = f", such as {example}" if example else ""
+            self.refuse(key, f"is not a mapping; write keys and values below it{such_as}")
         found = value if isinstance(value, Mapping) else {}
         return Section(found, prefix=f"{self.path(key)}.", problems=self._problems)
 
@@ -286,6 +299,8 @@ def shown(value: object) -> str:
 
 def wrong_text(value: object, rule: Rule | None) -> str | None:
     """What is wrong with a value that should be a text, if anything is."""
+    if isinstance(value, Mapping) and len(value) == 1 and isinstance(text := next(iter(value.values())), str):
+        return f"is not text; leave out the blank after the colon: {shown(f'{next(iter(value))}:{text}')}"
     if not isinstance(value, str):
         plain = isinstance(value, bool | int | float)
         return "is not text" + ("; put it in quotes" if plain else "")

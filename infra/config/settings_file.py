@@ -15,6 +15,7 @@ import yaml
 from contracts.suggestions import suggestion
 
 CONFIG = "config"
+PROJECT = "tpu-stack"
 OF_THE_STACK = ("encryptionsalt", "encryptedkey", "secretsprovider", "environment")
 """https://www.pulumi.com/docs/iac/concepts/projects/stack-settings-file/ (November 2026)."""
 
@@ -32,10 +33,27 @@ def unread(text: str) -> list[str]:
         if not _is_null(each)
     ]
     root = documents[0] if documents else None
-    for key, _ in root.value if isinstance(root, yaml.MappingNode) else ():
+    for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         if key.value not in (CONFIG, *OF_THE_STACK):
             found.append(f"line {_line(key)}: {key.value}: {_instead(str(key.value))}")
+        elif key.value == CONFIG and isinstance(value, yaml.MappingNode):
+            found += _hidden(value)
     return found
+
+
+def _hidden(config: yaml.MappingNode) -> Iterator[str]:
+    """Keys without a name, and those that the engine takes for another form of one, so that either counts."""
+    lines: dict[str, tuple[int, str]] = {}
+    for key, _ in config.value:
+        if _is_null(key):
+            yield f"line {_line(key)}: {key.value or 'a key'}: names no key; put it in quotes, or remove it"
+            continue
+        written = str(key.value)
+        # https://www.pulumi.com/docs/iac/concepts/config/: a key without a namespace is the project's own.
+        short = written.replace(":config:", ":", 1) if ":" in written else f"{PROJECT}:{written}"
+        line, other = lines.setdefault(short, (_line(key), written))
+        if other != written:
+            yield f"line {_line(key)}: {written}: is the same key as {other} in line {line}; remove one"
 
 
 def _instead(key: str) -> str:

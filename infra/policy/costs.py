@@ -269,7 +269,7 @@ def _assumptions(config: Config) -> tuple[str, ...]:
         said.append(
             "GKE gives 74.40 USD a month on zonal clusters: the fee of one of a billing account is free."
         )
-    if any(each.scale_to_zero for each in config.slices):
+    if any(each.scale_to_zero and not config.is_elsewhere(each) for each in config.slices):
         said.append("Chips that are there only while asked for are counted as if they always were.")
     if config.nfs is not None and config.nfs.kind == "filestore" and config.nfs.region != "us-west1":
         said.append(f"Filestore in {config.nfs.region} is priced as in us-west1, the only known.")

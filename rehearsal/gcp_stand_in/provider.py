@@ -217,7 +217,9 @@ def _uses(other: Thing, thing: Thing) -> bool:
 
 
 def merged(before: Any, after: Any) -> Any:
-    """Values of `after`, and of `before` what it does not have."""
+    """Values of `after`, and of `before` what it does not have; of lists of one length, item by item."""
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        return [merged(*pair) for pair in zip(before, after, strict=True)]
     if not isinstance(before, dict) or not isinstance(after, dict):
         return before if after is None else after
     return {name: merged(before.get(name), after.get(name)) for name in {**before, **after}}

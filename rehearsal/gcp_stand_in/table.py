@@ -262,6 +262,7 @@ KINDS: Mapping[str, Kind] = {
         id=f"{_PLACE}/instances/{{name}}",
         names_itself=True,
         in_place="description labels fileShares",
+        completed="networks",
         fill=_filestore,
     ),
     # Made through the Cloud TPU API, not in the world file: tpu_vm.py.

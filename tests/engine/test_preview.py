@@ -74,6 +74,11 @@ def test_what_the_program_or_the_engine_refuses_ends_with_exit_code_2_and_the_re
     assert f"error: {config_file}: tpu-stack:budget[0]: .inf is not a number" in said, said
     assert "confg: nothing reads it; did you mean config:?" in said, said
 
+    config_file.write_text(right + "confg: {}\n")
+    assert preview(config_file, program=lambda: None, cli=cli, project_file=project_file) == 2
+    said = capsys.readouterr().out
+    assert "confg: nothing reads it" in said and "create" not in said, said
+
     config_file.write_text(right + "  tpu-stack:name: wan\n")
     assert preview(config_file, program=program, cli=cli, project_file=project_file) == 2
     said = capsys.readouterr().out

@@ -21,6 +21,7 @@ NETWORK = "gcp:compute/network:Network"
 DISK = "gcp:compute/disk:Disk"
 BUCKET = "gcp:storage/bucket:Bucket"
 ACCOUNT = "gcp:serviceaccount/account:Account"
+FILESTORE = "gcp:filestore/instance:Instance"
 TPU_VM = "gcp:tpu/v2Vm:V2Vm"
 INSTANCE = "gcp:compute/instance:Instance"
 ADDRESS = "gcp:compute/address:Address"
@@ -240,6 +241,15 @@ def test_google_keeps_what_it_filled_in_sorts_cleanup_policies_and_takes_the_nam
     assert after == made | {"displayName": "Runner"}
     again = gcp.read(urn(ACCOUNT), own_id, inputs)
     assert again is not None and again[1] == after
+
+    share = {"name": "share", "project": "p", "location": "us-central1-a", "tier": "BASIC_HDD"}
+    inputs = share | {
+        "networks": [{"network": "n", "modes": ["MODE_IPV4"]}],
+        "fileShares": {"capacityGb": 1024},
+    }
+    own_id, made = gcp.create(urn(FILESTORE), inputs, 0)
+    after = gcp.update(urn(FILESTORE), own_id, inputs, inputs | {"fileShares": {"capacityGb": 2048}}, 0)
+    assert after["networks"] == made["networks"] and after["networks"][0]["ipAddresses"]
 
     policies = [{"id": "keep"}, {"id": "delete"}]
     inputs = {"repositoryId": "r", "project": "p", "location": "us-central1", "cleanupPolicies": policies}

@@ -86,8 +86,9 @@ def test_a_file_that_is_not_there_is_refused_and_one_that_is_no_text_is_the_engi
     assert capsys.readouterr().err.startswith("preview: ")  # before anything is started
     names = ("Pulumi.dev.yaml", "Pulumi.a-b.yml", "stack.yaml")  # the stack is called as Pulumi would call it
     assert [stack_of(tmp_path / name) for name in names] == ["dev", "a-b", "preview"]
-    (tmp_path / "Pulumi.dev.yaml").write_bytes(b"\xff\xfe\x00")
-    assert for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN) == b"\xff\xfe\x00"
+    for content in (b"\xff\xfe\x00", b"config: &a {b: *a}\n", b"config: " + b"[" * 2000 + b"]" * 2000):
+        (tmp_path / "Pulumi.dev.yaml").write_bytes(content)
+        assert for_the_engine(tmp_path / "Pulumi.dev.yaml", OWN) == content
 
 
 def step(name: str, parent: str = "", op: str = "create", type_token: str = "a:b/c:C") -> Step:

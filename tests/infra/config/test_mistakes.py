@@ -111,7 +111,7 @@ def test_the_providers_own_keys_are_no_place_of_slices_and_an_unknown_one_is_a_m
     wrong = {"gcp:zone": "xx", "gcp:region": "5", "gcp:userProjectOverride": "maybe", "gcp:batching": "{}"}
     assert problems({"slices": [SLICE]}, provider=wrong) == (
         'gcp:zone: "xx" is not a zone; write it as us-central1-a',
-        'gcp:region: "5" is not a region; write it as us-central1',
+        "gcp:region: 5 is not a region; write it as us-central1",
         'gcp:userProjectOverride: "maybe" is not true or false',
     )
 
@@ -156,6 +156,15 @@ PLACE = "write it in digits, or remove the key"
             "config: {}\ntpu-stack:keeper: true\n",
             [
                 "line 2: tpu-stack:keeper: stands outside config, where nothing reads it; indent it below config:"
+            ],
+            [],
+        ),
+        (
+            "config:\n  null: 2\n  gcp:project: p\n  gcp:config:project: q\n  zone: a\n  tpu-stack:zone: b\n",
+            [
+                "line 2: null: names no key; put it in quotes, or remove it",
+                "line 4: gcp:config:project: is the same key as gcp:project in line 3; remove one",
+                "line 6: tpu-stack:zone: is the same key as zone in line 5; remove one",
             ],
             [],
         ),
@@ -239,7 +248,7 @@ def test_all_mistakes_are_said_at_once_in_the_order_of_reading() -> None:
         each.split(": ")[0].removeprefix("tpu-stack:") for each in problems(wrong, project=None, stack="a/b")
     ]
     assert found == [
-        "gcp:project", "stack", "zone", "grant[0].zone", "grant[0].chips", "grant[0].capacity", "slices[0].name",
+        "gcp:project", "stack", "zone", "grant[0].zone", "grant[0].chips", "grant[0].capacity",
         "slices[0].accelerator", "slices[0].count",
         "slices[0].labels", "slices[0].nam", "slices[1].data-disks[0].size-gib", "storage.bucket.region",
         "storage.nfs.mount", "network.subnetwork", "access.members[0]", "access.members[1]", "images.references.jax",
