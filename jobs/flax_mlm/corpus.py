@@ -187,6 +187,8 @@ def open_corpus(source: str, *, text_field: str = "text") -> Corpus:
     (where `*`, `?` and `[` always make a glob).
     Raises RequestError when there is nothing to read, or no permission or driver to read it.
     """
+    if not source:
+        raise RequestError(f"--data: is empty; give {STDLIB!r}, a file, a folder, a glob or a URL")
     if source == STDLIB:
         files = [_local_file(str(path)) for path in stdlib_modules()]
     elif is_url(source) and not source.startswith("file://"):

@@ -124,7 +124,7 @@ def open_url(url: str, *, option: str) -> tuple[Any, str]:
     """The file system that knows `url`, and its path there. option: what the URL was given for, as --data.
 
     Raises:
-        RequestError: nothing here knows this kind of URL.
+        RequestError: nothing here knows this kind of URL, or its server cannot be spoken to (Unreachable: now).
     """
     import fsspec
 
@@ -136,7 +136,10 @@ def open_url(url: str, *, option: str) -> tuple[Any, str]:
     )
     if problem := unreadable(url):
         raise RequestError(f"{option} {url}: {problem}")
-    file_system, path = fsspec.core.url_to_fs(url, **how)
+    try:
+        file_system, path = fsspec.core.url_to_fs(url, **how)
+    except Exception as error:  # some drivers connect here (ftp, sftp), each with exceptions of its own
+        raise place_error(error, f"{option} {url}", "check the address and your permission there") from error
     return file_system, str(path)
 
 

@@ -70,15 +70,20 @@ def export(target: Target, wanted: str, to: str, *, force: bool) -> int:
             files.write(f"{place}/{CARD}", text.encode())  # last: without it a copy is not whole
     else:
         fresh, aside = (Path(place).with_name(atomic.beside_name(Path(place).name)) for _ in range(2))
-        fresh.parent.mkdir(parents=True, exist_ok=True)
         try:
-            _, size = _make(target, run, fresh)
-            if os.path.isdir(place):
-                swap(Path(place), fresh, aside)
-            else:
-                fresh.rename(place)
-        finally:
-            atomic.remove(fresh)
+            fresh.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                _, size = _make(target, run, fresh)
+                if os.path.isdir(place):
+                    swap(Path(place), fresh, aside)
+                else:
+                    fresh.rename(place)
+            finally:
+                atomic.remove(fresh)
+        except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            raise RequestError(
+                f"--to {to}: no folder can be made there ({error.strerror}); name another place"
+            ) from None
     tell = say(terminal())
     tell(f"exported {run.run_id} to {place} ({decimal(size)}); fill in license and datasets in its {CARD}")
     if not is_url(to):

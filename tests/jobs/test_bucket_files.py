@@ -10,8 +10,8 @@ from fsspec.exceptions import FSTimeoutError
 from gcsfs.retry import HttpError
 from google.auth.exceptions import DefaultCredentialsError, TransportError
 
-from contracts.errors import UNAVAILABLE, WRONG_REQUEST, exit_code_of
-from jobs.runtime.bucket_files import place_error
+from contracts.errors import UNAVAILABLE, WRONG_REQUEST, Unreachable, exit_code_of
+from jobs.runtime.bucket_files import open_url, place_error
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -47,3 +47,11 @@ def caused(error: Exception, cause: Exception) -> Exception:
 )
 def test_only_a_place_that_is_away_may_be_tried_again(error: Exception, code: int) -> None:
     assert exit_code_of(place_error(error, "--data gs://bucket/x", "check it")) == code
+
+
+def test_a_server_that_a_driver_asks_at_once_and_is_away_is_named_with_the_option() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"ftp://127.0.0.1:{silent.getsockname()[1]}/text"
+        with pytest.raises(Unreachable, match=f"--data {url}: does not answer now .*; try again later"):
+            open_url(url, option="--data")

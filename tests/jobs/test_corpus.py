@@ -218,7 +218,7 @@ def test_a_bad_jsonl_line_is_named_with_what_is_wrong_and_what_is_there(
         ("{}/pictures", r"no readable file in this folder .* \.txt \.md \.rst \.text \.jsonl"),
         ("{}/empty", r"empty: 2 files of 0 bytes"),
         ("{}/pipe", r"pipe: not a regular file"),
-        ("", r"No such file"),
+        ("", r"--data: is empty; give 'stdlib', a file"),
         ("nosuch://bucket/a.txt", r"no driver for this kind of URL \(.*nosuch.*name a path"),
         ("undriven://bucket/a.txt", r"no driver for this kind of URL \(install the package undriven-fs"),
         ("memory://none", r"memory://none: No such file or directory"),

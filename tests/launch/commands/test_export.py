@@ -143,6 +143,12 @@ def test_a_folder_that_is_not_empty_is_replaced_only_by_force_and_only_where_it_
     run, there = exported(write_run(result=RESULT)), tmp_path / "model"
     there.mkdir()
     assert export(run.run_id, there) == 0, "an empty one is in nobody's way"
+    (file := tmp_path / "file").touch()
+    for place in (file, file / "below"):
+        with pytest.raises(
+            RequestError, match=f"--to {place}: no folder can be made there .*; name another place"
+        ):
+            export(run.run_id, place)
     with pytest.raises(RequestError, match="is not empty; name another place, or replace"):
         export(run.run_id, there)
     (there / "model.keras").write_text("of an earlier job")
