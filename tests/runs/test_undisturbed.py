@@ -10,7 +10,7 @@ import pytest
 from jobs.flax_mlm import METRICS
 from jobs.runtime.metric_definitions import of_run
 from launch.runs import Run
-from tests.runs.lab import STEPS, Lab, Losses, result, saved_steps
+from tests.runs.lab import CHECKPOINT_EVERY, STEPS, Lab, Losses, result, saved_steps
 
 IGNORED = (".venv/", ".cache/", "runs/", "__pycache__/", ".pytest_cache/", ".hypothesis/")
 
@@ -58,7 +58,7 @@ def test_every_step_is_measured_once_with_a_falling_loss_and_the_result_is_that_
     trained = [line for line in lines if "loss" in line][-1]
     assert {"grad_norm", "learning_rate", "tokens_per_s", "step_s"} <= trained.keys()
     evaluated = {line["step"]: line for line in lines if "eval_loss" in line}
-    assert list(evaluated) == [20, 40, 60]
+    assert list(evaluated) == list(range(CHECKPOINT_EVERY, STEPS + 1, CHECKPOINT_EVERY))
     # Kept are the last two and the best; the last one is saved before it is evaluated, so of those before it.
     best = min(
         (step for step in evaluated if step < STEPS), key=lambda step: float(evaluated[step]["eval_loss"])
