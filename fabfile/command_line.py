@@ -392,6 +392,8 @@ class Line:
         return [value for word, value in pairs if word == option] + joined
 
     def _unknown_option(self, command: ParserContext, name: str) -> RequestError:
+        if " " in name:
+            return RequestError(f"{name}: is one word; write it without the quotes")
         long = name if name.startswith("--") else f"-{name}"
         # A run is no folder of runs.
         near = suggestion(long, self._options(command) - ({"--runs"} if long == "--run" else set()))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from contracts.errors import RequestError
+from contracts.errors import DONE, RequestError
 from fabfile import options
 from fabfile.options import SLICES, reported, task, whole, with_options_of
-from fabfile.tasks import JSON, RUNS, TRAIN, asked_for, train
+from fabfile.tasks import JSON, RUNS, TRAIN, asked_for, prints_help, train
 
 if TYPE_CHECKING:
     from keeper.queue import Queue
@@ -38,6 +38,8 @@ def submit(c: Any, priority: str = "0", **given: str) -> int:
     from keeper import queue_commands
 
     asked, targets, wishes = _read(c, priority, given)
+    if prints_help(asked):
+        return DONE
     return queue_commands.submit(targets, asked, wishes)
 
 
@@ -62,6 +64,8 @@ def sweep(
     from keeper import queue_commands
 
     asked, targets, wishes = _read(c, priority, given)
+    if prints_help(asked):
+        return DONE
     return queue_commands.submit_sweep(
         targets, asked, wishes, grid=grid or (), seeds=whole("--seeds", seeds, least=1)
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contracts.errors import RequestError
+from contracts.errors import DONE, RequestError
 from fabfile import options
 from fabfile.options import ACCESS, RUNTIME, SLICES, WHERE, reported, task, whole
 
@@ -102,6 +102,16 @@ def asked_for(
         queue=queue or None,
         wait_s=None if (wait_s := whole("--wait", wait, least=1)) is None else float(wait_s),
     )
+
+
+def prints_help(asked: Request) -> bool:
+    """Print the options of a job where the words after `--` ask for them; return whether they do."""
+    from launch.commands import console
+
+    if not {"-h", "--help"} & {*asked.arguments}:
+        return False
+    console.list_jobs(asked.job or None)
+    return True
 
 
 def _refuse_what_is_fixed(job: str, resume: str, given: Mapping[str, str]) -> None:
@@ -205,10 +215,8 @@ def train(
         queue=queue,
         wait=wait,
     )
-    if {"-h", "--help"} & {*asked.arguments}:
-        from launch.commands import console
-
-        return console.list_jobs(job or None)
+    if prints_help(asked):
+        return DONE
     python = "" if asked.command else python  # of an own command it is among what it says itself
     hand_over = None
     if keep:

@@ -152,7 +152,8 @@ def _entries(documents: Documents) -> list[Wanted]:
 def _meant(entries: Sequence[Wanted], wanted: str) -> str:
     """Return the id of the run that is meant, of entries with the oldest first.
 
-    wanted: an id, the beginning or end of one, a name, or "latest", which is the one that was handed over last.
+    wanted: an id, the beginning or end of one, a name, "latest", which is the one that was handed over last, or
+    "latest:JOB", the last of those of a job.
 
     Raises:
         RequestError: no run that is kept fits, or more than one does.
@@ -162,7 +163,10 @@ def _meant(entries: Sequence[Wanted], wanted: str) -> str:
         for each in entries
         if wanted and (each.run_id.startswith(wanted) or each.run_id.endswith(wanted))
     ]
-    fitting = [*entries][-1:] if wanted == runs.LATEST else fitting
+    if wanted == runs.LATEST or wanted.startswith(runs.LATEST_OF):
+        job = wanted.removeprefix(runs.LATEST_OF)
+        of = [each for each in entries if wanted == runs.LATEST or each.run_id.rsplit("-", 3)[0] == job]
+        fitting = of[-1:]
     if not fitting:
         raise RequestError(f"{wanted} is not kept; `fab keeper status` lists those that are")
     if len(fitting) > 1:

@@ -102,8 +102,9 @@ class Job:
         import tyro
 
         said = io.StringIO()
+        typed = "fab serve RUN --" if self.name == SERVER else f"fab train --job {self.name} --"
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(said):
-            tyro.cli(self.config_module().Config, args=["--help"], prog=f"fab train --job {self.name} --")
+            tyro.cli(self.config_module().Config, args=["--help"], prog=typed)
         text = said.getvalue()
         for field, heading in getattr(self.config_module(), "GROUPS", {}).items():
             option = f"\n  --{field.replace('_', '-')} "

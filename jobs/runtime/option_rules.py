@@ -74,7 +74,10 @@ def parse(kind: type[Any], words: Sequence[str]) -> Parsed:
         wrong = copied_character(word) or copied_character("" if equals else value or "")
         if wrong is None and option not in options and option not in switches:
             wrong = "there is no such option" if _is_option(word) else "is no option"
-            wrong = f"{shown}: {wrong}{did_you_mean(option, [*options, *switches])}"
+            wrong += did_you_mean(option, [*options, *switches])
+            if _is_option(word) and option.partition(" ")[0] in (*options, *switches):
+                wrong = "is one word; write it without the quotes"
+            wrong = f"{shown}: {wrong}"
         elif wrong is None and option in switches:
             name, parsed.values[name] = switches[option]
             either = f"--{name.replace('_', '-')} or --no-{name.replace('_', '-')}"

@@ -342,10 +342,16 @@ def test_help_of_a_command_is_shown_however_it_is_asked_for(fab: Fab, typed: str
     assert done.out.startswith("Usage: fab recover RUN [--options]\n\nRestore the slice")
 
 
+def test_an_option_in_quotes_with_its_value_is_told_to_be_two_words(fab: Fab) -> None:
+    done = fab("train", "--job", "jax_hello", "--steps 3")
+    assert (done.code, done.err) == (2, "error: --steps 3: is one word; write it without the quotes\n")
+
+
 def test_a_jobs_options_are_shown_with_their_defaults(fab: Fab) -> None:
     text = fab("train", "--job", "flax_mlm", "--", "--help").out
     assert "flax_mlm  (framework jax)" in text and "--sequence-length INT" in text
     assert text == fab("jobs", "--job", "flax_mlm").out
+    assert all(text == fab(each, "--job", "flax_mlm", "--", "--help").out for each in ("submit", "sweep"))
     assert "--batch-sizes STR" in fab("serve", "latest", "--", "--help").out
 
 

@@ -35,6 +35,8 @@ def test_no_host_is_needed_and_no_slice_is_asked_for(tmp_path: Path) -> None:
         ("dddd", "dddd is not kept; `fab keeper status` lists"),
         ("job-2026", r"job-2026: 3 runs that are kept fit \(job-20261123-100000-aaaa, "),
         ("", " is not kept"),
+        ("latest:job", "job-20261123-120000-cccc"),
+        ("latest:jo", "latest:jo is not kept"),
     ],
 )
 def test_a_run_is_meant_by_its_id_a_part_of_it_its_name_or_as_the_last(
