@@ -46,6 +46,9 @@ class Kind:
         """Whether this change of an input makes the resource again."""
         if name in self.grows.split() and isinstance(old, int | float) and isinstance(new, int | float):
             return new < old
+        inner = {each.partition(".")[2] for each in self.in_place.split() if each.startswith(f"{name}.")}
+        if inner and isinstance(old, Mapping) and isinstance(new, Mapping):
+            return any(old.get(key) != new.get(key) for key in {**old, **new} if key not in inner)
         return name not in self.in_place.split()
 
     def id_of(self, inputs: Mapping[str, Any]) -> str:
@@ -254,7 +257,7 @@ KINDS: Mapping[str, Kind] = {
     "gcp:container/nodePool:NodePool": Kind(
         id=f"{_CLUSTER}/nodePools/{{name}}",
         names_itself=True,
-        in_place="autoscaling management nodeCount nodeLocations",
+        in_place="autoscaling management nodeConfig.resourceLabels nodeCount nodeLocations",
         computed="initialNodeCount nodeCount",
         fill=_pool,
     ),

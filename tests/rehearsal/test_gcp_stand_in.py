@@ -22,6 +22,7 @@ DISK = "gcp:compute/disk:Disk"
 BUCKET = "gcp:storage/bucket:Bucket"
 ACCOUNT = "gcp:serviceaccount/account:Account"
 FILESTORE = "gcp:filestore/instance:Instance"
+NODE_POOL = "gcp:container/nodePool:NodePool"
 TPU_VM = "gcp:tpu/v2Vm:V2Vm"
 INSTANCE = "gcp:compute/instance:Instance"
 ADDRESS = "gcp:compute/address:Address"
@@ -151,6 +152,18 @@ def test_project_and_zone_come_from_the_configuration_a_name_is_made_once_and_an
         (DISK, DISK_INPUTS, DISK_INPUTS | {"size": 5}, True),
         (BUCKET, {"location": "US"}, {"location": "EU"}, True),
         (BUCKET, {"labels": {"a": "b"}}, {}, False),
+        (
+            NODE_POOL,
+            {"nodeConfig": {"spot": True}},
+            {"nodeConfig": {"spot": True, "resourceLabels": {}}},
+            False,
+        ),
+        (
+            NODE_POOL,
+            {"nodeConfig": {"spot": True}},
+            {"nodeConfig": {"spot": False, "resourceLabels": {}}},
+            True,
+        ),
         (TPU_VM, VM_INPUTS, VM_INPUTS | {"labels": {"a": "b"}}, False),
         (TPU_VM, VM_INPUTS, VM_INPUTS | {"runtimeVersion": "other"}, True),
         ("gcp:projects/iAMMember:IAMMember", {"role": "a"}, {"role": "b"}, True),
