@@ -22,7 +22,8 @@ COMPUTE = "https://www.googleapis.com/compute/v1/"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-    """id: a template of the inputs. in_place: inputs that an update takes; any other makes the resource again.
+    """id: a template of the inputs. in_place: inputs, or paths in them, that an update takes; any other makes the
+    resource again.
 
     grows: of in_place, those that are made again when they get smaller. fill: (inputs, a number that is nobody else's)
     to what Google adds. names_itself: the provider can choose the name. sorted_by: of an input that is a list of

@@ -70,7 +70,7 @@ def diff(gcp: Provider, type_token: str, olds: Json, news: Json) -> tuple[list[s
 def test_the_table_speaks_only_of_properties_that_the_sdk_has(type_token: str) -> None:
     kind, known = KINDS[type_token], arguments.of_type(type_token)
     of_id = set(re.findall(r"\{(\w+)\}", kind.id))
-    in_place = set(kind.in_place.split())
+    in_place = {path.partition(".")[0] for path in kind.in_place.split()}
     assert {*of_id, *in_place, *kind.grows.split(), *kind.sorted_by} - known.keys() == set()
     assert not of_id & in_place
     if kind.names_itself:
