@@ -14,6 +14,9 @@ from typing import Protocol
 
 from contracts import atomic
 
+PRIVATE_ENDING = ".tar.gz.base64"
+"""Of files that only their owner may read, such as the folder of an own command."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Piece:
@@ -106,10 +109,8 @@ class DiskFiles:
         ]
 
     def write(self, path: str, data: bytes) -> None:
-        from contracts.run_directory import mode_of
-
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        atomic.write(path, data, mode=mode_of(path))
+        atomic.write(path, data, mode=0o600 if path.endswith(PRIVATE_ENDING) else None)
 
     def remove(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):

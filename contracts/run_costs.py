@@ -10,6 +10,8 @@ from __future__ import annotations
 import calendar
 import time
 
+from contracts.run_records import MOMENT as MOMENT
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
 
 HOUR_S = 3600.0
 LARGEST = 1e15
-MOMENT = "%Y-%m-%dT%H:%M:%SZ"
 """How run.json writes when an attempt started, in UTC."""
 
 

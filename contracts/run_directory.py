@@ -46,7 +46,12 @@ from __future__ import annotations
 import json
 import math
 
+from contracts import run_records
 from contracts.errors import PEER_LOST
+from contracts.run_records import METRICS as METRICS
+from contracts.run_records import OWN_COMMAND as OWN_COMMAND
+from contracts.run_records import RUN as RUN
+from contracts.run_records import RUN_VERSION as RUN_VERSION
 
 TYPE_CHECKING = False  # the agent starts on every host for every launch, and `typing` is a fifth of its start
 if TYPE_CHECKING:
@@ -55,7 +60,7 @@ if TYPE_CHECKING:
     from typing import Any, Literal
 
     from contracts.files import Files
-    from contracts.run_files import Unread
+    from contracts.run_records import Unread
 
     Outcome = Literal["done", "failed", "stopped", "preempted", "hung"]
     State = Literal["starting", "running", "saving", "done", "failed", "stopped", "preempted", "hung", "lost"]
@@ -63,12 +68,10 @@ if TYPE_CHECKING:
 else:
     Outcome = State = str
 
-RUN = "run.json"
 CODE, FOLDER = "code.tar.gz.base64", "folder.tar.gz.base64"
-"""Text, because what is written through the hosts of a stack is text. Only who wrote them may read them: a folder may
-hold what is no business of others."""
+"""Text, because what is written through the hosts of a stack is text. Only their owner may read them, by their ending
+(`contracts.files.PRIVATE_ENDING`)."""
 SETTINGS = "settings.json"
-METRICS = "metrics.jsonl"
 RESULT = "result.json"
 REPORT = "report.html"
 SAMPLES = "samples.json"
@@ -84,10 +87,6 @@ HOSTS = "hosts"
 LOGS = "logs"
 STACKS = "stacks"
 
-OWN_COMMAND = "command"
-"""What run.json has as the job of a command of the user's own."""
-RUN_VERSION = 1
-"""Of run.json."""
 OUTCOMES: tuple[Outcome, ...] = ("done", "failed", "stopped", "preempted", "hung")
 STATES_ENDED = ("done", "failed", "stopped", "preempted")
 ENDED = {
@@ -109,11 +108,6 @@ PIECE_BYTES = 4 * 2**20
 """Of metrics.jsonl that are read at once."""
 COMMITTED = "commit_success.txt"
 """What Orbax writes last into a checkpoint where a folder cannot be renamed, as in a bucket."""
-
-
-def mode_of(path: str) -> int | None:
-    """The mode of a file of a run directory; None is what the umask leaves."""
-    return 0o600 if path.rpartition("/")[2] in (CODE, FOLDER) else None
 
 
 def heartbeat(process_id: int) -> str:
@@ -282,9 +276,7 @@ class RunDirectory:
 
     def read_jsons(self, names: Sequence[str]) -> builtins.list[Json | None]:
         """The JSON object of each of several files, read together."""
-        from contracts.run_files import parse_object
-
-        return [None if text is None else parse_object(text) for text in self.read_texts(names)]
+        return [None if text is None else run_records.parse_object(text) for text in self.read_texts(names)]
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
@@ -319,35 +311,29 @@ class RunDirectory:
         Raises:
             OSError: the place itself cannot be reached.
         """
-        from contracts import run_files
-
-        most_bytes = run_files.LARGEST_JSON_BYTES
+        most_bytes = run_records.LARGEST_JSON_BYTES
         pieces = self.files.read_inside([(self.url, name) for name in names], [0] * len(names), most_bytes)
-        parsed = [run_files.parse_piece(piece, name) for piece, name in zip(pieces, names, strict=True)]
+        parsed = [run_records.parse_piece(piece, name) for piece, name in zip(pieces, names, strict=True)]
         for _, problem in parsed:
             if problem is not None and unread is not None:
                 unread.add(problem)
         return [value for value, _ in parsed]
 
     def read_metrics(self) -> builtins.list[Json]:
-        """The lines of metrics.jsonl in order, as `run_files.metrics` reads them; a torn line (its writer was killed)
+        """The lines of metrics.jsonl in order, as `run_records.metrics` reads them; a torn line (its writer was killed)
         is left out.
         """
-        from contracts import run_files
-
         (data,) = self.files.read([self.path(METRICS)])
-        return run_files.metrics((data or b"").split(b"\n"))
+        return run_records.metrics((data or b"").split(b"\n"))
 
     def read_new_metrics(self, offset: int, unread: Unread | None = None) -> tuple[builtins.list[Json], int]:
         """The whole lines of metrics.jsonl from byte `offset` on (negative: from so far before its end), as
-        `run_files.metrics` reads them, and the offset after them. A file that has become shorter is read from its
+        `run_records.metrics` reads them, and the offset after them. A file that has become shorter is read from its
         beginning. unread: is told what could not be read.
 
         Raises:
             OSError: the place itself cannot be reached.
         """
-        from contracts import run_files
-
         data, at, begin = b"", offset, 0
         while True:
             (piece,) = self.files.read_inside([(self.url, METRICS)], [at], PIECE_BYTES)
@@ -367,6 +353,6 @@ class RunDirectory:
         *lines, last = data.split(b"\n")
         if offset < 0 < begin:
             lines = lines[1:]  # it begins within it
-        if run_files.is_whole(last):
+        if run_records.is_whole(last):
             lines, last = [*lines, last], b""
-        return run_files.metrics(lines, unread), at - len(last)
+        return run_records.metrics(lines, unread), at - len(last)

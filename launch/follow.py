@@ -13,10 +13,10 @@ from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
-from contracts import run_directory, run_files
+from contracts import run_directory, run_records
 from contracts.errors import DONE, RequestError
 from contracts.run_directory import State
-from contracts.run_files import Unread
+from contracts.run_records import Unread
 from jobs.runtime.metric_definitions import Metrics, finite
 from launch import display, run_record, runs
 from launch import jobs as job_index
@@ -332,7 +332,7 @@ def with_agents_beats(run: Run, known: runs.Look) -> Run:
     beats = list(run.heartbeats)
     for entry in known.of(run).processes:
         rank = entry["process_id"]
-        beat, _ = run_files.heartbeat(entry.get("beat") or {}, run_directory.heartbeat(rank))
+        beat, _ = run_records.heartbeat(entry.get("beat") or {}, run_directory.heartbeat(rank))
         if beat and rank < len(beats) and beat["time"] > ((beats[rank] or {}).get("time") or 0):
             beats[rank] = beat
     return dataclasses.replace(run, heartbeats=tuple(beats))

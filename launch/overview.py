@@ -11,7 +11,7 @@ from typing import Any
 from contracts import run_directory
 from contracts.durations import spoken
 from contracts.run_directory import State
-from contracts.run_files import Unread
+from contracts.run_records import Unread
 from jobs.runtime import host_samples
 from jobs.runtime.host_samples import Finding, HostSamples
 from jobs.runtime.metric_definitions import NO_METRICS, OF_EVERY_JOB, Metric, finite

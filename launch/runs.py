@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from contracts import run_costs, run_directory, run_files
+from contracts import run_costs, run_directory, run_records
 from contracts.durations import spoken
 from contracts.errors import RequestError, is_final
 from contracts.files import Files, Piece
 from contracts.run_directory import RunDirectory, State
-from contracts.run_files import Unread
-from contracts.run_files import parse_time as parse_time
+from contracts.run_records import Unread
+from contracts.run_records import parse_time as parse_time
 from contracts.suggestions import did_you_mean
 from jobs.runtime.metric_definitions import Metrics, finite, of_run
 from launch.hosts import Agent, HostError, ask_all
@@ -92,7 +92,7 @@ class Run:
     def total_steps(self) -> int | None:
         """Return how many steps were asked for, or made of the epochs that were."""
         for options in (self.described.get("config"), self.settings):
-            if options is not None and run_files.is_count(steps := options.get("steps")):
+            if options is not None and run_records.is_count(steps := options.get("steps")):
                 return steps
         return None
 
@@ -176,8 +176,8 @@ def read_records(directories: Sequence[RunDirectory], run_ids: Sequence[str] = (
     records = []
     expected: Sequence[str | None] = run_ids or [None] * len(pieces)
     for piece, run_id in zip(pieces, expected, strict=True):
-        described, problem = run_files.parse_piece(piece, run_directory.RUN)
-        problem = problem or (None if described is None else run_files.mistake(described, run_id))
+        described, problem = run_records.parse_piece(piece, run_directory.RUN)
+        problem = problem or (None if described is None else run_records.mistake(described, run_id))
         data = piece.data if piece is not None else b""
         records.append(Record(described=None if problem else described, problem=problem, data=data))
     return records
@@ -200,19 +200,19 @@ def _read_together(files: Sequence[tuple[RunDirectory, str]]) -> list[Piece | No
     if not files:
         return []
     places = [(directory.url, name) for directory, name in files]
-    return files[0][0].files.read_inside(places, [0] * len(places), run_files.LARGEST_JSON_BYTES)
+    return files[0][0].files.read_inside(places, [0] * len(places), run_records.LARGEST_JSON_BYTES)
 
 
 def _run(directory: RunDirectory, described: dict[str, Any], pieces: Iterator[Piece | None]) -> Run:
     """Return the run of which `pieces` yields what _files names."""
     problems: list[str | None] = []
     values: list[dict[str, Any] | None] = []
-    checks: dict[str, Check] = {run_directory.RESULT: run_files.result, run_directory.SETTINGS: _unchecked}
+    checks: dict[str, Check] = {run_directory.RESULT: run_records.result, run_directory.SETTINGS: _unchecked}
     for name in _files(described):
-        value, problem = run_files.parse_piece(next(pieces), name)
+        value, problem = run_records.parse_piece(next(pieces), name)
         problems.append(problem)
         if value is not None:
-            value, problem = checks.get(name, run_files.heartbeat)(value, name)
+            value, problem = checks.get(name, run_records.heartbeat)(value, name)
             problems.append(problem)
         values.append(value)
     result, settings, *beats = values

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from contracts import run_directory, run_files
+from contracts import run_directory, run_records
 from contracts.errors import DONE, FAILED, INTERRUPTED, UNAVAILABLE, WRONG_REQUEST, is_final
 from contracts.run_costs import MOMENT, number, wall_s
 from contracts.run_directory import RunDirectory
@@ -38,10 +38,10 @@ def begin(directory: RunDirectory, request: dict[str, Any], now_s: float) -> dic
         return look(directory, last["attempt"], request.get("missing", ()), now_s)
     first = request["first"]
     if "pod" in last and last["attempt"] >= first:
-        newest, _ = run_files.result(directory.read_json(run_directory.RESULT) or {}, run_directory.RESULT)
+        newest, _ = run_records.result(directory.read_json(run_directory.RESULT) or {}, run_directory.RESULT)
         result = newest if newest.get("attempt") == last["attempt"] else None
         names = [run_directory.heartbeat(index) for index in range(last["processes"])]
-        read = [run_files.heartbeat(beat or {}, "")[0] for beat in directory.read_jsons(names)]
+        read = [run_records.heartbeat(beat or {}, "")[0] for beat in directory.read_jsons(names)]
         beats = [beat for beat in read if beat is not None and beat.get("attempt") == last["attempt"]]
         outcome = run_directory.state(
             started_s=0.0,

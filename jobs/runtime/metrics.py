@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
-from contracts import run_files
+from contracts import run_records
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import METRICS, TENSORBOARD, RunDirectory
 from jobs.runtime.bucket_files import files_of
@@ -53,7 +53,7 @@ class Metrics:
         self._directory = directory
         # An evaluation before step 1 is made again too.
         before = (directory.read_text(METRICS) or "").split("\n") if resumed_step else []
-        measured = [(line, run_files.metrics([line.encode()])) for line in before]
+        measured = [(line, run_records.metrics([line.encode()])) for line in before]
         kept = [
             (line, found[0]) for line, found in measured if found and found[0].get("step", 0) <= resumed_step
         ]

@@ -115,12 +115,51 @@ def _value(hint: Any, text: str) -> Any:
         raise ValueError("must be a whole number" if kind is int else "must be a number") from None
 
 
+MOST_STEPS = 100
+"""A trace is kept in memory until it is written, and what opens it shows a million events; some ten steps tell all."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Steps `first` to `last`, both included, from 1."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+
+def read_steps(said: str | None, *, steps: int) -> Steps | None:
+    """The steps that `--profile A:B` names, of a run that has so many; None where it is not given.
+
+    Raises:
+        RequestError: it is not A:B, or the run has no such steps.
+    """
+    if said is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", said)
+    if match is None:
+        raise RequestError(
+            f"--profile {said}: is not A:B; give the first and the last step to trace, as 100:104"
+        )
+    first, last = map(int, match.groups())
+    if not 1 <= first <= last <= steps:
+        raise RequestError(
+            f"--profile {said}: must be steps of this run from the first to the last: 1 <= A <= B <= {steps} (--steps)"
+        )
+    if last - first >= MOST_STEPS:
+        raise RequestError(
+            f"--profile {said}: are {last - first + 1} steps, and a trace holds at most {MOST_STEPS}; "
+            f"give {first}:{first + MOST_STEPS - 1} or fewer"
+        )
+    return Steps(first=first, last=last)
+
+
 def profile_problems(config: Any) -> list[str]:
     """What is wrong with --profile, where the run's number of steps is given."""
     if config.profile is None or config.steps is None:
         return []
-    from jobs.runtime.profile import read_steps  # few runs are profiled
-
     try:
         read_steps(config.profile, steps=config.steps)
     except RequestError as error:

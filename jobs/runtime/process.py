@@ -35,7 +35,7 @@ from contracts.errors import (
 )
 from contracts.process import ProcessEnvironment
 from contracts.run_directory import RunDirectory
-from contracts.run_files import Unread
+from contracts.run_records import Unread
 from jobs.runtime import option_rules, preemption, sampler
 from jobs.runtime.bucket_files import files_of, is_outage, pauses_s, retry
 from jobs.runtime.heartbeat import Heartbeat

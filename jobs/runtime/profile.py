@@ -6,17 +6,16 @@ What lies under profile/ each framework's module says (`jobs.runtime.<framework>
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from contracts.errors import RequestError
 from jobs.runtime.bucket_files import files_of, pauses_s, retry
+from jobs.runtime.option_rules import Steps as Steps
+from jobs.runtime.option_rules import read_steps as read_steps
 
 if TYPE_CHECKING:
     from jobs.runtime.process import Run
@@ -24,45 +23,6 @@ if TYPE_CHECKING:
 PROFILE = "profile"
 STEP = "train"
 """What a step is called in a trace, where its number stands beside it."""
-MOST_STEPS = 100
-"""A trace is kept in memory until it is written, and what opens it shows a million events; some ten steps tell all."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Steps:
-    """Steps `first` to `last`, both included, from 1."""
-
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        return f"{self.first}-{self.last}"
-
-
-def read_steps(said: str | None, *, steps: int) -> Steps | None:
-    """The steps that `--profile A:B` names, of a run that has so many; None where it is not given.
-
-    Raises:
-        RequestError: it is not A:B, or the run has no such steps.
-    """
-    if said is None:
-        return None
-    match = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", said)
-    if match is None:
-        raise RequestError(
-            f"--profile {said}: is not A:B; give the first and the last step to trace, as 100:104"
-        )
-    first, last = map(int, match.groups())
-    if not 1 <= first <= last <= steps:
-        raise RequestError(
-            f"--profile {said}: must be steps of this run from the first to the last: 1 <= A <= B <= {steps} (--steps)"
-        )
-    if last - first >= MOST_STEPS:
-        raise RequestError(
-            f"--profile {said}: are {last - first + 1} steps, and a trace holds at most {MOST_STEPS}; "
-            f"give {first}:{first + MOST_STEPS - 1} or fewer"
-        )
-    return Steps(first=first, last=last)
 
 
 class Tracer(Protocol):

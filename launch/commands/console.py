@@ -20,7 +20,7 @@ from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_costs import Cost
 from contracts.run_directory import SILENCE_LIMIT_S, State
-from contracts.run_files import Unread
+from contracts.run_records import Unread
 from jobs.runtime.host_samples import COLUMNS, HostSamples
 from launch import costs, follow, overview, run_record, runs
 from launch import jobs as job_index

@@ -29,7 +29,7 @@ from contracts import run_directory
 from contracts.durations import spoken
 from contracts.errors import RequestError
 from contracts.run_directory import EXPORT, REPORT, RESULT, RUN, SAMPLES, SETTINGS, SILENCE_LIMIT_S
-from contracts.run_files import Unread
+from contracts.run_records import Unread
 from jobs.runtime.cache import user_cache_dir
 from jobs.runtime.metric_definitions import finite
 from launch import environments, overview, runs

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from contracts import run_files
+from contracts import run_records
 from contracts.files import Piece
-from contracts.run_files import Unread
+from contracts.run_records import Unread
 from jobs.runtime.metric_definitions import Metric, Metrics
 from launch.display import counted
 
@@ -93,11 +93,11 @@ class History:
         if len(self._rest) > LONGEST_LINE_BYTES or self._is_skipping:
             self._too_long += not self._is_skipping
             self._rest, self._is_skipping = b"", True
-        if run_files.is_whole(self._rest):
+        if run_records.is_whole(self._rest):
             lines, self._rest = [*lines, self._rest], b""
         fitting = [line for line in lines if len(line) <= LONGEST_LINE_BYTES]
         self._too_long += len(lines) - len(fitting)
-        for line in run_files.metrics(fitting, self._unread):
+        for line in run_records.metrics(fitting, self._unread):
             if "step" not in line:
                 self._without_step += 1
                 continue

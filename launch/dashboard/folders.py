@@ -12,10 +12,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from contracts import run_directory, run_files
+from contracts import run_directory, run_records
 from contracts.files import Piece
 from contracts.run_directory import ACTIVE, RunDirectory, State
-from contracts.run_files import LARGEST_JSON_BYTES, LONGEST_TEXT
+from contracts.run_records import LARGEST_JSON_BYTES, LONGEST_TEXT
 from jobs.runtime.metric_definitions import finite
 from launch import overview, runs
 from launch.dashboard.curves import History
@@ -189,7 +189,7 @@ def _last_lines(end: Piece | None) -> tuple[Json, ...]:
     """What the whole lines at the end of metrics.jsonl measure."""
     data = end.data if end else b""
     return tuple(
-        run_files.metrics(data[: data.rfind(b"\n") + 1].split(b"\n")[1 if end and end.offset else 0 :])
+        run_records.metrics(data[: data.rfind(b"\n") + 1].split(b"\n")[1 if end and end.offset else 0 :])
     )
 
 

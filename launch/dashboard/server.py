@@ -32,7 +32,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from contracts import run_directory
 from contracts.errors import RequestError
 from contracts.files import DiskFiles
-from contracts.run_files import parse_piece
+from contracts.run_records import parse_piece
 from jobs.runtime import host_samples
 from jobs.runtime.host_samples import COLUMNS, HostSamples
 from launch import overview

@@ -14,7 +14,7 @@ from pathlib import Path
 from contracts.durations import spoken
 from contracts.run_costs import cost
 from contracts.run_directory import RESULT, RUN, SAMPLES, SETTINGS, RunDirectory, heartbeat, host_samples, log
-from contracts.run_files import Unread
+from contracts.run_records import Unread
 from jobs.runtime.bucket_files import files_of
 from jobs.runtime.host_samples import HostSamples, findings, read
 from jobs.runtime.metric_definitions import NO_METRICS, Metrics, of_run

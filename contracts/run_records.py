@@ -7,15 +7,9 @@ library only: it is read on hosts too.
 
 from __future__ import annotations
 
-import calendar
-import datetime
 import json
 import math
 import re
-import time
-
-from contracts.run_costs import MOMENT
-from contracts.run_directory import METRICS, OWN_COMMAND, RUN, RUN_VERSION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +21,14 @@ if TYPE_CHECKING:
     Json = dict[str, Any]
     Rule = Callable[[Any], bool]
 
+RUN = "run.json"
+RUN_VERSION = 1
+"""Of run.json."""
+OWN_COMMAND = "command"
+"""What run.json has as the job of a command of the user's own."""
+MOMENT = "%Y-%m-%dT%H:%M:%SZ"
+"""How run.json writes a moment, in UTC."""
+METRICS = "metrics.jsonl"
 LARGEST_JSON_BYTES = 2**20
 """Of run.json and its like, which have some thousand bytes; a larger one is not read."""
 LONGEST_TEXT = 500
@@ -45,6 +47,9 @@ def parse_time(text: str) -> float:
     Raises:
         ValueError: it is none.
     """
+    import calendar  # the agent, which starts for every question, needs neither
+    import time
+
     return float(calendar.timegm(time.strptime(text, MOMENT)))
 
 
@@ -371,7 +376,7 @@ def _number(value: object) -> tuple[bool, float | None]:
     """Whether a value is a number, and that number; None where it is not finite."""
     if value is None:
         return True, None
-    if isinstance(value, str) and _NUMERAL.fullmatch(value.strip()):
+    if isinstance(value, str) and _is_numeral(value):
         value = float(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False, None
@@ -381,9 +386,9 @@ def _number(value: object) -> tuple[bool, float | None]:
         return True, None
 
 
-_NUMERAL = re.compile(
-    r"[+-]?(\d{1,400}\.?\d{0,400}|\.\d{1,400})(e[+-]?\d{1,5})?|[+-]?inf(inity)?|nan", re.IGNORECASE
-)
+def _is_numeral(text: str) -> bool:
+    pattern = r"[+-]?(\d{1,400}\.?\d{0,400}|\.\d{1,400})(e[+-]?\d{1,5})?|[+-]?inf(inity)?|nan"
+    return re.fullmatch(pattern, text.strip(), re.IGNORECASE) is not None  # compiled when it is first needed
 
 
 def _step(value: object) -> tuple[bool, float | None]:
@@ -394,7 +399,9 @@ def _step(value: object) -> tuple[bool, float | None]:
 
 
 def _time(value: object) -> tuple[bool, float | None]:
-    if isinstance(value, str) and not _NUMERAL.fullmatch(value.strip()):
+    if isinstance(value, str) and not _is_numeral(value):
+        import datetime
+
         try:
             at = datetime.datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", value.strip()))
             number: float | None = at.replace(tzinfo=at.tzinfo or datetime.timezone.utc).timestamp()

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts import run_files
-from contracts.run_files import Unread
+from contracts import run_records
+from contracts.run_records import Unread
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
@@ -72,7 +72,7 @@ def test_of_a_line_of_metrics_is_taken_what_is_a_number_and_said_what_is_not(
 ) -> None:
     unread = Unread()
     good = b'{"step": 7, "loss": 1.5}'
-    found = run_files.metrics([good, line.encode(), good], unread)
+    found = run_records.metrics([good, line.encode(), good], unread)
     assert found == [{"step": 7, "loss": 1.5}, *measured, {"step": 7, "loss": 1.5}]
     texts = unread.texts()
     assert bool(texts) == (problem is not None)
@@ -83,17 +83,17 @@ def test_of_a_line_of_metrics_is_taken_what_is_a_number_and_said_what_is_not(
 def test_each_kind_of_what_cannot_be_read_is_said_once_and_counted() -> None:
     unread = Unread("result.json: is empty")
     for _ in range(3):
-        run_files.metrics([b'{"step": 1, "phase": "train"}', b"torn {", b"\xff\xfe"], unread)
+        run_records.metrics([b'{"step": 1, "phase": "train"}', b"torn {", b"\xff\xfe"], unread)
     news = [
         "result.json: is empty",
         'metrics.jsonl: phase is "train", which is no number and is left out (3 times)',
         'metrics.jsonl: a line is torn, or no JSON object, and is left out: "torn {" (the first of 6)',
     ]
     assert unread.unannounced() == news
-    run_files.metrics([b"torn {"], unread)
+    run_records.metrics([b"torn {"], unread)
     assert unread.unannounced() == []
-    run_files.metrics([json.dumps({f"name {index}": "x"}).encode() for index in range(1000)], unread)
-    assert len(unread.texts()) == run_files.MOST_KINDS
+    run_records.metrics([json.dumps({f"name {index}": "x"}).encode() for index in range(1000)], unread)
+    assert len(unread.texts()) == run_records.MOST_KINDS
 
 
 @given(
@@ -106,19 +106,19 @@ def test_whatever_a_line_has_its_good_values_are_kept_and_all_are_of_one_kind(
 ) -> None:
     good = {"step": step, "loss": loss, "time": MOMENT_S + step}
     text = [json.dumps(each).encode() for each in (good, odd, {**odd, **good})]
-    first, *others = run_files.metrics(text)
+    first, *others = run_records.metrics(text)
     assert first == good
     assert others[-1].items() >= good.items()
     for line in (first, *others):
         assert all(value is None or math.isfinite(value) for value in line.values())
         assert line.get("step", 0) >= 0
-        assert run_files.FIRST_MOMENT_S <= line.get("time", MOMENT_S) < run_files.LAST_MOMENT_S
+        assert run_records.FIRST_MOMENT_S <= line.get("time", MOMENT_S) < run_records.LAST_MOMENT_S
 
 
 @given(st.binary(max_size=60), st.lists(st.binary(max_size=20), max_size=3))
 def test_bytes_that_are_no_text_hide_no_line(before: bytes, more: list[bytes]) -> None:
     lines = [*before.split(b"\n"), b'{"step": 7, "loss": 1.5}', *b"\n".join(more).split(b"\n")]
-    assert {"step": 7, "loss": 1.5} in run_files.metrics(lines, Unread())
+    assert {"step": 7, "loss": 1.5} in run_records.metrics(lines, Unread())
 
 
 BEAT = {"rank": 0, "attempt": 0, "state": "stepping", "step": 3, "time": 5.0, "message": None, "pid": 7}
@@ -127,8 +127,8 @@ RESULT = {"outcome": "done", "attempt": 0, "steps": 3, "wall_s": 1.5, "time": 5.
 
 @given(st.dictionaries(st.sampled_from([*BEAT, "warnings", "exit_code", "x"]), ANYTHING, max_size=3))
 def test_a_heartbeat_has_fields_of_the_right_kind_or_is_none(odd: dict[str, Any]) -> None:
-    assert run_files.heartbeat(BEAT, "b") == (BEAT, None)
-    beat, problem = run_files.heartbeat({**BEAT, **odd}, "heartbeats/host-0.json")
+    assert run_records.heartbeat(BEAT, "b") == (BEAT, None)
+    beat, problem = run_records.heartbeat({**BEAT, **odd}, "heartbeats/host-0.json")
     assert problem is None or problem.startswith("heartbeats/host-0.json: ")
     if beat is None:
         assert problem is not None
@@ -142,8 +142,8 @@ def test_a_heartbeat_has_fields_of_the_right_kind_or_is_none(odd: dict[str, Any]
 
 @given(st.dictionaries(st.sampled_from([*RESULT, "time_s", "warnings", "failed_host"]), ANYTHING, max_size=3))
 def test_of_a_result_what_is_of_another_kind_is_left_out_and_named(odd: dict[str, Any]) -> None:
-    assert run_files.result(RESULT, "r") == (RESULT, None)
-    found, problem = run_files.result({**RESULT, **odd}, "result.json")
+    assert run_records.result(RESULT, "r") == (RESULT, None)
+    found, problem = run_records.result({**RESULT, **odd}, "result.json")
     left_out = {*RESULT, *odd} - {*found}
     assert bool(left_out) == (problem is not None)
     assert {key: found[key] for key in RESULT if key not in odd} == {
