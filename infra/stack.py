@@ -95,29 +95,22 @@ def declare_stack(
         else None
     )
     if isinstance(server, Gateway) and config.nfs:
-        gateway = GatewayArgs(
-            config=config,
-            nfs=config.nfs,
-            subnetwork=network.subnetworks[config.nfs.region],
-            tag=network.gateway_tag,
-            service_account=keeper.email if keeper else None,
-        )
-        # It installs its packages through the network's way out, and its keeper writes to the bucket.
-        server.serve(gateway, after=[network, *stores])
+        _serve(server, config, config.nfs, network, keeper, after=[network, *stores])
     cluster = _cluster(config, network, bucket, owner, [network, *stores], observed, hooks)
     after_cluster = pulumi.ResourceOptions(depends_on=[network, *([cluster] if cluster else [])])
-    for each in config.slices:
-        if each.in_cluster and cluster and config.gke:
-            pools = PoolsArgs(
-                config=config,
-                asked=each,
-                cluster=cluster.name,
-                zone=config.gke.zone,
-                nodes=cluster.nodes,
-                observed=observed,
-                hooks=hooks,
-            )
-            Pools(each.name, pools, after_cluster)
+    if cluster and config.gke:
+        for each in config.slices:
+            if each.in_cluster:
+                pools = PoolsArgs(
+                    config=config,
+                    asked=each,
+                    cluster=cluster.name,
+                    zone=config.gke.zone,
+                    nodes=cluster.nodes,
+                    observed=observed,
+                    hooks=hooks,
+                )
+                Pools(each.name, pools, after_cluster)
     for each in config.slices:
         if each.name in vms and identity:
             asked = TpuSliceArgs(
@@ -159,6 +152,27 @@ def declare_stack(
         image_repository=registry.url,
         keeper=described.text if described else None,
     )
+
+
+def _serve(
+    gateway: Gateway,
+    config: Config,
+    nfs: NfsConfig,
+    network: Network,
+    keeper: KeeperAccount | None,
+    *,
+    after: Sequence[pulumi.Resource],
+) -> None:
+    """Declare the gateway's machine, which installs its packages through the network's way out, and whose keeper writes
+    to the bucket."""
+    args = GatewayArgs(
+        config=config,
+        nfs=nfs,
+        subnetwork=network.subnetworks[nfs.region],
+        tag=network.gateway_tag,
+        service_account=keeper.email if keeper else None,
+    )
+    gateway.serve(args, after=after)
 
 
 def _inventory(
