@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -105,7 +106,8 @@ class Pods:
             bundles.mkdir(parents=True)
             (bundles / self.bundle).symlink_to(CHECKOUT)
             environment = {
-                "TPU_STACK_POD": self.told.replace(ROOT, str(root)),
+                # A checkout may be in a folder of that name too.
+                "TPU_STACK_POD": re.sub(rf"(?<![\w./-]){ROOT}\b", str(root), self.told),
                 "TPU_STACK_POD_NAME": root.name,
                 "JOB_COMPLETION_INDEX": str(index),
             }
