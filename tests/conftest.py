@@ -11,8 +11,10 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-# A shell starts its background jobs with Ctrl-C ignored, and that is handed on to whatever a test starts.
+# A shell starts its background jobs with Ctrl-C ignored, nohup its program with SIGHUP ignored, and what a test
+# starts inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # No deadline: on a machine shared with others a slow example is no bug. The same examples every time, so that
 # a red test is red for the next person too; `pytest --hypothesis-profile explore` looks for new ones.
