@@ -25,33 +25,13 @@ from launch.display import Progress
 from launch.hosts import Agent, HostError
 from launch.runs import Run
 from launch.targets import Target
+from tests.launch.recorded_display import Recorded
 
 MakeAgent = Callable[..., Agent]
 Beat = Callable[..., dict[str, Any]]
 WriteRun = Callable[..., Run]
 Program = Callable[[str, str], Path]
 STARTED_S = 1605908700.0
-
-
-class Recorded:
-    """A display that keeps what it is shown."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.waited: list[str] = []
-        self.steps: list[Progress] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def waiting(self, text: str) -> None:
-        self.waited.append(text)
-
-    def progress(self, progress: Progress) -> None:
-        self.steps.append(progress)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ from launch.hosts import HostError
 from launch.remote_files import Buckets
 from launch.runs import Run, RunsFolder
 from launch.targets import Target, on_this_machine
+from tests.launch.recorded_display import Recorded
 
 WriteRun = Callable[..., Run]
 Beat = Callable[..., dict[str, Any]]
@@ -36,27 +37,6 @@ GOOD = "flax_mlm-20261120-214500-good"
 
 def here() -> Target:
     return on_this_machine(hosts="2", platform="cpu")
-
-
-class Shown:
-    """A display that keeps what it is shown."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.waited: list[str] = []
-        self.steps: list[Progress] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def waiting(self, text: str) -> None:
-        self.waited.append(text)
-
-    def progress(self, progress: Progress) -> None:
-        self.steps.append(progress)
-
-    def close(self) -> None:
-        pass
 
 
 def changed(path: Path, **values: Any) -> None:
@@ -258,7 +238,7 @@ def test_no_line_of_a_script_ends_whoever_follows_it_or_hides_the_others(
     write_run: WriteRun, beat: Beat, line: bytes | str
 ) -> None:
     run = own_run(write_run, beat, [line, line, LAST])
-    shown = Shown()
+    shown = Recorded()
     watch = follow._Watch(shown)
     for _ in range(3):
         watch.show(run)
@@ -272,8 +252,8 @@ def test_no_line_of_a_script_ends_whoever_follows_it_or_hides_the_others(
 def test_a_script_that_counts_no_steps_or_leaves_the_newline_out_is_followed_too(
     write_run: WriteRun, beat: Beat
 ) -> None:
-    def after(*lines: str) -> Shown:
-        shown = Shown()
+    def after(*lines: str) -> Recorded:
+        shown = Recorded()
         follow._Watch(shown).show(own_run(write_run, beat, lines))
         return shown
 
@@ -289,7 +269,7 @@ def test_lines_without_a_time_are_of_a_resumed_attempt_too(write_run: WriteRun, 
         for index in range(2)
     ]
     run = own_run(write_run, beat, ['{"step": 8, "loss": 9.0, "time": 1605900000}', LAST], attempts=attempts)
-    shown = Shown()
+    shown = Recorded()
     follow._Watch(shown).show(
         Run(
             directory=run.directory,
@@ -319,7 +299,7 @@ def test_a_file_that_cannot_be_read_is_said_once_by_whoever_follows_and_in_the_r
             instead(path, make)
     fresh = runs.read(run.directory)
     assert fresh is not None
-    shown = Shown()
+    shown = Recorded()
     watch = follow._Watch(shown)
     for _ in range(3):
         watch.show(fresh)
@@ -406,7 +386,7 @@ def test_whatever_a_run_says_of_itself_every_reader_reads_it_and_the_run_beside_
         sampled = overview.samples(run)
         overview.findings(run, "running", sampled)
         overview.hosts(run, runs.Look(processes=(), errors=()), sampled)
-        follow._Watch(Shown()).show(run)
+        follow._Watch(Recorded()).show(run)
         assert run_record.summary(run, "done") and run_record.summary(run, "failed")
         exporting.card(run, None)
         read_and_render(run.directory.url)
