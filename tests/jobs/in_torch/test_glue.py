@@ -195,6 +195,7 @@ if environment.is_first:
     with open(sys.argv[2], "w") as file:
         json.dump([mean, gradients], file)
 distributed.leave()
+os._exit(0)  # as a job ends: torch's own threads may abort the interpreter's exit
 """
 
 
